@@ -1,0 +1,77 @@
+# Everything a developer runs. `make help` lists it.
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+
+VENV := .venv
+BIN := $(VENV)/bin
+# The newest Python 3.11+ found under the usual names; PYTHON=... chooses another.
+PYTHON ?= $(shell for python in python3 python3.13 python3.12 python3.11 python; do \
+	$$python -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$python && break; done)
+# Passed on to what a target runs: make demo ARGS='--rows 20000', make test ARGS='-k rebalance'.
+ARGS ?=
+# Where pytest leaves its junit files, if anywhere (.ci/run sets it).
+REPORTS ?=
+junit = $(if $(REPORTS),--junit-xml=$(REPORTS)/$(1).xml)
+
+.PHONY: help
+help: ## this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@echo "  ARGS='...' is passed on, e.g.  make demo ARGS='--rows 20000'"
+
+.PHONY: setup
+setup: $(VENV)/.installed ## create .venv with the locked versions and both packages, editable
+
+# Two stamps, so that a change of a pyproject.toml does not walk through the whole lock again.
+$(VENV)/.locked: deploy/constraints.txt
+	@test -n "$(PYTHON)" || { echo "Counterpoise needs Python 3.11 or newer; set PYTHON=/path/to/python" >&2; exit 1; }
+	@echo "==> $(VENV): the locked versions (the first time this takes a few minutes)"
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -m pip install --disable-pip-version-check --require-hashes -r deploy/constraints.txt \
+		| { grep --line-buffered -v '^Requirement already satisfied' || true; }
+	@touch $@
+
+$(VENV)/.installed: $(VENV)/.locked pyproject.toml deploy/server/pyproject.toml
+	@echo "==> $(VENV): counterpoise and counterpoise-server, editable"
+	@$(BIN)/python -m pip install --disable-pip-version-check --quiet --no-deps --no-build-isolation \
+		--editable . --editable deploy/server
+	@touch $@
+	@echo "==> ready: $(BIN)/counterpoise"
+
+.PHONY: demo
+demo: setup ## two PySpark applications share a real queue while they come and go
+	@$(BIN)/counterpoise demo $(ARGS)
+
+.PHONY: test
+test: setup check ## check, then the short tests
+	$(BIN)/pytest -m 'not long' $(call junit,short) $(ARGS)
+
+.PHONY: test-long
+test-long: setup ## the long tests
+	$(BIN)/pytest -m long $(call junit,long) $(ARGS)
+
+.PHONY: check
+check: setup ## lint, format, types, import rules, openapi.yaml, migrations
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/pytest -q -m 'not long' tests/architecture
+
+.PHONY: serve
+serve: setup ## run the service on 127.0.0.1:8640
+	@$(BIN)/counterpoise serve $(ARGS)
+
+.PHONY: bench
+bench: setup ## run the benchmarks
+	@$(BIN)/python -m benchmarks $(ARGS)
+
+.PHONY: lock
+lock: ## choose versions anew and write deploy/constraints.txt (then: make setup)
+	@test -x $(BIN)/uv || { test -x $(BIN)/python || $(PYTHON) -m venv $(VENV); $(BIN)/python -m pip install --quiet uv; }
+	@$(BIN)/uv pip compile --upgrade --universal --python-version 3.11 --generate-hashes --no-annotate \
+		--no-emit-index-url --no-emit-find-links \
+		--no-emit-package counterpoise --no-emit-package counterpoise-server \
+		--custom-compile-command 'make lock' --quiet --output-file deploy/constraints.txt \
+		--all-extras --group dev pyproject.toml deploy/server/pyproject.toml
+	@grep -c '==' deploy/constraints.txt | xargs echo "packages locked in deploy/constraints.txt:"

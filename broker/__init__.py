@@ -1,0 +1,1 @@
+"""The broker: decides who owns which partition, and keeps it in Postgres."""

@@ -1,0 +1,1 @@
+"""What consumers and publishers import: client, flow, publisher, logs and the Spark source."""

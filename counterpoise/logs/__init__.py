@@ -1,0 +1,1 @@
+"""Logs: where messages live (built-in Postgres log, Redis Streams, Kafka)."""

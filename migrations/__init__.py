@@ -1,0 +1,1 @@
+"""Alembic migrations of the control tables; they import no application code."""

@@ -1,0 +1,86 @@
+"""The architecture is a test: imports run one way, core <- broker <- api, and counterpoise alone.
+
+The rules are those of docs/design: they are read from the source by AST, so that an import inside a
+function or under TYPE_CHECKING counts too.
+"""
+
+import ast
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+OURS = frozenset({"api", "benchmarks", "broker", "counterpoise", "migrations", "tests"})
+
+
+def imports_of(source: str) -> Iterator[str]:
+    """The dotted names that a module imports; relative imports come as `.`-prefixed names."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = "." * node.level + (node.module or "")
+            yield base
+            # `from broker import core` imports broker.core
+            yield from (f"{base}.{alias.name}" for alias in node.names)
+
+
+def imports_under(directory: str) -> Iterator[tuple[str, str]]:
+    """(file, imported dotted name) for every module below `directory`."""
+    for path in sorted((ROOT / directory).rglob("*.py")):
+        for name in imports_of(path.read_text("utf-8")):
+            yield str(path.relative_to(ROOT)), name
+
+
+def within(name: str, package: str) -> bool:
+    return name == package or name.startswith(f"{package}.")
+
+
+def test_core_imports_only_the_standard_library_and_itself() -> None:
+    strangers = [
+        f"{path}: {name}"
+        for path, name in imports_under("broker/core")
+        if not within(name, "broker.core") and name.partition(".")[0] not in sys.stdlib_module_names
+    ]
+    assert not strangers
+
+
+@pytest.mark.parametrize(
+    "module",
+    ["asyncio", "random", "secrets", "socket", "threading", "time", "uuid", "logging", "os"],
+)
+def test_core_is_pure(module: str) -> None:
+    """No clock, no I/O, no randomness, no async: time and ids are arguments."""
+    assert not [path for path, name in imports_under("broker/core") if within(name, module)]
+
+
+@pytest.mark.parametrize(
+    ("importer", "forbidden"),
+    [
+        ("broker", "api"),
+        ("counterpoise", "broker"),
+        ("counterpoise", "api"),
+        *(("migrations", ours) for ours in sorted(OURS - {"migrations"})),
+        *((ours, "tests") for ours in ("api", "broker", "counterpoise")),
+        *((ours, "benchmarks") for ours in ("api", "broker", "counterpoise")),
+    ],
+)
+def test_imports_run_one_way(importer: str, forbidden: str) -> None:
+    assert not [
+        f"{path}: {name}" for path, name in imports_under(importer) if within(name, forbidden)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("source", "names"),
+    [
+        ("import api.app", {"api.app"}),
+        ("from broker import core", {"broker", "broker.core"}),
+        ("def f():\n    import time", {"time"}),
+        ("from . import model", {".", "..model"}),
+    ],
+)
+def test_the_rule_sees_every_form_of_import(source: str, names: set[str]) -> None:
+    assert set(imports_of(source)) == names

@@ -1,0 +1,72 @@
+"""What may be at the top of the repository, and what no committed file may contain."""
+
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+TOP_LEVEL = frozenset(
+    {
+        ".ci",
+        ".gitignore",
+        "CHANGELOG.md",
+        "CONTRIBUTING.md",
+        "LICENSE",
+        "Makefile",
+        "README.md",
+        "api",
+        "benchmarks",
+        "broker",
+        "counterpoise",
+        "deploy",
+        "docs",
+        "migrations",
+        "openapi.yaml",
+        "pyproject.toml",
+        "tests",
+    }
+)
+
+
+def tracked_files() -> list[str]:
+    listing = subprocess.run(
+        ["git", "-c", f"safe.directory={ROOT}", "ls-files", "-z"],
+        cwd=ROOT,
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    return [name for name in listing.stdout.split("\0") if name]
+
+
+def test_the_top_level_is_fixed() -> None:
+    assert {name.partition("/")[0] for name in tracked_files()} <= TOP_LEVEL
+
+
+def test_lock_files_carry_no_addresses_of_package_hosts() -> None:
+    lock_names = re.compile(r"(constraints|requirements)[^/]*\.txt$|package-lock\.json$|\.lock$")
+    locks = [name for name in tracked_files() if lock_names.search(name)]
+    assert "deploy/constraints.txt" in locks
+    address = re.compile(
+        r"://|^\s*(-i|-f|--(extra-)?index-url|--find-links|--trusted-host)\b", re.M
+    )
+    assert not [name for name in locks if address.search((ROOT / name).read_text("utf-8"))]
+
+
+def test_every_locked_version_has_hashes() -> None:
+    lock = (ROOT / "deploy/constraints.txt").read_text("utf-8").replace("\\\n", "")
+    packages = [line for line in lock.splitlines() if "==" in line and not line.startswith("#")]
+    assert len(packages) > 50
+    assert not [line[:60] for line in packages if "--hash=sha256:" not in line]
+
+
+@pytest.mark.parametrize("name", ["pyproject.toml", "deploy/server/pyproject.toml"])
+def test_both_packages_have_one_version(name: str) -> None:
+    versions = re.findall(r'^version = "(.+)"$', (ROOT / name).read_text("utf-8"), re.M)
+    pinned = re.findall(
+        r'"counterpoise==(.+)"', (ROOT / "deploy/server/pyproject.toml").read_text("utf-8")
+    )
+    assert versions == pinned
