@@ -1,0 +1,49 @@
+"""Fixtures for every test: a real Postgres, and a fresh database in it.
+
+    async def test_something(database_url):            #
+    postgresql://counterpoise:…@127.0.0.1:…/test_1 engine =
+    create_async_engine(database_url.replace("postgresql://", "postgresql+asyncpg://"))
+
+* `postgres_url` (session): one server for the whole run, the embedded one, in a temporary
+  directory, with `fsync` off. It is started by the first test that asks for it (about a second).
+* `database_url` (function): a new, empty database in that server, dropped afterwards with
+  whatever is still connected to it. A test may do to it what it likes, and needs no clean-up. Two
+  services on one database are two clients of the same URL.
+
+Tests that are about starting, stopping or killing Postgres itself start their own
+`EmbeddedPostgres`.
+"""
+
+import itertools
+from collections.abc import Iterator
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import psycopg
+import pytest
+
+from broker.embedded import EmbeddedPostgres
+
+# Data of a test is worth nothing after a crash, so nothing waits for the disk.
+FAST = {"fsync": "off", "synchronous_commit": "off", "full_page_writes": "off"}
+
+_numbers = itertools.count(1)
+
+
+@pytest.fixture(scope="session")
+def postgres_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The URL of a running Postgres; its database is to be left alone (see `database_url`)."""
+    directory: Path = tmp_path_factory.mktemp("postgres")
+    with EmbeddedPostgres(directory, settings=FAST) as url:
+        yield url
+
+
+@pytest.fixture
+def database_url(postgres_url: str) -> Iterator[str]:
+    """The URL of a new, empty database."""
+    name = f"test_{next(_numbers)}"
+    with psycopg.connect(postgres_url, autocommit=True) as connection:
+        connection.execute(f"CREATE DATABASE {name}")
+    yield urlsplit(postgres_url)._replace(path=f"/{name}").geturl()
+    with psycopg.connect(postgres_url, autocommit=True) as connection:
+        connection.execute(f"DROP DATABASE {name} WITH (FORCE)")
