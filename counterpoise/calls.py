@@ -1,0 +1,380 @@
+"""Every call of the contract's table as data, and what to make of the answer. No I/O here.
+
+The blocking and the asyncio client (and the flow's shells) only send a `Call` and hand what came
+back to `read_answer`; so nothing about a call is written twice.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from email.utils import parsedate_to_datetime
+from typing import Any, Generic, Literal, TypeVar
+from urllib.parse import quote, urlsplit
+
+from counterpoise import reading, wire
+from counterpoise.errors import BadAnswer, InvalidUrl, error_of
+from counterpoise.wire import CommitItem, Page, ReadyItem, ReleaseItem
+
+T = TypeVar("T")
+
+DEFAULT_URL = "http://127.0.0.1:8640"
+PAGE_SIZE = 1000
+
+
+@dataclass(frozen=True)
+class Call(Generic[T]):
+    """One request. `path` is relative to the base path `/v1`.
+
+    `parse` gets the decoded body (None for 204) and raises `BadAnswer`. `token` goes instead of
+    the client's own credential. `timeout_seconds`, if given, goes instead of the client's.
+    """
+
+    method: str
+    path: str
+    parse: Callable[[Any], T]
+    query: Mapping[str, str] = field(default_factory=dict)
+    body: Any = None
+    token: str | None = field(default=None, repr=False)
+    timeout_seconds: float | None = None
+
+
+@dataclass(frozen=True)
+class Listing(Generic[T]):
+    """All pages of a listing: `page(cursor)` is the call for one; stop after `max_items`."""
+
+    page: Callable[[str | None], Call[Page[T]]]
+    max_items: int | None = None
+
+
+def base_url(url: str) -> str:
+    """`url` as the root all paths are appended to; raises `InvalidUrl`."""
+    text = url.strip().rstrip("/")
+    parts = urlsplit(text)
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise InvalidUrl(f"the service's address must be an http:// or https:// URL, not {url!r}")
+    if parts.query or parts.fragment:
+        raise InvalidUrl(f"the service's address must not have a query or fragment: {url!r}")
+    return text if parts.path.endswith("/v1") else f"{text}/v1"
+
+
+def read_answer(call: Call[T], status: int, headers: Mapping[str, str], content: bytes) -> T:
+    """The result of a call, or the exception that the answer means."""
+    if status == 204:
+        return call.parse(None)
+    body: Any = None
+    try:
+        body = json.loads(content) if content else None
+    except ValueError:
+        if 200 <= status < 300:
+            raise BadAnswer(f"the answer to {call.method} {call.path} is not JSON") from None
+    if 200 <= status < 300:
+        return call.parse(body)
+    is_problem = isinstance(body, Mapping) and "code" in body
+    raise error_of(status, body if is_problem else None, _retry_after(headers))
+
+
+def _retry_after(headers: Mapping[str, str]) -> float | None:
+    """The seconds named by Retry-After; a date is of no use without the service's clock."""
+    text = headers.get("retry-after", "")
+    try:
+        return max(0.0, float(text))
+    except ValueError:
+        pass
+    try:
+        sent = parsedate_to_datetime(headers.get("date", ""))
+        return max(0.0, (parsedate_to_datetime(text) - sent).total_seconds())
+    except (TypeError, ValueError):
+        return None
+
+
+def _nothing(_body: Any) -> None:
+    return None
+
+
+def _segment(text: str) -> str:
+    # A dot segment would be taken out of the path on its way.
+    return quote(text, safe="").replace(".", "%2E") if set(text) == {"."} else quote(text, safe="")
+
+
+def _queue_path(name: str, rest: str = "") -> str:
+    return f"/queues/{_segment(name)}{rest}"
+
+
+def _listing(
+    path: str, parse: Callable[[wire.Json], T], max_items: int | None, query: Mapping[str, str]
+) -> Listing[T]:
+    read = reading.page_of(parse)
+    limit = PAGE_SIZE if max_items is None else max(1, min(PAGE_SIZE, max_items))
+
+    def page(cursor: str | None) -> Call[Page[T]]:
+        asked = {**query, "limit": str(limit)}
+        if cursor is not None:
+            asked["cursor"] = cursor
+        return Call("GET", path, read, query=asked)
+
+    return Listing(page, max_items)
+
+
+# ------------------------------------------------------------------ queues
+
+
+def queues(max_items: int | None = None) -> Listing[wire.Queue]:
+    """All queues, by name."""
+    return _listing("/queues", reading.queue, max_items, {})
+
+
+def create_queue(
+    name: str, partition_count: int | None = None, **settings: Any
+) -> Call[wire.Queue]:
+    """Create a queue; `settings` as in the contract, *Queue*.
+
+    Raises `QueueExists`, `Invalid`.
+    """
+    body: dict[str, Any] = {"name": name, **settings}
+    if partition_count is not None:
+        body["partition_count"] = partition_count
+    return Call("POST", "/queues", reading.reading(reading.queue), body=body)
+
+
+def queue(name: str) -> Call[wire.Queue]:
+    """One queue. Raises `QueueNotFound`, as all the following do."""
+    return Call("GET", _queue_path(name), reading.reading(reading.queue))
+
+
+def change_queue(name: str, discard: bool = False, **settings: Any) -> Call[wire.Queue]:
+    """Change settings; `partition_count` is the resize, `discard` throws surplus partitions away.
+
+    Raises `Invalid`, `ResizeUnsettled`.
+    """
+    query = {"discard": "true"} if discard else {}
+    return Call(
+        "PATCH", _queue_path(name), reading.reading(reading.queue), query=query, body=settings
+    )
+
+
+def delete_queue(name: str, force: bool = False) -> Call[None]:
+    """Delete a queue. Raises `QueueInUse` while flows are bound, unless `force`."""
+    return Call("DELETE", _queue_path(name), _nothing, query={"force": "true"} if force else {})
+
+
+def rebalance_status(name: str) -> Call[wire.RebalanceStatus]:
+    """Where the queue stands, and why."""
+    return Call("GET", _queue_path(name, "/rebalance"), reading.reading(reading.rebalance_status))
+
+
+def rebalance_now(name: str) -> Call[wire.RebalanceStatus]:
+    """Rebalance at once, skipping the holddown."""
+    return Call("POST", _queue_path(name, "/rebalance"), reading.reading(reading.rebalance_status))
+
+
+def partitions(name: str, max_items: int | None = None) -> Listing[wire.Partition]:
+    """All partitions, by number."""
+    return _listing(_queue_path(name, "/partitions"), reading.partition, max_items, {})
+
+
+def flows(name: str, max_items: int | None = None) -> Listing[wire.FlowSummary]:
+    """All bound flows, in the order of binding."""
+    return _listing(_queue_path(name, "/flows"), reading.flow_summary, max_items, {})
+
+
+def rebalances(name: str, max_items: int | None = 20) -> Listing[wire.Rebalance]:
+    """The last rebalances and grants outside of them, newest first."""
+    return _listing(_queue_path(name, "/rebalances"), reading.rebalance, max_items, {})
+
+
+def set_positions(
+    name: str, to: Mapping[int, str | None] | Literal["earliest", "latest"] | datetime
+) -> Call[Any]:
+    """Reset where consumers go on (raises the epochs): an end, a time, or a position each."""
+    body: dict[str, Any]
+    if isinstance(to, datetime):
+        body = {"to": to.isoformat()}
+    elif isinstance(to, str):
+        body = {"to": to}
+    else:
+        body = {"positions": {str(partition): position for partition, position in to.items()}}
+    return Call("POST", _queue_path(name, "/positions"), lambda answer: answer, body=body)
+
+
+def log_access(name: str, purpose: Literal["read", "publish"]) -> Call[wire.LogView]:
+    """How to reach the queue's log now: partition count and, if there are any, credentials."""
+    return Call(
+        "POST",
+        _queue_path(name, "/log-access"),
+        reading.reading(reading.log_view),
+        body={"purpose": purpose},
+    )
+
+
+# ------------------------------------------------------------------ flows
+
+
+def bind(
+    queue: str,
+    client_name: str,
+    instance_id: str | None = None,
+    lease_seconds: float | None = None,
+    warmup: bool = False,
+) -> Call[wire.Bound]:
+    """Bind a flow. The same `instance_id` bound again takes the place of the earlier flow."""
+    body: dict[str, Any] = {"client_name": client_name, "warmup": warmup}
+    if instance_id is not None:
+        body["instance_id"] = instance_id
+    if lease_seconds is not None:
+        body["lease_seconds"] = lease_seconds
+    return Call("POST", _queue_path(queue, "/flows"), reading.reading(reading.bound), body=body)
+
+
+def _flow_path(queue: str, flow_id: str, rest: str = "") -> str:
+    return _queue_path(queue, f"/flows/{_segment(flow_id)}{rest}")
+
+
+def unbind(queue: str, flow_id: str, flow_token: str | None = None) -> Call[None]:
+    """Unbind a flow; harmless when repeated. An administrator leaves the token out."""
+    return Call("DELETE", _flow_path(queue, flow_id), _nothing, token=flow_token)
+
+
+def poll(
+    queue: str,
+    flow_id: str,
+    flow_token: str,
+    after: int,
+    wait_seconds: float,
+    grace_seconds: float = 5.0,
+) -> Call[wire.Update | None]:
+    """The flow's view once its revision is above `after`, or None after `wait_seconds`.
+
+    Renews the lease when it arrives. The answer is waited for `grace_seconds` longer.
+    """
+    read = reading.reading(reading.update)
+    return Call(
+        "GET",
+        _flow_path(queue, flow_id, "/updates"),
+        lambda body: None if body is None else read(body),
+        query={"after": str(after), "wait": f"{wait_seconds:.3f}"},
+        token=flow_token,
+        timeout_seconds=wait_seconds + grace_seconds,
+    )
+
+
+def heartbeat(queue: str, flow_id: str, flow_token: str) -> Call[wire.Heartbeat]:
+    """Renew the lease."""
+    read = reading.reading(reading.heartbeat)
+    return Call("POST", _flow_path(queue, flow_id, "/heartbeat"), read, token=flow_token)
+
+
+def _results_call(
+    queue: str, flow_id: str, flow_token: str, verb: str, items: list[Any], seq: int | None
+) -> Call[wire.Results]:
+    read = reading.reading(reading.results)
+
+    def parse(body: Any) -> wire.Results:
+        results = read(body)
+        if len(results.results) != len(items):
+            raise BadAnswer(f"{len(items)} partitions named, {len(results.results)} results")
+        return results
+
+    body: dict[str, Any] = {"partitions": items}
+    if seq is not None:
+        body["seq"] = seq
+    return Call("POST", _flow_path(queue, flow_id, f"/{verb}"), parse, body=body, token=flow_token)
+
+
+def commit(
+    queue: str,
+    flow_id: str,
+    flow_token: str,
+    items: Sequence[CommitItem],
+    seq: int | None = None,
+) -> Call[wire.Results]:
+    """Commit positions. One outcome for each item; a bad one does not spoil the others."""
+    body = [
+        {"partition": item.partition, "epoch": item.epoch, "position": item.position}
+        for item in items
+    ]
+    return _results_call(queue, flow_id, flow_token, "commit", body, seq)
+
+
+def release(
+    queue: str,
+    flow_id: str,
+    flow_token: str,
+    items: Sequence[ReleaseItem],
+    seq: int | None = None,
+) -> Call[wire.Results]:
+    """Release partitions, committing their positions with it, atomically."""
+    body: list[dict[str, Any]] = []
+    for item in items:
+        one: dict[str, Any] = {"partition": item.partition, "epoch": item.epoch}
+        if item.position is not None:
+            one["position"] = item.position
+        if item.finished:
+            one["finished"] = True
+        body.append(one)
+    return _results_call(queue, flow_id, flow_token, "release", body, seq)
+
+
+def ready(
+    queue: str, flow_id: str, flow_token: str, items: Sequence[ReadyItem]
+) -> Call[wire.Results]:
+    """The warm-ups of these partitions are done."""
+    body = [{"partition": item.partition, "epoch": item.epoch} for item in items]
+    return _results_call(queue, flow_id, flow_token, "ready", body, None)
+
+
+def drain(
+    queue: str, flow_id: str, flow_token: str | None = None, timeout_seconds: float | None = None
+) -> Call[wire.Update]:
+    """Begin to hand off all that the flow owns. An administrator leaves the token out."""
+    return Call(
+        "POST",
+        _flow_path(queue, flow_id, "/drain"),
+        reading.reading(reading.update),
+        body={} if timeout_seconds is None else {"timeout_seconds": timeout_seconds},
+        token=flow_token,
+    )
+
+
+# ------------------------------------------------------------------ event streams
+
+
+def events_path(name: str) -> str:
+    """Where the queue's event stream is."""
+    return _queue_path(name, "/events")
+
+
+class EventReader:
+    """Reads `text/event-stream` line by line (HTML standard, *Server-sent events*)."""
+
+    def __init__(self) -> None:
+        self._name = ""
+        self._id = ""
+        self._data: list[str] = []
+
+    def line(self, line: str) -> wire.Event | None:
+        """Take one line without its end; an empty one completes an event, if there is any."""
+        if line == "":
+            return self._complete()
+        name, _, value = line.partition(":")
+        value = value.removeprefix(" ")
+        if name == "event":
+            self._name = value
+        elif name == "id":
+            self._id = value
+        elif name == "data":
+            self._data.append(value)
+        return None
+
+    def _complete(self) -> wire.Event | None:
+        data, name = "\n".join(self._data), self._name or "message"
+        self._data, self._name = [], ""
+        if not data:
+            return None
+        try:
+            body = json.loads(data)
+        except ValueError:
+            raise BadAnswer("an event is not JSON") from None
+        return wire.Event(int(self._id) if self._id.isdigit() else None, name, body)

@@ -1,0 +1,321 @@
+"""`Client` and `AsyncClient`: every call of the service, blocking and with asyncio, on httpx.
+
+Both send what `calls.py` builds and hold no rule of their own. Every call is bounded in time: by
+`timeout_seconds`, a long poll by what it asked to wait plus a grace.
+Consumers seldom need this: `Flow` binds, renews and follows updates by itself.
+
+    with Client() as client:
+        client.create_queue("flights", 32, rebalance_delay=2.0)
+        print(client.rebalance_status("flights").status)
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import json
+import os
+import time
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any, Concatenate, ParamSpec, Self, TypeVar
+from urllib.parse import urlsplit
+
+import httpx
+
+from counterpoise import calls, wire
+from counterpoise.calls import Call, Listing, base_url, read_answer
+from counterpoise.errors import BadAnswer, Unreachable
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+# Below uvicorn's own 5 s, so that we never reuse a connection that it is just closing.
+_LIMITS = httpx.Limits(max_connections=None, max_keepalive_connections=20, keepalive_expiry=3.0)
+_LOOPBACK = ("localhost", "127.0.0.1", "::1")
+
+
+@functools.cache
+def package_version() -> str:
+    """The installed version of this package."""
+    try:
+        return version("counterpoise")
+    except PackageNotFoundError:
+        return "unknown"
+
+
+class _Settings:
+    """What both clients share: where to send, how long to wait, which credential."""
+
+    def __init__(self, url: str | None, token: str | None, timeout_seconds: float) -> None:
+        self.url = base_url(url or os.environ.get("COUNTERPOISE_URL") or calls.DEFAULT_URL)
+        self.timeout_seconds = timeout_seconds
+        self._token = token or os.environ.get("COUNTERPOISE_TOKEN") or None
+        # A proxy from the environment is for what is far away, not for this machine.
+        self.trust_env = (urlsplit(self.url).hostname or "") not in _LOOPBACK
+        self.headers = {"User-Agent": f"counterpoise/{package_version()}"}
+
+    def request(self, call: Call[Any]) -> dict[str, Any]:
+        headers = {"Accept": "application/json"}
+        token = call.token or self._token
+        if token is not None:
+            headers["Authorization"] = f"Bearer {token}"
+        content = None
+        if call.body is not None:
+            headers["Content-Type"] = "application/json"
+            content = json.dumps(call.body, separators=(",", ":")).encode()
+        return {
+            "method": call.method,
+            "url": self.url + call.path,
+            "params": dict(call.query),
+            "headers": headers,
+            "content": content,
+            "timeout": self.timeout(call),
+        }
+
+    def timeout(self, call: Call[Any]) -> float:
+        return self.timeout_seconds if call.timeout_seconds is None else call.timeout_seconds
+
+    def unreachable(self, error: Exception | None) -> Unreachable:
+        root = self.url.removesuffix("/v1")
+        if isinstance(error, httpx.ConnectError):
+            return Unreachable(f"no service answers at {root}: {error}")
+        if error is None or isinstance(error, httpx.TimeoutException | TimeoutError):
+            return Unreachable(f"the service at {root} did not answer in time")
+        return Unreachable(
+            f"the connection to {root} was cut: {str(error) or type(error).__name__}"
+        )
+
+
+def _method(
+    build: Callable[P, Call[T]],
+) -> Callable[Concatenate[Client, P], T]:
+    @functools.wraps(build)
+    def method(self: Client, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        return self.send(build(*args, **kwargs))
+
+    return method
+
+
+def _listing(
+    build: Callable[P, Listing[T]],
+) -> Callable[Concatenate[Client, P], list[T]]:
+    @functools.wraps(build)
+    def method(self: Client, /, *args: P.args, **kwargs: P.kwargs) -> list[T]:
+        listing = build(*args, **kwargs)
+        items: list[T] = []
+        cursor: str | None = None
+        while True:
+            page = self.send(listing.page(cursor))
+            items.extend(page.items)
+            if page.next_cursor is None or _enough(items, listing.max_items):
+                return items[: listing.max_items]
+            cursor = page.next_cursor
+
+    return method
+
+
+def _enough(items: list[T], max_items: int | None) -> bool:
+    return max_items is not None and len(items) >= max_items
+
+
+class Client:
+    """The service, blocking. Thread-safe. Close it, or use it as a context manager.
+
+    `url` defaults to COUNTERPOISE_URL or http://127.0.0.1:8640. Every method raises
+    `ServiceUnavailable` (retry later) or a subclass of `Refused` (do not).
+    """
+
+    def __init__(
+        self, url: str | None = None, *, token: str | None = None, timeout_seconds: float = 10.0
+    ) -> None:
+        self._settings = _Settings(url, token, timeout_seconds)
+        self._http = httpx.Client(
+            limits=_LIMITS, headers=self._settings.headers, trust_env=self._settings.trust_env
+        )
+
+    @property
+    def url(self) -> str:
+        """The root all calls go to, with the base path."""
+        return self._settings.url
+
+    queues = _listing(calls.queues)
+    create_queue = _method(calls.create_queue)
+    queue = _method(calls.queue)
+    change_queue = _method(calls.change_queue)
+    delete_queue = _method(calls.delete_queue)
+    rebalance_status = _method(calls.rebalance_status)
+    rebalance_now = _method(calls.rebalance_now)
+    partitions = _listing(calls.partitions)
+    flows = _listing(calls.flows)
+    rebalances = _listing(calls.rebalances)
+    set_positions = _method(calls.set_positions)
+    log_access = _method(calls.log_access)
+
+    bind = _method(calls.bind)
+    unbind = _method(calls.unbind)
+    poll = _method(calls.poll)
+    heartbeat = _method(calls.heartbeat)
+    commit = _method(calls.commit)
+    release = _method(calls.release)
+    ready = _method(calls.ready)
+    drain = _method(calls.drain)
+
+    def send(self, call: Call[T]) -> T:
+        """Send any call and read its answer."""
+        deadline = time.monotonic() + self._settings.timeout(call)
+        content = bytearray()
+        try:
+            with self._http.stream(**self._settings.request(call)) as response:
+                # httpx bounds each read; this bounds the sum, for those who dribble.
+                for chunk in response.iter_bytes():
+                    content += chunk
+                    if time.monotonic() > deadline:
+                        raise self._settings.unreachable(None)
+        except (httpx.HTTPError, httpx.StreamError) as error:
+            raise self._settings.unreachable(error) from error
+        return read_answer(call, response.status_code, response.headers, bytes(content))
+
+    def events(self, name: str) -> Iterator[wire.Event]:
+        """Every change of a queue as it is committed. Ends with `Unreachable` when cut off."""
+        call: Call[None] = Call("GET", calls.events_path(name), lambda _: None)
+        request = self._settings.request(call)
+        request["headers"]["Accept"] = "text/event-stream"
+        request["timeout"] = httpx.Timeout(self._settings.timeout_seconds, read=60.0)
+        reader = calls.EventReader()
+        try:
+            with self._http.stream(**request) as response:
+                if response.status_code != 200:
+                    read_answer(call, response.status_code, response.headers, response.read())
+                    raise BadAnswer(f"HTTP {response.status_code} for an event stream")
+                for line in response.iter_lines():
+                    event = reader.line(line)
+                    if event is not None:
+                        yield event
+        except (httpx.HTTPError, httpx.StreamError) as error:
+            raise self._settings.unreachable(error) from error
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._http.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.url!r})"
+
+
+# ------------------------------------------------------------------ asyncio
+
+
+def _async_method(
+    build: Callable[P, Call[T]],
+) -> Callable[Concatenate[AsyncClient, P], Coroutine[Any, Any, T]]:
+    @functools.wraps(build)
+    async def method(self: AsyncClient, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        return await self.send(build(*args, **kwargs))
+
+    return method
+
+
+def _async_listing(
+    build: Callable[P, Listing[T]],
+) -> Callable[Concatenate[AsyncClient, P], Coroutine[Any, Any, list[T]]]:
+    @functools.wraps(build)
+    async def method(self: AsyncClient, /, *args: P.args, **kwargs: P.kwargs) -> list[T]:
+        listing = build(*args, **kwargs)
+        items: list[T] = []
+        cursor: str | None = None
+        while True:
+            page = await self.send(listing.page(cursor))
+            items.extend(page.items)
+            if page.next_cursor is None or _enough(items, listing.max_items):
+                return items[: listing.max_items]
+            cursor = page.next_cursor
+
+    return method
+
+
+class AsyncClient:
+    """The service, with asyncio: `Client` with await. For one event loop."""
+
+    def __init__(
+        self, url: str | None = None, *, token: str | None = None, timeout_seconds: float = 10.0
+    ) -> None:
+        self._settings = _Settings(url, token, timeout_seconds)
+        self._http = httpx.AsyncClient(
+            limits=_LIMITS, headers=self._settings.headers, trust_env=self._settings.trust_env
+        )
+
+    @property
+    def url(self) -> str:
+        """The root all calls go to, with the base path."""
+        return self._settings.url
+
+    queues = _async_listing(calls.queues)
+    create_queue = _async_method(calls.create_queue)
+    queue = _async_method(calls.queue)
+    change_queue = _async_method(calls.change_queue)
+    delete_queue = _async_method(calls.delete_queue)
+    rebalance_status = _async_method(calls.rebalance_status)
+    rebalance_now = _async_method(calls.rebalance_now)
+    partitions = _async_listing(calls.partitions)
+    flows = _async_listing(calls.flows)
+    rebalances = _async_listing(calls.rebalances)
+    set_positions = _async_method(calls.set_positions)
+    log_access = _async_method(calls.log_access)
+
+    bind = _async_method(calls.bind)
+    unbind = _async_method(calls.unbind)
+    poll = _async_method(calls.poll)
+    heartbeat = _async_method(calls.heartbeat)
+    commit = _async_method(calls.commit)
+    release = _async_method(calls.release)
+    ready = _async_method(calls.ready)
+    drain = _async_method(calls.drain)
+
+    async def send(self, call: Call[T]) -> T:
+        """Send any call and read its answer."""
+        try:
+            async with asyncio.timeout(self._settings.timeout(call)):
+                response = await self._http.request(**self._settings.request(call))
+        except (httpx.HTTPError, httpx.StreamError, TimeoutError) as error:
+            raise self._settings.unreachable(error) from error
+        return read_answer(call, response.status_code, response.headers, response.content)
+
+    async def events(self, name: str) -> AsyncIterator[wire.Event]:
+        """Every change of a queue as it is committed. Ends with `Unreachable` when cut off."""
+        call: Call[None] = Call("GET", calls.events_path(name), lambda _: None)
+        request = self._settings.request(call)
+        request["headers"]["Accept"] = "text/event-stream"
+        request["timeout"] = httpx.Timeout(self._settings.timeout_seconds, read=60.0)
+        reader = calls.EventReader()
+        try:
+            async with self._http.stream(**request) as response:
+                if response.status_code != 200:
+                    content = await response.aread()
+                    read_answer(call, response.status_code, response.headers, content)
+                    raise BadAnswer(f"HTTP {response.status_code} for an event stream")
+                async for line in response.aiter_lines():
+                    event = reader.line(line)
+                    if event is not None:
+                        yield event
+        except (httpx.HTTPError, httpx.StreamError) as error:
+            raise self._settings.unreachable(error) from error
+
+    async def close(self) -> None:
+        """Close the connections."""
+        await self._http.aclose()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.url!r})"

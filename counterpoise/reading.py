@@ -1,0 +1,263 @@
+"""From decoded JSON to the dataclasses of `wire.py`.
+
+Fields that are not known here are ignored and fields that are missing but optional are None, so
+that a newer service can talk to an older client (the contract, *FlowChangeUpdate*).
+Reading something that is not what the contract says raises `BadAnswer`, which counts as
+transient: something in between may have spoken.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from datetime import datetime
+from typing import Any, TypeVar
+
+from counterpoise.errors import BadAnswer
+from counterpoise.wire import (
+    Bound,
+    FlowSummary,
+    Handoff,
+    Heartbeat,
+    Json,
+    LogAccess,
+    LogView,
+    Move,
+    Page,
+    Partition,
+    Queue,
+    Rebalance,
+    RebalanceStatus,
+    Result,
+    Results,
+    Update,
+    UpdatePartition,
+)
+
+T = TypeVar("T")
+
+
+def reading(parse: Callable[[Json], T]) -> Callable[[Any], T]:
+    """`parse` for bodies of unknown shape: whatever does not fit becomes `BadAnswer`."""
+
+    def read(body: Any) -> T:
+        if not isinstance(body, Mapping):
+            raise BadAnswer(f"expected a JSON object, got {type(body).__name__}")
+        try:
+            return parse(body)
+        except KeyError as missing:
+            raise BadAnswer(f"the answer lacks {missing}") from None
+        except (TypeError, ValueError, AttributeError) as wrong:
+            raise BadAnswer(f"the answer is not what the contract says: {wrong}") from None
+
+    return read
+
+
+def page_of(parse: Callable[[Json], T]) -> Callable[[Any], Page[T]]:
+    """A parser of pages from a parser of items."""
+
+    def parse_page(body: Json) -> Page[T]:
+        return Page(tuple(parse(item) for item in body["items"]), body.get("next_cursor"))
+
+    return reading(parse_page)
+
+
+def time_of(text: str | None) -> datetime | None:
+    """An RFC 3339 time; raises ValueError on one without a zone, which would be ambiguous."""
+    if text is None:
+        return None
+    time = datetime.fromisoformat(text)
+    if time.tzinfo is None:
+        raise ValueError(f"a time without its zone: {text}")
+    return time
+
+
+def _needed_time(text: str) -> datetime:
+    time = time_of(text)
+    if time is None:
+        raise ValueError("a time is missing")
+    return time
+
+
+def _numbers(values: Iterable[Any] | None) -> tuple[int, ...]:
+    return tuple(int(value) for value in values or ())
+
+
+def _text(value: Any) -> str | None:
+    return None if value is None else str(value)
+
+
+def queue(body: Json) -> Queue:
+    count = int(body.get("partition_count") or 0)
+    return Queue(
+        name=str(body["name"]),
+        id=str(body["id"]),
+        partition_count=count,
+        operational_partition_count=int(body.get("operational_partition_count", count)),
+        access_type=str(body["access_type"]),
+        rebalance_delay=float(body["rebalance_delay"]),
+        max_handoff_time=float(body["max_handoff_time"]),
+        max_warmup_time=float(body["max_warmup_time"]),
+        max_concurrent_handoffs=body.get("max_concurrent_handoffs"),
+        log=str(body["log"]),
+        start=str(body["start"]),
+        rebalance_status=str(body["rebalance_status"]),
+        scale_status=str(body["scale_status"]),
+        flow_count=int(body["flow_count"]),
+        active_flow_count=int(body["active_flow_count"]),
+        revision=int(body["revision"]),
+        created_at=time_of(body.get("created_at")),
+        raw=dict(body),
+    )
+
+
+def partition(body: Json) -> Partition:
+    return Partition(
+        partition=int(body["partition"]),
+        epoch=int(body["epoch"]),
+        owner=_text(body.get("owner")),
+        successor=_text(body.get("successor")),
+        state=str(body["state"]),
+        position=_text(body.get("position")),
+        deadline=time_of(body.get("deadline")),
+    )
+
+
+def flow_summary(body: Json) -> FlowSummary:
+    owned = body["partitions"]
+    return FlowSummary(
+        flow_id=str(body["flow_id"]),
+        client_name=str(body.get("client_name") or ""),
+        instance_id=_text(body.get("instance_id")),
+        active=bool(body["active"]),
+        draining=bool(body["draining"]),
+        partitions=owned if isinstance(owned, int) else len(owned),
+        bound_at=time_of(body.get("bound_at")),
+        lease_expires_at=time_of(body.get("lease_expires_at")),
+        raw=dict(body),
+    )
+
+
+def handoff(body: Json) -> Handoff:
+    return Handoff(
+        partition=int(body["partition"]),
+        from_flow=_text(body.get("from")),
+        to_flow=_text(body.get("to")),
+        phase=str(body["phase"]),
+        deadline=time_of(body.get("deadline")),
+    )
+
+
+def move(body: Json) -> Move:
+    return Move(
+        partition=int(body["partition"]),
+        from_flow=_text(body.get("from")),
+        to_flow=_text(body.get("to")),
+        epoch=body.get("epoch"),
+        outcome=str(body["outcome"]),
+        seconds=body.get("seconds"),
+    )
+
+
+def rebalance(body: Json) -> Rebalance:
+    return Rebalance(
+        id=body.get("id"),
+        trigger=body.get("trigger"),
+        started_at=time_of(body.get("started_at")),
+        finished_at=time_of(body.get("finished_at")),
+        handoffs=int(body.get("handoffs", 0)),
+        forced=int(body.get("forced", 0)),
+        granted=int(body.get("granted", 0)),
+        moves=tuple(move(item) for item in body.get("moves") or ()),
+    )
+
+
+def rebalance_status(body: Json) -> RebalanceStatus:
+    last = body.get("last_rebalance")
+    return RebalanceStatus(
+        queue=str(body["queue"]),
+        status=str(body["status"]),
+        revision=int(body["revision"]),
+        trigger=body.get("trigger"),
+        since=time_of(body.get("since")),
+        holddown_until=time_of(body.get("holddown_until")),
+        handoffs=tuple(handoff(item) for item in body.get("handoffs") or ()),
+        unassigned=_numbers(body.get("unassigned")),
+        spread=int(body.get("spread") or 0),
+        last_rebalance=rebalance(last) if last is not None else None,
+        raw=dict(body),
+    )
+
+
+def _update_partition(body: Json) -> UpdatePartition:
+    return UpdatePartition(
+        partition=int(body["partition"]),
+        epoch=int(body["epoch"]),
+        state=str(body["state"]),
+        position=_text(body.get("position")),
+        handed_over=_text(body.get("handed_over")),
+        deadline=time_of(body.get("deadline")),
+        key=_text(body.get("key")),
+        parents=tuple(str(parent) for parent in body.get("parents") or ()),
+        cut=_text(body.get("cut")),
+        waits_for=_numbers(body.get("waits_for")),
+    )
+
+
+def update(body: Json) -> Update:
+    return Update(
+        queue=str(body["queue"]),
+        flow_id=str(body["flow_id"]),
+        revision=int(body["revision"]),
+        active=bool(body["active"]),
+        draining=bool(body["draining"]),
+        now=_needed_time(body["now"]),
+        partitions=tuple(_update_partition(item) for item in body["partitions"]),
+    )
+
+
+def log_access(body: Json | None) -> LogAccess | None:
+    if body is None:
+        return None
+    return LogAccess(url=str(body["url"]), expires_at=time_of(body.get("expires_at")))
+
+
+def log_view(body: Json) -> LogView:
+    return LogView(
+        log=str(body["log"]),
+        partition_count=int(body["partition_count"]),
+        start=str(body["start"]),
+        access=log_access(body.get("access")),
+        log_name=_text(body.get("log_name")),
+    )
+
+
+def bound(body: Json) -> Bound:
+    return Bound(
+        flow_id=str(body["flow_id"]),
+        flow_token=str(body["flow_token"]),
+        lease_seconds=float(body["lease_seconds"]),
+        log=str(body["log"]),
+        start=str(body["start"]),
+        update=update(body["update"]),
+        log_access=log_access(body.get("log_access")),
+    )
+
+
+def heartbeat(body: Json) -> Heartbeat:
+    return Heartbeat(time_of(body.get("lease_expires_at")), int(body["revision"]))
+
+
+def results(body: Json) -> Results:
+    view = body.get("update")
+    return Results(
+        results=tuple(
+            Result(
+                partition=int(item["partition"]),
+                outcome=str(item["outcome"]),
+                current_epoch=item.get("current_epoch"),
+                reached_cut=bool(item.get("reached_cut", False)),
+            )
+            for item in body["results"]
+        ),
+        update=update(view) if view is not None else None,
+    )
