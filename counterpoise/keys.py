@@ -1,0 +1,20 @@
+"""Which partition a key belongs to.
+
+CRC-32 of the key's UTF-8 bytes modulo the partition count (the contract, *Logs*). It is what
+librdkafka calls its consistent partitioner, so that programs in other languages agree with us.
+"""
+
+from __future__ import annotations
+
+from zlib import crc32
+
+
+def partition_of(key: str, partition_count: int) -> int:
+    """The partition, 0..partition_count-1, of all messages with this key.
+
+    Raises ValueError if the count is not positive or the key is not valid Unicode (lone
+    surrogates have no UTF-8 form).
+    """
+    if partition_count < 1:
+        raise ValueError(f"partition_count must be at least 1, not {partition_count}")
+    return crc32(key.encode()) % partition_count

@@ -1,0 +1,96 @@
+"""What can go wrong between a program and a log, one exception for each thing to do about it."""
+
+from __future__ import annotations
+
+from counterpoise.errors import CounterpoiseError
+
+
+class LogError(CounterpoiseError):
+    """Anything that went wrong in or on the way to a log."""
+
+    code = "log_error"
+
+
+class LogUnavailable(LogError):
+    """The log cannot be reached or was too slow; the same call may succeed later.
+
+    Whether an append took effect is not known: repeat it with the same sequences.
+    """
+
+    code = "log_unavailable"
+
+
+class LogAccessRefused(LogUnavailable):
+    """The log does not know or no longer accepts these credentials; fetch new ones and repeat."""
+
+    code = "log_access_refused"
+
+
+class LogNotFound(LogError):
+    """The log does not exist (any more)."""
+
+    code = "log_not_found"
+
+
+class StalePartitionCount(LogError):
+    """The append was routed with a partition count that is not the log's: route it again.
+
+    Nothing of it was appended. `current` is the log's partition count.
+    """
+
+    code = "stale_partition_count"
+
+    def __init__(self, routed_with: int, current: int) -> None:
+        super().__init__(
+            f"the messages were routed for {routed_with} partitions, but the log has {current}"
+        )
+        self.routed_with = routed_with
+        self.current = current
+
+
+class InvalidMessage(LogError, ValueError):
+    """The log cannot hold this message, now or later; it must be changed."""
+
+    code = "invalid_message"
+
+
+class InvalidPosition(LogError, ValueError):
+    """This is not a position of this log: it was made by another log or by hand."""
+
+    code = "invalid_position"
+
+
+class PositionTrimmed(LogError):
+    """Messages from this position on have been trimmed: reading on would skip them silently.
+
+    `first` is the partition's earliest position that can still be read.
+    """
+
+    code = "position_trimmed"
+
+    def __init__(self, partition: int, position: str, first: str) -> None:
+        super().__init__(
+            f"partition {partition} has been trimmed up to position {first}, "
+            f"so it cannot be read from {position}"
+        )
+        self.partition = partition
+        self.position = position
+        self.first = first
+
+
+class PositionAhead(LogError):
+    """The position lies behind the end of its partition: it belongs to an earlier log of this name.
+
+    A log that is dropped and made again counts its positions anew. `end` is the partition's end.
+    """
+
+    code = "position_ahead"
+
+    def __init__(self, partition: int, position: str, end: str) -> None:
+        super().__init__(
+            f"partition {partition} ends at position {end}, so position {position} is not of this "
+            "log; it may have been dropped and made again: reset the queue's positions"
+        )
+        self.partition = partition
+        self.position = position
+        self.end = end
