@@ -1,0 +1,120 @@
+"""What a caller can do wrong, one exception each.
+
+The first line of each docstring is the title of the problem document that the API answers with, `code` its stable
+code (the contract, *HTTP*). `detail` says what to do. A defect of ours is an assertion, never one of these.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+
+class BrokerError(Exception):
+    """The request cannot be carried out."""
+
+    code: ClassVar[str] = "error"
+
+    def __init__(self, detail: str) -> None:
+        super().__init__(detail)
+        self.detail = detail
+
+    @classmethod
+    def title(cls) -> str:
+        """The first line of the docstring: what went wrong, the same for every instance."""
+        return (cls.__doc__ or "").strip().splitlines()[0]
+
+
+class Invalid(BrokerError):
+    """The request is not valid."""
+
+    code = "invalid"
+
+    def __init__(self, detail: str, errors: Sequence[tuple[str, str]] = ()) -> None:
+        """`errors`: (name of the field, what is wrong with it and what would be right)."""
+        super().__init__(detail)
+        self.errors = tuple(errors)
+
+
+class QueueNotFound(BrokerError):
+    """There is no such queue."""
+
+    code = "queue_not_found"
+
+    def __init__(self, name: str) -> None:
+        super().__init__(
+            f"No queue is named {name!r}; GET /v1/queues lists the queues, POST /v1/queues creates one."
+        )
+        self.name = name
+
+
+class QueueExists(BrokerError):
+    """A queue of this name exists already."""
+
+    code = "queue_exists"
+
+    def __init__(self, name: str) -> None:
+        super().__init__(
+            f"A queue named {name!r} exists already; PATCH /v1/queues/{name} changes its settings."
+        )
+        self.name = name
+
+
+class QueueInUse(BrokerError):
+    """The queue is in use."""
+
+    code = "queue_in_use"
+
+
+class FlowNotFound(BrokerError):
+    """There is no such flow."""
+
+    code = "flow_not_found"
+
+    def __init__(self, flow_id: str) -> None:
+        super().__init__(
+            f"No flow {flow_id!r} is or was bound to this queue; bind with POST …/flows and use its flow_id."
+        )
+        self.flow_id = flow_id
+
+
+class FlowGone(BrokerError):
+    """The flow is no longer bound."""
+
+    code = "flow_gone"
+
+    ADVICE: ClassVar[dict[str, str]] = {
+        "unbound": "It was unbound; bind again to go on.",
+        "lease_expired": "Its lease expired; bind again with the same instance_id to go on.",
+        "replaced": "Another flow with the same instance_id took its place; do not bind again by itself.",
+        "queue_deleted": "Its queue was deleted.",
+    }
+
+    def __init__(self, flow_id: str, reason: str) -> None:
+        super().__init__(
+            f"Flow {flow_id} has left. {self.ADVICE.get(reason, 'Bind again to go on.')}"
+        )
+        self.flow_id = flow_id
+        self.reason = reason
+
+
+class Unauthorized(BrokerError):
+    """Credentials are missing."""
+
+    code = "unauthorized"
+
+
+class Forbidden(BrokerError):
+    """These credentials do not allow this."""
+
+    code = "forbidden"
+
+
+class Unavailable(BrokerError):
+    """The service cannot reach its database."""
+
+    code = "unavailable"
+
+    def __init__(self, detail: str, retry_after_seconds: int = 1) -> None:
+        super().__init__(detail)
+        self.retry_after_seconds = retry_after_seconds

@@ -1,0 +1,92 @@
+"""Taking back changes of a queue.
+
+Everything that changes a queue goes through its journal, which can undo back to any mark. Two places rely on it:
+`decide` applies its own records step by step and takes them back before it returns (so it only reads), and the
+coordinator takes back a batch whose commit failed. Undoing costs as much as the changes did, whatever the size of
+the queue.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+
+class Journal:
+    """The changes since the last `forget`, newest last."""
+
+    __slots__ = ("_entries",)
+
+    def __init__(self) -> None:
+        self._entries: list[tuple[Any, str, Any] | tuple[Callable[..., object], None, tuple[Any, ...]]] = []
+
+    def set(self, owner: Any, attribute: str, value: Any) -> None:
+        """Sets an attribute, remembering the old value."""
+        self._entries.append((owner, attribute, getattr(owner, attribute)))
+        setattr(owner, attribute, value)
+
+    def note(self, owner: Any) -> None:
+        """Remembers that something kept beside `owner` changes, so that `changed_since` names it."""
+        self._entries.append((_nothing, None, (owner,)))
+
+    def did(self, undo: Callable[..., object], *arguments: Any) -> None:
+        """Remembers how to undo a change that was made otherwise."""
+        self._entries.append((undo, None, arguments))
+
+    def put(self, mapping: dict[Any, Any], key: Any, value: Any) -> None:
+        """Sets a key of a dictionary."""
+        if key in mapping:
+            self.did(mapping.__setitem__, key, mapping[key])
+        else:
+            self.did(mapping.pop, key)
+        mapping[key] = value
+
+    def drop(self, mapping: dict[Any, Any], key: Any) -> None:
+        """Removes a key of a dictionary; nothing if it is not there.
+
+        Undoing puts the key at the end of the dictionary: no caller may depend on the order.
+        """
+        if key in mapping:
+            self.did(mapping.__setitem__, key, mapping.pop(key))
+
+    def add(self, members: set[Any], member: Any) -> None:
+        """Adds to a set."""
+        if member not in members:
+            members.add(member)
+            self.did(members.discard, member)
+
+    def discard(self, members: set[Any], member: Any) -> None:
+        """Removes from a set."""
+        if member in members:
+            members.discard(member)
+            self.did(members.add, member)
+
+    def mark(self) -> int:
+        """The present moment, for `undo` and `changed_since`."""
+        return len(self._entries)
+
+    def undo(self, mark: int) -> None:
+        """Takes back every change since `mark`."""
+        entries = self._entries
+        while len(entries) > mark:
+            target, attribute, value = entries.pop()
+            if attribute is None:
+                target(*value)
+            else:
+                setattr(target, attribute, value)
+
+    def changed_since(self, mark: int) -> Iterator[Any]:
+        """The objects of which attributes were set, or that were noted, since `mark`; with repetitions."""
+        for target, attribute, value in self._entries[mark:]:
+            if attribute is not None:
+                yield target
+            elif target is _nothing:
+                yield value[0]
+
+    def forget(self) -> None:
+        """Makes all changes final."""
+        self._entries.clear()
+
+
+def _nothing(_owner: Any) -> None:
+    """Undoes what was only noted."""

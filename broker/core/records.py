@@ -1,0 +1,326 @@
+"""What changed, in the past tense: the only thing that `replay` understands and that the store keeps.
+
+The records of one decision are committed together under one revision of the queue. Replicas that missed them replay
+them, the event stream publishes them and the history is read from them, so each says all that those need. Times are
+Unix seconds by the database's clock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any, NamedTuple
+
+
+class Grant(NamedTuple):
+    """One grant of ownership.
+
+    `previous` is the flow that owned the partition last (None: none did), `seconds` how long the partition was
+    being handed off or without an owner (None: it never had one), `by_handoff` whether a handoff ended with it.
+    """
+
+    partition: int
+    previous: str | None
+    flow_id: str
+    epoch: int
+    handed_over: str
+    seconds: float | None
+    by_handoff: bool
+
+
+class Move(NamedTuple):
+    """The beginning of one handoff."""
+
+    partition: int
+    owner: str
+    successor: str
+
+
+class Redirect(NamedTuple):
+    """A handoff's new successor; None while there is nobody to take the partition."""
+
+    partition: int
+    successor: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class SettingsChanged:
+    """Settings have new values."""
+
+    changes: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class FlowBound:
+    """A flow was bound. `seat` is its place in the order of binding; a replacement has the seat of its predecessor."""
+
+    flow_id: str
+    instance_id: str
+    client_name: str
+    seat: int
+    lease_seconds: float
+    warmup: bool
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
+class FlowLeft:
+    """A flow is gone; what it owned has no owner. `remember`: a holddown runs in which it may come back."""
+
+    flow_id: str
+    reason: str
+    remember: bool
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
+class FlowDraining:
+    """A flow is leaving in order. After `deadline` warm-ups of its successors are cut short."""
+
+    flow_id: str
+    deadline: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class HolddownStarted:
+    """The quiet wait began. `flows_before` is the number of non-draining flows before the trigger."""
+
+    trigger: str
+    until: float
+    flows_before: int
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
+class HolddownSettled:
+    """The number of flows was again what it was and the queue balanced, so no rebalance was needed."""
+
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
+class RebalanceStarted:
+    """The loop began to work the assignment to balance."""
+
+    rebalance_id: int
+    trigger: str
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
+class RebalanceFinished:
+    """The queue is balanced."""
+
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
+class GrantedOutside:
+    """The grants that follow happened outside of a rebalance; in the history they are an entry of their own."""
+
+    rebalance_id: int
+    trigger: str
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
+class Granted:
+    """Flows became owners of partitions, each with an epoch one higher than before."""
+
+    grants: tuple[Grant, ...]
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
+class Released:
+    """A draining owner let go of a partition for which there was no successor."""
+
+    partition: int
+    flow_id: str
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
+class WarmupsStarted:
+    """Handoffs began with the successor restoring its state while the owner goes on working."""
+
+    moves: tuple[Move, ...]
+    deadline: float
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
+class RevokesStarted:
+    """Handoffs began with the owner being told to finish and release."""
+
+    moves: tuple[Move, ...]
+    deadline: float
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
+class WarmupsEnded:
+    """Warm-ups are over, `ready` (the successors said so) or not; the owners are told to finish and release."""
+
+    partitions: tuple[int, ...]
+    ready: bool
+    deadline: float
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
+class HandoffsRedirected:
+    """Handoffs have other successors. `deadline` is that of the new successor's warm-up, None while revoking."""
+
+    redirects: tuple[Redirect, ...]
+    deadline: float | None
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
+class HandoffsCalledOff:
+    """Handoffs that were still warming are not needed any more; the owners noticed nothing."""
+
+    partitions: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionsAdded:
+    """Partitions `first` to `end` - 1 exist (again). Retiring ones among them were taken back as they are."""
+
+    first: int
+    end: int
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionsRetired:
+    """Owners drain these partitions to their ends and finish them."""
+
+    partitions: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionsRemoved:
+    """Partitions are gone: `finished` by their owners or `discarded` with whatever they held."""
+
+    partitions: tuple[int, ...]
+    outcome: str
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
+class EpochsRaised:
+    """An administrator set positions: who owns these partitions goes on under a new epoch."""
+
+    partitions: tuple[int, ...]
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
+class DeadlinesMoved:
+    """Nobody served for a while: deadlines of handoffs that were still to come moved by as much."""
+
+    outage_id: int
+    began: float
+    seconds: float
+
+
+Record = (
+    SettingsChanged
+    | FlowBound
+    | FlowLeft
+    | FlowDraining
+    | HolddownStarted
+    | HolddownSettled
+    | RebalanceStarted
+    | RebalanceFinished
+    | GrantedOutside
+    | Granted
+    | Released
+    | WarmupsStarted
+    | RevokesStarted
+    | WarmupsEnded
+    | HandoffsRedirected
+    | HandoffsCalledOff
+    | PartitionsAdded
+    | PartitionsRetired
+    | PartitionsRemoved
+    | EpochsRaised
+    | DeadlinesMoved
+)
+
+_KINDS: dict[str, type[Any]] = {kind.__name__: kind for kind in Record.__args__}
+_ITEMS: dict[str, type[Any]] = {"grants": Grant, "moves": Move, "redirects": Redirect}
+
+
+def to_json(record: Record) -> dict[str, Any]:
+    """The record as JSON values: its fields and its `kind`. Tuples become arrays."""
+    return {"kind": type(record).__name__} | {
+        field.name: getattr(record, field.name) for field in fields(record)
+    }
+
+
+def from_json(values: Mapping[str, Any]) -> Record:
+    """The record that `to_json` made the values of.
+
+    Raises KeyError for a kind this version does not know: a replica of an older version must not guess.
+    """
+    arguments = dict(values)
+    kind = _KINDS[arguments.pop("kind")]
+    for name, item in _ITEMS.items():
+        if name in arguments:
+            arguments[name] = tuple(item(*value) for value in arguments[name])
+    if "partitions" in arguments:
+        arguments["partitions"] = tuple(arguments["partitions"])
+    record: Record = kind(**arguments)
+    return record
+
+
+def merged(records: list[Record]) -> list[Record]:
+    """The same records, neighbours that say the same of several partitions made one."""
+    result: list[Record] = []
+    run: list[Record] = []
+
+    def flush() -> None:
+        if not run:
+            return
+        head = run[0]
+        name = _MERGED.get(type(head))
+        if name is None or len(run) == 1:
+            result.extend(run)
+        else:
+            values = {field.name: getattr(head, field.name) for field in fields(head)}
+            values[name] = tuple(item for record in run for item in getattr(record, name))
+            result.append(type(head)(**values))
+        run.clear()
+
+    for record in records:
+        if run and not _alike(run[0], record):
+            flush()
+        run.append(record)
+    flush()
+    return result
+
+
+_MERGED: dict[type[Any], str] = {
+    Granted: "grants",
+    WarmupsStarted: "moves",
+    RevokesStarted: "moves",
+    WarmupsEnded: "partitions",
+    HandoffsRedirected: "redirects",
+    HandoffsCalledOff: "partitions",
+}
+
+
+def _alike(one: Record, other: Record) -> bool:
+    name = _MERGED.get(type(one))
+    return (
+        name is not None
+        and type(one) is type(other)
+        and all(
+            getattr(one, field.name) == getattr(other, field.name)
+            for field in fields(one)
+            if field.name != name
+        )
+    )

@@ -1,0 +1,312 @@
+"""Applying records to a queue: the only code that changes one, live and on reload alike.
+
+`replay` is total on what `decide` produces and refuses, by an assertion, what the transition tables do not list.
+It never decides anything: whom, how many and when is in the record. What follows from a record alone (the partitions
+of a flow that left have no owner; a grant ends the handoff it concludes; whose view changes) is derived here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+from functools import singledispatch
+
+from broker.core import records as r
+from broker.core.model import Departed, Flow, HandedOver, Handoff, Partition, Queue, Rebalance
+from broker.core.transitions import QUEUE_TRANSITIONS, PartitionEvent, QueueEvent, State
+
+
+def replay(queue: Queue, record: r.Record) -> None:
+    """Changes the queue in place as the record says.
+
+    The queue's revision must be the record's already: flows whose view changes get it as their `view_revision`, and
+    their ids are added to `queue.touched`.
+    """
+    _apply(record, queue)
+
+
+def replay_all(queue: Queue, records: Iterable[r.Record], revision: int) -> None:
+    """Replays what was committed together under `revision`."""
+    queue.set("revision", revision)
+    for record in records:
+        replay(queue, record)
+
+
+@singledispatch
+def _apply(record: object, queue: Queue) -> None:
+    raise AssertionError(f"no replay for {type(record).__name__}")
+
+
+def _turn(queue: Queue, event: QueueEvent, at: float, trigger: str | None) -> None:
+    queue.set("status", QUEUE_TRANSITIONS[queue.status, event])
+    queue.set("since", at)
+    queue.set("trigger", trigger)
+    queue.set("holddown_until", None)
+
+
+def _flow(queue: Queue, flow_id: str | None) -> Flow | None:
+    return None if flow_id is None else queue.flows[flow_id]
+
+
+def _touch_successor(queue: Queue, handoff: Handoff | None) -> None:
+    if handoff is not None and handoff.warm:
+        queue.touch(handoff.successor)
+
+
+@_apply.register
+def _(record: r.SettingsChanged, queue: Queue) -> None:
+    for name, value in record.changes.items():
+        queue.journal.set(queue.settings, name, value)
+
+
+@_apply.register
+def _(record: r.FlowBound, queue: Queue) -> None:
+    flow = Flow(
+        record.flow_id,
+        record.instance_id,
+        record.client_name,
+        record.seat,
+        record.lease_seconds,
+        record.warmup,
+        record.at,
+    )
+    queue.journal.drop(queue.departed, record.instance_id)
+    queue.enter(flow)
+    queue.touch(flow)
+
+
+@_apply.register
+def _(record: r.FlowLeft, queue: Queue) -> None:
+    flow = queue.flows[record.flow_id]
+    if record.remember:
+        departed = Departed(flow.seat, tuple(sorted(flow.owned)))
+        queue.journal.put(queue.departed, flow.instance_id, departed)
+    for number in sorted(flow.owned):
+        partition = queue.partitions[number]
+        _touch_successor(queue, queue.handoffs.get(number))
+        queue.journal.set(partition, "let_go", HandedOver.ORPHANED)
+        queue.place(partition, PartitionEvent.ORPHANED, at=record.at)
+    for number in sorted(flow.incoming):
+        queue.redirect(queue.handoffs[number], None)
+    queue.touch(flow)
+    queue.leave(flow)
+
+
+@_apply.register
+def _(record: r.FlowDraining, queue: Queue) -> None:
+    flow = queue.flows[record.flow_id]
+    if flow.draining:
+        queue.journal.set(flow, "drain_deadline", record.deadline)
+        return
+    queue.set_draining(flow, record.deadline)
+    for number in sorted(flow.incoming):
+        if queue.partitions[number].state is State.REVOKING:
+            _touch_successor(queue, queue.handoffs[number])
+            queue.redirect(queue.handoffs[number], None)
+    queue.touch(flow)
+
+
+@_apply.register
+def _(record: r.HolddownStarted, queue: Queue) -> None:
+    _turn(queue, QueueEvent.HOLDDOWN_STARTED, record.at, record.trigger)
+    queue.set("holddown_until", record.until)
+    queue.set("flows_before", record.flows_before)
+
+
+@_apply.register
+def _(record: r.HolddownSettled, queue: Queue) -> None:
+    _turn(queue, QueueEvent.HOLDDOWN_SETTLED, record.at, None)
+    queue.set("departed", {})
+
+
+@_apply.register
+def _(record: r.RebalanceStarted, queue: Queue) -> None:
+    _turn(queue, QueueEvent.REBALANCE_STARTED, record.at, record.trigger)
+    queue.set("departed", {})
+    queue.set("rebalance", Rebalance(record.rebalance_id, record.trigger, record.at))
+
+
+@_apply.register
+def _(record: r.RebalanceFinished, queue: Queue) -> None:
+    assert queue.rebalance is not None
+    _turn(queue, QueueEvent.REBALANCE_FINISHED, record.at, None)
+    queue.set("last_rebalance", replace(queue.rebalance, finished_at=record.at))
+    queue.set("rebalance", None)
+    queue.set("growing", False)
+
+
+@_apply.register
+def _(record: r.GrantedOutside, queue: Queue) -> None:
+    entry = Rebalance(record.rebalance_id, record.trigger, record.at, finished_at=record.at)
+    queue.set("last_rebalance", entry)
+
+
+@_apply.register
+def _(record: r.Granted, queue: Queue) -> None:
+    handoffs = forced = 0
+    for grant in record.grants:
+        partition = queue.partitions[grant.partition]
+        flow = queue.flows[grant.flow_id]
+        handoff = queue.handoffs.get(grant.partition)
+        queue.touch(partition.owner)
+        queue.touch(flow)
+        _touch_successor(queue, handoff)
+        if grant.handed_over == HandedOver.REPLACED and partition.owner is not None:
+            keeps = handoff if partition.state is State.WARMING else None
+            event = PartitionEvent.GRANTED if keeps is None and handoff else PartitionEvent.REPLACED
+            queue.place(partition, event, owner=flow, handoff=keeps)
+        else:
+            queue.place(partition, PartitionEvent.GRANTED, owner=flow)
+        released_by = grant.previous if grant.handed_over == HandedOver.GRACEFUL else None
+        queue.journal.set(partition, "epoch", grant.epoch)
+        queue.journal.set(partition, "handed_over", grant.handed_over)
+        queue.journal.set(partition, "released_by", released_by)
+        handoffs += grant.by_handoff
+        forced += grant.handed_over == HandedOver.FORCED
+    _tally(queue, handoffs, forced, len(record.grants) - handoffs)
+
+
+def _tally(queue: Queue, handoffs: int, forced: int, granted: int) -> None:
+    name = "rebalance" if queue.rebalance is not None else "last_rebalance"
+    entry: Rebalance = getattr(queue, name)
+    queue.set(
+        name,
+        replace(
+            entry,
+            handoffs=entry.handoffs + handoffs,
+            forced=entry.forced + forced,
+            granted=entry.granted + granted,
+        ),
+    )
+
+
+@_apply.register
+def _(record: r.Released, queue: Queue) -> None:
+    partition = queue.partitions[record.partition]
+    queue.touch(partition.owner)
+    _touch_successor(queue, queue.handoffs.get(record.partition))
+    queue.place(partition, PartitionEvent.RELEASED, at=record.at)
+    queue.journal.set(partition, "let_go", HandedOver.GRACEFUL)
+    queue.journal.set(partition, "released_by", record.flow_id)
+
+
+@_apply.register
+def _(record: r.WarmupsStarted, queue: Queue) -> None:
+    for number, _owner, successor_id in record.moves:
+        partition = queue.partitions[number]
+        successor = queue.flows[successor_id]
+        handoff = Handoff(number, successor, record.deadline, record.at, warm=True)
+        queue.place(partition, PartitionEvent.WARMUP_STARTED, owner=partition.owner, handoff=handoff)
+        queue.journal.drop(queue.warmed, number)
+        queue.touch(successor)
+
+
+@_apply.register
+def _(record: r.RevokesStarted, queue: Queue) -> None:
+    for number, _owner, successor_id in record.moves:
+        partition = queue.partitions[number]
+        handoff = Handoff(number, queue.flows[successor_id], record.deadline, record.at, warm=False)
+        queue.place(partition, PartitionEvent.REVOKED, owner=partition.owner, handoff=handoff)
+        queue.journal.drop(queue.warmed, number)
+        queue.touch(partition.owner)
+
+
+@_apply.register
+def _(record: r.WarmupsEnded, queue: Queue) -> None:
+    for number in record.partitions:
+        partition = queue.partitions[number]
+        warming = queue.handoffs[number]
+        successor = warming.successor
+        handoff = Handoff(number, successor, record.deadline, record.at, warm=warming.warm)
+        queue.place(partition, PartitionEvent.REVOKED, owner=partition.owner, handoff=handoff)
+        if record.ready and successor is not None:
+            queue.journal.put(queue.warmed, number, (successor.id, partition.epoch))
+        queue.touch(partition.owner)
+
+
+@_apply.register
+def _(record: r.HandoffsRedirected, queue: Queue) -> None:
+    for number, successor_id in record.redirects:
+        handoff = queue.handoffs[number]
+        successor = _flow(queue, successor_id)
+        _touch_successor(queue, handoff)
+        queue.redirect(handoff, successor)
+        warming = queue.partitions[number].state is State.WARMING
+        queue.journal.set(handoff, "warm", warming and successor is not None and successor.warmup)
+        queue.journal.drop(queue.warmed, number)
+        _touch_successor(queue, handoff)
+        if record.deadline is not None:
+            queue.journal.set(handoff, "since", record.at)
+            queue.set_deadline(handoff, record.deadline)
+
+
+@_apply.register
+def _(record: r.HandoffsCalledOff, queue: Queue) -> None:
+    for number in record.partitions:
+        partition = queue.partitions[number]
+        _touch_successor(queue, queue.handoffs[number])
+        queue.place(partition, PartitionEvent.CALLED_OFF, owner=partition.owner)
+
+
+@_apply.register
+def _(record: r.PartitionsAdded, queue: Queue) -> None:
+    for number in range(record.first, record.end):
+        partition = queue.find(number)
+        if partition is None:
+            partition = Partition(number)
+            queue.partitions.append(partition)
+            queue.journal.did(queue.partitions.pop)
+            queue.journal.note(partition)
+            queue.journal.put(queue.unowned, number, None)
+        elif partition.state is State.REMOVED:
+            queue.place(partition, PartitionEvent.ADDED, at=None)
+            queue.journal.set(partition, "let_go", HandedOver.INITIAL)
+        else:
+            queue.set_retiring(partition, False)
+            queue.touch(partition.owner)
+    queue.set("growing", True)
+
+
+@_apply.register
+def _(record: r.PartitionsRetired, queue: Queue) -> None:
+    for number in record.partitions:
+        partition = queue.partitions[number]
+        queue.set_retiring(partition, True)
+        queue.touch(partition.owner)
+    queue.set("growing", False)
+
+
+@_apply.register
+def _(record: r.PartitionsRemoved, queue: Queue) -> None:
+    for number in record.partitions:
+        partition = queue.partitions[number]
+        queue.touch(partition.owner)
+        _touch_successor(queue, queue.handoffs.get(number))
+        released_by = partition.owner.id if record.outcome == "finished" and partition.owner else None
+        queue.place(partition, PartitionEvent.REMOVED)
+        queue.set_retiring(partition, False)
+        queue.journal.set(partition, "released_by", released_by)
+
+
+@_apply.register
+def _(record: r.EpochsRaised, queue: Queue) -> None:
+    for number in record.partitions:
+        partition = queue.partitions[number]
+        queue.journal.set(partition, "epoch", partition.epoch + 1)
+        queue.journal.set(partition, "released_by", None)
+        if partition.owner is None:
+            queue.journal.set(partition, "let_go", HandedOver.FORCED)
+        else:
+            queue.journal.set(partition, "handed_over", HandedOver.FORCED)
+            queue.touch(partition.owner)
+        _touch_successor(queue, queue.handoffs.get(number))
+
+
+@_apply.register
+def _(record: r.DeadlinesMoved, queue: Queue) -> None:
+    queue.set("outage_seen", record.outage_id)
+    for handoff in list(queue.handoffs.values()):
+        if handoff.deadline > record.began:
+            queue.set_deadline(handoff, handoff.deadline + record.seconds)
+            if queue.partitions[handoff.number].state is State.REVOKING:
+                queue.touch(queue.partitions[handoff.number].owner)
