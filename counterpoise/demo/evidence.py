@@ -1,0 +1,167 @@
+"""What the verdict is computed from, and what one reading of the journal finds in it.
+
+The journal is read once, in the order of its transactions. On the way every entry is classified:
+the first time that its flight is processed, or again; in order within its aircraft or not; under a
+current epoch of its partition or one that was over. A repetition is put down to
+
+- `kill`: the first time was in the killed application's last micro-batch, the only one that it
+  cannot have committed at the service (its source commits each before it plans the next);
+- `graceful`: the partition was handed over in order in between, which must repeat nothing;
+- `ungraceful`: a forced handoff or an expired lease lies in between, and the first time was in the
+  loser's last micro-batch of the partition;
+- `unexplained`: anything else.
+"""
+
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from counterpoise.demo.flights import Flight, Statistics
+from counterpoise.demo.sink import Entry
+
+EventKind = Literal["join", "drain", "kill", "return"]
+Cause = Literal["kill", "graceful", "ungraceful", "unexplained"]
+
+
+@dataclass(frozen=True, slots=True)
+class Grant:
+    """How a partition came to an epoch, from the service's history. `outcome` as in the contract.
+
+    `seconds` is how long the service took from the beginning of the handoff to the grant.
+    """
+
+    partition: int
+    epoch: int
+    outcome: str
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """What was done to an application, and when (Unix seconds)."""
+
+    kind: EventKind
+    application: str
+    time: float
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """The data set, what the applications wrote, and what the scenario and the service did."""
+
+    flights: Sequence[Flight]
+    journal: Sequence[Entry]
+    statistics: Mapping[str, Statistics]
+    grants: Sequence[Grant]
+    events: Sequence[Event]
+
+
+@dataclass(slots=True)
+class Period:
+    """What the journal holds of one partition under one epoch. Times in Unix seconds."""
+
+    partition: int
+    epoch: int
+    writers: set[str] = field(default_factory=set)
+    last_batch: int = -1
+    writes: list[float] = field(default_factory=list)
+    """When each micro-batch wrote."""
+    published: list[float] = field(default_factory=list)
+    """When each message was published that was processed for the first time here."""
+
+
+@dataclass(slots=True)
+class Reading:
+    """What the journal says."""
+
+    first: dict[str, Entry] = field(default_factory=dict)
+    """By flight: the first time it was processed."""
+    again: dict[Cause, list[Entry]] = field(default_factory=lambda: defaultdict(list))
+    disorder: list[Entry] = field(default_factory=list)
+    """Entries that came after a later flight of their aircraft."""
+    late: list[Entry] = field(default_factory=list)
+    """Entries under an epoch of their partition that was over."""
+    periods: dict[tuple[int, int], Period] = field(default_factory=dict)
+    """By partition and epoch."""
+    aircraft: int = 0
+    keyless: int = 0
+    uncommitted: int = 0
+    """How many messages the killed applications wrote in their last micro-batches."""
+
+
+def read(evidence: Evidence) -> Reading:
+    """One pass over the journal."""
+    reading = Reading()
+    outcomes = {(grant.partition, grant.epoch): grant.outcome for grant in evidence.grants}
+    last_batches = _last_batches(evidence)
+    highest_epoch: Counter[int] = Counter()
+    highest_sequence: Counter[str] = Counter()
+    within_epoch: Counter[tuple[str, int]] = Counter()
+
+    for entry in evidence.journal:
+        if entry.epoch < highest_epoch[entry.partition]:
+            reading.late.append(entry)
+        highest_epoch[entry.partition] = max(highest_epoch[entry.partition], entry.epoch)
+
+        key = (entry.partition, entry.epoch)
+        period = reading.periods.get(key)
+        if period is None:
+            period = reading.periods[key] = Period(*key)
+        period.writers.add(entry.application)
+        period.last_batch = entry.batch
+        if not period.writes or period.writes[-1] != entry.time:
+            period.writes.append(entry.time)
+        if entry.batch == last_batches.get(entry.application):
+            reading.uncommitted += 1
+
+        first = reading.first.get(entry.flight)
+        if first is None:
+            reading.first[entry.flight] = entry
+            period.published.append(entry.published_at)
+        else:
+            reading.again[_cause(reading, outcomes, last_batches, first, entry)].append(entry)
+
+        if entry.aircraft is None or entry.sequence is None:
+            reading.keyless += first is None
+        else:
+            # First times must be in order over all, and whatever comes must be within its epoch.
+            passed = highest_sequence[entry.aircraft] if first is None else 0
+            passed = max(passed, within_epoch[entry.aircraft, entry.epoch])
+            if entry.sequence <= passed:
+                reading.disorder.append(entry)
+            highest_sequence[entry.aircraft] = max(highest_sequence[entry.aircraft], entry.sequence)
+            within_epoch[entry.aircraft, entry.epoch] = entry.sequence
+    reading.aircraft = len(highest_sequence)
+    return reading
+
+
+def _last_batches(evidence: Evidence) -> dict[str, int]:
+    """By killed application: the last micro-batch it wrote."""
+    killed = {event.application for event in evidence.events if event.kind == "kill"}
+    batches: dict[str, int] = {}
+    for entry in evidence.journal:
+        if entry.application in killed:
+            batches[entry.application] = entry.batch
+    return batches
+
+
+def _cause(
+    reading: Reading,
+    outcomes: Mapping[tuple[int, int], str],
+    last_batches: Mapping[str, int],
+    first: Entry,
+    again: Entry,
+) -> Cause:
+    if (first.partition, first.position) != (again.partition, again.position):
+        return "unexplained"  # it is in the log twice
+    if again.epoch <= first.epoch:
+        return "unexplained"  # its owner repeats it, or one who has lost the partition
+    if first.batch == last_batches.get(first.application):
+        return "kill"
+    between = range(first.epoch + 1, again.epoch + 1)
+    if all(outcomes.get((first.partition, epoch)) == "graceful" for epoch in between):
+        return "graceful"
+    if first.batch == reading.periods[first.partition, first.epoch].last_batch:
+        return "ungraceful"
+    return "unexplained"
