@@ -1,0 +1,278 @@
+"""The built-in log from the service's side: make, resize, discard, drop, trim, find a time.
+
+Consumers and publishers talk to the log themselves (counterpoise.logs); what decides what must
+exist is the control plane, and this module carries it out. It is told only what has been committed
+there, so every call is idempotent: after a crash it is simply repeated. The log may be in another
+database than the control tables. Database errors are SQLAlchemy's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+from sqlalchemy import text
+from sqlalchemy.exc import DBAPIError
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
+
+from broker.log_credentials import LogCredentials, Purpose
+from broker.views import LogAccess
+
+SWEEP_MESSAGES = 10_000
+# While a resize waits for an append under way, other appends wait for the resize.
+_LOCK_SECONDS = 5
+_EXCLUSIVE = "SELECT * FROM counterpoise_log.lock_log(:name, true)"
+_UNKNOWN_LOG = "CP002"
+
+
+class LogNotFound(LookupError):
+    """There is no built-in log of this name."""
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionBounds:
+    """The earliest position of a partition that can be read, and the one after its last."""
+
+    first: int
+    next: int
+
+
+def trim_floor(committed: Iterable[Mapping[int, int | None]]) -> dict[int, int]:
+    """Below which position each partition may be trimmed, given what each reading queue committed.
+
+    One mapping {partition: position} for each queue that reads the log. Nothing is trimmed of a
+    partition that one of them has not committed anything of (absent or None), and nothing at all
+    when nobody reads (the contract, *Logs*).
+    """
+    floor: dict[int, int] | None = None
+    for positions in committed:
+        known = {partition: at for partition, at in positions.items() if at is not None}
+        if floor is None:
+            floor = known
+        else:
+            floor = {
+                partition: min(position, known[partition])
+                for partition, position in floor.items()
+                if partition in known
+            }
+    return floor or {}
+
+
+class BuiltinLogs:
+    """All built-in logs of one database."""
+
+    def __init__(self, engine: AsyncEngine, address: str) -> None:
+        """`address` is the database's URL as consumers and publishers reach it."""
+        self._engine = engine
+        self._credentials = LogCredentials(engine, address)
+
+    async def credentials(self, kind: Purpose) -> LogAccess | None:
+        """Short-lived credentials for all built-in logs; None if the service may not make roles."""
+        return await self._credentials.get(kind)
+
+    async def ensure(self, name: str, partition_count: int) -> None:
+        """Make the log unless it exists (then its partition count stays as it is)."""
+        async with self._engine.begin() as connection:
+            await connection.execute(
+                text(
+                    "INSERT INTO counterpoise_log.logs (name, partition_count)"
+                    " VALUES (:name, :count) ON CONFLICT (name) DO NOTHING"
+                ),
+                {"name": name, "count": partition_count},
+            )
+            await self._add_partitions(connection, name)
+
+    async def set_partition_count(
+        self, name: str, partition_count: int, revision: int | None = None
+    ) -> bool:
+        """Refuse appends routed with another count from now on. Whether that is what now holds.
+
+        Waits for the appends under way. `revision` is the queue's revision that set this count: a
+        call that comes late, after one with a higher revision, changes nothing and answers False.
+        Raises LogNotFound, and SQLAlchemy's DBAPIError when an append does not end within seconds.
+        """
+        async with self._engine.begin() as connection:
+            log = await self._lock(connection, name)
+            if revision is not None and revision < log["revision"]:
+                return False
+            await connection.execute(
+                text(
+                    "UPDATE counterpoise_log.logs SET partition_count = :count,"
+                    " revision = greatest(revision, :revision) WHERE log_id = :log_id"
+                ),
+                {
+                    "count": partition_count,
+                    "revision": revision or 0,
+                    "log_id": log["log_id"],
+                },
+            )
+            await self._add_partitions(connection, name)
+            return True
+
+    async def discard(self, name: str, partitions: Iterable[int]) -> frozenset[int]:
+        """Delete what these partitions hold; their positions count on. Returns those it did.
+
+        Only of partitions outside the log's partition count: one that is in use again is left
+        alone, for this call may come late. Readers of what vanished find nothing, without error.
+        """
+        async with self._engine.begin() as connection:
+            log = await self._lock(connection, name)
+            discarded = await connection.scalars(
+                text(
+                    "UPDATE counterpoise_log.partitions"
+                    " SET first_position = next_position, discarded_position = next_position"
+                    " WHERE log_id = :log_id AND partition = ANY (CAST(:partitions AS integer[]))"
+                    " AND partition >= :count RETURNING partition"
+                ),
+                {
+                    "log_id": log["log_id"],
+                    "partitions": sorted(partitions),
+                    "count": log["partition_count"],
+                },
+            )
+            result = frozenset(discarded)
+        await self._sweep(name)
+        return result
+
+    async def drop(self, name: str) -> None:
+        """Delete the log with all it holds. One made again under its name is another log."""
+        try:
+            async with self._engine.begin() as connection:
+                log = await self._lock(connection, name)
+                await connection.execute(
+                    text("DELETE FROM counterpoise_log.logs WHERE log_id = :log_id"),
+                    {"log_id": log["log_id"]},
+                )
+        except LogNotFound:
+            pass
+        await self.sweep_dropped()
+
+    async def trim(self, name: str, below: Mapping[int, int]) -> None:
+        """Delete what lies below these positions (see `trim_floor`), in short transactions."""
+        async with self._engine.begin() as connection:
+            await self._known(connection, name)
+            await connection.execute(
+                text(
+                    "SELECT counterpoise_log.trim(:name, CAST(:partitions AS integer[]),"
+                    " CAST(:positions AS bigint[]))"
+                ),
+                {
+                    "name": name,
+                    "partitions": list(below),
+                    "positions": list(below.values()),
+                },
+            )
+        await self._sweep(name)
+
+    async def sweep_dropped(self) -> int:
+        """Delete messages of logs that were dropped, also when that was interrupted."""
+        return await self._repeat(
+            "SELECT counterpoise_log.sweep_dropped(:limit)", {"limit": SWEEP_MESSAGES}
+        )
+
+    async def forget_publishers(self, idle_seconds: float) -> int:
+        """Forget publishers that have not appended for so long. Returns how many.
+
+        A retry that comes even later would be appended a second time: choose days.
+        """
+        async with self._engine.begin() as connection:
+            result = await connection.execute(
+                text(
+                    "DELETE FROM counterpoise_log.publishers"
+                    " WHERE appended_at < now() - make_interval(secs => :idle)"
+                ),
+                {"idle": idle_seconds},
+            )
+            return result.rowcount
+
+    async def partition_count(self, name: str) -> int:
+        """The partition count the log works with. Raises LogNotFound."""
+        async with self._engine.connect() as connection:
+            return int((await self._known(connection, name))["partition_count"])
+
+    async def bounds(self, name: str) -> dict[int, PartitionBounds]:
+        """First and next position of every partition the log ever had. Raises LogNotFound."""
+        async with self._engine.connect() as connection:
+            log = await self._known(connection, name)
+            rows = await connection.execute(
+                text(
+                    "SELECT partition, first_position, next_position"
+                    " FROM counterpoise_log.partitions WHERE log_id = :log_id ORDER BY partition"
+                ),
+                {"log_id": log["log_id"]},
+            )
+            return {row[0]: PartitionBounds(row[1], row[2]) for row in rows}
+
+    async def position_at(self, name: str, time: float) -> dict[int, int]:
+        """For every partition the position of the first message published at `time` or later.
+
+        `time` is in Unix seconds. Nothing published since then lies below, also where publishers
+        gave times that are not in order; without such a message it is the partition's end.
+        """
+        async with self._engine.connect() as connection:
+            log = await self._known(connection, name)
+            rows = await connection.execute(
+                text(
+                    "SELECT p.partition, coalesce(since.position, p.next_position)"
+                    " FROM counterpoise_log.partitions AS p LEFT JOIN ("
+                    "   SELECT m.partition, min(m.position) AS position"
+                    "   FROM counterpoise_log.messages AS m"
+                    "   JOIN counterpoise_log.partitions AS mine"
+                    "     ON mine.log_id = m.log_id AND mine.partition = m.partition"
+                    "     AND m.position >= mine.first_position"
+                    "   WHERE m.log_id = :log_id AND m.published_at >= :time"
+                    "   GROUP BY m.partition"
+                    " ) AS since USING (partition) WHERE p.log_id = :log_id ORDER BY p.partition"
+                ),
+                {"log_id": log["log_id"], "time": datetime.fromtimestamp(time, UTC)},
+            )
+            return {row[0]: row[1] for row in rows}
+
+    async def _add_partitions(self, connection: AsyncConnection, name: str) -> None:
+        await connection.execute(
+            text(
+                "INSERT INTO counterpoise_log.partitions (log_id, partition)"
+                " SELECT log_id, generate_series(0, partition_count - 1)"
+                " FROM counterpoise_log.logs WHERE name = :name ORDER BY 2"
+                " ON CONFLICT DO NOTHING"
+            ),
+            {"name": name},
+        )
+
+    async def _lock(self, connection: AsyncConnection, name: str) -> Mapping[str, int]:
+        """Keep appends away until the transaction ends; the log's row as it then is."""
+        await self._known(connection, name)
+        await connection.execute(text(f"SET LOCAL lock_timeout = '{_LOCK_SECONDS}s'"))
+        try:
+            locked = await connection.execute(text(_EXCLUSIVE), {"name": name})
+        except DBAPIError as error:
+            if getattr(error.orig, "sqlstate", None) == _UNKNOWN_LOG:
+                raise LogNotFound(f"there is no log {name!r}") from None
+            raise
+        return dict(locked.mappings().one())
+
+    async def _known(self, connection: AsyncConnection, name: str) -> Mapping[str, int]:
+        found = await connection.execute(
+            text("SELECT * FROM counterpoise_log.logs WHERE name = :name"), {"name": name}
+        )
+        log = found.mappings().first()
+        if log is None:
+            raise LogNotFound(f"there is no log {name!r}")
+        return dict(log)
+
+    async def _sweep(self, name: str) -> None:
+        await self._repeat(
+            "SELECT counterpoise_log.sweep(:name, :limit)",
+            {"name": name, "limit": SWEEP_MESSAGES},
+        )
+
+    async def _repeat(self, statement: str, parameters: Mapping[str, object]) -> int:
+        """Run a statement that deletes a bounded number of messages until it finds none."""
+        total = 0
+        while True:
+            async with self._engine.begin() as connection:
+                deleted = await connection.scalar(text(statement), parameters) or 0
+            if not deleted:
+                return total
+            total += deleted

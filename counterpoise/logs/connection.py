@@ -1,0 +1,173 @@
+"""One Postgres connection for a log: bounded calls, new connections, errors said in our words."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+import psycopg
+from psycopg.abc import PQGen
+from psycopg.types.numeric import Int8BinaryLoader
+
+from counterpoise.logs.errors import (
+    InvalidMessage,
+    LogAccessRefused,
+    LogError,
+    LogNotFound,
+    LogUnavailable,
+    StalePartitionCount,
+)
+
+T = TypeVar("T")
+Row = tuple[Any, ...]
+
+# What the schema's functions raise (migrations/log).
+_STALE_PARTITION_COUNT = "CP001"
+_LOG_NOT_FOUND = "CP002"
+# SQLSTATE classes and codes of what passes by itself: connection, rollback, resources, operator,
+# lock not available, read-only (a standby that has not taken over yet).
+_TRANSIENT_CLASSES = ("08", "40", "53", "57", "58", "XX")
+_TRANSIENT_CODES = ("55P03", "25006")
+_CONNECT_SECONDS = 10.0
+
+
+class _BoundedConnection(psycopg.Connection[Row]):
+    """A connection that stops waiting for the server at `deadline` (monotonic seconds).
+
+    TCP time-outs do not help against a server that is stopped, only against one that is gone.
+    """
+
+    deadline: float = float("inf")
+
+    def wait(self, gen: PQGen[T], interval: float = 0.1, timeout: float | None = None) -> T:
+        left = max(0.0, self.deadline - time.monotonic())
+        return super().wait(gen, interval, left if timeout is None else min(timeout, left))
+
+
+class LogConnection:
+    """Runs statements over one connection that is made when needed and made anew when broken.
+
+    Every statement is a transaction of its own. Threads take turns. The URL holds a password, so
+    no message and no repr contains it.
+    """
+
+    def __init__(self, url: str, timeout_seconds: float) -> None:
+        try:
+            psycopg.conninfo.conninfo_to_dict(url)
+        except psycopg.Error:
+            # The driver's message may quote the password.
+            raise LogError(
+                "the log's URL is not a Postgres URL (postgresql://user:password@host:port/db)"
+            ) from None
+        self._url = url
+        self._timeout_seconds = timeout_seconds
+        self._lock = threading.Lock()
+        self._connection: _BoundedConnection | None = None
+        self._process = os.getpid()
+
+    def query(self, statement: str, parameters: Sequence[object], *, retry: bool) -> list[Row]:
+        """All rows of a statement, read in binary.
+
+        With `retry` a broken connection is replaced and the statement sent again, once: for
+        statements that may run twice. Raises LogUnavailable and the other LogErrors.
+        """
+        deadline = time.monotonic() + self._timeout_seconds
+        if not self._lock.acquire(timeout=self._timeout_seconds):
+            raise LogUnavailable("another thread's call on this log took too long")
+        try:
+            return self._query(statement, parameters, retry, deadline)
+        finally:
+            self._lock.release()
+
+    def close(self) -> None:
+        """Close the connection if there is one; the next statement makes a new one."""
+        with self._lock:
+            self._discard()
+
+    def _query(
+        self, statement: str, parameters: Sequence[object], retry: bool, deadline: float
+    ) -> list[Row]:
+        reused = self._usable()
+        try:
+            connection = self._connection or self._connect(deadline)
+            connection.deadline = deadline
+            with connection.cursor(binary=True) as cursor:
+                cursor.execute(statement.encode(), parameters)
+                return cursor.fetchall() if cursor.description else []
+        except psycopg.Error as error:
+            connection_lost = self._connection is None or self._connection.broken
+            timed_out = time.monotonic() >= deadline
+            if connection_lost or timed_out or isinstance(error, psycopg.InterfaceError):
+                self._discard()
+                if retry and reused and not timed_out:
+                    return self._query(statement, parameters, False, deadline)
+            raise _in_our_words(error) from error
+        except BaseException:
+            # Interrupted in the middle: nobody knows what the connection would say next.
+            self._discard()
+            raise
+
+    def _usable(self) -> bool:
+        """Whether there is a connection to reuse. A forked child leaves its parent's alone."""
+        if self._process != os.getpid():
+            self._connection, self._process = None, os.getpid()
+        return self._connection is not None
+
+    def _connect(self, deadline: float) -> _BoundedConnection:
+        left = max(1.0, min(_CONNECT_SECONDS, deadline - time.monotonic()))
+        try:
+            connection = _BoundedConnection.connect(
+                self._url, autocommit=True, connect_timeout=int(left + 0.999),
+                application_name="counterpoise-log",
+            )
+        except psycopg.OperationalError as error:
+            refused = error.pgconn is not None and error.pgconn.used_password
+            message = str(error).strip()
+            if refused:
+                raise LogAccessRefused(f"the log refused the credentials: {message}") from None
+            raise LogUnavailable(f"the log cannot be reached: {message}") from None
+        # Microseconds since 2000 instead of objects; see counterpoise.logs.postgres.
+        connection.adapters.register_loader("timestamptz", Int8BinaryLoader)
+        connection.deadline = deadline
+        self._connection = connection
+        # The server gives up too, so that calls we gave up on do not pile up there.
+        connection.execute(
+            "SELECT set_config('statement_timeout', %s, false),"
+            " set_config('default_transaction_isolation', 'read committed', false)",
+            [str(max(1, int(self._timeout_seconds * 1000)))],
+        )
+        return connection
+
+    def _discard(self) -> None:
+        connection, self._connection = self._connection, None
+        if connection is not None and self._process == os.getpid():
+            connection.close()
+
+
+def _in_our_words(error: psycopg.Error) -> LogError:
+    state = error.sqlstate
+    message = error.diag.message_primary or str(error).strip()
+    if state is None or state.startswith(_TRANSIENT_CLASSES) or state in _TRANSIENT_CODES:
+        return LogUnavailable(f"the log does not answer: {message}")
+    special: dict[str, Callable[[], LogError]] = {
+        _LOG_NOT_FOUND: lambda: LogNotFound(message),
+        "42P01": lambda: LogError("this database has no built-in log (counterpoise migrate)"),
+        "3F000": lambda: LogError("this database has no built-in log (counterpoise migrate)"),
+        "42883": lambda: LogError("this database has no built-in log (counterpoise migrate)"),
+        "42501": lambda: LogAccessRefused(f"the log's credentials do not suffice: {message}"),
+    }
+    if state in special:
+        return special[state]()
+    if state.startswith(("22", "23")):
+        return InvalidMessage(f"the log refused the messages: {message}")
+    return LogError(f"the log failed: {message} ({state})")
+
+
+def stale_partition_count(error: BaseException | None, routed_with: int) -> StalePartitionCount | None:
+    """The refusal of an append routed with an old partition count, if that is what `error` is."""
+    if isinstance(error, psycopg.Error) and error.sqlstate == _STALE_PARTITION_COUNT:
+        return StalePartitionCount(routed_with, int(error.diag.message_detail or 0))
+    return None

@@ -1,0 +1,281 @@
+"""The built-in log: a Postgres schema (`counterpoise_log`, made by migrations/log).
+
+Positions are decimal numbers, contiguous within a partition: an append raises
+`partitions.next_position` under the row's lock and writes its messages in the same transaction.
+That they have no holes lets `read` notice that something is missing without asking: only then it
+looks up whether the messages were trimmed, discarded, or have not been appended yet.
+
+Reading builds Arrow columns straight from the driver's cells. A range is read in chunks, each a
+statement of its own, so neither side keeps more than a chunk and no transaction stays open while
+the caller works.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from counterpoise.logs import (
+    MESSAGE_SCHEMA,
+    AppendBatch,
+    AppendResult,
+    Bounds,
+    InvalidPosition,
+    LogError,
+    LogNotFound,
+    PositionAhead,
+    PositionTrimmed,
+)
+from counterpoise.logs.connection import LogConnection, Row, stale_partition_count
+from counterpoise.logs.shares import fair_shares
+
+CHUNK_MESSAGES = 8192
+CHUNK_BYTES = 8 * 1024 * 1024
+SWEEP_MESSAGES = 10_000
+
+_APPEND = """SELECT counterpoise_log.append(%b, %b, %b, %b,
+    %b::integer[], %b::bytea[], %b::text[], %b::text[], %b::timestamptz[])"""
+
+# `before` is how many bytes of values the chunk already has when it comes to a message.
+_READ = """SELECT position, published_at, key, value, headers FROM (
+    SELECT position, published_at, key, value, headers,
+        sum(octet_length(value)) OVER (ORDER BY position ROWS UNBOUNDED PRECEDING)
+            - octet_length(value) AS before
+    FROM counterpoise_log.messages
+    WHERE log_id = (SELECT log_id FROM counterpoise_log.logs WHERE name = %b)
+        AND partition = %b AND position >= %b AND position < %b
+    ORDER BY position LIMIT %b
+) AS chunk WHERE before < %b ORDER BY position"""
+
+# One statement, so one snapshot: the ends and the partition count belong together.
+_BOUNDS = """SELECT l.partition_count, l.incarnation::text, p.partition,
+        p.first_position, p.next_position
+    FROM counterpoise_log.logs AS l LEFT JOIN counterpoise_log.partitions AS p
+        ON p.log_id = l.log_id AND p.partition = ANY (%b::integer[])
+    WHERE l.name = %b"""
+
+_PARTITION = """SELECT p.first_position, p.next_position, p.discarded_position
+    FROM counterpoise_log.logs AS l LEFT JOIN counterpoise_log.partitions AS p
+        ON p.log_id = l.log_id AND p.partition = %b
+    WHERE l.name = %b"""
+
+_TOO_LARGE = 2**63
+_EPOCH_2000_MICROSECONDS = 946_684_800_000_000
+_TIME = MESSAGE_SCHEMA.field("published_at").type
+_HEADERS = MESSAGE_SCHEMA.field("headers").type
+
+
+class PostgresLog:
+    """The built-in log `name`, reached by a Postgres URL. See `counterpoise.logs.Log`."""
+
+    def __init__(self, name: str, url: str, *, timeout_seconds: float = 30.0) -> None:
+        """Nothing is connected yet. Raises LogError if the URL is not one of Postgres."""
+        self.name = name
+        self._connection = LogConnection(url, timeout_seconds)
+
+    def __repr__(self) -> str:
+        return f"PostgresLog({self.name!r})"
+
+    def append(self, batch: AppendBatch) -> AppendResult:
+        messages = batch.messages
+        if not messages:
+            return AppendResult(0, 0)
+        for message in messages:
+            message.size_bytes()
+        keys = [message.key for message in messages]
+        headers = [
+            json.dumps(dict(message.headers), ensure_ascii=False) if message.headers else None
+            for message in messages
+        ]
+        times = [message.published_at for message in messages]
+        parameters = [
+            self.name,
+            batch.partition_count,
+            batch.publisher,
+            batch.first_sequence,
+            list(batch.partitions),
+            [message.value for message in messages],
+            _unless_empty(keys),
+            _unless_empty(headers),
+            _unless_empty(times),
+        ]
+        try:
+            ((appended,),) = self._connection.query(_APPEND, parameters, retry=False)
+        except LogError as error:
+            stale = stale_partition_count(error.__cause__, batch.partition_count)
+            if stale is not None:
+                raise stale from None
+            raise
+        return AppendResult(appended, len(messages) - appended)
+
+    def read(
+        self,
+        partition: int,
+        start: str,
+        end: str | None,
+        *,
+        max_messages: int,
+        max_bytes: int | None = None,
+    ) -> Iterator[pa.RecordBatch]:
+        position = _number(start)
+        last = self._end_from(partition, position) if end is None else _number(end)
+        messages_left = max_messages
+        bytes_left = CHUNK_BYTES if max_bytes is None else max_bytes
+        missing_before = False
+        while position < last and messages_left > 0 and bytes_left > 0:
+            rows = self._connection.query(
+                _READ,
+                [
+                    self.name,
+                    partition,
+                    position,
+                    last,
+                    min(messages_left, CHUNK_MESSAGES),
+                    min(bytes_left, CHUNK_BYTES),
+                ],
+                retry=True,
+            )
+            rows = _contiguous_from(position, rows)
+            if rows:
+                yield _record_batch(partition, rows)
+                position += len(rows)
+                messages_left -= len(rows)
+                if max_bytes is not None:
+                    bytes_left -= sum(len(row[3]) for row in rows)
+                missing_before = False
+                continue
+            resumed = self._after_gap(partition, position)
+            if resumed is None:
+                return
+            # Once, the message may have been appended between the two statements.
+            if resumed == position and missing_before:
+                raise LogError(f"the log lacks position {position} of partition {partition}")
+            missing_before = resumed == position
+            position = resumed
+
+    def bounds(self, partitions: Sequence[int]) -> Bounds:
+        rows = self._connection.query(_BOUNDS, [list(partitions), self.name], retry=True)
+        if not rows:
+            raise LogNotFound(f"there is no log {self.name!r}")
+        starts = dict.fromkeys(partitions, "0")
+        ends = dict.fromkeys(partitions, "0")
+        for _, _, partition, first, following in rows:
+            if partition is not None:
+                starts[partition], ends[partition] = str(first), str(following)
+        return Bounds(rows[0][0], rows[0][1], starts, ends)
+
+    def limit(
+        self, starts: Mapping[int, str], max_messages: int, bounds: Bounds | None = None
+    ) -> Mapping[int, str]:
+        if bounds is None:
+            bounds = self.bounds(list(starts))
+        begins = {}
+        backlogs = {}
+        for partition, start in starts.items():
+            end = _number(bounds.ends[partition])
+            if _number(start) > end:
+                raise PositionAhead(partition, start, str(end))
+            begins[partition] = max(_number(start), _number(bounds.starts[partition]))
+            backlogs[partition] = end - begins[partition]
+        shares = fair_shares(backlogs, max_messages)
+        return {
+            partition: str(begins[partition] + shares[partition]) if shares[partition] else start
+            for partition, start in starts.items()
+        }
+
+    def compare(self, a: str, b: str) -> int:
+        return _number(a) - _number(b)
+
+    def trim(self, below: Mapping[int, str]) -> None:
+        """Needs the rights of the service; a reader's credentials do not suffice."""
+        positions = [_number(position) for position in below.values()]
+        self._connection.query(
+            "SELECT counterpoise_log.trim(%b, %b::integer[], %b::bigint[])",
+            [self.name, list(below), positions],
+            retry=True,
+        )
+        while self._connection.query(
+            "SELECT counterpoise_log.sweep(%b, %b)", [self.name, SWEEP_MESSAGES], retry=True
+        )[0][0]:
+            pass
+
+    def next_sequence(self, publisher: str) -> int:
+        ((sequence,),) = self._connection.query(
+            "SELECT counterpoise_log.next_sequence(%b, %b)", [self.name, publisher], retry=True
+        )
+        return int(sequence)
+
+    def close(self) -> None:
+        self._connection.close()
+
+    def _partition(self, partition: int) -> tuple[int, int, int]:
+        """First, next and discarded position of a partition, zeros if the log never had it."""
+        rows = self._connection.query(_PARTITION, [partition, self.name], retry=True)
+        if not rows:
+            raise LogNotFound(f"there is no log {self.name!r}")
+        first, following, discarded = rows[0]
+        return first or 0, following or 0, discarded or 0
+
+    def _end_from(self, partition: int, position: int) -> int:
+        end = self._partition(partition)[1]
+        if position > end:
+            raise PositionAhead(partition, str(position), str(end))
+        return end
+
+    def _after_gap(self, partition: int, position: int) -> int | None:
+        """Where to read on when there was no message at `position`: None at the end."""
+        first, following, discarded = self._partition(partition)
+        if position < discarded:
+            return discarded
+        if position < first:
+            raise PositionTrimmed(partition, str(position), str(first))
+        if position > following:
+            raise PositionAhead(partition, str(position), str(following))
+        return None if position == following else position
+
+
+def _number(position: str) -> int:
+    """A position as the number it is; raises InvalidPosition."""
+    if isinstance(position, str) and position.isascii() and position.isdecimal():
+        number = int(position) if len(position) < 20 else _TOO_LARGE
+        if number < _TOO_LARGE:
+            return number
+    raise InvalidPosition(f"{position!r} is not a position of the built-in log")
+
+
+def _unless_empty(column: list[Any]) -> list[Any] | None:
+    return column if any(cell is not None for cell in column) else None
+
+
+def _contiguous_from(position: int, rows: list[Row]) -> list[Row]:
+    """The rows that follow each other without a gap, if the first is at `position`."""
+    if not rows or rows[0][0] != position:
+        return []
+    if rows[-1][0] - position + 1 == len(rows):
+        return rows
+    return [row for place, row in enumerate(rows) if row[0] == position + place]
+
+
+def _record_batch(partition: int, rows: list[Row]) -> pa.RecordBatch:
+    positions, times, keys, values, headers = zip(*rows, strict=True)
+    count = len(rows)
+    if any(headers):
+        header_items = [None if one is None else list(one.items()) for one in headers]
+        header_column = pa.array(header_items, _HEADERS)
+    else:
+        header_column = pa.nulls(count, _HEADERS)
+    return pa.RecordBatch.from_arrays(
+        [
+            pa.repeat(pa.scalar(partition, pa.int32()), count),
+            pa.array(positions, pa.int64()).cast(pa.string()),
+            pa.array(keys, pa.string()),
+            pa.array(values, pa.binary()),
+            header_column,
+            pc.add(pa.array(times, pa.int64()), _EPOCH_2000_MICROSECONDS).view(_TIME),
+        ],
+        schema=MESSAGE_SCHEMA,
+    )
