@@ -142,9 +142,9 @@ class Forbidden(Refused):
 
 @dataclass(frozen=True)
 class InvalidField:
-    """One thing wrong in what was sent: where it is (dotted), and what is wrong with it."""
+    """One thing wrong in what was sent: its path (dotted), and what is wrong with it."""
 
-    where: str
+    field: str
     message: str
 
 
@@ -155,19 +155,16 @@ class Invalid(Refused):
 
     @property
     def errors(self) -> Sequence[InvalidField]:
-        found = []
-        for error in self.problem.get("errors") or ():
-            if isinstance(error, Mapping):
-                where = error.get("where", error.get("field", error.get("loc", "")))
-                if isinstance(where, list | tuple):
-                    where = ".".join(str(part) for part in where)
-                message = error.get("message", error.get("msg", error.get("detail", "")))
-                found.append(InvalidField(str(where), str(message)))
-        return tuple(found)
+        found = self.problem.get("errors")
+        return tuple(
+            InvalidField(str(error.get("field", "")), str(error.get("message", "")))
+            for error in (found if isinstance(found, list) else ())
+            if isinstance(error, Mapping)
+        )
 
     def __str__(self) -> str:
         text = super().__str__()
-        said = [f"{error.where}: {error.message}" for error in self.errors]
+        said = [f"{error.field}: {error.message}" for error in self.errors]
         return "; ".join([text, *(one for one in said if one not in text)])
 
 

@@ -1,0 +1,7 @@
+"""A consumer's binding to a queue: `Flow` for threads, `AsyncFlow` for asyncio, on one core."""
+
+from counterpoise.flow.asyncio import AsyncFlow
+from counterpoise.flow.blocking import Flow
+from counterpoise.flow.view import Owned, Warming
+
+__all__ = ["AsyncFlow", "Flow", "Owned", "Warming"]

@@ -1,0 +1,270 @@
+"""`AsyncFlow`: `Flow` with await, on the same core. For one event loop.
+
+    async with AsyncFlow("flights", on_granted=granted) as flow:
+        while not stopping:
+            ...
+            await flow.commit([(partition, owned.epoch, position)])
+            await flow.wait(0.1)
+
+Callbacks may be plain or async functions; they run one after another in a task of the flow's own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import logging
+import os
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from typing import Self, TypeVar
+
+from counterpoise.client import AsyncClient
+from counterpoise.errors import CounterpoiseError, ServiceUnavailable, Unreachable
+from counterpoise.flow import programs
+from counterpoise.flow.base import BaseFlow
+from counterpoise.flow.programs import MayRenew, Pause, Program, Send, Sent
+from counterpoise.flow.view import Notice
+from counterpoise.wire import LogAccess, ReleaseItem
+
+R = TypeVar("R")
+
+logger = logging.getLogger("counterpoise.flow")
+
+_JOIN_SECONDS = 2.0
+
+
+class AsyncFlow(BaseFlow):
+    """A flow with asyncio; arguments, methods and errors are those of `Flow`."""
+
+    def _set_up(self) -> None:
+        self._client: AsyncClient | None = None
+        self._keeper: asyncio.Task[None] | None = None
+        self._teller: asyncio.Task[None] | None = None
+        self._to_tell: asyncio.Queue[Notice | None] = asyncio.Queue()
+        self._closed = asyncio.Event()
+        # Replaced at every change: whoever waits holds the one of before.
+        self._change = asyncio.Event()
+
+    # -------------------------------------------------------------- opening and closing
+
+    async def open(self, wait_seconds: float = 30.0) -> Self:
+        """Start to bind, and wait until bound; see `Flow.open`."""
+        self._check_process()
+        client = AsyncClient(self._url, token=self._token, timeout_seconds=self._timeout_seconds)
+        try:
+            self._core.open()
+        except CounterpoiseError:
+            await client.close()
+            raise
+        self._client = client
+        name = f"flow-{self.queue}"
+        if self._callbacks.any:
+            self._teller = asyncio.create_task(self._tell(), name=f"{name}-tell")
+        self._keeper = asyncio.create_task(self._keep(), name=name)
+        if wait_seconds > 0:
+            try:
+                await self._wait_bound(wait_seconds)
+            except BaseException:
+                await self.close(timeout_seconds=1.0)
+                raise
+        return self
+
+    async def _wait_bound(self, wait_seconds: float) -> None:
+        deadline = time.monotonic() + wait_seconds
+        while self._core.status == "binding":
+            left = deadline - time.monotonic()
+            if left <= 0:
+                raise self._core.last_error or Unreachable(
+                    f"the service did not answer within {wait_seconds:g} s"
+                )
+            await self._next_change(left)
+        self._core.check()
+
+    async def unbind(self) -> None:
+        """Give up all the flow owns, at once; see `Flow.unbind`."""
+        self._check_process()
+        if not await self._run(programs.leave(self._core, self._timeout_seconds)):
+            raise self._core.last_error or ServiceUnavailable("the service did not answer")
+
+    async def close(self, *, timeout_seconds: float = 5.0) -> None:
+        """Unbind and end the tasks; see `Flow.close`."""
+        client = self._client
+        if self._pid != os.getpid() or client is None or self._closed.is_set():
+            return
+        self._closed.set()
+        if not await self._run(programs.leave(self._core, timeout_seconds)):
+            logger.warning("flow on %s: the service was not told of its end", self.queue)
+        self._to_tell.put_nowait(None)
+        others = [
+            task
+            for task in (self._teller, self._keeper)
+            if task is not None and task is not asyncio.current_task()
+        ]
+        if others:
+            _, pending = await asyncio.wait(others, timeout=_JOIN_SECONDS)
+            for task in pending:
+                task.cancel()
+            await asyncio.gather(*pending, return_exceptions=True)
+        await client.close()
+
+    async def __aenter__(self) -> Self:
+        return await self.open() if self.status == "new" else self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    # -------------------------------------------------------------- using it
+
+    async def wait(self, timeout_seconds: float | None = None, after: int | None = None) -> bool:
+        """Wait until the view or the status changes; see `Flow.wait`."""
+        self._check_process()
+        self._core.check()
+        seen = self._core.version if after is None else after
+        deadline = None if timeout_seconds is None else time.monotonic() + timeout_seconds
+        while self._core.version == seen:
+            left = None if deadline is None else deadline - time.monotonic()
+            if left is not None and left <= 0:
+                return False
+            await self._next_change(left)
+        self._core.check()
+        return True
+
+    async def commit(
+        self,
+        positions: Mapping[int, str] | Iterable[tuple[int, int, str]],
+        *,
+        timeout_seconds: float | None = None,
+    ) -> dict[int, str]:
+        """Commit positions; see `Flow.commit`."""
+        self._check_process()
+        limit = self._timeout_seconds if timeout_seconds is None else timeout_seconds
+        return await self._run(programs.commit(self._core, positions, limit))
+
+    async def release(
+        self,
+        partition: int,
+        position: str | None = None,
+        finished: bool = False,
+        epoch: int | None = None,
+        *,
+        timeout_seconds: float | None = None,
+    ) -> str:
+        """Release a partition; see `Flow.release`."""
+        item: ReleaseItem | tuple[int, str | None, bool] = (partition, position, finished)
+        if epoch is not None:
+            item = ReleaseItem(partition, epoch, position, finished)
+        return (await self.release_many([item], timeout_seconds=timeout_seconds))[partition]
+
+    async def release_many(
+        self,
+        items: Iterable[ReleaseItem | tuple[int, str | None, bool]],
+        *,
+        timeout_seconds: float | None = None,
+    ) -> dict[int, str]:
+        """Release several partitions in one call; see `Flow.release_many`."""
+        self._check_process()
+        limit = self._timeout_seconds if timeout_seconds is None else timeout_seconds
+        return await self._run(programs.release(self._core, items, limit))
+
+    async def ready(self, partition: int, epoch: int | None = None) -> str:
+        """Say that the warm-up of a partition is done; returns the outcome."""
+        self._check_process()
+        return await self._run(programs.ready(self._core, partition, epoch, self._timeout_seconds))
+
+    async def drain(self, timeout_seconds: float | None = None) -> None:
+        """Begin to hand off all the flow owns; see `Flow.drain`."""
+        self._check_process()
+        await self._run(programs.drain(self._core, timeout_seconds, self._timeout_seconds))
+
+    async def log_access(self, fresh: bool = False) -> LogAccess | None:
+        """Credentials for reading the log; see `Flow.log_access`."""
+        self._check_process()
+        return await self._run(programs.log_access(self._core, fresh, self._timeout_seconds))
+
+    # -------------------------------------------------------------- tasks and effects
+
+    async def _keep(self) -> None:
+        try:
+            await self._run(programs.keep_bound(self._core))
+        except Exception:  # a defect of ours: say so rather than stop in silence
+            logger.exception("flow on %s: the background task ended", self.queue)
+
+    async def _tell(self) -> None:
+        while (notice := await self._to_tell.get()) is not None:
+            call = self._callbacks.call_for(notice, time.monotonic())
+            if call is None:
+                continue
+            try:
+                answer = call()
+                if inspect.isawaitable(answer):
+                    await answer
+            except Exception:
+                logger.exception("flow on %s: a callback failed for %s", self.queue, notice)
+
+    async def _sleep(self, seconds: float, until_closed: bool) -> None:
+        if not until_closed:
+            await asyncio.sleep(seconds)
+            return
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._closed.wait()
+
+    async def _next_change(self, timeout_seconds: float | None) -> None:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(timeout_seconds):
+                await self._change.wait()
+
+    async def _run(self, program: Program[R]) -> R:
+        """Carry out a program's effects."""
+        sent: Sent | None = None
+        try:
+            while True:
+                with self._publishing():
+                    try:
+                        effect = next(program) if sent is None else program.send(sent)
+                    except StopIteration as end:
+                        result: R = end.value
+                        return result
+                sent = await self._perform(effect)
+        finally:
+            with self._publishing():
+                program.close()
+
+    @contextmanager
+    def _publishing(self) -> Iterator[None]:
+        version = self._core.version
+        try:
+            yield
+        finally:
+            self._publish(version)
+
+    def _publish(self, version: int) -> None:
+        if self._callbacks.any:
+            for notice in self._core.notices:
+                self._to_tell.put_nowait(notice)
+        self._core.notices.clear()
+        if self._core.version != version:
+            self._change.set()
+            self._change = asyncio.Event()
+
+    async def _perform(self, effect: programs.Effect) -> Sent:
+        started = time.monotonic()
+        match effect:
+            case Pause(seconds):
+                in_background = asyncio.current_task() is self._keeper
+                await self._sleep(seconds, until_closed=in_background)
+                return self._sent(started)
+            case MayRenew():
+                return self._sent(started, value=self._may_renew())
+            case Send(call):
+                assert self._client is not None
+                try:
+                    return self._sent(started, value=await self._client.send(call))
+                except CounterpoiseError as error:
+                    return self._sent(started, error=error)
+                except Exception as error:
+                    if not self._closed.is_set():
+                        logger.exception("flow on %s: a call failed", self.queue)
+                    return self._sent(started, error=Unreachable(f"the call failed: {error!r}"))

@@ -1,0 +1,195 @@
+"""What the blocking and the asyncio flow have in common: settings, and everything only read."""
+
+from __future__ import annotations
+
+import logging
+import os
+import random
+import socket
+import time
+import uuid
+from collections.abc import Callable, Mapping
+from typing import Any, NoReturn
+
+from counterpoise.errors import CounterpoiseError, UsedInAnotherProcess
+from counterpoise.flow.callbacks import Callbacks, OnOwned, OnRevoking, OnWarming
+from counterpoise.flow.core import FlowCore, FlowSettings
+from counterpoise.flow.programs import Sent
+from counterpoise.flow.view import Owned, Warming
+from counterpoise.wire import Update
+
+logger = logging.getLogger("counterpoise.flow")
+
+
+class BaseFlow:
+    """The reading half of a flow. Every property is a snapshot and never blocks or raises."""
+
+    def __init__(
+        self,
+        queue: str,
+        *,
+        url: str | None = None,
+        token: str | None = None,
+        client_name: str | None = None,
+        instance_id: str | None = None,
+        lease_seconds: float = 10.0,
+        warmup: bool = False,
+        rebind: bool = True,
+        timeout_seconds: float = 10.0,
+        renew_while: Callable[[], bool] | None = None,
+        on_granted: OnOwned = None,
+        on_revoking: OnRevoking = None,
+        on_retiring: OnOwned = None,
+        on_lost: OnOwned = None,
+        on_warming: OnWarming = None,
+        on_warming_ended: OnWarming = None,
+    ) -> None:
+        settings = FlowSettings(
+            queue=queue,
+            client_name=client_name or f"{socket.gethostname()}:{os.getpid()}",
+            instance_id=instance_id or str(uuid.uuid4()),
+            lease_seconds=lease_seconds,
+            warmup=warmup,
+            rebind=rebind,
+        )
+        self._core = FlowCore(settings)
+        self._callbacks = Callbacks(
+            on_granted, on_revoking, on_retiring, on_lost, on_warming, on_warming_ended
+        )
+        self._url, self._token = url, token
+        self._timeout_seconds = timeout_seconds
+        self._renew_while = renew_while
+        self._pid = os.getpid()
+        self._set_up()
+
+    def _set_up(self) -> None:
+        """Make what the shell needs. No threads, no connections: those come with `open`."""
+        raise NotImplementedError
+
+    # -------------------------------------------------------------- what the flow is
+
+    @property
+    def queue(self) -> str:
+        """The queue's name."""
+        return self._core.settings.queue
+
+    @property
+    def client_name(self) -> str:
+        """What people see this flow as."""
+        return self._core.settings.client_name
+
+    @property
+    def instance_id(self) -> str:
+        """What tells this consumer from others, also over restarts if it was given."""
+        return self._core.settings.instance_id
+
+    @property
+    def flow_id(self) -> str | None:
+        """The id of the flow now bound; another after an expired lease. None while not bound."""
+        bound = self._core.bound
+        return bound.flow_id if bound else None
+
+    @property
+    def status(self) -> str:
+        """`new` (not opened), `binding`, `bound` or `gone`."""
+        return self._core.status
+
+    @property
+    def gone_reason(self) -> str | None:
+        """Why the flow is gone: `unbound`, `replaced`, `lease_expired`, or the code of an error."""
+        return self._core.gone_reason
+
+    @property
+    def last_error(self) -> CounterpoiseError | None:
+        """What went wrong last; None once the service has answered again."""
+        return self._core.last_error
+
+    @property
+    def log(self) -> str | None:
+        """The queue's log, without credentials; None before the first bind."""
+        bound = self._core.bound
+        return bound.log if bound else None
+
+    @property
+    def start(self) -> str | None:
+        """What a position of None means: `earliest` or `latest`; None before the first bind."""
+        bound = self._core.bound
+        return bound.start if bound else None
+
+    # -------------------------------------------------------------- what it owns
+
+    @property
+    def partitions(self) -> Mapping[int, Owned]:
+        """What the flow owns, by partition number: a snapshot that does not change."""
+        return self._core.view.partitions
+
+    @property
+    def warming(self) -> Mapping[int, Warming]:
+        """What the flow is to warm up, by partition number: a snapshot."""
+        return self._core.view.warming
+
+    @property
+    def active(self) -> bool:
+        """Whether the flow owns anything."""
+        return self._core.view.active
+
+    @property
+    def draining(self) -> bool:
+        """Whether the flow is handing off all it owns."""
+        return self._core.view.draining
+
+    @property
+    def drained(self) -> bool:
+        """Whether it has done so: unbind now."""
+        view = self._core.view
+        return view.draining and not view.active
+
+    @property
+    def update(self) -> Update | None:
+        """The latest update as it came."""
+        return self._core.update
+
+    @property
+    def version(self) -> int:
+        """A number that rises whenever the view or the status changes; see `wait`."""
+        return self._core.version
+
+    @property
+    def lease_expires_at(self) -> float | None:
+        """When the lease ends if nothing renews it, by the monotonic clock; never too late."""
+        return self._core.lease_expires_at
+
+    # -------------------------------------------------------------- for the shells
+
+    def _check_process(self) -> None:
+        if os.getpid() != self._pid:
+            raise UsedInAnotherProcess(
+                f"this flow belongs to process {self._pid}; a forked process has to open its own"
+            )
+
+    def _may_renew(self) -> bool:
+        if self._renew_while is None:
+            return True
+        try:
+            return bool(self._renew_while())
+        except Exception:
+            # Who cannot say that all is well is not well.
+            logger.exception("flow on %s: renew_while failed", self.queue)
+            return False
+
+    def _sent(
+        self, sent_at: float, value: Any = None, error: CounterpoiseError | None = None
+    ) -> Sent:
+        return Sent(sent_at, time.monotonic(), random.random(), value, error)
+
+    def __getstate__(self) -> NoReturn:
+        raise TypeError(
+            f"a {type(self).__name__} cannot be pickled: it holds connections and a lease of this "
+            "process; open one in the process that needs it"
+        )
+
+    def __repr__(self) -> str:
+        return (
+            f"<{type(self).__name__} {self.client_name} on {self.queue}: {self.status}, "
+            f"{len(self.partitions)} partitions>"
+        )

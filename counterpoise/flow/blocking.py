@@ -1,0 +1,303 @@
+"""`Flow`: one consumer's binding to a queue, for programs with threads.
+
+    def granted(owned):
+        print("mine from now on:", owned.partition, "from", owned.position)
+
+    with Flow("flights", on_granted=granted) as flow:
+        while not stopping:
+            for partition, owned in flow.partitions.items():
+                position = work(partition, owned)
+                flow.commit([(partition, owned.epoch, position)])
+                if owned.state == "revoking":
+                    flow.release(partition, epoch=owned.epoch)
+            flow.wait(0.1)
+
+One thread of the flow's own binds, polls and renews. Callbacks run on another, one after another
+in the order of what happened, so that a slow one does not cost the lease; they may call anything
+of the flow but `close`. What they raise is logged. All methods are safe to call from any thread.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import queue
+import threading
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Self, TypeVar
+
+from counterpoise.client import Client
+from counterpoise.errors import CounterpoiseError, ServiceUnavailable, Unreachable
+from counterpoise.flow import programs
+from counterpoise.flow.base import BaseFlow
+from counterpoise.flow.programs import MayRenew, Pause, Program, Send, Sent
+from counterpoise.flow.view import Notice
+from counterpoise.wire import LogAccess, ReleaseItem
+
+R = TypeVar("R")
+
+logger = logging.getLogger("counterpoise.flow")
+
+# How long close waits for a poll or a callback that is under way before it leaves them behind.
+_JOIN_SECONDS = 2.0
+
+
+class Flow(BaseFlow):
+    """A flow with threads. See the module's docstring, and `BaseFlow` for what can be read.
+
+    `queue`: its name. `url`, `token`: as for `Client`. `client_name`: for people. `instance_id`:
+    the same over restarts lets a restarted consumer take its old partitions back at once; random
+    unless given. `lease_seconds`: 1..3600. `warmup`: be told before a partition comes.
+    `rebind=False`: stay gone after an expired lease. `timeout_seconds`: how long a method tries.
+    `renew_while`: asked before every poll; while it returns False nothing is renewed in the
+    background, so that the lease of a program that is stuck expires. Callbacks: see `Callbacks`.
+
+    Nothing happens before `open`. Methods raise once the flow is gone for good: `FlowGone` with
+    the reason `replaced` or `unbound`, `QueueNotFound`, ...; before that they raise only
+    `ServiceUnavailable`, when the service did not answer within `timeout_seconds`.
+    """
+
+    def _set_up(self) -> None:
+        self._lock = threading.Lock()
+        self._changed = threading.Condition(self._lock)
+        self._closing = threading.Event()
+        self._client: Client | None = None
+        self._keeper: threading.Thread | None = None
+        self._teller: threading.Thread | None = None
+        self._to_tell: queue.SimpleQueue[Notice | None] = queue.SimpleQueue()
+
+    # -------------------------------------------------------------- opening and closing
+
+    def open(self, wait_seconds: float = 30.0) -> Self:
+        """Start to bind, and wait until bound, at most `wait_seconds` (0: do not wait).
+
+        Raises what the service refuses the flow with (`QueueNotFound`, `Invalid`, ...), and
+        `ServiceUnavailable` when time is up; the flow is closed then.
+        """
+        self._check_process()
+        client = Client(self._url, token=self._token, timeout_seconds=self._timeout_seconds)
+        with self._lock:
+            try:
+                self._core.open()
+            except CounterpoiseError:
+                client.close()
+                raise
+            self._client = client
+        name = f"flow-{self.queue}"
+        self._keeper = threading.Thread(target=self._keep, name=name, daemon=True)
+        if self._callbacks.any:
+            self._teller = threading.Thread(target=self._tell, name=f"{name}-tell", daemon=True)
+            self._teller.start()
+        self._keeper.start()
+        if wait_seconds > 0:
+            try:
+                self._wait_bound(wait_seconds)
+            except BaseException:
+                self.close(timeout_seconds=1.0)
+                raise
+        return self
+
+    def _wait_bound(self, wait_seconds: float) -> None:
+        deadline = time.monotonic() + wait_seconds
+        with self._changed:
+            while self._core.status == "binding":
+                left = deadline - time.monotonic()
+                if left <= 0:
+                    raise self._core.last_error or Unreachable(
+                        f"the service did not answer within {wait_seconds:g} s"
+                    )
+                self._changed.wait(left)
+            self._core.check()
+
+    def unbind(self) -> None:
+        """Give up all the flow owns, at once; drain first to hand it off in order.
+
+        Raises `ServiceUnavailable` if the service is not reached; then the lease has to expire.
+        """
+        self._check_process()
+        if not self._run(programs.leave(self._core, self._timeout_seconds)):
+            raise self._core.last_error or ServiceUnavailable("the service did not answer")
+
+    def close(self, *, timeout_seconds: float = 5.0) -> None:
+        """Unbind and stop the threads. Never raises; takes a few seconds at most.
+
+        If the service cannot be reached within `timeout_seconds`, the lease has to expire. In a
+        forked child this does nothing: the flow is the parent's.
+        """
+        client = self._client
+        if self._pid != os.getpid() or client is None or self._closing.is_set():
+            return
+        self._closing.set()
+        if not self._run(programs.leave(self._core, timeout_seconds)):
+            logger.warning("flow on %s: the service was not told of its end", self.queue)
+        self._to_tell.put(None)
+        for thread in (self._teller, self._keeper):
+            if thread is not None and thread is not threading.current_thread():
+                thread.join(_JOIN_SECONDS)
+        client.close()
+
+    def __enter__(self) -> Self:
+        return self.open() if self.status == "new" else self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # -------------------------------------------------------------- using it
+
+    def wait(self, timeout_seconds: float | None = None, after: int | None = None) -> bool:
+        """Wait until the view or the status changes; False if it did not in time.
+
+        `after`: a `version` read before, so that a change in between is not missed. Raises like
+        every method once the flow is gone for good.
+        """
+        self._check_process()
+        with self._changed:
+            self._core.check()
+            seen = self._core.version if after is None else after
+            changed = self._changed.wait_for(lambda: self._core.version != seen, timeout_seconds)
+            self._core.check()
+            return changed
+
+    def check(self) -> None:
+        """Raise if the flow is gone for good."""
+        self._check_process()
+        self._core.check()
+
+    def commit(
+        self,
+        positions: Mapping[int, str] | Iterable[tuple[int, int, str]],
+        *,
+        timeout_seconds: float | None = None,
+    ) -> dict[int, str]:
+        """Commit positions (next to read); returns the outcome for each partition.
+
+        Give (partition, epoch, position) with the epoch the work was done under wherever a
+        partition could have gone and come back meanwhile; a mapping means the present epoch.
+        Outcomes: `ok`, `stale_epoch`, `not_owner`, `no_such_partition`; `flow_gone` when the lease
+        expired (the flow is being bound again). Anything but `ok` changed nothing.
+        """
+        self._check_process()
+        limit = self._timeout_seconds if timeout_seconds is None else timeout_seconds
+        return self._run(programs.commit(self._core, positions, limit))
+
+    def release(
+        self,
+        partition: int,
+        position: str | None = None,
+        finished: bool = False,
+        epoch: int | None = None,
+        *,
+        timeout_seconds: float | None = None,
+    ) -> str:
+        """Release a partition that is `revoking` or `retiring`, or any while draining.
+
+        Commits `position` with it, atomically. `finished`: a retiring partition is drained to its
+        end. Returns the outcome: as for `commit`, or `not_revoking`.
+        """
+        item: ReleaseItem | tuple[int, str | None, bool] = (partition, position, finished)
+        if epoch is not None:
+            item = ReleaseItem(partition, epoch, position, finished)
+        return self.release_many([item], timeout_seconds=timeout_seconds)[partition]
+
+    def release_many(
+        self,
+        items: Iterable[ReleaseItem | tuple[int, str | None, bool]],
+        *,
+        timeout_seconds: float | None = None,
+    ) -> dict[int, str]:
+        """Release several partitions in one call: items, or (partition, position, finished)."""
+        self._check_process()
+        limit = self._timeout_seconds if timeout_seconds is None else timeout_seconds
+        return self._run(programs.release(self._core, items, limit))
+
+    def ready(self, partition: int, epoch: int | None = None) -> str:
+        """Say that the warm-up of a partition is done; returns the outcome."""
+        self._check_process()
+        return self._run(programs.ready(self._core, partition, epoch, self._timeout_seconds))
+
+    def drain(self, timeout_seconds: float | None = None) -> None:
+        """Begin to hand off all the flow owns. Go on working until `drained`, then close.
+
+        `timeout_seconds`: after that, warm-ups of the successors are cut short.
+        """
+        self._check_process()
+        self._run(programs.drain(self._core, timeout_seconds, self._timeout_seconds))
+
+    def log_access(self, fresh: bool = False) -> LogAccess | None:
+        """Credentials for reading the log, renewed before they expire; None if there are none."""
+        self._check_process()
+        return self._run(programs.log_access(self._core, fresh, self._timeout_seconds))
+
+    # -------------------------------------------------------------- threads and effects
+
+    def _keep(self) -> None:
+        try:
+            self._run(programs.keep_bound(self._core))
+        except Exception:  # a defect of ours: say so rather than stop in silence
+            logger.exception("flow on %s: the background thread ended", self.queue)
+
+    def _tell(self) -> None:
+        while (notice := self._to_tell.get()) is not None:
+            call = self._callbacks.call_for(notice, time.monotonic())
+            if call is None:
+                continue
+            try:
+                call()
+            except Exception:
+                logger.exception("flow on %s: a callback failed for %s", self.queue, notice)
+
+    def _run(self, program: Program[R]) -> R:
+        """Carry out a program's effects; the lock is held only between them."""
+        sent: Sent | None = None
+        try:
+            while True:
+                with self._publishing():
+                    try:
+                        effect = next(program) if sent is None else program.send(sent)
+                    except StopIteration as end:
+                        result: R = end.value
+                        return result
+                sent = self._perform(effect)
+        finally:
+            with self._publishing():
+                program.close()
+
+    @contextmanager
+    def _publishing(self) -> Iterator[None]:
+        """Hold the lock; then tell what came of it."""
+        with self._changed:
+            version = self._core.version
+            try:
+                yield
+            finally:
+                self._publish(version)
+
+    def _publish(self, version: int) -> None:
+        if self._callbacks.any:
+            for notice in self._core.notices:
+                self._to_tell.put(notice)
+        self._core.notices.clear()
+        if self._core.version != version:
+            self._changed.notify_all()
+
+    def _perform(self, effect: programs.Effect) -> Sent:
+        started = time.monotonic()
+        match effect:
+            case Pause(seconds):
+                in_background = threading.current_thread() is self._keeper
+                (self._closing.wait if in_background else time.sleep)(seconds)
+                return self._sent(started)
+            case MayRenew():
+                return self._sent(started, value=self._may_renew())
+            case Send(call):
+                assert self._client is not None
+                try:
+                    return self._sent(started, value=self._client.send(call))
+                except CounterpoiseError as error:
+                    return self._sent(started, error=error)
+                except Exception as error:
+                    if not self._closing.is_set():
+                        logger.exception("flow on %s: a call failed", self.queue)
+                    return self._sent(started, error=Unreachable(f"the call failed: {error!r}"))

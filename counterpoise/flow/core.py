@@ -1,0 +1,402 @@
+"""The rules of a flow, with neither clock nor network nor thread. Start reading here.
+
+A flow is one consumer's binding to a queue. This is what it holds to (the contract, *Flow*):
+
+1. **The view is what the latest update says.** Updates are level-triggered; one of a lower or
+   equal revision was overtaken on its way and is ignored. What a program is told (granted, lost,
+   revoking, ...) is the difference between two views (`view.py`), so each is told once for each
+   (partition, epoch), whatever is lost, repeated or reordered in between.
+2. **The lease is renewed by what the flow does.** A poll renews when it arrives, and it asks to be
+   answered within a third of the lease; so a poll that is lost can be noticed and repeated before
+   the lease is over, and no heartbeat is needed. A process that freezes stops renewing.
+3. **Being cut off changes nothing.** Without an answer the flow goes on with what it owns and
+   tries again with growing pauses. Should it have lost a partition meanwhile, the epoch fences it:
+   its commits are refused and change nothing.
+4. **Gone is final, except for an expired lease.** Told `lease_expired` (or that the service does
+   not know the flow at all), the flow has lost everything and binds again with the same
+   instance_id. Told `replaced`, another process has taken its place: binding again would take the
+   partitions back from it, and back and forth for ever. Told `unbound`, an administrator wants it
+   away. In these two cases, or when its queue was deleted, it stops and says so on use. A
+   draining flow whose lease expired has nothing left to hand off and stops as well.
+5. **Every call has a higher `seq`** than those before it, retries keep theirs: a delayed retry
+   cannot move a position back.
+6. **A release is the program's own act** and not told back as lost. The update that takes the
+   partition out of the view can overtake the answer to the release; so the notice waits for the
+   answer, and is given only if the release did not succeed.
+
+Bind always carries an `instance_id`, so a bind that is repeated because its answer was lost
+replaces the flow that nobody knows of.
+
+Times are seconds by a monotonic clock and are arguments. Nothing here is thread-safe; the shells
+hold a lock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
+from typing import TypeAlias, TypeVar
+
+from counterpoise import calls
+from counterpoise.calls import Call
+from counterpoise.errors import (
+    CounterpoiseError,
+    FlowGone,
+    FlowNotFound,
+    Forbidden,
+    NotBound,
+    QueueNotFound,
+    ServiceUnavailable,
+    Unauthorized,
+)
+from counterpoise.flow.view import (
+    NOTHING,
+    Lost,
+    Notice,
+    View,
+    WarmingEnded,
+    WarmingStarted,
+    changes,
+    view_of,
+)
+from counterpoise.wire import (
+    Bound,
+    CommitItem,
+    LogAccess,
+    ReadyItem,
+    ReleaseItem,
+    Result,
+    Results,
+    Update,
+)
+
+# The outcome of every item of a call whose flow was over before the service could take it.
+FLOW_GONE = "flow_gone"
+
+Item: TypeAlias = CommitItem | ReleaseItem | ReadyItem
+ItemT = TypeVar("ItemT", CommitItem, ReleaseItem, ReadyItem)
+Build: TypeAlias = Callable[[str, str, str, Sequence[ItemT], int], Call[Results]]
+
+_ENDS_A_FLOW = (FlowGone, FlowNotFound, QueueNotFound, Unauthorized, Forbidden)
+
+
+@dataclass(frozen=True)
+class FlowSettings:
+    """What a flow binds with. `lease_seconds`: 1..3600. `rebind`: rule 4's exception."""
+
+    queue: str
+    client_name: str
+    instance_id: str
+    lease_seconds: float = 10.0
+    warmup: bool = False
+    rebind: bool = True
+
+
+@dataclass
+class Request:
+    """A commit, release or ready on its way: sent as often as needed, always the same.
+
+    `withheld` are the notices that wait for its answer (rule 6).
+    """
+
+    flow_id: str
+    call: Call[Results]
+    items: Sequence[Item]
+    seq: int
+    withheld: list[Notice] = field(default_factory=list)
+
+
+class FlowCore:
+    """The state of one flow. `status` goes new → binding ⇄ bound → gone."""
+
+    def __init__(self, settings: FlowSettings) -> None:
+        self.settings = settings
+        self.status = "new"
+        self.bound: Bound | None = None
+        self.update: Update | None = None
+        self.view: View = NOTHING
+        # Raised at every change that a program can see; what `wait` waits for.
+        self.version = 0
+        self.notices: list[Notice] = []
+        # Why the flow is gone, and the exception to raise on use.
+        self.gone_reason: str | None = None
+        self.error: CounterpoiseError | None = None
+        # The last thing that went wrong, None once the service answers again.
+        self.last_error: CounterpoiseError | None = None
+        self.lease_expires_at: float | None = None
+        self.log_access: LogAccess | None = None
+        # The service's clock (Unix seconds) minus ours, from the latest update.
+        self.clock_offset: float | None = None
+        self._seq = 0
+        self._acknowledged: dict[tuple[int, int], tuple[int, str]] = {}
+        self._releasing: dict[tuple[int, int], Request] = {}
+        self._withholding: dict[int, Request] = {}
+        self._released: set[tuple[int, int]] = set()
+        self._last_epochs: dict[int, int] = {}
+
+    # -------------------------------------------------------------- binding and polling
+
+    def open(self) -> None:
+        """Begin to bind."""
+        if self.status != "new":
+            raise NotBound("a flow can be opened only once")
+        self.status = "binding"
+        self.version += 1
+
+    def bind_call(self) -> Call[Bound]:
+        """The bind to send while `binding`."""
+        settings = self.settings
+        return calls.bind(
+            settings.queue,
+            settings.client_name,
+            settings.instance_id,
+            settings.lease_seconds,
+            settings.warmup,
+        )
+
+    def bind_answered(self, bound: Bound, sent_at: float, now: float) -> Call[None] | None:
+        """Bound. Returns the unbind to send if the flow was closed while the bind was under way."""
+        if self.status != "binding":
+            return calls.unbind(self.settings.queue, bound.flow_id, bound.flow_token)
+        self.status = "bound"
+        self.bound = bound
+        self.log_access = bound.log_access
+        self.last_error = None
+        self._renewed(sent_at)
+        self._show(bound.update, now)
+        self.version += 1
+        return None
+
+    @property
+    def lease_seconds(self) -> float:
+        """The lease that was granted, or the one to ask for."""
+        return self.bound.lease_seconds if self.bound else self.settings.lease_seconds
+
+    def poll_call(self) -> Call[Update | None]:
+        """The poll to send while `bound` (rule 2)."""
+        assert self.bound is not None
+        lease = self.bound.lease_seconds
+        return calls.poll(
+            self.settings.queue,
+            self.bound.flow_id,
+            self.bound.flow_token,
+            after=self.view.revision,
+            wait_seconds=min(60.0, lease / 3),
+            # Noticed late enough for a slow answer, early enough to repeat it within the lease.
+            grace_seconds=min(10.0, max(0.5, lease / 4)),
+        )
+
+    def poll_answered(
+        self, flow_id: str, update: Update | None, sent_at: float, now: float
+    ) -> None:
+        """An answer to a poll or a drain: the lease runs anew, and maybe there is a new view."""
+        if self.bound is None or self.bound.flow_id != flow_id:
+            return
+        self.last_error = None
+        self._renewed(sent_at)
+        if update is not None:
+            self._take(update, now)
+
+    def call_failed(self, flow_id: str | None, error: CounterpoiseError) -> None:
+        """A call of this flow, or a bind (`flow_id` None), got `error` for an answer."""
+        current = self.bound.flow_id if self.bound is not None else None
+        if self.status not in ("binding", "bound") or flow_id != current:
+            return
+        self.last_error = error
+        if isinstance(error, ServiceUnavailable):
+            return
+        if current is not None and not isinstance(error, _ENDS_A_FLOW):
+            return  # one call was refused; or something in between answers in the service's place
+        if current is not None and self._may_bind_again(error):
+            self._forget_flow("binding")
+            return
+        self.error = error
+        self.gone_reason = error.reason if isinstance(error, FlowGone) else error.code
+        self._forget_flow("gone")
+
+    def leave(self) -> Call[None] | None:
+        """The program is done with the flow. Returns the unbind to send, if it was bound."""
+        if self.status == "gone":
+            return None
+        bound = self.bound
+        self.gone_reason = "unbound"
+        self.error = NotBound("the flow has been closed")
+        self._forget_flow("gone", tell=False)
+        if bound is None:
+            return None
+        return calls.unbind(self.settings.queue, bound.flow_id, bound.flow_token)
+
+    def _may_bind_again(self, error: CounterpoiseError) -> bool:
+        expired = isinstance(error, FlowGone) and error.reason == "lease_expired"
+        unknown = isinstance(error, FlowNotFound)
+        return self.settings.rebind and (expired or unknown) and not self.view.draining
+
+    def _forget_flow(self, status: str, tell: bool = True) -> None:
+        """Nothing is owned any more, by the flow as it was."""
+        lost = list(changes(self.view, NOTHING)) if tell else []
+        for notice in lost:
+            self._tell(notice)
+        self.status = status
+        self.bound = None
+        self.update = None
+        self.view = NOTHING
+        self.lease_expires_at = None
+        self._acknowledged.clear()
+        self._released.clear()
+        self.version += 1
+
+    def log_access_ends_soon(self, now: float) -> bool:
+        """Whether the log's credentials expire within five minutes, or are not known to last."""
+        access = self.log_access
+        if access is None or access.expires_at is None or self.clock_offset is None:
+            return False
+        return access.expires_at.timestamp() - self.clock_offset < now + 300.0
+
+    # -------------------------------------------------------------- what the program asks for
+
+    def check(self) -> None:
+        """Raise what stands against using the flow: not opened, gone."""
+        if self.status == "new":
+            raise NotBound("the flow has not been opened: use it in a with block or call open()")
+        if self.error is not None:
+            raise self.error
+
+    def epoch_of(self, partition: int) -> int | None:
+        """The epoch under which the flow owns the partition, or owned it last."""
+        owned = self.view.partitions.get(partition)
+        return owned.epoch if owned is not None else self._last_epochs.get(partition)
+
+    def commit(self, items: Sequence[CommitItem]) -> Request | None:
+        """A commit to send, or None when there is no flow to commit to (yet, or just now)."""
+        return self._request(calls.commit, items)
+
+    def release(self, items: Sequence[ReleaseItem]) -> Request | None:
+        """A release to send, or None as above. Until it is answered, rule 6."""
+        request = self._request(calls.release, items)
+        if request is not None:
+            for item in items:
+                self._releasing[item.partition, item.epoch] = request
+        return request
+
+    def ready(self, items: Sequence[ReadyItem]) -> Request | None:
+        """A ready to send, or None as above."""
+
+        def build(
+            queue: str, flow_id: str, token: str, items: Sequence[ReadyItem], _seq: int
+        ) -> Call[Results]:
+            return calls.ready(queue, flow_id, token, items)
+
+        return self._request(build, items)
+
+    def drain_call(self, timeout_seconds: float | None) -> tuple[str, Call[Update]]:
+        """The drain to send and the flow it is for. Raises `NotBound` while binding."""
+        if self.bound is None:
+            raise NotBound("the flow is not bound yet")
+        flow_id, token = self.bound.flow_id, self.bound.flow_token
+        return flow_id, calls.drain(self.settings.queue, flow_id, token, timeout_seconds)
+
+    def answered(
+        self, request: Request, results: Results, sent_at: float, now: float
+    ) -> tuple[Result, ...]:
+        """The answer to a request: note what took effect, then take the view that came along."""
+        accepted = [
+            item
+            for item, result in zip(request.items, results.results, strict=True)
+            if result.outcome == "ok"
+        ]
+        self._released.update(
+            (item.partition, item.epoch) for item in accepted if isinstance(item, ReleaseItem)
+        )
+        self._acknowledge([item for item in accepted if isinstance(item, CommitItem)], request.seq)
+        self._settle(request)
+        if self.bound is not None and self.bound.flow_id == request.flow_id:
+            self.last_error = None
+            self._renewed(sent_at)
+            if results.update is not None:
+                self._take(results.update, now)
+        return results.results
+
+    def unanswered(self, request: Request) -> None:
+        """Nobody waits for the answer to this request any more."""
+        self._settle(request)
+
+    def _request(self, build: Build[ItemT], items: Sequence[ItemT]) -> Request | None:
+        self.check()
+        if self.bound is None:
+            return None
+        self._seq += 1
+        flow_id, token = self.bound.flow_id, self.bound.flow_token
+        call = build(self.settings.queue, flow_id, token, items, self._seq)
+        return Request(flow_id, call, items, self._seq)
+
+    def _settle(self, request: Request) -> None:
+        """Nothing waits for this request any more: tell what it held back (rule 6)."""
+        for item in request.items:
+            key = (item.partition, item.epoch)
+            if self._releasing.get(key) is request:
+                del self._releasing[key]
+            if self._withholding.get(item.partition) is request:
+                del self._withholding[item.partition]
+        withheld = list(request.withheld)
+        request.withheld.clear()
+        for notice in withheld:
+            self._tell(notice)
+
+    def _acknowledge(self, accepted: Sequence[CommitItem], seq: int) -> None:
+        """Positions that the service took under `seq`; a later one may have come before."""
+        changed = dict(self.view.partitions)
+        for item in accepted:
+            owned = changed.get(item.partition)
+            key = (item.partition, item.epoch)
+            seen, _ = self._acknowledged.get(key, (0, ""))
+            if owned is not None and owned.epoch == item.epoch and seen < seq:
+                self._acknowledged[key] = (seq, item.position)
+                changed[item.partition] = replace(owned, position=item.position)
+        self.view = replace(self.view, partitions=MappingProxyType(changed))
+
+    # -------------------------------------------------------------- the view
+
+    def _take(self, update: Update, now: float) -> None:
+        assert self.bound is not None
+        if update.flow_id == self.bound.flow_id and update.revision > self.view.revision:
+            self._show(update, now)
+
+    def _show(self, update: Update, now: float) -> None:
+        known = {key: position for key, (_, position) in self._acknowledged.items()}
+        old, self.view = self.view, view_of(update, now, known)
+        self.update = update
+        self.clock_offset = update.now.timestamp() - now
+        for notice in changes(old, self.view):
+            self._tell(notice)
+        held = {(owned.partition, owned.epoch) for owned in self.view.partitions.values()}
+        self._released &= held
+        for key in [key for key in self._acknowledged if key not in held]:
+            del self._acknowledged[key]
+        self._last_epochs.update(held)
+        self.version += 1
+
+    def _tell(self, notice: Notice) -> None:
+        """Give out a notice, or hold it back while a release decides about one before it."""
+        about = (
+            notice.warming if isinstance(notice, WarmingStarted | WarmingEnded) else notice.owned
+        )
+        holder = self._withholding.get(about.partition)
+        if holder is not None:
+            holder.withheld.append(notice)
+            return
+        if isinstance(notice, Lost):
+            key = (about.partition, about.epoch)
+            if key in self._released:
+                self._released.discard(key)
+                return
+            if key in self._releasing:
+                self._withholding[about.partition] = self._releasing[key]
+                self._releasing[key].withheld.append(notice)
+                return
+        self.notices.append(notice)
+
+    def _renewed(self, sent_at: float) -> None:
+        expires_at = sent_at + self.lease_seconds
+        if self.lease_expires_at is None or expires_at > self.lease_expires_at:
+            self.lease_expires_at = expires_at

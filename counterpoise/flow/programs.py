@@ -1,0 +1,260 @@
+"""What a flow does step by step, written once for threads and for asyncio.
+
+A program is a generator. It yields what it wants done (`Send` a call, `Pause`, ask whether it
+`MayRenew`) and gets back what came of it, with the time. It does nothing else itself; the shells
+carry out the effects, and hold the flow's lock only while a program runs from one to the next.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, TypeAlias, TypeVar
+
+from counterpoise import calls
+from counterpoise.calls import Call
+from counterpoise.errors import CounterpoiseError, FlowGone, FlowNotFound, ServiceUnavailable
+from counterpoise.flow.core import FLOW_GONE, FlowCore, Item, Request
+from counterpoise.wire import CommitItem, LogAccess, ReadyItem, ReleaseItem, Update
+
+R = TypeVar("R")
+
+FIRST_PAUSE_SECONDS = 0.1
+LONGEST_PAUSE_SECONDS = 5.0
+# A service that answers polls at once must not be asked in a tight loop.
+SHORTEST_POLL_SECONDS = 0.05
+
+
+@dataclass(frozen=True)
+class Send:
+    """Send this call; comes back as `Sent`."""
+
+    call: Call[Any]
+
+
+@dataclass(frozen=True)
+class Pause:
+    """Do nothing for so long (in the background: or until closed); comes back as an empty `Sent`."""
+
+    seconds: float
+
+
+@dataclass(frozen=True)
+class MayRenew:
+    """May the lease be renewed? Comes back as `Sent` with a bool for `value`."""
+
+
+Effect: TypeAlias = Send | Pause | MayRenew
+
+
+@dataclass(frozen=True)
+class Sent:
+    """What came of an effect: `value` or `error`; times by our clock; `chance` in 0..1."""
+
+    sent_at: float
+    now: float
+    chance: float
+    value: Any = None
+    error: CounterpoiseError | None = None
+
+
+Program: TypeAlias = Generator[Effect, Sent, R]
+
+
+def pause_after(failures: int, chance: float, error: CounterpoiseError, longest: float) -> float:
+    """How long to wait after so many failures in a row (>= 1), in seconds.
+
+    Doubles each time, up to `longest` (or what the service asked for), and is spread over its
+    upper half, so that the clients of a service that comes back do not come all at once.
+    """
+    grown = min(longest, FIRST_PAUSE_SECONDS * 2.0 ** min(failures - 1, 16))
+    asked = error.retry_after if isinstance(error, ServiceUnavailable) else None
+    return max(grown, min(asked or 0.0, longest)) * (0.5 + 0.5 * chance)
+
+
+def keep_bound(core: FlowCore) -> Program[None]:
+    """The background work: bind, poll, bind again, until the flow is gone."""
+    failures = 0
+    while core.status in ("binding", "bound"):
+        if not (yield MayRenew()).value:
+            yield Pause(min(0.25, core.lease_seconds / 10))
+            continue
+        sent = yield from (_bind(core) if core.bound is None else _poll(core))
+        if sent.error is None:
+            failures = 0
+            continue
+        failures += 1
+        longest = LONGEST_PAUSE_SECONDS
+        if core.bound is not None:
+            # Back within the lease, once the service is.
+            longest = min(longest, core.lease_seconds / 5)
+        if core.status in ("binding", "bound"):
+            yield Pause(pause_after(failures, sent.chance, sent.error, longest))
+
+
+def _bind(core: FlowCore) -> Program[Sent]:
+    sent = yield Send(core.bind_call())
+    if sent.error is not None:
+        core.call_failed(None, sent.error)
+        return sent
+    undo = core.bind_answered(sent.value, sent.sent_at, sent.now)
+    if undo is not None:
+        yield Send(undo)
+    return sent
+
+
+def _poll(core: FlowCore) -> Program[Sent]:
+    assert core.bound is not None
+    flow_id, revision = core.bound.flow_id, core.view.revision
+    sent = yield Send(core.poll_call())
+    if sent.error is not None:
+        core.call_failed(flow_id, sent.error)
+        return sent
+    update: Update | None = sent.value
+    core.poll_answered(flow_id, update, sent.sent_at, sent.now)
+    news = update is not None and update.revision > revision
+    if not news and sent.now - sent.sent_at < SHORTEST_POLL_SECONDS:
+        yield Pause(SHORTEST_POLL_SECONDS)
+    return sent
+
+
+def commit(
+    core: FlowCore,
+    positions: Mapping[int, str] | Iterable[tuple[int, int, str]],
+    timeout_seconds: float,
+) -> Program[dict[int, str]]:
+    """Commit positions: by partition, or as (partition, epoch, position)."""
+    core.check()
+    items: list[CommitItem] = []
+    outcomes: dict[int, str] = {}
+    if isinstance(positions, Mapping):
+        for partition, position in positions.items():
+            epoch = core.epoch_of(partition)
+            if epoch is None:
+                outcomes[partition] = "not_owner"
+            else:
+                items.append(CommitItem(partition, epoch, position))
+    else:
+        items.extend(CommitItem(*item) for item in positions)
+    request = core.commit(items) if items else None
+    return outcomes | (yield from _submit(core, request, items, timeout_seconds))
+
+
+def release(
+    core: FlowCore,
+    releases: Iterable[ReleaseItem | tuple[int, str | None, bool]],
+    timeout_seconds: float,
+) -> Program[dict[int, str]]:
+    """Release partitions: as items, or as (partition, position, finished) of those held."""
+    core.check()
+    items: list[ReleaseItem] = []
+    outcomes: dict[int, str] = {}
+    for one in releases:
+        if isinstance(one, ReleaseItem):
+            items.append(one)
+            continue
+        partition, position, finished = one
+        epoch = core.epoch_of(partition)
+        if epoch is None:
+            outcomes[partition] = "not_owner"
+        else:
+            items.append(ReleaseItem(partition, epoch, position, finished))
+    request = core.release(items) if items else None
+    return outcomes | (yield from _submit(core, request, items, timeout_seconds))
+
+
+def ready(
+    core: FlowCore, partition: int, epoch: int | None, timeout_seconds: float
+) -> Program[str]:
+    """Say that the warm-up of a partition is done."""
+    core.check()
+    if epoch is None:
+        warming = core.view.warming.get(partition)
+        if warming is None:
+            return "not_warming"
+        epoch = warming.epoch
+    items = [ReadyItem(partition, epoch)]
+    outcomes = yield from _submit(core, core.ready(items), items, timeout_seconds)
+    return outcomes[partition]
+
+
+def drain(core: FlowCore, drain_seconds: float | None, timeout_seconds: float) -> Program[None]:
+    """Send a drain until it is answered. Raises `ServiceUnavailable`, `NotBound` while binding."""
+    core.check()
+    flow_id, call = core.drain_call(drain_seconds)
+    answer = yield from _until(core, call, flow_id, timeout_seconds)
+    core.poll_answered(flow_id, answer.value, answer.sent_at, answer.now)
+
+
+def leave(core: FlowCore, timeout_seconds: float) -> Program[bool]:
+    """Unbind. False if the service was not reached in time; then the lease has to expire."""
+    call = core.leave()
+    if call is None:
+        return True
+    try:
+        yield from _until(core, call, None, timeout_seconds)
+    except ServiceUnavailable:
+        return False
+    except CounterpoiseError:
+        return True  # it is gone already, with its queue perhaps
+    return True
+
+
+def log_access(core: FlowCore, fresh: bool, timeout_seconds: float) -> Program[LogAccess | None]:
+    """Credentials for the log: those at hand, or new ones when asked for or about to expire."""
+    core.check()
+    now = (yield Pause(0)).now
+    if not fresh and not core.log_access_ends_soon(now):
+        return core.log_access
+    call = calls.log_access(core.settings.queue, "read")
+    answer = yield from _until(core, call, None, timeout_seconds)
+    core.log_access = answer.value.access
+    return core.log_access
+
+
+def _submit(
+    core: FlowCore, request: Request | None, items: Sequence[Item], timeout_seconds: float
+) -> Program[dict[int, str]]:
+    """Send a request until it is answered, for `timeout_seconds` at most.
+
+    Returns the outcome for each partition: `flow_gone` for all if the flow is over and being bound
+    again. Raises `ServiceUnavailable` when time is up: whether the call took effect is not known
+    then; to call again is harmless.
+    """
+    gone = {item.partition: FLOW_GONE for item in items}
+    if request is None:
+        return gone
+    try:
+        answer = yield from _until(core, request.call, request.flow_id, timeout_seconds)
+    except CounterpoiseError as error:
+        core.unanswered(request)
+        if core.error is None and isinstance(error, FlowGone | FlowNotFound):
+            return gone
+        raise
+    except GeneratorExit:  # whoever asked was interrupted
+        core.unanswered(request)
+        raise
+    results = core.answered(request, answer.value, answer.sent_at, answer.now)
+    return {result.partition: result.outcome for result in results}
+
+
+def _until(
+    core: FlowCore, call: Call[Any], flow_id: str | None, timeout_seconds: float
+) -> Program[Sent]:
+    """Send until answered. What is not transient is raised at once, the rest when time is up."""
+    failures = 0
+    left = timeout_seconds
+    # So that one attempt that hangs leaves time for another.
+    share = max(1.0, core.lease_seconds / 3)
+    while True:
+        sent = yield Send(replace(call, timeout_seconds=max(0.05, min(share, left))))
+        if sent.error is None:
+            return sent
+        failures += 1
+        if flow_id is not None:
+            core.call_failed(flow_id, sent.error)
+        pause = pause_after(failures, sent.chance, sent.error, core.lease_seconds / 5)
+        left -= sent.now - sent.sent_at + pause
+        if not isinstance(sent.error, ServiceUnavailable) or left <= 0:
+            raise sent.error
+        yield Pause(pause)

@@ -1,0 +1,172 @@
+"""What a flow owns and warms up, as immutable snapshots, and what changed between two of them.
+
+An update says everything each time (it is level-triggered), so what happened is the difference
+between the last view and the new one. A partition is *held* under an epoch; (partition, epoch) is
+held by one flow at most, ever (the contract, *What must never happen*, 1). Hence:
+
+- in the new view under an epoch that the old one did not have: granted, and if the old view had
+  the partition under another epoch, that one was lost before (it was granted anew to this flow,
+  and somebody else may have held it in between);
+- in the old view and not in the new: lost;
+- now `revoking` or `retiring`, and not so before under this epoch: revoking, retiring.
+
+What was lost is told before what was granted, both in the order of partition numbers, so a program
+that handles the notices one by one never holds a partition under two epochs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import TypeAlias
+
+from counterpoise.wire import Update, UpdatePartition
+
+
+@dataclass(frozen=True)
+class Owned:
+    """A partition this flow owns.
+
+    `state` is `owned`, `revoking` or `retiring`. `position` is the last committed one, where to go
+    on, or None: the queue's `start`. `handed_over` is how the previous owner let go.
+    `deadline` (of a revoke) is by this process's monotonic clock, in seconds.
+    """
+
+    partition: int
+    epoch: int
+    state: str
+    position: str | None
+    handed_over: str | None
+    deadline: float | None = None
+
+
+@dataclass(frozen=True)
+class Warming:
+    """A partition this flow will own: restore its state, then say `ready`.
+
+    `epoch` and `position` are those of its present owner, who goes on working meanwhile.
+    """
+
+    partition: int
+    epoch: int
+    position: str | None
+    deadline: float | None = None
+
+
+@dataclass(frozen=True)
+class View:
+    """All that one update said, with deadlines by our clock."""
+
+    revision: int
+    active: bool
+    draining: bool
+    partitions: Mapping[int, Owned]
+    warming: Mapping[int, Warming]
+
+
+NOTHING = View(-1, False, False, MappingProxyType({}), MappingProxyType({}))
+
+
+@dataclass(frozen=True)
+class Granted:
+    """The flow owns the partition from now on; work may begin at its position."""
+
+    owned: Owned
+
+
+@dataclass(frozen=True)
+class Revoking:
+    """Take no new messages of it, finish what is outstanding, release before the deadline."""
+
+    owned: Owned
+
+
+@dataclass(frozen=True)
+class Retiring:
+    """The partition is being removed: drain it to its end, then release it as finished."""
+
+    owned: Owned
+
+
+@dataclass(frozen=True)
+class Lost:
+    """The flow owns the partition no more: nothing more can be committed under this epoch."""
+
+    owned: Owned
+
+
+@dataclass(frozen=True)
+class WarmingStarted:
+    """Restore the state of this partition, then say `ready`."""
+
+    warming: Warming
+
+
+@dataclass(frozen=True)
+class WarmingEnded:
+    """The handoff to this flow was called off; what was restored is of no use."""
+
+    warming: Warming
+
+
+Notice: TypeAlias = Granted | Revoking | Retiring | Lost | WarmingStarted | WarmingEnded
+
+
+def view_of(update: Update, now: float, known: Mapping[tuple[int, int], str]) -> View:
+    """The view that `update`, received at `now` (monotonic seconds), describes.
+
+    `known` has positions by (partition, epoch) that the service has acknowledged to us: they are
+    never older than those of an update, which may have been made before and delivered after.
+    """
+
+    def deadline_of(item: UpdatePartition) -> float | None:
+        if item.deadline is None:
+            return None
+        return now + (item.deadline - update.now).total_seconds()
+
+    partitions: dict[int, Owned] = {}
+    warming: dict[int, Warming] = {}
+    for item in sorted(update.partitions, key=lambda item: item.partition):
+        number, epoch, deadline = item.partition, item.epoch, deadline_of(item)
+        if item.state == "warming":
+            warming[number] = Warming(number, epoch, item.position, deadline)
+        elif item.state in ("owned", "revoking", "retiring"):
+            position = known.get((number, epoch), item.position)
+            partitions[number] = Owned(
+                number, epoch, item.state, position, item.handed_over, deadline
+            )
+    return View(
+        update.revision,
+        update.active,
+        update.draining,
+        MappingProxyType(partitions),
+        MappingProxyType(warming),
+    )
+
+
+def changes(old: View, new: View) -> Iterator[Notice]:
+    """What happened between two views of a program's instance, in the order to tell it."""
+    for number, was in old.partitions.items():
+        held = new.partitions.get(number)
+        if held is None or held.epoch != was.epoch:
+            yield Lost(was)
+    for number, warmed in old.warming.items():
+        if number not in new.warming and number not in new.partitions:
+            yield WarmingEnded(warmed)
+    for number, owned in new.partitions.items():
+        was_held = old.partitions.get(number)
+        state_before = "owned"
+        if was_held is None or was_held.epoch != owned.epoch:
+            yield Granted(owned)
+        else:
+            state_before = was_held.state
+        if owned.state != state_before:
+            if owned.state == "revoking":
+                yield Revoking(owned)
+            elif owned.state == "retiring":
+                yield Retiring(owned)
+    for number, warms in new.warming.items():
+        warmed_before = old.warming.get(number)
+        if warmed_before is None or warmed_before.epoch != warms.epoch:
+            yield WarmingStarted(warms)
