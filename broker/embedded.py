@@ -62,7 +62,7 @@ from broker.postgres_cluster import (
 __all__ = [
     "DataDirectoryInUse",
     "DataDirectoryOfAnotherVersion",
-    "DataDirectoryUnusable",
+    "DataDirectoryUnwritable",
     "EmbeddedPostgres",
     "EmbeddedPostgresError",
     "PostgresDidNotStart",
@@ -92,7 +92,7 @@ class DataDirectoryInUse(EmbeddedPostgresError):
     """Another service is using the data directory."""
 
 
-class DataDirectoryUnusable(EmbeddedPostgresError):
+class DataDirectoryUnwritable(EmbeddedPostgresError):
     """The data directory cannot be made, read or written to."""
 
 
@@ -140,7 +140,7 @@ class EmbeddedPostgres:
 
         To be called from the main thread: Postgres ends when the thread that started it ends.
 
-        Raises DataDirectoryInUse, DataDirectoryUnusable, DataDirectoryOfAnotherVersion,
+        Raises DataDirectoryInUse, DataDirectoryUnwritable, DataDirectoryOfAnotherVersion,
         PostgresDidNotStart, PostgresNotInstalled, PostgresNotRunnable; each is one line that says
         what to do.
         """
@@ -156,7 +156,7 @@ class EmbeddedPostgres:
             port = self._launch_on_a_free_port(cluster)
         except OSError as error:
             self.stop()
-            raise self._unusable(error) from error
+            raise self._unwritable(error) from error
         except BaseException:
             self.stop()
             raise
@@ -218,9 +218,9 @@ class EmbeddedPostgres:
         self._held.callback(os.close, descriptor)
         return descriptor
 
-    def _unusable(self, error: OSError) -> DataDirectoryUnusable:
+    def _unwritable(self, error: OSError) -> DataDirectoryUnwritable:
         where = f" ({error.filename})" if error.filename else ""
-        return DataDirectoryUnusable(
+        return DataDirectoryUnwritable(
             f"the data directory {self.data_dir} cannot be used: {error.strerror or error}{where}; "
             "give another --data-dir"
         )

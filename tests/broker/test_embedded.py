@@ -26,7 +26,7 @@ from broker import embedded, postgres_binaries
 from broker.embedded import (
     DataDirectoryInUse,
     DataDirectoryOfAnotherVersion,
-    DataDirectoryUnusable,
+    DataDirectoryUnwritable,
     EmbeddedPostgres,
     EmbeddedPostgresError,
     PostgresDidNotStart,
@@ -303,7 +303,7 @@ def test_a_directory_of_another_version_is_refused(data_dir: Path) -> None:
 
 @pytest.mark.parametrize("place", ["/proc/counterpoise", "/dev/null/counterpoise"])
 def test_a_directory_that_cannot_be_made_is_named(place: str) -> None:
-    with pytest.raises(DataDirectoryUnusable, match=f"{place} cannot be used") as refusal:
+    with pytest.raises(DataDirectoryUnwritable, match=f"{place} cannot be used") as refusal:
         EmbeddedPostgres(Path(place)).start()
     assert "\n" not in str(refusal.value)
 
@@ -312,7 +312,7 @@ def test_a_directory_that_cannot_be_written_to_is_named(data_dir: Path) -> None:
     data_dir.mkdir()
     # Root may write anywhere, but not where a directory is in the way.
     (data_dir / "service.lock").mkdir()
-    with pytest.raises(DataDirectoryUnusable, match="cannot be used"):
+    with pytest.raises(DataDirectoryUnwritable, match="cannot be used"):
         EmbeddedPostgres(data_dir).start()
 
 
