@@ -1,0 +1,54 @@
+"""The application: routes, errors, limits and metrics put together round one broker."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from fastapi import FastAPI
+from starlette.routing import BaseRoute
+
+from api import flows, problems, queues, service
+from api.limits import RequestLimits
+from api.metrics import CountRequests, Metrics
+from api.streams import OpenCalls
+from broker.service import Broker
+from broker.settings import Settings
+
+
+def all_routes() -> list[BaseRoute]:
+    """Every route, the most often called first: they are tried in order."""
+    return [*flows.ROUTER.routes, *queues.ROUTER.routes, *service.ROUTER.routes]
+
+
+def create_app(broker: Broker, settings: Settings) -> FastAPI:
+    """The HTTP service over `broker`, which starts and stops with it.
+
+    Whoever runs it calls `app.state.open_calls.end()` when it is to stop, before waiting for open
+    responses (`api.server` does).
+    """
+
+    @asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        await broker.start()
+        try:
+            yield
+        finally:
+            await broker.stop()
+
+    app = FastAPI(
+        title="Counterpoise",
+        lifespan=lifespan,
+        docs_url=None,
+        redoc_url=None,
+        openapi_url=None,
+        redirect_slashes=False,
+    )
+    # Without include_router, which would look every request up twice.
+    app.router.routes.extend(all_routes())
+    app.state.broker = broker
+    app.state.settings = settings
+    app.state.open_calls = OpenCalls()
+    app.state.metrics = Metrics(app.state.open_calls)
+    problems.add_handlers(app)
+    app.add_middleware(RequestLimits, limit_bytes=settings.request_limit_bytes)
+    app.add_middleware(CountRequests, metrics=app.state.metrics)
+    return app

@@ -1,0 +1,267 @@
+"""The wire models of flows (`api.schemas` explains the rules they follow)."""
+
+from typing import Annotated, Literal
+
+from pydantic import ConfigDict, Field, StringConstraints
+
+from api.schemas import (
+    EXAMPLE_FLOW,
+    EXAMPLE_TIME,
+    MOST_INT64,
+    MOST_PARTITIONS,
+    TEXT_PATTERN,
+    AnswerModel,
+    Epoch,
+    LogCredentials,
+    PartitionNumber,
+    Position,
+    QueueName,
+    RequestModel,
+    Start,
+    Time,
+)
+
+Name = Annotated[
+    str, StringConstraints(min_length=1, max_length=200, pattern=TEXT_PATTERN), Field()
+]
+Sequence = Annotated[
+    Annotated[int, Field(ge=0, le=MOST_INT64)] | None,
+    Field(
+        description="Raised by the client with every call: within a partition and epoch an equal "
+        "or lower one answers `ok` and changes nothing, so a delayed retry does no harm.",
+        examples=[17],
+    ),
+]
+
+EXAMPLE_UPDATE = {
+    "queue": "flights",
+    "flow_id": EXAMPLE_FLOW,
+    "revision": 42,
+    "active": True,
+    "draining": False,
+    "now": EXAMPLE_TIME,
+    "partitions": [
+        {
+            "partition": 0,
+            "epoch": 3,
+            "state": "owned",
+            "position": "1042",
+            "handed_over": "graceful",
+        },
+        {
+            "partition": 5,
+            "epoch": 2,
+            "state": "revoking",
+            "position": "990",
+            "handed_over": "initial",
+            "deadline": "2026-11-20T10:00:03.250Z",
+        },
+        {"partition": 7, "epoch": 4, "state": "warming", "position": "77"},
+    ],
+}
+
+
+def _absent(value: object) -> bool:
+    return value is None
+
+
+class PartitionOfFlow(AnswerModel):
+    """A partition as its owner or successor sees it."""
+
+    partition: PartitionNumber
+    epoch: Epoch = Field(description="The owner's epoch, also while the flow is only warming.")
+    state: Literal["owned", "revoking", "retiring", "warming"] = Field(
+        description="In the first three the flow is the owner, in `warming` it is not yet."
+    )
+    position: Position | None = Field(description="The last committed one.")
+    handed_over: Literal["initial", "graceful", "forced", "orphaned", "replaced"] | None = Field(
+        default=None,
+        exclude_if=_absent,
+        description="How the previous owner let go; absent while `warming`. After `forced` and "
+        "`orphaned`, messages after `position` may have been seen before.",
+    )
+    deadline: Time | None = Field(
+        default=None,
+        exclude_if=_absent,
+        description="With `revoking` and `warming`: when it goes on regardless.",
+    )
+
+
+class FlowChangeUpdate(AnswerModel):
+    """What a flow is told: always its whole current view, so a lost or repeated one is harmless."""
+
+    model_config = ConfigDict(json_schema_extra={"examples": [EXAMPLE_UPDATE]})
+
+    queue: QueueName
+    flow_id: str
+    revision: int = Field(description="The queue's revision at which this view last changed.")
+    active: bool = Field(description="Owns at least one partition.")
+    draining: bool
+    now: Time = Field(description="The service's clock, which `deadline`s are by.")
+    partitions: list[PartitionOfFlow]
+
+
+class BindRequest(RequestModel):
+    model_config = ConfigDict(
+        json_schema_extra={
+            "examples": [
+                {"client_name": "etl", "instance_id": "etl-7c31", "lease_seconds": 10},
+            ]
+        }
+    )
+
+    client_name: Name = Field(description="For people: shown in lists, need not be unique.")
+    instance_id: Name | None = Field(
+        default=None,
+        description="Tells a restarted consumer from another one: the flow takes the place of the "
+        "one bound with the same. Send it always; without one the service makes one up.",
+    )
+    lease_seconds: float = Field(
+        default=10.0, ge=1, le=3600, description="How long the flow may be silent."
+    )
+    warmup: bool = Field(
+        default=False, description="Whether the flow restores state before it takes a partition."
+    )
+
+
+class Bound(AnswerModel):
+    """A bound flow, with everything it needs to go on."""
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "examples": [
+                {
+                    "flow_id": EXAMPLE_FLOW,
+                    "flow_token": "cpf_3q2-7w…",
+                    "lease_seconds": 10.0,
+                    "log": "builtin:flights",
+                    "start": "earliest",
+                    "log_access": {
+                        "url": "postgresql://counterpoise_read_7:…@127.0.0.1:41000/counterpoise",
+                        "expires_at": "2026-11-20T12:00:00.250Z",
+                    },
+                    "update": EXAMPLE_UPDATE,
+                }
+            ]
+        }
+    )
+
+    flow_id: str = Field(examples=[EXAMPLE_FLOW])
+    flow_token: str = Field(
+        description="The flow's secret, sent with its calls as `Authorization: Bearer`. Told only "
+        "here: the service keeps just a hash."
+    )
+    lease_seconds: float
+    log: str = Field(examples=["builtin:flights"])
+    start: Start
+    log_access: LogCredentials | None = Field(
+        description="What it takes to read the built-in log, if the service can give it."
+    )
+    update: FlowChangeUpdate
+
+
+class Heartbeat(AnswerModel):
+    lease_expires_at: Time
+    revision: int = Field(
+        description="Of the flow's view: if it is newer than what the client has, fetch that."
+    )
+
+
+class CommitItem(RequestModel):
+    partition: PartitionNumber
+    epoch: Epoch
+    position: Position
+
+
+class CommitRequest(RequestModel):
+    model_config = ConfigDict(
+        json_schema_extra={
+            "examples": [
+                {"seq": 17, "partitions": [{"partition": 0, "epoch": 3, "position": "1042"}]}
+            ]
+        }
+    )
+
+    seq: Sequence = None
+    partitions: list[CommitItem] = Field(max_length=MOST_PARTITIONS)
+
+
+class ReleaseItem(RequestModel):
+    partition: PartitionNumber
+    epoch: Epoch
+    position: Position | None = Field(
+        default=None, description="Committed with the release; null: as last committed."
+    )
+    finished: bool = Field(
+        default=False, description="A retiring partition has been processed to its end."
+    )
+
+
+class ReleaseRequest(RequestModel):
+    model_config = ConfigDict(
+        json_schema_extra={
+            "examples": [
+                {"seq": 18, "partitions": [{"partition": 5, "epoch": 2, "position": "990"}]}
+            ]
+        }
+    )
+
+    seq: Sequence = None
+    partitions: list[ReleaseItem] = Field(max_length=MOST_PARTITIONS)
+
+
+class ReadyItem(RequestModel):
+    partition: PartitionNumber
+    epoch: Epoch
+
+
+class ReadyRequest(RequestModel):
+    model_config = ConfigDict(
+        json_schema_extra={"examples": [{"partitions": [{"partition": 7, "epoch": 4}]}]}
+    )
+
+    partitions: list[ReadyItem] = Field(max_length=MOST_PARTITIONS)
+
+
+class DrainRequest(RequestModel):
+    model_config = ConfigDict(json_schema_extra={"examples": [{"timeout_seconds": 60}]})
+
+    timeout_seconds: float | None = Field(
+        default=None,
+        ge=0,
+        le=86400,
+        description="After it, warm-ups of the successors are cut short.",
+    )
+
+
+class Result(AnswerModel):
+    """What became of one item. Anything but `ok` changed nothing."""
+
+    partition: PartitionNumber
+    outcome: Literal[
+        "ok", "no_such_partition", "stale_epoch", "not_owner", "not_revoking", "not_warming"
+    ]
+    current_epoch: int | None = Field(
+        default=None, exclude_if=_absent, description="With `stale_epoch`."
+    )
+
+
+class Results(AnswerModel):
+    """One result for each item, in order, and the flow's view afterwards."""
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "examples": [
+                {
+                    "results": [
+                        {"partition": 0, "outcome": "ok"},
+                        {"partition": 5, "outcome": "stale_epoch", "current_epoch": 3},
+                    ],
+                    "update": EXAMPLE_UPDATE,
+                }
+            ]
+        }
+    )
+
+    results: list[Result]
+    update: FlowChangeUpdate

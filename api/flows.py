@@ -1,0 +1,271 @@
+"""The calls of flows: bind, follow the view, say what is done, leave.
+
+Heartbeat and updates are what a flow calls all the time: plain Starlette handlers serve them.
+"""
+
+from collections.abc import AsyncIterator
+from typing import Annotated
+
+from fastapi import APIRouter, Path, Query, Response
+from pydantic import BaseModel
+from starlette.requests import Request
+
+from api import flow_schemas, problems, schemas
+from api.queues import Name, broker_of, last_event_id
+from api.routing import Route, number_in_query, served_by
+from api.security import Role, allow
+from api.streams import EventStream, OpenCalls, event
+from broker import views
+
+ROUTER = APIRouter(prefix="/v1/queues/{queue}/flows", route_class=Route, tags=["Flows"])
+FlowId = Annotated[
+    str,
+    Path(
+        pattern=schemas.FLOW_ID_PATTERN,
+        description="The `flow_id` that bind answered.",
+        openapi_examples={"flow": {"value": schemas.EXAMPLE_FLOW}},
+    ),
+]
+LONGEST_WAIT_SECONDS = 60.0
+
+CREDENTIALS = ("unauthorized", "forbidden", "invalid", "unavailable", "queue_not_found")
+ON_A_FLOW = (*CREDENTIALS, "flow_not_found", "flow_gone")
+
+
+def encoded(model: type[BaseModel], view: object) -> bytes:
+    """A broker's view as JSON by its wire model."""
+    return model.model_validate(view).model_dump_json(by_alias=True).encode()
+
+
+# The hot ones
+
+
+async def _serve_heartbeat(request: Request) -> Response:
+    path = request.path_params
+    view = await broker_of(request).heartbeat(path["queue"], path["flow"])
+    return Response(encoded(flow_schemas.Heartbeat, view), media_type="application/json")
+
+
+@ROUTER.post(
+    "/{flow}/heartbeat",
+    response_model=flow_schemas.Heartbeat,
+    summary="Renew the lease",
+    response_description="Until when the lease runs now.",
+    responses=problems.document(*ON_A_FLOW),
+)
+@allow(Role.FLOW)
+@served_by(_serve_heartbeat)
+async def heartbeat(queue: Name, flow: FlowId) -> None:
+    """Renew the flow's lease.
+
+    Polling, commit, release, ready and drain renew it as well; an open event stream does not.
+    """
+
+
+async def _serve_updates(request: Request) -> Response:
+    queue, flow = request.path_params["queue"], request.path_params["flow"]
+    open_calls: OpenCalls = request.app.state.open_calls
+    broker = broker_of(request)
+    after = int(number_in_query(request, "after", 0, 0, schemas.MOST_INT64, whole=True))
+    wait_seconds = number_in_query(request, "wait", 0, 0, LONGEST_WAIT_SECONDS)
+    if "text/event-stream" in request.headers.get("accept", ""):
+        resumed = last_event_id(request)
+        source = broker.watch(queue, flow, after if resumed is None else resumed)
+        return EventStream(_encoded_updates(source), open_calls)
+    view = await open_calls.waiting(broker.wait_update(queue, flow, after, wait_seconds))
+    if view is None:
+        return Response(status_code=204)
+    body = encoded(flow_schemas.FlowChangeUpdate, view)
+    return Response(body, media_type="application/json")
+
+
+async def _encoded_updates(source: AsyncIterator[views.UpdateView]) -> AsyncIterator[bytes]:
+    async for view in source:
+        body = encoded(flow_schemas.FlowChangeUpdate, view)
+        yield event("FlowChangeUpdate", body, view.revision)
+
+
+@ROUTER.get(
+    "/{flow}/updates",
+    response_model=flow_schemas.FlowChangeUpdate,
+    summary="Follow the flow's view",
+    response_description="The flow's current view, newer than `after`.",
+    responses={
+        **problems.document(*ON_A_FLOW),
+        200: {
+            "content": {
+                "text/event-stream": {
+                    "schema": {"type": "string"},
+                    "example": 'id: 42\nevent: FlowChangeUpdate\ndata: {"queue":"flights",…}\n\n',
+                }
+            }
+        },
+        204: {"description": "Nothing newer within `wait`."},
+    },
+    openapi_extra={
+        "parameters": [
+            {
+                "name": "Last-Event-ID",
+                "in": "header",
+                "required": False,
+                "description": "Of an event stream: resume after this revision.",
+                "schema": {"type": "integer", "minimum": 0},
+            }
+        ]
+    },
+)
+@allow(Role.FLOW)
+@served_by(_serve_updates)
+async def updates(
+    queue: Name,
+    flow: FlowId,
+    after: Annotated[
+        int,
+        Query(
+            ge=0,
+            le=schemas.MOST_INT64,
+            description="The revision the client has; 0 for the current view at once.",
+        ),
+    ] = 0,
+    wait: Annotated[
+        float,
+        Query(
+            ge=0,
+            le=LONGEST_WAIT_SECONDS,
+            description="How long to wait for a newer view, in seconds; at most half the lease.",
+        ),
+    ] = 0,
+) -> None:
+    """The flow's view as soon as it is newer than `after`: a long poll, or an event stream.
+
+    The long poll renews the lease when it arrives. With `Accept: text/event-stream` the views
+    come as events named `FlowChangeUpdate`, an event's id is its revision, and `Last-Event-ID`
+    resumes; a stream does not renew the lease by itself. Views that a slow reader missed are left
+    out: the latest says everything. An error during the stream is a last event named `problem`.
+    """
+
+
+# The others
+
+
+@ROUTER.post(
+    "",
+    status_code=201,
+    response_model=flow_schemas.Bound,
+    summary="Bind a flow",
+    response_description="The flow, its token, and its first view.",
+    responses=problems.document(*CREDENTIALS, *problems.OF_A_BODY),
+)
+@allow(Role.CONSUMER)
+async def bind(request: Request, queue: Name, body: flow_schemas.BindRequest) -> views.BoundView:
+    """Bind a consumer to a queue as a flow.
+
+    An `instance_id` that is bound already is a restarted consumer: the new flow takes the old one's
+    place and partitions at once, with new epochs, and the old flow is gone (`replaced`).
+    """
+    return await broker_of(request).bind(
+        queue, body.client_name, body.instance_id, body.lease_seconds, body.warmup
+    )
+
+
+@ROUTER.delete(
+    "/{flow}",
+    status_code=204,
+    response_class=Response,
+    summary="Unbind a flow",
+    response_description="It is unbound, now or already.",
+    responses=problems.document(*CREDENTIALS, "flow_not_found"),
+)
+@allow(Role.FLOW_OR_ADMIN, gone_may=True)
+async def unbind(request: Request, queue: Name, flow: FlowId) -> None:
+    """Unbind a flow; its partitions are without an owner until they are granted again.
+
+    Repeating it is harmless, however the flow left. To leave in order, drain first.
+    """
+    await broker_of(request).unbind(queue, flow)
+
+
+@ROUTER.post(
+    "/{flow}/commit",
+    response_model=flow_schemas.Results,
+    summary="Commit positions",
+    response_description="What became of each item.",
+    responses=problems.document(*ON_A_FLOW, *problems.OF_A_BODY),
+)
+@allow(Role.FLOW)
+async def commit(
+    request: Request, queue: Name, flow: FlowId, body: flow_schemas.CommitRequest
+) -> views.ResultsView:
+    """Record where partitions have been processed up to. Renews the lease.
+
+    Each item is fenced by its epoch: a stale one changes nothing and spoils no other.
+    """
+    items = [
+        views.CommitItem(item.partition, item.epoch, item.position) for item in body.partitions
+    ]
+    answer = await broker_of(request).commit(queue, flow, body.seq, items)
+    request.app.state.metrics.count_results("commit", answer.results)
+    return answer
+
+
+@ROUTER.post(
+    "/{flow}/release",
+    response_model=flow_schemas.Results,
+    summary="Release partitions",
+    response_description="What became of each item.",
+    responses=problems.document(*ON_A_FLOW, *problems.OF_A_BODY),
+)
+@allow(Role.FLOW)
+async def release(
+    request: Request, queue: Name, flow: FlowId, body: flow_schemas.ReleaseRequest
+) -> views.ResultsView:
+    """Commit a position and let the partition go, atomically. Renews the lease.
+
+    For partitions in `revoking`, for retiring ones at their end (`finished`), and for any
+    partition of a draining flow.
+    """
+    items = [
+        views.ReleaseItem(item.partition, item.epoch, item.position, item.finished)
+        for item in body.partitions
+    ]
+    answer = await broker_of(request).release(queue, flow, body.seq, items)
+    request.app.state.metrics.count_results("release", answer.results)
+    return answer
+
+
+@ROUTER.post(
+    "/{flow}/ready",
+    response_model=flow_schemas.Results,
+    summary="Report warm-ups as done",
+    response_description="What became of each item.",
+    responses=problems.document(*ON_A_FLOW, *problems.OF_A_BODY),
+)
+@allow(Role.FLOW)
+async def ready(
+    request: Request, queue: Name, flow: FlowId, body: flow_schemas.ReadyRequest
+) -> views.ResultsView:
+    """The flow has restored what it needs for these partitions. Renews the lease."""
+    items = [views.ReadyItem(item.partition, item.epoch) for item in body.partitions]
+    answer = await broker_of(request).ready(queue, flow, items)
+    request.app.state.metrics.count_results("ready", answer.results)
+    return answer
+
+
+@ROUTER.post(
+    "/{flow}/drain",
+    status_code=202,
+    response_model=flow_schemas.FlowChangeUpdate,
+    summary="Drain a flow",
+    response_description="The flow's view, draining.",
+    responses=problems.document(*ON_A_FLOW, *problems.OF_A_BODY),
+)
+@allow(Role.FLOW_OR_ADMIN)
+async def drain(
+    request: Request, queue: Name, flow: FlowId, body: flow_schemas.DrainRequest | None = None
+) -> views.UpdateView:
+    """Hand off everything the flow owns; it keeps working until each partition has gone.
+
+    The flow is drained when it is draining and not active: unbind it then. Cannot be undone.
+    """
+    timeout_seconds = None if body is None else body.timeout_seconds
+    return await broker_of(request).drain(queue, flow, timeout_seconds)

@@ -1,0 +1,334 @@
+"""The calls on queues: what administrators and dashboards use."""
+
+from collections.abc import AsyncIterator, Mapping, Sequence
+from datetime import datetime
+from typing import Annotated, Any
+
+import orjson
+from fastapi import APIRouter, Path, Query, Response
+from starlette.requests import Request
+
+from api import problems, schemas
+from api.routing import Route, served_by
+from api.security import Role, allow
+from api.streams import EventStream, event
+from broker import views
+from broker.service import Broker
+
+ROUTER = APIRouter(prefix="/v1/queues", route_class=Route)
+Name = Annotated[
+    str,
+    Path(
+        pattern=schemas.QUEUE_NAME_PATTERN,
+        description="The name of the queue.",
+        openapi_examples={"flights": {"value": "flights"}},
+    ),
+]
+Limit = Annotated[int, Query(ge=1, le=1000, description="How many items to answer at most.")]
+Cursor = Annotated[
+    str | None,
+    Query(
+        max_length=500,
+        pattern=r"^[\x21-\x7e]+$",
+        description="The `next_cursor` of the page before.",
+    ),
+]
+
+ADMINISTRATION = ("unauthorized", "forbidden", "invalid", "unavailable")
+ON_A_QUEUE = (*ADMINISTRATION, "queue_not_found")
+
+
+def broker_of(request: Request) -> Broker:
+    broker: Broker = request.app.state.broker
+    return broker
+
+
+@ROUTER.post(
+    "",
+    status_code=201,
+    response_model=schemas.Queue,
+    tags=["Queues"],
+    summary="Create a queue",
+    response_description="The queue.",
+    responses={**problems.document(*ADMINISTRATION, "queue_exists", *problems.OF_A_BODY)},
+)
+@allow(Role.ADMIN)
+async def create_queue(request: Request, body: schemas.QueueCreate) -> views.QueueView:
+    """Create a queue with its partitions 0..N-1; they get owners when flows bind."""
+    return await broker_of(request).create_queue(views.QueueSpec(**body.model_dump()))
+
+
+@ROUTER.get(
+    "",
+    response_model=schemas.QueuePage,
+    tags=["Queues"],
+    summary="List queues",
+    response_description="A page of queues, by name.",
+    responses=problems.document(*ADMINISTRATION),
+)
+@allow(Role.VIEWER)
+async def list_queues(
+    request: Request, limit: Limit = 100, cursor: Cursor = None
+) -> views.Page[views.QueueView]:
+    """All queues by name, a page at a time."""
+    return await broker_of(request).list_queues(limit, cursor)
+
+
+@ROUTER.get(
+    "/{queue}",
+    response_model=schemas.Queue,
+    tags=["Queues"],
+    summary="Show a queue",
+    response_description="The queue.",
+    responses=problems.document(*ON_A_QUEUE),
+)
+@allow(Role.VIEWER)
+async def show_queue(request: Request, queue: Name) -> views.QueueView:
+    """A queue's settings, and where it stands."""
+    return await broker_of(request).queue(queue)
+
+
+@ROUTER.patch(
+    "/{queue}",
+    response_model=schemas.Queue,
+    tags=["Queues"],
+    summary="Change or resize a queue",
+    response_description="The queue as it is now.",
+    responses=problems.document(*ON_A_QUEUE, *problems.OF_A_BODY),
+)
+@allow(Role.ADMIN)
+async def change_queue(
+    request: Request,
+    queue: Name,
+    body: schemas.QueueChange,
+    discard: Annotated[
+        bool,
+        Query(description="Remove surplus partitions at once, with the messages they still hold."),
+    ] = False,
+) -> views.QueueView:
+    """Change any setting but the name; what is left out stays.
+
+    `partition_count` is the resize. Growing takes effect at once. Shrinking lets the owners of
+    surplus partitions drain them first, so that nothing is lost, unless `discard` is given.
+    """
+    changes = body.model_dump(exclude_unset=True)
+    return await broker_of(request).change_queue(queue, changes, discard)
+
+
+@ROUTER.delete(
+    "/{queue}",
+    status_code=204,
+    response_class=Response,
+    tags=["Queues"],
+    summary="Delete a queue",
+    response_description="It is gone.",
+    responses=problems.document(*ON_A_QUEUE, "queue_in_use"),
+)
+@allow(Role.ADMIN)
+async def delete_queue(
+    request: Request,
+    queue: Name,
+    force: Annotated[bool, Query(description="Also while flows are bound.")] = False,
+) -> None:
+    """Delete a queue. Its built-in log goes with it unless another queue reads it."""
+    await broker_of(request).delete_queue(queue, force)
+
+
+@ROUTER.get(
+    "/{queue}/rebalance",
+    response_model=schemas.RebalanceStatus,
+    tags=["Rebalancing"],
+    summary="Show the rebalance status",
+    response_description="The status.",
+    responses=problems.document(*ON_A_QUEUE),
+)
+@allow(Role.VIEWER)
+async def rebalance_status(request: Request, queue: Name) -> views.RebalanceStatusView:
+    """Ready, in Holddown or Rebalancing: why, since when, and what is on its way."""
+    return await broker_of(request).rebalance_status(queue)
+
+
+@ROUTER.post(
+    "/{queue}/rebalance",
+    status_code=202,
+    response_model=schemas.RebalanceStatus,
+    tags=["Rebalancing"],
+    summary="Rebalance now",
+    response_description="The status right after.",
+    responses=problems.document(*ON_A_QUEUE),
+)
+@allow(Role.ADMIN)
+async def rebalance_now(request: Request, queue: Name) -> views.RebalanceStatusView:
+    """Rebalance at once, skipping the holddown. A balanced queue moves nothing."""
+    return await broker_of(request).rebalance_now(queue)
+
+
+@ROUTER.get(
+    "/{queue}/rebalances",
+    response_model=schemas.RebalancePage,
+    tags=["Rebalancing"],
+    summary="List past rebalances",
+    response_description="A page of the history, newest first.",
+    responses=problems.document(*ON_A_QUEUE),
+)
+@allow(Role.VIEWER)
+async def rebalances(
+    request: Request, queue: Name, limit: Limit = 100, cursor: Cursor = None
+) -> views.Page[views.RebalanceView]:
+    """Every rebalance and every grant outside one, with its moves, newest first."""
+    return await broker_of(request).rebalances(queue, limit, cursor)
+
+
+@ROUTER.get(
+    "/{queue}/partitions",
+    response_model=schemas.PartitionPage,
+    tags=["Queues"],
+    summary="List partitions",
+    response_description="A page of partitions, by number.",
+    responses=problems.document(*ON_A_QUEUE),
+)
+@allow(Role.VIEWER)
+async def partitions(
+    request: Request, queue: Name, limit: Limit = 100, cursor: Cursor = None
+) -> views.Page[views.PartitionView]:
+    """Who owns each partition, who is next, and where it has been processed up to."""
+    return await broker_of(request).partitions(queue, limit, cursor)
+
+
+@ROUTER.get(
+    "/{queue}/flows",
+    response_model=schemas.FlowPage,
+    tags=["Queues"],
+    summary="List flows",
+    response_description="A page of flows, in the order of binding.",
+    responses=problems.document(*ON_A_QUEUE),
+)
+@allow(Role.VIEWER)
+async def flows(
+    request: Request, queue: Name, limit: Limit = 100, cursor: Cursor = None
+) -> views.Page[views.FlowSummaryView]:
+    """The bound flows. Tokens are never listed."""
+    return await broker_of(request).flows(queue, limit, cursor)
+
+
+@ROUTER.post(
+    "/{queue}/positions",
+    response_model=schemas.Positions,
+    tags=["Queues"],
+    summary="Set positions",
+    response_description="The partitions that were set, with their raised epochs.",
+    responses=problems.document(*ON_A_QUEUE, *problems.OF_A_BODY),
+)
+@allow(Role.ADMIN)
+async def set_positions(
+    request: Request, queue: Name, body: schemas.PositionsRequest
+) -> views.PositionsView:
+    """Reset where consumers go on: an end of the log, a time, or positions.
+
+    Raises the epochs, so that nothing sent for the old position counts any more.
+    """
+    target: Any
+    if body.positions is not None:
+        target = {int(number): position for number, position in body.positions.items()}
+    else:
+        target = body.to.timestamp() if isinstance(body.to, datetime) else body.to
+    return await broker_of(request).set_positions(queue, target)
+
+
+@ROUTER.post(
+    "/{queue}/log-access",
+    response_model=schemas.LogAccess,
+    tags=["Queues"],
+    summary="Get access to the log",
+    response_description="Where the messages are; credentials if the service can give them.",
+    responses=problems.document(*ON_A_QUEUE, *problems.OF_A_BODY),
+)
+@allow(Role.PUBLISHER)
+async def log_access(
+    request: Request, queue: Name, body: schemas.LogAccessRequest
+) -> views.LogAccessView:
+    """Where a queue's messages are, its current partition count, and short-lived credentials.
+
+    Publishers call it before they publish and when an append is refused because the partition count
+    has changed; consumers when the credentials they got at bind are about to expire.
+    """
+    return await broker_of(request).log_access(queue, body.purpose)
+
+
+async def _serve_events(request: Request) -> Response:
+    queue = request.path_params["queue"]
+    broker = broker_of(request)
+    await broker.queue(queue)
+    after = last_event_id(request)
+    source = _encoded(queue, broker.events(queue, after))
+    return EventStream(source, request.app.state.open_calls)
+
+
+@ROUTER.get(
+    "/{queue}/events",
+    response_class=Response,
+    tags=["Rebalancing"],
+    summary="Follow a queue's changes",
+    response_description="Server-sent events named `change`, until either side ends it.",
+    responses={
+        **problems.document(*ON_A_QUEUE),
+        200: {
+            "content": {
+                "text/event-stream": {
+                    "schema": {"type": "string"},
+                    "example": "id: 42\nevent: change\n"
+                    'data: {"queue":"flights","revision":42,"at":"2026-11-20T10:00:00.250Z",'
+                    '"changes":[{"type":"…"}]}\n\n',
+                }
+            }
+        },
+    },
+    openapi_extra={
+        "parameters": [
+            {
+                "name": "Last-Event-ID",
+                "in": "header",
+                "required": False,
+                "description": "Resume after this revision; without it, from now on.",
+                "schema": {"type": "integer", "minimum": 0},
+            }
+        ]
+    },
+)
+@allow(Role.VIEWER)
+@served_by(_serve_events)
+async def events(queue: Name) -> None:
+    """Every change as it is committed, for dashboards: one event for each revision.
+
+    An event's id is its revision; `Last-Event-ID` resumes. An error during the stream is a last
+    event named `problem`.
+    """
+
+
+def last_event_id(request: Request) -> int | None:
+    """The revision a stream resumes after; what is not a number is as good as absent."""
+    text = request.headers.get("last-event-id", "")
+    return int(text) if text.isascii() and text.isdigit() and len(text) <= 18 else None
+
+
+async def _encoded(queue: str, source: AsyncIterator[views.EventView]) -> AsyncIterator[bytes]:
+    async for item in source:
+        document = {
+            "queue": queue,
+            "revision": item.revision,
+            "at": schemas.rfc3339(item.at),
+            "changes": [_with_times(change) for change in item.changes],
+        }
+        yield event("change", orjson.dumps(document), item.revision)
+
+
+def _with_times(value: object, name: str = "") -> object:
+    """A change as it goes over the wire: its times as text (see `EventView`)."""
+    match value:
+        case Mapping():
+            return {str(key): _with_times(inner, str(key)) for key, inner in value.items()}
+        case float() if name == "deadline" or name.endswith(("_at", "_until")):
+            return schemas.rfc3339(value)
+        case Sequence() if not isinstance(value, str):
+            return [_with_times(inner) for inner in value]
+    return value

@@ -1,0 +1,66 @@
+"""Runs the application under uvicorn, so that it says where it is and stops when it is told to."""
+
+import socket
+
+import structlog
+import uvicorn
+from fastapi import FastAPI
+
+from api.app import create_app
+from api.security import is_loopback
+from broker.service import Broker
+from broker.settings import Settings
+
+log = structlog.get_logger("api")
+
+
+class Server(uvicorn.Server):
+    """uvicorn, except that open calls end when it is told to stop: it would wait for them."""
+
+    def __init__(self, config: uvicorn.Config, app: FastAPI, announcement: str | None) -> None:
+        super().__init__(config)
+        self._application = app
+        self._announcement = announcement
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        if self._announcement is not None:
+            # The one line on stdout; everything else is a log record on stderr.
+            print(self._announcement, flush=True)  # noqa: T201
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        self._application.state.open_calls.end()
+        await super().shutdown(sockets)
+
+
+def make_server(app: FastAPI, settings: Settings, announcement: str | None = None) -> Server:
+    """A server for `app`; the caller runs it on a socket that is bound already."""
+    config = uvicorn.Config(
+        app,
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        proxy_headers=False,
+        lifespan="on",
+        ws="none",
+        timeout_graceful_shutdown=max(1, round(settings.shutdown_seconds)),
+        # Longer than a long poll and than proxies usually keep idle connections.
+        timeout_keep_alive=75,
+    )
+    return Server(config, app, announcement)
+
+
+def run(settings: Settings, listener: socket.socket) -> None:
+    """Serve on `listener` until SIGTERM or SIGINT. To be called from the main thread."""
+    host, port = listener.getsockname()[:2]
+    address = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    if not settings.trusted_network and not is_loopback(settings.host):
+        log.warning(
+            "nobody can administer this service: it listens beyond this machine and has no API "
+            "keys; where everybody who can reach it may administer it, start it with "
+            "--trusted-network",
+            address=address,
+        )
+    app = create_app(Broker(settings), settings)
+    make_server(app, settings, f"Counterpoise listens on {address}").run([listener])
+    log.info("stopped")

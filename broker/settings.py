@@ -1,0 +1,104 @@
+"""The service's settings: the command line, then COUNTERPOISE_… in the environment, then these.
+
+Every field is a variable of the environment: `port` is COUNTERPOISE_PORT.
+"""
+
+from pathlib import Path
+from typing import Annotated, Literal
+from urllib.parse import urlsplit
+
+from pydantic import Field, SecretStr, ValidationError, field_validator
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+PREFIX = "COUNTERPOISE_"
+_SCHEMES = ("postgresql", "postgres", "postgresql+asyncpg", "postgresql+psycopg")
+
+
+class SettingsError(Exception):
+    """A setting has no valid value; the message is one line that names it."""
+
+
+class Settings(BaseSettings):
+    """What the service can be told. Make it with `load`, which words what is wrong."""
+
+    model_config = SettingsConfigDict(
+        env_prefix=PREFIX, extra="forbid", frozen=True, env_ignore_empty=True
+    )
+
+    host: str = Field(default="127.0.0.1", min_length=1, description="Address to listen on.")
+    port: int = Field(default=8640, ge=0, le=65535, description="0: any free one.")
+    data_dir: Path | None = Field(
+        default=None,
+        description="Where the embedded Postgres lives; default: the user's data directory.",
+    )
+    database_url: SecretStr | None = Field(
+        default=None,
+        description="postgresql://user:password@host/database. Without it, the service starts a "
+        "Postgres of its own in the data directory.",
+    )
+    log_database_url: SecretStr | None = Field(
+        default=None,
+        description="Where the built-in log is; default: in the same database.",
+    )
+    database_pool_size: int = Field(default=10, ge=2, le=1000, description="Connections at most.")
+    auto_migrate: bool = Field(
+        default=True, description="Bring the database up to date at start (see `migrate`)."
+    )
+    trusted_network: bool = Field(
+        default=False,
+        description="On an address beyond this machine: whoever can reach the service may "
+        "administer it.",
+    )
+    request_limit_bytes: Annotated[int, Field(ge=1024, le=2**30)] = Field(
+        default=8 * 2**20, description="The largest request body."
+    )
+    history_days: float = Field(
+        default=7.0, gt=0, description="How long the history of rebalances and changes is kept."
+    )
+    shutdown_seconds: float = Field(
+        default=5.0, ge=0, le=300, description="How long requests may take to end at shutdown."
+    )
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+    log_format: Literal["auto", "text", "json"] = Field(
+        default="auto", description="auto: text on a terminal, JSON elsewhere."
+    )
+
+    @field_validator("database_url", "log_database_url")
+    @classmethod
+    def _postgres_url(cls, value: SecretStr | None) -> SecretStr | None:
+        """Any usual spelling of the scheme becomes postgresql://."""
+        if value is None:
+            return None
+        scheme, separator, rest = value.get_secret_value().partition("://")
+        if scheme not in _SCHEMES or not separator:
+            raise ValueError("should look like postgresql://user:password@host:5432/database")
+        url = f"postgresql://{rest}"
+        try:
+            parts = urlsplit(url)
+            valid = bool(parts.path.strip("/")) and (parts.port is None or parts.port > 0)
+        except ValueError:
+            valid = False
+        if not valid:
+            raise ValueError("should look like postgresql://user:password@host:5432/database")
+        return SecretStr(url)
+
+
+def load(**given: object) -> Settings:
+    """The settings; what is given (and not None) wins over the environment.
+
+    Raises SettingsError with one line that names each setting at fault, never its value: it may be
+    secret.
+    """
+    try:
+        return Settings(**{name: value for name, value in given.items() if value is not None})  # type: ignore[arg-type]
+    except ValidationError as error:
+        faults = []
+        for item in error.errors(include_input=False, include_url=False, include_context=False):
+            name = str(item["loc"][0]) if item["loc"] else "settings"
+            source = (
+                f"--{name.replace('_', '-')}"
+                if given.get(name) is not None
+                else PREFIX + name.upper()
+            )
+            faults.append(f"{source}: {item['msg'].removeprefix('Value error, ')}")
+        raise SettingsError("; ".join(faults)) from None

@@ -1,0 +1,53 @@
+"""How the service logs: structured, to stderr, as text on a terminal and as JSON elsewhere."""
+
+import logging
+import sys
+from typing import Literal
+
+import structlog
+
+# Libraries whose info is of no interest to who runs a service.
+_QUIET = ("uvicorn", "uvicorn.error", "apscheduler", "alembic", "asyncio")
+
+
+def configure_logging(level: str, style: Literal["auto", "text", "json"] = "auto") -> None:
+    """Send structlog's and the standard library's records through one formatter."""
+    as_text = sys.stderr.isatty() if style == "auto" else style == "text"
+    shared: list[structlog.typing.Processor] = [
+        structlog.contextvars.merge_contextvars,
+        structlog.stdlib.add_log_level,
+        structlog.stdlib.add_logger_name,
+        structlog.processors.TimeStamper(fmt="iso", utc=True),
+    ]
+    last: list[structlog.typing.Processor]
+    if as_text:
+        last = [structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty())]
+    else:
+        last = [structlog.processors.dict_tracebacks, structlog.processors.JSONRenderer()]
+    structlog.configure(
+        processors=[
+            structlog.stdlib.filter_by_level,
+            *shared,
+            structlog.stdlib.ProcessorFormatter.wrap_for_formatter,
+        ],
+        logger_factory=structlog.stdlib.LoggerFactory(),
+        wrapper_class=structlog.stdlib.BoundLogger,
+        cache_logger_on_first_use=True,
+    )
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(
+        structlog.stdlib.ProcessorFormatter(
+            foreign_pre_chain=shared,
+            processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, *last],
+        )
+    )
+    root = logging.getLogger()
+    root.handlers[:] = [handler]
+    root.setLevel(level.upper())
+    for name in _QUIET:
+        logger = logging.getLogger(name)
+        logger.handlers.clear()
+        logger.propagate = True
+        logger.setLevel(max(logging.WARNING, root.level) if level != "debug" else logging.DEBUG)
+    # Requests are counted (api.metrics), not logged one by one.
+    logging.getLogger("uvicorn.access").disabled = True
