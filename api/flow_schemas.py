@@ -2,8 +2,9 @@
 
 from typing import Annotated, Literal
 
-from pydantic import ConfigDict, Field, StringConstraints
+from pydantic import ConfigDict, Field, JsonValue, StringConstraints
 
+from api.queue_schemas import LogCredentials, Start
 from api.schemas import (
     EXAMPLE_FLOW,
     EXAMPLE_TIME,
@@ -12,12 +13,10 @@ from api.schemas import (
     TEXT_PATTERN,
     AnswerModel,
     Epoch,
-    LogCredentials,
     PartitionNumber,
     Position,
     QueueName,
     RequestModel,
-    Start,
     Time,
 )
 
@@ -33,7 +32,7 @@ Sequence = Annotated[
     ),
 ]
 
-EXAMPLE_UPDATE = {
+EXAMPLE_UPDATE: dict[str, JsonValue] = {
     "queue": "flights",
     "flow_id": EXAMPLE_FLOW,
     "revision": 42,

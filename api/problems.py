@@ -27,7 +27,7 @@ MEDIA_TYPE = "application/problem+json"
 TYPE_PREFIX = "urn:counterpoise:problem:"
 
 # code: (status, title). The broker's own titles are the first lines of its exceptions' docstrings.
-_BROKER_STATUSES = {
+_BROKER_STATUSES: dict[type[errors.BrokerError], int] = {
     errors.Invalid: 422,
     errors.QueueNotFound: 404,
     errors.QueueExists: 409,

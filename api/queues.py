@@ -8,7 +8,7 @@ import orjson
 from fastapi import APIRouter, Path, Query, Response
 from starlette.requests import Request
 
-from api import problems, schemas
+from api import problems, queue_schemas, rebalance_schemas, schemas
 from api.routing import Route, served_by
 from api.security import Role, allow
 from api.streams import EventStream, event
@@ -46,21 +46,21 @@ def broker_of(request: Request) -> Broker:
 @ROUTER.post(
     "",
     status_code=201,
-    response_model=schemas.Queue,
+    response_model=queue_schemas.Queue,
     tags=["Queues"],
     summary="Create a queue",
     response_description="The queue.",
     responses={**problems.document(*ADMINISTRATION, "queue_exists", *problems.OF_A_BODY)},
 )
 @allow(Role.ADMIN)
-async def create_queue(request: Request, body: schemas.QueueCreate) -> views.QueueView:
+async def create_queue(request: Request, body: queue_schemas.QueueCreate) -> views.QueueView:
     """Create a queue with its partitions 0..N-1; they get owners when flows bind."""
     return await broker_of(request).create_queue(views.QueueSpec(**body.model_dump()))
 
 
 @ROUTER.get(
     "",
-    response_model=schemas.QueuePage,
+    response_model=queue_schemas.QueuePage,
     tags=["Queues"],
     summary="List queues",
     response_description="A page of queues, by name.",
@@ -76,7 +76,7 @@ async def list_queues(
 
 @ROUTER.get(
     "/{queue}",
-    response_model=schemas.Queue,
+    response_model=queue_schemas.Queue,
     tags=["Queues"],
     summary="Show a queue",
     response_description="The queue.",
@@ -90,7 +90,7 @@ async def show_queue(request: Request, queue: Name) -> views.QueueView:
 
 @ROUTER.patch(
     "/{queue}",
-    response_model=schemas.Queue,
+    response_model=queue_schemas.Queue,
     tags=["Queues"],
     summary="Change or resize a queue",
     response_description="The queue as it is now.",
@@ -100,7 +100,7 @@ async def show_queue(request: Request, queue: Name) -> views.QueueView:
 async def change_queue(
     request: Request,
     queue: Name,
-    body: schemas.QueueChange,
+    body: queue_schemas.QueueChange,
     discard: Annotated[
         bool,
         Query(description="Remove surplus partitions at once, with the messages they still hold."),
@@ -136,7 +136,7 @@ async def delete_queue(
 
 @ROUTER.get(
     "/{queue}/rebalance",
-    response_model=schemas.RebalanceStatus,
+    response_model=rebalance_schemas.RebalanceStatus,
     tags=["Rebalancing"],
     summary="Show the rebalance status",
     response_description="The status.",
@@ -151,7 +151,7 @@ async def rebalance_status(request: Request, queue: Name) -> views.RebalanceStat
 @ROUTER.post(
     "/{queue}/rebalance",
     status_code=202,
-    response_model=schemas.RebalanceStatus,
+    response_model=rebalance_schemas.RebalanceStatus,
     tags=["Rebalancing"],
     summary="Rebalance now",
     response_description="The status right after.",
@@ -165,7 +165,7 @@ async def rebalance_now(request: Request, queue: Name) -> views.RebalanceStatusV
 
 @ROUTER.get(
     "/{queue}/rebalances",
-    response_model=schemas.RebalancePage,
+    response_model=rebalance_schemas.RebalancePage,
     tags=["Rebalancing"],
     summary="List past rebalances",
     response_description="A page of the history, newest first.",
@@ -181,7 +181,7 @@ async def rebalances(
 
 @ROUTER.get(
     "/{queue}/partitions",
-    response_model=schemas.PartitionPage,
+    response_model=queue_schemas.PartitionPage,
     tags=["Queues"],
     summary="List partitions",
     response_description="A page of partitions, by number.",
@@ -197,7 +197,7 @@ async def partitions(
 
 @ROUTER.get(
     "/{queue}/flows",
-    response_model=schemas.FlowPage,
+    response_model=queue_schemas.FlowPage,
     tags=["Queues"],
     summary="List flows",
     response_description="A page of flows, in the order of binding.",
@@ -213,7 +213,7 @@ async def flows(
 
 @ROUTER.post(
     "/{queue}/positions",
-    response_model=schemas.Positions,
+    response_model=queue_schemas.Positions,
     tags=["Queues"],
     summary="Set positions",
     response_description="The partitions that were set, with their raised epochs.",
@@ -221,14 +221,14 @@ async def flows(
 )
 @allow(Role.ADMIN)
 async def set_positions(
-    request: Request, queue: Name, body: schemas.PositionsRequest
+    request: Request, queue: Name, body: queue_schemas.PositionsRequest
 ) -> views.PositionsView:
     """Reset where consumers go on: an end of the log, a time, or positions.
 
     Raises the epochs, so that nothing sent for the old position counts any more.
     """
     target: Any
-    if body.positions is not None:
+    if "positions" in body.model_fields_set:
         target = {int(number): position for number, position in body.positions.items()}
     else:
         target = body.to.timestamp() if isinstance(body.to, datetime) else body.to
@@ -237,7 +237,7 @@ async def set_positions(
 
 @ROUTER.post(
     "/{queue}/log-access",
-    response_model=schemas.LogAccess,
+    response_model=queue_schemas.LogAccess,
     tags=["Queues"],
     summary="Get access to the log",
     response_description="Where the messages are; credentials if the service can give them.",
@@ -245,7 +245,7 @@ async def set_positions(
 )
 @allow(Role.PUBLISHER)
 async def log_access(
-    request: Request, queue: Name, body: schemas.LogAccessRequest
+    request: Request, queue: Name, body: queue_schemas.LogAccessRequest
 ) -> views.LogAccessView:
     """Where a queue's messages are, its current partition count, and short-lived credentials.
 

@@ -35,7 +35,7 @@ class OpenCalls:
 
     def __init__(self) -> None:
         self._tasks: set[asyncio.Task[object]] = set()
-        self._ended = False
+        self._ended = asyncio.Event()
 
     def __len__(self) -> int:
         return len(self._tasks)
@@ -44,14 +44,14 @@ class OpenCalls:
         """What `call` returns, or None if the service ends first."""
         task = asyncio.current_task()
         assert task is not None
-        if self._ended:
+        if self._ended.is_set():
             call.close()
             return None
         self._tasks.add(task)
         try:
             return await call
         except asyncio.CancelledError:
-            if not self._ended or task.uncancel() > 0:
+            if not self._ended.is_set() or task.uncancel() > 0:
                 raise
             return None
         finally:
@@ -59,8 +59,8 @@ class OpenCalls:
 
     def end(self) -> None:
         """End every open call, and those that are yet to come. To be called in the event loop."""
-        if not self._ended:
-            self._ended = True
+        if not self._ended.is_set():
+            self._ended.set()
             for task in self._tasks:
                 task.cancel()
 

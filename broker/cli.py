@@ -201,7 +201,10 @@ def _migrated(settings: Settings) -> list[migrations.Step]:
 def _urls(settings: Settings) -> tuple[str, str | None]:
     assert settings.database_url is not None
     log_url = settings.log_database_url
-    return settings.database_url.get_secret_value(), log_url and log_url.get_secret_value()
+    return (
+        settings.database_url.get_secret_value(),
+        None if log_url is None else log_url.get_secret_value(),
+    )
 
 
 @contextlib.contextmanager
