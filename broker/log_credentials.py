@@ -63,7 +63,7 @@ class LogCredentials:
         self._current: dict[Purpose, tuple[float, LogAccess | None]] = {}
 
     async def get(self, purpose: Purpose) -> LogAccess | None:
-        """Credentials good for at least `valid_seconds - rotate_seconds`, or None without CREATEROLE.
+        """Credentials that last for `valid_seconds - rotate_seconds` or more; None without CREATEROLE.
 
         Mostly from memory; raises SQLAlchemy's errors when it must ask the database and cannot.
         """
@@ -75,7 +75,7 @@ class LogCredentials:
             return known[1]
 
     async def _shared(self, purpose: Purpose) -> tuple[float, LogAccess | None]:
-        """The credentials all replicas use now, made if need be, and until when to remember them."""
+        """The credentials all replicas use now, made if need be, and how long to remember them."""
         asked_at = self._monotonic()
         try:
             async with self._engine.begin() as connection:
@@ -163,7 +163,7 @@ class LogCredentials:
 
 
 def scram_verifier(password: str, iterations: int = 4096) -> str:
-    """What Postgres stores of a password (RFC 5803), made here so that it never sees the password."""
+    """What Postgres stores of a password (RFC 5803), so that it need never see the password."""
     salt = secrets.token_bytes(16)
     salted = hashlib.pbkdf2_hmac("sha256", password.encode(), salt, iterations)
     client_key = hmac.digest(salted, b"Client Key", "sha256")

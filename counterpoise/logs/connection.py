@@ -120,7 +120,9 @@ class LogConnection:
         left = max(1.0, min(_CONNECT_SECONDS, deadline - time.monotonic()))
         try:
             connection = _BoundedConnection.connect(
-                self._url, autocommit=True, connect_timeout=int(left + 0.999),
+                self._url,
+                autocommit=True,
+                connect_timeout=int(left + 0.999),
                 application_name="counterpoise-log",
             )
         except psycopg.OperationalError as error:
@@ -166,7 +168,9 @@ def _in_our_words(error: psycopg.Error) -> LogError:
     return LogError(f"the log failed: {message} ({state})")
 
 
-def stale_partition_count(error: BaseException | None, routed_with: int) -> StalePartitionCount | None:
+def stale_partition_count(
+    error: BaseException | None, routed_with: int
+) -> StalePartitionCount | None:
     """The refusal of an append routed with an old partition count, if that is what `error` is."""
     if isinstance(error, psycopg.Error) and error.sqlstate == _STALE_PARTITION_COUNT:
         return StalePartitionCount(routed_with, int(error.diag.message_detail or 0))

@@ -240,7 +240,7 @@ class PostgresLog:
 
 def _number(position: str) -> int:
     """A position as the number it is; raises InvalidPosition."""
-    if isinstance(position, str) and position.isascii() and position.isdecimal():
+    if position.isascii() and position.isdecimal():
         number = int(position) if len(position) < 20 else _TOO_LARGE
         if number < _TOO_LARGE:
             return number

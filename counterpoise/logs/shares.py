@@ -13,8 +13,10 @@ def fair_shares(backlogs: Mapping[int, int], max_messages: int) -> dict[int, int
     backlogs (ties: the lowest partition), so that over time none is passed over.
     """
     shares = dict.fromkeys(backlogs, 0)
-    waiting = sorted((partition for partition in backlogs if backlogs[partition] > 0),
-                     key=lambda partition: (backlogs[partition], -partition))
+    waiting = sorted(
+        (partition for partition in backlogs if backlogs[partition] > 0),
+        key=lambda partition: (backlogs[partition], -partition),
+    )
     left = max(0, max_messages)
     for served, partition in enumerate(waiting):
         # Those with a remainder come last, and the last has the longest backlog.

@@ -20,7 +20,7 @@ def migrate(connection: Connection) -> None:
     """Bring the schema of the connection's database up to date, in one transaction."""
     with connection.begin():
         connection.execute(text("SELECT pg_advisory_xact_lock(:lock)"), {"lock": LOCK})
-        # Not IF NOT EXISTS: that wants the right to create schemas even when there is nothing to do.
+        # Not IF NOT EXISTS: that wants the right to create schemas even if there is nothing to do.
         found = connection.execute(
             text("SELECT 1 FROM pg_namespace WHERE nspname = :schema"), {"schema": SCHEMA}
         ).first()
@@ -45,9 +45,7 @@ def main() -> None:
     url = context.config.get_main_option("sqlalchemy.url")
     if not url:
         raise ValueError("sqlalchemy.url is not set")
-    engine = create_engine(
-        make_url(url).set(drivername="postgresql+psycopg"), poolclass=NullPool
-    )
+    engine = create_engine(make_url(url).set(drivername="postgresql+psycopg"), poolclass=NullPool)
     with engine.connect() as connection:
         migrate(connection)
 
