@@ -276,7 +276,7 @@ class FlowCore:
         request = self._request(calls.release, items)
         if request is not None:
             for item in items:
-                self._releasing[item.partition, item.epoch] = request
+                self._releasing.setdefault((item.partition, item.epoch), request)
         return request
 
     def ready(self, items: Sequence[ReadyItem]) -> Request | None:

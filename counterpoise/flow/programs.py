@@ -34,7 +34,7 @@ class Send:
 
 @dataclass(frozen=True)
 class Pause:
-    """Do nothing for so long (in the background: or until closed); comes back as an empty `Sent`."""
+    """Do nothing for so long (in the background also until closed); comes back as `Sent`."""
 
     seconds: float
 
