@@ -20,18 +20,17 @@ from dataclasses import dataclass, field
 
 from broker.core.model import Flow, Handoff, Queue
 from broker.core.ranking import Ranking
-from broker.core.transitions import State
 
 
 def is_balanced(queue: Queue) -> bool:
-    """Whether there is nothing to grant, nothing under way and nothing to hand off; O(draining flows)."""
+    """Whether there is nothing to grant, nothing under way and nothing to hand off."""
     if queue.handoffs:
         return False
     if not queue.takers:
         return True
     if queue.unowned:
         return False
-    if any(queue.leaving.counts.values()):
+    if len(queue.leaving) and queue.leaving.high > 0:
         return False
     if queue.exclusive:
         return next(_out_of_place(queue), None) is None
@@ -123,8 +122,7 @@ def put_back(queue: Queue) -> Ranking:
 
 def warming(queue: Queue) -> list[Handoff]:
     """The handoffs whose successors are warming, highest partition first (the order in which they are worth keeping)."""
-    found = [h for h in queue.handoffs.values() if queue.partitions[h.number].state is State.WARMING]
-    return sorted(found, key=lambda handoff: handoff.number, reverse=True)
+    return [queue.handoffs[number] for number in sorted(queue.warming, reverse=True)]
 
 
 def revise(queue: Queue, ranking: Ranking) -> Revision:

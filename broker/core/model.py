@@ -169,7 +169,12 @@ class Rebalance:
 
 
 class Queue:
-    """One queue, as far as the rebalancer is concerned. Only `replay` changes it."""
+    """One queue, as far as the rebalancer is concerned. Only `replay` changes it.
+
+    Beside the partitions stand the few of which something is to be done: `unowned` (since when, None: never owned),
+    `handoffs`, and of those the `warming` ones and the `stranded` ones (revoking, without a successor). `warmed`
+    names who said ready in the latest handoff, and for which epoch. `touched` collects the flows whose views changed.
+    """
 
     def __init__(self, id: str, name: str, settings: Settings, created_at: float) -> None:
         self.id = id
@@ -195,6 +200,8 @@ class Queue:
         self.retiring: set[int] = set()
         self.unowned: dict[int, float | None] = {}
         self.handoffs: dict[int, Handoff] = {}
+        self.warming: set[int] = set()
+        self.stranded: set[int] = set()
         self.warmed: dict[int, tuple[str, int]] = {}
         self.ranking = Ranking()
         self.leaving = Ranking()
@@ -266,9 +273,7 @@ class Queue:
 
     def cuts_short(self, flow: Flow) -> bool:
         """Whether the end of the flow's drain would end a warm-up."""
-        return bool(flow.outgoing) and any(
-            self.partitions[number].state is State.WARMING for number in flow.owned
-        )
+        return bool(flow.outgoing) and not flow.owned.isdisjoint(self.warming)
 
     def due(self, now: float) -> list[Handoff]:
         """Handoffs whose deadline has come, the earliest first, then by partition."""
@@ -423,8 +428,12 @@ class Queue:
         if handoff is not None:
             assert partition.owner is not None
             journal.set(partition.owner, "outgoing", partition.owner.outgoing + sign)
+            change = journal.add if sign > 0 else journal.discard
+            if partition.state is State.WARMING:
+                change(self.warming, partition.number)
+            elif handoff.successor is None:
+                change(self.stranded, partition.number)
             if handoff.successor is not None:
-                change = journal.add if sign > 0 else journal.discard
                 change(handoff.successor.incoming, partition.number)
         if partition.owner is not None and partition.owner.draining:
             self._rank(partition.owner)

@@ -17,16 +17,18 @@ live and reloaded queues cannot differ.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import singledispatch
 from typing import Any
 
 from broker.core import commands as c
 from broker.core import records as r
-from broker.core.assignment import Giving, is_balanced, put_back, revise, taker, warming
+from broker.core.assignment import Giving, is_balanced, put_back, revise, taker
 from broker.core.commands import Outcome, Result
 from broker.core.errors import FlowNotFound
 from broker.core.model import Flow, HandedOver, Handoff, Partition, Queue
+from broker.core.ranking import Ranking
 from broker.core.replay import replay
 from broker.core.transitions import State, Status
 
@@ -89,12 +91,15 @@ class Draft:
 
     def grant(self, partition: Partition, flow: Flow, handed_over: str, *, by_handoff: bool = False) -> None:
         """Makes the flow the owner of the partition, under the next epoch."""
-        handoff = self.queue.handoffs.get(partition.number)
-        since = handoff.since if handoff else self.queue.unowned.get(partition.number)
+        queue, number = self.queue, partition.number
+        if partition.state is State.REVOKING:
+            since: float | None = queue.handoffs[number].since
+        else:
+            since = queue.unowned.get(number)
         seconds = None if since is None else round(self.now - since, 6)
         previous = partition.owner.id if partition.owner else None
         grant = r.Grant(
-            partition.number, previous, flow.id, partition.epoch + 1, handed_over, seconds, by_handoff
+            number, previous, flow.id, partition.epoch + 1, handed_over, seconds, by_handoff
         )
         self.emit(r.Granted((grant,), self.now))
 
@@ -122,78 +127,85 @@ def _rebalance(draft: Draft, cause: str) -> None:
     if queue.status is not Status.REBALANCING:
         trigger = queue.trigger or cause
         draft.emit(r.RebalanceStarted(queue.next_rebalance_id, trigger, draft.now))
-    _loop(draft)
+    _loop(draft, changed=True)
 
 
-def _take_up(draft: Draft) -> None:
-    """Something changed: the holddown may settle (rule 7), a running loop takes it up (rule 10)."""
+def _take_up(draft: Draft, *, changed: bool = True) -> None:
+    """Something happened: the holddown may settle (rule 7), a running loop takes it up (rule 10)."""
     queue = draft.queue
     if queue.status is Status.HOLDDOWN and queue.takers == queue.flows_before:
-        _grant_unowned(draft, outside=queue.trigger)
+        assert queue.trigger is not None
+        _grant_outside(draft, queue.trigger, sorted(queue.unowned))
         if is_balanced(queue):
             draft.emit(r.HolddownSettled(draft.now))
     elif queue.status is Status.REBALANCING:
-        _loop(draft)
+        _loop(draft, changed=changed)
+
+
+def _grant_outside(draft: Draft, trigger: str, numbers: Sequence[int]) -> None:
+    """Grants of rules 3 and 7: at once, without a rebalance, in the history under an entry of their own."""
+    if numbers and draft.queue.takers:
+        draft.outside(trigger)
+        _grant(draft, numbers, draft.queue.ranking)
 
 
 # The loop
 
 
-def _loop(draft: Draft) -> None:
-    """One turn of the rebalance loop; it is turned again whenever something finishes or changes."""
+def _loop(draft: Draft, *, changed: bool) -> None:
+    """One turn of the rebalance loop; it is turned again whenever something finishes or changes.
+
+    `changed`: flows or settings did, so warm-ups under way may not be what is needed any more.
+    """
     queue = draft.queue
-    if warming(queue):
+    if queue.warming and (changed or queue.unowned or queue.stranded):
         _revise(draft)
     else:
-        _grant_unowned(draft)
-        _name_successors(draft)
+        _grant_all(draft, queue.ranking)
     _start_handoffs(draft)
     if is_balanced(queue):
         draft.emit(r.RebalanceFinished(draft.now))
 
 
-def _grant_unowned(draft: Draft, ranking: Any = None, outside: str | None = None) -> None:
-    """Grants what nobody owns, the lowest number first, to the flow with the fewest partitions."""
-    queue = draft.queue
-    planned = queue.ranking if ranking is None else ranking
-    if not queue.unowned or not planned.counts:
-        return
-    if outside is not None:
-        draft.outside(outside)
-    for number in sorted(queue.unowned):
-        partition = queue.partitions[number]
-        flow = taker(queue, planned)
-        assert flow is not None
-        draft.grant(partition, flow, partition.let_go)
-        if ranking is not None and not partition.retiring:
-            ranking.add(flow.seat, 1)
+def _grant_all(draft: Draft, ranking: Ranking) -> None:
+    """Grants what nobody owns, and names successors for partitions in `revoking` that lost theirs.
 
-
-def _name_successors(draft: Draft, ranking: Any = None) -> None:
-    """Names a successor for partitions in `revoking` that lost theirs; a revoke is never taken back."""
+    A revoke is never taken back, so a partition that lost its successor goes on like one that nobody owns; its
+    present owner may be the one to get it.
+    """
     queue = draft.queue
-    planned = queue.ranking if ranking is None else ranking
-    if not planned.counts:
-        return
-    lost = [
-        handoff.number
-        for handoff in queue.handoffs.values()
-        if handoff.successor is None and queue.partitions[handoff.number].state is State.REVOKING
-    ]
-    for number in sorted(lost):
-        flow = taker(queue, planned)
-        assert flow is not None
+    _grant(draft, sorted(queue.unowned), ranking)
+    for number in sorted(queue.stranded):
+        flow = taker(queue, ranking)
+        if flow is None:
+            return
         draft.emit(r.HandoffsRedirected((r.Redirect(number, flow.id),), None, draft.now))
-        if ranking is not None and number not in queue.retiring:
-            ranking.add(flow.seat, 1)
+        _count(queue, ranking, number, flow)
+
+
+def _grant(draft: Draft, numbers: Sequence[int], ranking: Ranking) -> None:
+    """Grants unowned partitions, given lowest number first, each to the flow with the fewest partitions."""
+    queue = draft.queue
+    for number in numbers:
+        flow = taker(queue, ranking)
+        if flow is None:
+            return
+        partition = queue.partitions[number]
+        draft.grant(partition, flow, partition.let_go)
+        _count(queue, ranking, number, flow)
+
+
+def _count(queue: Queue, ranking: Ranking, number: int, flow: Flow) -> None:
+    """Keeps a planner's ranking in step; the queue's own is kept by `replay`."""
+    if ranking is not queue.ranking and number not in queue.retiring:
+        ranking.add(flow.seat, 1)
 
 
 def _revise(draft: Draft) -> None:
     """Grants and successors as if no warm-up had begun, then keeps the warm-ups that fit (see `assignment`)."""
     queue = draft.queue
     ranking = put_back(queue)
-    _grant_unowned(draft, ranking)
-    _name_successors(draft, ranking)
+    _grant_all(draft, ranking)
     revision = revise(queue, ranking)
     for number in revision.called_off:
         draft.emit(r.HandoffsCalledOff((number,)))
@@ -233,6 +245,19 @@ def _revoke(draft: Draft, numbers: tuple[int, ...], *, ready: bool) -> None:
     """Ends warm-ups: the owners are told to finish and release."""
     deadline = draft.now + draft.queue.settings.max_handoff_time
     draft.emit(r.WarmupsEnded(numbers, ready, deadline, draft.now))
+
+
+def _remove(draft: Draft, numbers: tuple[int, ...], outcome: str) -> None:
+    """Removes partitions; handoffs of theirs end with them."""
+    queue = draft.queue
+    moves = tuple(
+        r.Move(number, owner.id, handoff.successor.id)
+        for number in numbers
+        if (handoff := queue.handoffs.get(number))
+        and handoff.successor
+        and (owner := queue.partitions[number].owner)
+    )
+    draft.emit(r.PartitionsRemoved(numbers, moves, outcome, draft.now))
 
 
 def _force(draft: Draft, handoff: Handoff) -> None:
@@ -334,15 +359,15 @@ def _(command: c.Unbind, draft: Draft) -> None:
             draft.grant(
                 queue.partitions[number], handoff.successor, HandedOver.ORPHANED, by_handoff=True
             )
-    left_alone = tuple(flow.owned)
+    left_alone = sorted(flow.owned)
     after = before - (not flow.draining)
     excess = after >= queue.share_count
     holddown = queue.status is Status.HOLDDOWN or (
         queue.status is Status.READY and not excess and queue.settings.rebalance_delay > 0
     )
     draft.emit(r.FlowLeft(flow.id, command.reason, remember=holddown, at=draft.now))
-    if excess and left_alone and queue.status is not Status.REBALANCING:
-        _grant_unowned(draft, outside=cause)
+    if excess and queue.status is not Status.REBALANCING:
+        _grant_outside(draft, cause, left_alone)
     if queue.status is not Status.READY:
         _take_up(draft)
     elif not excess and not (idle and is_balanced(queue)):
@@ -372,8 +397,8 @@ def _(command: c.Drain, draft: Draft) -> None:
 def _(command: c.Release, draft: Draft) -> tuple[Result, ...]:
     flow = draft.flow(command.flow_id)
     results = tuple(_release(draft, flow, item) for item in command.items)
-    if any(result.outcome is Outcome.OK for result in results):
-        _take_up(draft)
+    if draft.records:
+        _take_up(draft, changed=False)
     return results
 
 
@@ -396,7 +421,7 @@ def _release(draft: Draft, flow: Flow, item: c.Let) -> Result:
         return Result(item.partition, Outcome.NOT_REVOKING)
     handoff = queue.handoffs.get(item.partition)
     if item.finished:
-        draft.emit(r.PartitionsRemoved((item.partition,), "finished", draft.now))
+        _remove(draft, (item.partition,), "finished")
     elif handoff is not None and handoff.successor is not None:
         draft.grant(partition, handoff.successor, HandedOver.GRACEFUL, by_handoff=True)
     else:
@@ -467,7 +492,7 @@ def _(command: c.Change, draft: Draft) -> None:
     if grown:
         draft.emit(r.PartitionsAdded(old_count, count, draft.now))
     if gone and command.discard:
-        draft.emit(r.PartitionsRemoved(gone, "discarded", draft.now))
+        _remove(draft, gone, "discarded")
     elif gone:
         draft.emit(r.PartitionsRetired(gone))
     if "partition_count" in changes:
@@ -517,7 +542,7 @@ def _(command: c.Advance, draft: Draft) -> None:
             _revoke(draft, tuple(dict.fromkeys(ended)), ready=False)
         for handoff in forced:
             _force(draft, handoff)
-        _loop(draft)
+        _loop(draft, changed=False)
 
 
 @_decide.register

@@ -202,9 +202,13 @@ class PartitionsRetired:
 
 @dataclass(frozen=True, slots=True)
 class PartitionsRemoved:
-    """Partitions are gone: `finished` by their owners or `discarded` with whatever they held."""
+    """Partitions are gone: `finished` by their owners or `discarded` with whatever they held.
+
+    `moves` are the handoffs that end with them.
+    """
 
     partitions: tuple[int, ...]
+    moves: tuple[Move, ...]
     outcome: str
     at: float
 
