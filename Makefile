@@ -15,6 +15,11 @@ ARGS ?=
 REPORTS ?=
 junit = $(if $(REPORTS),--junit-xml=$(REPORTS)/$(1).xml)
 
+# What keeps two descriptions of one thing equal: rules and imports, openapi.yaml and what the app
+# serves, migrations and the tables that the store uses.
+AGREEMENTS := tests/architecture $(wildcard tests/api/test_openapi.py tests/broker/test_migrations.py \
+	tests/broker/store/test_migrations.py tests/migrations)
+
 .PHONY: help
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -56,7 +61,7 @@ check: setup ## lint, format, types, import rules, openapi.yaml, migrations
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/pytest -q -m 'not long' tests/architecture
+	$(BIN)/pytest -q -m 'not long' $(AGREEMENTS)
 
 .PHONY: serve
 serve: setup ## run the service on 127.0.0.1:8640
