@@ -1,1 +1,17 @@
-"""The Spark data source, and what it needs to run where there is no Java."""
+"""PySpark as a consumer: several applications share one queue.
+
+    from counterpoise.spark import register
+
+    register(spark)
+    messages = (
+        spark.readStream.format("counterpoise")
+        .option("queue", "flights")
+        .load()
+    )
+
+Start reading at `planning`, then `progress`: what is read, committed and released, without Spark.
+"""
+
+from counterpoise.spark.source import CounterpoiseDataSource, register, session
+
+__all__ = ["CounterpoiseDataSource", "register", "session"]

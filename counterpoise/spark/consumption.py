@@ -1,0 +1,326 @@
+"""One running query's side of the queue: its flow, its log, what is done. Lives in the query's own
+process, a child of the JVM, from the first offset on (docs, *Spark*).
+
+The thread that Spark calls on decides what to read; it waits for nobody for long and what fails in
+passing it answers with the offset it was given: there is nothing to read just now. Beside it run
+the flow's threads, the probe (asks the log) and the settler (tells the service what is done).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol
+
+from counterpoise.errors import CounterpoiseError
+from counterpoise.logs import LogUnavailable
+from counterpoise.spark.door import GivesAccess, LogDoor
+from counterpoise.spark.errors import FlowEnded
+from counterpoise.spark.executor import LogPartition, LogSource
+from counterpoise.spark.offsets import Json, Offset, Slice, offset_of, slices
+from counterpoise.spark.options import SourceOptions
+from counterpoise.spark.pace import Pace
+from counterpoise.spark.planning import (
+    View,
+    check_log,
+    pack,
+    plan,
+    sort_out,
+    where_to_go_on,
+)
+from counterpoise.spark.probe import Answer, LogProbe, Question
+from counterpoise.spark.progress import Progress
+from counterpoise.spark.settler import Settler, Tells
+from counterpoise.wire import CommitItem, ReleaseItem
+
+logger = logging.getLogger("counterpoise.spark")
+
+# How old what the log said may be, and how long to wait for something younger.
+MAX_AGE_SECONDS = 0.05
+PATIENCE_SECONDS = 0.5
+PAUSE_SECONDS = 0.1
+# How long a micro-batch waits to know what the flow still holds, when that is not known.
+SETTLE_SECONDS = 2.0
+_STOP_SECONDS = 3.0
+
+
+class BoundFlow(GivesAccess, Tells, Protocol):
+    """What is needed of a `Flow`."""
+
+    @property
+    def instance_id(self) -> str: ...
+
+    @property
+    def start(self) -> str | None: ...
+
+    @property
+    def gone_reason(self) -> str | None: ...
+
+    @property
+    def last_error(self) -> CounterpoiseError | None: ...
+
+    @property
+    def lease_expires_at(self) -> float | None: ...
+
+    def wait(self, timeout_seconds: float | None = None, after: int | None = None) -> bool: ...
+
+    def close(self, *, timeout_seconds: float = 5.0) -> None: ...
+
+
+class Consumption:
+    """What runs from the first offset of a query to its end.
+
+    `flow` is bound, and sets `wake` whenever its view changes. `incarnation` is the log's. `cores`:
+    how many tasks read at most. `max_handoff_seconds`: the queue's, None if not known. `settled`
+    waits until the queue has given its flows what they get (for `available_now`).
+    """
+
+    def __init__(
+        self,
+        options: SourceOptions,
+        flow: BoundFlow,
+        door: LogDoor,
+        incarnation: str,
+        *,
+        wake: threading.Event,
+        cores: int,
+        max_handoff_seconds: float | None = None,
+        settled: Callable[[], None] | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._options = options
+        self._flow = flow
+        self._door = door
+        self._incarnation = incarnation
+        self._cores = cores
+        self._max_handoff_seconds = max_handoff_seconds
+        self._settled = settled
+        self._clock = clock
+        self._wake = wake
+        self._lock = threading.Lock()
+        self._progress = Progress()
+        self._pace = Pace()
+        self._probe = LogProbe(door, clock)
+        self._settler = Settler(flow, self._progress, self._lock, wake, self._refused)
+        self._targets: Mapping[int, str] | None = None
+        self._parsed: tuple[Json, Offset] | None = None
+        self._sorted: tuple[Json, Json, list[LogPartition]] | None = None
+        self._skipped_count = 0
+        self._refused_count = 0
+        self._stopped = False
+
+    def start(self) -> None:
+        """Begin to ask the log and to tell the service."""
+        self._probe.start()
+        self._settler.start()
+
+    # ------------------------------------------------------------------ what to read next
+
+    def next_offset(self, start: Json, max_messages: int | None) -> Json:
+        """The offset after `start`, or `start` itself when there is nothing to read now.
+
+        Raises what ends the query: FlowEnded, AheadOfLog, InvalidPosition, InvalidOffset.
+        """
+        self._raise_if_over()
+        self._measure()
+        offset = self._parse(start)
+        with self._lock:
+            view = self._flow.partitions
+            if offset is not self._progress.start or self._progress.in_flight:
+                self._progress.finished(offset, view)
+                self._wake.set()
+            positions = where_to_go_on(
+                offset,
+                view,
+                anchors=self._progress.anchors,
+                skipped=self._progress.skipped,
+                given_up=self._progress.given_up,
+            )
+        if not positions or self._in_doubt():
+            return start
+        question = Question(positions, self._flow.start == "latest", max_messages, self._targets)
+        answer = self._ask(question)
+        if answer is None:
+            return start
+        planned = self._plan(offset, view, answer)
+        return start if planned is None else planned.to_json()
+
+    def _plan(self, offset: Offset, asked_for: View, answer: Answer) -> Offset | None:
+        with self._lock:
+            view = self._flow.partitions
+            progress = self._progress
+            progress.bounds = answer.bounds
+            if any(held.state == "retiring" for held in view.values()):
+                self._wake.set()
+            begins = {}
+            for number, begin in answer.begins.items():
+                held, before = view.get(number), asked_for[number]
+                if held is None or held.epoch != before.epoch or held.state == "revoking":
+                    continue
+                if (number, held.epoch) in progress.given_up:
+                    continue
+                begins[number] = begin
+                if answer.question.positions[number] is None and answer.question.latest:
+                    # What "latest" was is committed, so that nobody after us takes it for later.
+                    progress.anchors[number, held.epoch] = begin
+                    self._wake.set()
+            planned = plan(
+                offset, view, begins, answer.ends, self._flow.instance_id, self._incarnation
+            )
+            if planned is not None:
+                progress.planned(planned)
+        if planned is not None:
+            self._pace.planned(self._clock())
+        return planned
+
+    def _ask(self, question: Question) -> Answer | None:
+        if self._targets is None:
+            return self._probe.ask(question, MAX_AGE_SECONDS, PATIENCE_SECONDS)
+        # "Nothing to read" would be the end of the query.
+        give_up_at = self._clock() + self._options.start_timeout_seconds
+        while (answer := self._probe.ask(question, MAX_AGE_SECONDS, PATIENCE_SECONDS)) is None:
+            if self._clock() >= give_up_at:
+                raise self._probe.last_error or LogUnavailable("the log did not answer in time")
+            time.sleep(PAUSE_SECONDS)
+        return answer
+
+    def available_now(self, ends: Callable[[list[int]], Mapping[int, str]]) -> None:
+        """Read what is there now of what the flow gets now, and no more (Trigger.AvailableNow)."""
+        if self._targets is None:
+            if self._settled is not None:
+                self._settled()
+            self._targets = ends(sorted(self._flow.partitions))
+
+    def _in_doubt(self) -> bool:
+        """Whether the lease may be over without anybody having noticed: this process stood still.
+
+        The flow asks at once. Being cut off is something else: it was tried, and failed.
+        """
+        flow = self._flow
+        if flow.status != "bound":
+            return False
+        expires_at = flow.lease_expires_at
+        return flow.last_error is None and expires_at is not None and self._clock() >= expires_at
+
+    # ------------------------------------------------------------------ what a batch reads
+
+    def partitions(self, start: Json, end: Json) -> list[LogPartition]:
+        """What the micro-batch from `start` to `end` reads. Superseded slices are left out."""
+        if self._sorted is not None and self._sorted[:2] == (start, end):
+            return self._sorted[2]
+        before, after = self._parse(start), offset_of(end, self._options.queue)
+        check_log(after, self._incarnation)
+        planned = slices(before, after)
+        view = self._known_view() if planned else None
+        sorted_out = sort_out(planned, view)
+        with self._lock:
+            self._progress.replaying(before, after)
+            self._progress.skip(sorted_out.skipped)
+        self._report_skipped(sorted_out.skipped)
+        groups = [self._partition(group) for group in pack(sorted_out.read, self._cores)]
+        self._sorted = (start, end, groups)
+        return groups
+
+    def _partition(self, group: tuple[Slice, ...]) -> LogPartition:
+        options = self._options
+        source = LogSource(
+            self._door.name, self._door.access, options.on_trimmed, options.read_timeout_seconds
+        )
+        return LogPartition(source, group)
+
+    def _known_view(self) -> View | None:
+        """What the flow holds, once that is certain; None if it does not become so for a while."""
+        give_up_at = self._clock() + SETTLE_SECONDS
+        while self._flow.status == "binding" or self._in_doubt():
+            left = give_up_at - self._clock()
+            if left <= 0:
+                return None
+            with contextlib.suppress(CounterpoiseError):
+                self._flow.wait(min(left, 0.1))
+        return self._flow.partitions if self._flow.status == "bound" else None
+
+    # ------------------------------------------------------------------ the end
+
+    def stop(self) -> None:
+        """Commit what the sink has, hand over what may be, unbind. Never raises."""
+        if self._stopped:
+            return
+        self._stopped = True
+        self._settler.close(_STOP_SECONDS)
+        self._probe.close()
+        self._flow.close(timeout_seconds=_STOP_SECONDS)
+
+    def _raise_if_over(self) -> None:
+        if self._flow.status != "gone":
+            return
+        queue, reason = self._options.queue, self._flow.gone_reason or "unknown"
+        said = {
+            "replaced": "another consumer was bound with the same instanceId, so this one is over. "
+            "Two queries at a time need two instanceIds (and two checkpoints)",
+            "unbound": "an administrator has unbound this consumer",
+            "lease_expired": "its lease expired while it was being drained",
+            "queue_not_found": "the queue has been deleted",
+        }.get(reason, str(self._flow.last_error or reason))
+        raise FlowEnded(f"queue {queue!r}: {said}")
+
+    # ------------------------------------------------------------------ what people see
+
+    def report(self) -> Json:
+        """For the query's progress: where the log ends, what is held, what went wrong."""
+        with self._lock:
+            bounds = self._progress.bounds
+            view = self._flow.partitions
+            error = self._flow.last_error or self._settler.last_error or self._probe.last_error
+            states = [held.state for held in view.values()]
+            return {
+                "status": self._flow.status,
+                "owned": len(states),
+                "revoking": states.count("revoking"),
+                "retiring": states.count("retiring"),
+                "skippedSlices": self._skipped_count,
+                "refusedCommits": self._refused_count,
+                "lastError": "" if error is None else str(error),
+                "ends": {
+                    str(number): bounds.ends[number]
+                    for number in sorted(view)
+                    if bounds is not None and number in bounds.ends
+                },
+            }
+
+    def _report_skipped(self, skipped: Sequence[Slice]) -> None:
+        if not skipped:
+            return
+        self._skipped_count += len(skipped)
+        logger.warning(
+            "counterpoise: skipped %s: planned before a crash or a forced handoff, and the "
+            "partitions have gone on with another epoch since; their owners read these messages",
+            ", ".join(
+                f"partition {one.partition} [{one.start}, {one.end}) of epoch {one.epoch}"
+                for one in skipped
+            ),
+        )
+
+    def _refused(self, item: CommitItem | ReleaseItem, outcome: str) -> None:
+        self._refused_count += 1
+        logger.warning(
+            "counterpoise: partition %d was taken over while a micro-batch with its messages was "
+            "running (%s of epoch %d): what lies before position %s may be delivered again",
+            *(item.partition, outcome, item.epoch, item.position),
+        )
+
+    def _measure(self) -> None:
+        self._pace.asked(self._clock())
+        warning = self._pace.warning(self._max_handoff_seconds)
+        if warning is not None:
+            logger.warning("counterpoise: queue %s: %s", self._options.queue, warning)
+
+    def _parse(self, document: Json) -> Offset:
+        """The offset; parsed once for the many times that an idle query asks."""
+        if self._parsed is None or self._parsed[0] != document:
+            offset = offset_of(document, self._options.queue)
+            check_log(offset, self._incarnation)
+            self._parsed = (document, offset)
+        return self._parsed[1]

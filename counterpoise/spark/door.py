@@ -1,0 +1,82 @@
+"""Reaching the queue's log from the query's own process, with credentials that change.
+
+In order of choice: the option logUrl, the environment's COUNTERPOISE_LOG_URL, what the service
+gives. What the service gives is renewed before it expires and when the log refuses it.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Protocol
+
+from counterpoise.errors import CounterpoiseError
+from counterpoise.logs import Log, open_log
+from counterpoise.wire import LogAccess
+
+# So short that a log that is away is noticed within a handoff.
+CALL_TIMEOUT_SECONDS = 5.0
+
+
+class GivesAccess(Protocol):
+    """The part of a flow that is needed here."""
+
+    @property
+    def log(self) -> str | None: ...
+
+    def log_access(self, *, fresh: bool = False) -> LogAccess | None: ...
+
+
+OpenLog = Callable[[str, str | None], Log]
+
+
+def open_bounded(log: str, access: str | None) -> Log:
+    """The log, with calls bounded as the query's process needs it."""
+    return open_log(log, access, timeout_seconds=CALL_TIMEOUT_SECONDS)
+
+
+class LogDoor:
+    """Opens the log of a bound flow, and opens it anew when the credentials have changed."""
+
+    def __init__(self, flow: GivesAccess, url: str | None, opener: OpenLog = open_bounded) -> None:
+        self._flow = flow
+        self._fixed = url or os.environ.get("COUNTERPOISE_LOG_URL") or None
+        self._opener = opener
+        self._log: Log | None = None
+        self._name: str | None = None
+        self._access: str | None = None
+
+    @property
+    def name(self) -> str:
+        """The log's public name."""
+        name = self._flow.log or self._name
+        assert name is not None, "asked before the flow was bound"
+        return name
+
+    @property
+    def access(self) -> str | None:
+        """The URL in use, for executors; a secret. Nothing is asked of anybody."""
+        return self._access
+
+    def open(self, *, fresh: bool = False) -> Log:
+        """The log. `fresh`: the credentials were refused. Raises LogError if there is no way in."""
+        name, access = self.name, self._current_access(fresh)
+        if self._log is None or (name, access) != (self._name, self._access):
+            opened = self._opener(name, access)
+            self.close()
+            self._log, self._name, self._access = opened, name, access
+        return self._log
+
+    def close(self) -> None:
+        """Let go of the connection."""
+        if self._log is not None:
+            self._log.close()
+
+    def _current_access(self, fresh: bool) -> str | None:
+        if self._fixed is not None:
+            return self._fixed
+        try:
+            given = self._flow.log_access(fresh=fresh)
+        except CounterpoiseError:
+            return self._access  # the service is away; what we have may last
+        return given.url if given is not None else None

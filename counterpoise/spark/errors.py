@@ -1,0 +1,49 @@
+"""What ends a query: each says what is wrong and what to do about it.
+
+Nothing transient is here. A service or a log that is away shows in the query's progress and in the
+log of the application, and the query goes on as soon as it is back.
+"""
+
+from counterpoise.errors import CounterpoiseError
+
+
+class SourceError(CounterpoiseError):
+    """The source cannot go on by itself."""
+
+    code = "source"
+
+
+class InvalidOption(SourceError):
+    """An option is unknown, missing or has a value it cannot have."""
+
+    code = "invalid_option"
+
+
+class InvalidOffset(SourceError):
+    """The checkpoint does not fit: of another source, queue or log, or of another version."""
+
+    code = "invalid_offset"
+
+
+class CannotStart(SourceError):
+    """The query could not bind its flow or reach the log in the time it has for that."""
+
+    code = "cannot_start"
+
+
+class FlowEnded(SourceError):
+    """The flow is over for good: replaced, unbound by an administrator, or its queue deleted."""
+
+    code = "flow_ended"
+
+
+class Trimmed(SourceError):
+    """The log was trimmed below what has been processed: messages are gone unread."""
+
+    code = "trimmed"
+
+
+class AheadOfLog(SourceError):
+    """The position to go on from lies beyond the end of the log."""
+
+    code = "ahead_of_log"

@@ -1,0 +1,160 @@
+"""What runs on executors: slices of the log as Arrow record batches. The service is never asked.
+
+An input partition carries what the task needs to reach the log. Its credentials are short-lived,
+and hidden wherever an object is shown: they go over the wire inside the pickle and nowhere else.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+import pyarrow as pa
+from pyspark.sql.datasource import InputPartition
+
+from counterpoise.logs import (
+    Log,
+    LogUnavailable,
+    PositionTrimmed,
+    open_log,
+)
+from counterpoise.spark.errors import Trimmed
+from counterpoise.spark.offsets import Slice
+
+logger = logging.getLogger("counterpoise.spark")
+
+SCHEMA = (
+    "partition int, position string, epoch long, key string, value binary, "
+    "headers map<string,string>, published_at timestamp"
+)
+
+# What Spark makes of SCHEMA; a batch must equal it exactly.
+ARROW_SCHEMA: pa.Schema = pa.schema(
+    [
+        ("partition", pa.int32()),
+        ("position", pa.string()),
+        ("epoch", pa.int64()),
+        ("key", pa.string()),
+        ("value", pa.binary()),
+        ("headers", pa.map_(pa.string(), pa.string())),
+        ("published_at", pa.timestamp("us", tz="UTC")),
+    ]
+)
+
+_FIRST_PAUSE_SECONDS = 0.1
+_LONGEST_PAUSE_SECONDS = 5.0
+
+
+@dataclass(frozen=True)
+class LogSource:
+    """How a task reaches the log: its public name, and a URL that is a secret."""
+
+    log: str
+    access: str | None = field(repr=False)
+    on_trimmed: str = "fail"
+    timeout_seconds: float = 120.0
+
+
+class LogPartition(InputPartition):
+    """Slices for one task, a partition of the queue in each."""
+
+    def __init__(self, source: LogSource, slices: tuple[Slice, ...]) -> None:
+        self.source = source
+        self.slices = slices
+
+    def __repr__(self) -> str:
+        return f"LogPartition({self.source.log}: {list(self.slices)})"
+
+
+Opener = Callable[[LogSource], Log]
+
+# A Python worker of Spark runs many tasks one after another: it keeps its connection to the log.
+_kept: dict[LogSource, Log] = {}
+
+
+def open_kept(source: LogSource) -> Log:
+    """The log of `source`, opened once in this process and kept until another one is asked for."""
+    log = _kept.get(source)
+    if log is None:
+        while _kept:
+            _kept.popitem()[1].close()
+        log = _kept[source] = open_log(source.log, source.access)
+    return log
+
+
+def read_slices(
+    partition: LogPartition,
+    *,
+    open_source: Opener = open_kept,
+    sleep: Callable[[float], None] = time.sleep,
+    clock: Callable[[], float] = time.monotonic,
+) -> Iterator[pa.RecordBatch]:
+    """The rows of all slices, in order within each partition, as batches of ARROW_SCHEMA.
+
+    A log that is away is tried again for `timeout_seconds` after what it gave last; then the task
+    fails. Raises Trimmed, and what else the log refuses.
+    """
+    log = open_source(partition.source)
+    for one in partition.slices:
+        for batch in _read(log, one, partition.source, sleep, clock):
+            yield with_epoch(batch, one.epoch)
+
+
+def with_epoch(batch: pa.RecordBatch, epoch: int) -> pa.RecordBatch:
+    """A batch of the log's schema as one of ARROW_SCHEMA."""
+    epochs = pa.repeat(pa.scalar(epoch, pa.int64()), batch.num_rows)
+    columns = batch.columns
+    return pa.RecordBatch.from_arrays([*columns[:2], epochs, *columns[2:]], schema=ARROW_SCHEMA)
+
+
+def _read(
+    log: Log,
+    one: Slice,
+    source: LogSource,
+    sleep: Callable[[float], None],
+    clock: Callable[[], float],
+) -> Iterator[pa.RecordBatch]:
+    begin = one.start
+    given = False
+    give_up_at = clock() + source.timeout_seconds
+    pause = _FIRST_PAUSE_SECONDS
+    while True:
+        try:
+            for batch in log.read(one.partition, begin, one.end, max_messages=sys.maxsize):
+                if given:
+                    batch = _after(batch, begin)
+                if batch.num_rows:
+                    yield batch
+                    begin, given = batch.column(1)[batch.num_rows - 1].as_py(), True
+                give_up_at = clock() + source.timeout_seconds
+                pause = _FIRST_PAUSE_SECONDS
+            return
+        except PositionTrimmed as error:
+            if source.on_trimmed == "fail":
+                raise Trimmed(
+                    f"{error}: messages are gone that were never read. Set the option onTrimmed to "
+                    "'earliest' to go on with what is left"
+                ) from error
+            logger.warning("counterpoise: %s; going on from there (onTrimmed=earliest)", error)
+            if log.compare(error.first, one.end) >= 0:
+                return
+            begin, given = error.first, False
+        except LogUnavailable as error:
+            log.close()
+            if clock() + pause > give_up_at:
+                raise
+            logger.warning(
+                "counterpoise: partition %d, reading from %s: %s", one.partition, begin, error
+            )
+            sleep(pause)
+            pause = min(_LONGEST_PAUSE_SECONDS, 2 * pause)
+
+
+def _after(batch: pa.RecordBatch, last: str) -> pa.RecordBatch:
+    """The batch without its first row if that is `last`, which was given before the log failed."""
+    if batch.num_rows and batch.column(1)[0].as_py() == last:
+        return batch.slice(1)
+    return batch

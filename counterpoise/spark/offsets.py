@@ -1,0 +1,111 @@
+"""The offset: what a checkpoint says of one micro-batch, complete in itself.
+
+For each partition it holds the *range* that was planned last: the epoch it was planned under, its
+start and its end. A micro-batch from offset A to offset B reads exactly the ranges of B that A does
+not have (`slices`). Nothing else is needed to plan it again: neither the service nor memory. So a
+restart that finds a planned but uncommitted batch in the checkpoint replays what was planned.
+
+A range that both have was read earlier; it stays in the offset as long as the partition is held,
+because its end is where to go on. Partitions come and go in offsets as they are granted and lost.
+
+Spark compares offsets as JSON text and stores them as such. So the text is a function of the
+content: partitions in the order of their numbers, fields always in the same order; and a start
+offset that there is nothing to add to is given back as it came.
+
+`instance` is the instance_id of the flow. In the checkpoint it lets a restarted query take its own
+place again (the contract, *What triggers what*, 12) when the user has not chosen one. `log` names
+the incarnation of the log, so that positions of a log that was dropped and made anew are never
+mistaken for positions of this one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from counterpoise.spark.errors import InvalidOffset
+
+VERSION = 1
+# Names the version of the format, and by being there, whose offset it is.
+VERSION_FIELD = "counterpoise"
+
+Json = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    """Messages [start, end) of one partition, planned under `epoch`."""
+
+    epoch: int
+    start: str
+    end: str
+
+
+@dataclass(frozen=True, slots=True)
+class Slice:
+    """A range to be read by an executor; `epoch` is the one the rows are to carry."""
+
+    partition: int
+    epoch: int
+    start: str
+    end: str
+
+
+@dataclass(frozen=True)
+class Offset:
+    """One offset. `ranges` by partition; `instance` and `log` are None before the first bind."""
+
+    queue: str
+    ranges: Mapping[int, Range] = field(default_factory=dict)
+    instance: str | None = None
+    log: str | None = None
+
+    def to_json(self) -> Json:
+        """The dict to give to Spark."""
+        head: Json = {VERSION_FIELD: VERSION, "queue": self.queue}
+        if self.instance is not None:
+            head["instance"] = self.instance
+        if self.log is not None:
+            head["log"] = self.log
+        head["partitions"] = {
+            str(number): {"epoch": one.epoch, "from": one.start, "to": one.end}
+            for number, one in sorted(self.ranges.items())
+        }
+        return head
+
+
+def offset_of(document: Mapping[str, Any], queue: str) -> Offset:
+    """The offset that Spark handed back. Raises InvalidOffset if it is not of this queue."""
+    version = document.get(VERSION_FIELD)
+    if version is None:
+        raise InvalidOffset(
+            "the checkpoint was written by another source: choose another checkpointLocation"
+        )
+    if version != VERSION:
+        raise InvalidOffset(
+            f"the checkpoint has offsets of version {version}, and this version of counterpoise "
+            f"reads version {VERSION}: upgrade counterpoise, or choose another checkpointLocation"
+        )
+    if document.get("queue") != queue:
+        raise InvalidOffset(
+            f"the checkpoint belongs to queue {document.get('queue')!r}, and this query reads "
+            f"{queue!r}: choose another checkpointLocation"
+        )
+    try:
+        ranges = {
+            int(number): Range(int(one["epoch"]), str(one["from"]), str(one["to"]))
+            for number, one in document["partitions"].items()
+        }
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise InvalidOffset(f"the checkpoint has a broken offset: {error!r}") from error
+    return Offset(queue, ranges, document.get("instance"), document.get("log"))
+
+
+def slices(start: Offset, end: Offset) -> list[Slice]:
+    """What the micro-batch from `start` to `end` reads, by partition number."""
+    return [
+        Slice(number, one.epoch, one.start, one.end)
+        for number, one in sorted(end.ranges.items())
+        if start.ranges.get(number) != one
+    ]

@@ -1,0 +1,138 @@
+"""The start of a query: bind, reach the log, and fail clearly if that cannot be done.
+
+Once started, a query outlives a service or a log that is away for a while. At the start it tries
+for `startTimeoutSeconds` only: a wrong address looks the same as a service that is down.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from counterpoise.client import Client
+from counterpoise.errors import CounterpoiseError, ServiceUnavailable
+from counterpoise.flow import Flow
+from counterpoise.logs import Bounds, LogNotFound, LogUnavailable
+from counterpoise.spark.consumption import Consumption
+from counterpoise.spark.door import LogDoor
+from counterpoise.spark.errors import CannotStart
+from counterpoise.spark.options import SourceOptions
+from counterpoise.spark.probe import ask_bounds
+
+logger = logging.getLogger("counterpoise.spark")
+
+_PAUSE_SECONDS = 0.25
+# A rebalance under way may include warm-ups; do not wait for those for ever.
+_SETTLE_SECONDS = 60.0
+
+
+@dataclass
+class Opened:
+    """A running consumption and what belongs to it."""
+
+    consumption: Consumption
+    door: LogDoor
+
+    def aim_at_now(self) -> None:
+        """Trigger.AvailableNow: stop where the log ends now."""
+        self.consumption.available_now(self._ends)
+
+    def _ends(self, partitions: list[int]) -> Mapping[int, str]:
+        return _first_bounds(self.door, partitions, time.monotonic() + _SETTLE_SECONDS).ends
+
+
+def open_consumption(
+    options: SourceOptions,
+    instance_id: str | None,
+    cores: int,
+    *,
+    renew_while: Callable[[], bool],
+) -> Opened:
+    """Bind and start. Raises CannotStart, saying what to do."""
+    give_up_at = time.monotonic() + options.start_timeout_seconds
+    wake = threading.Event()
+
+    def changed(*_: object) -> None:
+        wake.set()
+
+    flow = Flow(
+        options.queue,
+        url=options.url,
+        client_name=options.client_name,
+        instance_id=instance_id,
+        lease_seconds=options.lease_seconds,
+        renew_while=renew_while,
+        on_granted=changed,
+        on_revoking=changed,
+        on_retiring=changed,
+        on_lost=changed,
+    )
+    try:
+        flow.open(max(0.1, options.start_timeout_seconds))
+    except ServiceUnavailable as error:
+        raise CannotStart(
+            f"no service for queue {options.queue!r} within {options.start_timeout_seconds:g} s: "
+            f"{error}. Check the option 'url' (or COUNTERPOISE_URL) and that the service runs"
+        ) from None
+    except CounterpoiseError as error:
+        raise CannotStart(f"queue {options.queue!r}: {error}") from None
+    try:
+        door = LogDoor(flow, options.log_url)
+        bounds = _first_bounds(door, [], give_up_at)
+        with Client(options.url) as client:
+            max_handoff_seconds = _max_handoff_seconds(client, options.queue)
+        consumption = Consumption(
+            options,
+            flow,
+            door,
+            bounds.incarnation,
+            wake=wake,
+            cores=options.max_input_partitions or cores,
+            max_handoff_seconds=max_handoff_seconds,
+            settled=lambda: _until_ready(options),
+        )
+        consumption.start()
+    except BaseException:
+        flow.close(timeout_seconds=1.0)
+        raise
+    return Opened(consumption, door)
+
+
+def _first_bounds(door: LogDoor, partitions: list[int], give_up_at: float) -> Bounds:
+    while True:
+        try:
+            return ask_bounds(door, partitions)[0]
+        except (LogUnavailable, LogNotFound) as error:
+            # Not found: the service makes a queue's log just after the queue.
+            if time.monotonic() + _PAUSE_SECONDS > give_up_at:
+                raise CannotStart(
+                    f"the log {door.name} cannot be read: {error}. Check the option 'logUrl' (or "
+                    "COUNTERPOISE_LOG_URL) if it is set, and that this machine reaches the log"
+                ) from None
+        except CounterpoiseError as error:
+            raise CannotStart(f"the log {door.name} cannot be read: {error}") from None
+        time.sleep(_PAUSE_SECONDS)
+
+
+def _max_handoff_seconds(client: Client, queue: str) -> float | None:
+    """For a warning only, so not worth failing for."""
+    try:
+        return client.queue(queue).max_handoff_time
+    except CounterpoiseError:
+        return None
+
+
+def _until_ready(options: SourceOptions) -> None:
+    """Wait until the queue has worked off what our bind has begun."""
+    give_up_at = time.monotonic() + _SETTLE_SECONDS + options.start_timeout_seconds
+    with Client(options.url) as client:
+        while time.monotonic() < give_up_at:
+            try:
+                if client.rebalance_status(options.queue).status == "Ready":
+                    return
+            except ServiceUnavailable as error:
+                logger.warning("counterpoise: %s", error)
+            time.sleep(_PAUSE_SECONDS)

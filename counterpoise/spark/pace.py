@@ -1,0 +1,57 @@
+"""How long a partition that is to be handed off may have to wait, measured as the query runs.
+
+A partition is released when Spark asks for the next offset. In the worst case it is revoked just
+after a micro-batch with messages of it was planned, and released when Spark asks again: a *cycle*
+later, which is the micro-batch, or the trigger interval where that is longer. A queue's
+max_handoff_time below two cycles makes forced handoffs likely.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+# The first micro-batch of a query starts Python workers and compiles: it says nothing of the rest.
+_WARM_UP_CYCLES = 1
+_KEPT_CYCLES = 8
+
+
+class Pace:
+    """Times are seconds by any monotonic clock."""
+
+    def __init__(self) -> None:
+        self._planned_at: float | None = None
+        self._seen = 0
+        self._cycles: deque[float] = deque(maxlen=_KEPT_CYCLES)
+        self._warned_of = 0.0
+
+    def planned(self, now: float) -> None:
+        """Spark was given a micro-batch to run."""
+        self._planned_at = now
+
+    def asked(self, now: float) -> None:
+        """Spark asks for the next one."""
+        if self._planned_at is not None:
+            self._seen += 1
+            if self._seen > _WARM_UP_CYCLES:
+                self._cycles.append(now - self._planned_at)
+            self._planned_at = None
+
+    @property
+    def cycle_seconds(self) -> float | None:
+        """The longest of the last cycles; None before there was one."""
+        return max(self._cycles, default=None)
+
+    def warning(self, max_handoff_seconds: float | None) -> str | None:
+        """What to tell the user, once for each time that it has become much worse."""
+        cycle = self.cycle_seconds
+        if cycle is None or max_handoff_seconds is None or 2 * cycle <= max_handoff_seconds:
+            return None
+        if cycle <= 2 * self._warned_of:
+            return None
+        self._warned_of = cycle
+        return (
+            f"a micro-batch and its trigger take up to {cycle:.1f} s here, and a handoff can need "
+            f"two of them, but the queue's max_handoff_time is {max_handoff_seconds:g} s: handoffs "
+            "may be forced, and what is in flight then is delivered twice. Raise max_handoff_time, "
+            "or lower maxMessagesPerTrigger or the trigger interval"
+        )

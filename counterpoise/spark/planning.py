@@ -1,0 +1,199 @@
+"""What a micro-batch reads and where a partition goes on: pure functions of offset and view.
+
+*Done* means: in the sink, by Spark's commit log. When Spark asks for the next offset after `start`,
+all of `start` is done and nothing is in flight (docs, *Spark*). Whether what was done under an
+epoch counts for the epoch under which the partition is held now is the one question everything
+here turns on (`continues`):
+
+- the same epoch: yes;
+- the next epoch, `replaced`: this instance held it before, and nobody in between. Yes: the ends of
+  our ranges stand, even if the service never heard of them;
+- anything else: somebody else may have gone on from the position that the service knows. No: what
+  counts is that position alone.
+
+From this follows the rule for planning again after a crash: a slice is read if its epoch continues,
+and skipped if it is known to be superseded. When it is not known (the flow is binding) it is read:
+reading too much is fenced at the commit and in the sink, skipping too much would lose messages.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from counterpoise.flow.view import Owned
+from counterpoise.logs import Bounds, Log
+from counterpoise.spark.errors import AheadOfLog, InvalidOffset
+from counterpoise.spark.offsets import Offset, Range, Slice
+
+View = Mapping[int, Owned]
+Key = tuple[int, int]
+"""(partition, epoch): held by one flow at most, ever."""
+
+
+def continues(epoch: int, held: Owned) -> bool:
+    """Whether what was planned under `epoch` counts for the partition as it is held now."""
+    return epoch == held.epoch or (held.handed_over == "replaced" and epoch + 1 == held.epoch)
+
+
+def done(start: Offset, held: Owned, skipped: Collection[Key] = ()) -> str | None:
+    """Up to where the partition is done by ourselves, or None: then the service's word counts."""
+    one = start.ranges.get(held.partition)
+    if one is None or (held.partition, one.epoch) in skipped or not continues(one.epoch, held):
+        return None
+    return one.end
+
+
+def where_to_go_on(
+    start: Offset,
+    view: View,
+    *,
+    anchors: Mapping[Key, str],
+    skipped: Collection[Key] = (),
+    given_up: Collection[Key] = (),
+) -> dict[int, str | None]:
+    """The partitions to read and their next positions; None where the queue's `start` decides.
+
+    Partitions being revoked take nothing new, nor those whose release is on its way (`given_up`).
+    `anchors` are positions that `start` = latest was resolved to, once for each epoch.
+    """
+    positions: dict[int, str | None] = {}
+    for number, held in sorted(view.items()):
+        key = (number, held.epoch)
+        if held.state == "revoking" or key in given_up:
+            continue
+        position = done(start, held, skipped)
+        if position is None:
+            position = held.position
+        positions[number] = anchors.get(key) if position is None else position
+    return positions
+
+
+def begins_and_ends(
+    log: Log,
+    positions: Mapping[int, str | None],
+    bounds: Bounds,
+    max_messages: int | None,
+    targets: Mapping[int, str] | None = None,
+) -> tuple[dict[int, str], dict[int, str]]:
+    """Where to read from, and to, so that at most `max_messages` are read in all.
+
+    `targets`: read no further than that, and only of these partitions.
+
+    A position of None becomes the start of the partition. One below the start stays as it is:
+    whether the messages before the start were discarded on purpose or lost is seen on reading.
+    Raises AheadOfLog. Asks nothing of the log.
+    """
+    begins = {
+        number: bounds.starts[number] if position is None else position
+        for number, position in positions.items()
+    }
+    ahead = [
+        f"partition {number} at {begin}, which ends at {bounds.ends[number]}"
+        for number, begin in begins.items()
+        if log.compare(begin, bounds.ends[number]) > 0
+    ]
+    if ahead:
+        raise AheadOfLog(
+            f"the log ends before the position to go on from: {'; '.join(ahead[:10])}. It was "
+            "restored or made anew: reset the queue's positions and choose another "
+            "checkpointLocation"
+        )
+    if targets is not None:
+        begins = {
+            number: begin
+            for number, begin in begins.items()
+            if number in targets and log.compare(begin, targets[number]) < 0
+        }
+        lower = {n: _lower(log, bounds.ends[n], targets[n]) for n in begins}
+        bounds = replace(bounds, ends=lower)
+    if max_messages is None:
+        return begins, {number: bounds.ends[number] for number in begins}
+    return begins, dict(log.limit(begins, max_messages, bounds))
+
+
+def _lower(log: Log, a: str, b: str) -> str:
+    return a if log.compare(a, b) <= 0 else b
+
+
+def plan(
+    start: Offset,
+    view: View,
+    begins: Mapping[int, str],
+    ends: Mapping[int, str],
+    instance: str,
+    log: str,
+) -> Offset | None:
+    """The offset after `start`, or None when there is nothing to read.
+
+    Reads [begins, ends) of the partitions named. What is held and not read now keeps its range;
+    what is not held any more is dropped: nothing of it is in flight.
+    """
+    ranges: dict[int, Range] = {}
+    fresh = False
+    for number, held in view.items():
+        begin, end = begins.get(number), ends.get(number)
+        if begin is not None and end is not None and begin != end:
+            ranges[number] = Range(held.epoch, begin, end)
+            fresh = True
+            continue
+        before = start.ranges.get(number)
+        if before is not None and continues(before.epoch, held):
+            ranges[number] = before
+    return Offset(start.queue, ranges, instance, log) if fresh else None
+
+
+@dataclass(frozen=True, slots=True)
+class Sorted:
+    """Slices to read, with the epoch they are held under now, and slices that are superseded."""
+
+    read: Sequence[Slice]
+    skipped: Sequence[Slice]
+
+
+def sort_out(planned: Iterable[Slice], view: View | None) -> Sorted:
+    """Which of the planned slices are still ours. `view` None: not known, so all are read."""
+    if view is None:
+        return Sorted(list(planned), [])
+    read: list[Slice] = []
+    skipped: list[Slice] = []
+    for one in planned:
+        held = view.get(one.partition)
+        if held is not None and continues(one.epoch, held):
+            read.append(Slice(one.partition, held.epoch, one.start, one.end))
+        else:
+            skipped.append(one)
+    return Sorted(read, skipped)
+
+
+def check_log(start: Offset, incarnation: str) -> None:
+    """Raises InvalidOffset if the offset speaks of another incarnation of the log."""
+    if start.log is not None and start.log != incarnation:
+        raise InvalidOffset(
+            f"the checkpoint belongs to a log of queue {start.queue!r} that was deleted and made "
+            "anew since: choose another checkpointLocation"
+        )
+
+
+def pack(planned: Sequence[Slice], most: int) -> list[tuple[Slice, ...]]:
+    """The slices in at most `most` groups of about equal work; a partition is never divided.
+
+    Where positions are numbers their distance is taken for the work, else each slice counts one.
+    """
+    if not planned:
+        return []
+    groups: list[list[Slice]] = [[] for _ in range(max(1, min(most, len(planned))))]
+    loads = [0] * len(groups)
+    for weight, one in sorted(
+        ((_weight(one), one) for one in planned), key=lambda item: (-item[0], item[1].partition)
+    ):
+        lightest = min(range(len(groups)), key=lambda index: (loads[index], index))
+        groups[lightest].append(one)
+        loads[lightest] += weight
+    return [tuple(sorted(group, key=lambda one: one.partition)) for group in groups]
+
+
+def _weight(one: Slice) -> int:
+    if one.start.isdecimal() and one.end.isdecimal():
+        return max(1, int(one.end) - int(one.start))
+    return 1

@@ -1,0 +1,181 @@
+"""Asking the log where its partitions end, beside the thread that Spark waits for.
+
+Spark's call for the next offset must not block, and a log can take its time or be away. So a thread
+asks, and the call waits for a moment only: an answer that comes later serves a later call.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from counterpoise.errors import CounterpoiseError
+from counterpoise.logs import (
+    Bounds,
+    InvalidPosition,
+    Log,
+    LogAccessRefused,
+)
+from counterpoise.spark.door import LogDoor
+from counterpoise.spark.errors import AheadOfLog
+from counterpoise.spark.planning import begins_and_ends
+
+_FIRST_PAUSE_SECONDS = 0.1
+_LONGEST_PAUSE_SECONDS = 2.0
+
+FATAL = (AheadOfLog, InvalidPosition)
+
+
+@dataclass(frozen=True)
+class Question:
+    """How far to read from `positions` (None: from where the queue's `start` says).
+
+    At most `max_messages` in all, and no further than `targets` if there are any.
+    """
+
+    positions: Mapping[int, str | None]
+    latest: bool
+    max_messages: int | None
+    targets: Mapping[int, str] | None = None
+
+
+@dataclass(frozen=True)
+class Answer:
+    """Read [begins, ends). `bounds`: what the log said, `asked_at` (monotonic) or later."""
+
+    question: Question
+    bounds: Bounds
+    begins: Mapping[int, str]
+    ends: Mapping[int, str]
+    asked_at: float
+
+    @property
+    def empty(self) -> bool:
+        """Whether there is nothing to read."""
+        return all(self.begins[number] == end for number, end in self.ends.items())
+
+
+class LogProbe:
+    """One thread that answers the question asked last."""
+
+    def __init__(self, door: LogDoor, clock: Callable[[], float] = time.monotonic) -> None:
+        self._door = door
+        self._clock = clock
+        self._changed = threading.Condition()
+        self._question: Question | None = None
+        self._answer: Answer | None = None
+        self._fatal: CounterpoiseError | None = None
+        self._failures = 0
+        self._not_before = 0.0
+        self._closed = False
+        self.last_error: CounterpoiseError | None = None
+        self._thread = threading.Thread(target=self._run, name="counterpoise-probe", daemon=True)
+
+    def start(self) -> None:
+        """Begin to answer."""
+        self._thread.start()
+
+    def close(self) -> None:
+        """Stop; a call that is under way ends by itself."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+
+    def ask(self, question: Question, max_age: float, patience: float) -> Answer | None:
+        """The answer if there is one not older than `max_age`, or comes within `patience`, seconds.
+
+        Raises what no waiting will mend: AheadOfLog, InvalidPosition.
+        """
+        with self._changed:
+            now = self._clock()
+            if self._fresh(question, now - max_age):
+                return self._answer
+            self._question = question
+            self._changed.notify_all()
+            if now >= self._not_before:
+                self._changed.wait_for(
+                    lambda: (
+                        self._fresh(question, now - max_age)
+                        or self._fatal is not None
+                        or self._failures > 0
+                    ),
+                    patience,
+                )
+            if self._fatal is not None:
+                raise self._fatal
+            return self._answer if self._fresh(question, now - max_age) else None
+
+    def _fresh(self, question: Question, since: float) -> bool:
+        answer = self._answer
+        return answer is not None and answer.question == question and answer.asked_at >= since
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(self._due, self._until_due())
+                if self._closed:
+                    break
+                question = self._question
+                if question is None or not self._due():
+                    continue
+                self._question = None
+            self._take(question)
+        self._door.close()
+
+    def _due(self) -> bool:
+        return self._closed or (self._question is not None and self._clock() >= self._not_before)
+
+    def _until_due(self) -> float | None:
+        if self._question is None:
+            return None
+        return max(0.001, self._not_before - self._clock())
+
+    def _take(self, question: Question) -> None:
+        asked_at = self._clock()
+        answer: Answer | None = None
+        fatal: CounterpoiseError | None = None
+        error: CounterpoiseError | None = None
+        try:
+            answer = self._answer_to(question, asked_at)
+        except FATAL as reason:
+            fatal = reason
+        except CounterpoiseError as reason:
+            error = reason
+        with self._changed:
+            self._fatal, self.last_error = fatal, error or fatal
+            if error is not None:
+                pause = min(_LONGEST_PAUSE_SECONDS, _FIRST_PAUSE_SECONDS * 2**self._failures)
+                self._failures = min(self._failures + 1, 10)
+                self._not_before = self._clock() + pause
+            else:
+                self._failures, self._not_before = 0, 0.0
+                self._answer = answer or self._answer
+            self._changed.notify_all()
+
+    def _answer_to(self, question: Question, asked_at: float) -> Answer:
+        bounds, log = ask_bounds(self._door, list(question.positions))
+        positions = question.positions
+        if question.latest:
+            positions = {
+                number: bounds.ends[number] if position is None else position
+                for number, position in positions.items()
+            }
+        begins, ends = begins_and_ends(
+            log, positions, bounds, question.max_messages, question.targets
+        )
+        return Answer(question, bounds, begins, ends, asked_at)
+
+
+def ask_bounds(door: LogDoor, partitions: Sequence[int]) -> tuple[Bounds, Log]:
+    """The bounds, and the log they come from; with new credentials if the old ones are refused.
+
+    Raises LogError.
+    """
+    log = door.open()
+    try:
+        return log.bounds(partitions), log
+    except LogAccessRefused:
+        log = door.open(fresh=True)
+        return log.bounds(partitions), log

@@ -1,0 +1,170 @@
+"""What is done, what is in flight, and so what to commit and what to release.
+
+Two rules, both from docs, *Spark*:
+
+1. A position is committed to the service only after the sink has it: the commits trail the sink.
+   What the sink has is told by the offset with which Spark asks for the next one.
+2. A partition is released only when nothing of it is in flight, and then at once. In flight is what
+   the offset planned last has and the offset before it has not. From a release being decided on,
+   nothing of the partition is planned any more, whatever becomes of the release.
+
+A retiring partition is released as finished when it is done up to its end and that end is final:
+both end and partition count of the log are of one instant (`Bounds.is_final`).
+
+No clock, no I/O, no threads: the reader holds a lock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from counterpoise.flow.view import Owned
+from counterpoise.logs import Bounds
+from counterpoise.spark.offsets import Offset, Slice, slices
+from counterpoise.spark.planning import Key, View, done
+from counterpoise.wire import CommitItem, ReleaseItem
+
+
+@dataclass(frozen=True, slots=True)
+class Todo:
+    """What the service is to be told."""
+
+    commits: tuple[CommitItem, ...] = ()
+    releases: tuple[ReleaseItem, ...] = ()
+
+    def __bool__(self) -> bool:
+        return bool(self.commits or self.releases)
+
+
+@dataclass
+class Progress:
+    """The state of one query's consumption.
+
+    `start` is what is done; None until Spark has said so, and nothing is committed or released
+    before. `in_flight` are partitions. `anchors`: see planning. `settled`: nothing more is to be
+    said of them, because they were released or their epoch is over.
+    """
+
+    start: Offset | None = None
+    in_flight: frozenset[int] = frozenset()
+    anchors: dict[Key, str] = field(default_factory=dict)
+    skipped: set[Key] = field(default_factory=set)
+    given_up: set[Key] = field(default_factory=set)
+    committed: dict[Key, str] = field(default_factory=dict)
+    settled: set[Key] = field(default_factory=set)
+    bounds: Bounds | None = None
+
+    # ------------------------------------------------------------------ what Spark says
+
+    def replaying(self, start: Offset, end: Offset) -> None:
+        """Spark runs the batch from `start` to `end`; after a crash it has not asked before."""
+        if self.start is None:
+            self.start = start
+        self.in_flight |= {one.partition for one in slices(start, end)}
+
+    def finished(self, start: Offset, view: View) -> None:
+        """All of `start` is in the sink and nothing is in flight."""
+        self.start = start
+        self.in_flight = frozenset()
+        self._forget(view)
+
+    def planned(self, end: Offset) -> None:
+        """Spark was given `end` to run next."""
+        assert self.start is not None
+        self.in_flight = frozenset(one.partition for one in slices(self.start, end))
+
+    def skip(self, superseded: Iterable[Slice]) -> None:
+        """These slices are not read although their batch will be done."""
+        self.skipped.update((one.partition, one.epoch) for one in superseded)
+
+    # ------------------------------------------------------------------ what to tell the service
+
+    def todo(self, view: View) -> Todo:
+        """Commits and releases that are due; a release carries the position and needs no commit.
+
+        What is released counts as given up from here on.
+        """
+        if self.start is None:
+            return Todo()
+        commits: list[CommitItem] = []
+        releases: list[ReleaseItem] = []
+        for number, held in sorted(view.items()):
+            key = (number, held.epoch)
+            if key in self.settled:
+                continue
+            position = self._position(held)
+            if self._releasable(held, position):
+                self.given_up.add(key)
+                finished = held.state == "retiring"
+                releases.append(ReleaseItem(number, held.epoch, position, finished))
+            elif position is not None and position != self.committed.get(key, held.position):
+                commits.append(CommitItem(number, held.epoch, position))
+        return Todo(tuple(commits), tuple(releases))
+
+    def parting(self, view: View) -> Todo:
+        """What to tell last, by a flow that drains: it may release whatever is not in flight."""
+        due = self.todo(view)
+        if self.start is None:
+            return due
+        named = {item.partition for item in due.releases}
+        free = [
+            ReleaseItem(number, held.epoch, self._position(held))
+            for number, held in sorted(view.items())
+            if number not in named | self.in_flight and (number, held.epoch) not in self.settled
+        ]
+        going = {item.partition for item in free}
+        return Todo(
+            tuple(item for item in due.commits if item.partition not in going),
+            (*due.releases, *free),
+        )
+
+    def answered(self, item: CommitItem | ReleaseItem, outcome: str) -> None:
+        """The service's answer for one item."""
+        key = (item.partition, item.epoch)
+        if outcome == "ok":
+            if isinstance(item, ReleaseItem):
+                self.settled.add(key)
+            elif item.position is not None:
+                self.committed[key] = item.position
+        elif outcome == "not_revoking":
+            # A retiring partition was taken back: it is ours as before, so read on.
+            self.given_up.discard(key)
+        else:
+            self.settled.add(key)
+
+    def _position(self, held: Owned) -> str | None:
+        """Up to where the partition is done or was never to be read; None: nothing to say."""
+        assert self.start is not None
+        position = done(self.start, held, self.skipped)
+        if position is None and held.position is None:
+            position = self.anchors.get((held.partition, held.epoch))
+        return position
+
+    def _releasable(self, held: Owned, position: str | None) -> bool:
+        if held.partition in self.in_flight:
+            return False
+        if held.state == "revoking":
+            return True
+        return held.state == "retiring" and self._drained(held, position)
+
+    def _drained(self, held: Owned, position: str | None) -> bool:
+        number = held.partition
+        bounds = self.bounds
+        if bounds is None or not bounds.is_final(number) or number not in bounds.ends:
+            return False
+        reached = position if position is not None else held.position
+        if reached is None:
+            reached = bounds.starts[number]
+        return reached == bounds.ends[number]
+
+    def _forget(self, view: View) -> None:
+        """Drop what is remembered of epochs that are over."""
+        live = {(number, held.epoch) for number, held in view.items()}
+        ranges = self.start.ranges if self.start is not None else {}
+        kept = live | {(number, one.epoch) for number, one in ranges.items()}
+        for keys in (self.skipped, self.given_up, self.settled):
+            keys.intersection_update(kept)
+        for positions in (self.anchors, self.committed):
+            for key in positions.keys() - kept:
+                del positions[key]

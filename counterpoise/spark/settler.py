@@ -1,0 +1,140 @@
+"""Telling the service what is done, beside the thread that Spark waits for.
+
+What there is to tell is worked out anew each time from the progress and the view (level-triggered):
+a call that failed, or whose answer was lost, is simply made again with what is true by then.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Iterable, Mapping
+from typing import Protocol
+
+from counterpoise.errors import CounterpoiseError
+from counterpoise.flow.core import FLOW_GONE
+from counterpoise.flow.view import Owned
+from counterpoise.spark.progress import Progress, Todo
+from counterpoise.wire import CommitItem, ReleaseItem
+
+logger = logging.getLogger("counterpoise.spark")
+
+_CALL_SECONDS = 5.0
+_LOOK_AGAIN_SECONDS = 1.0
+_FIRST_PAUSE_SECONDS = 0.1
+_LONGEST_PAUSE_SECONDS = 2.0
+
+
+class Tells(Protocol):
+    """The part of a flow that is needed here."""
+
+    @property
+    def status(self) -> str: ...
+
+    @property
+    def partitions(self) -> Mapping[int, Owned]: ...
+
+    @property
+    def draining(self) -> bool: ...
+
+    def commit(
+        self,
+        positions: Iterable[tuple[int, int, str]],
+        *,
+        timeout_seconds: float | None = None,
+    ) -> dict[int, str]: ...
+
+    def release_many(
+        self, items: Iterable[ReleaseItem], *, timeout_seconds: float | None = None
+    ) -> dict[int, str]: ...
+
+
+class Settler:
+    """One thread that commits and releases whatever is due.
+
+    `lock` guards `progress`. `wake` is set when something was done or the view has changed.
+    """
+
+    def __init__(
+        self,
+        flow: Tells,
+        progress: Progress,
+        lock: threading.Lock,
+        wake: threading.Event,
+        on_refused: Callable[[CommitItem | ReleaseItem, str], None],
+    ) -> None:
+        self._flow = flow
+        self._progress = progress
+        self._lock = lock
+        self._on_refused = on_refused
+        self._wake = wake
+        self._closed = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="counterpoise-settler", daemon=True)
+        self.last_error: CounterpoiseError | None = None
+
+    def start(self) -> None:
+        """Begin."""
+        self._thread.start()
+
+    def close(self, timeout_seconds: float) -> None:
+        """Stop the thread and tell what is still due, once, in about `timeout_seconds`."""
+        self._closed.set()
+        self._wake.set()
+        self._thread.join(timeout_seconds)
+        with self._lock:
+            view = self._flow.partitions
+            todo = (
+                self._progress.parting(view) if self._flow.draining else self._progress.todo(view)
+            )
+        try:
+            self._tell(todo, timeout_seconds)
+        except CounterpoiseError as error:
+            logger.warning(
+                "counterpoise: the last positions could not be committed (%s); "
+                "what they cover will be read again",
+                error,
+            )
+
+    def _run(self) -> None:
+        failures = 0
+        while not self._closed.is_set():
+            self._wake.wait(_LOOK_AGAIN_SECONDS)
+            self._wake.clear()
+            if self._closed.is_set() or self._flow.status != "bound":
+                continue
+            with self._lock:
+                todo = self._progress.todo(self._flow.partitions)
+            try:
+                self._tell(todo, _CALL_SECONDS)
+                self.last_error = None
+                failures = 0
+            except CounterpoiseError as error:
+                self.last_error = error
+                pause = min(_LONGEST_PAUSE_SECONDS, _FIRST_PAUSE_SECONDS * 2**failures)
+                failures = min(failures + 1, 10)
+                self._closed.wait(pause)
+                self._wake.set()
+
+    def _tell(self, todo: Todo, timeout_seconds: float) -> None:
+        """Releases first: somebody waits for them."""
+        if todo.releases:
+            outcomes = self._flow.release_many(todo.releases, timeout_seconds=timeout_seconds)
+            self._answered(todo.releases, outcomes)
+        if todo.commits:
+            outcomes = self._flow.commit(
+                [(item.partition, item.epoch, item.position) for item in todo.commits],
+                timeout_seconds=timeout_seconds,
+            )
+            self._answered(todo.commits, outcomes)
+
+    def _answered(
+        self, items: Iterable[CommitItem | ReleaseItem], outcomes: Mapping[int, str]
+    ) -> None:
+        for item in items:
+            outcome = outcomes.get(item.partition, FLOW_GONE)
+            if outcome == FLOW_GONE:
+                continue  # the flow is being bound again: under new epochs, if at all
+            with self._lock:
+                self._progress.answered(item, outcome)
+            if outcome not in ("ok", "not_revoking"):
+                self._on_refused(item, outcome)

@@ -1,0 +1,65 @@
+"""The data source `counterpoise` and how it is made known to Spark."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import MutableMapping
+
+from pyspark.sql import SparkSession
+from pyspark.sql.datasource import DataSource
+from pyspark.sql.types import StructType
+
+from counterpoise.spark.executor import SCHEMA
+from counterpoise.spark.java import ensure_java
+from counterpoise.spark.options import read_options
+from counterpoise.spark.reader import CounterpoiseStreamReader
+
+FORMAT = "counterpoise"
+
+
+class CounterpoiseDataSource(DataSource):
+    """`spark.readStream.format("counterpoise").option("queue", ...)`.
+
+    Wrong options are refused when the stream is loaded, before any query starts. `cores` is how
+    many tasks a micro-batch is read with at most; `register` sets it to those of the session.
+    """
+
+    cores: int | None = None
+
+    def __init__(self, options: MutableMapping[str, str]) -> None:
+        super().__init__(dict(options))
+        self._checked = read_options(options)
+
+    @classmethod
+    def name(cls) -> str:
+        return FORMAT
+
+    def schema(self) -> str:
+        return SCHEMA
+
+    def streamReader(self, schema: StructType) -> CounterpoiseStreamReader:  # noqa: N802
+        return CounterpoiseStreamReader(self._checked, self.cores or os.cpu_count() or 1)
+
+
+def register(spark: SparkSession) -> None:
+    """Make `format("counterpoise")` known to the session."""
+    cores = max(1, spark.sparkContext.defaultParallelism)
+    source = type("SessionDataSource", (CounterpoiseDataSource,), {"cores": cores})
+    spark.dataSource.register(source)
+
+
+def session(app_name: str = "counterpoise", **config: str) -> SparkSession:
+    """A Spark session with the source registered, also where no Java is installed.
+
+    `config` are Spark settings with `__` for dots (`spark__sql__shuffle__partitions="2"`). The
+    master is `local[*]` unless set. An existing session is used as it is.
+    """
+    ensure_java()
+    builder = SparkSession.builder.appName(app_name)
+    settings = {key.replace("__", "."): value for key, value in config.items()}
+    settings.setdefault("spark.master", os.environ.get("SPARK_MASTER", "local[*]"))
+    for key, value in settings.items():
+        builder = builder.config(key, value)
+    spark = builder.getOrCreate()
+    register(spark)
+    return spark
