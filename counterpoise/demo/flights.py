@@ -56,6 +56,11 @@ class Flight(NamedTuple):
         """The message: all fields as JSON."""
         return json.dumps(self._asdict(), separators=(",", ":")).encode()
 
+    @classmethod
+    def of(cls, value: bytes) -> "Flight":
+        """The flight that a message tells of."""
+        return cls(**json.loads(value))
+
 
 @dataclass(slots=True)
 class Statistics:

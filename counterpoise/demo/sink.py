@@ -196,12 +196,27 @@ class Record:
         ).fetchone()
         return int(count)
 
-    def last_batches(self, after: int) -> list[tuple[str, int, int]]:
-        """(application, journal id, messages) of what was journaled after this journal id."""
-        return self._connection.execute(
-            "SELECT application, max(id), count(*) FROM journal WHERE id > ? GROUP BY application",
-            [after],
+    def next_positions(self) -> dict[int, int]:
+        """By partition: the position after the last that was counted."""
+        rows = self._connection.execute("SELECT partition, position + 1 FROM progress")
+        return dict(rows.fetchall())
+
+    def last_write(self, application: str) -> int:
+        """Grows with every message that this application journals; 0 before the first."""
+        (last,) = self._connection.execute(
+            "SELECT coalesce(max(id), 0) FROM journal WHERE application = ?", [application]
+        ).fetchone()
+        return int(last)
+
+    def messages_after(self, entry: int) -> tuple[dict[str, int], int]:
+        """By application, how many messages were journaled after this entry; and the last entry."""
+        rows = self._connection.execute(
+            "SELECT application, count(*), max(id) FROM journal WHERE id > ? GROUP BY application",
+            [entry],
         ).fetchall()
+        return {name: count for name, count, _ in rows}, max(
+            (row[2] for row in rows), default=entry
+        )
 
     def journal(self) -> Iterator[Entry]:
         """All of it, in the order of the transactions."""

@@ -1,6 +1,5 @@
 """The data set is what the demo says it is."""
 
-import json
 from collections import defaultdict
 
 import pytest
@@ -52,7 +51,7 @@ def test_fewer_rows_are_the_first_of_them(flights: list[Flight]) -> None:
 
 
 def test_the_message_says_all_there_is(flights: list[Flight]) -> None:
-    assert Flight(**json.loads(flights[0].value())) == flights[0]
+    assert Flight.of(flights[0].value()) == flights[0]
 
 
 def test_expected_statistics_add_up_to_the_data_set(flights: list[Flight]) -> None:

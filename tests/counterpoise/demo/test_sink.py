@@ -28,8 +28,9 @@ class Files:
         return self._open[-1]
 
     def close(self) -> None:
-        for opened in (*self._open, self.record):
-            opened.close()
+        for sink in self._open:
+            sink.close()
+        self.record.close()
 
 
 @pytest.fixture

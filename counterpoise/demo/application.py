@@ -1,0 +1,177 @@
+"""One PySpark application of the demo: `python -m counterpoise.demo.application`.
+
+What a user of Counterpoise writes is in `stream` and `Work`: a query on `format("counterpoise")`
+whose micro-batches go to a sink. Nothing in it knows of partitions being granted, handed off or
+lost; that is the source's business.
+
+The scenario talks to it by the simplest means: a line on standard output when the query runs,
+SIGTERM to stop it in order, and the end of standard input when the scenario itself has died.
+"""
+
+import argparse
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from counterpoise.demo.flights import Flight
+from counterpoise.demo.sabotage import SABOTAGES, Zombie, damage
+from counterpoise.demo.sink import Message, Sink, Slice
+from counterpoise.spark.java import ensure_java
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.streaming.query import StreamingQuery
+
+RUNNING = "running"
+CHECKPOINT_MANAGER = (
+    "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
+)
+
+
+class Work:
+    """What the application does with a micro-batch: journal and statistics, at a given pace.
+
+    The pace (flights a second; 0 is as fast as can be) is read from a file before each batch, so
+    that the scenario decides when there is backlog. Whoever kills the application while it waits
+    kills it between its write to the sink and its commit at the service.
+    """
+
+    def __init__(self, sink: Sink, pace: Path, sabotage: str | None, zombie: Zombie | None) -> None:
+        self._sink = sink
+        self._pace = pace
+        self._sabotage = sabotage
+        self._zombie = zombie
+        self._last = time.monotonic()
+
+    def __call__(self, batch: "DataFrame", batch_id: int) -> None:
+        table = batch.select("partition", "position", "epoch", "value", "published_at").toArrow()
+        slices = list(slices_of(table))
+        if self._sabotage:
+            slices = damage(self._sabotage, batch_id, slices)
+        self._sink.write(batch_id, slices)
+        if self._zombie:
+            self._sink.write(batch_id, self._zombie.more(slices))
+        self._wait(table.num_rows)
+
+    def _wait(self, messages: int) -> None:
+        pace = float(self._pace.read_text() or 0)
+        if pace:
+            time.sleep(max(0.0, self._last + messages / pace - time.monotonic()))
+        self._last = time.monotonic()
+
+
+def slices_of(table: "pa.Table") -> Iterator[Slice]:
+    """The messages by partition and epoch, each in the order in which they came."""
+    messages: dict[tuple[int, int], list[Message]] = {}
+    published = table.column("published_at").cast("int64")
+    columns = (table.column(name) for name in ("partition", "epoch", "position", "value"))
+    for partition, epoch, position, value, microseconds in zip(
+        *(column.to_pylist() for column in (*columns, published)), strict=True
+    ):
+        message = Message(int(position), Flight.of(value), microseconds / 1e6)
+        messages.setdefault((partition, epoch), []).append(message)
+    for (partition, epoch), own in messages.items():
+        yield Slice(partition, epoch, own)
+
+
+def stream(spark: "SparkSession", options: argparse.Namespace, work: Work) -> "StreamingQuery":
+    """The query: this is all that it takes to share a queue with other applications."""
+    flights = (
+        spark.readStream.format("counterpoise")
+        .option("url", options.url)
+        .option("queue", options.queue)
+        .option("clientName", options.name)
+        .option("instanceId", options.instance)
+        .option("leaseSeconds", options.lease_seconds)
+        .option("maxMessagesPerTrigger", options.max_messages)
+        .load()
+    )
+    return (
+        flights.writeStream.foreachBatch(work)
+        .option("checkpointLocation", options.checkpoint)
+        .start()
+    )
+
+
+def session(name: str, directory: Path) -> "SparkSession":
+    """A small Spark: one core, little memory, nothing that listens but what it needs itself."""
+    os.environ["PYSPARK_PYTHON"] = sys.executable
+    ensure_java()
+    from pyspark.sql import SparkSession
+
+    from counterpoise.spark import register
+
+    spark = (
+        SparkSession.builder.master("local[1]")
+        .appName(name)
+        .config("spark.driver.bindAddress", "127.0.0.1")
+        .config("spark.driver.host", "127.0.0.1")
+        .config("spark.driver.memory", "512m")
+        .config("spark.driver.extraJavaOptions", "-XX:+UseSerialGC -XX:TieredStopAtLevel=1")
+        .config("spark.local.dir", str(directory))
+        .config("spark.log.level", "WARN")
+        .config("spark.sql.session.timeZone", "UTC")
+        .config("spark.sql.shuffle.partitions", "1")
+        .config("spark.sql.streaming.checkpointFileManagerClass", CHECKPOINT_MANAGER)
+        .config("spark.sql.warehouse.dir", str(directory / "warehouse"))
+        .config("spark.ui.enabled", "false")
+        .config("spark.ui.showConsoleProgress", "false")
+        .getOrCreate()
+    )
+    register(spark)
+    return spark
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run until SIGTERM or the end of standard input; 1 if the query failed."""
+    options = _parser().parse_args(arguments)
+    stop = threading.Event()
+    signal.signal(signal.SIGTERM, lambda *_: stop.set())
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    threading.Thread(target=_until_orphaned, args=[stop], daemon=True).start()
+
+    spark = session(options.name, options.directory)
+    sink = Sink(options.sink, options.name, fenced=options.sabotage != "unfenced")
+    zombie = Zombie(options.url, options.queue) if options.sabotage == "unfenced" else None
+    query = stream(spark, options, Work(sink, options.pace, options.sabotage, zombie))
+    print(RUNNING, flush=True)
+    while query.isActive and not stop.wait(0.2):
+        pass
+    failure = query.exception()
+    query.stop()
+    spark.stop()
+    sink.close()
+    if failure:
+        print(failure, file=sys.stderr)
+    return 1 if failure else 0
+
+
+def _until_orphaned(stop: threading.Event) -> None:
+    sys.stdin.read()
+    stop.set()
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m counterpoise.demo.application")
+    parser.add_argument("--url", required=True)
+    parser.add_argument("--queue", required=True)
+    parser.add_argument("--name", required=True, help="who writes, in the journal")
+    parser.add_argument("--instance", required=True, help="who it is for the service")
+    parser.add_argument("--lease-seconds", required=True)
+    parser.add_argument("--max-messages", required=True, help="in a micro-batch")
+    parser.add_argument("--directory", type=Path, required=True, help="for Spark's own files")
+    parser.add_argument("--checkpoint", required=True)
+    parser.add_argument("--sink", type=Path, required=True)
+    parser.add_argument("--pace", type=Path, required=True, help="file with flights a second")
+    parser.add_argument("--sabotage", choices=SABOTAGES)
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,67 @@
+"""Ways to break the promises on purpose, to see the verdict notice.
+
+Each is done to the real run, by an application that errs as real ones do:
+
+- `skip`: some messages are left out, and the application commits past them;
+- `reorder`: a micro-batch's messages are worked on in the wrong order;
+- `unfenced`: a zombie. When another application gets one of its partitions, it does not stop: it
+  goes on reading the partition from the log and writes to the sink under the epoch it had, and its
+  sink does not look at epochs.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import Literal, get_args
+
+from counterpoise.client import Client
+from counterpoise.demo.flights import Flight
+from counterpoise.demo.sink import Message, Slice
+from counterpoise.logs import Log, open_log
+
+Sabotage = Literal["unfenced", "skip", "reorder"]
+SABOTAGES = get_args(Sabotage)
+
+SKIPPED_MESSAGES = 3
+ZOMBIE_MESSAGES = 50
+
+
+def damage(sabotage: str, batch: int, slices: Sequence[Slice]) -> list[Slice]:
+    """What a damaged application makes of a micro-batch."""
+    if sabotage == "skip" and batch % 5 == 2:
+        return [replace(part, messages=part.messages[SKIPPED_MESSAGES:]) for part in slices]
+    if sabotage == "reorder":
+        return [replace(part, messages=part.messages[::-1]) for part in slices]
+    return list(slices)
+
+
+class Zombie:
+    """Goes on with the partitions that its application has lost."""
+
+    def __init__(self, url: str, queue: str) -> None:
+        self._client = Client(url)
+        self._queue = queue
+        self._log: Log | None = None
+        self._held: dict[int, Slice] = {}
+        """By partition: the last slice of it that was seen."""
+
+    def more(self, slices: Iterable[Slice]) -> list[Slice]:
+        """What it reads this time of what is not its own any more."""
+        self._held |= {part.partition: part for part in slices if part.messages}
+        current = {p.partition: p.epoch for p in self._client.partitions(self._queue)}
+        lost = [part for part in self._held.values() if part.epoch < current[part.partition]]
+        further = [part for part in map(self._read_on, lost) if part.messages]
+        self._held |= {part.partition: part for part in further}
+        return further
+
+    def _read_on(self, part: Slice) -> Slice:
+        """What follows this slice in the log, under the epoch that is over."""
+        if self._log is None:
+            view = self._client.log_access(self._queue, "read")
+            self._log = open_log(view.log, view.access)
+        start = str(part.messages[-1].position + 1)
+        messages = [
+            Message(int(row["position"]), Flight.of(row["value"]), row["published_at"].timestamp())
+            for rows in self._log.read(part.partition, start, None, max_messages=ZOMBIE_MESSAGES)
+            for row in rows.to_pylist()
+        ]
+        return replace(part, messages=messages)

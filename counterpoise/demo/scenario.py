@@ -1,0 +1,173 @@
+"""The demo: PySpark applications share a queue while one joins, one leaves and one is killed.
+
+Each act waits for what it needs to see, never for a time. Its verdict (`verdict.py`) is computed
+afterwards from what the applications wrote down.
+"""
+
+import tempfile
+import time
+from pathlib import Path
+
+from rich.console import Console
+
+from counterpoise.demo.display import Display, LiveDisplay, PlainDisplay
+from counterpoise.demo.evidence import Event, EventKind, Evidence
+from counterpoise.demo.flights import DataSetMissing, load
+from counterpoise.demo.report import report
+from counterpoise.demo.stage import PARTITIONS, QUEUE, DemoFailed, Stage
+from counterpoise.demo.verdict import Verdict, judge
+from counterpoise.demo.watching import Seen
+
+GOOD, BAD, FAILED, INTERRUPTED = 0, 1, 2, 130
+# Fewer flights than this do not last for the scenario.
+LEAST_ROWS = 2_000
+CATCH_SECONDS = 30.0
+CATCH_POLL_SECONDS = 0.005
+
+
+def run(rows: int | None = None, sabotage: str | None = None) -> int:
+    """Play the demo with the first `rows` flights (all by default). Returns the exit code:
+    0 for a good verdict, 1 for a bad one, 2 if it could not be played, 130 after Ctrl-C.
+    """
+    console = Console()
+    if rows is not None and rows < LEAST_ROWS:
+        console.print(f"--rows must be at least {LEAST_ROWS:,}")
+        return FAILED
+    began = time.monotonic()
+    try:
+        with tempfile.TemporaryDirectory(prefix="counterpoise-demo-") as directory:
+            verdict = _play(Path(directory), console, rows, sabotage)
+    except (DemoFailed, DataSetMissing) as error:
+        console.print(f"The demo failed: {error}", markup=False, highlight=False, soft_wrap=True)
+        return FAILED
+    except KeyboardInterrupt:
+        console.print("Interrupted; everything that was started has ended.")
+        return INTERRUPTED
+    report(console, verdict, time.monotonic() - began)
+    return GOOD if verdict.good else BAD
+
+
+def _play(directory: Path, console: Console, rows: int | None, sabotage: str | None) -> Verdict:
+    console.print("Reading the flights that left New York in 2013 …")
+    flights = load(rows)
+    display = _display(console)
+    try:
+        with Stage(directory, flights, display, sabotage) as stage:
+            scenario = Scenario(stage)
+            scenario.play()
+            evidence = Evidence(
+                flights=flights,
+                journal=list(stage.record.journal()),
+                statistics=stage.record.statistics(),
+                grants=scenario.grants,
+                events=scenario.events,
+            )
+    finally:
+        display.close()
+    return judge(evidence)
+
+
+def _display(console: Console) -> Display:
+    return LiveDisplay(console, "Counterpoise") if console.is_terminal else PlainDisplay(console)
+
+
+class Scenario:
+    """The acts. `events` and `grants` are what the verdict needs to know of them."""
+
+    def __init__(self, stage: Stage) -> None:
+        self.events: list[Event] = []
+        self._stage = stage
+        self._news = stage.display.news
+
+    def play(self) -> None:
+        """All acts, in order."""
+        self._two_applications_start()
+        self._a_third_joins()
+        self._one_is_drained_and_leaves()
+        self._one_is_killed_and_comes_back()
+        self._the_rest_is_processed()
+
+    def _two_applications_start(self) -> None:
+        stage = self._stage
+        stage.open()
+        self._news(f"service at {stage.url}, queue {QUEUE} with {PARTITIONS} partitions")
+        stage.publisher.start()
+        for name in ("alpha", "beta"):
+            stage.start_application(name, name)
+        self._news("two PySpark applications start: alpha and beta")
+        self._until_shared("alpha", "beta")
+
+    def _a_third_joins(self) -> None:
+        self._happens("join", "gamma")
+        self._stage.start_application("gamma", "gamma")
+        self._news("gamma starts, to join them")
+        self._until_shared("alpha", "beta", "gamma")
+
+    def _one_is_drained_and_leaves(self) -> None:
+        stage = self._stage
+        self._until_backlog_of("alpha")
+        self._happens("drain", "alpha")
+        self._news("alpha is drained")
+        stage.say("alpha", "draining")
+        stage.client.drain(QUEUE, stage.seen.flows["alpha"])
+        stage.wait("alpha to be drained", lambda seen: not seen.owned("alpha"))
+        self._news("alpha has handed everything off; it stops")
+        stage.stop_application("alpha")
+        self._until_shared("beta", "gamma")
+
+    def _one_is_killed_and_comes_back(self) -> None:
+        stage = self._stage
+        self._until_backlog_of("beta")
+        self._until_just_written("beta")
+        self._happens("kill", "beta")
+        stage.kill_application("beta")
+        self._news("beta is killed (SIGKILL)")
+        stage.wait("the lease of beta to expire", lambda seen: "beta" not in seen.flows)
+        self._news("the lease of beta has expired; beta is started again")
+        self._happens("return", "beta.2")
+        stage.start_application("beta.2", "beta")
+        self._until_shared("beta.2", "gamma")
+
+    def _the_rest_is_processed(self) -> None:
+        stage = self._stage
+        self._news("the pace is lifted: the rest as fast as it goes")
+        stage.lift_the_pace()
+        stage.wait("all flights to be processed", stage.all_committed, seconds=300.0)
+        self.grants = stage.grants()
+        self._news("everything is processed and committed; the applications stop")
+        stage.close_applications()
+
+    # ------------------------------------------------------------------ what the acts wait for
+
+    def _until_shared(self, *names: str) -> None:
+        """The queue is balanced among these, and each works on what it owns."""
+        before = {name: self._stage.seen.processed.get(name, 0) for name in names}
+
+        def shared(seen: Seen) -> bool:
+            return (
+                seen.status == "Ready"
+                and set(seen.owners) == set(names)
+                and all(seen.processed.get(name, 0) > before[name] for name in names)
+            )
+
+        self._stage.wait(f"{', '.join(names)} to share the queue", shared)
+
+    def _until_backlog_of(self, name: str) -> None:
+        """Something waits in every partition of this application."""
+        least = self._stage.plan.lead // 2
+        self._stage.wait(
+            f"backlog in the partitions of {name}",
+            lambda seen: all(seen.backlog[partition] >= least for partition in seen.owned(name)),
+        )
+
+    def _until_just_written(self, name: str) -> None:
+        """The application has this moment written a micro-batch, and not committed it yet."""
+        before = self._stage.record.last_write(name)
+        deadline = time.monotonic() + CATCH_SECONDS
+        while self._stage.record.last_write(name) == before:
+            if time.monotonic() > deadline:
+                raise DemoFailed(f"{name} wrote nothing for {CATCH_SECONDS:.0f} s")
+            time.sleep(CATCH_POLL_SECONDS)
+
+    def _happens(self, kind: EventKind, name: str) -> None:
+        self.events.append(Event(kind, name, time.time()))

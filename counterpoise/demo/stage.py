@@ -1,0 +1,273 @@
+"""What the scenario plays on: the service, the queue, the publisher, the applications.
+
+Everything lives in one temporary directory and ends with the demo, whatever ends it.
+"""
+
+import os
+import socket
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from counterpoise.client import Client
+from counterpoise.demo.application import RUNNING
+from counterpoise.demo.display import Display, Progress
+from counterpoise.demo.evidence import Grant
+from counterpoise.demo.flights import Flight
+from counterpoise.demo.pacing import Pace, PacedPublisher, Plan
+from counterpoise.demo.processes import Child, stop_all
+from counterpoise.demo.sink import Record
+from counterpoise.demo.watching import Seen, Watcher, backlog
+from counterpoise.errors import CounterpoiseError, ServiceUnavailable
+from counterpoise.logs import Log, open_log
+from counterpoise.publisher import Publisher
+
+QUEUE = "flights"
+PARTITIONS = 12
+DEFAULT_PORT = 8640
+REBALANCE_DELAY_SECONDS = 2.0
+# A micro-batch takes about a second; on a busy machine its owner needs more for a handoff.
+MAX_HANDOFF_SECONDS = 15.0
+LEASE_SECONDS = 4.0
+LOOK_SECONDS = 0.1
+WAIT_SECONDS = 120.0
+GRACE_SECONDS = 15.0
+
+
+class DemoFailed(Exception):
+    """The demo could not be played to its end; the message says what was the matter."""
+
+
+class Stage:
+    """Set up by `open`, taken down by leaving the context."""
+
+    def __init__(
+        self, directory: Path, flights: Sequence[Flight], display: Display, sabotage: str | None
+    ) -> None:
+        self.plan = Plan(len(flights), PARTITIONS)
+        self.display = display
+        self.url = ""
+        self._directory = directory
+        self._flights = flights
+        self._sabotage = sabotage
+        self._children: dict[str, Child] = {}
+        self._states: dict[str, str] = {}
+        self._cleanup = ExitStack()
+        self._pace = Pace(directory / "pace")
+        self._pace.set(self.plan.pace)
+        self._last_act = False
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._cleanup.close()
+
+    # ------------------------------------------------------------------ setting up
+
+    def open(self) -> None:
+        """Start the service, create the queue, open log and sink."""
+        self._start_service()
+        self.client = self._cleanup.enter_context(Client(self.url))
+        self._await_service()
+        self.client.create_queue(
+            QUEUE,
+            PARTITIONS,
+            rebalance_delay=REBALANCE_DELAY_SECONDS,
+            max_handoff_time=MAX_HANDOFF_SECONDS,
+        )
+        access = self.client.log_access(QUEUE, "read")
+        self._log: Log = open_log(access.log, access.access)
+        self._cleanup.callback(self._log.close)
+        self._sink = self._directory / "sink.db"
+        self.record = Record(self._sink)
+        self._cleanup.callback(self.record.close)
+        self._watcher = Watcher(self.client, QUEUE, self.record, self._log)
+        self._open_publisher()
+        self.seen = self._watcher.look()
+
+    def _start_service(self) -> None:
+        port = _free_port()
+        self.url = f"http://127.0.0.1:{port}"
+        data = self._directory / "data"
+        command = [sys.executable, "-m", "counterpoise.demo.service", "serve"]
+        command += ["--port", str(port), "--data-dir", str(data), "--log-level", "warning"]
+        service = self._start("service", command)
+        self._cleanup.callback(lambda: service.stop(GRACE_SECONDS))
+
+    def _await_service(self) -> None:
+        deadline = time.monotonic() + WAIT_SECONDS
+        while time.monotonic() < deadline:
+            self._check_children()
+            try:
+                self.client.queues()
+            except ServiceUnavailable:
+                time.sleep(LOOK_SECONDS)
+            else:
+                return
+        raise DemoFailed(f"the service did not start:\n{self._children['service'].tail()}")
+
+    def _open_publisher(self) -> None:
+        publisher = Publisher(QUEUE, url=self.url)
+        self._cleanup.callback(publisher.close)
+        record = Record(self._sink)
+        self._cleanup.callback(record.close)
+        self.publisher = PacedPublisher(
+            publisher, self._flights, self.plan.lead, lambda: backlog(self._log, record, PARTITIONS)
+        )
+        self._cleanup.callback(self.publisher.stop)
+
+    # ------------------------------------------------------------------ applications
+
+    def start_application(self, name: str, instance: str) -> None:
+        """Start an application; one that was killed comes back with its instance."""
+        own = self._directory / name
+        own.mkdir()
+        command = [sys.executable, "-m", "counterpoise.demo.application"]
+        for option, value in {
+            "--url": self.url,
+            "--queue": QUEUE,
+            "--name": name,
+            "--instance": instance,
+            "--lease-seconds": LEASE_SECONDS,
+            "--max-messages": self.plan.batch_messages,
+            "--directory": own,
+            "--checkpoint": self._directory / f"checkpoint-{instance}",
+            "--sink": self._sink,
+            "--pace": self._pace.path,
+        }.items():
+            command += [option, str(value)]
+        if self._sabotage and name == "beta":
+            command += ["--sabotage", self._sabotage]
+        child = self._start(name, command)
+        self._states[name] = "starting"
+        self._cleanup.callback(child.kill)
+
+    def stop_application(self, name: str) -> None:
+        """Stop it in order and wait for it."""
+        child = self._children[name]
+        child.terminate()
+        self.wait(f"{name} to stop", lambda _: child.exit_code is not None, ending=name)
+        del self._children[name]
+        self._states[name] = "left"
+        if child.stop(GRACE_SECONDS) != 0:
+            raise DemoFailed(f"{name} failed:\n{child.tail()}")
+
+    def kill_application(self, name: str) -> None:
+        """SIGKILL, for its JVM and its Python workers too."""
+        self._children.pop(name).kill()
+        self._states[name] = "killed"
+
+    def say(self, name: str, state: str) -> None:
+        """How an application is, for the display."""
+        self._states[name] = state
+
+    def close_applications(self) -> None:
+        """Stop all that still run, together."""
+        names = [name for name in self._children if name != "service"]
+        children = [self._children.pop(name) for name in names]
+        stop_all(children, GRACE_SECONDS)
+        failed = [child for child in children if child.exit_code != 0]
+        if failed:
+            raise DemoFailed(f"{failed[0].name} failed:\n{failed[0].tail()}")
+
+    # ------------------------------------------------------------------ watching
+
+    def wait(
+        self,
+        what: str,
+        condition: Callable[[Seen], bool],
+        *,
+        seconds: float = WAIT_SECONDS,
+        ending: str | None = None,
+    ) -> Seen:
+        """Look until the condition holds. Raises DemoFailed when it does not in time, or when an
+        application other than `ending` ends."""
+        deadline = time.monotonic() + seconds
+        while True:
+            self._check_children(ending)
+            if condition(self.look()):
+                return self.seen
+            if time.monotonic() > deadline:
+                raise DemoFailed(f"waited {seconds:.0f} s for {what}")
+            time.sleep(LOOK_SECONDS)
+
+    def look(self) -> Seen:
+        """Look, show it, and adapt the pace."""
+        if self.publisher.error:
+            raise DemoFailed(f"publishing failed: {self.publisher.error}")
+        try:
+            self.seen = self._watcher.look()
+        except CounterpoiseError as error:
+            raise DemoFailed(f"the service or the log failed: {error}") from error
+        counted = self.record.counted()
+        if not self._last_act:
+            self._pace.set(self.plan.pace_after(counted))
+        for name, state in self._states.items():
+            if state == "starting" and self._children[name].said(RUNNING):
+                self._states[name] = "running"
+        progress = Progress(self.publisher.published, counted, len(self._flights))
+        self.display.show(self.seen, self._states, progress)
+        return self.seen
+
+    def lift_the_pace(self) -> None:
+        """From here on publisher and applications go as fast as they can."""
+        self._last_act = True
+        self._pace.set(0.0)
+        self.publisher.release()
+
+    def all_committed(self, seen: Seen) -> bool:
+        """Whether everything is published, and every partition is committed to its end."""
+        if not self.publisher.done:
+            return False
+        ends = self._watcher.ends(PARTITIONS)
+        return all(position == ends[number] for number, position in enumerate(seen.committed))
+
+    def grants(self) -> list[Grant]:
+        """Every grant in the service's history."""
+        return [
+            Grant(move.partition, move.epoch, move.outcome, move.seconds or 0.0)
+            for rebalance in self.client.rebalances(QUEUE, max_items=None)
+            for move in rebalance.moves
+            if move.epoch is not None
+        ]
+
+    # ------------------------------------------------------------------ children
+
+    def _start(self, name: str, command: Sequence[str]) -> Child:
+        child = Child(name, command, self._directory / f"{name}.log", _environment())
+        self._children[name] = child
+        return child
+
+    def _check_children(self, ending: str | None = None) -> None:
+        for name, child in self._children.items():
+            if name != ending and child.exit_code is not None:
+                raise DemoFailed(f"{name} ended with {child.exit_code}:\n{child.tail()}")
+
+
+def _environment() -> Mapping[str, str]:
+    """Ours, without settings that are meant for another service."""
+    kept = {name: value for name, value in os.environ.items() if "COUNTERPOISE_" not in name}
+    return {**kept, "PYTHONUNBUFFERED": "1"}
+
+
+def _free_port() -> int:
+    """The default port if nobody has it, else any."""
+    for port in (DEFAULT_PORT, 0):
+        with socket.socket() as listener:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                listener.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+            return int(listener.getsockname()[1])
+    raise DemoFailed("no free port on 127.0.0.1")

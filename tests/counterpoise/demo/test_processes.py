@@ -1,0 +1,90 @@
+"""The demo ends what it started, all of it, and nothing else."""
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from counterpoise.demo.processes import Child, session, stop_all
+
+# Starts a child of its own, in a process group of its own as Spark's workers are, and waits.
+PARENT = """
+import os, signal, subprocess, sys
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"], process_group=0)
+print(f"child {child.pid}", flush=True)
+print("ready", flush=True)
+if "stubborn" in sys.argv:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    print("ignoring", flush=True)
+sys.stderr.write("something to read\\n")
+sys.stderr.flush()
+sys.stdin.read()
+"""
+
+Start = Callable[..., Child]
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Start]:
+    children: list[Child] = []
+
+    def start(*arguments: str) -> Child:
+        name = f"child-{len(children)}"
+        command = [sys.executable, "-c", PARENT, *arguments]
+        child = Child(name, command, tmp_path / f"{name}.log", os.environ)
+        children.append(child)
+        until(lambda: child.said("ready"))
+        return child
+
+    yield start
+    for child in children:
+        child.kill()
+
+
+def until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 10
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_a_kill_takes_all_that_the_process_started(start: Start) -> None:
+    child = start()
+    assert len(list(session(child.pid))) == 2
+    child.kill()
+    assert list(session(child.pid)) == []
+    assert child.exit_code == -9
+
+
+def test_a_stop_takes_what_the_process_leaves_behind(start: Start) -> None:
+    child = start()
+    child.stop(5.0)
+    assert list(session(child.pid)) == []
+    assert child.exit_code == -15
+
+
+def test_one_that_does_not_stop_is_killed_after_its_grace(start: Start) -> None:
+    children = [start("stubborn"), start("stubborn")]
+    for child in children:
+        until(lambda child=child: child.said("ignoring"))  # type: ignore[misc]
+    began = time.monotonic()
+    stop_all(children, 0.3)
+    assert 0.3 <= time.monotonic() - began < 5.0
+    assert [child.exit_code for child in children] == [-9, -9]
+
+
+def test_other_processes_are_left_alone(start: Start) -> None:
+    with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"]) as other:
+        start().kill()
+        assert other.poll() is None
+        other.terminate()
+
+
+def test_what_a_process_says_is_in_its_log(start: Start) -> None:
+    child = start()
+    until(lambda: "something to read" in child.tail())
+    assert "ready" in child.tail()
