@@ -1,0 +1,13 @@
+"""The documentation shows the states that there are."""
+
+import runpy
+from pathlib import Path
+
+DOCS = Path(__file__).parents[2] / "docs"
+
+
+def test_the_page_is_drawn_from_the_tables() -> None:
+    script = runpy.run_path(str(DOCS / "state_diagram.py"))
+    assert (DOCS / "state-diagram.md").read_text() == script["page"](), (
+        "the tables have changed: run .venv/bin/python docs/state_diagram.py"
+    )
