@@ -1,20 +1,23 @@
-"""What the broker asks of a store. One contract suite (`tests/broker/store`) holds every implementation to this page.
+"""What the broker asks of a store. One contract suite (`tests/broker/store`) holds every
+implementation to this page.
 
-The rule of it all: **a replica commits what it decided only if nobody else committed first**, and what changes often
-is fenced where it is written.
+The rule of it all: **a replica commits what it decided only if nobody else committed first**, and
+what changes often is fenced where it is written.
 
-- A queue's changes are committed under its revision: `commit` succeeds only if the stored revision is the one that
-  the replica had seen (`Conflict` otherwise, and nothing is written). The records of the change and the rows that
-  they touched are written together, so a queue can be caught up with by records or loaded from rows, with equal
-  results.
-- Positions and leases are in rows alone. `commit_positions` and `renew` touch no revision; they name the epoch and
-  the flow they act for in their WHERE clause. A change that relies on them (a release with its position, the expiry of
-  a lease) is fenced the same way inside `commit`, which then says so (`LeaseRenewed`, `PositionBehind`) and writes
-  nothing, so that the replica can decide again.
-- All times are the store's own (`pulse` tells them), never a replica's. Times are Unix seconds as floats.
+- A queue's changes are committed under its revision: `commit` succeeds only if the stored revision
+  is the one that the replica had seen (`Conflict` otherwise, and nothing is written). The records
+  of the change and the rows that they touched are written together, so a queue can be caught up
+  with by records or loaded from rows, with equal results.
+- Positions and leases are in rows alone. `commit_positions` and `renew` touch no revision; they
+  name the epoch and the flow they act for in their WHERE clause. A change that relies on them (a
+  release with its position, the expiry of a lease) is fenced the same way inside `commit`, which
+  then says so (`LeaseRenewed`, `PositionBehind`) and writes nothing, so that the replica can decide
+  again.
+- All times are the store's own (`pulse` tells them), never a replica's. Times are Unix seconds as
+  floats.
 
-Any method raises `StoreUnavailable` when the store cannot be reached; a `commit` that raises it may or may not have
-been carried out: `entries_after` tells by the `commit_id`.
+Any method raises `StoreUnavailable` when the store cannot be reached; a `commit` that raises it may
+or may not have been carried out: `entries_after` tells by the `commit_id`.
 """
 
 from __future__ import annotations
@@ -61,7 +64,8 @@ class LeaseRenewed(StoreError):
 
 
 class PositionBehind(StoreError):
-    """A later call of the same flow has set the position already (by `seq`); nothing was committed."""
+    """A later call of the same flow has set the position already (by `seq`); nothing was
+    committed."""
 
     def __init__(self, partitions: frozenset[int]) -> None:
         super().__init__(f"{len(partitions)} positions have a higher seq")
@@ -70,7 +74,10 @@ class PositionBehind(StoreError):
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """The records committed under one revision. `rebalance_id` is the history entry they belong to, if any."""
+    """The records committed under one revision.
+
+    `rebalance_id` is the history entry they belong to, if any.
+    """
 
     revision: int
     at: float
@@ -81,7 +88,8 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class PositionWrite:
-    """A position that goes with a release: applied only while `flow_id` owns the partition in this epoch.
+    """A position that goes with a release: applied only while `flow_id` owns the partition in this
+    epoch.
 
     `seq` None: applied as it comes; else only if it is higher than the last one in this epoch.
     """
@@ -95,15 +103,20 @@ class PositionWrite:
 
 @dataclass(slots=True)
 class Commit:
-    """One transaction on one queue. The queue is as it is to be; `partitions` and `flows` are those that changed.
+    """One transaction on one queue. The queue is as it is to be; `partitions` and `flows` are those
+    that changed.
 
     - `seen`: the revision the decisions were made on; `entries` are `seen` + 1 and so on, in order.
-    - `partitions`: rows to write whole but for position and seq; an epoch that rises sets seq to null.
-    - `flows`: rows of bound flows to insert or update; `token_hashes` holds those of the new ones, whose lease begins.
-    - `left`: flows that are gone, with the reason; their rows stay for a while. `expired` are those among them that
-      may go only if their lease is over by the store's clock.
-    - `renewed`: flows whose leases begin anew, as they called. (Expired ones that are still bound come back by it.)
-    - `writes`: positions that go with releases, fenced; they are applied before the partitions' rows change.
+    - `partitions`: rows to write whole but for position and seq; an epoch that rises sets seq to
+      null.
+    - `flows`: rows of bound flows to insert or update; `token_hashes` holds those of the new ones,
+      whose lease begins.
+    - `left`: flows that are gone, with the reason; their rows stay for a while. `expired` are those
+      among them that may go only if their lease is over by the store's clock.
+    - `renewed`: flows whose leases begin anew, as they called. (Expired ones that are still bound
+      come back by it.)
+    - `writes`: positions that go with releases, fenced; they are applied before the partitions'
+      rows change.
     - `positions`: positions set by an administrator, unfenced.
     - `next_deadline`: when the queue must be advanced, for the sweep.
     """
@@ -183,7 +196,8 @@ class PositionCommit:
 
 @dataclass(frozen=True, slots=True)
 class Expiry:
-    """The flows of a queue whose leases are over, and when the next lease ends (None: no other flow)."""
+    """The flows of a queue whose leases are over, and when the next lease ends (None: no other
+    flow)."""
 
     expired: tuple[str, ...]
     next_at: float | None
@@ -201,8 +215,9 @@ class Store(Protocol):
     async def pulse(self, gap_seconds: float = 3.0) -> Pulse:
         """Stamps that a replica serves, and tells the time.
 
-        If the last stamp is older than `gap_seconds`, nobody served since: the leases that were alive then begin anew
-        and the outage is recorded, in one transaction, by exactly one replica.
+        If the last stamp is older than `gap_seconds`, nobody served since: the leases that were
+        alive then begin anew and the outage is recorded, in one transaction, by exactly one
+        replica.
         """
 
     async def create(self, commit: Commit) -> None:
@@ -220,32 +235,42 @@ class Store(Protocol):
     async def load(self, queue_id: str) -> Queue:
         """The whole queue from its rows, journal empty. Raises QueueGone."""
 
-    async def revision(self, queue_id: str) -> int:
-        """The committed revision. Raises QueueGone."""
+    async def revisions(self, queue_ids: Sequence[str]) -> Mapping[str, int]:
+        """The committed revisions of those of these queues that exist."""
 
     async def entries_after(self, queue_id: str, revision: int) -> Sequence[Entry]:
-        """What was committed after `revision`, in order. Raises QueueGone; KeyError if it is not kept any more."""
+        """What was committed after `revision`, in order.
+
+        Raises QueueGone; KeyError if it is not kept any more.
+        """
 
     async def history(self, queue_id: str, limit: int, before: int | None) -> Sequence[Entry]:
-        """The entries of the newest `limit` rebalances with an id below `before`, oldest entry first."""
+        """The entries of the newest `limit` rebalances with an id below `before`, oldest entry
+        first."""
 
     async def commit(self, commit: Commit) -> None:
-        """Commits. Raises Conflict, QueueGone, LeaseRenewed or PositionBehind, and then nothing is written."""
+        """Commits. Raises Conflict, QueueGone, LeaseRenewed or PositionBehind, and then nothing is
+        written."""
 
     async def expiries(self, queue_id: str) -> Expiry:
         """Whose leases are over."""
 
     async def renew(self, flow_ids: Sequence[str]) -> Mapping[str, Lease]:
-        """Begins the leases of these flows anew; flows that are not bound are missing from the answer."""
+        """Begins the leases of these flows anew; flows that are not bound are missing from the
+        answer."""
 
     async def commit_positions(self, items: Sequence[PositionCommit]) -> Sequence[Result]:
-        """Commits positions and renews the leases of the flows named, in one transaction; one result per item.
+        """Commits positions and renews the leases of the flows named, in one transaction; one
+        result per item.
 
-        Items are fenced by flow and epoch in the statement itself; results as in the contract, *HTTP*.
+        Items are fenced by flow and epoch in the statement itself; results as in the contract,
+        *HTTP*.
         """
 
-    async def positions(self, queue_id: str, partitions: Sequence[int]) -> Mapping[int, str | None]:
-        """Last committed positions."""
+    async def positions(
+        self, queue_id: str, partitions: Sequence[int]
+    ) -> Mapping[int, tuple[int, str | None]]:
+        """The epoch and the last committed position of each."""
 
     async def leases(self, flow_ids: Sequence[str]) -> Mapping[str, float]:
         """When leases of bound flows end."""
@@ -257,10 +282,12 @@ class Store(Protocol):
         """Queues with something to do: their next deadline has come, or a lease is over."""
 
     async def purge(self, flows_before: float, records_before: float) -> None:
-        """Forgets flows that left and records committed before these times (the newest record of a queue stays)."""
+        """Forgets flows that left and records committed before these times (the newest record of a
+        queue stays)."""
 
     async def notify(self, queue_ids: Sequence[str]) -> None:
         """Tells the other replicas that these queues changed; best effort."""
 
     def listen(self) -> AsyncIterator[Sequence[str] | None]:
-        """Queues changed by other replicas; None: something may have been missed, look at everything."""
+        """Queues changed by other replicas; None: something may have been missed, look at
+        everything."""

@@ -1,0 +1,250 @@
+"""A queue as rows, and rows as a queue: what every store writes and what `load` gives back.
+
+The two directions stand side by side so that neither forgets a field of the other; the contract
+suite compares a loaded queue with the replayed one. Positions, leases and token hashes are not
+here: the model does not know them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, fields
+from typing import Any, NamedTuple
+
+from broker.core.model import (
+    Departed,
+    Flow,
+    HandedOver,
+    Handoff,
+    Partition,
+    Queue,
+    Rebalance,
+    Settings,
+)
+from broker.core.transitions import PartitionEvent, State, Status
+from broker.store.ports import QueueRow
+
+# Columns of a queue's row that are attributes of the queue under the same name.
+PLAIN = (
+    "trigger",
+    "since",
+    "holddown_until",
+    "flows_before",
+    "growing",
+    "outage_seen",
+    "next_seat",
+)
+SETTINGS = tuple(field.name for field in fields(Settings))
+# So many partitions are restored before what the journal has remembered of it is forgotten.
+_CHUNK = 1000
+
+
+class FlowValues(NamedTuple):
+    """The row of a bound flow. `active`: owns at least one partition."""
+
+    id: str
+    instance_id: str
+    client_name: str
+    seat: int
+    lease_seconds: float
+    warmup: bool
+    bound_at: float
+    draining: bool
+    drain_deadline: float | None
+    view_revision: int
+    active: bool
+
+
+class PartitionValues(NamedTuple):
+    """The row of a partition.
+
+    `unowned_since` is null also when it never had an owner; `successor` to `warm` are those of its
+    handoff; `warmed_by` said ready in the latest one, for `warmed_epoch`.
+    """
+
+    number: int
+    state: str
+    epoch: int
+    owner: str | None
+    retiring: bool
+    handed_over: str | None
+    let_go: str
+    released_by: str | None
+    unowned_since: float | None
+    successor: str | None
+    deadline: float | None
+    handoff_since: float | None
+    warm: bool | None
+    warmed_by: str | None
+    warmed_epoch: int | None
+
+
+def queue_values(queue: Queue, next_deadline: float | None) -> dict[str, Any]:
+    """The row of a queue but for its id; JSON columns are JSON values."""
+    return {
+        "name": queue.name,
+        "created_at": queue.created_at,
+        **{name: getattr(queue.settings, name) for name in SETTINGS},
+        "revision": queue.revision,
+        "status": queue.status.value,
+        **{name: getattr(queue, name) for name in PLAIN},
+        "departed": {
+            instance: [departed.seat, list(departed.partitions)]
+            for instance, departed in queue.departed.items()
+        },
+        "rebalance": queue.rebalance and asdict(queue.rebalance),
+        "last_rebalance": queue.last_rebalance and asdict(queue.last_rebalance),
+        "retiring_count": len(queue.retiring),
+        "next_deadline": next_deadline,
+    }
+
+
+def flow_values(flow: Flow) -> FlowValues:
+    """The row of a flow."""
+    return FlowValues(
+        flow.id,
+        flow.instance_id,
+        flow.client_name,
+        flow.seat,
+        flow.lease_seconds,
+        flow.warmup,
+        flow.bound_at,
+        flow.draining,
+        flow.drain_deadline,
+        flow.view_revision,
+        flow.active,
+    )
+
+
+def partition_values(queue: Queue, partition: Partition) -> PartitionValues:
+    """The row of a partition."""
+    number, owner = partition.number, partition.owner
+    handoff = queue.handoffs.get(number)
+    successor = handoff.successor if handoff else None
+    warmed_by, warmed_epoch = queue.warmed.get(number, (None, None))
+    return PartitionValues(
+        number,
+        partition.state.value,
+        partition.epoch,
+        owner.id if owner else None,
+        partition.retiring,
+        str(partition.handed_over) if partition.handed_over else None,
+        str(partition.let_go),
+        partition.released_by,
+        queue.unowned.get(number),
+        successor.id if successor else None,
+        handoff.deadline if handoff else None,
+        handoff.since if handoff else None,
+        handoff.warm if handoff else None,
+        warmed_by,
+        warmed_epoch,
+    )
+
+
+def restore_head(queue_id: str, row: Mapping[str, Any]) -> Queue:
+    """The queue without flows and partitions, from its row."""
+    settings = Settings(**{name: row[name] for name in SETTINGS})
+    queue = Queue(queue_id, row["name"], settings, row["created_at"])
+    queue.revision = row["revision"]
+    queue.status = Status(row["status"])
+    for name in PLAIN:
+        setattr(queue, name, row[name])
+    queue.departed = {
+        instance: Departed(seat, tuple(numbers))
+        for instance, (seat, numbers) in (row["departed"] or {}).items()
+    }
+    queue.rebalance = Rebalance(**row["rebalance"]) if row["rebalance"] else None
+    queue.last_rebalance = Rebalance(**row["last_rebalance"]) if row["last_rebalance"] else None
+    return queue
+
+
+def queue_row(
+    queue_id: str, row: Mapping[str, Any], flow_count: int, active_flow_count: int
+) -> QueueRow:
+    """The queue for a listing, from its row."""
+    queue = restore_head(queue_id, row)
+    retiring = row["retiring_count"]
+    scale_status = "ScalingDown" if retiring else queue.scale_status
+    operational = queue.settings.partition_count + retiring
+    return QueueRow(queue, operational, scale_status, flow_count, active_flow_count)
+
+
+def restore(
+    queue_id: str,
+    row: Mapping[str, Any],
+    flows: Iterable[FlowValues],
+    partitions: Iterable[PartitionValues],
+) -> Queue:
+    """The queue from its rows: flows by seat, partitions by number; its journal is empty.
+
+    Flows and partitions enter by the same doors as in `replay`, so that all counts and rankings
+    are right.
+    """
+    queue = restore_head(queue_id, row)
+    for values in flows:
+        _restore_flow(queue, values)
+    for place, partition in enumerate(partitions, start=1):
+        _restore_partition(queue, partition)
+        if place % _CHUNK == 0:
+            queue.journal.forget()
+    queue.next_seat = row["next_seat"]
+    queue.touched = set()
+    queue.journal.forget()
+    return queue
+
+
+def _restore_flow(queue: Queue, values: FlowValues) -> None:
+    flow = Flow(
+        values.id,
+        values.instance_id,
+        values.client_name,
+        values.seat,
+        values.lease_seconds,
+        values.warmup,
+        values.bound_at,
+    )
+    flow.view_revision = values.view_revision
+    queue.enter(flow)
+    if values.draining:
+        queue.set_draining(flow, values.drain_deadline)
+
+
+def _restore_partition(queue: Queue, values: PartitionValues) -> None:
+    number, state = values.number, State(values.state)
+    partition = Partition(number)
+    assert number == len(queue.partitions), f"partition {len(queue.partitions)} is missing"
+    queue.partitions.append(partition)
+    partition.epoch = values.epoch
+    partition.handed_over = values.handed_over and HandedOver(values.handed_over)
+    partition.let_go = HandedOver(values.let_go)
+    partition.released_by = _known(queue, values.released_by)
+    if values.warmed_by is not None and values.warmed_epoch is not None:
+        queue.warmed[number] = (values.warmed_by, values.warmed_epoch)
+    if state is State.UNASSIGNED:
+        queue.unowned[number] = values.unowned_since
+    elif state is State.REMOVED:
+        queue.place(partition, PartitionEvent.REMOVED)
+    else:
+        assert values.owner is not None
+        owner = queue.flows[values.owner]
+        queue.place(partition, PartitionEvent.GRANTED, owner=owner)
+        if state is not State.OWNED:
+            warming = state is State.WARMING
+            event = PartitionEvent.WARMUP_STARTED if warming else PartitionEvent.REVOKED
+            queue.place(partition, event, owner=owner, handoff=_handoff(queue, values))
+    if values.retiring:
+        queue.set_retiring(partition, True)
+
+
+def _handoff(queue: Queue, values: PartitionValues) -> Handoff:
+    assert values.deadline is not None
+    assert values.handoff_since is not None
+    assert values.warm is not None
+    successor = None if values.successor is None else queue.flows[values.successor]
+    return Handoff(values.number, successor, values.deadline, values.handoff_since, values.warm)
+
+
+def _known(queue: Queue, flow_id: str | None) -> str | None:
+    """The same id, as the object that a bound flow has: partitions need not hold a copy each."""
+    flow = queue.flows.get(flow_id) if flow_id is not None else None
+    return flow_id if flow is None else flow.id
