@@ -64,11 +64,11 @@ class LeaseRenewed(StoreError):
 
 
 class PositionBehind(StoreError):
-    """A later call of the same flow has set the position already (by `seq`); nothing was
-    committed."""
+    """Writes to these partitions were refused, usually because a later call of the same flow has
+    set the position already (by `seq`); nothing was committed."""
 
     def __init__(self, partitions: frozenset[int]) -> None:
-        super().__init__(f"{len(partitions)} positions have a higher seq")
+        super().__init__(f"{len(partitions)} positions were refused")
         self.partitions = partitions
 
 
@@ -92,6 +92,7 @@ class PositionWrite:
     epoch.
 
     `seq` None: applied as it comes; else only if it is higher than the last one in this epoch.
+    `position` None: the position stays as it is, only the fence holds.
     """
 
     partition: int
@@ -109,10 +110,11 @@ class Commit:
     - `seen`: the revision the decisions were made on; `entries` are `seen` + 1 and so on, in order.
     - `partitions`: rows to write whole but for position and seq; an epoch that rises sets seq to
       null.
-    - `flows`: rows of bound flows to insert or update; `token_hashes` holds those of the new ones,
-      whose lease begins.
+    - `flows`: rows to insert or update; `token_hashes` holds those of the new ones, whose lease
+      begins. A flow that was bound and left within the commit is in `flows` and in `left`, so that
+      its client can be told what became of it.
     - `left`: flows that are gone, with the reason; their rows stay for a while. `expired` are those
-      among them that may go only if their lease is over by the store's clock.
+      among them that may go only if their lease is over by the store's clock (see `expiries`).
     - `renewed`: flows whose leases begin anew, as they called. (Expired ones that are still bound
       come back by it.)
     - `writes`: positions that go with releases, fenced; they are applied before the partitions'
@@ -253,7 +255,12 @@ class Store(Protocol):
         written."""
 
     async def expiries(self, queue_id: str) -> Expiry:
-        """Whose leases are over."""
+        """Whose leases are over.
+
+        No lease is over while nobody serves: not before the first `pulse`, nor while the last one
+        is older than its `gap_seconds`. So who wakes up after an outage cannot expire a flow before
+        `pulse` has noticed it.
+        """
 
     async def renew(self, flow_ids: Sequence[str]) -> Mapping[str, Lease]:
         """Begins the leases of these flows anew; flows that are not bound are missing from the
