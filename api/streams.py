@@ -18,7 +18,7 @@ import structlog
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from api.problems import problem_body
+from api.problems import of_broker_error
 from broker.core.errors import BrokerError
 
 T = TypeVar("T")
@@ -126,7 +126,7 @@ class EventStream(Response):
         except StopAsyncIteration:
             return
         except BrokerError as error:
-            await _body(send, event("problem", problem_body(error.code, error.detail)))
+            await _body(send, event("problem", bytes(of_broker_error(error).body)))
         except Exception:
             log.exception("defect in an event stream")
         finally:

@@ -1,0 +1,38 @@
+"""Fixtures of the API's own tests: a scripted broker behind a real server."""
+
+from collections.abc import Iterator
+
+import httpx
+import pytest
+
+from broker.settings import load
+from tests.api.scripted import TOKEN, ScriptedBroker
+from tests.service import Service, running
+
+AS_FLOW = {"Authorization": f"Bearer {TOKEN}"}
+
+
+@pytest.fixture(scope="session")
+def _broker() -> ScriptedBroker:
+    return ScriptedBroker()
+
+
+@pytest.fixture(scope="session")
+def scripted(_broker: ScriptedBroker) -> Iterator[Service]:
+    """A service over the scripted broker; its limit for bodies is 4 KiB."""
+    settings = load(port=0, request_limit_bytes=4096, shutdown_seconds=3)
+    with running(_broker.as_broker(), settings) as service:
+        yield service
+
+
+@pytest.fixture
+def broker(_broker: ScriptedBroker) -> ScriptedBroker:
+    """The scripted broker, with nothing called and nothing scripted."""
+    _broker.reset()
+    return _broker
+
+
+@pytest.fixture
+def http(broker: ScriptedBroker, scripted: Service) -> Iterator[httpx.Client]:
+    with scripted.http as client:
+        yield client

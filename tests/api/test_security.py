@@ -1,0 +1,162 @@
+"""One hook decides who may call, and every route names the role it requires."""
+
+import httpx
+import pytest
+
+from api.app import all_routes, create_app
+from api.routing import Route
+from api.security import Requirement, Role, is_loopback
+from broker.core.errors import FlowGone
+from broker.settings import Settings, load
+from tests.api.conftest import AS_FLOW
+from tests.api.scripted import ScriptedBroker
+from tests.api.test_problems import problem
+
+FLOW = "/v1/queues/flights/flows/f-1"
+
+
+def test_every_route_names_a_role() -> None:
+    app = create_app(ScriptedBroker().as_broker(), load())
+    for route in app.routes:
+        assert isinstance(route, Route), f"{route} is served without the authorization hook"
+        assert isinstance(route.requirement, Requirement)
+
+
+def test_a_route_without_a_role_cannot_be_built() -> None:
+    async def careless() -> None: ...
+
+    with pytest.raises(TypeError, match="names no role"):
+        Route("/careless", careless)
+
+
+def test_nothing_changes_without_a_role() -> None:
+    """Only what tells nothing about queues is for anyone."""
+    for route in all_routes():
+        assert isinstance(route, Route)
+        if route.requirement.role is Role.ANYONE:
+            assert route.methods == {"GET"}
+            assert not route.path.startswith("/v1")
+
+
+def test_a_flows_calls_need_its_token(http: httpx.Client, broker: ScriptedBroker) -> None:
+    for method, path in (
+        ("POST", "heartbeat"),
+        ("GET", "updates"),
+        ("POST", "commit"),
+        ("POST", "release"),
+        ("POST", "ready"),
+    ):
+        response = http.request(method, f"/queues/flights/flows/f-1/{path}")
+        document = problem(response, 401, "unauthorized")
+        assert response.headers["www-authenticate"] == "Bearer"
+        assert "flow_token" in document["detail"]
+        response = http.request(
+            method,
+            f"/queues/flights/flows/f-1/{path}",
+            headers={"Authorization": "Bearer another"},
+        )
+        problem(response, 403, "forbidden")
+    assert not broker.calls
+
+
+@pytest.mark.parametrize("header", ["Basic abc", "Bearer", "token-1"])
+def test_other_schemes_are_not_understood(http: httpx.Client, header: str) -> None:
+    response = http.post("/queues/flights/flows/f-1/heartbeat", headers={"Authorization": header})
+    problem(response, 401, "unauthorized")
+
+
+def test_a_flows_token_is_no_administrators(http: httpx.Client, broker: ScriptedBroker) -> None:
+    problem(http.delete("/queues/flights", headers=AS_FLOW), 403, "forbidden")
+    assert not broker.calls
+
+
+def test_who_unbinds_and_drains(http: httpx.Client) -> None:
+    for headers in ({}, AS_FLOW):
+        assert http.delete("/queues/flights/flows/f-1", headers=headers).status_code == 204
+        assert http.post("/queues/flights/flows/f-1/drain", headers=headers).status_code == 202
+    other = {"Authorization": "Bearer another"}
+    problem(http.delete("/queues/flights/flows/f-1", headers=other), 403, "forbidden")
+
+
+def test_a_repeated_unbind_is_harmless(http: httpx.Client, broker: ScriptedBroker) -> None:
+    async def gone(*_: object) -> None:
+        raise FlowGone("f-1", "unbound")
+
+    broker.answers["authenticate"] = gone
+    path = "/queues/flights/flows/f-1"
+    assert http.delete(path, headers=AS_FLOW).status_code == 204
+    problem(http.post(f"{path}/drain", headers=AS_FLOW), 410, "flow_gone")
+
+
+def test_a_page_of_another_site_is_no_administrator(
+    http: httpx.Client, broker: ScriptedBroker
+) -> None:
+    """A browser on the same machine reaches a loopback service for any page it shows."""
+    for headers in (
+        {"Origin": "https://example.com"},
+        {"Origin": "null"},
+        {"Sec-Fetch-Site": "cross-site"},
+        {"Sec-Fetch-Site": "same-site"},
+        {"Host": "rebound.example.com"},
+        {"Host": "127.0.0.1.example.com:8640"},
+    ):
+        problem(http.post("/queues/flights/rebalance", headers=headers), 403, "forbidden")
+    assert not broker.calls
+
+
+def test_the_services_own_page_may(http: httpx.Client) -> None:
+    origin = str(http.base_url).removesuffix("/v1/")
+    headers = {"Origin": origin, "Sec-Fetch-Site": "same-origin"}
+    assert http.get("/queues", headers=headers).status_code == 200
+    assert http.get("/queues", headers={"Host": "localhost:8640"}).status_code == 200
+    assert http.get("/queues", headers={"Host": "[::1]:8640"}).status_code == 200
+
+
+def from_afar(settings: Settings) -> httpx.AsyncClient:
+    """A client of the application itself, as if it came over the network."""
+    app = create_app(ScriptedBroker().as_broker(), settings)
+    return httpx.AsyncClient(
+        transport=httpx.ASGITransport(app), base_url="http://queues.example.com:8640"
+    )
+
+
+async def test_beyond_this_machine_nobody_is_an_administrator() -> None:
+    async with from_afar(load(host="0.0.0.0")) as client:
+        for method, path in (
+            ("POST", "/v1/queues"),
+            ("GET", "/v1/queues"),
+            ("POST", "/v1/queues/flights/flows"),
+            ("POST", "/v1/queues/flights/log-access"),
+            ("DELETE", FLOW),
+        ):
+            document = problem(await client.request(method, path), 401, "unauthorized")
+            assert "--trusted-network" in document["detail"]
+        response = await client.post(f"{FLOW}/heartbeat", headers=AS_FLOW)
+        assert response.status_code == 200
+        assert (await client.get("/healthz")).status_code == 200
+
+
+async def test_in_a_trusted_network_everybody_is() -> None:
+    async with from_afar(load(host="0.0.0.0", trusted_network=True)) as client:
+        assert (await client.get("/v1/queues")).status_code == 200
+        foreign = await client.get("/v1/queues", headers={"Origin": "https://example.com"})
+        problem(foreign, 403, "forbidden")
+
+
+@pytest.mark.parametrize(
+    ("host", "expected"),
+    [
+        ("127.0.0.1", True),
+        ("127.9.9.9", True),
+        ("::1", True),
+        ("[::1]", True),
+        ("localhost", True),
+        ("0.0.0.0", False),
+        ("::", False),
+        ("192.168.1.4", False),
+        ("localhost.example.com", False),
+        ("", False),
+    ],
+)
+def test_loopback(host: str, expected: bool) -> None:
+    assert is_loopback(host) is expected

@@ -1,0 +1,234 @@
+"""Long polls and event streams: what they say, when they end; nothing keeps the service."""
+
+import asyncio
+import json
+import threading
+import time
+from collections.abc import AsyncIterator, Iterator
+
+import httpx
+import pytest
+
+from api.streams import EventStream, OpenCalls, event
+from broker import views
+from broker.core.errors import FlowGone
+from broker.settings import load
+from tests.api.conftest import AS_FLOW
+from tests.api.scripted import ScriptedBroker, update
+from tests.service import Service, running
+
+UPDATES = "/queues/flights/flows/f-1/updates"
+AS_STREAM = {**AS_FLOW, "Accept": "text/event-stream"}
+
+
+def events(response: httpx.Response) -> Iterator[dict[str, str]]:
+    """Each event of a stream as its fields; comments and the retry time are left out."""
+    fields: dict[str, str] = {}
+    for line in response.iter_lines():
+        if not line:
+            if "event" in fields:
+                yield fields
+            fields = {}
+        else:
+            name, _, value = line.partition(": ")
+            fields[name] = value
+
+
+def test_a_long_poll_answers_the_view(http: httpx.Client, broker: ScriptedBroker) -> None:
+    async def view(*_: object) -> views.UpdateView:
+        return update(9)
+
+    broker.answers["wait_update"] = view
+    response = http.get(f"{UPDATES}?after=8&wait=30", headers=AS_FLOW)
+    assert response.json() == {
+        "queue": "flights",
+        "flow_id": "f-1",
+        "revision": 9,
+        "active": True,
+        "draining": False,
+        "now": "2026-11-20T10:00:00.250Z",
+        "partitions": [
+            {
+                "partition": 0,
+                "epoch": 3,
+                "state": "revoking",
+                "position": "1042",
+                "handed_over": "graceful",
+                "deadline": "2026-11-20T10:00:03.250Z",
+            },
+            {"partition": 1, "epoch": 4, "state": "warming", "position": None},
+        ],
+    }
+    assert broker.calls == [("wait_update", ("flights", "f-1", 8, 30.0))]
+
+
+def test_a_long_poll_with_nothing_new(http: httpx.Client, broker: ScriptedBroker) -> None:
+    response = http.get(f"{UPDATES}?after=9&wait=0.05", headers=AS_FLOW)
+    assert response.status_code == 204
+    assert not response.content
+    assert broker.calls == [("wait_update", ("flights", "f-1", 9, 0.05))]
+
+
+def test_a_stream_tells_the_view_under_its_revision(
+    http: httpx.Client, broker: ScriptedBroker
+) -> None:
+    with http.stream("GET", f"{UPDATES}?after=2", headers=AS_STREAM) as response:
+        assert response.headers["content-type"].startswith("text/event-stream")
+        assert response.headers["cache-control"] == "no-store"
+        first = next(events(response))
+    assert (first["id"], first["event"]) == ("3", "FlowChangeUpdate")
+    assert json.loads(first["data"])["revision"] == 3
+
+
+@pytest.mark.parametrize(("last", "after"), [("41", 41), ("", 2), ("x", 2), ("-1", 2)])
+def test_a_stream_resumes(
+    http: httpx.Client, broker: ScriptedBroker, last: str, after: int
+) -> None:
+    headers = {**AS_STREAM, "Last-Event-ID": last}
+    with http.stream("GET", f"{UPDATES}?after=2", headers=headers) as response:
+        next(events(response))
+    assert broker.calls == [("watch", ("flights", "f-1", after))]
+
+
+def test_the_source_ends_when_the_reader_hangs_up(
+    http: httpx.Client, broker: ScriptedBroker, scripted: Service
+) -> None:
+    with http.stream("GET", UPDATES, headers=AS_STREAM) as response:
+        next(events(response))
+        assert broker.watching == 1
+        assert len(scripted.app.state.open_calls) == 1
+    deadline = time.monotonic() + 5
+    while broker.watching or len(scripted.app.state.open_calls):
+        assert time.monotonic() < deadline, "the stream goes on without a reader"
+        time.sleep(0.01)
+
+
+def test_changes_of_a_queue(http: httpx.Client, broker: ScriptedBroker) -> None:
+    headers = {"Last-Event-ID": "6"}
+    with http.stream("GET", "/queues/flights/events", headers=headers) as response:
+        change = next(events(response))
+    assert (change["id"], change["event"]) == ("7", "change")
+    assert json.loads(change["data"]) == {
+        "queue": "flights",
+        "revision": 7,
+        "at": "2026-11-20T10:00:00.250Z",
+        "changes": [
+            {"type": "revoked", "partition": 0, "deadline": "2026-11-20T10:00:03.250Z", "n": 1.5}
+        ],
+    }
+    assert ("events", ("flights", 6)) in broker.calls
+
+
+def test_changes_of_an_unknown_queue_are_no_stream(http: httpx.Client) -> None:
+    assert http.get("/queues/missing/events").status_code == 404
+
+
+def test_the_service_stops_with_open_streams_and_polls() -> None:
+    broker = ScriptedBroker()
+    with running(broker.as_broker(), load(port=0, shutdown_seconds=10)) as service:
+        ended: list[object] = []
+
+        def poll() -> None:
+            with service.http as http:
+                ended.append(http.get(f"{UPDATES}?wait=25", headers=AS_FLOW).status_code)
+
+        def stream(path: str, opened: threading.Semaphore) -> None:
+            headers = AS_STREAM if path == UPDATES else {}
+            with service.http as http, http.stream("GET", path, headers=headers) as response:
+                found = events(response)
+                next(found)
+                opened.release()
+                ended.append(list(found))
+
+        opened = threading.Semaphore(0)
+        threads = [threading.Thread(target=poll)]
+        for path in (UPDATES, "/queues/flights/events"):
+            threads.append(threading.Thread(target=stream, args=(path, opened)))
+        for thread in threads:
+            thread.start()
+        opened.acquire(timeout=5)
+        opened.acquire(timeout=5)
+        deadline = time.monotonic() + 5
+        while len(service.app.state.open_calls) < 3:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        assert service.stop() < 3
+        for thread in threads:
+            thread.join(5)
+        assert sorted(map(str, ended)) == ["204", "[]", "[]"]
+        assert broker.stopped
+
+
+# The stream itself, without a server
+
+
+class Wire:
+    """Both ends of one ASGI call."""
+
+    def __init__(self) -> None:
+        self.sent: list[bytes] = []
+        self.hung_up = asyncio.Event()
+        self.ended = False
+
+    async def receive(self) -> dict[str, object]:
+        await self.hung_up.wait()
+        return {"type": "http.disconnect"}
+
+    async def send(self, message: dict[str, object]) -> None:
+        body = message.get("body", b"")
+        assert isinstance(body, bytes)
+        self.sent.append(body)
+        if message["type"] == "http.response.body":
+            self.ended = not message["more_body"]
+
+    async def carry(self, stream: EventStream) -> None:
+        await stream({"type": "http"}, self.receive, self.send)  # type: ignore[arg-type]
+
+
+async def _silence() -> AsyncIterator[bytes]:
+    await asyncio.Event().wait()
+    yield b""
+
+
+async def test_silence_is_broken_by_comments() -> None:
+    wire = Wire()
+    call = asyncio.create_task(
+        wire.carry(EventStream(_silence(), OpenCalls(), keep_alive_seconds=0.01))
+    )
+    await asyncio.sleep(0.5)
+    assert wire.sent.count(b":\n\n") >= 3
+    wire.hung_up.set()
+    await call
+    assert wire.ended
+
+
+async def test_a_flow_that_leaves_ends_its_stream_with_the_problem() -> None:
+    async def source() -> AsyncIterator[bytes]:
+        yield event("FlowChangeUpdate", b"{}", 1)
+        raise FlowGone("f-1", "replaced")
+
+    wire = Wire()
+    await wire.carry(EventStream(source(), OpenCalls()))
+    assert wire.sent[2] == b"id: 1\nevent: FlowChangeUpdate\ndata: {}\n\n"
+    assert wire.sent[3].startswith(b"event: problem\ndata: {")
+    document = json.loads(wire.sent[3].partition(b"data: ")[2])
+    assert (document["code"], document["reason"]) == ("flow_gone", "replaced")
+    assert wire.ended
+
+
+async def test_what_opens_after_the_end_ends_at_once() -> None:
+    open_calls = OpenCalls()
+    open_calls.end()
+    wire = Wire()
+    await wire.carry(EventStream(_silence(), open_calls))
+    assert wire.ended
+
+
+async def test_a_call_that_is_cancelled_otherwise_stays_cancelled() -> None:
+    open_calls = OpenCalls()
+    task = asyncio.create_task(open_calls.waiting(asyncio.sleep(10)))
+    await asyncio.sleep(0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert len(open_calls) == 0

@@ -1,0 +1,204 @@
+"""Real services for tests: uvicorn on a free port of 127.0.0.1, over a real database.
+
+* `service`: one service in this process, on a database of its own.
+* `services`: starts as many as asked for, all on one database: `first, second = services(2)`.
+* `served`: `counterpoise serve` as a process of its own, on a database of its own; can be killed.
+
+`tests/conftest.py` makes them available everywhere. For another broker or other settings use
+`running` and `ServeProcess` themselves.
+"""
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import httpx
+import psycopg
+import pytest
+from fastapi import FastAPI
+
+from api.app import create_app
+from api.server import Server, make_server
+from broker import migrations
+from broker.service import Broker
+from broker.settings import Settings, load
+
+START_SECONDS = 30.0
+STOP_SECONDS = 15.0
+
+
+@dataclass
+class Service:
+    """A service that runs in a thread of this process."""
+
+    url: str
+    app: FastAPI
+    settings: Settings
+    server: Server
+    thread: threading.Thread
+
+    @property
+    def http(self) -> httpx.Client:
+        """A client of its own, the base of its paths is /v1."""
+        return httpx.Client(base_url=f"{self.url}/v1", timeout=30)
+
+    def stop(self) -> float:
+        """Stop as SIGTERM would. Returns the seconds it took; repeating is harmless."""
+        started = time.monotonic()
+        self.server.should_exit = True
+        self.thread.join(STOP_SECONDS)
+        assert not self.thread.is_alive(), "the service did not stop"
+        return time.monotonic() - started
+
+
+def listen(host: str = "127.0.0.1", port: int = 0) -> socket.socket:
+    listener = socket.socket()
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    listener.bind((host, port))
+    listener.listen(2048)
+    return listener
+
+
+@contextlib.contextmanager
+def running(broker: Broker, settings: Settings) -> Iterator[Service]:
+    """Serve `broker` on a free port until the block ends."""
+    app = create_app(broker, settings)
+    server = make_server(app, settings)
+    with listen(port=settings.port) as listener:
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        thread = threading.Thread(target=server.run, args=([listener],), name="service")
+        service = Service(url, app, settings, server, thread)
+        thread.start()
+        try:
+            deadline = time.monotonic() + START_SECONDS
+            while not server.started:
+                assert thread.is_alive(), "the service ended while it started"
+                assert time.monotonic() < deadline, "the service did not start"
+                time.sleep(0.005)
+            yield service
+        finally:
+            service.stop()
+
+
+def settings_for(database_url: str, **given: object) -> Settings:
+    """Settings of a service under test: any free port, no migration at start."""
+    return load(**{"database_url": database_url, "port": 0, "shutdown_seconds": 3, **given})
+
+
+@pytest.fixture(scope="session")
+def _migrated_template(postgres_url: str) -> str:
+    """The name of a database with all migrations, to be copied."""
+    name = "migrated_template"
+    with psycopg.connect(postgres_url, autocommit=True) as connection:
+        connection.execute(f"CREATE DATABASE {name}")
+    migrations.upgrade(urlsplit(postgres_url)._replace(path=f"/{name}").geturl())
+    return name
+
+
+@pytest.fixture
+def migrated_url(postgres_url: str, _migrated_template: str) -> Iterator[str]:
+    """The URL of a new database with current tables and nothing in them."""
+    name = f"migrated_{time.monotonic_ns()}"
+    with psycopg.connect(postgres_url, autocommit=True) as connection:
+        connection.execute(f"CREATE DATABASE {name} TEMPLATE {_migrated_template}")
+    yield urlsplit(postgres_url)._replace(path=f"/{name}").geturl()
+    with psycopg.connect(postgres_url, autocommit=True) as connection:
+        connection.execute(f"DROP DATABASE {name} WITH (FORCE)")
+
+
+@pytest.fixture
+def services(migrated_url: str) -> Iterator[Callable[[int], Sequence[Service]]]:
+    """Start services on one database; all end with the test."""
+    with contextlib.ExitStack() as stack:
+
+        def start(count: int) -> Sequence[Service]:
+            settings = settings_for(migrated_url)
+            return [stack.enter_context(running(Broker(settings), settings)) for _ in range(count)]
+
+        yield start
+
+
+@pytest.fixture
+def service(services: Callable[[int], Sequence[Service]]) -> Service:
+    """A service on a database of its own."""
+    return services(1)[0]
+
+
+class ServeProcess:
+    """`counterpoise serve` as a process; its port stays the same when it is started again."""
+
+    def __init__(
+        self,
+        log_file: Path,
+        arguments: Sequence[str] = (),
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
+        self.log_file = log_file
+        self.arguments = list(arguments)
+        self.environment = {
+            **{name: value for name, value in os.environ.items() if "COUNTERPOISE" not in name},
+            **(environment or {}),
+        }
+        with listen() as probe:
+            self.port: int = probe.getsockname()[1]
+        self.url = f"http://127.0.0.1:{self.port}"
+        self.process: subprocess.Popen[str] | None = None
+        self.first_line = ""
+
+    def start(self) -> "ServeProcess":
+        """Start it and wait until it serves. Fails with its log when it ends instead."""
+        command = [
+            *(sys.executable, "-m", "counterpoise.cli", "serve"),
+            *("--port", str(self.port), *self.arguments),
+        ]
+        with self.log_file.open("a") as log:
+            self.process = subprocess.Popen(
+                command, stdout=subprocess.PIPE, stderr=log, text=True, env=self.environment
+            )
+        assert self.process.stdout is not None
+        self.first_line = self.process.stdout.readline()
+        assert self.first_line, f"it did not start:\n{self.log_file.read_text()}"
+        return self
+
+    def end(self, signum: int = signal.SIGTERM) -> int:
+        """Send a signal and wait. Returns the exit code; harmless when it has ended already."""
+        if self.process is None:
+            return 0
+        if self.process.poll() is None:
+            self.process.send_signal(signum)
+        try:
+            code = self.process.wait(STOP_SECONDS)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+            raise
+        finally:
+            if self.process.stdout is not None:
+                self.process.stdout.close()
+        self.process = None
+        return code
+
+    def kill(self) -> None:
+        self.end(signal.SIGKILL)
+
+    def __enter__(self) -> "ServeProcess":
+        return self.start()
+
+    def __exit__(self, *_: object) -> None:
+        self.end(signal.SIGKILL)
+
+
+@pytest.fixture
+def served(migrated_url: str, tmp_path: Path) -> Iterator[ServeProcess]:
+    """`counterpoise serve` on a database of its own, as a process that may be killed."""
+    with ServeProcess(tmp_path / "serve.log", ["--database-url", migrated_url]) as process:
+        yield process
