@@ -27,10 +27,13 @@ class Page(Generic[T]):
 
 @dataclass(frozen=True, slots=True)
 class QueueSpec:
-    """What a queue is made with (the contract, *Queue*). `log` None means `builtin:` + name."""
+    """What a queue is made with (the contract, *Queue*). `log` None means `builtin:` + name.
+
+    `partition_count` None: that of the queue whose built-in log this one reads.
+    """
 
     name: str
-    partition_count: int
+    partition_count: int | None = None
     access_type: str = "non_exclusive"
     rebalance_delay: float = 5.0
     max_handoff_time: float = 3.0

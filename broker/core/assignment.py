@@ -1,16 +1,18 @@
 """The greedy balance: who gets what, and which handoffs are worth making.
 
-The rule (the contract, *Balance*): a queue is balanced when the numbers of partitions of its non-draining flows
-differ by at most one and draining flows own none. The number of handoffs is the smallest possible: the sum over the
-flows of what each holds above its share; shares are the floor or the ceiling of P/F, ceilings to those who hold most,
-0 for draining flows. One greedy step, from the flow with the most to the flow with the fewest, repeated until the
-spread is at most one, makes exactly that number, because a step never gives to a flow above its share or takes from
-one below it. An exclusive queue has a share of everything for the earliest-bound flow and of nothing for the others.
+The rule (the contract, *Balance*): a queue is balanced when the numbers of partitions of its
+non-draining flows differ by at most one and draining flows own none. The number of handoffs is the
+smallest possible: the sum over the flows of what each holds above its share; shares are the floor
+or the ceiling of P/F, ceilings to those who hold most, 0 for draining flows. One greedy step, from
+the flow with the most to the flow with the fewest, repeated until the spread is at most one, makes
+exactly that number, because a step never gives to a flow above its share or takes from one below
+it. An exclusive queue has a share of everything for the earliest-bound flow and of nothing for the
+others.
 
-A step looks only at the two ends of a ranking (`ranking`), so its cost does not depend on the number of partitions
-or flows. Only a change of flows or settings while partitions are still *warming* looks at all flows and all handoffs
-(`revise`): warm-ups are promises that may be taken back, so the minimum is counted anew as if they had not begun,
-and those that fit into it stay.
+A step looks only at the two ends of a ranking (`ranking`), so its cost does not depend on the
+number of partitions or flows. Only a change of flows or settings while partitions are still
+*warming* looks at all flows and all handoffs (`revise`): warm-ups are promises that may be taken
+back, so the minimum is counted anew as if they had not begun, and those that fit into it stay.
 """
 
 from __future__ import annotations
@@ -33,7 +35,8 @@ def is_balanced(queue: Queue) -> bool:
     if len(queue.leaving) and queue.leaving.high > 0:
         return False
     if queue.exclusive:
-        return next(_out_of_place(queue), None) is None
+        first = queue.first_taker()
+        return first is not None and first.load == queue.settings.partition_count
     return queue.ranking.spread <= 1
 
 
@@ -45,40 +48,77 @@ def taker(queue: Queue, ranking: Ranking) -> Flow | None:
 
 
 class Giving:
-    """Which handoff to start next. Made for one decision: it remembers what each flow can still give."""
+    """Which handoff to start next. Made for one decision: it remembers what each flow can still give.
+
+    A flow may have more than its share and nothing to give yet, because what counts for it is still on its way to it
+    (a revoke is not replanned before the partition arrives). Its turn is then taken on paper only, on a ranking of
+    our own, so that nobody else gives what it will have to give.
+    """
 
     def __init__(self, queue: Queue) -> None:
         self._queue = queue
         self._candidates: dict[str, Iterator[int]] = {}
-        self._strays = _out_of_place(queue) if queue.exclusive else iter(())
+        self._ranking = queue.ranking
 
     def next(self) -> tuple[int, Flow] | None:
-        """The next partition to hand off and its successor; None if none is needed.
+        """The next partition to hand off and its successor; None if none is needed or can be had.
 
         The caller starts the handoff before it asks again.
         """
         queue = self._queue
-        to = taker(queue, queue.ranking)
-        if to is None:
+        if not queue.takers:
             return None
         if len(queue.leaving) and queue.leaving.high > 0:
-            return self._from(queue.by_seat[queue.leaving.most()]), to
-        if queue.exclusive:
-            stray = next(self._strays, None)
-            return None if stray is None else (stray, to)
-        if queue.ranking.spread <= 1:
-            return None
-        return self._from(queue.by_seat[queue.ranking.most()]), to
+            owner = queue.by_seat[queue.leaving.most()]
+            to = queue.by_seat[self._receiver()]
+            number = self._from(owner)
+            assert number is not None
+            if number not in queue.retiring:
+                self._count(to.seat, 1)
+            return number, to
+        while (giver := self._giver()) is not None:
+            receiver = self._receiver()
+            number = self._from(queue.by_seat[giver])
+            if number is None and self._ranking is queue.ranking:
+                self._ranking = queue.ranking.copy()
+            self._count(giver, -1)
+            self._count(receiver, 1)
+            if number is not None:
+                return number, queue.by_seat[receiver]
+        return None
 
-    def _from(self, flow: Flow) -> int:
+    def _giver(self) -> int | None:
+        """The seat of the flow that has to give next, None if the queue is balanced, at least on paper."""
+        queue, ranking = self._queue, self._ranking
+        if not queue.exclusive:
+            return ranking.most() if ranking.spread > 1 else None
+        first = queue.first_taker()
+        assert first is not None
+        if ranking.counts[first.seat] == queue.settings.partition_count:
+            return None
+        others = ((-count, seat) for seat, count in ranking.counts.items() if seat != first.seat)
+        count, seat = min(others)
+        return seat if count else None
+
+    def _receiver(self) -> int:
+        flow = taker(self._queue, self._ranking)
+        assert flow is not None
+        return flow.seat
+
+    def _count(self, seat: int, difference: int) -> None:
+        """Keeps a ranking of our own in step; the queue's is kept by `replay` when the handoff starts."""
+        if self._ranking is not self._queue.ranking:
+            self._ranking.add(seat, difference)
+
+    def _from(self, flow: Flow) -> int | None:
         candidates = self._candidates.get(flow.id)
         if candidates is None:
             candidates = self._candidates[flow.id] = iter(_giveable(self._queue, flow))
-        return next(candidates)
+        return next(candidates, None)
 
 
 def _giveable(queue: Queue, flow: Flow) -> list[int]:
-    """What the flow owns that is not on its way, highest number first; retiring ones only if it is draining."""
+    """What the flow owns that is not on its way, highest number first; retiring ones if it is draining."""
     return sorted(
         (
             number
@@ -89,17 +129,10 @@ def _giveable(queue: Queue, flow: Flow) -> list[int]:
     )
 
 
-def _out_of_place(queue: Queue) -> Iterator[int]:
-    """What an exclusive queue must hand to its earliest-bound flow, by order of binding, highest number first."""
-    first = queue.first_taker()
-    for _, flow in sorted(queue.by_seat.items()):
-        if flow is not first and flow.owned and not flow.draining:
-            yield from _giveable(queue, flow)
-
-
 @dataclass(slots=True)
 class Revision:
-    """What becomes of the warm-ups under way after a change: those not named here go on as they are."""
+    """What becomes of the warm-ups under way after a change: those not named here go on as they
+    are."""
 
     called_off: list[int] = field(default_factory=list)
     redirected: list[tuple[int, Flow]] = field(default_factory=list)
@@ -121,54 +154,81 @@ def put_back(queue: Queue) -> Ranking:
 
 
 def warming(queue: Queue) -> list[Handoff]:
-    """The handoffs whose successors are warming, highest partition first (the order in which they are worth keeping)."""
+    """The handoffs whose successors are warming, highest partition first (the order in which they
+    are worth keeping)."""
     return [queue.handoffs[number] for number in sorted(queue.warming, reverse=True)]
 
 
 def revise(queue: Queue, ranking: Ranking) -> Revision:
-    """Which warm-ups to call off or redirect; `ranking` is `put_back` after unowned partitions were granted.
+    """Which warm-ups to call off or redirect.
 
-    A warm-up stays if its owner has to give anyway and its successor has room up to its share; if only the former
-    holds it goes to another successor; else it is called off.
+    `ranking` is `put_back` after unowned partitions were granted; in the end it counts what is planned. A warm-up
+    stays if its owner has to give anyway and its successor stays within its share; if only the former holds it goes
+    to the flow with the fewest; else it is called off.
     """
     revision = Revision()
     if not ranking.counts:
         revision.called_off = [handoff.number for handoff in warming(queue)]
         return revision
-    share = _shares(queue, ranking)
-    surplus = {seat: max(0, count - share[seat]) for seat, count in ranking.counts.items()}
-    room = {seat: max(0, share[seat] - count) for seat, count in ranking.counts.items()}
+    shares = _Shares(queue, ranking)
     astray: list[int] = []
     for handoff in warming(queue):
-        owner, successor = queue.partitions[handoff.number].owner, handoff.successor
+        number, successor = handoff.number, handoff.successor
+        owner, retiring = queue.partitions[number].owner, handoff.number in queue.retiring
         assert owner is not None
-        retiring = handoff.number in queue.retiring
         if not owner.draining:
-            if retiring or not surplus[owner.seat]:
-                revision.called_off.append(handoff.number)
+            if retiring or not shares.has_to_give(owner.seat):
+                revision.called_off.append(number)
                 continue
-            surplus[owner.seat] -= 1
-        fits = successor is not None and not successor.draining
-        if fits and not retiring:
-            assert successor is not None
-            fits = room[successor.seat] > 0
-            room[successor.seat] -= fits
-        if not fits:
-            astray.append(handoff.number)
+            ranking.add(owner.seat, -1)
+        if successor is None or successor.draining:
+            astray.append(number)
+        elif retiring:
+            pass
+        elif shares.has_room(successor.seat):
+            ranking.add(successor.seat, 1)
+        else:
+            astray.append(number)
     for number in astray:
-        seat = min(room, key=lambda seat: (-room[seat], seat))
-        if room[seat] > 0 and number not in queue.retiring:
-            room[seat] -= 1
-        revision.redirected.append((number, queue.by_seat[seat]))
+        flow = taker(queue, ranking)
+        assert flow is not None
+        if number not in queue.retiring:
+            ranking.add(flow.seat, 1)
+        revision.redirected.append((number, flow))
     return revision
 
 
-def _shares(queue: Queue, ranking: Ranking) -> dict[int, int]:
-    """What each non-draining flow is to hold in the end, by seat; O(flows log flows)."""
-    total = queue.settings.partition_count
-    if queue.exclusive:
-        first = min(ranking.counts)
-        return {seat: total if seat == first else 0 for seat in ranking.counts}
-    floor, ceilings = divmod(total, len(ranking))
-    by_count = sorted(ranking.counts, key=lambda seat: (ranking.counts[seat], seat), reverse=True)
-    return {seat: floor + (place < ceilings) for place, seat in enumerate(by_count)}
+class _Shares:
+    """What each non-draining flow is to hold in the end: the floor or the ceiling of P/F, as `ranking` has it now.
+
+    Ceilings go to those who hold most (ties: the latest bound, of whom the greedy step takes last), and if there are
+    more of them than of flows above the floor, to whoever is given one first. O(flows log flows) to make.
+    """
+
+    def __init__(self, queue: Queue, ranking: Ranking) -> None:
+        self._ranking = ranking
+        self._first: int | None = min(ranking.counts) if queue.exclusive else None
+        total = queue.settings.partition_count
+        self._floor, ceilings = divmod(total, len(ranking))
+        above = sorted(
+            ((count, seat) for seat, count in ranking.counts.items() if count > self._floor),
+            reverse=True,
+        )
+        self._rich = {seat for _, seat in above[:ceilings]}
+        self._spare = ceilings - len(self._rich)
+
+    def has_to_give(self, seat: int) -> bool:
+        """Whether the flow holds more than its share."""
+        if self._first is not None:
+            return seat != self._first
+        return self._ranking.counts[seat] > self._floor + (seat in self._rich)
+
+    def has_room(self, seat: int) -> bool:
+        """Whether one more is within the flow's share, which it has then taken."""
+        if self._first is not None:
+            return seat == self._first
+        count = self._ranking.counts[seat]
+        if count == self._floor and self._spare and seat not in self._rich:
+            self._spare -= 1
+            self._rich.add(seat)
+        return count < self._floor + (seat in self._rich)

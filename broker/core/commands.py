@@ -1,4 +1,7 @@
-"""What can be asked of a queue. `decide` answers with records; ids, names and times come from the caller."""
+"""What can be asked of a queue.
+
+`decide` answers with records; ids, names and times come from the caller.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,8 @@ from typing import Any, NamedTuple
 
 
 class Outcome(StrEnum):
-    """What became of one item of a commit, release or ready (the contract, *HTTP*); only `ok` changes anything."""
+    """What became of one item of a commit, release or ready (the contract, *HTTP*); only `ok`
+    changes anything."""
 
     OK = "ok"
     NO_SUCH_PARTITION = "no_such_partition"
@@ -44,7 +48,10 @@ class Warm(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Bind:
-    """A consumer joins. `flow_id` is new; an instance that is bound already is replaced. Answer: None."""
+    """A consumer joins.
+
+    `flow_id` is new; an instance that is bound already is replaced. Answer: None.
+    """
 
     flow_id: str
     instance_id: str
@@ -55,7 +62,8 @@ class Bind:
 
 @dataclass(frozen=True, slots=True)
 class Unbind:
-    """A flow leaves: it said so, an administrator did (`unbound`), or its lease expired (`lease_expired`)."""
+    """A flow leaves: it said so, an administrator did (`unbound`), or its lease expired
+    (`lease_expired`)."""
 
     flow_id: str
     reason: str = "unbound"
@@ -71,7 +79,10 @@ class Release:
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """A successor has restored the state of partitions. Answer: a tuple of `Result`, one per item in order."""
+    """A successor has restored the state of partitions.
+
+    Answer: a tuple of `Result`, one per item in order.
+    """
 
     flow_id: str
     items: tuple[Warm, ...]
@@ -100,7 +111,8 @@ class RebalanceNow:
 
 @dataclass(frozen=True, slots=True)
 class RaiseEpochs:
-    """An administrator sets the positions of these partitions, so what goes on goes on under new epochs."""
+    """An administrator sets the positions of these partitions, so what goes on goes on under new
+    epochs."""
 
     partitions: tuple[int, ...]
 
@@ -112,7 +124,8 @@ class Advance:
 
 @dataclass(frozen=True, slots=True)
 class MoveDeadlines:
-    """Nobody served from `began` on for `seconds`: handoffs that were under way get that time back."""
+    """Nobody served from `began` on for `seconds`: handoffs that were under way get that time
+    back."""
 
     outage_id: int
     began: float
@@ -120,5 +133,14 @@ class MoveDeadlines:
 
 
 Command = (
-    Bind | Unbind | Release | Ready | Drain | Change | RebalanceNow | RaiseEpochs | Advance | MoveDeadlines
+    Bind
+    | Unbind
+    | Release
+    | Ready
+    | Drain
+    | Change
+    | RebalanceNow
+    | RaiseEpochs
+    | Advance
+    | MoveDeadlines
 )

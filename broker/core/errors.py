@@ -1,7 +1,8 @@
 """What a caller can do wrong, one exception each.
 
-The first line of each docstring is the title of the problem document that the API answers with, `code` its stable
-code (the contract, *HTTP*). `detail` says what to do. A defect of ours is an assertion, never one of these.
+The first line of each docstring is the title of the problem document that the API answers with,
+`code` its stable code (the contract, *HTTP*). `detail` says what to do. A defect of ours is an
+assertion, never one of these.
 """
 
 from __future__ import annotations
@@ -43,7 +44,8 @@ class QueueNotFound(BrokerError):
 
     def __init__(self, name: str) -> None:
         super().__init__(
-            f"No queue is named {name!r}; GET /v1/queues lists the queues, POST /v1/queues creates one."
+            f"No queue is named {name!r}; GET /v1/queues lists the queues, "
+            "POST /v1/queues creates one."
         )
         self.name = name
 
@@ -73,7 +75,8 @@ class FlowNotFound(BrokerError):
 
     def __init__(self, flow_id: str) -> None:
         super().__init__(
-            f"No flow {flow_id!r} is or was bound to this queue; bind with POST …/flows and use its flow_id."
+            f"No flow {flow_id!r} is or was bound to this queue; bind with POST …/flows and use "
+            "its flow_id."
         )
         self.flow_id = flow_id
 
@@ -86,7 +89,7 @@ class FlowGone(BrokerError):
     ADVICE: ClassVar[dict[str, str]] = {
         "unbound": "It was unbound; bind again to go on.",
         "lease_expired": "Its lease expired; bind again with the same instance_id to go on.",
-        "replaced": "Another flow with the same instance_id took its place; do not bind again by itself.",
+        "replaced": "Another flow with the same instance_id took its place; do not bind again.",
         "queue_deleted": "Its queue was deleted.",
     }
 

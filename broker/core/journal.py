@@ -1,15 +1,17 @@
 """Taking back changes of a queue.
 
-Everything that changes a queue goes through its journal, which can undo back to any mark. Two places rely on it:
-`decide` applies its own records step by step and takes them back before it returns (so it only reads), and the
-coordinator takes back a batch whose commit failed. Undoing costs as much as the changes did, whatever the size of
-the queue.
+Everything that changes a queue goes through its journal, which can undo back to any mark. Two
+places rely on it: `decide` applies its own records step by step and takes them back before it
+returns (so it only reads), and the coordinator takes back a batch whose commit failed. Undoing
+costs as much as the changes did, whatever the size of the queue.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, TypeAlias
+
+_Set: TypeAlias = set[Any]  # within the class, `set` is its method
 
 
 class Journal:
@@ -18,7 +20,9 @@ class Journal:
     __slots__ = ("_entries",)
 
     def __init__(self) -> None:
-        self._entries: list[tuple[Any, str, Any] | tuple[Callable[..., object], None, tuple[Any, ...]]] = []
+        self._entries: list[
+            tuple[Any, str, Any] | tuple[Callable[..., object], None, tuple[Any, ...]]
+        ] = []
 
     def set(self, owner: Any, attribute: str, value: Any) -> None:
         """Sets an attribute, remembering the old value."""
@@ -26,7 +30,8 @@ class Journal:
         setattr(owner, attribute, value)
 
     def note(self, owner: Any) -> None:
-        """Remembers that something kept beside `owner` changes, so that `changed_since` names it."""
+        """Remembers that something kept beside `owner` changes, so that `changed_since` names
+        it."""
         self._entries.append((_nothing, None, (owner,)))
 
     def did(self, undo: Callable[..., object], *arguments: Any) -> None:
@@ -49,13 +54,13 @@ class Journal:
         if key in mapping:
             self.did(mapping.__setitem__, key, mapping.pop(key))
 
-    def add(self, members: set[Any], member: Any) -> None:
+    def add(self, members: _Set, member: Any) -> None:
         """Adds to a set."""
         if member not in members:
             members.add(member)
             self.did(members.discard, member)
 
-    def discard(self, members: set[Any], member: Any) -> None:
+    def discard(self, members: _Set, member: Any) -> None:
         """Removes from a set."""
         if member in members:
             members.discard(member)
@@ -76,7 +81,8 @@ class Journal:
                 setattr(target, attribute, value)
 
     def changed_since(self, mark: int) -> Iterator[Any]:
-        """The objects of which attributes were set, or that were noted, since `mark`; with repetitions."""
+        """The objects of which attributes were set, or that were noted, since `mark`; with
+        repetitions."""
         for target, attribute, value in self._entries[mark:]:
             if attribute is not None:
                 yield target

@@ -1,15 +1,18 @@
-"""What a queue is: its settings, flows, partitions and handoffs, and the counts that the balance works with.
+"""What a queue is: its settings, flows, partitions and handoffs, and the counts that the balance
+works with.
 
-Memory counts: a queue may have 100,000 partitions and a replica many queues, so a partition has slots for what every
-partition has, and what few have at a time (a handoff, the time since when nobody owns it) is kept beside. Positions
-and leases are not here: they change with every commit and heartbeat, and live in the store alone.
+Memory counts: a queue may have 100,000 partitions and a replica many queues, so a partition has
+slots for what every partition has, and what few have at a time (a handoff, the time since when
+nobody owns it) is kept beside. Positions and leases are not here: they change with every commit and
+heartbeat, and live in the store alone.
 
-Every change goes through the journal (`journal`), and partitions change hands only in `Queue.place`, which keeps the
-counts right:
+Every change goes through the journal (`journal`), and partitions change hands only in
+`Queue.place`, which keeps the counts right:
 
-- *A partition counts* for the successor that it is on its way to, else for its owner; retiring ones do not count.
-- `ranking` orders the non-draining flows by what counts for them; `leaving` orders the draining ones by what can
-  still be taken from them, retiring partitions included.
+- *A partition counts* for the successor that it is on its way to, else for its owner; retiring ones
+  do not count.
+- `ranking` orders the non-draining flows by what counts for them; `leaving` orders the draining
+  ones by what can still be taken from them, retiring partitions included.
 """
 
 from __future__ import annotations
@@ -59,13 +62,23 @@ class Settings:
 
 
 class Partition:
-    """One partition. `number` never changes; a removed one stays, so that its epochs go on when it comes again.
+    """One partition. `number` never changes; a removed one stays, so that its epochs go on when it
+    comes again.
 
-    `let_go` says how the last owner let go, `released_by` which flow's release ended the latest epoch (so that a
-    repeated release is recognized).
+    `let_go` says how the last owner let go, `released_by` which flow's release ended the latest
+    epoch (so that a repeated release is recognized).
     """
 
-    __slots__ = ("epoch", "handed_over", "let_go", "number", "owner", "released_by", "retiring", "state")
+    __slots__ = (
+        "epoch",
+        "handed_over",
+        "let_go",
+        "number",
+        "owner",
+        "released_by",
+        "retiring",
+        "state",
+    )
 
     def __init__(self, number: int) -> None:
         self.number = number
@@ -79,7 +92,10 @@ class Partition:
 
 
 class Flow:
-    """One consumer's binding. `owned` and `incoming` hold partition numbers; `incoming` are on their way to it."""
+    """One consumer's binding.
+
+    `owned` and `incoming` hold partition numbers; `incoming` are on their way to it.
+    """
 
     __slots__ = (
         "bound_at",
@@ -130,7 +146,8 @@ class Flow:
 
 
 class Handoff:
-    """One partition on its way. `warm`: it began with a warm-up, so the successor sees it as `warming` until it has it.
+    """One partition on its way. `warm`: it began with a warm-up, so the successor sees it as
+    `warming` until it has it.
 
     `since` is when the present phase began.
     """
@@ -149,7 +166,8 @@ class Handoff:
 
 @dataclass(frozen=True, slots=True)
 class Departed:
-    """A flow that left during the holddown: if its instance comes back in time it gets back what is still unowned."""
+    """A flow that left during the holddown: if its instance comes back in time it gets back what is
+    still unowned."""
 
     seat: int
     partitions: tuple[int, ...]
@@ -157,7 +175,10 @@ class Departed:
 
 @dataclass(frozen=True, slots=True)
 class Rebalance:
-    """One entry of the history in figures. `granted` counts grants without a handoff, `forced` is part of `handoffs`."""
+    """One entry of the history in figures.
+
+    `granted` counts grants without a handoff, `forced` is part of `handoffs`.
+    """
 
     id: int
     trigger: str
@@ -171,9 +192,10 @@ class Rebalance:
 class Queue:
     """One queue, as far as the rebalancer is concerned. Only `replay` changes it.
 
-    Beside the partitions stand the few of which something is to be done: `unowned` (since when, None: never owned),
-    `handoffs`, and of those the `warming` ones and the `stranded` ones (revoking, without a successor). `warmed`
-    names who said ready in the latest handoff, and for which epoch. `touched` collects the flows whose views changed.
+    Beside the partitions stand the few of which something is to be done: `unowned` (since when,
+    None: never owned), `handoffs`, and of those the `warming` ones and the `stranded` ones
+    (revoking, without a successor). `warmed` names who said ready in the latest handoff, and for
+    which epoch. `touched` collects the flows whose views changed.
     """
 
     def __init__(self, id: str, name: str, settings: Settings, created_at: float) -> None:
@@ -232,12 +254,16 @@ class Queue:
 
     @property
     def scale_status(self) -> str:
-        """`ScalingDown` while partitions retire, `ScalingUp` while added ones are being balanced, else `Ready`."""
+        """`ScalingDown` while partitions retire, `ScalingUp` while added ones are being balanced,
+        else `Ready`."""
         return "ScalingDown" if self.retiring else "ScalingUp" if self.growing else "Ready"
 
     @property
     def next_rebalance_id(self) -> int:
-        return max((entry.id for entry in (self.rebalance, self.last_rebalance) if entry), default=0) + 1
+        return (
+            max((entry.id for entry in (self.rebalance, self.last_rebalance) if entry), default=0)
+            + 1
+        )
 
     def find(self, number: int) -> Partition | None:
         """The partition of this number, removed ones included; None if there never was one."""
@@ -252,8 +278,13 @@ class Queue:
         return self.by_seat[min(self.ranking.counts)] if self.ranking.counts else None
 
     def spread(self) -> int:
-        """The largest minus the smallest number of partitions that non-draining flows own; O(flows)."""
-        numbers = [len(flow.owned) - len(flow.owned & self.retiring) for flow in self.flows.values() if not flow.draining]
+        """The largest minus the smallest number of partitions that non-draining flows own;
+        O(flows)."""
+        numbers = [
+            len(flow.owned) - len(flow.owned & self.retiring)
+            for flow in self.flows.values()
+            if not flow.draining
+        ]
         return max(numbers) - min(numbers) if numbers else 0
 
     def next_deadline(self) -> float | None:
@@ -313,7 +344,8 @@ class Queue:
         handoff: Handoff | None = None,
         at: float | None = None,
     ) -> None:
-        """Moves a partition to the state that `event` leads to, with this owner and handoff, and keeps every count.
+        """Moves a partition to the state that `event` leads to, with this owner and handoff, and
+        keeps every count.
 
         `at` is since when nobody owns it, if nobody does.
         """
@@ -377,7 +409,8 @@ class Queue:
         self._count(partition)
 
     def enter(self, flow: Flow) -> None:
-        """Adds a flow. If its seat is taken it replaces who sits there, whom the rankings forget at once."""
+        """Adds a flow. If its seat is taken it replaces who sits there, whom the rankings forget at
+        once."""
         predecessor = self.by_seat.get(flow.seat)
         if predecessor is not None:
             self._unrank(predecessor)
@@ -442,7 +475,9 @@ class Queue:
         if self.by_seat.get(flow.seat) is not flow:
             return
         ranking, count = (
-            (self.leaving, len(flow.owned) - flow.outgoing) if flow.draining else (self.ranking, flow.load)
+            (self.leaving, len(flow.owned) - flow.outgoing)
+            if flow.draining
+            else (self.ranking, flow.load)
         )
         old = ranking.counts.get(flow.seat)
         if old == count:

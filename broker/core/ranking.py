@@ -1,8 +1,8 @@
 """Flows in the order in which the greedy balance takes from them and gives to them.
 
-A ranking knows how many partitions count for each flow and finds, without looking at all flows, the flow with the
-fewest and the flow with the most, ties to the earliest bound (the contract, *Balance*, *Determinism*). Flows are
-known by their seat, their place in the order of binding.
+A ranking knows how many partitions count for each flow and finds, without looking at all flows, the
+flow with the fewest and the flow with the most, ties to the earliest bound (the contract,
+*Balance*, *Determinism*). Flows are known by their seat, their place in the order of binding.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ from heapq import heapify, heappop, heappush
 
 
 class Ranking:
-    """Counts by seat, bucketed by count; each bucket is a heap of seats with stale entries skipped when met."""
+    """Counts by seat, bucketed by count; each bucket is a heap of seats with stale entries skipped
+    when met."""
 
     __slots__ = ("_buckets", "_high", "_low", "_sizes", "counts")
 
@@ -95,7 +96,8 @@ class Ranking:
         return bucket[0]
 
     def copy(self) -> Ranking:
-        """An independent ranking with the same counts; takes time in proportion to the number of flows."""
+        """An independent ranking with the same counts; takes time in proportion to the number of
+        flows."""
         copy = Ranking()
         for seat, count in self.counts.items():
             copy.put(seat, count)

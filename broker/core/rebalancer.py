@@ -1,18 +1,20 @@
 """The rebalancer: what happens to a queue when somebody asks something of it or time passes.
 
-A queue is *Ready* until a trigger (the contract, *What triggers what*). Then it waits out the **holddown**, so that
-consumers that come or go together cause one rebalance, and so that one that restarts gets back what it had. Then it
-is *Rebalancing*: the loop grants what nobody owns and hands partitions from the most to the least loaded flow until
-the queue is balanced. A change while the loop runs is taken up at once.
+A queue is *Ready* until a trigger (the contract, *What triggers what*). Then it waits out the
+**holddown**, so that consumers that come or go together cause one rebalance, and so that one that
+restarts gets back what it had. Then it is *Rebalancing*: the loop grants what nobody owns and hands
+partitions from the most to the least loaded flow until the queue is balanced. A change while the
+loop runs is taken up at once.
 
-A handoff leaves the owner in peace while the successor warms up (if it asked for that), then tells the owner to
-finish and release by a deadline, and ends with a grant under the next epoch. Three things make it safe whoever
-crashes: the epoch fences everything that an owner does; a revoke is never taken back, so a delayed release cannot be
-mistaken for another; and at its deadline every handoff ends, so every rebalance does.
+A handoff leaves the owner in peace while the successor warms up (if it asked for that), then tells
+the owner to finish and release by a deadline, and ends with a grant under the next epoch. Three
+things make it safe whoever crashes: the epoch fences everything that an owner does; a revoke is
+never taken back, so a delayed release cannot be mistaken for another; and at its deadline every
+handoff ends, so every rebalance does.
 
-`decide` only reads. It plans step by step on the queue itself, each step applied by `replay` as it will be when it is
-committed, and takes all steps back before it returns (`journal`). So no step can see a state that never will be, and
-live and reloaded queues cannot differ.
+`decide` only reads. It plans step by step on the queue itself, each step applied by `replay` as it
+will be when it is committed, and takes all steps back before it returns (`journal`). So no step can
+see a state that never will be, and live and reloaded queues cannot differ.
 """
 
 from __future__ import annotations
@@ -37,8 +39,9 @@ from broker.core.transitions import State, Status
 class Decision:
     """What a command leads to, in the order in which it must happen.
 
-    `records` are to be committed (empty: nothing changes), then the flows in `notices` woken, and the queue
-    advanced at `wake_at` (Unix seconds, None: nothing will be due). `answer` is for the caller, after the commit.
+    `records` are to be committed (empty: nothing changes), then the flows in `notices` woken, and
+    the queue advanced at `wake_at` (Unix seconds, None: nothing will be due). `answer` is for the
+    caller, after the commit.
     """
 
     records: tuple[r.Record, ...]
@@ -89,7 +92,9 @@ class Draft:
             raise FlowNotFound(flow_id)
         return flow
 
-    def grant(self, partition: Partition, flow: Flow, handed_over: str, *, by_handoff: bool = False) -> None:
+    def grant(
+        self, partition: Partition, flow: Flow, handed_over: str, *, by_handoff: bool = False
+    ) -> None:
         """Makes the flow the owner of the partition, under the next epoch."""
         queue, number = self.queue, partition.number
         if partition.state is State.REVOKING:
@@ -104,7 +109,8 @@ class Draft:
         self.emit(r.Granted((grant,), self.now))
 
     def outside(self, trigger: str) -> None:
-        """Opens an entry of the history for grants outside of a rebalance; inside one this is nothing."""
+        """Opens an entry of the history for grants outside of a rebalance; inside one this is
+        nothing."""
         if self.queue.status is not Status.REBALANCING:
             self.emit(r.GrantedOutside(self.queue.next_rebalance_id, trigger, self.now))
 
@@ -131,7 +137,8 @@ def _rebalance(draft: Draft, cause: str) -> None:
 
 
 def _take_up(draft: Draft, *, changed: bool = True) -> None:
-    """Something happened: the holddown may settle (rule 7), a running loop takes it up (rule 10)."""
+    """Something happened: the holddown may settle (rule 7), a running loop takes it up (rule
+    10)."""
     queue = draft.queue
     if queue.status is Status.HOLDDOWN and queue.takers == queue.flows_before:
         assert queue.trigger is not None
@@ -143,7 +150,8 @@ def _take_up(draft: Draft, *, changed: bool = True) -> None:
 
 
 def _grant_outside(draft: Draft, trigger: str, numbers: Sequence[int]) -> None:
-    """Grants of rules 3 and 7: at once, without a rebalance, in the history under an entry of their own."""
+    """Grants of rules 3 and 7: at once, without a rebalance, in the history under an entry of their
+    own."""
     if numbers and draft.queue.takers:
         draft.outside(trigger)
         _grant(draft, numbers, draft.queue.ranking)
@@ -170,8 +178,8 @@ def _loop(draft: Draft, *, changed: bool) -> None:
 def _grant_all(draft: Draft, ranking: Ranking) -> None:
     """Grants what nobody owns, and names successors for partitions in `revoking` that lost theirs.
 
-    A revoke is never taken back, so a partition that lost its successor goes on like one that nobody owns; its
-    present owner may be the one to get it.
+    A revoke is never taken back, so a partition that lost its successor goes on like one that
+    nobody owns; its present owner may be the one to get it.
     """
     queue = draft.queue
     _grant(draft, sorted(queue.unowned), ranking)
@@ -184,7 +192,8 @@ def _grant_all(draft: Draft, ranking: Ranking) -> None:
 
 
 def _grant(draft: Draft, numbers: Sequence[int], ranking: Ranking) -> None:
-    """Grants unowned partitions, given lowest number first, each to the flow with the fewest partitions."""
+    """Grants unowned partitions, given lowest number first, each to the flow with the fewest
+    partitions."""
     queue = draft.queue
     for number in numbers:
         flow = taker(queue, ranking)
@@ -202,7 +211,8 @@ def _count(queue: Queue, ranking: Ranking, number: int, flow: Flow) -> None:
 
 
 def _revise(draft: Draft) -> None:
-    """Grants and successors as if no warm-up had begun, then keeps the warm-ups that fit (see `assignment`)."""
+    """Grants and successors as if no warm-up had begun, then keeps the warm-ups that fit (see
+    `assignment`)."""
     queue = draft.queue
     ranking = put_back(queue)
     _grant_all(draft, ranking)
@@ -214,7 +224,8 @@ def _revise(draft: Draft) -> None:
 
 
 def _redirect(draft: Draft, number: int, flow: Flow) -> None:
-    """Gives a warming handoff another successor, which warms up anew, or takes the partition as it is."""
+    """Gives a warming handoff another successor, which warms up anew, or takes the partition as it
+    is."""
     deadline = draft.now + draft.queue.settings.max_warmup_time
     draft.emit(r.HandoffsRedirected((r.Redirect(number, flow.id),), deadline, draft.now))
     if not flow.warmup:
@@ -222,7 +233,8 @@ def _redirect(draft: Draft, number: int, flow: Flow) -> None:
 
 
 def _start_handoffs(draft: Draft) -> None:
-    """Starts handoffs until the balance needs no more or `max_concurrent_handoffs` are under way."""
+    """Starts handoffs until the balance needs no more or `max_concurrent_handoffs` are under
+    way."""
     queue, now = draft.queue, draft.now
     most = queue.settings.max_concurrent_handoffs
     giving = Giving(queue)
@@ -261,7 +273,8 @@ def _remove(draft: Draft, numbers: tuple[int, ...], outcome: str) -> None:
 
 
 def _force(draft: Draft, handoff: Handoff) -> None:
-    """The deadline has come: the successor gets the partition whatever the owner does, or the owner gets it anew."""
+    """The deadline has come: the successor gets the partition whatever the owner does, or the owner
+    gets it anew."""
     partition = draft.queue.partitions[handoff.number]
     flow = handoff.successor or partition.owner
     assert flow is not None
@@ -337,7 +350,8 @@ def _replace(draft: Draft, old: Flow, new: Flow) -> None:
 
 
 def _give_back(draft: Draft, flow: Flow, numbers: tuple[int, ...]) -> None:
-    """Rule 12 within a holddown: an instance that left during it gets back what is still unowned."""
+    """Rule 12 within a holddown: an instance that left during it gets back what is still
+    unowned."""
     queue = draft.queue
     unowned = [number for number in numbers if number in queue.unowned]
     if unowned:
@@ -381,7 +395,9 @@ def _(command: c.Drain, draft: Draft) -> None:
     timeout = command.timeout_seconds
     deadline = None if timeout is None else draft.now + timeout
     if flow.draining:
-        if deadline is None or (flow.drain_deadline is not None and flow.drain_deadline <= deadline):
+        if deadline is None or (
+            flow.drain_deadline is not None and flow.drain_deadline <= deadline
+        ):
             return
         draft.emit(r.FlowDraining(flow.id, deadline))
         return
@@ -430,7 +446,8 @@ def _release(draft: Draft, flow: Flow, item: c.Let) -> Result:
 
 
 def _refuse(partition: Partition, flow: Flow, epoch: int) -> Result | None:
-    """What forbids the owner's act, if anything does; the first that applies (the contract, *HTTP*)."""
+    """What forbids the owner's act, if anything does; the first that applies (the contract,
+    *HTTP*)."""
     if partition.state is State.REMOVED:
         return Result(partition.number, Outcome.NO_SUCH_PARTITION)
     if epoch < partition.epoch:
@@ -529,7 +546,8 @@ def _(command: c.Advance, draft: Draft) -> None:
         ended = [
             number
             for seat in queue.leaving.counts
-            if (flow := queue.by_seat[seat]).drain_deadline is not None and flow.drain_deadline <= now
+            if (flow := queue.by_seat[seat]).drain_deadline is not None
+            and flow.drain_deadline <= now
             for number in sorted(flow.owned)
             if queue.partitions[number].state is State.WARMING
         ]

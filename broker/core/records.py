@@ -1,8 +1,9 @@
-"""What changed, in the past tense: the only thing that `replay` understands and that the store keeps.
+"""What changed, in the past tense: the only thing that `replay` understands and that the store
+keeps.
 
-The records of one decision are committed together under one revision of the queue. Replicas that missed them replay
-them, the event stream publishes them and the history is read from them, so each says all that those need. Times are
-Unix seconds by the database's clock.
+The records of one decision are committed together under one revision of the queue. Replicas that
+missed them replay them, the event stream publishes them and the history is read from them, so each
+says all that those need. Times are Unix seconds by the database's clock.
 """
 
 from __future__ import annotations
@@ -15,8 +16,9 @@ from typing import Any, NamedTuple
 class Grant(NamedTuple):
     """One grant of ownership.
 
-    `previous` is the flow that owned the partition last (None: none did), `seconds` how long the partition was
-    being handed off or without an owner (None: it never had one), `by_handoff` whether a handoff ended with it.
+    `previous` is the flow that owned the partition last (None: none did), `seconds` how long the
+    partition was being handed off or without an owner (None: it never had one), `by_handoff`
+    whether a handoff ended with it.
     """
 
     partition: int
@@ -52,7 +54,10 @@ class SettingsChanged:
 
 @dataclass(frozen=True, slots=True)
 class FlowBound:
-    """A flow was bound. `seat` is its place in the order of binding; a replacement has the seat of its predecessor."""
+    """A flow was bound.
+
+    `seat` is its place in the order of binding; a replacement has the seat of its predecessor.
+    """
 
     flow_id: str
     instance_id: str
@@ -65,7 +70,8 @@ class FlowBound:
 
 @dataclass(frozen=True, slots=True)
 class FlowLeft:
-    """A flow is gone; what it owned has no owner. `remember`: a holddown runs in which it may come back."""
+    """A flow is gone; what it owned has no owner. `remember`: a holddown runs in which it may come
+    back."""
 
     flow_id: str
     reason: str
@@ -83,7 +89,10 @@ class FlowDraining:
 
 @dataclass(frozen=True, slots=True)
 class HolddownStarted:
-    """The quiet wait began. `flows_before` is the number of non-draining flows before the trigger."""
+    """The quiet wait began.
+
+    `flows_before` is the number of non-draining flows before the trigger.
+    """
 
     trigger: str
     until: float
@@ -93,7 +102,8 @@ class HolddownStarted:
 
 @dataclass(frozen=True, slots=True)
 class HolddownSettled:
-    """The number of flows was again what it was and the queue balanced, so no rebalance was needed."""
+    """The number of flows was again what it was and the queue balanced, so no rebalance was
+    needed."""
 
     at: float
 
@@ -116,7 +126,8 @@ class RebalanceFinished:
 
 @dataclass(frozen=True, slots=True)
 class GrantedOutside:
-    """The grants that follow happened outside of a rebalance; in the history they are an entry of their own."""
+    """The grants that follow happened outside of a rebalance; in the history they are an entry of
+    their own."""
 
     rebalance_id: int
     trigger: str
@@ -160,7 +171,8 @@ class RevokesStarted:
 
 @dataclass(frozen=True, slots=True)
 class WarmupsEnded:
-    """Warm-ups are over, `ready` (the successors said so) or not; the owners are told to finish and release."""
+    """Warm-ups are over, `ready` (the successors said so) or not; the owners are told to finish and
+    release."""
 
     partitions: tuple[int, ...]
     ready: bool
@@ -170,7 +182,10 @@ class WarmupsEnded:
 
 @dataclass(frozen=True, slots=True)
 class HandoffsRedirected:
-    """Handoffs have other successors. `deadline` is that of the new successor's warm-up, None while revoking."""
+    """Handoffs have other successors.
+
+    `deadline` is that of the new successor's warm-up, None while revoking.
+    """
 
     redirects: tuple[Redirect, ...]
     deadline: float | None
@@ -186,7 +201,10 @@ class HandoffsCalledOff:
 
 @dataclass(frozen=True, slots=True)
 class PartitionsAdded:
-    """Partitions `first` to `end` - 1 exist (again). Retiring ones among them were taken back as they are."""
+    """Partitions `first` to `end` - 1 exist (again).
+
+    Retiring ones among them were taken back as they are.
+    """
 
     first: int
     end: int
@@ -268,7 +286,8 @@ def to_json(record: Record) -> dict[str, Any]:
 def from_json(values: Mapping[str, Any]) -> Record:
     """The record that `to_json` made the values of.
 
-    Raises KeyError for a kind this version does not know: a replica of an older version must not guess.
+    Raises KeyError for a kind this version does not know: a replica of an older version must not
+    guess.
     """
     arguments = dict(values)
     kind = _KINDS[arguments.pop("kind")]

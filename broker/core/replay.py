@@ -1,8 +1,9 @@
 """Applying records to a queue: the only code that changes one, live and on reload alike.
 
-`replay` is total on what `decide` produces and refuses, by an assertion, what the transition tables do not list.
-It never decides anything: whom, how many and when is in the record. What follows from a record alone (the partitions
-of a flow that left have no owner; a grant ends the handoff it concludes; whose view changes) is derived here.
+`replay` is total on what `decide` produces and refuses, by an assertion, what the transition tables
+do not list. It never decides anything: whom, how many and when is in the record. What follows from
+a record alone (the partitions of a flow that left have no owner; a grant ends the handoff it
+concludes; whose view changes) is derived here.
 """
 
 from __future__ import annotations
@@ -19,8 +20,8 @@ from broker.core.transitions import QUEUE_TRANSITIONS, PartitionEvent, QueueEven
 def replay(queue: Queue, record: r.Record) -> None:
     """Changes the queue in place as the record says.
 
-    The queue's revision must be the record's already: flows whose view changes get it as their `view_revision`, and
-    their ids are added to `queue.touched`.
+    The queue's revision must be the record's already: flows whose view changes get it as their
+    `view_revision`, and their ids are added to `queue.touched`.
     """
     _apply(record, queue)
 
@@ -196,7 +197,9 @@ def _(record: r.WarmupsStarted, queue: Queue) -> None:
         partition = queue.partitions[number]
         successor = queue.flows[successor_id]
         handoff = Handoff(number, successor, record.deadline, record.at, warm=True)
-        queue.place(partition, PartitionEvent.WARMUP_STARTED, owner=partition.owner, handoff=handoff)
+        queue.place(
+            partition, PartitionEvent.WARMUP_STARTED, owner=partition.owner, handoff=handoff
+        )
         queue.journal.drop(queue.warmed, number)
         queue.touch(successor)
 
@@ -282,7 +285,9 @@ def _(record: r.PartitionsRemoved, queue: Queue) -> None:
         partition = queue.partitions[number]
         queue.touch(partition.owner)
         _touch_successor(queue, queue.handoffs.get(number))
-        released_by = partition.owner.id if record.outcome == "finished" and partition.owner else None
+        released_by = (
+            partition.owner.id if record.outcome == "finished" and partition.owner else None
+        )
         queue.place(partition, PartitionEvent.REMOVED)
         queue.set_retiring(partition, False)
         queue.journal.set(partition, "released_by", released_by)

@@ -1,7 +1,7 @@
 """What can happen to a queue and to a partition, as data.
 
-The two tables are the specification: `replay` changes a status or a state only through them, and a pair that is
-not listed is a defect. The state diagrams of the documentation are drawn from them.
+The two tables are the specification: `replay` changes a status or a state only through them, and a
+pair that is not listed is a defect. The state diagrams of the documentation are drawn from them.
 """
 
 from __future__ import annotations
@@ -27,7 +27,10 @@ class QueueEvent(StrEnum):
 
 
 class State(StrEnum):
-    """The state of a partition. Retiring is a property beside it: a retiring partition is owned, warming, …"""
+    """The state of a partition.
+
+    Retiring is a property beside it: a retiring partition is owned, warming, …
+    """
 
     UNASSIGNED = "unassigned"
     OWNED = "owned"
@@ -81,7 +84,10 @@ PARTITION_TRANSITIONS: dict[tuple[State, PartitionEvent], State] = {
 }
 
 
-def diagram(transitions: dict[tuple[Status, QueueEvent], Status] | dict[tuple[State, PartitionEvent], State]) -> str:
+def diagram(
+    transitions: dict[tuple[Status, QueueEvent], Status]
+    | dict[tuple[State, PartitionEvent], State],
+) -> str:
     """A Mermaid state diagram of one of the tables."""
     lines = ["stateDiagram-v2"]
     for (before, event), after in transitions.items():

@@ -1,0 +1,416 @@
+"""The calls of flows: bind, follow the view, commit, release, leave.
+
+Renewals and commits touch rows only and go out in batches; what changes the assignment goes through
+the queue's mailbox. A flow's view is read from the queue in memory, its positions from the store: a
+position goes with an epoch, and a view is told only if both are of the same epoch.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import hmac
+import secrets
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import replace
+from uuid import uuid4
+
+from broker import views
+from broker.batches import Batcher
+from broker.calls import Calls
+from broker.coordinator import UNAVAILABLE, Ask, Coordinator
+from broker.core import commands as c
+from broker.core.errors import (
+    FlowGone,
+    FlowNotFound,
+    Forbidden,
+    Invalid,
+    QueueNotFound,
+    Unauthorized,
+    Unavailable,
+)
+from broker.core.model import Queue
+from broker.loghouse import Loghouse
+from broker.rendering import update_view
+from broker.replica import Replica
+from broker.store.ports import Lease, PositionCommit, StoreUnavailable
+
+MOST_KNOWN_TOKENS = 100_000
+
+
+class FlowCalls(Calls):
+    """The part of the facade that consumers use."""
+
+    def __init__(self, replica: Replica, loghouse: Loghouse) -> None:
+        super().__init__(replica)
+        self._loghouse = loghouse
+        self._tokens: dict[str, tuple[str, bytes]] = {}
+        self._renewals: Batcher[str, Lease | None] = Batcher(self._renew_many)
+        self._commits: Batcher[Sequence[PositionCommit], Sequence[c.Result]] = Batcher(
+            self._commit_many, most=100
+        )
+        self._positions: Batcher[tuple[str, Sequence[int]], dict[int, tuple[int, str | None]]] = (
+            Batcher(self._positions_of_many)
+        )
+
+    async def bind(
+        self,
+        name: str,
+        client_name: str,
+        instance_id: str | None,
+        lease_seconds: float,
+        warmup: bool,
+    ) -> views.BoundView:
+        """Binds a flow. Raises QueueNotFound, Unavailable."""
+        flow_id, token = str(uuid4()), secrets.token_urlsafe(32)
+        command = c.Bind(flow_id, instance_id or str(uuid4()), client_name, lease_seconds, warmup)
+        coordinator = await self._replica.coordinator(name)
+        digest = hashlib.sha256(token.encode()).digest()
+        await self._ask_of(coordinator, Ask(command, token_hash=digest))
+        self._remember(flow_id, coordinator.queue_id, digest)
+        settings = await coordinator.read(lambda queue: replace(queue.settings))
+        return views.BoundView(
+            flow_id=flow_id,
+            flow_token=token,
+            lease_seconds=lease_seconds,
+            log=settings.log,
+            start=settings.start,
+            log_access=await self._loghouse.access(settings.log, "read"),
+            update=await self._view(coordinator, flow_id),
+        )
+
+    async def authenticate(self, name: str, flow_id: str, token: str) -> None:
+        """Checks that the token is this flow's.
+
+        Raises Unauthorized, Forbidden, FlowGone, FlowNotFound.
+        """
+        coordinator = await self._replica.coordinator(name)
+        known = self._tokens.get(flow_id)
+        reason = None
+        if known is None:
+            row = await self._row(flow_id)
+            if row is None:
+                raise await self._missing(name, flow_id)
+            known, reason = (row.queue_id, row.token_hash), row.reason
+            if reason is None:
+                self._remember(flow_id, *known)
+        queue_id, digest = known
+        if queue_id != coordinator.queue_id:
+            raise await self._missing(name, flow_id)
+        if not token:
+            raise Unauthorized("Send 'Authorization: Bearer <flow_token>' with the token of bind.")
+        if not hmac.compare_digest(hashlib.sha256(token.encode()).digest(), digest):
+            raise Forbidden(
+                "This token is not this flow's; use the flow_token that its bind answered."
+            )
+        if reason is not None:
+            raise FlowGone(flow_id, reason)
+
+    async def unbind(self, name: str, flow_id: str, reason: str = "unbound") -> None:
+        """Unbinds the flow; nothing if it has left already. Raises QueueNotFound, FlowNotFound."""
+        try:
+            await self._ask(name, Ask(c.Unbind(flow_id, reason)))
+        except FlowNotFound:
+            row = await self._row(flow_id)
+            if row is None or row.reason is None:
+                raise
+        self._tokens.pop(flow_id, None)
+
+    # Following the view
+
+    async def update(self, name: str, flow_id: str) -> views.UpdateView:
+        """The flow's current view. Raises FlowGone, FlowNotFound."""
+        coordinator = await self._replica.coordinator(name)
+        return await self._view(coordinator, flow_id, fresh=True)
+
+    async def heartbeat(self, name: str, flow_id: str) -> views.HeartbeatView:
+        """Renews the lease. Raises FlowGone, FlowNotFound."""
+        lease = await self._renew(name, flow_id)
+        return views.HeartbeatView(lease.expires_at, lease.view_revision)
+
+    async def wait_update(
+        self, name: str, flow_id: str, after: int, wait_seconds: float
+    ) -> views.UpdateView | None:
+        """Renews the lease; the flow's view as soon as its revision is above `after`, None if it
+        does not get there.
+
+        Waits `wait_seconds` at the most, and at the most half the lease.
+        """
+        lease = await self._renew(name, flow_id)
+        coordinator = await self._replica.coordinator(name)
+        loop = asyncio.get_running_loop()
+        with self._replica.watching(flow_id) as changed:
+            view = await self._newer(coordinator, flow_id, after, lease.view_revision)
+            if view is not None or wait_seconds <= 0:
+                return view
+            half = await self._lease_seconds(coordinator, flow_id) / 2
+            ends = loop.time() + min(wait_seconds, half)
+            while view is None and not self._replica.stopping:
+                try:
+                    await asyncio.wait_for(changed.wait(), max(0.0, ends - loop.time()))
+                except TimeoutError:
+                    return None
+                changed.clear()
+                view = await self._newer(coordinator, flow_id, after)
+        return view
+
+    async def watch(self, name: str, flow_id: str, after: int) -> AsyncIterator[views.UpdateView]:
+        """The flow's view each time it has changed; changes while nobody asks are one.
+
+        Does not renew. Ends by raising FlowGone or QueueNotFound, and silently when the service stops.
+        """
+        coordinator = await self._replica.coordinator(name)
+        row = await self._row(flow_id)
+        with self._replica.watching(flow_id) as changed:
+            if row is None:
+                raise await self._missing(name, flow_id)
+            view = await self._newer(coordinator, flow_id, after, fresh=True)
+            while not self._replica.stopping:
+                if view is not None:
+                    after = view.revision
+                    yield view
+                await changed.wait()
+                changed.clear()
+                view = await self._newer(coordinator, flow_id, after)
+
+    # Working
+
+    async def commit(
+        self, name: str, flow_id: str, seq: int | None, items: Sequence[views.CommitItem]
+    ) -> views.ResultsView:
+        """Commits positions. Raises FlowGone, FlowNotFound."""
+        coordinator = await self._replica.coordinator(name)
+        _refuse_repetitions([item.partition for item in items])
+        commits = [
+            PositionCommit(
+                coordinator.queue_id, flow_id, seq, item.partition, item.epoch, item.position
+            )
+            for item in items
+        ]
+        if commits:
+            results = await self._commits.ask(commits)
+        if not commits or all(result.outcome is not c.Outcome.OK for result in results):
+            await self._renew(name, flow_id)
+            results = results if commits else ()
+        return await self._results(coordinator, flow_id, results)
+
+    async def release(
+        self, name: str, flow_id: str, seq: int | None, items: Sequence[views.ReleaseItem]
+    ) -> views.ResultsView:
+        """Commits positions and lets partitions go, atomically. Raises FlowGone, FlowNotFound."""
+        _refuse_repetitions([item.partition for item in items])
+        command = c.Release(
+            flow_id, tuple(c.Let(item.partition, item.epoch, item.finished) for item in items)
+        )
+        positions = {item.partition: item.position for item in items}
+        ask = Ask(command, renews=flow_id, seq=seq, released=positions)
+        return await self._work(name, flow_id, ask)
+
+    async def ready(
+        self, name: str, flow_id: str, items: Sequence[views.ReadyItem]
+    ) -> views.ResultsView:
+        """Says that warm-ups are done. Raises FlowGone, FlowNotFound."""
+        _refuse_repetitions([item.partition for item in items])
+        command = c.Ready(flow_id, tuple(c.Warm(item.partition, item.epoch) for item in items))
+        return await self._work(name, flow_id, Ask(command, renews=flow_id))
+
+    async def drain(
+        self, name: str, flow_id: str, timeout_seconds: float | None
+    ) -> views.UpdateView:
+        """Begins to hand over all that the flow owns. Raises FlowGone, FlowNotFound."""
+        coordinator = await self._replica.coordinator(name)
+        try:
+            ask = Ask(c.Drain(flow_id, timeout_seconds), renews=flow_id)
+            await self._ask_of(coordinator, ask)
+        except FlowNotFound:
+            raise await self._missing(name, flow_id) from None
+        return await self._view(coordinator, flow_id)
+
+    async def _work(self, name: str, flow_id: str, ask: Ask) -> views.ResultsView:
+        coordinator = await self._replica.coordinator(name)
+        try:
+            results = await coordinator.ask(ask)
+        except FlowNotFound:
+            raise await self._missing(name, flow_id) from None
+        return await self._results(coordinator, flow_id, results)
+
+    async def _results(
+        self, coordinator: Coordinator, flow_id: str, results: Sequence[c.Result]
+    ) -> views.ResultsView:
+        return views.ResultsView(
+            tuple(
+                views.Result(result.partition, result.outcome.value, result.current_epoch)
+                for result in results
+            ),
+            await self._view(coordinator, flow_id),
+        )
+
+    # Views
+
+    async def _newer(
+        self,
+        coordinator: Coordinator,
+        flow_id: str,
+        after: int,
+        at_least: int = 0,
+        fresh: bool = False,
+    ) -> views.UpdateView | None:
+        """The view if its revision is above `after`; `at_least`: the store has this revision, so be
+        no older."""
+
+        def revision(queue: Queue) -> int | None:
+            flow = queue.flows.get(flow_id)
+            return None if flow is None else flow.view_revision
+
+        found = await coordinator.read(revision, fresh=fresh)
+        if not fresh and (found is None or found < at_least):
+            found = await coordinator.read(revision, fresh=True)
+        if found is not None and found <= after:
+            return None
+        return await self._view(coordinator, flow_id)
+
+    async def _view(
+        self, coordinator: Coordinator, flow_id: str, *, fresh: bool = False
+    ) -> views.UpdateView:
+        """The flow's view with the positions that belong to it."""
+
+        def bare(queue: Queue) -> views.UpdateView | None:
+            flow = queue.flows.get(flow_id)
+            return None if flow is None else update_view(queue, flow, {}, self._replica.clock.now())
+
+        while True:
+            view = await coordinator.read(bare, fresh=fresh)
+            if view is None and not fresh:
+                fresh = True
+                continue
+            if view is None:
+                raise await self._missing(coordinator.name, flow_id)
+            if not view.partitions:
+                return view
+            numbers = [partition.partition for partition in view.partitions]
+            positions = await self._positions_of(coordinator.queue_id, numbers)
+            if all(
+                positions.get(seen.partition, (None, None))[0] == seen.epoch
+                for seen in view.partitions
+            ):
+                return replace(
+                    view,
+                    partitions=tuple(
+                        replace(seen, position=positions[seen.partition][1])
+                        for seen in view.partitions
+                    ),
+                )
+            fresh = True
+
+    async def _lease_seconds(self, coordinator: Coordinator, flow_id: str) -> float:
+        def look(queue: Queue) -> float | None:
+            flow = queue.flows.get(flow_id)
+            return None if flow is None else flow.lease_seconds
+
+        found = await coordinator.read(look)
+        if found is None:
+            raise await self._missing(coordinator.name, flow_id)
+        return found
+
+    # Rows
+
+    async def _renew(self, name: str, flow_id: str) -> Lease:
+        try:
+            lease = await self._renewals.ask(flow_id)
+        except StoreUnavailable:
+            raise Unavailable(UNAVAILABLE) from None
+        if lease is None:
+            raise await self._missing(name, flow_id)
+        return lease
+
+    async def _renew_many(self, flow_ids: Sequence[str]) -> Sequence[Lease | None]:
+        leases = await self._store.renew(sorted(set(flow_ids)))
+        return [leases.get(flow_id) for flow_id in flow_ids]
+
+    async def _commit_many(
+        self, calls: Sequence[Sequence[PositionCommit]]
+    ) -> Sequence[Sequence[c.Result]]:
+        """Commits of several flows in one transaction; two of the same flow go one after the
+        other."""
+        answers: list[Sequence[c.Result]] = [()] * len(calls)
+        waiting = list(enumerate(calls))
+        while waiting:
+            seen: set[str] = set()
+            later: list[tuple[int, Sequence[PositionCommit]]] = []
+            now: list[tuple[int, Sequence[PositionCommit]]] = []
+            for place, call in waiting:
+                flow_id = call[0].flow_id
+                (later if flow_id in seen else now).append((place, call))
+                seen.add(flow_id)
+            try:
+                flat = await self._store.commit_positions(
+                    [item for _, call in now for item in call]
+                )
+            except StoreUnavailable:
+                raise Unavailable(UNAVAILABLE) from None
+            results = iter(flat)
+            for place, call in now:
+                answers[place] = [next(results) for _ in call]
+            waiting = later
+        return answers
+
+    async def _positions_of(
+        self, queue_id: str, numbers: Sequence[int]
+    ) -> dict[int, tuple[int, str | None]]:
+        return await self._positions.ask((queue_id, numbers))
+
+    async def _positions_of_many(
+        self, asked: Sequence[tuple[str, Sequence[int]]]
+    ) -> Sequence[dict[int, tuple[int, str | None]]]:
+        wanted: dict[str, set[int]] = {}
+        for queue_id, numbers in asked:
+            wanted.setdefault(queue_id, set()).update(numbers)
+        try:
+            found = {
+                queue_id: await self._store.positions(queue_id, sorted(numbers))
+                for queue_id, numbers in wanted.items()
+            }
+        except StoreUnavailable:
+            raise Unavailable(UNAVAILABLE) from None
+        return [
+            {number: found[queue_id][number] for number in numbers if number in found[queue_id]}
+            for queue_id, numbers in asked
+        ]
+
+    async def _row(self, flow_id: str):  # type: ignore[no-untyped-def]
+        try:
+            return await self._store.flow(flow_id)
+        except StoreUnavailable:
+            raise Unavailable(UNAVAILABLE) from None
+
+    async def _missing(self, name: str, flow_id: str) -> Exception:
+        """Why a flow that was asked for is not bound: the error to raise."""
+        self._tokens.pop(flow_id, None)
+        row = await self._row(flow_id)
+        if row is not None and row.reason is not None:
+            return FlowGone(flow_id, row.reason)
+        if row is None:
+            self._replica.forget(name)
+            try:
+                await self._replica.coordinator(name)
+            except QueueNotFound as error:
+                return error
+        return FlowNotFound(flow_id)
+
+    def _remember(self, flow_id: str, queue_id: str, digest: bytes) -> None:
+        if len(self._tokens) >= MOST_KNOWN_TOKENS:
+            self._tokens.clear()
+        self._tokens[flow_id] = (queue_id, digest)
+
+
+def _refuse_repetitions(numbers: Sequence[int]) -> None:
+    repeated = (
+        sorted({number for number in numbers if numbers.count(number) > 1})
+        if len(set(numbers)) < len(numbers)
+        else []
+    )
+    if repeated:
+        raise Invalid(
+            f"Partition {repeated[0]} is named twice; name each partition once per call.",
+            [("partitions", f"names {repeated} more than once")],
+        )

@@ -1,0 +1,405 @@
+"""The calls of administrators and of whoever looks on: queues, their settings, status and
+history."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterable, Mapping
+from dataclasses import fields, replace
+from itertools import islice
+from typing import Any, Literal
+from uuid import uuid4
+
+from broker import views
+from broker.calls import Calls
+from broker.coordinator import UNAVAILABLE, Ask
+from broker.core import commands as c
+from broker.core import records as r
+from broker.core.errors import Invalid, QueueExists, QueueInUse, QueueNotFound, Unavailable
+from broker.core.model import Queue, Settings
+from broker.core.replay import replay_all
+from broker.loghouse import Loghouse, builtin_name
+from broker.rendering import (
+    event_view,
+    flow_view,
+    history,
+    partition_view,
+    queue_row_view,
+    queue_view,
+    status_view,
+)
+from broker.replica import Replica
+from broker.store.ports import Commit, Entry, FlowsBound, NameTaken, QueueGone, StoreUnavailable
+
+_WRITABLE = frozenset(field.name for field in fields(Settings)) - {"partitioning"}
+
+
+class QueueCalls(Calls):
+    """The part of the facade that administers and shows queues."""
+
+    def __init__(self, replica: Replica, loghouse: Loghouse) -> None:
+        super().__init__(replica)
+        self._loghouse = loghouse
+
+    # Queues
+
+    async def create_queue(self, spec: views.QueueSpec) -> views.QueueView:
+        """Creates a queue. Raises QueueExists, Invalid, Unavailable."""
+        if await self._found(spec.name):
+            raise QueueExists(spec.name)
+        settings = Settings(
+            partition_count=await self._first_count(spec),
+            access_type=spec.access_type,
+            rebalance_delay=spec.rebalance_delay,
+            max_handoff_time=spec.max_handoff_time,
+            max_warmup_time=spec.max_warmup_time,
+            max_concurrent_handoffs=spec.max_concurrent_handoffs,
+            log=spec.log or f"builtin:{spec.name}",
+            start=spec.start,
+        )
+        if builtin_name(settings.log) == spec.name:
+            await self._loghouse.make(spec.name, settings.partition_count)
+        now = self._replica.clock.now()
+        queue = Queue(str(uuid4()), spec.name, settings, now)
+        added = r.PartitionsAdded(0, settings.partition_count, now)
+        replay_all(queue, (added,), 1)
+        queue.growing = False
+        entry = Entry(1, now, (added,), commit_id=uuid4().hex)
+        try:
+            await self._store.create(
+                Commit(queue, 0, entry.commit_id, (entry,), partitions=queue.partitions)
+            )
+        except NameTaken:
+            raise QueueExists(spec.name) from None
+        except StoreUnavailable:
+            raise Unavailable(UNAVAILABLE) from None
+        return queue_view(queue)
+
+    async def _first_count(self, spec: views.QueueSpec) -> int:
+        """The partition count of a new queue: what it says, or that of the queue whose log it
+        reads."""
+        source = builtin_name(spec.log or "")
+        if source is None or source == spec.name:
+            if spec.partition_count is None:
+                raise Invalid(
+                    "Say how many partitions the queue is to have.",
+                    [("partition_count", "is required")],
+                )
+            return spec.partition_count
+        try:
+            count = (await self.queue(source)).partition_count
+        except QueueNotFound:
+            raise Invalid(
+                f"The log builtin:{source} belongs to the queue {source!r}, which does not exist; "
+                "create that first.",
+                [("log", f"names the queue {source!r}, which does not exist")],
+            ) from None
+        if spec.partition_count not in (None, count):
+            raise Invalid(
+                f"A queue that reads the log of {source!r} has its partition count, {count}; "
+                "leave it out.",
+                [("partition_count", f"is {count}, that of the queue {source!r}")],
+            )
+        return count
+
+    async def _found(self, name: str) -> bool:
+        try:
+            return await self._store.find(name) is not None
+        except StoreUnavailable:
+            raise Unavailable(UNAVAILABLE) from None
+
+    async def list_queues(self, limit: int, cursor: str | None) -> views.Page[views.QueueView]:
+        """Queues by name; the cursor is the last name of the page before."""
+        try:
+            rows = await self._store.list(limit + 1, cursor)
+        except StoreUnavailable:
+            raise Unavailable(UNAVAILABLE) from None
+        items = tuple(queue_row_view(row) for row in rows[:limit])
+        return views.Page(items, items[-1].name if len(rows) > limit else None)
+
+    async def queue(self, name: str) -> views.QueueView:
+        """One queue. Raises QueueNotFound."""
+        return await self._read(name, queue_view)
+
+    async def change_queue(
+        self, name: str, changes: Mapping[str, object], discard: bool
+    ) -> views.QueueView:
+        """Changes settings.
+
+        Raises QueueNotFound, Invalid, QueueInUse for the log of a queue with flows.
+        """
+        unknown = sorted(set(changes) - _WRITABLE)
+        if unknown:
+            raise Invalid(
+                f"{unknown[0]!r} cannot be changed.",
+                [(field, "cannot be changed") for field in unknown],
+            )
+        before = await self.queue(name)
+        source = builtin_name(before.log)
+        follows = source not in (None, name)
+        if (
+            follows
+            and changes.get("partition_count", before.partition_count) != before.partition_count
+        ):
+            raise Invalid(
+                f"This queue reads the log of {source!r} and has its partition count; "
+                "resize that queue.",
+                [("partition_count", f"follows the queue {source!r}")],
+            )
+        if changes.get("log", before.log) != before.log:
+            raise Invalid(
+                "The log of a queue cannot be changed: its positions would mean nothing there; "
+                "create another queue.",
+                [("log", "cannot be changed")],
+            )
+        await self._change(name, changes, discard)
+        return await self.queue(name)
+
+    async def _change(self, name: str, changes: Mapping[str, Any], discard: bool) -> None:
+        """Carries out a change, and what follows from it in the log and in the queues that read
+        it."""
+
+        def numbers(queue: Queue) -> tuple[frozenset[int], int, int, str]:
+            existing = frozenset(partition.number for partition in queue.existing())
+            return existing, queue.settings.partition_count, queue.revision, queue.settings.log
+
+        before, _, _, log = await self._read(name, numbers)
+        await self._ask(name, Ask(c.Change(changes, discard)))
+        if builtin_name(log) != name or not ("partition_count" in changes or discard):
+            return
+        after, count, revision, _ = await self._read(name, numbers, fresh=False)
+        await self._loghouse.resized(name, count, revision, before - after if discard else ())
+        for follower in await self._followers(name):
+            await self._change(follower, {"partition_count": count}, discard)
+
+    async def delete_queue(self, name: str, force: bool) -> None:
+        """Deletes a queue and its built-in log. Raises QueueNotFound, QueueInUse."""
+        followers = await self._followers(name)
+        if followers:
+            raise QueueInUse(
+                f"The queue {followers[0]!r} reads the log of {name!r}; delete that queue first."
+            )
+        coordinator = await self._replica.coordinator(name)
+        log = (await self.queue(name)).log
+        try:
+            await self._store.delete(coordinator.queue_id, force=force)
+        except FlowsBound:
+            raise QueueInUse(
+                "Flows are bound to this queue; stop them first, or delete with ?force=true."
+            ) from None
+        except QueueGone:
+            raise QueueNotFound(name) from None
+        except StoreUnavailable:
+            raise Unavailable(UNAVAILABLE) from None
+        finally:
+            coordinator.catch_up()
+            self._replica.forget_name(name)
+        self._replica.notify(coordinator.queue_id)
+        if builtin_name(log) == name:
+            await self._loghouse.drop(name)
+
+    async def _followers(self, name: str) -> list[str]:
+        """Other queues that read the built-in log of this one."""
+        return [
+            row.name
+            async for row in self._all_queues()
+            if builtin_name(row.log) == name != row.name
+        ]
+
+    async def _all_queues(self) -> AsyncIterator[views.QueueView]:
+        cursor = None
+        while True:
+            page = await self.list_queues(500, cursor)
+            for item in page.items:
+                yield item
+            cursor = page.next_cursor
+            if cursor is None:
+                return
+
+    # Rebalancing
+
+    async def rebalance_status(self, name: str) -> views.RebalanceStatusView:
+        """Where the rebalancer stands. Raises QueueNotFound."""
+        return await self._read(name, status_view)
+
+    async def rebalance_now(self, name: str) -> views.RebalanceStatusView:
+        """Rebalances at once, ending any holddown. Raises QueueNotFound."""
+        await self._ask(name, Ask(c.RebalanceNow()))
+        return await self.rebalance_status(name)
+
+    async def rebalances(
+        self, name: str, limit: int, cursor: str | None
+    ) -> views.Page[views.RebalanceView]:
+        """The history, newest first; the cursor is the last id of the page before."""
+        coordinator = await self._replica.coordinator(name)
+        before = None if cursor is None else _number(cursor)
+        try:
+            entries = await self._store.history(coordinator.queue_id, limit + 1, before)
+        except QueueGone:
+            raise QueueNotFound(name) from None
+        except StoreUnavailable:
+            raise Unavailable(UNAVAILABLE) from None
+        found = history(entries)
+        items = tuple(found[:limit])
+        return views.Page(items, str(items[-1].id) if len(found) > limit else None)
+
+    async def partitions(
+        self, name: str, limit: int, cursor: str | None
+    ) -> views.Page[views.PartitionView]:
+        """Partitions by number; the cursor is the last number of the page before."""
+        after = -1 if cursor is None else _number(cursor)
+
+        def numbers(queue: Queue) -> list[int]:
+            following = (p.number for p in queue.existing() if p.number > after)
+            return list(islice(following, limit + 1))
+
+        coordinator = await self._replica.coordinator(name)
+        wanted = await self._read(name, numbers)
+        try:
+            positions = await self._store.positions(coordinator.queue_id, wanted[:limit])
+        except StoreUnavailable:
+            raise Unavailable(UNAVAILABLE) from None
+
+        def look(queue: Queue) -> tuple[views.PartitionView, ...]:
+            found = (queue.find(number) for number in wanted[:limit])
+            return tuple(partition_view(queue, p, positions) for p in found if p is not None)
+
+        items = await self._read(name, look, fresh=False)
+        return views.Page(items, str(items[-1].partition) if len(wanted) > limit else None)
+
+    async def flows(
+        self, name: str, limit: int, cursor: str | None
+    ) -> views.Page[views.FlowSummaryView]:
+        """Bound flows in the order of binding; the cursor is the last seat of the page before."""
+        after = -1 if cursor is None else _number(cursor)
+
+        def look(queue: Queue) -> list[tuple[int, views.FlowSummaryView]]:
+            seats = sorted(seat for seat in queue.by_seat if seat > after)[: limit + 1]
+            return [(seat, flow_view(queue.by_seat[seat], 0.0)) for seat in seats]
+
+        found = await self._read(name, look)
+        try:
+            leases = await self._store.leases([flow.flow_id for _, flow in found[:limit]])
+        except StoreUnavailable:
+            raise Unavailable(UNAVAILABLE) from None
+        items = tuple(
+            replace(flow, lease_expires_at=leases[flow.flow_id])
+            for _, flow in found[:limit]
+            if flow.flow_id in leases
+        )
+        return views.Page(items, str(found[limit - 1][0]) if len(found) > limit else None)
+
+    async def events(self, name: str, after: int | None) -> AsyncIterator[views.EventView]:
+        """What is committed after the revision `after` (None: from now on), one event a revision.
+
+        Ends by raising QueueNotFound, and silently when the service stops. A reader that is slow
+        reads what it missed from the store, so nothing is kept for it here.
+        """
+        coordinator = await self._replica.coordinator(name)
+        with self._replica.watching(coordinator.queue_id) as changed:
+            seen = after
+            if seen is None:
+                seen = await coordinator.read(lambda queue: queue.revision, fresh=True)
+            while not self._replica.stopping:
+                try:
+                    entries = await self._store.entries_after(coordinator.queue_id, seen)
+                except QueueGone:
+                    raise QueueNotFound(name) from None
+                except KeyError:
+                    raise Invalid(
+                        f"What was committed after revision {seen} is not kept any more; "
+                        "start from now on."
+                    ) from None
+                except StoreUnavailable:
+                    entries = ()
+                    await asyncio.sleep(1)
+                for entry in entries:
+                    seen = entry.revision
+                    yield event_view(entry)
+                if not entries:
+                    await changed.wait()
+                    changed.clear()
+
+    # Positions and the log
+
+    async def set_positions(
+        self,
+        name: str,
+        where: Mapping[int, str | None] | Literal["earliest", "latest"] | float,
+    ) -> views.PositionsView:
+        """Sets where consumers go on, raising the epochs. Raises QueueNotFound, Invalid."""
+
+        def existing(queue: Queue) -> tuple[str, list[int]]:
+            return queue.settings.log, [partition.number for partition in queue.existing()]
+
+        log, numbers = await self._read(name, existing)
+        if isinstance(where, Mapping):
+            unknown = sorted(set(where) - set(numbers))
+            if unknown:
+                raise Invalid(
+                    f"This queue has no partition {unknown[0]}.",
+                    [("positions", f"names {unknown}, which do not exist")],
+                )
+            positions: dict[int, str | None] = dict(where)
+        else:
+            found = await self._loghouse.positions(log, where)
+            positions = {number: found.get(number) for number in numbers}
+        command = c.RaiseEpochs(tuple(sorted(positions)))
+        await self._ask(name, Ask(command, positions=positions))
+
+        def look(queue: Queue) -> views.PositionsView:
+            return views.PositionsView(
+                queue.revision,
+                tuple(
+                    views.PositionSet(number, queue.partitions[number].epoch, positions[number])
+                    for number in sorted(positions)
+                ),
+            )
+
+        return await self._read(name, look, fresh=False)
+
+    async def log_access(
+        self, name: str, purpose: Literal["read", "publish"]
+    ) -> views.LogAccessView:
+        """Where a queue's messages are, and credentials. Raises QueueNotFound, Unavailable."""
+        queue = await self.queue(name)
+        return views.LogAccessView(
+            log=queue.log,
+            log_name=builtin_name(queue.log),
+            partition_count=queue.partition_count,
+            start=queue.start,
+            access=await self._loghouse.access(queue.log, purpose),
+        )
+
+    async def keep_logs(self) -> None:
+        """The regular upkeep of all built-in logs, and of queues that follow one."""
+        queues = [queue async for queue in self._all_queues()]
+        readers: dict[str, list[views.QueueView]] = {}
+        for queue in queues:
+            source = builtin_name(queue.log)
+            if source is not None:
+                readers.setdefault(source, []).append(queue)
+        for owner in queues:
+            if builtin_name(owner.log) != owner.name:
+                continue
+            committed = [await self._committed(reader) for reader in readers[owner.name]]
+            await self._loghouse.keep(owner.name, owner.partition_count, owner.revision, committed)
+            for reader in readers[owner.name]:
+                if reader.partition_count != owner.partition_count:
+                    changes = {"partition_count": owner.partition_count}
+                    await self._ask(reader.name, Ask(c.Change(changes)))
+
+    async def _committed(self, queue: views.QueueView) -> dict[int, str | None]:
+        numbers: Iterable[int] = range(queue.operational_partition_count)
+        rows = await self._store.positions(queue.id, list(numbers))
+        return {number: position for number, (_, position) in rows.items()}
+
+
+def _number(cursor: str) -> int:
+    try:
+        return int(cursor)
+    except ValueError:
+        raise Invalid(
+            "The cursor is not one that this call answered; leave it out to start anew.",
+            [("cursor", "is not a cursor of this list")],
+        ) from None

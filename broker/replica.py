@@ -1,0 +1,229 @@
+"""One replica of the service: the queues it has in memory, and what keeps them up to date.
+
+A queue is loaded when it is first used. After that four things bring it forward: what this replica
+commits, what others notify, its alarm, and the **sweep**, which once a second stamps that a replica
+serves, looks for queues with something due (whoever had them in memory may be dead) and for queues
+in memory that fell behind (a notification may be lost with its sender).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import contextmanager, suppress
+from time import monotonic
+from typing import Any
+
+import structlog
+
+from broker.alarms import Alarms
+from broker.clock import StoreClock
+from broker.coordinator import UNAVAILABLE, Coordinator
+from broker.core.errors import QueueNotFound, Unavailable
+from broker.store.ports import Store, StoreUnavailable
+
+_log = structlog.get_logger()
+
+SWEEP_SECONDS = 1.0
+MOST_DUE = 1000
+IDLE_SECONDS = 600.0
+
+
+class Replica:
+    """Coordinators by queue, and those who wait for changes."""
+
+    def __init__(
+        self,
+        store: Store,
+        alarms: Alarms,
+        new_id: Callable[[], str],
+        monotonic: Callable[[], float] = monotonic,
+    ) -> None:
+        """`new_id` makes ids that are never made again; `monotonic` tells seconds."""
+        self.store = store
+        self.clock = StoreClock(monotonic)
+        self._alarms = alarms
+        self._new_id = new_id
+        self._monotonic = monotonic
+        self._ids: dict[str, str] = {}
+        self._coordinators: dict[str, Coordinator] = {}
+        self._used: dict[str, float] = {}
+        self._watchers: dict[str, set[asyncio.Event]] = {}
+        self._to_notify: set[str] = set()
+        self._outage_id = 0
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._notifying: asyncio.Task[None] | None = None
+        self.stopping = False
+
+    async def start(self) -> None:
+        """Begins to serve. Raises StoreUnavailable."""
+        await self.store.start()
+        self._alarms.start()
+        await self._sweep()
+        self._alarms.every("sweep", SWEEP_SECONDS, self.sweep)
+        self._spawn(self._listen())
+
+    async def stop(self) -> None:
+        """Finishes what is under way and stops.
+
+        What is not done by then is somebody else's, or for the next start.
+        """
+        self.stopping = True
+        for watchers in self._watchers.values():
+            for event in watchers:
+                event.set()
+        self._alarms.stop()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.gather(*(c.stop() for c in self._coordinators.values()))
+        if self._notifying is not None:
+            await asyncio.wait([self._notifying], timeout=1)
+        await self.store.stop()
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.ensure_future(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    # Queues
+
+    async def coordinator(self, name: str) -> Coordinator:
+        """The coordinator of the queue of this name. Raises QueueNotFound, Unavailable."""
+        queue_id = self._ids.get(name)
+        if queue_id is None:
+            try:
+                queue_id = await self.store.find(name)
+            except StoreUnavailable:
+                raise Unavailable(UNAVAILABLE) from None
+            if queue_id is None:
+                raise QueueNotFound(name)
+            self._ids[name] = queue_id
+        return self._of(queue_id, name)
+
+    def _of(self, queue_id: str, name: str = "") -> Coordinator:
+        coordinator = self._coordinators.get(queue_id)
+        if coordinator is None:
+            coordinator = self._coordinators[queue_id] = Coordinator(
+                queue_id, name, self.store, self.clock, self._new_id, self._changed, self._alarm
+            )
+        elif name:
+            coordinator.name = name
+        self._used[queue_id] = self._monotonic()
+        return coordinator
+
+    def forget(self, name: str) -> None:
+        """The name may mean another queue now, or none."""
+        queue_id = self._ids.pop(name, None)
+        if queue_id is not None:
+            self._drop(queue_id)
+
+    def forget_name(self, name: str) -> None:
+        """The name is free, or means another queue."""
+        self._ids.pop(name, None)
+
+    def _drop(self, queue_id: str) -> None:
+        self._coordinators.pop(queue_id, None)
+        self._used.pop(queue_id, None)
+        for name in [name for name, known in self._ids.items() if known == queue_id]:
+            del self._ids[name]
+        self._alarms.set(queue_id, None, _nothing)
+
+    def _changed(self, coordinator: Coordinator, touched: frozenset[str], ours: bool) -> None:
+        if coordinator.gone:
+            self._drop(coordinator.queue_id)
+        elif ours:
+            self.notify(coordinator.queue_id)
+        for key in (*touched, coordinator.queue_id):
+            for event in self._watchers.get(key, ()):
+                event.set()
+
+    def _alarm(self, coordinator: Coordinator, time: float | None) -> None:
+        delay = None if time is None else time - self.clock.now()
+        self._alarms.set(coordinator.queue_id, delay, coordinator.advance)
+
+    # Those who wait
+
+    @contextmanager
+    def watching(self, key: str) -> Iterator[asyncio.Event]:
+        """An event that is set at every change of a flow's view (key: its id) or of a queue (key:
+        its id)."""
+        event = asyncio.Event()
+        self._watchers.setdefault(key, set()).add(event)
+        try:
+            yield event
+        finally:
+            watchers = self._watchers[key]
+            watchers.discard(event)
+            if not watchers:
+                del self._watchers[key]
+
+    # Other replicas
+
+    def notify(self, queue_id: str) -> None:
+        """Tells the other replicas soon that a queue changed."""
+        self._to_notify.add(queue_id)
+        if self._notifying is None or self._notifying.done():
+            self._notifying = asyncio.ensure_future(self._send())
+
+    async def _send(self) -> None:
+        while self._to_notify:
+            queue_ids, self._to_notify = sorted(self._to_notify), set()
+            with suppress(StoreUnavailable):  # The sweep of the others finds it.
+                await self.store.notify(queue_ids)
+
+    async def _listen(self) -> None:
+        async for queue_ids in self.store.listen():
+            for queue_id in self._coordinators if queue_ids is None else queue_ids:
+                coordinator = self._coordinators.get(queue_id)
+                if coordinator is not None:
+                    coordinator.catch_up()
+
+    async def sweep(self) -> None:
+        """What has to be done once a second whether anything happens or not."""
+        try:
+            await self._sweep()
+        except StoreUnavailable as error:
+            _log.warning("the database cannot be reached", error=str(error))
+
+    async def _sweep(self) -> None:
+        pulse = await self.store.pulse()
+        self.clock.observe(pulse.now)
+        if pulse.outage is not None and pulse.outage.id != self._outage_id:
+            self._outage_id = pulse.outage.id
+            for coordinator in list(self._coordinators.values()):
+                coordinator.advance()
+        for queue_id in await self.store.due(MOST_DUE):
+            self._of(queue_id).advance()
+        await self._look_for_missed()
+        self._evict()
+
+    async def _look_for_missed(self) -> None:
+        known = {
+            queue_id: coordinator.queue.revision
+            for queue_id, coordinator in self._coordinators.items()
+            if coordinator.queue is not None and coordinator.idle
+        }
+        if not known:
+            return
+        stored = await self.store.revisions(sorted(known))
+        for queue_id, revision in known.items():
+            coordinator = self._coordinators.get(queue_id)
+            if coordinator is not None and stored.get(queue_id, -1) != revision:
+                coordinator.catch_up()
+
+    def _evict(self) -> None:
+        """Forgets queues that nobody has used for a while; what is due in them the sweep finds."""
+        horizon = self._monotonic() - IDLE_SECONDS
+        for queue_id, used in list(self._used.items()):
+            coordinator = self._coordinators[queue_id]
+            if used < horizon and coordinator.idle and not self._watched(coordinator):
+                self._drop(queue_id)
+
+    def _watched(self, coordinator: Coordinator) -> bool:
+        queue = coordinator.queue
+        return queue is not None and any(key in self._watchers for key in (queue.id, *queue.flows))
+
+
+def _nothing() -> None:
+    """What rings when no alarm is set."""

@@ -1,0 +1,103 @@
+"""`Broker`: the facade that the API calls, put together from its parts."""
+
+from __future__ import annotations
+
+import asyncio
+from uuid import uuid4
+
+import structlog
+from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
+
+from broker import migrations, views
+from broker.alarms import Alarms, SchedulerAlarms
+from broker.core.errors import BrokerError
+from broker.flow_calls import FlowCalls
+from broker.loghouse import Loghouse
+from broker.logs import BuiltinLogs
+from broker.queue_calls import QueueCalls
+from broker.replica import Replica
+from broker.settings import Settings
+from broker.store.ports import Store, StoreUnavailable
+from broker.store.postgres import PostgresStore
+
+_log = structlog.get_logger()
+
+UPKEEP_SECONDS = 60.0
+GONE_SECONDS = 24 * 3600.0
+
+
+class Broker(QueueCalls, FlowCalls):
+    """One replica of the service, ready to be called; see `views` for what it takes and gives.
+
+    Every call raises the errors of `broker.core.errors`: QueueNotFound for a queue that does not
+    exist, Unavailable while the database cannot be reached, and those named at the call.
+    """
+
+    def __init__(
+        self, settings: Settings, store: Store | None = None, alarms: Alarms | None = None
+    ) -> None:
+        """`settings.database_url` must be set.
+
+        Store and alarms may be others than Postgres and APScheduler.
+        """
+        assert settings.database_url is not None
+        self._settings = settings
+        self._url = settings.database_url.get_secret_value()
+        log_url = settings.log_database_url
+        self._log_url = log_url.get_secret_value() if log_url else None
+        self._alarms = alarms or SchedulerAlarms()
+        replica = Replica(
+            store or PostgresStore(self._url, pool_size=settings.database_pool_size),
+            self._alarms,
+            lambda: uuid4().hex,
+        )
+        address = self._log_url or self._url
+        self._log_engine: AsyncEngine = create_async_engine(
+            address.replace("postgresql://", "postgresql+asyncpg://", 1),
+            pool_size=2,
+            pool_pre_ping=True,
+        )
+        loghouse = Loghouse(BuiltinLogs(self._log_engine, address))
+        QueueCalls.__init__(self, replica, loghouse)
+        FlowCalls.__init__(self, replica, loghouse)
+        self._migrated = False
+
+    async def start(self) -> None:
+        """Begins to serve. Raises StoreUnavailable."""
+        await self._replica.start()
+        self._alarms.every("upkeep", UPKEEP_SECONDS, self.upkeep)
+
+    async def stop(self) -> None:
+        """Finishes what is under way and stops."""
+        await self._replica.stop()
+        await self._log_engine.dispose()
+
+    async def upkeep(self) -> None:
+        """What has to be done now and then: the logs' counts and trimming, and forgetting what is
+        old."""
+        try:
+            await self.keep_logs()
+            now = self._replica.clock.now()
+            kept = self._settings.history_days * 86400
+            await self._store.purge(now - GONE_SECONDS, now - kept)
+        except (BrokerError, StoreUnavailable) as error:
+            _log.warning("the upkeep was cut short", error=str(error))
+
+    async def ready_check(self) -> views.ReadyCheck:
+        """Whether the database is reachable and its tables are what this version needs."""
+        try:
+            await self._store.pulse()
+        except StoreUnavailable:
+            return views.ReadyCheck(False, False, "The database cannot be reached.")
+        if not self._migrated:
+            try:
+                behind = await asyncio.to_thread(migrations.outdated, self._url, self._log_url)
+            except migrations.DatabaseUnreachable as error:
+                return views.ReadyCheck(False, False, f"The database cannot be reached: {error}")
+            if behind:
+                tables = " and ".join(behind)
+                return views.ReadyCheck(
+                    True, False, f"The {tables} tables are not current; run 'counterpoise migrate'."
+                )
+            self._migrated = True
+        return views.ReadyCheck(True, True)
