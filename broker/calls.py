@@ -8,6 +8,7 @@ from typing import TypeVar
 from broker.coordinator import Ask, Coordinator
 from broker.core.errors import QueueNotFound
 from broker.core.model import Queue
+from broker.loghouse import Loghouse
 from broker.replica import Replica
 from broker.store.ports import Store
 
@@ -17,8 +18,9 @@ T = TypeVar("T")
 class Calls:
     """Access to queues by name, also after a queue was deleted and its name used again."""
 
-    def __init__(self, replica: Replica) -> None:
+    def __init__(self, replica: Replica, loghouse: Loghouse) -> None:
         self._replica = replica
+        self._loghouse = loghouse
         self._store: Store = replica.store
 
     async def _read(self, name: str, look: Callable[[Queue], T], *, fresh: bool = True) -> T:

@@ -42,8 +42,7 @@ class FlowCalls(Calls):
     """The part of the facade that consumers use."""
 
     def __init__(self, replica: Replica, loghouse: Loghouse) -> None:
-        super().__init__(replica)
-        self._loghouse = loghouse
+        super().__init__(replica, loghouse)
         self._tokens: dict[str, tuple[str, bytes]] = {}
         self._renewals: Batcher[str, Lease | None] = Batcher(self._renew_many)
         self._commits: Batcher[Sequence[PositionCommit], Sequence[c.Result]] = Batcher(
@@ -157,7 +156,8 @@ class FlowCalls(Calls):
     async def watch(self, name: str, flow_id: str, after: int) -> AsyncIterator[views.UpdateView]:
         """The flow's view each time it has changed; changes while nobody asks are one.
 
-        Does not renew. Ends by raising FlowGone or QueueNotFound, and silently when the service stops.
+        Does not renew. Ends by raising FlowGone or QueueNotFound, and silently when the service
+        stops.
         """
         coordinator = await self._replica.coordinator(name)
         row = await self._row(flow_id)

@@ -18,7 +18,7 @@ from broker.core import records as r
 from broker.core.errors import Invalid, QueueExists, QueueInUse, QueueNotFound, Unavailable
 from broker.core.model import Queue, Settings
 from broker.core.replay import replay_all
-from broker.loghouse import Loghouse, builtin_name
+from broker.loghouse import builtin_name
 from broker.rendering import (
     event_view,
     flow_view,
@@ -28,7 +28,6 @@ from broker.rendering import (
     queue_view,
     status_view,
 )
-from broker.replica import Replica
 from broker.store.ports import Commit, Entry, FlowsBound, NameTaken, QueueGone, StoreUnavailable
 
 _WRITABLE = frozenset(field.name for field in fields(Settings)) - {"partitioning"}
@@ -36,10 +35,6 @@ _WRITABLE = frozenset(field.name for field in fields(Settings)) - {"partitioning
 
 class QueueCalls(Calls):
     """The part of the facade that administers and shows queues."""
-
-    def __init__(self, replica: Replica, loghouse: Loghouse) -> None:
-        super().__init__(replica)
-        self._loghouse = loghouse
 
     # Queues
 

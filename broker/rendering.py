@@ -216,8 +216,7 @@ def event_view(entry: Entry) -> views.EventView:
     for record in entry.records:
         values = r.to_json(record)
         kind = values.pop("kind")
-        for name in ("grants", "moves", "redirects"):
-            if name in values:
-                values[name] = [item._asdict() for item in values[name]]
+        for name in values.keys() & {"grants", "moves", "redirects"}:
+            values[name] = [item._asdict() for item in getattr(record, name)]
         changes.append({"type": kind, **values})
     return views.EventView(entry.revision, entry.at, tuple(changes))

@@ -58,8 +58,7 @@ class Broker(QueueCalls, FlowCalls):
             pool_pre_ping=True,
         )
         loghouse = Loghouse(BuiltinLogs(self._log_engine, address))
-        QueueCalls.__init__(self, replica, loghouse)
-        FlowCalls.__init__(self, replica, loghouse)
+        super().__init__(replica, loghouse)
         self._migrated = False
 
     async def start(self) -> None:

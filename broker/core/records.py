@@ -277,10 +277,12 @@ _ITEMS: dict[str, type[Any]] = {"grants": Grant, "moves": Move, "redirects": Red
 
 
 def to_json(record: Record) -> dict[str, Any]:
-    """The record as JSON values: its fields and its `kind`. Tuples become arrays."""
-    return {"kind": type(record).__name__} | {
-        field.name: getattr(record, field.name) for field in fields(record)
-    }
+    """The record as JSON values: its fields and its `kind`; tuples are arrays."""
+    values: dict[str, Any] = {"kind": type(record).__name__}
+    for field in fields(record):
+        value = getattr(record, field.name)
+        values[field.name] = [tuple(item) for item in value] if field.name in _ITEMS else value
+    return values
 
 
 def from_json(values: Mapping[str, Any]) -> Record:
