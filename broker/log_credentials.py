@@ -63,7 +63,7 @@ class LogCredentials:
         self._current: dict[Purpose, tuple[float, LogAccess | None]] = {}
 
     async def get(self, purpose: Purpose) -> LogAccess | None:
-        """Credentials that last for `valid_seconds - rotate_seconds` or more; None without CREATEROLE.
+        """Credentials for at least `valid_seconds - rotate_seconds`; None without CREATEROLE.
 
         Mostly from memory; raises SQLAlchemy's errors when it must ask the database and cannot.
         """
@@ -120,7 +120,7 @@ class LogCredentials:
                 " (role, kind, password, created_at, valid_until) VALUES"
                 " (:role, :kind, :password, now(), now() + make_interval(secs => :valid))"
                 # A role's VALID UNTIL is text; the session's time zone must not matter.
-                " RETURNING to_char(valid_until AT TIME ZONE 'UTC', 'YYYY-MM-DD HH24:MI:SS') || 'Z'"
+                " RETURNING to_char(valid_until AT TIME ZONE 'UTC', 'YYYY-MM-DD HH24:MI:SS.US') || 'Z'"
             ),
             {
                 "role": role,

@@ -1,0 +1,167 @@
+"""Who may do what to the log, and for how long."""
+
+import asyncio
+from urllib.parse import urlsplit
+
+import psycopg
+import pytest
+from sqlalchemy.ext.asyncio import create_async_engine
+
+from broker.log_credentials import LogCredentials
+from counterpoise.logs import AppendBatch, LogAccessRefused, Message
+from counterpoise.logs.postgres import PostgresLog
+from tests.log_support import append, log, log_url, migrate_log, texts
+
+__all__ = ["log", "log_url"]
+
+
+def async_engine(url):
+    return create_async_engine(url.replace("postgresql://", "postgresql+asyncpg://"))
+
+
+@pytest.fixture
+async def engine(log, log_url):
+    engine = async_engine(log_url)
+    yield engine
+    await engine.dispose()
+
+
+def user(access):
+    return urlsplit(access.url).username
+
+
+async def test_a_reader_can_read_and_nothing_else(engine, log, log_url):
+    append(log, "a")
+    access = await LogCredentials(engine, log_url).get("read")
+    reader = PostgresLog("flights", access.url)
+    assert texts(reader, 0) == ["a"]
+    for call in (
+        lambda: append(reader, "b", first=1),
+        lambda: reader.next_sequence("p"),
+        lambda: reader.trim({0: "1"}),
+    ):
+        with pytest.raises(LogAccessRefused, match="do not suffice"):
+            call()
+    reader.close()
+    with psycopg.connect(access.url, autocommit=True) as connection:
+        for statement in (
+            "DELETE FROM counterpoise_log.messages",
+            "UPDATE counterpoise_log.partitions SET next_position = 0",
+            "SELECT * FROM counterpoise_log.publishers",
+            "SELECT * FROM counterpoise_log.credentials",
+            "SELECT counterpoise_log.lock_log('flights', true)",
+            "SELECT counterpoise_log.grant_access()",
+            "CREATE TABLE counterpoise_log.mine ()",
+            "CREATE ROLE mine",
+        ):
+            with pytest.raises(psycopg.errors.InsufficientPrivilege):
+                connection.execute(statement)
+
+
+async def test_a_publisher_can_append_and_nothing_else(engine, log, log_url):
+    access = await LogCredentials(engine, log_url).get("publish")
+    publisher = PostgresLog("flights", access.url)
+    batch = AppendBatch("p", 0, 4, [0], [Message(b"a", "k", {"h": "v"})])
+    assert publisher.append(batch).appended == 1
+    assert publisher.next_sequence("p") == 1
+    for call in (lambda: texts(publisher, 0), lambda: publisher.bounds([0])):
+        with pytest.raises(LogAccessRefused):
+            call()
+    publisher.close()
+    with psycopg.connect(access.url, autocommit=True) as connection:
+        for statement in (
+            "INSERT INTO counterpoise_log.messages VALUES (1, 0, 7, now(), NULL, '', NULL)",
+            "SELECT * FROM counterpoise_log.logs",
+            "SELECT counterpoise_log.trim('flights', '{0}', '{1}')",
+        ):
+            with pytest.raises(psycopg.errors.InsufficientPrivilege):
+                connection.execute(statement)
+
+
+async def test_neither_sees_what_else_is_in_the_database(engine, log_url):
+    with psycopg.connect(log_url, autocommit=True) as connection:
+        connection.execute("CREATE TABLE control (flow_token text)")
+    for purpose in ("read", "publish"):
+        access = await LogCredentials(engine, log_url).get(purpose)
+        with psycopg.connect(access.url, autocommit=True) as connection:
+            with pytest.raises(psycopg.errors.InsufficientPrivilege):
+                connection.execute("SELECT * FROM control")
+
+
+async def test_a_thousand_binds_on_two_replicas_share_one_role(engine, log_url):
+    replicas = [LogCredentials(engine, log_url) for _ in range(2)]
+    given = await asyncio.gather(*(replicas[n % 2].get("read") for n in range(1000)))
+    assert len({access.url for access in given}) == 1
+    assert user(given[0]) != user(await replicas[0].get("publish"))
+
+
+async def test_credentials_rotate_and_expired_roles_are_dropped(engine, log_url):
+    now = [0.0]
+    short = LogCredentials(
+        engine, log_url, rotate_seconds=0.2, valid_seconds=1.0, monotonic=lambda: now[0]
+    )
+    first = await short.get("read")
+    assert await short.get("read") == first
+    await asyncio.sleep(0.3)
+    now[0] = 10.0
+    second = await short.get("read")
+    assert user(second) != user(first)
+    # The old one is still good for those who have just been given it.
+    kept = psycopg.connect(first.url, autocommit=True)
+    await asyncio.sleep(1.1)
+    with pytest.raises(LogAccessRefused):
+        PostgresLog("flights", first.url).bounds([0])
+    now[0] = 20.0
+    await short.get("read")
+    # A session that is open goes on.
+    kept.execute("SELECT * FROM counterpoise_log.logs")
+    kept.close()
+    for _ in range(20):
+        await asyncio.sleep(0.2)
+        now[0] += 10.0
+        await short.get("read")
+        async with engine.connect() as connection:
+            roles = await connection.exec_driver_sql(
+                "SELECT 1 FROM pg_roles WHERE rolname = $1", (user(first),)
+            )
+            if roles.first() is None:
+                return
+    pytest.fail("the expired role was not dropped")
+
+
+async def test_a_role_that_vanished_is_replaced(engine, log_url):
+    first = await LogCredentials(engine, log_url).get("read")
+    with psycopg.connect(log_url, autocommit=True) as connection:
+        connection.execute(f"DROP ROLE {user(first)}")
+    second = await LogCredentials(engine, log_url).get("read")
+    assert user(second) != user(first)
+
+
+async def test_a_service_that_may_not_create_roles_gives_none(log_url):
+    name = f"weak_{urlsplit(log_url).path[1:]}"
+    with psycopg.connect(log_url, autocommit=True) as connection:
+        database = connection.info.dbname
+        connection.execute(f"CREATE ROLE {name} LOGIN PASSWORD 'weak'")
+        connection.execute(f"GRANT CREATE ON DATABASE {database} TO {name}")
+        connection.execute("DROP SCHEMA counterpoise_log CASCADE")
+    parts = urlsplit(log_url)
+    weak_url = parts._replace(netloc=f"{name}:weak@{parts.hostname}:{parts.port}").geturl()
+    migrate_log(weak_url)
+    migrate_log(weak_url)
+    engine = async_engine(weak_url)
+    credentials = LogCredentials(engine, weak_url)
+    assert await credentials.get("read") is None
+    assert await credentials.get("publish") is None
+    await engine.dispose()
+    with psycopg.connect(log_url, autocommit=True) as connection:
+        connection.execute(f"DROP OWNED BY {name}; DROP ROLE {name}")
+
+
+async def test_the_address_of_consumers_may_differ_from_the_service_s(engine):
+    credentials = LogCredentials(engine, "postgresql://x:y@db.example:6432/logs?sslmode=require")
+    access = await credentials.get("read")
+    parts = urlsplit(access.url)
+    assert (parts.hostname, parts.port, parts.path) == ("db.example", 6432, "/logs")
+    assert parts.query == "sslmode=require"
+    assert parts.password
+    assert parts.password not in repr(access)

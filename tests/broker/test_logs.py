@@ -1,0 +1,194 @@
+"""The service's side of the built-in log: whatever is repeated, late or interrupted does no harm."""
+
+import asyncio
+from datetime import UTC, datetime
+
+import psycopg
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from sqlalchemy.ext.asyncio import create_async_engine
+
+from broker.logs import BuiltinLogs, LogNotFound, PartitionBounds, trim_floor
+from counterpoise.logs import AppendBatch, Message, StalePartitionCount
+from counterpoise.logs import LogNotFound as LogGone
+from tests.log_support import append, log, log_url, texts
+
+__all__ = ["log", "log_url"]
+
+
+@pytest.fixture
+async def logs(log, log_url):
+    """The service's log side; `log` is the consumer's view of its log `flights`."""
+    engine = create_async_engine(log_url.replace("postgresql://", "postgresql+asyncpg://"))
+    yield BuiltinLogs(engine, log_url)
+    await engine.dispose()
+
+
+def stored(url):
+    with psycopg.connect(url) as connection:
+        return connection.execute("SELECT count(*) FROM counterpoise_log.messages").fetchone()[0]
+
+
+# ------------------------------------------------------------------ make and resize
+
+
+async def test_ensure_leaves_a_log_that_exists_as_it_is(logs, log):
+    append(log, "a")
+    await logs.ensure("flights", 9)
+    assert await logs.partition_count("flights") == 4
+    assert texts(log, 0) == ["a"]
+
+
+async def test_many_ensures_at_once_make_one_log(logs):
+    await asyncio.gather(*(logs.ensure("new", 100) for _ in range(8)))
+    assert len(await logs.bounds("new")) == 100
+
+
+async def test_a_partition_used_again_counts_on(logs, log):
+    append(log, "a", partition=3)
+    assert await logs.set_partition_count("flights", 2)
+    assert await logs.set_partition_count("flights", 6)
+    append(log, "b", partition=3, first=1, partition_count=6)
+    append(log, "c", partition=5, first=2, partition_count=6)
+    assert texts(log, 3) == ["a", "b"]
+    assert (await logs.bounds("flights"))[5] == PartitionBounds(0, 1)
+
+
+async def test_a_resize_that_comes_late_changes_nothing(logs, log):
+    """A replica committed revision 7, was paused, and meanwhile another one committed 8."""
+    assert await logs.set_partition_count("flights", 2, revision=8)
+    assert not await logs.set_partition_count("flights", 6, revision=7)
+    assert await logs.partition_count("flights") == 2
+    assert await logs.set_partition_count("flights", 2, revision=8)
+    with pytest.raises(StalePartitionCount):
+        append(log, "a", partition_count=6)
+
+
+async def test_whatever_is_asked_of_a_log_that_does_not_exist_says_so(logs):
+    for call in (
+        logs.set_partition_count("nowhere", 2),
+        logs.discard("nowhere", [1]),
+        logs.trim("nowhere", {0: 1}),
+        logs.bounds("nowhere"),
+        logs.partition_count("nowhere"),
+        logs.position_at("nowhere", 0.0),
+    ):
+        with pytest.raises(LogNotFound):
+            await call
+    await logs.drop("nowhere")
+
+
+# ------------------------------------------------------------------ discard and drop
+
+
+async def test_discard_deletes_and_positions_count_on(logs, log, log_url):
+    append(log, "a", "b", partition=3)
+    append(log, "kept", partition=1, first=2)
+    await logs.set_partition_count("flights", 3)
+    assert await logs.discard("flights", [3]) == {3}
+    assert await logs.discard("flights", [3]) == {3}
+    assert stored(log_url) == 1
+    assert (await logs.bounds("flights"))[3] == PartitionBounds(2, 2)
+
+
+async def test_a_discard_that_comes_late_spares_partitions_in_use_again(logs, log):
+    await logs.set_partition_count("flights", 2)
+    await logs.set_partition_count("flights", 3)
+    append(log, "new", partition=2, partition_count=3)
+    assert await logs.discard("flights", [1, 2, 3]) == {3}
+    assert texts(log, 2) == ["new"]
+
+
+async def test_a_dropped_log_is_gone_and_one_made_again_is_empty(logs, log, log_url):
+    append(log, "a")
+    await logs.drop("flights")
+    await logs.drop("flights")
+    assert stored(log_url) == 0
+    with pytest.raises(LogGone):
+        append(log, "b", first=1)
+    await logs.ensure("flights", 4)
+    assert log.next_sequence("p") == 0
+    append(log, "c")
+    assert texts(log, 0) == ["c"]
+
+
+async def test_an_interrupted_drop_is_completed_by_the_next(logs, log, log_url):
+    append(log, "a")
+    await logs.ensure("other", 4)
+    with psycopg.connect(log_url) as connection:
+        connection.execute("DELETE FROM counterpoise_log.logs WHERE name = 'flights'")
+    await logs.drop("other")
+    assert stored(log_url) == 0
+
+
+# ------------------------------------------------------------------ trim
+
+positions = st.dictionaries(st.integers(0, 4), st.none() | st.integers(0, 50))
+
+
+@given(st.lists(positions, max_size=4))
+def test_the_floor_never_lies_above_what_anyone_has_committed(committed):
+    floor = trim_floor(committed)
+    for reader in committed:
+        for partition, position in floor.items():
+            assert reader[partition] is not None
+            assert position <= reader[partition]
+    # And it is as high as that allows.
+    for partition in range(5):
+        known = [reader.get(partition) for reader in committed]
+        if committed and None not in known:
+            assert floor[partition] == min(known)
+
+
+def test_nothing_is_trimmed_while_nobody_reads():
+    assert trim_floor([]) == {}
+
+
+async def test_trim_deletes_below_and_keeps_the_rest(logs, log, log_url):
+    append(log, "a", "b", "c")
+    append(log, "x", partition=1, first=3)
+    await logs.trim("flights", {0: 2, 2: 0})
+    await logs.trim("flights", {0: 1})
+    assert stored(log_url) == 2
+    assert (await logs.bounds("flights"))[0] == PartitionBounds(2, 3)
+    assert texts(log, 0, "2") == ["c"]
+
+
+async def test_an_interrupted_trim_is_completed_by_the_next(logs, log, log_url):
+    append(log, "a", "b", "c")
+    with psycopg.connect(log_url) as connection:
+        connection.execute("SELECT counterpoise_log.trim('flights', '{0}', '{2}')")
+    assert stored(log_url) == 3
+    await logs.trim("flights", {})
+    assert stored(log_url) == 1
+
+
+async def test_publishers_that_have_been_silent_are_forgotten(logs, log, log_url):
+    append(log, "a", publisher="old")
+    append(log, "a", publisher="new")
+    with psycopg.connect(log_url) as connection:
+        connection.execute(
+            "UPDATE counterpoise_log.publishers SET appended_at = now() - interval '8 days'"
+            " WHERE publisher = 'old'"
+        )
+    assert await logs.forget_publishers(7 * 86400.0) == 1
+    assert (log.next_sequence("old"), log.next_sequence("new")) == (0, 1)
+
+
+# ------------------------------------------------------------------ times
+
+
+async def test_the_position_of_a_time_skips_nothing_published_since(logs, log):
+    def at(seconds):
+        return Message(b"", published_at=datetime.fromtimestamp(seconds, UTC))
+
+    # Partition 0 is out of order, 1 lies before, 2 is empty, 3 lies after.
+    seconds = [(0, 10), (0, 30), (0, 20), (0, 40), (1, 5), (3, 50)]
+    partitions = [partition for partition, _ in seconds]
+    log.append(AppendBatch("p", 0, 4, partitions, [at(second) for _, second in seconds]))
+    assert await logs.position_at("flights", 20.0) == {0: 1, 1: 1, 2: 0, 3: 0}
+    assert await logs.position_at("flights", 35.0) == {0: 3, 1: 1, 2: 0, 3: 0}
+    assert await logs.position_at("flights", 60.0) == {0: 4, 1: 1, 2: 0, 3: 1}
+    await logs.trim("flights", {0: 3})
+    assert await logs.position_at("flights", 0.0) == {0: 3, 1: 0, 2: 0, 3: 0}

@@ -1,0 +1,416 @@
+"""The publisher against a real log, and a service that is there, away, or of another opinion."""
+
+import itertools
+import json
+import threading
+import time
+from collections import Counter
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import psycopg
+import pytest
+
+from counterpoise.errors import QueueNotFound, ServiceUnavailable
+from counterpoise.keys import partition_of
+from counterpoise.logs import InvalidMessage, LogUnavailable, open_log
+from counterpoise.publisher import BufferFull, Publisher, PublisherClosed, PublisherIdInUse
+from tests.log_support import append, log, log_url, texts, until, with_logs
+
+__all__ = ["log", "log_url"]
+
+
+class Service:
+    """Answers log-access with `partition_count` and `log_url`; can be stopped and started again."""
+
+    def __init__(self, log_url):
+        self.partition_count = 4
+        self.log_url = log_url
+        self.status = 200
+        self.asked = 0
+        self.port = 0
+        self.start()
+
+    def start(self):
+        service = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_POST(self):
+                self.rfile.read(int(self.headers["Content-Length"] or 0))
+                service.asked += 1
+                problem = {"code": "queue_not_found", "title": "no", "status": service.status}
+                access = {"url": service.log_url, "expires_at": "2100-01-01T00:00:00Z"}
+                view = {
+                    "log": "builtin:flights",
+                    "partition_count": service.partition_count,
+                    "start": "earliest",
+                    "access": access,
+                }
+                body = json.dumps(view if service.status == 200 else problem).encode()
+                self.send_response(service.status)
+                ok = service.status == 200
+                self.send_header(
+                    "Content-Type", "application/json" if ok else "application/problem+json"
+                )
+                self.send_header("Content-Length", str(len(body)))
+                self.end_headers()
+                self.wfile.write(body)
+
+            def log_message(self, *args):
+                pass
+
+        self.server = ThreadingHTTPServer(("127.0.0.1", self.port), Handler)
+        self.port = self.server.server_port
+        threading.Thread(target=self.server.serve_forever, args=[0.01], daemon=True).start()
+
+    def stop(self):
+        self.server.shutdown()
+        self.server.server_close()
+
+    @property
+    def url(self):
+        return f"http://127.0.0.1:{self.port}"
+
+
+@pytest.fixture
+def service(log, log_url, monkeypatch):
+    monkeypatch.delenv("COUNTERPOISE_LOG_URL", raising=False)
+    service = Service(log_url)
+    yield service
+    service.stop()
+
+
+@pytest.fixture
+def publisher(service):
+    with Publisher("flights", url=service.url, timeout_seconds=20) as publisher:
+        yield publisher
+
+
+def everything(log, partitions=8):
+    return [text for partition in range(partitions) for text in texts(log, partition)]
+
+
+def kill_all_other_sessions(url):
+    with psycopg.connect(url, autocommit=True) as admin:
+        admin.execute(
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
+            " WHERE datname = current_database() AND pid <> pg_backend_pid()"
+        )
+
+
+# ------------------------------------------------------------------ the plain way
+
+
+def test_messages_go_to_the_partition_of_their_key_in_order(publisher, log):
+    for number in range(3000):
+        publisher.publish(f"k{number % 7}:{number}".encode(), key=f"k{number % 7}")
+    publisher.flush()
+    for partition in range(4):
+        seen = texts(log, partition)
+        for key in (f"k{n}" for n in range(7)):
+            own = [int(text.split(":")[1]) for text in seen if text.startswith(f"{key}:")]
+            if partition_of(key, 4) == partition:
+                assert own == list(range(int(key[1:]), 3000, 7))
+            else:
+                assert own == []
+
+
+def test_keyless_messages_spread_over_the_partitions(service, log):
+    with Publisher("flights", url=service.url, batch_messages=10) as publisher:
+        for number in range(400):
+            publisher.publish(str(number).encode())
+    assert all(len(texts(log, partition)) == 100 for partition in range(4))
+
+
+def test_a_message_alone_is_sent_after_the_linger(publisher, log):
+    publisher.publish(b"a", key="k")
+    until(lambda: everything(log) == ["a"], 5)
+
+
+def test_a_flush_does_not_wait_for_the_linger(service, log):
+    with Publisher("flights", url=service.url, linger_seconds=3600) as publisher:
+        publisher.publish(b"a")
+        publisher.flush()
+        assert everything(log) == ["a"]
+        publisher.publish(b"b")
+    assert sorted(everything(log)) == ["a", "b"]
+
+
+def test_closing_without_having_published_connects_to_nothing(service):
+    Publisher("flights", url=service.url).close()
+    assert service.asked == 0
+
+
+def test_a_closed_publisher_refuses(service):
+    publisher = Publisher("flights", url=service.url)
+    publisher.close()
+    publisher.close()
+    with pytest.raises(PublisherClosed):
+        publisher.publish(b"a")
+
+
+def test_a_message_that_no_log_can_hold_is_refused_at_once(publisher, log):
+    with pytest.raises(InvalidMessage):
+        publisher.publish(b"a", key="a\0b")
+    publisher.publish(b"b")
+    publisher.flush()
+    assert everything(log) == ["b"]
+
+
+def test_many_threads_may_publish(publisher, log):
+    def publish(name):
+        for number in range(200):
+            publisher.publish(f"{name}-{number}".encode(), key=str(name))
+
+    threads = [threading.Thread(target=publish, args=[name]) for name in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(20)
+    publisher.flush()
+    assert sorted(everything(log)) == sorted(f"{n}-{m}" for n in range(6) for m in range(200))
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"batch_messages": 0},
+        {"linger_seconds": -1},
+        {"timeout_seconds": 0},
+        {"publisher_id": ""},
+        {"publisher_id": "x" * 201},
+    ],
+)
+def test_settings_that_make_no_sense_are_refused(wrong):
+    with pytest.raises(ValueError, match="must"):
+        Publisher("flights", **wrong)
+
+
+# ------------------------------------------------------------------ resize
+
+
+def test_a_resize_is_followed_without_loss_or_repetition(publisher, service, log, log_url):
+    sent = []
+    for count in (4, 8, 2, 6):
+        with_logs(log_url, lambda logs, n=count: logs.set_partition_count("flights", n))
+        for number in range(500):
+            sent.append(f"{count}-{number}")
+            publisher.publish(sent[-1].encode(), key=f"k{number}")
+        publisher.flush()
+    # The service went on saying 4 all the while: the log's word is what counts.
+    assert Counter(everything(log)) == Counter(sent)
+    assert all(
+        text in texts(log, partition_of(f"k{text.split('-')[1]}", 6))
+        for text in sent
+        if text.startswith("6-")
+    )
+
+
+# ------------------------------------------------------------------ away
+
+
+def test_a_service_that_is_away_does_not_stop_a_publisher_that_knows_the_log(
+    publisher, service, log
+):
+    publisher.publish(b"a")
+    publisher.flush()
+    service.stop()
+    publisher.publish(b"b")
+    publisher.flush()
+    assert sorted(everything(log)) == ["a", "b"]
+    service.start()
+
+
+def test_a_publisher_that_starts_before_the_service_waits_for_it(service, log):
+    service.stop()
+    with Publisher("flights", url=service.url, timeout_seconds=20) as publisher:
+        publisher.publish(b"a")
+        time.sleep(0.3)
+        service.start()
+        publisher.flush()
+    assert everything(log) == ["a"]
+
+
+def test_a_log_that_moved_is_found_again(publisher, service, log, log_url):
+    """The service was restarted and its log is at another address now."""
+    service.log_url = "postgresql://u:p@127.0.0.1:1/d"
+    publisher.publish(b"a")
+    time.sleep(0.3)
+    service.log_url = log_url
+    publisher.flush()
+    assert everything(log) == ["a"]
+
+
+def test_a_queue_that_does_not_exist_is_said_to_be_missing(service, log):
+    service.status = 404
+    publisher = Publisher("flights", url=service.url)
+    publisher.publish(b"a")
+    with pytest.raises(QueueNotFound):
+        publisher.flush()
+    service.status = 200
+    publisher.flush()
+    assert everything(log) == ["a"]
+    publisher.close()
+
+
+def test_connections_that_are_killed_lose_and_repeat_nothing(service, log, log_url):
+    """Again and again in the middle of appends, so that some commit without our knowing."""
+    stop = threading.Event()
+
+    def kill():
+        while not stop.wait(0.02):
+            kill_all_other_sessions(log_url)
+
+    killer = threading.Thread(target=kill)
+    with Publisher(
+        "flights", url=service.url, batch_messages=50, linger_seconds=0.001, timeout_seconds=30
+    ) as publisher:
+        killer.start()
+        for number in range(5000):
+            publisher.publish(str(number).encode(), key="k")
+        time.sleep(0.5)
+        stop.set()
+        killer.join()
+    assert texts(log, partition_of("k", 4)) == [str(number) for number in range(5000)]
+
+
+class Forgetful:
+    """A log whose answers get lost: every second append is done and then fails."""
+
+    def __init__(self, log):
+        self.log = log
+        self.calls = itertools.count()
+
+    def append(self, batch):
+        result = self.log.append(batch)
+        if next(self.calls) % 2 == 0:
+            raise LogUnavailable("the answer was lost")
+        return result
+
+    def __getattr__(self, name):
+        return getattr(self.log, name)
+
+
+def test_an_append_whose_answer_was_lost_is_repeated_without_a_trace(service, log):
+    def forgetful(name, access, *, timeout_seconds):
+        return Forgetful(open_log(name, access, timeout_seconds=timeout_seconds))
+
+    with Publisher("flights", url=service.url, batch_messages=10, open_log=forgetful) as publisher:
+        for number in range(100):
+            publisher.publish(str(number).encode(), key="k")
+    assert texts(log, partition_of("k", 4)) == [str(number) for number in range(100)]
+
+
+# ------------------------------------------------------------------ giving up, and going on
+
+
+def test_what_failed_in_the_background_is_raised_by_the_next_call_and_then_tried_again(
+    service, log
+):
+    service.stop()
+    publisher = Publisher("flights", url=service.url, timeout_seconds=0.3, linger_seconds=0)
+    publisher.publish(b"a", key="k")
+    time.sleep(1)
+    with pytest.raises(ServiceUnavailable):
+        publisher.publish(b"not taken", key="k")
+    service.start()
+    publisher.publish(b"b", key="k")
+    publisher.close()
+    assert everything(log) == ["a", "b"]
+
+
+def test_close_says_how_many_messages_are_not_known_to_be_in_the_log(service):
+    service.stop()
+    publisher = Publisher("flights", url=service.url, timeout_seconds=0.3)
+    publisher.publish(b"a")
+    publisher.publish(b"b")
+    with pytest.raises(ServiceUnavailable) as failure:
+        publisher.close()
+    assert "2 messages" in failure.value.__notes__[0]
+    publisher.close()
+    service.start()
+
+
+def test_an_error_of_the_program_is_not_hidden_by_one_of_closing(service):
+    service.stop()
+    with pytest.raises(ZeroDivisionError) as failure:
+        with Publisher("flights", url=service.url, timeout_seconds=0.3) as publisher:
+            publisher.publish(b"a")
+            1 / 0  # noqa: B018
+    assert "closing the publisher failed" in failure.value.__notes__[-1]
+    service.start()
+
+
+def test_a_full_buffer_blocks_and_then_gives_up(service, log, log_url):
+    with Publisher(
+        "flights",
+        url=service.url,
+        batch_messages=5,
+        buffer_messages=5,
+        linger_seconds=0,
+        timeout_seconds=1,
+    ) as publisher:
+        publisher.publish(b"first")
+        publisher.flush()
+        with psycopg.connect(log_url) as holding:
+            holding.execute("LOCK TABLE counterpoise_log.messages IN ACCESS EXCLUSIVE MODE")
+            before = time.monotonic()
+            with pytest.raises((BufferFull, LogUnavailable)):
+                for number in range(100):
+                    publisher.publish(str(number).encode(), key="k")
+            assert 0.5 < time.monotonic() - before < 4
+        taken = publisher.next_sequence - 1
+        assert 5 <= taken <= 10
+        until(lambda: _flushed(publisher))
+    assert texts(log, partition_of("k", 4))[-taken:] == [str(number) for number in range(taken)]
+
+
+def _flushed(publisher):
+    try:
+        publisher.flush()
+    except LogUnavailable:
+        return False
+    return True
+
+
+# ------------------------------------------------------------------ an id of one's own
+
+
+def test_a_publisher_with_an_id_goes_on_where_the_last_one_stopped(service, log):
+    for _ in range(3):
+        with Publisher("flights", url=service.url, publisher_id="import") as publisher:
+            start = publisher.next_sequence
+            for number in range(start, start + 10):
+                publisher.publish(str(number).encode(), key="k")
+            assert publisher.next_sequence == start + 10
+    assert texts(log, partition_of("k", 4)) == [str(number) for number in range(30)]
+
+
+def test_an_id_without_asking_first_also_goes_on(service, log):
+    for value in (b"a", b"b"):
+        with Publisher("flights", url=service.url, publisher_id="import") as publisher:
+            publisher.publish(value, key="k")
+    assert texts(log, partition_of("k", 4)) == ["a", "b"]
+
+
+def test_two_publishers_with_one_id_are_told_instead_of_losing_messages(service, log):
+    publisher = Publisher("flights", url=service.url, publisher_id="import")
+    assert publisher.next_sequence == 0
+    append(log, "from elsewhere", publisher="import")
+    publisher.publish(b"mine")
+    with pytest.raises(PublisherIdInUse):
+        publisher.flush()
+    with pytest.raises(PublisherIdInUse):
+        publisher.close()
+
+
+# ------------------------------------------------------------------ access
+
+
+def test_a_url_for_the_log_takes_the_place_of_the_service_s(service, log, log_url, monkeypatch):
+    service.log_url = "postgresql://u:p@127.0.0.1:1/d"
+    with Publisher("flights", url=service.url, log_url=log_url) as publisher:
+        publisher.publish(b"a")
+    monkeypatch.setenv("COUNTERPOISE_LOG_URL", log_url)
+    with Publisher("flights", url=service.url) as publisher:
+        publisher.publish(b"b")
+    assert sorted(everything(log)) == ["a", "b"]
