@@ -51,9 +51,17 @@ class _Settings:
         self.url = base_url(url or os.environ.get("COUNTERPOISE_URL") or calls.DEFAULT_URL)
         self.timeout_seconds = timeout_seconds
         self._token = token or os.environ.get("COUNTERPOISE_TOKEN") or None
-        # A proxy from the environment is for what is far away, not for this machine.
-        self.trust_env = (urlsplit(self.url).hostname or "") not in _LOOPBACK
-        self.headers = {"User-Agent": f"counterpoise/{package_version()}"}
+
+    def transport(self) -> dict[str, Any]:
+        """What the httpx clients are made with."""
+        parts = urlsplit(self.url)
+        return {
+            "headers": {"User-Agent": f"counterpoise/{package_version()}"},
+            # A proxy from the environment is for what is far away, not for this machine.
+            "trust_env": (parts.hostname or "") not in _LOOPBACK,
+            # Without TLS there is nothing to verify; loading the authorities takes its time.
+            "verify": parts.scheme == "https",
+        }
 
     def request(self, call: Call[Any]) -> dict[str, Any]:
         headers = {"Accept": "application/json"}
@@ -130,9 +138,7 @@ class Client:
         self, url: str | None = None, *, token: str | None = None, timeout_seconds: float = 10.0
     ) -> None:
         self._settings = _Settings(url, token, timeout_seconds)
-        self._http = httpx.Client(
-            limits=_LIMITS, headers=self._settings.headers, trust_env=self._settings.trust_env
-        )
+        self._http = httpx.Client(limits=_LIMITS, **self._settings.transport())
 
     @property
     def url(self) -> str:
@@ -247,9 +253,7 @@ class AsyncClient:
         self, url: str | None = None, *, token: str | None = None, timeout_seconds: float = 10.0
     ) -> None:
         self._settings = _Settings(url, token, timeout_seconds)
-        self._http = httpx.AsyncClient(
-            limits=_LIMITS, headers=self._settings.headers, trust_env=self._settings.trust_env
-        )
+        self._http = httpx.AsyncClient(limits=_LIMITS, **self._settings.transport())
 
     @property
     def url(self) -> str:

@@ -1,0 +1,364 @@
+"""Both shells of the flow against a service that cuts, stalls and talks nonsense."""
+
+import asyncio
+import logging
+import os
+import pickle
+import threading
+import time
+
+import pytest
+
+from counterpoise.errors import (
+    FlowGone,
+    NotBound,
+    QueueNotFound,
+    ServiceUnavailable,
+    Unreachable,
+    UsedInAnotherProcess,
+)
+from counterpoise.flow import AsyncFlow, Flow, Owned
+from tests.counterpoise.faulty import Answer, Cut, Stall, faulty_service, problem
+
+
+@pytest.fixture
+def faulty():
+    with faulty_service() as service:
+        yield service
+
+
+class Awaited:
+    """An `AsyncFlow` on a loop in a thread, with the methods of `Flow`: one test for both."""
+
+    def __init__(self, *args, **options):
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
+        self._thread.start()
+        self._flow = AsyncFlow(*args, **options)
+
+    def __getattr__(self, name):
+        attribute = getattr(self._flow, name)
+        if not callable(attribute):
+            return attribute
+
+        def method(*args, **options):
+            future = asyncio.run_coroutine_threadsafe(attribute(*args, **options), self._loop)
+            return future.result(30)
+
+        return method
+
+    def __enter__(self):
+        try:
+            self.open()
+        except BaseException:
+            self._stop()
+            raise
+        return self
+
+    def __exit__(self, *_):
+        self.close()
+        self._stop()
+
+    def _stop(self):
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(5)
+        self._loop.close()
+
+
+@pytest.fixture(params=[Flow, Awaited], ids=["blocking", "asyncio"])
+def make(request, faulty):
+    def make_flow(**options):
+        return request.param("flights", url=faulty.url, **options)
+
+    return make_flow
+
+
+def until(condition, seconds=10.0):
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "it did not happen"
+        time.sleep(0.01)
+
+
+def failing(verb, behaviour, times):
+    """A script that answers the first requests for `verb` badly."""
+    left = [times]
+
+    def script(seen):
+        if seen.path.partition("?")[0].endswith(verb) and left[0] > 0:
+            left[0] -= 1
+            return behaviour
+        return None
+
+    return script
+
+
+FAULTS = [
+    Cut(),
+    Cut(b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\n{"),
+    Answer(200, text="<html>"),
+    Answer(200, body={}),
+    Answer(502, text="Bad gateway"),
+    problem(503, "unavailable"),
+]
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=str)
+def test_a_bind_that_fails_is_repeated_as_the_same_instance(faulty, make, fault):
+    faulty.script = failing("/flows", fault, 2)
+    with make() as flow:
+        assert list(flow.partitions) == [0]
+        instances = {seen.body["instance_id"] for seen in faulty.requests("/flows")}
+        assert instances == {flow.instance_id}
+        assert len(faulty.requests("/flows")) == 3
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=str)
+def test_polls_that_fail_cost_nothing(faulty, make, fault):
+    faulty.script = failing("/updates", fault, 3)
+    with make() as flow:
+        until(lambda: len(faulty.requests("/updates")) >= 4)
+        assert flow.status == "bound"
+        assert list(flow.partitions) == [0]
+        faulty.show(faulty.owned(0, 1), faulty.owned(1, 1))
+        until(lambda: list(flow.partitions) == [0, 1])
+        assert flow.last_error is None
+
+
+def test_a_poll_that_is_never_answered_is_repeated_within_the_lease(faulty, make):
+    faulty.script = failing("/updates", Stall(20), 1)
+    with make():
+        until(lambda: len(faulty.requests("/updates")) >= 2)
+        first, second = faulty.requests("/updates")[:2]
+        assert second.at - first.at < faulty.lease_seconds
+
+
+def test_a_commit_whose_answer_was_cut_is_repeated_with_its_seq(faulty, make):
+    faulty.script = failing("/commit", Cut(), 2)
+    with make() as flow:
+        assert flow.commit({0: "5"}) == {0: "ok"}
+        assert flow.commit([(0, 1, "6")]) == {0: "ok"}
+        numbers = [seen.body["seq"] for seen in faulty.requests("/commit")]
+        assert numbers == [1, 1, 1, 2]
+        assert flow.partitions[0].position == "6"
+
+
+def test_a_commit_ends_when_its_time_is_up(faulty, make):
+    faulty.script = failing("/commit", Stall(20), 99)
+    with make() as flow:
+        started = time.monotonic()
+        with pytest.raises(ServiceUnavailable):
+            flow.commit({0: "5"}, timeout_seconds=0.5)
+        assert time.monotonic() - started < 3
+        assert list(flow.partitions) == [0]
+
+
+def test_nothing_is_sent_for_what_was_never_owned(faulty, make):
+    with make() as flow:
+        assert flow.commit({7: "5"}) == {7: "not_owner"}
+        assert flow.release(7) == "not_owner"
+        assert flow.ready(7) == "not_warming"
+        assert flow.commit({}) == {}
+        assert faulty.requests("/commit") == []
+
+
+def test_an_expired_lease_is_bound_again_and_the_old_epochs_are_over(faulty, make):
+    told = []
+    with make(
+        on_granted=lambda owned: told.append(("granted", owned.epoch)),
+        on_lost=lambda owned: told.append(("lost", owned.epoch)),
+    ) as flow:
+        faulty.view = {"revision": 1, "partitions": [faulty.owned(0, 3)]}
+        faulty.script = lambda seen: (
+            problem(410, "flow_gone", reason="lease_expired") if "/flows/f1/" in seen.path else None
+        )
+        assert flow.commit([(0, 1, "5")]) == {0: "flow_gone"}
+        until(lambda: flow.status == "bound" and flow.partitions[0].epoch == 3)
+        until(lambda: len(told) == 3)
+        assert told == [("granted", 1), ("lost", 1), ("granted", 3)]
+        assert len({seen.body["instance_id"] for seen in faulty.requests("/flows")}) == 1
+
+
+def test_replaced_it_does_not_bind_again_and_says_so(faulty, make):
+    with make() as flow:
+        faulty.script = lambda seen: (
+            problem(410, "flow_gone", reason="replaced") if "/flows/f1/" in seen.path else None
+        )
+        until(lambda: flow.status == "gone")
+        assert flow.gone_reason == "replaced"
+        assert dict(flow.partitions) == {}
+        for use in (lambda: flow.commit({0: "5"}), lambda: flow.wait(1), flow.drain):
+            with pytest.raises(FlowGone) as raised:
+                use()
+            assert raised.value.reason == "replaced"
+        assert len(faulty.requests("/flows")) == 1
+
+
+def test_a_queue_that_does_not_exist(faulty, make):
+    faulty.script = lambda _: problem(404, "queue_not_found", detail="No queue is named flights.")
+    started = time.monotonic()
+    with pytest.raises(QueueNotFound, match="No queue is named flights"):
+        make().__enter__()
+    assert time.monotonic() - started < 3
+
+
+def test_a_service_that_is_away_when_the_flow_opens(faulty, make):
+    faulty.script = lambda _: Cut()
+    flow = make()
+    with pytest.raises(Unreachable):
+        flow.open(wait_seconds=0.5)
+    assert flow.status == "gone"
+
+
+def test_opening_does_not_have_to_wait(faulty, make):
+    faulty.script = failing("/flows", Stall(0.5), 1)
+    flow = make()
+    flow.open(wait_seconds=0)
+    try:
+        assert flow.status == "binding"
+        assert flow.wait(10)
+        assert flow.status == "bound"
+    finally:
+        flow.close()
+
+
+def test_wait_sees_a_change_that_came_before_it(faulty, make):
+    with make() as flow:
+        seen = flow.version
+        faulty.show(faulty.owned(0, 1), faulty.owned(1, 1))
+        until(lambda: len(flow.partitions) == 2)
+        assert flow.wait(0, after=seen)
+        assert not flow.wait(0.05)
+
+
+def test_callbacks_may_use_the_flow_and_fail_without_harm(faulty, make, caplog):
+    released = []
+
+    def granted(owned):
+        raise RuntimeError("a defect of the program's")
+
+    with (
+        make(
+            on_granted=granted, on_revoking=lambda owned, left: released.append((owned, left))
+        ) as flow,
+        caplog.at_level(logging.ERROR),
+    ):
+        now = "2026-11-20T10:00:02.000Z"
+        faulty.show(faulty.owned(0, 1, "revoking", deadline=now))
+        until(lambda: released)
+        owned, left = released[0]
+        assert owned.partition == 0
+        assert 1.0 < left <= 2.0
+        assert "a defect of the program's" in caplog.text
+        assert flow.status == "bound"
+
+
+def test_a_slow_callback_does_not_cost_the_lease(faulty):
+    blocked = threading.Event()
+    with Flow("flights", url=faulty.url, on_granted=lambda _: blocked.wait(20)) as flow:
+        count = len(faulty.requests("/updates"))
+        faulty.show(faulty.owned(0, 1), faulty.owned(1, 1))
+        until(lambda: len(faulty.requests("/updates")) > count + 1)
+        assert len(flow.partitions) == 2
+        blocked.set()
+
+
+def test_a_callback_may_commit(faulty):
+    flow = Flow("flights", url=faulty.url, on_granted=lambda owned: flow.commit({0: "5"}))
+    with flow:
+        until(lambda: faulty.requests("/commit"))
+
+
+def test_nothing_is_renewed_while_the_program_says_so(faulty, make):
+    well = [True]
+    with make(renew_while=lambda: well[0]):
+        until(lambda: faulty.requests("/updates"))
+        well[0] = False
+        faulty.show(faulty.owned(0, 1))  # ends the poll under way
+        time.sleep(0.4)
+        count = len(faulty.requests("/updates"))
+        time.sleep(1.2)
+        assert len(faulty.requests("/updates")) == count
+        well[0] = True
+        until(lambda: len(faulty.requests("/updates")) > count)
+
+
+def test_a_service_that_answers_polls_at_once_is_not_hammered(faulty, make):
+    faulty.script = lambda seen: Answer(204) if "/updates" in seen.path else None
+    with make():
+        time.sleep(1.0)
+        assert 3 < len(faulty.requests("/updates")) < 30
+
+
+def test_closing_ends_in_time_when_nobody_answers(faulty, make):
+    with make() as flow:
+        faulty.script = lambda _: Stall(30)
+        started = time.monotonic()
+        flow.close(timeout_seconds=0.5)
+        assert time.monotonic() - started < 6
+        flow.close()
+        with pytest.raises(NotBound):
+            flow.commit({0: "5"})
+
+
+def test_unbinding_is_told_and_repeated(faulty, make):
+    faulty.script = failing("/f1", Cut(), 1)
+    with make():
+        pass
+    unbinds = [seen for seen in faulty.seen if seen.method == "DELETE"]
+    assert [seen.path for seen in unbinds] == ["/v1/queues/flights/flows/f1"] * 2
+
+
+def test_a_flow_is_used_after_open_only(faulty):
+    flow = Flow("flights", url=faulty.url)
+    assert flow.status == "new"
+    with pytest.raises(NotBound, match="open"):
+        flow.commit({0: "5"})
+    flow.close()
+
+
+def test_a_flow_cannot_be_pickled(faulty):
+    with pytest.raises(TypeError, match="cannot be pickled"):
+        pickle.dumps(Flow("flights", url=faulty.url))
+
+
+@pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
+def test_a_forked_process_cannot_use_it_nor_end_it(faulty):
+    with Flow("flights", url=faulty.url) as flow:
+        child = os.fork()
+        if child == 0:
+            try:
+                flow.close()
+                flow.commit({0: "5"})
+            except UsedInAnotherProcess:
+                os._exit(0)
+            finally:
+                os._exit(1)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        assert flow.commit({0: "5"}) == {0: "ok"}
+        assert [seen for seen in faulty.seen if seen.method == "DELETE"] == []
+
+
+async def test_a_commit_that_is_cancelled_leaves_the_flow_whole(faulty):
+    faulty.script = failing("/release", Stall(20), 1)
+    lost: list[Owned] = []
+    async with AsyncFlow("flights", url=faulty.url, on_lost=lost.append) as flow:
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.2):
+                await flow.release(0, epoch=1)
+        faulty.show()
+        await flow.wait(5)
+        await asyncio.sleep(0.1)
+        assert [owned.partition for owned in lost] == [0]
+
+
+async def test_async_callbacks_are_awaited(faulty):
+    granted = asyncio.Event()
+
+    async def on_granted(owned):
+        await asyncio.sleep(0)
+        granted.set()
+
+    async with AsyncFlow("flights", url=faulty.url, on_granted=on_granted):
+        async with asyncio.timeout(5):
+            await granted.wait()

@@ -1,0 +1,125 @@
+"""What the clients make of answers that no healthy service gives, and that they always end."""
+
+import asyncio
+import socket
+import time
+
+import pytest
+
+from counterpoise.client import AsyncClient, Client
+from counterpoise.errors import (
+    BadAnswer,
+    FlowGone,
+    Invalid,
+    InvalidUrl,
+    NotCounterpoise,
+    Refused,
+    ServiceFailed,
+    ServiceUnavailable,
+    Unreachable,
+)
+from tests.counterpoise.faulty import Answer, Cut, Stall, faulty_service, problem
+
+
+@pytest.fixture
+def faulty():
+    with faulty_service() as service:
+        yield service
+
+
+@pytest.fixture(params=["blocking", "asyncio"])
+def ask(request):
+    """`ask(url)` asks for a queue, with the one client or the other."""
+
+    def blocking(url, **options):
+        with Client(url, **options) as client:
+            return client.queue("flights")
+
+    def with_asyncio(url, **options):
+        async def run():
+            async with AsyncClient(url, **options) as client:
+                return await client.queue("flights")
+
+        return asyncio.run(run())
+
+    return blocking if request.param == "blocking" else with_asyncio
+
+
+HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 100\r\n\r\n"
+
+
+@pytest.mark.parametrize(
+    ("behaviour", "error"),
+    [
+        (Cut(), Unreachable),
+        (Cut(b"HTTP/1.1 200 OK\r\nContent-Le"), Unreachable),
+        (Cut(HEAD + b'{"name": '), Unreachable),
+        (Cut(b"SSH-2.0-OpenSSH_9.6\r\n"), Unreachable),
+        (Stall(5), Unreachable),
+        (Stall(5, first=HEAD, drip=b" "), Unreachable),
+        (Answer(200, text="<html>Sign in to the network</html>"), BadAnswer),
+        (Answer(200, text=""), BadAnswer),
+        (Answer(200, body=[]), BadAnswer),
+        (Answer(200, body={"name": "flights"}), BadAnswer),
+        (Answer(204), BadAnswer),
+        (Answer(502, text="<html>Bad gateway</html>"), ServiceFailed),
+        (Answer(404, text="<html>Not found</html>"), NotCounterpoise),
+        (Answer(404, body={"detail": "Not Found"}), NotCounterpoise),
+        (Answer(302, text="", headers={"Location": "/login"}), NotCounterpoise),
+        (problem(500, "internal"), ServiceFailed),
+        (problem(503, "unavailable"), ServiceUnavailable),
+        (problem(429, "too_many"), ServiceUnavailable),
+        (problem(410, "flow_gone", reason="replaced"), FlowGone),
+        (problem(409, "of_the_future"), Refused),
+    ],
+)
+def test_each_answer_becomes_its_exception(faulty, ask, behaviour, error):
+    faulty.script = lambda _: behaviour
+    started = time.monotonic()
+    with pytest.raises(error) as raised:
+        ask(faulty.url, timeout_seconds=0.5)
+    assert type(raised.value) is error
+    assert time.monotonic() - started < 3
+
+
+def test_nobody_listens(ask):
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{probe.getsockname()[1]}"
+    with pytest.raises(Unreachable, match="no service answers at http://127"):
+        ask(url)
+
+
+@pytest.mark.parametrize("url", ["flights", "ftp://x", "http://", "http://x/?a=b"])
+def test_an_address_that_is_none(ask, url):
+    with pytest.raises(InvalidUrl):
+        ask(url)
+
+
+def test_retry_after_is_told(faulty, ask):
+    faulty.script = lambda _: Answer(
+        503, {"code": "unavailable", "detail": "No database."}, {"Retry-After": "7"}
+    )
+    with pytest.raises(ServiceUnavailable, match="No database") as raised:
+        ask(faulty.url)
+    assert raised.value.retry_after == 7.0
+
+
+def test_what_is_invalid_is_named(faulty, ask):
+    errors = [{"field": "partition_count", "message": "must be at least 1"}]
+    faulty.script = lambda _: problem(422, "invalid", detail="Not valid.", errors=errors)
+    with pytest.raises(Invalid, match=r"Not valid\.; partition_count: must be at least 1"):
+        ask(faulty.url)
+
+
+def test_a_proxy_of_the_environment_is_not_asked_about_this_machine(faulty, ask, monkeypatch):
+    monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:9")
+    faulty.script = lambda _: problem(410, "flow_gone")
+    with pytest.raises(FlowGone):
+        ask(faulty.url)
+
+
+def test_names_cannot_leave_their_place_in_the_path(faulty):
+    with Client(faulty.url) as client, pytest.raises(Refused):
+        client.queue("../../a b?c#d")
+    assert faulty.seen[0].path == "/v1/queues/..%2F..%2Fa%20b%3Fc%23d"
