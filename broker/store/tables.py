@@ -1,0 +1,158 @@
+"""The control tables as SQLAlchemy Core sees them.
+
+`migrations/control` makes them, with the constraints and triggers that back the invariants; a test
+holds the two to each other. Column names are those of `broker.store.rows`.
+"""
+
+from __future__ import annotations
+
+from sqlalchemy import (
+    BigInteger,
+    Boolean,
+    Column,
+    Double,
+    ForeignKey,
+    Identity,
+    Index,
+    Integer,
+    LargeBinary,
+    MetaData,
+    SmallInteger,
+    Table,
+    Text,
+    UniqueConstraint,
+)
+from sqlalchemy.dialects.postgresql import JSONB
+
+SCHEMA = "counterpoise"
+
+metadata = MetaData(schema=SCHEMA)
+
+
+def _queue_id(*, primary_key: bool = False) -> Column[str]:
+    to_queue = ForeignKey(f"{SCHEMA}.queues.id", ondelete="CASCADE")
+    return Column("queue_id", Text, to_queue, nullable=False, primary_key=primary_key)
+
+
+queues = Table(
+    "queues",
+    metadata,
+    Column("id", Text, primary_key=True),
+    Column("name", Text(collation="C"), nullable=False),
+    Column("created_at", Double, nullable=False),
+    Column("partition_count", Integer, nullable=False),
+    Column("access_type", Text, nullable=False),
+    Column("rebalance_delay", Double, nullable=False),
+    Column("max_handoff_time", Double, nullable=False),
+    Column("max_warmup_time", Double, nullable=False),
+    Column("max_concurrent_handoffs", Integer),
+    Column("log", Text, nullable=False),
+    Column("start", Text, nullable=False),
+    Column("partitioning", Text, nullable=False),
+    Column("ordered_resize", Boolean, nullable=False),
+    Column("revision", BigInteger, nullable=False),
+    Column("status", Text, nullable=False),
+    Column("trigger", Text),
+    Column("since", Double, nullable=False),
+    Column("holddown_until", Double),
+    Column("flows_before", Integer, nullable=False),
+    Column("departed", JSONB, nullable=False),
+    Column("rebalance", JSONB),
+    Column("last_rebalance", JSONB),
+    Column("growing", Boolean, nullable=False),
+    Column("retiring_count", Integer, nullable=False),
+    Column("outage_seen", BigInteger, nullable=False),
+    Column("next_seat", BigInteger, nullable=False),
+    Column("next_deadline", Double),
+    UniqueConstraint("name", name="queues_name_key"),
+)
+
+flows = Table(
+    "flows",
+    metadata,
+    Column("id", Text, primary_key=True),
+    _queue_id(),
+    Column("instance_id", Text, nullable=False),
+    Column("client_name", Text, nullable=False),
+    Column("seat", BigInteger, nullable=False),
+    Column("lease_seconds", Double, nullable=False),
+    Column("warmup", Boolean, nullable=False),
+    Column("bound_at", Double, nullable=False),
+    Column("draining", Boolean, nullable=False),
+    Column("drain_deadline", Double),
+    Column("view_revision", BigInteger, nullable=False),
+    Column("active", Boolean, nullable=False),
+    Column("token_hash", LargeBinary, nullable=False),
+    Column("lease_expires_at", Double, nullable=False),
+    Column("reason", Text),
+    Column("left_at", Double),
+)
+bound = flows.c.reason.is_(None)
+Index(
+    "flows_bound_instance",
+    flows.c.queue_id,
+    flows.c.instance_id,
+    unique=True,
+    postgresql_where=bound,
+)
+Index("flows_bound_seat", flows.c.queue_id, flows.c.seat, unique=True, postgresql_where=bound)
+Index("flows_of_queue", flows.c.queue_id)
+Index("flows_left", flows.c.left_at, postgresql_where=flows.c.reason.is_not(None))
+
+partitions = Table(
+    "partitions",
+    metadata,
+    Column("queue_id", Text, primary_key=True),
+    Column("number", Integer, primary_key=True, autoincrement=False),
+    Column("state", Text, nullable=False),
+    Column("epoch", BigInteger, nullable=False),
+    Column("owner", Text),
+    Column("retiring", Boolean, nullable=False),
+    Column("handed_over", Text),
+    Column("let_go", Text, nullable=False),
+    Column("released_by", Text),
+    Column("unowned_since", Double),
+    Column("successor", Text),
+    Column("deadline", Double),
+    Column("handoff_since", Double),
+    Column("warm", Boolean),
+    Column("warmed_by", Text),
+    Column("warmed_epoch", BigInteger),
+    Column("position", Text),
+    Column("seq", BigInteger),
+)
+
+records = Table(
+    "records",
+    metadata,
+    _queue_id(primary_key=True),
+    Column("revision", BigInteger, primary_key=True, autoincrement=False),
+    Column("at", Double, nullable=False),
+    Column("commit_id", Text, nullable=False),
+    Column("rebalance_id", BigInteger),
+    Column("records", JSONB, nullable=False),
+)
+Index(
+    "records_of_rebalance",
+    records.c.queue_id,
+    records.c.rebalance_id,
+    records.c.revision,
+    postgresql_where=records.c.rebalance_id.is_not(None),
+)
+Index("records_at", records.c.at, postgresql_using="brin")
+
+service = Table(
+    "service",
+    metadata,
+    Column("id", SmallInteger, primary_key=True, autoincrement=False),
+    Column("stamped_at", Double),
+    Column("gap_seconds", Double, nullable=False),
+)
+
+outages = Table(
+    "outages",
+    metadata,
+    Column("id", BigInteger, Identity(always=True), primary_key=True),
+    Column("began", Double, nullable=False),
+    Column("seconds", Double, nullable=False),
+)
