@@ -52,13 +52,18 @@ class Giving:
 
     A flow may have more than its share and nothing to give yet, because what counts for it is still on its way to it
     (a revoke is not replanned before the partition arrives). Its turn is then taken on paper only, on a ranking of
-    our own, so that nobody else gives what it will have to give.
+    our own, so that nobody else gives what it will have to give. An exclusive queue has such a ranking from the
+    beginning: of all flows but the first, each of which gives all it has.
     """
 
     def __init__(self, queue: Queue) -> None:
         self._queue = queue
         self._candidates: dict[str, Iterator[int]] = {}
         self._ranking = queue.ranking
+        self._first = queue.first_taker() if queue.exclusive else None
+        if self._first is not None and self._first.load < queue.settings.partition_count:
+            self._ranking = queue.ranking.copy()
+            self._ranking.remove(self._first.seat)
 
     def next(self) -> tuple[int, Flow] | None:
         """The next partition to hand off and its successor; None if none is needed or can be had.
@@ -70,45 +75,41 @@ class Giving:
             return None
         if len(queue.leaving) and queue.leaving.high > 0:
             owner = queue.by_seat[queue.leaving.most()]
-            to = queue.by_seat[self._receiver()]
+            to = self._receiver()
             number = self._from(owner)
             assert number is not None
             if number not in queue.retiring:
-                self._count(to.seat, 1)
+                self._count(to, 1)
             return number, to
         while (giver := self._giver()) is not None:
-            receiver = self._receiver()
-            number = self._from(queue.by_seat[giver])
+            to = self._receiver()
+            number = self._from(giver)
             if number is None and self._ranking is queue.ranking:
                 self._ranking = queue.ranking.copy()
             self._count(giver, -1)
-            self._count(receiver, 1)
+            self._count(to, 1)
             if number is not None:
-                return number, queue.by_seat[receiver]
+                return number, to
         return None
 
-    def _giver(self) -> int | None:
-        """The seat of the flow that has to give next, None if the queue is balanced, at least on paper."""
+    def _giver(self) -> Flow | None:
+        """The flow that has to give next; None if the queue is balanced, at least on paper."""
         queue, ranking = self._queue, self._ranking
-        if not queue.exclusive:
-            return ranking.most() if ranking.spread > 1 else None
-        first = queue.first_taker()
-        assert first is not None
-        if ranking.counts[first.seat] == queue.settings.partition_count:
+        if self._first is None:
+            return queue.by_seat[ranking.most()] if ranking.spread > 1 else None
+        if ranking is queue.ranking or not ranking.counts or not ranking.high:
             return None
-        others = ((-count, seat) for seat, count in ranking.counts.items() if seat != first.seat)
-        count, seat = min(others)
-        return seat if count else None
+        return queue.by_seat[ranking.most()]
 
-    def _receiver(self) -> int:
-        flow = taker(self._queue, self._ranking)
+    def _receiver(self) -> Flow:
+        flow = self._first or taker(self._queue, self._ranking)
         assert flow is not None
-        return flow.seat
+        return flow
 
-    def _count(self, seat: int, difference: int) -> None:
+    def _count(self, flow: Flow, difference: int) -> None:
         """Keeps a ranking of our own in step; the queue's is kept by `replay` when the handoff starts."""
-        if self._ranking is not self._queue.ranking:
-            self._ranking.add(seat, difference)
+        if self._ranking is not self._queue.ranking and flow is not self._first:
+            self._ranking.add(flow.seat, difference)
 
     def _from(self, flow: Flow) -> int | None:
         candidates = self._candidates.get(flow.id)
@@ -207,7 +208,7 @@ class _Shares:
 
     def __init__(self, queue: Queue, ranking: Ranking) -> None:
         self._ranking = ranking
-        self._first: int | None = min(ranking.counts) if queue.exclusive else None
+        self._first: int | None = ranking.earliest() if queue.exclusive else None
         total = queue.settings.partition_count
         self._floor, ceilings = divmod(total, len(ranking))
         above = sorted(

@@ -167,10 +167,10 @@ class Handoff:
 @dataclass(frozen=True, slots=True)
 class Departed:
     """A flow that left during the holddown: if its instance comes back in time it gets back what is
-    still unowned."""
+    still unowned. `partitions`: (number, epoch) of each that it left."""
 
     seat: int
-    partitions: tuple[int, ...]
+    partitions: tuple[tuple[int, int], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -275,7 +275,7 @@ class Queue:
 
     def first_taker(self) -> Flow | None:
         """The earliest-bound non-draining flow, which owns an exclusive queue."""
-        return self.by_seat[min(self.ranking.counts)] if self.ranking.counts else None
+        return self.by_seat[self.ranking.earliest()] if self.ranking.counts else None
 
     def spread(self) -> int:
         """The largest minus the smallest number of partitions that non-draining flows own;

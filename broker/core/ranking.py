@@ -14,12 +14,13 @@ class Ranking:
     """Counts by seat, bucketed by count; each bucket is a heap of seats with stale entries skipped
     when met."""
 
-    __slots__ = ("_buckets", "_high", "_low", "_sizes", "counts")
+    __slots__ = ("_buckets", "_high", "_low", "_seats", "_sizes", "counts")
 
     def __init__(self) -> None:
         self.counts: dict[int, int] = {}
         self._buckets: dict[int, list[int]] = {}
         self._sizes: dict[int, int] = {}
+        self._seats: list[int] = []
         self._low = 0
         self._high = 0
 
@@ -37,6 +38,9 @@ class Ranking:
         if old is None:
             if not self.counts:
                 self._low = self._high = count
+            heappush(self._seats, seat)
+            if len(self._seats) > 2 * len(self.counts) + 16:
+                self._seats = sorted({*self.counts, seat})
         else:
             self._leave(old)
         self.counts[seat] = count
@@ -88,6 +92,12 @@ class Ranking:
     def most(self) -> int:
         """The seat of the flow with the most partitions, the earliest bound of several."""
         return self._first(self.high)
+
+    def earliest(self) -> int:
+        """The seat of the earliest-bound flow; the ranking must not be empty."""
+        while self._seats[0] not in self.counts:
+            heappop(self._seats)
+        return self._seats[0]
 
     def _first(self, count: int) -> int:
         bucket = self._buckets[count]

@@ -349,15 +349,27 @@ def _replace(draft: Draft, old: Flow, new: Flow) -> None:
     draft.emit(r.FlowLeft(old.id, "replaced", remember=False, at=draft.now))
 
 
-def _give_back(draft: Draft, flow: Flow, numbers: tuple[int, ...]) -> None:
-    """Rule 12 within a holddown: an instance that left during it gets back what is still
-    unowned."""
+def _give_back(draft: Draft, flow: Flow, held: Sequence[tuple[int, int]]) -> None:
+    """Rule 12 within a holddown: an instance that left during it gets back what nobody owned since.
+
+    `held`: (partition, epoch) as it left them. If positions were set meanwhile (which raises the epoch) it gets them
+    back too, but is not told that it may go on as if nothing had been (`replaced`).
+    """
     queue = draft.queue
-    unowned = [number for number in numbers if number in queue.unowned]
-    if unowned:
+    back = [
+        (queue.partitions[number], epoch)
+        for number, epoch in held
+        if number in queue.unowned
+        and (
+            queue.partitions[number].epoch == epoch
+            or queue.partitions[number].let_go == HandedOver.FORCED
+        )
+    ]
+    if back:
         draft.outside("replaced")
-    for number in unowned:
-        draft.grant(queue.partitions[number], flow, HandedOver.REPLACED)
+    for partition, epoch in back:
+        same = partition.epoch == epoch
+        draft.grant(partition, flow, HandedOver.REPLACED if same else partition.let_go)
 
 
 @_decide.register
@@ -365,7 +377,7 @@ def _(command: c.Unbind, draft: Draft) -> None:
     queue = draft.queue
     flow = draft.flow(command.flow_id)
     cause = "lease_expired" if command.reason == "lease_expired" else "unbind"
-    before, idle = queue.takers, not flow.owned
+    before = queue.takers
     for number in sorted(flow.owned):
         handoff = queue.handoffs.get(number)
         if handoff is not None and handoff.successor not in (None, flow):
@@ -376,15 +388,15 @@ def _(command: c.Unbind, draft: Draft) -> None:
     left_alone = sorted(flow.owned)
     after = before - (not flow.draining)
     excess = after >= queue.share_count
-    holddown = queue.status is Status.HOLDDOWN or (
-        queue.status is Status.READY and not excess and queue.settings.rebalance_delay > 0
-    )
+    # A drained flow is missed by nobody: F and the assignment are what they were without it.
+    trigger = queue.status is Status.READY and bool(left_alone) and not excess
+    holddown = queue.status is Status.HOLDDOWN or (trigger and queue.settings.rebalance_delay > 0)
     draft.emit(r.FlowLeft(flow.id, command.reason, remember=holddown, at=draft.now))
     if excess and queue.status is not Status.REBALANCING:
         _grant_outside(draft, cause, left_alone)
     if queue.status is not Status.READY:
         _take_up(draft)
-    elif not excess and not (idle and is_balanced(queue)):
+    elif trigger:
         _trigger(draft, cause, before)
 
 
@@ -480,7 +492,7 @@ def _warm(queue: Queue, flow: Flow, item: c.Warm) -> Result | None:
         return Result(item.partition, Outcome.OK)
     if item.epoch < partition.epoch:
         return Result(item.partition, Outcome.STALE_EPOCH, partition.epoch)
-    if item.epoch > partition.epoch:
+    if item.epoch > partition.epoch or partition.owner is None:
         return Result(item.partition, Outcome.NOT_OWNER)
     handoff = queue.handoffs.get(item.partition)
     if handoff is None or handoff.successor is not flow or partition.state is not State.WARMING:
@@ -498,17 +510,18 @@ def _(command: c.Change, draft: Draft) -> None:
     count = changes.get("partition_count", settings.partition_count)
     grown = count > settings.partition_count
     old_count = settings.partition_count
+    discard = command.discard and "partition_count" in command.changes
     gone = tuple(
         number
         for number in range(count, len(queue.partitions))
         if queue.partitions[number].state is not State.REMOVED
-        and (command.discard or number not in queue.retiring)
+        and (discard or number not in queue.retiring)
     )
     if changes:
         draft.emit(r.SettingsChanged(changes))
     if grown:
         draft.emit(r.PartitionsAdded(old_count, count, draft.now))
-    if gone and command.discard:
+    if gone and discard:
         _remove(draft, gone, "discarded")
     elif gone:
         draft.emit(r.PartitionsRetired(gone))
@@ -530,7 +543,7 @@ def _(command: c.RebalanceNow, draft: Draft) -> None:
 def _(command: c.RaiseEpochs, draft: Draft) -> None:
     numbers = tuple(
         number
-        for number in command.partitions
+        for number in dict.fromkeys(command.partitions)
         if (partition := draft.queue.find(number)) and partition.state is not State.REMOVED
     )
     if numbers:

@@ -80,12 +80,14 @@ def _(record: r.FlowBound, queue: Queue) -> None:
 def _(record: r.FlowLeft, queue: Queue) -> None:
     flow = queue.flows[record.flow_id]
     if record.remember:
-        departed = Departed(flow.seat, tuple(sorted(flow.owned)))
+        held = ((number, queue.partitions[number].epoch) for number in sorted(flow.owned))
+        departed = Departed(flow.seat, tuple(held))
         queue.journal.put(queue.departed, flow.instance_id, departed)
     for number in sorted(flow.owned):
         partition = queue.partitions[number]
         _touch_successor(queue, queue.handoffs.get(number))
         queue.journal.set(partition, "let_go", HandedOver.ORPHANED)
+        queue.journal.set(partition, "released_by", None)
         queue.place(partition, PartitionEvent.ORPHANED, at=record.at)
     for number in sorted(flow.incoming):
         queue.redirect(queue.handoffs[number], None)
@@ -158,7 +160,9 @@ def _(record: r.Granted, queue: Queue) -> None:
             queue.place(partition, event, owner=flow, handoff=keeps)
         else:
             queue.place(partition, PartitionEvent.GRANTED, owner=flow)
-        released_by = grant.previous if grant.handed_over == HandedOver.GRACEFUL else None
+        released_by = partition.released_by if partition.owner is None else grant.previous
+        if grant.handed_over != HandedOver.GRACEFUL:
+            released_by = None
         queue.journal.set(partition, "epoch", grant.epoch)
         queue.journal.set(partition, "handed_over", grant.handed_over)
         queue.journal.set(partition, "released_by", released_by)
@@ -236,7 +240,6 @@ def _(record: r.HandoffsRedirected, queue: Queue) -> None:
         queue.redirect(handoff, successor)
         warming = queue.partitions[number].state is State.WARMING
         queue.journal.set(handoff, "warm", warming and successor is not None and successor.warmup)
-        queue.journal.drop(queue.warmed, number)
         _touch_successor(queue, handoff)
         if record.deadline is not None:
             queue.journal.set(handoff, "since", record.at)

@@ -150,8 +150,8 @@ def restore_head(queue_id: str, row: Mapping[str, Any]) -> Queue:
     for name in PLAIN:
         setattr(queue, name, row[name])
     queue.departed = {
-        instance: Departed(seat, tuple(numbers))
-        for instance, (seat, numbers) in (row["departed"] or {}).items()
+        instance: Departed(seat, tuple((number, epoch) for number, epoch in held))
+        for instance, (seat, held) in (row["departed"] or {}).items()
     }
     queue.rebalance = Rebalance(**row["rebalance"]) if row["rebalance"] else None
     queue.last_rebalance = Rebalance(**row["last_rebalance"]) if row["last_rebalance"] else None

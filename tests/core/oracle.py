@@ -1,0 +1,531 @@
+"""What must be true of a queue, checked from the outside and without the code that is checked.
+
+Everything is counted anew from the partitions. Of the core only the shape of the data is used (names of attributes,
+states, records), nothing that decides. The numbers are those of the contract's *What must never happen*.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from itertools import combinations
+from typing import Any
+
+from broker.core import commands as c
+from broker.core import records as r
+from broker.core.model import Flow, Partition, Queue
+from broker.core.ranking import Ranking
+from broker.core.rebalancer import Decision
+
+IN_HANDOFF = ("warming", "revoking")
+
+
+def snapshot(queue: Queue) -> dict[str, Any]:
+    """All that a queue holds, as plain values: two queues with equal snapshots cannot be told apart."""
+    found = {
+        name: _plain(value)
+        for name, value in vars(queue).items()
+        if name not in ("journal", "touched", "_deadlines")
+    }
+    found["flows"] = {flow.id: _slots(flow) for flow in queue.flows.values()}
+    found["partitions"] = [_slots(partition) for partition in queue.partitions]
+    found["handoffs"] = {number: _slots(handoff) for number, handoff in queue.handoffs.items()}
+    found["next_deadline"] = queue.next_deadline()
+    return found
+
+
+def _slots(thing: Any) -> dict[str, Any]:
+    return {name: _plain(getattr(thing, name)) for name in type(thing).__slots__}
+
+
+def _plain(value: Any) -> Any:
+    match value:
+        case Flow():
+            return f"flow {value.id}"
+        case Partition():
+            return f"partition {value.number}"
+        case Ranking():
+            ends = (value.fewest(), value.most(), value.low, value.high) if value.counts else None
+            return dict(value.counts), ends
+        case dict():
+            return {key: _plain(item) for key, item in value.items()}
+        case set() | frozenset():
+            return set(value)
+        case list() | tuple():
+            return [_plain(item) for item in value]
+        case _ if hasattr(type(value), "__slots__") and type(value).__module__ == "broker.core.model":
+            return _slots(value)
+        case _:
+            return value
+
+
+# The smallest number of handoffs
+
+
+def fewest_handoffs(
+    held: Mapping[str, int], partition_count: int, *, only: str | None = None
+) -> int:
+    """The smallest number of moves after which `partition_count` partitions are balanced, by trying every way.
+
+    `held`: how many partitions each non-draining flow holds; those missing to `partition_count` are free (unowned, or
+    with flows that drain) and can be given to anyone. `only`: the flow that is to own all (exclusive access).
+    """
+    if not held:
+        return 0
+    if only is not None:
+        return sum(count for flow, count in held.items() if flow != only)
+    floor, extra = divmod(partition_count, len(held))
+    return min(
+        sum(max(0, count - floor - (flow in rich)) for flow, count in held.items())
+        for rich in combinations(sorted(held), extra)
+    )
+
+
+def is_balanced(queue: Queue) -> bool:
+    """*Balance*, counted from the partitions and nothing else."""
+    takers = [flow for flow in queue.flows.values() if not flow.draining]
+    if not takers:
+        return True
+    existing = [p for p in queue.partitions if p.state != "removed"]
+    if any(p.owner is None or p.owner.draining for p in existing):
+        return False
+    held = Counter(p.owner.id for p in existing if not p.retiring and p.owner is not None)
+    counts = [held[flow.id] for flow in takers]
+    if queue.settings.access_type == "exclusive":
+        first = min(takers, key=lambda flow: flow.seat)
+        return held[first.id] == queue.settings.partition_count
+    return max(counts) - min(counts) <= 1
+
+
+# One state
+
+
+def check_state(queue: Queue, now: float, *, advanced: bool = False) -> None:
+    """Whatever was asked before: the counts are right, and the status is what the assignment says."""
+    _check_partitions(queue)
+    _check_sets(queue)
+    _check_counts(queue)
+    _check_status(queue)
+    if advanced:
+        # 8. A holddown or handoff outlives its deadline.
+        deadline = queue.next_deadline()
+        assert deadline is None or deadline > now, f"due at {deadline}, still there at {now}"
+
+
+def _check_partitions(queue: Queue) -> None:
+    count = queue.settings.partition_count
+    for number, partition in enumerate(queue.partitions):
+        assert partition.number == number
+        owned = partition.state in ("owned", *IN_HANDOFF)
+        assert (partition.owner is not None) == owned, partition.state
+        assert (number in queue.handoffs) == (partition.state in IN_HANDOFF)
+        assert (number in queue.unowned) == (partition.state == "unassigned")
+        assert (number in queue.retiring) == partition.retiring
+        if number < count:
+            assert partition.state != "removed"
+            assert not partition.retiring
+        else:
+            assert partition.state == "removed" or partition.retiring
+        if partition.owner is not None:
+            assert queue.flows.get(partition.owner.id) is partition.owner
+            assert partition.epoch >= 1
+            assert partition.handed_over is not None
+    assert len(queue.partitions) >= count
+    existing = sum(partition.state != "removed" for partition in queue.partitions)
+    assert queue.operational_partition_count == existing
+
+
+def _check_sets(queue: Queue) -> None:
+    states = {p.number: p.state for p in queue.partitions}
+    assert queue.warming == {n for n in queue.handoffs if states[n] == "warming"}
+    assert queue.stranded == {
+        n for n, handoff in queue.handoffs.items() if handoff.successor is None and states[n] == "revoking"
+    }
+    for number, handoff in queue.handoffs.items():
+        assert handoff.number == number
+        if handoff.successor is not None:
+            assert queue.flows.get(handoff.successor.id) is handoff.successor
+            assert not handoff.successor.draining, "a draining flow is to be given a partition"
+        elif states[number] == "revoking":
+            assert not any(not f.draining for f in queue.flows.values()), "no successor was named"
+        if states[number] == "warming":
+            assert handoff.successor is not None
+            assert handoff.successor.warmup
+            assert handoff.warm
+    assert len({f.instance_id for f in queue.flows.values()}) == len(queue.flows)
+    assert queue.by_instance == {f.instance_id: f for f in queue.flows.values()}
+    assert queue.by_seat == {f.seat: f for f in queue.flows.values()}
+    assert all(f.seat < queue.next_seat for f in queue.flows.values())
+    deadlines = [handoff.deadline for handoff in queue.handoffs.values()]
+    if queue.holddown_until is not None:
+        deadlines.append(queue.holddown_until)
+    deadlines += [
+        p.owner.drain_deadline
+        for p in queue.partitions
+        if p.state == "warming" and p.owner is not None and p.owner.drain_deadline is not None
+    ]
+    assert queue.next_deadline() == min(deadlines, default=None)
+
+
+def _check_counts(queue: Queue) -> None:
+    owned: dict[str, set[int]] = defaultdict(set)
+    incoming: dict[str, set[int]] = defaultdict(set)
+    load: Counter[str] = Counter()
+    for partition in queue.partitions:
+        if partition.owner is None:
+            continue
+        owned[partition.owner.id].add(partition.number)
+        counted: Flow | None = partition.owner
+        if partition.number in queue.handoffs:
+            counted = queue.handoffs[partition.number].successor
+            if counted is not None:
+                incoming[counted.id].add(partition.number)
+        if counted is not None and not partition.retiring:
+            load[counted.id] += 1
+    ranked, leaving = {}, {}
+    for flow in queue.flows.values():
+        outgoing = sum(number in queue.handoffs for number in owned[flow.id])
+        assert flow.owned == owned[flow.id]
+        assert flow.incoming == incoming[flow.id]
+        assert flow.load == load[flow.id]
+        assert flow.outgoing == outgoing
+        if flow.draining:
+            leaving[flow.seat] = len(owned[flow.id]) - outgoing
+        else:
+            ranked[flow.seat] = load[flow.id]
+    for ranking, counts in ((queue.ranking, ranked), (queue.leaving, leaving)):
+        assert ranking.counts == counts
+        if counts:
+            low, high = min(counts.values()), max(counts.values())
+            assert (ranking.low, ranking.high) == (low, high)
+            assert ranking.fewest() == min(s for s, count in counts.items() if count == low)
+            assert ranking.most() == min(s for s, count in counts.items() if count == high)
+
+
+def _check_status(queue: Queue) -> None:
+    assert (queue.holddown_until is not None) == (queue.status == "Holddown")
+    assert (queue.trigger is None) == (queue.status == "Ready")
+    assert (queue.rebalance is not None) == (queue.status == "Rebalancing")
+    if queue.status == "Ready":
+        assert is_balanced(queue), "Ready, but not balanced"
+        assert not queue.departed, "what left is remembered beyond the holddown"
+    if queue.status != "Rebalancing":
+        assert not queue.handoffs
+        return
+    # 9. A rebalance that never ends: something must be under way that has a deadline.
+    assert queue.handoffs, "Rebalancing, and nothing under way"
+    most = queue.settings.max_concurrent_handoffs
+    if most is None or len(queue.handoffs) < most:
+        _check_nothing_more_can_begin(queue)
+    assert not queue.unowned or not any(not f.draining for f in queue.flows.values())
+
+
+def _check_nothing_more_can_begin(queue: Queue) -> None:
+    takers = {f.id: f.load for f in queue.flows.values() if not f.draining}
+    if not takers:
+        return
+    idle = {
+        f.id: [n for n in f.owned if n not in queue.handoffs and (f.draining or n not in queue.retiring)]
+        for f in queue.flows.values()
+    }
+    assert not any(f.draining and idle[f.id] for f in queue.flows.values())
+    if queue.settings.access_type == "exclusive":
+        first = min((f for f in queue.flows.values() if not f.draining), key=lambda f: f.seat)
+        assert not any(numbers for flow_id, numbers in idle.items() if flow_id != first.id)
+    elif max(takers.values()) - min(takers.values()) > 1:
+        # Whoever holds most has nothing left to give before more arrives with it.
+        ceiling = -(-queue.settings.partition_count // len(takers))
+        assert any(load > ceiling or load == max(takers.values()) for load in takers.values())
+        assert any(
+            load == max(takers.values()) and not idle[flow_id] for flow_id, load in takers.items()
+        )
+
+
+# One step
+
+
+@dataclass
+class Oracle:
+    """Watches one queue, decision by decision."""
+
+    owners: dict[tuple[int, int], str] = field(default_factory=dict)
+    revokes_since_change: set[tuple[int, int]] = field(default_factory=set)
+    fewest: int | None = None
+
+    def check(
+        self,
+        before: dict[str, Any],
+        queue: Queue,
+        command: c.Command,
+        decision: Decision,
+        now: float,
+    ) -> None:
+        """`before` is the snapshot before the decision, `queue` is as it is after it."""
+        check_state(queue, now, advanced=isinstance(command, c.Advance))
+        after = snapshot(queue)
+        assert decision.wake_at == after["next_deadline"]
+        if not decision.records:
+            assert after == before
+            assert not decision.notices
+            return
+        json.dumps([r.to_json(record) for record in decision.records])
+        self._check_epochs(before, after, decision)
+        self._check_moves(before, after, command, decision)
+        self._check_deadlines(before, after, command, decision, now)
+        self._check_notices(before, after, decision)
+        self._check_fewest(before, queue, command, decision)
+
+    def _check_epochs(
+        self, before: dict[str, Any], after: dict[str, Any], decision: Decision
+    ) -> None:
+        """1. Two flows own one partition in one epoch, or epochs go backwards; they never skip either."""
+        epochs = {p["number"]: p["epoch"] for p in before["partitions"]}
+        for record in decision.records:
+            if isinstance(record, r.Granted):
+                for grant in record.grants:
+                    assert grant.epoch == epochs.get(grant.partition, 0) + 1
+                    epochs[grant.partition] = grant.epoch
+                    self._own(grant.partition, grant.epoch, grant.flow_id)
+            elif isinstance(record, r.EpochsRaised):
+                assert len(set(record.partitions)) == len(record.partitions)
+                for number in record.partitions:
+                    epochs[number] = epochs.get(number, 0) + 1
+        for old, new in zip(before["partitions"], after["partitions"], strict=False):
+            if new["owner"] is not None and new["owner"] != old["owner"]:
+                assert new["epoch"] > old["epoch"]
+        for partition in after["partitions"]:
+            assert partition["epoch"] == epochs.get(partition["number"], 0)
+            if partition["owner"] is not None:
+                owner = partition["owner"].removeprefix("flow ")
+                self._own(partition["number"], partition["epoch"], owner)
+
+    def _own(self, number: int, epoch: int, flow_id: str) -> None:
+        assert self.owners.setdefault((number, epoch), flow_id) == flow_id
+
+    def _check_moves(
+        self,
+        before: dict[str, Any],
+        after: dict[str, Any],
+        command: c.Command,
+        decision: Decision,
+    ) -> None:
+        """5, 6 and *A revoke is never taken back*."""
+        bound, draining = set(after["flows"]), {
+            flow_id for flow_id, flow in before["flows"].items() if flow["draining"]
+        }
+        raised = {
+            n for record in decision.records if isinstance(record, r.EpochsRaised) for n in record.partitions
+        }
+        resized = isinstance(command, c.Change)
+        for old, new in zip(before["partitions"], after["partitions"], strict=False):
+            number = old["number"]
+            if old["state"] == "revoking" and new["epoch"] == old["epoch"]:
+                assert new["state"] in ("revoking", "unassigned", "removed"), "a revoke was taken back"
+            if old["owner"] is None:
+                continue
+            owner = old["owner"].removeprefix("flow ")
+            if owner in bound and new["owner"] != old["owner"] and new["state"] != "removed":
+                let_go = isinstance(command, c.Release) and owner in draining
+                assert old["state"] == "revoking" or let_go or _revoked(decision, number), (
+                    f"partition {number} was taken from {owner}"
+                )
+            if old["state"] == "owned" and owner in bound and number not in raised and not resized:
+                same = new["owner"] == old["owner"] and new["state"] in ("owned", "warming")
+                if same:
+                    assert new["epoch"] == old["epoch"], "a partition in peace has another epoch"
+        if before["status"] == "Ready" and after["status"] == "Ready" and not isinstance(
+            command, c.Bind | c.Unbind | c.RaiseEpochs | c.Change | c.Drain
+        ):
+            ready = [(p["owner"], p["epoch"], p["state"]) for p in before["partitions"]]
+            released = isinstance(command, c.Release)
+            assert released or ready == [
+                (p["owner"], p["epoch"], p["state"]) for p in after["partitions"]
+            ]
+
+    def _check_deadlines(
+        self,
+        before: dict[str, Any],
+        after: dict[str, Any],
+        command: c.Command,
+        decision: Decision,
+        now: float,
+    ) -> None:
+        """Deadlines are as long as the settings say, and move for an outage alone."""
+        settings = after["settings"]
+        for number, handoff in after["handoffs"].items():
+            old = before["handoffs"].get(number)
+            state = after["partitions"][number]["state"]
+            was = before["partitions"][number]
+            allowed = (
+                settings["max_warmup_time"] if state == "warming" else settings["max_handoff_time"]
+            )
+            same = (
+                old is not None
+                and was["state"] == state
+                and (state == "revoking" or old["successor"] == handoff["successor"])
+                and (state == "warming" or was["epoch"] == after["partitions"][number]["epoch"])
+            )
+            if isinstance(command, c.RaiseEpochs | c.MoveDeadlines):
+                assert old is not None
+                assert handoff["deadline"] >= old["deadline"]
+                assert handoff["deadline"] == old["deadline"] or isinstance(
+                    command, c.MoveDeadlines
+                )
+            elif same:
+                assert old is not None
+                assert handoff["deadline"] == old["deadline"], "a deadline moved"
+            else:
+                assert handoff["deadline"] == now + allowed
+                assert handoff["since"] == now
+        if before["holddown_until"] is not None and after["holddown_until"] is not None:
+            started = any(isinstance(record, r.HolddownStarted) for record in decision.records)
+            assert started or after["holddown_until"] == before["holddown_until"]
+
+    def _check_notices(
+        self, before: dict[str, Any], after: dict[str, Any], decision: Decision
+    ) -> None:
+        """Whoever sees something else than before is woken, and has a new revision to see it by."""
+        for flow_id, flow in after["flows"].items():
+            changed = view(before, flow_id) != view(after, flow_id)
+            woken = flow["view_revision"] == after["revision"]
+            assert woken or flow["view_revision"] <= before["revision"] or flow_id in decision.notices
+            if changed:
+                assert flow_id in decision.notices, f"{flow_id} is not told"
+                assert flow["view_revision"] > before["revision"]
+        for flow_id in before["flows"]:
+            if flow_id not in after["flows"]:
+                assert flow_id in decision.notices
+
+    def _check_fewest(
+        self,
+        before: dict[str, Any],
+        queue: Queue,
+        command: c.Command,
+        decision: Decision,
+    ) -> None:
+        """6. A rebalance makes more handoffs than the minimum, which counts from the last change."""
+        started = any(isinstance(record, r.RebalanceStarted) for record in decision.records)
+        unowned = any(isinstance(record, r.Released) for record in decision.records)
+        if queue.status != "Rebalancing" and not started and before["status"] != "Rebalancing":
+            self.fewest = None
+            return
+        if started or unowned or _is_change(command):
+            self.fewest = self._fewest_from(before, queue, decision)
+            self.revokes_since_change.clear()
+        revoking = {
+            n for n, p in enumerate(before["partitions"]) if p["state"] == "revoking"
+        }
+        for record in decision.records:
+            if isinstance(record, r.RevokesStarted):
+                self._revoked(move.partition for move in record.moves)
+            elif isinstance(record, r.WarmupsEnded):
+                assert not revoking.intersection(record.partitions)
+                self._revoked(record.partitions)
+            elif isinstance(record, r.Granted):
+                # A draining owner may release a partition while its successor still warms up.
+                self._revoked(
+                    grant.partition
+                    for grant in record.grants
+                    if grant.by_handoff
+                    and grant.partition < len(before["partitions"])
+                    and before["partitions"][grant.partition]["state"] == "warming"
+                    and isinstance(command, c.Release)
+                )
+        made = len(self.revokes_since_change)
+        assert self.fewest is not None
+        assert made <= self.fewest, f"{made} handoffs where {self.fewest} would do"
+        if queue.status == "Ready":
+            assert made == self.fewest, f"{made} handoffs where {self.fewest} are needed"
+            self.fewest = None
+
+    def _revoked(self, numbers: Iterable[int]) -> None:
+        for number in numbers:
+            epoch = max((e for n, e in self.owners if n == number), default=0)
+            self.revokes_since_change.add((number, epoch))
+
+    def _fewest_from(self, before: dict[str, Any], queue: Queue, decision: Decision) -> int:
+        """Counted from the state after the change, as if no warm-up and no free grant had been made."""
+        takers = {f.id: 0 for f in queue.flows.values() if not f.draining}
+        if not takers:
+            return 0
+        free = {
+            grant.partition
+            for record in decision.records
+            if isinstance(record, r.Granted)
+            for grant in record.grants
+            if not grant.by_handoff and grant.handed_over != "replaced"
+        }
+        named = {
+            redirect.partition
+            for record in decision.records
+            if isinstance(record, r.HandoffsRedirected) and record.deadline is None
+            for redirect in record.redirects
+        }
+        begun: dict[int, str] = {}
+        for record in decision.records:
+            if isinstance(record, r.RevokesStarted):
+                for move in record.moves:
+                    begun.setdefault(move.partition, move.owner)
+            elif isinstance(record, r.WarmupsEnded):
+                for number in record.partitions:
+                    was = before["partitions"][number]["owner"].removeprefix("flow ")
+                    begun.setdefault(number, was)
+        leaving = 0
+        for partition in queue.partitions:
+            number = partition.number
+            owner = queue.flows.get(begun[number]) if number in begun else partition.owner
+            if owner is None or number in free:
+                continue
+            on_its_way = partition.state == "revoking" and number not in begun
+            if owner.draining:
+                leaving += not on_its_way
+            if partition.retiring or (owner.draining and not on_its_way):
+                continue
+            if on_its_way:
+                successor = queue.handoffs[number].successor
+                if number not in named and successor is not None:
+                    takers[successor.id] += 1
+            else:
+                takers[owner.id] += 1
+        only = None
+        if queue.settings.access_type == "exclusive":
+            only = min((queue.flows[f] for f in takers), key=lambda flow: flow.seat).id
+        return leaving + fewest_handoffs(takers, queue.settings.partition_count, only=only)
+
+
+def view(state: dict[str, Any], flow_id: str) -> Any:
+    """What a flow is told (*FlowChangeUpdate*), of a snapshot; None if it is not bound."""
+    flow = state["flows"].get(flow_id)
+    if flow is None:
+        return None
+    me, seen = f"flow {flow_id}", {}
+    for partition in state["partitions"]:
+        number = partition["number"]
+        handoff = state["handoffs"].get(number)
+        if partition["owner"] == me:
+            revoking = partition["state"] == "revoking"
+            label = "revoking" if revoking else "retiring" if partition["retiring"] else "owned"
+            deadline = handoff["deadline"] if revoking else None
+            seen[number] = (label, partition["epoch"], partition["handed_over"], deadline)
+        elif handoff is not None and handoff["successor"] == me and handoff["warm"]:
+            seen[number] = ("warming", partition["epoch"], None, None)
+    return seen, flow["draining"]
+
+
+def _revoked(decision: Decision, number: int) -> bool:
+    """Whether the partition began to be revoked within the decision (max_handoff_time may be 0)."""
+    for record in decision.records:
+        if isinstance(record, r.WarmupsEnded) and number in record.partitions:
+            return True
+        if isinstance(record, r.RevokesStarted) and any(m.partition == number for m in record.moves):
+            return True
+    return False
+
+
+def _is_change(command: c.Command) -> bool:
+    """Whether the plan may be another after this."""
+    return isinstance(command, c.Bind | c.Unbind | c.Drain | c.Change) or (
+        isinstance(command, c.Release) and any(item.finished for item in command.items)
+    )

@@ -1,0 +1,231 @@
+"""One queue to play with: commands by name, a clock that stands still until told, and the oracle at every step.
+
+    orders = World(partitions=4)
+    orders.bind("A")
+    orders.advance(5)
+    assert orders.owned("A") == [0, 1, 2, 3]
+
+Each command is decided, checked, taken back, decided again from its records as JSON, and compared: so every test of
+the core tests also that `decide` only reads, that undoing is exact and that replay gives the same queue.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from broker.core import commands as c
+from broker.core import records as r
+from broker.core.model import Partition, Queue, Settings
+from broker.core.rebalancer import Decision, decide
+from broker.core.replay import replay_all
+from tests.core.oracle import Oracle, snapshot
+
+
+class World:
+    """A queue of `partitions` partitions named orders at time 0, and a second one that only replays records."""
+
+    def __init__(self, partitions: int = 4, *, checked: bool = True, **settings: Any) -> None:
+        self.now = 0.0
+        self.checked = checked
+        self.oracle = Oracle()
+        self.records: list[r.Record] = []
+        self.queue, self._twin = (
+            Queue("id", "orders", Settings(partition_count=partitions, **settings), 0.0)
+            for _ in range(2)
+        )
+        self._commit((r.PartitionsAdded(0, partitions, 0.0),))
+        for queue in (self.queue, self._twin):
+            queue.growing = False
+
+    @classmethod
+    def owning(cls, _warmup: bool = False, _settings: Any = None, **owned: list[int]) -> World:
+        """A queue that is Ready, with flows in this order that own these partitions: `World.owning(A=[0, 1], B=[2])`."""
+        numbers = sorted(n for numbers in owned.values() for n in numbers)
+        assert numbers == list(range(len(numbers)))
+        world = cls(len(numbers), **(_settings or {}))
+        records: list[r.Record] = [
+            r.FlowBound(name, f"i-{name}", f"c-{name}", seat, 10.0, _warmup, 0.0)
+            for seat, name in enumerate(owned)
+        ]
+        grants = [
+            r.Grant(number, None, name, 1, "initial", None, False)
+            for name, numbers in owned.items()
+            for number in numbers
+        ]
+        records += [r.GrantedOutside(1, "bind", 0.0), r.Granted(tuple(grants), 0.0)]
+        world._commit(tuple(records))
+        for grant in grants:
+            world.oracle.owners[grant.partition, 1] = grant.flow_id
+        return world
+
+    # Commands
+
+    def do(self, command: c.Command) -> Decision:
+        """Decides the command and commits what it leads to."""
+        queue = self.queue
+        if not self.checked:
+            decision = decide(queue, command, self.now)
+            self._commit(decision.records)
+            return decision
+        before = snapshot(queue)
+        decision = decide(queue, command, self.now)
+        assert snapshot(queue) == before, "decide changed the queue"
+        assert decide(queue, command, self.now) == decision, "decide is not a function"
+        mark = queue.journal.mark()
+        if decision.records:
+            replay_all(queue, decision.records, queue.revision + 1)
+            changed = {id(thing) for thing in queue.journal.changed_since(mark)}
+            _check_changes_are_known(before, queue, changed)
+        queue.journal.undo(mark)
+        assert snapshot(queue) == before, "undoing left traces"
+        self._commit(decision.records)
+        assert snapshot(self._twin) == snapshot(queue), "replay gave another queue"
+        self.oracle.check(before, queue, command, decision, self.now)
+        return decision
+
+    def _commit(self, records: tuple[r.Record, ...]) -> None:
+        if not records:
+            return
+        self.records += records
+        revision = self.queue.revision + 1
+        replay_all(self.queue, records, revision)
+        if self.checked:
+            stored = [json.loads(json.dumps(r.to_json(record))) for record in records]
+            replay_all(self._twin, [r.from_json(values) for values in stored], revision)
+        for queue in (self.queue, self._twin):
+            queue.journal.forget()
+            queue.touched = set()
+
+    def bind(self, name: str, instance: str | None = None, *, warmup: bool = False) -> Decision:
+        """A consumer binds; the instance is the name's unless given."""
+        return self.do(c.Bind(name, instance or f"i-{name}", f"c-{name}", 10.0, warmup))
+
+    def unbind(self, name: str, reason: str = "unbound") -> Decision:
+        return self.do(c.Unbind(name, reason))
+
+    def expire(self, name: str) -> Decision:
+        return self.do(c.Unbind(name, "lease_expired"))
+
+    def drain(self, name: str, timeout_seconds: float | None = None) -> Decision:
+        return self.do(c.Drain(name, timeout_seconds))
+
+    def release(
+        self, name: str, *numbers: int, epoch: int | None = None, finished: bool = False
+    ) -> list[str]:
+        """Releases partitions, in their present epochs unless `epoch` says otherwise; answers the outcomes."""
+        items = tuple(c.Let(n, self._epoch(n) if epoch is None else epoch, finished) for n in numbers)
+        return [str(result.outcome) for result in self.do(c.Release(name, items)).answer]
+
+    def ready(self, name: str, *numbers: int, epoch: int | None = None) -> list[str]:
+        """Says that the state of partitions is restored; answers the outcomes."""
+        items = tuple(c.Warm(n, self._epoch(n) if epoch is None else epoch) for n in numbers)
+        return [str(result.outcome) for result in self.do(c.Ready(name, items)).answer]
+
+    def change(self, *, discard: bool = False, **changes: Any) -> Decision:
+        return self.do(c.Change(changes, discard))
+
+    def resize(self, partition_count: int, *, discard: bool = False) -> Decision:
+        return self.change(partition_count=partition_count, discard=discard)
+
+    def rebalance_now(self) -> Decision:
+        return self.do(c.RebalanceNow())
+
+    def raise_epochs(self, *numbers: int) -> Decision:
+        return self.do(c.RaiseEpochs(numbers))
+
+    def wait(self, seconds: float) -> None:
+        """Lets time pass with nobody serving: nothing that is due is done."""
+        self.now += seconds
+
+    def advance(self, seconds: float = 0.0) -> None:
+        """Lets time pass; whatever becomes due is done at its time."""
+        until = self.now + seconds
+        while (due := self.queue.next_deadline()) is not None and due <= until:
+            self.now = max(self.now, due)
+            self.do(c.Advance())
+        self.now = until
+
+    def settle(self) -> int:
+        """Lets time pass until nothing is due any more, nobody answering; says how often something was due."""
+        turns = 0
+        while (due := self.queue.next_deadline()) is not None:
+            self.now = max(self.now, due)
+            self.do(c.Advance())
+            turns += 1
+            assert turns < 10_000, "this does not end"
+        return turns
+
+    # What it looks like
+
+    @property
+    def status(self) -> str:
+        return str(self.queue.status)
+
+    @property
+    def trigger(self) -> str | None:
+        return self.queue.trigger
+
+    def partition(self, number: int) -> Partition:
+        return self.queue.partitions[number]
+
+    def owner(self, number: int) -> str | None:
+        owner = self.queue.partitions[number].owner
+        return owner.id if owner else None
+
+    def owned(self, name: str) -> list[int]:
+        return sorted(self.queue.flows[name].owned)
+
+    def owners(self) -> dict[str, list[int]]:
+        """The partitions of each flow, by order of binding."""
+        flows = sorted(self.queue.flows.values(), key=lambda flow: flow.seat)
+        return {flow.id: sorted(flow.owned) for flow in flows}
+
+    def epoch(self, number: int) -> int:
+        return self.queue.partitions[number].epoch
+
+    def state(self, number: int) -> str:
+        return str(self.queue.partitions[number].state)
+
+    def handed_over(self, number: int) -> str | None:
+        return self.queue.partitions[number].handed_over
+
+    def successor(self, number: int) -> str | None:
+        handoff = self.queue.handoffs.get(number)
+        return handoff.successor.id if handoff and handoff.successor else None
+
+    def deadline(self, number: int) -> float:
+        return self.queue.handoffs[number].deadline
+
+    def on_their_way(self) -> dict[int, tuple[str, str | None]]:
+        """The state and the successor of every partition that is being handed off."""
+        return {n: (self.state(n), self.successor(n)) for n in sorted(self.queue.handoffs)}
+
+    def unowned(self) -> list[int]:
+        return sorted(self.queue.unowned)
+
+    def _epoch(self, number: int) -> int:
+        partition = self.queue.find(number)
+        return partition.epoch if partition else 0
+
+
+def _check_changes_are_known(before: dict[str, Any], queue: Queue, changed: set[int]) -> None:
+    """Rows are written for what the journal names, so it must name every partition and flow that changed."""
+    after = snapshot(queue)
+    for number, partition in enumerate(after["partitions"]):
+        old = before["partitions"][number] if number < len(before["partitions"]) else None
+        kept = [
+            state[name].get(number)
+            for state in (before, after)
+            for name in ("handoffs", "unowned", "warmed")
+        ]
+        if old != partition or kept[:3] != kept[3:]:
+            handoff = queue.handoffs.get(number)
+            assert id(queue.partitions[number]) in changed or id(handoff) in changed, (
+                f"the journal does not name partition {number}"
+            )
+    stored = ("draining", "drain_deadline", "view_revision", "seat", "warmup")
+    for flow_id, flow in after["flows"].items():
+        old = before["flows"].get(flow_id)
+        if old is None or any(old[name] != flow[name] for name in stored):
+            assert id(queue.flows[flow_id]) in changed, f"the journal does not name flow {flow_id}"
