@@ -8,6 +8,7 @@ import pytest
 from sqlalchemy.ext.asyncio import create_async_engine
 
 from broker.log_credentials import LogCredentials
+from broker.views import LogAccess
 from counterpoise.logs import AppendBatch, LogAccessRefused, Message
 from counterpoise.logs.postgres import PostgresLog
 from tests.log_support import append, log, log_url, migrate_log, texts
@@ -26,13 +27,19 @@ async def engine(log, log_url):
     await engine.dispose()
 
 
+async def given(credentials, purpose) -> LogAccess:
+    access = await credentials.get(purpose)
+    assert access is not None
+    return access
+
+
 def user(access):
     return urlsplit(access.url).username
 
 
 async def test_a_reader_can_read_and_nothing_else(engine, log, log_url):
     append(log, "a")
-    access = await LogCredentials(engine, log_url).get("read")
+    access = await given(LogCredentials(engine, log_url), "read")
     reader = PostgresLog("flights", access.url)
     assert texts(reader, 0) == ["a"]
     for call in (
@@ -59,7 +66,7 @@ async def test_a_reader_can_read_and_nothing_else(engine, log, log_url):
 
 
 async def test_a_publisher_can_append_and_nothing_else(engine, log, log_url):
-    access = await LogCredentials(engine, log_url).get("publish")
+    access = await given(LogCredentials(engine, log_url), "publish")
     publisher = PostgresLog("flights", access.url)
     batch = AppendBatch("p", 0, 4, [0], [Message(b"a", "k", {"h": "v"})])
     assert publisher.append(batch).appended == 1
@@ -82,7 +89,7 @@ async def test_neither_sees_what_else_is_in_the_database(engine, log_url):
     with psycopg.connect(log_url, autocommit=True) as connection:
         connection.execute("CREATE TABLE control (flow_token text)")
     for purpose in ("read", "publish"):
-        access = await LogCredentials(engine, log_url).get(purpose)
+        access = await given(LogCredentials(engine, log_url), purpose)
         with psycopg.connect(access.url, autocommit=True) as connection:
             with pytest.raises(psycopg.errors.InsufficientPrivilege):
                 connection.execute("SELECT * FROM control")
@@ -90,9 +97,9 @@ async def test_neither_sees_what_else_is_in_the_database(engine, log_url):
 
 async def test_a_thousand_binds_on_two_replicas_share_one_role(engine, log_url):
     replicas = [LogCredentials(engine, log_url) for _ in range(2)]
-    given = await asyncio.gather(*(replicas[n % 2].get("read") for n in range(1000)))
-    assert len({access.url for access in given}) == 1
-    assert user(given[0]) != user(await replicas[0].get("publish"))
+    found = await asyncio.gather(*(given(replicas[n % 2], "read") for n in range(1000)))
+    assert len({access.url for access in found}) == 1
+    assert user(found[0]) != user(await given(replicas[0], "publish"))
 
 
 async def test_credentials_rotate_and_expired_roles_are_dropped(engine, log_url):
@@ -100,11 +107,11 @@ async def test_credentials_rotate_and_expired_roles_are_dropped(engine, log_url)
     short = LogCredentials(
         engine, log_url, rotate_seconds=0.2, valid_seconds=1.0, monotonic=lambda: now[0]
     )
-    first = await short.get("read")
-    assert await short.get("read") == first
+    first = await given(short, "read")
+    assert await given(short, "read") == first
     await asyncio.sleep(0.3)
     now[0] = 10.0
-    second = await short.get("read")
+    second = await given(short, "read")
     assert user(second) != user(first)
     # The old one is still good for those who have just been given it.
     kept = psycopg.connect(first.url, autocommit=True)
@@ -112,14 +119,14 @@ async def test_credentials_rotate_and_expired_roles_are_dropped(engine, log_url)
     with pytest.raises(LogAccessRefused):
         PostgresLog("flights", first.url).bounds([0])
     now[0] = 20.0
-    await short.get("read")
+    await given(short, "read")
     # A session that is open goes on.
     kept.execute("SELECT * FROM counterpoise_log.logs")
     kept.close()
     for _ in range(20):
         await asyncio.sleep(0.2)
         now[0] += 10.0
-        await short.get("read")
+        await given(short, "read")
         async with engine.connect() as connection:
             roles = await connection.exec_driver_sql(
                 "SELECT 1 FROM pg_roles WHERE rolname = $1", (user(first),)
@@ -130,10 +137,10 @@ async def test_credentials_rotate_and_expired_roles_are_dropped(engine, log_url)
 
 
 async def test_a_role_that_vanished_is_replaced(engine, log_url):
-    first = await LogCredentials(engine, log_url).get("read")
+    first = await given(LogCredentials(engine, log_url), "read")
     with psycopg.connect(log_url, autocommit=True) as connection:
         connection.execute(f"DROP ROLE {user(first)}")
-    second = await LogCredentials(engine, log_url).get("read")
+    second = await given(LogCredentials(engine, log_url), "read")
     assert user(second) != user(first)
 
 
@@ -159,7 +166,7 @@ async def test_a_service_that_may_not_create_roles_gives_none(log_url):
 
 async def test_the_address_of_consumers_may_differ_from_the_service_s(engine):
     credentials = LogCredentials(engine, "postgresql://x:y@db.example:6432/logs?sslmode=require")
-    access = await credentials.get("read")
+    access = await given(credentials, "read")
     parts = urlsplit(access.url)
     assert (parts.hostname, parts.port, parts.path) == ("db.example", 6432, "/logs")
     assert parts.query == "sslmode=require"

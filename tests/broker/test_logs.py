@@ -1,4 +1,4 @@
-"""The service's side of the built-in log: whatever is repeated, late or interrupted does no harm."""
+"""The service's side of the built-in log: what is repeated, late or interrupted does no harm."""
 
 import asyncio
 from datetime import UTC, datetime
@@ -27,7 +27,8 @@ async def logs(log, log_url):
 
 def stored(url):
     with psycopg.connect(url) as connection:
-        return connection.execute("SELECT count(*) FROM counterpoise_log.messages").fetchone()[0]
+        row = connection.execute("SELECT count(*) FROM counterpoise_log.messages").fetchone()
+    return row[0] if row else None
 
 
 # ------------------------------------------------------------------ make and resize

@@ -218,11 +218,11 @@ def test_one_connection_serves_all_calls(log, log_url):
     texts(log, 0)
     log.bounds([0])
     with psycopg.connect(log_url) as connection:
-        (count,) = connection.execute(
+        row = connection.execute(
             "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'counterpoise-log'"
             " AND datname = current_database()"
         ).fetchone()
-    assert count == 1
+    assert row == (1,)
 
 
 def test_threads_take_turns(log):
