@@ -97,7 +97,9 @@ class QueueCreate(RequestModel):
     )
 
     name: QueueName
-    partition_count: PartitionCount
+    partition_count: PartitionCount = left_out(
+        description="Required, unless `log` is another queue's: then it is that queue's."
+    )
     access_type: AccessType = "non_exclusive"
     rebalance_delay: RebalanceDelay = 5.0
     max_handoff_time: MaxHandoffTime = 3.0

@@ -55,7 +55,9 @@ def broker_of(request: Request) -> Broker:
 @allow(Role.ADMIN)
 async def create_queue(request: Request, body: queue_schemas.QueueCreate) -> views.QueueView:
     """Create a queue with its partitions 0..N-1; they get owners when flows bind."""
-    return await broker_of(request).create_queue(views.QueueSpec(**body.model_dump()))
+    return await broker_of(request).create_queue(
+        views.QueueSpec(**body.model_dump(exclude_unset=True))
+    )
 
 
 @ROUTER.get(

@@ -32,6 +32,7 @@ from broker import migrations
 from broker.service import Broker
 from broker.settings import Settings, load
 
+COUNTERPOISE = str(Path(sys.executable).with_name("counterpoise"))
 START_SECONDS = 30.0
 STOP_SECONDS = 15.0
 
@@ -58,6 +59,14 @@ class Service:
         self.thread.join(STOP_SECONDS)
         assert not self.thread.is_alive(), "the service did not stop"
         return time.monotonic() - started
+
+
+def eventually(condition: Callable[[], object], seconds: float = 10.0) -> None:
+    """Wait until the condition holds; fail if it does not in time."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "it did not come about in time"
+        time.sleep(0.01)
 
 
 def listen(host: str = "127.0.0.1", port: int = 0) -> socket.socket:
@@ -156,10 +165,7 @@ class ServeProcess:
 
     def start(self) -> "ServeProcess":
         """Start it and wait until it serves. Fails with its log when it ends instead."""
-        command = [
-            *(sys.executable, "-m", "counterpoise.cli", "serve"),
-            *("--port", str(self.port), *self.arguments),
-        ]
+        command = [COUNTERPOISE, "serve", "--port", str(self.port), *self.arguments]
         with self.log_file.open("a") as log:
             self.process = subprocess.Popen(
                 command, stdout=subprocess.PIPE, stderr=log, text=True, env=self.environment

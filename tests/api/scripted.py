@@ -56,6 +56,7 @@ class ScriptedBroker:
     """Knows one queue and one flow; each call is noted and may be replaced with `answers`."""
 
     def __init__(self) -> None:
+        self.watching = 0
         self.reset()
 
     def reset(self) -> None:
@@ -63,7 +64,6 @@ class ScriptedBroker:
         self.calls: list[tuple[str, tuple[Any, ...]]] = []
         self.answers: dict[str, Callable[..., Awaitable[Any]]] = {}
         self.stopped = False
-        self.watching = 0
 
     def as_broker(self) -> Broker:
         return cast(Broker, self)

@@ -96,7 +96,7 @@ def test_unknown_query_parameter(http: httpx.Client, broker: ScriptedBroker) -> 
 @pytest.mark.parametrize(
     ("body", "field"),
     [
-        ({"name": "q"}, "partition_count"),
+        ({"partition_count": 1}, "name"),
         ({"name": "q", "partition_count": 0}, "partition_count"),
         ({"name": "q", "partition_count": 100_001}, "partition_count"),
         ({"name": "q", "partition_count": "8"}, "partition_count"),

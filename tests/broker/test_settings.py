@@ -1,0 +1,93 @@
+"""Settings: the command line, then the environment; what is wrong with one is said in a line."""
+
+from pathlib import Path
+
+import pytest
+
+from broker.settings import Settings, SettingsError, load
+
+
+@pytest.fixture(autouse=True)
+def _no_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in Settings.model_fields:
+        monkeypatch.delenv(f"COUNTERPOISE_{name.upper()}", raising=False)
+
+
+def test_defaults() -> None:
+    settings = load()
+    assert (settings.host, settings.port) == ("127.0.0.1", 8640)
+    assert settings.database_url is None
+    assert settings.auto_migrate
+    assert not settings.trusted_network
+
+
+def test_every_setting_is_a_variable_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    values = {
+        "host": "::1",
+        "port": "0",
+        "data_dir": "/srv/counterpoise",
+        "database_url": "postgres://u:p@host/db",
+        "log_database_url": "postgresql://host/log",
+        "database_pool_size": "3",
+        "auto_migrate": "false",
+        "trusted_network": "1",
+        "request_limit_bytes": "2048",
+        "history_days": "0.5",
+        "shutdown_seconds": "1",
+        "log_level": "debug",
+        "log_format": "json",
+    }
+    assert set(values) == set(Settings.model_fields)
+    for name, value in values.items():
+        monkeypatch.setenv(f"COUNTERPOISE_{name.upper()}", value)
+    settings = load()
+    assert settings.data_dir == Path("/srv/counterpoise")
+    assert settings.database_url is not None
+    assert settings.database_url.get_secret_value() == "postgresql://u:p@host/db"
+    assert not settings.auto_migrate
+    assert settings.port == 0
+
+
+def test_what_is_given_wins(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COUNTERPOISE_PORT", "1")
+    assert load(port=0, host=None).port == 0
+
+
+def test_an_empty_variable_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COUNTERPOISE_PORT", "")
+    assert load().port == 8640
+
+
+def test_what_is_wrong_is_named_by_its_source(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COUNTERPOISE_PORT", "http")
+    with pytest.raises(SettingsError) as caught:
+        load(log_level="loud")
+    message = str(caught.value)
+    assert "COUNTERPOISE_PORT: " in message
+    assert "--log-level: " in message
+    assert "\n" not in message
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "mysql://u:hunter2@host/db",
+        "u:hunter2@host/db",
+        "postgresql://u:hunter2@host",
+        "postgresql://u:hunter2@host:port/db",
+        "postgresql://u:hunter2@[host/db",
+    ],
+)
+def test_a_wrong_url_is_refused_without_its_password(url: str) -> None:
+    with pytest.raises(SettingsError) as caught:
+        load(database_url=url)
+    assert "--database-url: " in str(caught.value)
+    assert "hunter2" not in str(caught.value)
+
+
+def test_settings_do_not_show_passwords() -> None:
+    assert "hunter2" not in repr(load(database_url="postgresql://u:hunter2@host/db"))
+
+
+def test_zero_is_a_value() -> None:
+    assert load(port=0, shutdown_seconds=0).shutdown_seconds == 0
