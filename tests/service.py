@@ -32,7 +32,7 @@ from broker import migrations
 from broker.service import Broker
 from broker.settings import Settings, load
 
-COUNTERPOISE = str(Path(sys.executable).with_name("counterpoise"))
+COUNTERPOISE = [str(Path(sys.executable).with_name("counterpoise"))]
 START_SECONDS = 30.0
 STOP_SECONDS = 15.0
 
@@ -165,7 +165,7 @@ class ServeProcess:
 
     def start(self) -> "ServeProcess":
         """Start it and wait until it serves. Fails with its log when it ends instead."""
-        command = [COUNTERPOISE, "serve", "--port", str(self.port), *self.arguments]
+        command = [*COUNTERPOISE, "serve", "--port", str(self.port), *self.arguments]
         with self.log_file.open("a") as log:
             self.process = subprocess.Popen(
                 command, stdout=subprocess.PIPE, stderr=log, text=True, env=self.environment

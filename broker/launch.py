@@ -1,0 +1,177 @@
+"""From settings to a running service, and back down again in order.
+
+Whatever keeps the service from starting is one line on stderr and an exit code of its own, never a
+traceback: who starts it is an operator, not its author.
+"""
+
+import contextlib
+import os
+import pkgutil
+import signal
+import socket
+import sys
+from collections.abc import Callable, Iterator
+from enum import IntEnum
+from types import FrameType
+from typing import NoReturn
+
+from pydantic import SecretStr
+
+from broker import migrations
+from broker.embedded import (
+    DataDirectoryInUse,
+    DataDirectoryOfAnotherVersion,
+    DataDirectoryUnwritable,
+    EmbeddedPostgres,
+    EmbeddedPostgresError,
+    default_data_dir,
+)
+from broker.settings import Settings, SettingsError, load
+from broker.telemetry import configure_logging
+
+# By name: the HTTP service imports the broker, never the other way round.
+SERVER = "api.server:run"
+
+
+class Exit(IntEnum):
+    """Why the service did not start or migrate."""
+
+    SETTINGS = 2
+    ADDRESS = 3
+    DATA_DIRECTORY = 4
+    DATABASE = 5
+    MIGRATION = 6
+
+
+def serve(**given: object) -> None:
+    """Run the service until SIGTERM or SIGINT; `given` are settings. For the main thread."""
+    settings = _settings(**given)
+    configure_logging(settings.log_level, settings.log_format)
+    run: Callable[[Settings, socket.socket], None] = pkgutil.resolve_name(SERVER)
+    listener = _listen(settings.host, settings.port)
+    with listener, _ends_on_signals(), _database(settings) as settings:
+        _prepare(settings)
+        run(settings, listener)
+
+
+def migrate(**given: object) -> Iterator[str]:
+    """Bring the database up to date; a line for each tree of migrations says what was done."""
+    settings = _settings(**given)
+    configure_logging("warning", settings.log_format)
+    with _ends_on_signals(), _database(settings) as settings:
+        for step in _migrated(settings):
+            if step.before == step.after:
+                yield f"{step.tree}: at {step.after} already"
+            else:
+                yield f"{step.tree}: {step.before or 'nothing'} -> {step.after}"
+
+
+def _settings(**given: object) -> Settings:
+    try:
+        return load(**given)
+    except SettingsError as error:
+        _fail(Exit.SETTINGS, str(error))
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    """The socket to serve on, taken before anything is started that would have to be stopped."""
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        listener = socket.socket(family, kind, protocol)
+        try:
+            if os.name == "posix":
+                listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.bind(address)
+            # Nobody else can listen on the port from here on.
+            listener.listen(2048)
+        except BaseException:
+            listener.close()
+            raise
+    except OSError as error:
+        where = f"{host}:{port}"
+        _fail(Exit.ADDRESS, f"cannot listen on {where}: {error.strerror or error}")
+    return listener
+
+
+@contextlib.contextmanager
+def _database(settings: Settings) -> Iterator[Settings]:
+    """The settings with a database in them: the given one, or our own for as long as it takes."""
+    if settings.database_url is not None:
+        yield settings
+        return
+    postgres = EmbeddedPostgres(settings.data_dir or default_data_dir())
+    try:
+        url = postgres.start()
+    except (DataDirectoryInUse, DataDirectoryUnwritable, DataDirectoryOfAnotherVersion) as error:
+        _fail(Exit.DATA_DIRECTORY, str(error))
+    except EmbeddedPostgresError as error:
+        _fail(Exit.DATABASE, str(error))
+    try:
+        yield settings.model_copy(update={"database_url": SecretStr(url)})
+    finally:
+        _ignore_signals()
+        postgres.stop()
+
+
+def _prepare(settings: Settings) -> None:
+    """Reach the database and see that its tables are current, or make them so."""
+    if settings.auto_migrate:
+        _migrated(settings)
+        return
+    try:
+        behind = migrations.outdated(*_urls(settings))
+    except migrations.DatabaseUnreachable as error:
+        _fail(Exit.DATABASE, f"cannot reach the database: {error}")
+    if behind:
+        _fail(
+            Exit.MIGRATION,
+            f"the {' and '.join(behind)} tables are not current; run 'counterpoise migrate', or "
+            "start without --no-migrate",
+        )
+
+
+def _migrated(settings: Settings) -> list[migrations.Step]:
+    try:
+        return migrations.upgrade(*_urls(settings))
+    except migrations.DatabaseUnreachable as error:
+        _fail(Exit.DATABASE, f"cannot reach the database: {error}")
+    except migrations.MigrationFailed as error:
+        _fail(Exit.MIGRATION, str(error))
+
+
+def _urls(settings: Settings) -> tuple[str, str | None]:
+    assert settings.database_url is not None
+    log_url = settings.log_database_url
+    return (
+        settings.database_url.get_secret_value(),
+        None if log_url is None else log_url.get_secret_value(),
+    )
+
+
+@contextlib.contextmanager
+def _ends_on_signals() -> Iterator[None]:
+    """SIGTERM and SIGINT leave by way of every `finally`; the server has its own way meanwhile."""
+
+    def leave(signum: int, _: FrameType | None) -> NoReturn:
+        raise SystemExit(0 if signum == signal.SIGTERM else 130)
+
+    before = {number: signal.signal(number, leave) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _ignore_signals() -> None:
+    """Stopping is under way already; a second signal must not cut it short."""
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, signal.SIG_IGN)
+
+
+def _fail(code: Exit, message: str) -> NoReturn:
+    line = " ".join(message.split())
+    sys.stderr.write(f"counterpoise: {line}\n")
+    raise SystemExit(int(code))

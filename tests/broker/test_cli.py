@@ -1,0 +1,180 @@
+"""`counterpoise serve` and `counterpoise migrate` as an operator meets them."""
+
+import json
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import httpx
+import psycopg
+import pytest
+
+from broker.launch import Exit
+from broker.embedded import EmbeddedPostgres
+from tests.service import COUNTERPOISE, ServeProcess, eventually, listen
+
+UNREACHABLE = "postgresql://nobody:hunter2@127.0.0.1:1/nothing"
+
+
+def run(arguments: Sequence[str], seconds: float = 30) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [*COUNTERPOISE, *arguments], capture_output=True, text=True, timeout=seconds, check=False
+    )
+
+
+def refusal(arguments: Sequence[str], code: Exit) -> str:
+    """What it says when it does not start: one line on stderr, nothing else."""
+    done = run(arguments)
+    assert done.returncode == code, done.stderr
+    assert done.stdout == ""
+    lines = done.stderr.splitlines()
+    assert len(lines) == 1, done.stderr
+    assert lines[0].startswith("counterpoise: ")
+    assert "hunter2" not in lines[0]
+    return lines[0]
+
+
+def test_every_reason_has_an_exit_code_of_its_own() -> None:
+    assert len({int(code) for code in Exit}) == len(Exit)
+    assert not {0, 1} & {int(code) for code in Exit}
+
+
+def test_a_wrong_setting() -> None:
+    assert "--log-level" in refusal(["serve", "--log-level", "loud"], Exit.SETTINGS)
+    assert "--port" in refusal(["serve", "--port", "99999"], Exit.SETTINGS)
+
+
+def test_a_port_in_use() -> None:
+    with listen() as taken:
+        port = taken.getsockname()[1]
+        line = refusal(["serve", "--port", str(port), "--database-url", UNREACHABLE], Exit.ADDRESS)
+    assert f"127.0.0.1:{port}" in line
+
+
+def test_an_address_that_is_not_here() -> None:
+    refusal(["serve", "--host", "192.0.2.1", "--database-url", UNREACHABLE], Exit.ADDRESS)
+    refusal(["serve", "--host", "no.such.host.invalid"], Exit.ADDRESS)
+
+
+def test_postgres_is_unreachable() -> None:
+    arguments = ["--database-url", UNREACHABLE]
+    assert "database" in refusal(["serve", "--port", "0", *arguments], Exit.DATABASE)
+    refusal(["serve", "--port", "0", "--no-migrate", *arguments], Exit.DATABASE)
+    refusal(["migrate", *arguments], Exit.DATABASE)
+
+
+def test_a_data_directory_that_is_none(tmp_path: Path) -> None:
+    directory = tmp_path / "file"
+    directory.write_text("")
+    line = refusal(["serve", "--port", "0", "--data-dir", str(directory)], Exit.DATA_DIRECTORY)
+    assert str(directory) in line
+
+
+def test_a_data_directory_in_use(tmp_path: Path) -> None:
+    with EmbeddedPostgres(tmp_path, settings={"fsync": "off"}):
+        line = refusal(["serve", "--port", "0", "--data-dir", str(tmp_path)], Exit.DATA_DIRECTORY)
+    assert str(tmp_path) in line
+
+
+def test_tables_that_are_not_current(database_url: str) -> None:
+    arguments = ["serve", "--port", "0", "--no-migrate", "--database-url", database_url]
+    assert "counterpoise migrate" in refusal(arguments, Exit.MIGRATION)
+
+
+def test_migrate_says_what_it_did(database_url: str) -> None:
+    first = run(["migrate", "--database-url", database_url])
+    assert first.returncode == 0, first.stderr
+    assert [line.partition(" ")[0] for line in first.stdout.splitlines()] == ["control:", "log:"]
+    assert "nothing -> " in first.stdout
+    again = run(["migrate", "--database-url", database_url])
+    assert again.stdout.count("already") == 2
+
+
+# A service that runs
+
+
+@pytest.fixture
+def with_its_own_postgres(tmp_path: Path) -> Iterator[ServeProcess]:
+    arguments = ["--data-dir", str(tmp_path / "data")]
+    with ServeProcess(tmp_path / "serve.log", arguments) as process:
+        yield process
+
+
+def test_the_first_line_says_where_it_is(served: ServeProcess) -> None:
+    assert served.first_line == f"Counterpoise listens on {served.url}\n"
+    assert httpx.get(f"{served.url}/readyz").json() == {"status": "ready"}
+
+
+def test_the_log_is_json_where_nobody_watches(served: ServeProcess) -> None:
+    served.end()
+    lines = served.log_file.read_text().splitlines()
+    assert lines
+    for line in lines:
+        assert {"event", "level", "timestamp"} <= set(json.loads(line))
+
+
+@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
+def test_it_stops_in_seconds_with_an_open_stream(served: ServeProcess, signum: int) -> None:
+    with httpx.Client(base_url=f"{served.url}/v1", timeout=20) as http:
+        http.post("/queues", json={"name": "q", "partition_count": 1}).raise_for_status()
+        opened, closed = threading.Event(), threading.Event()
+
+        def follow() -> None:
+            with http.stream("GET", "/queues/q/events") as response:
+                for _ in response.iter_lines():
+                    opened.set()
+            closed.set()
+
+        thread = threading.Thread(target=follow)
+        thread.start()
+        assert opened.wait(10)
+        started = time.monotonic()
+        code = served.end(signum)
+        assert code in (0, 130)
+        assert time.monotonic() - started < 5
+        assert closed.wait(5), "the stream was cut instead of ended"
+        thread.join()
+
+
+def test_its_own_postgres_comes_and_goes_with_it(with_its_own_postgres: ServeProcess) -> None:
+    process = with_its_own_postgres
+    with httpx.Client(base_url=f"{process.url}/v1", timeout=20) as http:
+        http.post("/queues", json={"name": "q", "partition_count": 3}).raise_for_status()
+        assert process.end() == 0
+        process.start()
+        assert http.get("/queues/q").json()["partition_count"] == 3
+        process.kill()
+        process.start()
+        assert http.get("/queues/q").json()["partition_count"] == 3
+
+
+def test_it_survives_losing_its_database(served: ServeProcess, migrated_url: str) -> None:
+    """503 with Retry-After and not ready while Postgres refuses, and then as before."""
+    name = migrated_url.rpartition("/")[2]
+    server = migrated_url.rpartition("/")[0] + "/postgres"
+    with (
+        httpx.Client(base_url=served.url, timeout=20) as http,
+        psycopg.connect(server, autocommit=True) as admin,
+    ):
+        body = {"name": "q", "partition_count": 1}
+        http.post("/v1/queues", json=body).raise_for_status()
+        admin.execute(f"ALTER DATABASE {name} ALLOW_CONNECTIONS false")
+        admin.execute(
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = %s", [name]
+        )
+        try:
+            eventually(lambda: http.get("/readyz").status_code == 503)
+            refused = http.post("/v1/queues", json={"name": "r", "partition_count": 1})
+            assert refused.status_code == 503, refused.text
+            assert refused.json()["code"] == "unavailable"
+            assert int(refused.headers["retry-after"]) >= 1
+            assert http.get("/healthz").status_code == 200
+            assert http.get("/metrics").status_code == 200
+        finally:
+            admin.execute(f"ALTER DATABASE {name} ALLOW_CONNECTIONS true")
+        eventually(lambda: http.get("/readyz").status_code == 200)
+        assert http.get("/v1/queues/q").status_code == 200
+        http.post("/v1/queues", json={"name": "r", "partition_count": 1}).raise_for_status()
