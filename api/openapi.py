@@ -15,6 +15,7 @@ from starlette.routing import BaseRoute
 
 from api import problems
 from api.routing import Route
+from api.schemas import AnswerModel, RequestModel
 from api.security import Role
 
 VERSION = "1"
@@ -76,6 +77,7 @@ def document(routes: Sequence[BaseRoute]) -> dict[str, Any]:
             operation = api["paths"][route.path_format][method.lower()]
             _describe(operation, route, components["responses"])
     _share_parameters(api)
+    _restore_examples(components["schemas"])
     for schema in components["schemas"].values():
         schema.pop("title", None)
         for field in schema.get("properties", {}).values():
@@ -98,6 +100,15 @@ def _describe(operation: dict[str, Any], route: Route, shared: dict[str, Any]) -
             shared[name] = problems.described(codes)
             operation["responses"][status] = {"$ref": f"#/components/responses/{name}"}
     operation["responses"] = dict(sorted(operation["responses"].items()))
+
+
+def _restore_examples(schemas: dict[str, Any]) -> None:
+    """FastAPI leaves out what is null, also in examples, where it says something."""
+    models = [*RequestModel.__subclasses__(), *AnswerModel.__subclasses__()]
+    for model in models:
+        extra = model.model_config.get("json_schema_extra")
+        if isinstance(extra, dict) and model.__name__ in schemas:
+            schemas[model.__name__]["examples"] = extra["examples"]
 
 
 def _share_parameters(api: dict[str, Any]) -> None:

@@ -1,0 +1,114 @@
+"""openapi.yaml is what the application serves, is valid, and reads well."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import yaml
+from jsonschema import Draft202012Validator
+from openapi_spec_validator import validate
+
+from api.app import all_routes
+from api.openapi import document, to_yaml
+from api.routing import Route
+from api.security import Role
+
+COMMITTED = Path(__file__).parents[2] / "openapi.yaml"
+
+
+@pytest.fixture(scope="module")
+def served() -> dict[str, Any]:
+    return document(all_routes())
+
+
+def operations(api: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
+    return [
+        (f"{method.upper()} {path}", operation)
+        for path, methods in api["paths"].items()
+        for method, operation in methods.items()
+    ]
+
+
+def test_the_committed_document_is_what_is_served(served: dict[str, Any]) -> None:
+    assert COMMITTED.read_text("utf-8") == to_yaml(served), (
+        "python -m api.openapi > openapi.yaml writes it anew"
+    )
+
+
+def test_it_is_served(http: httpx.Client, scripted: Any, served: dict[str, Any]) -> None:
+    assert httpx.get(f"{scripted.url}/openapi.json").json() == served
+    assert yaml.safe_load(COMMITTED.read_text("utf-8")) == served
+
+
+def test_it_is_valid(served: dict[str, Any]) -> None:
+    validate(served)
+
+
+def test_it_has_every_call_of_the_contract(served: dict[str, Any]) -> None:
+    """The table in the contract, *HTTP*; `children` comes with lineage."""
+    contract = (COMMITTED.parent / "docs" / "protocol.md").read_text("utf-8")
+    table = re.findall(r"^\| `(GET|POST|PATCH|DELETE) (\S+?)(?:\?\S*)?` \|", contract, re.M)
+    assert len(table) > 18
+    listed = {name for name, _ in operations(served)}
+    for method, path in table:
+        path = path.replace("…", "/queues/{queue}").replace("/queues/{queue}/queues", "/queues")
+        call = f"{method} /v1{path}"
+        assert call in listed or path.endswith("/children"), call
+
+
+def test_every_call_is_described(served: dict[str, Any]) -> None:
+    names = set()
+    for name, operation in operations(served):
+        assert operation["summary"], name
+        assert operation["description"], name
+        assert operation["tags"], name
+        assert operation["x-role"] in set(Role), name
+        names.add(operation["operationId"])
+        for parameter in operation.get("parameters", ()):
+            shared = parameter.get("$ref", "").rpartition("/")[2]
+            assert (served["components"]["parameters"][shared] if shared else parameter)[
+                "description"
+            ], name
+    assert len(names) == len(operations(served))
+
+
+def test_every_call_lists_its_errors(served: dict[str, Any]) -> None:
+    for name, operation in operations(served):
+        statuses = set(operation["responses"])
+        if "/v1/" not in name:
+            continue
+        assert {"401", "403", "422", "503"} <= statuses, name
+        if "{queue}" in name:
+            assert "404" in statuses, name
+        if "requestBody" in operation:
+            assert {"413", "415"} <= statuses, name
+        for response in operation["responses"].values():
+            if "content" in response:
+                assert "application/problem+json" not in response["content"], "should be shared"
+
+
+def test_only_what_the_service_is_about_itself_is_left_out() -> None:
+    hidden = {
+        route.path
+        for route in all_routes()
+        if isinstance(route, Route) and not route.include_in_schema
+    }
+    assert hidden == {"/", "/docs", "/openapi.json"}
+
+
+def test_every_example_is_valid(served: dict[str, Any]) -> None:
+    count = 0
+    for name, schema in served["components"]["schemas"].items():
+        for example in schema.get("examples", ()):
+            complete = {"$ref": f"#/components/schemas/{name}", "components": served["components"]}
+            Draft202012Validator(complete).validate(example)
+            count += 1
+    for response in served["components"]["responses"].values():
+        content = response["content"]["application/problem+json"]
+        for example in content["examples"].values():
+            complete = {**content["schema"], "components": served["components"]}
+            Draft202012Validator(complete).validate(example["value"])
+            count += 1
+    assert count > 20
