@@ -1,0 +1,125 @@
+"""The commands put together, and how every one of them fails: one line on stderr, exit code 1.
+
+Wrong usage is exit code 2. A traceback appears only with COUNTERPOISE_TRACEBACK=1, or from the
+service's own commands, whose defects belong into its log.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from typing import Annotated, Any, NoReturn
+
+import typer
+from typer.core import TyperGroup
+
+from counterpoise.cli import messages, plugins, queues, status
+from counterpoise.client import package_version
+from counterpoise.errors import CounterpoiseError
+
+
+class Commands(TyperGroup):
+    """Our own commands and those of other packages."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        return [*super().list_commands(ctx), *sorted(plugins.installed())]
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        own = super().get_command(ctx, cmd_name)
+        if own is not None:
+            return own
+        point = plugins.installed().get(cmd_name)
+        return plugins.missing(cmd_name) if point is None else plugins.load(point)
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except CounterpoiseError as error:
+            fail(str(error))
+        except KeyboardInterrupt:
+            raise SystemExit(130) from None
+        except BrokenPipeError:
+            # Whoever read our output has gone; nothing can be said to them.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            raise SystemExit(1) from None
+        except Exception as error:
+            if not isinstance(error, OSError) and not _ours(ctx, error):
+                raise
+            fail(f"{type(error).__name__}: {error}")
+
+
+def _ours(ctx: Any, error: Exception) -> bool:
+    """Whether `error` is to be told in one line: not typer's own, not of a plugin, not wanted."""
+    if os.environ.get("COUNTERPOISE_TRACEBACK"):
+        return False
+    of_typer = type(error).__module__.split(".")[0] in ("typer", "click")
+    return not of_typer and ctx.invoked_subcommand not in plugins.installed()
+
+
+def fail(message: str) -> NoReturn:
+    """Say one line on stderr and end with exit code 1."""
+    sys.stderr.write(f"counterpoise: {' '.join(message.split())}\n")
+    raise SystemExit(1)
+
+
+app = typer.Typer(
+    cls=Commands,
+    name="counterpoise",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"counterpoise {package_version()}")
+        raise typer.Exit
+
+
+@app.callback()
+def root(
+    version: Annotated[
+        bool,
+        typer.Option("--version", callback=_version, is_eager=True, help="Say which version."),
+    ] = False,
+) -> None:
+    """Share one partitioned queue among many consumers.
+
+    The service's address is --url, or COUNTERPOISE_URL, or http://127.0.0.1:8640.
+    """
+
+
+@app.command(
+    context_settings={
+        "ignore_unknown_options": True,
+        "allow_extra_args": True,
+        "help_option_names": [],
+    }
+)
+def demo(context: typer.Context) -> None:
+    """Watch PySpark applications share a real queue while they come and go."""
+    try:
+        run = importlib.import_module("counterpoise.demo").main
+        code = run(context.args)
+    except ModuleNotFoundError as error:
+        fail(
+            f"the demo needs {error.name}, which is not installed: "
+            "pip install 'counterpoise[demo]' counterpoise-server"
+        )
+    raise typer.Exit(int(code or 0))
+
+
+app.add_typer(queues.app, name="queues")
+app.add_typer(status.flows_app, name="flows")
+app.command(name="status")(status.show_status)
+app.command(name="rebalance")(status.rebalance)
+app.command(name="publish")(messages.publish)
+app.command(name="consume")(messages.consume)
+
+
+def main() -> None:
+    """The console script."""
+    app()

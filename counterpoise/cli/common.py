@@ -1,0 +1,74 @@
+"""What the commands share: options, output as JSON, small pieces of text."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterable
+from datetime import UTC, datetime
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+QueueName = Annotated[
+    str, typer.Argument(metavar="QUEUE", help="The queue's name.", show_default=False)
+]
+Url = Annotated[
+    str | None,
+    typer.Option(
+        "--url",
+        envvar="COUNTERPOISE_URL",
+        help="The service's address.",
+        show_default="http://127.0.0.1:8640",
+    ),
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
+
+console = Console(highlight=False)
+
+
+def say(message: str) -> None:
+    """Tell the person at the terminal, beside the output."""
+    sys.stderr.write(message + "\n")
+    sys.stderr.flush()
+
+
+def print_json(document: Any) -> None:
+    """Print a document for programs."""
+    typer.echo(json.dumps(document, indent=2, ensure_ascii=False))
+
+
+def table(*columns: str, right: Iterable[str] = ()) -> Table:
+    """A plain table that pastes well."""
+    made = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
+    for column in columns:
+        made.add_column(column, justify="right" if column in right else "left", overflow="fold")
+    return made
+
+
+def ranges(numbers: Iterable[int]) -> str:
+    """`0-3 7 9-10` for 0, 1, 2, 3, 7, 9, 10."""
+    spans: list[list[int]] = []
+    for number in sorted(numbers):
+        if spans and number == spans[-1][1] + 1:
+            spans[-1][1] = number
+        else:
+            spans.append([number, number])
+    return " ".join(str(a) if a == b else f"{a}-{b}" for a, b in spans)
+
+
+def seconds_until(time: datetime | None, now: datetime | None = None) -> float | None:
+    """How far away a time of the service is, by our own clock."""
+    return None if time is None else (time - (now or datetime.now(UTC))).total_seconds()
+
+
+def duration(seconds: float) -> str:
+    """`0.4 s`, `12 s`, `3 min`, `5 h`, `2 d`."""
+    if seconds < 9.95:
+        return f"{max(0.0, seconds):.1f} s"
+    for limit, size, unit in ((120, 1, "s"), (7200, 60, "min"), (172800, 3600, "h")):
+        if seconds < limit:
+            return f"{seconds / size:.0f} {unit}"
+    return f"{seconds / 86400:.0f} d"

@@ -1,0 +1,245 @@
+"""`counterpoise publish` and `counterpoise consume`: messages as lines of text or as JSON."""
+
+from __future__ import annotations
+
+import json
+import logging
+import signal
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import Annotated, Any, BinaryIO
+
+import typer
+
+from counterpoise.cli.common import QueueName, Url, say
+from counterpoise.errors import CounterpoiseError
+
+KeySeparator = Annotated[
+    str | None,
+    typer.Option(
+        "--key-separator",
+        help=r"What stands between key and value; \t is a tabulator.",
+        show_default=False,
+    ),
+]
+
+
+class BadLine(CounterpoiseError):
+    """A line of the input cannot be published."""
+
+    code = "bad_line"
+
+
+def publish(
+    queue: QueueName,
+    file: Annotated[
+        Path | None,
+        typer.Option(
+            "--file",
+            "-f",
+            help="Read from this file.",
+            exists=True,
+            dir_okay=False,
+            readable=True,
+            show_default="standard input",
+        ),
+    ] = None,
+    key: Annotated[
+        str | None, typer.Option("--key", help="The key of every message.", show_default=False)
+    ] = None,
+    key_separator: KeySeparator = None,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Do not say how many.")] = False,
+    url: Url = None,
+) -> None:
+    """Publish each line as a message; without a key messages spread over the partitions."""
+    from counterpoise.publisher import Publisher
+
+    if key is not None and key_separator is not None:
+        raise typer.BadParameter("give either --key or --key-separator")
+    separator = _separator(key_separator)
+    count = 0
+    try:
+        with _input(file) as lines, Publisher(queue, url=url) as publisher:
+            for number, line in enumerate(lines, 1):
+                value = line.rstrip(b"\r\n")
+                publisher.publish(*_split(number, value, separator, key))
+                count = number
+    except KeyboardInterrupt:
+        say(f"counterpoise: interrupted after {count} messages, which are published")
+        raise
+    if not quiet:
+        say(f"published {count} messages to {queue}")
+
+
+@contextmanager
+def _input(file: Path | None) -> Iterator[BinaryIO]:
+    if file is None:
+        yield sys.stdin.buffer
+        return
+    with file.open("rb") as opened:
+        yield opened
+
+
+def _separator(text: str | None) -> bytes | None:
+    if text is None:
+        return None
+    separator = text.replace(r"\t", "\t").encode()
+    if not separator:
+        raise typer.BadParameter("--key-separator must not be empty")
+    return separator
+
+
+def _split(
+    number: int, line: bytes, separator: bytes | None, key: str | None
+) -> tuple[bytes, str | None]:
+    """Value and key of a line."""
+    if separator is None:
+        return line, key
+    name, found, value = line.partition(separator)
+    if not found:
+        raise BadLine(f"line {number} has no {separator.decode()!r} between key and value")
+    try:
+        return value, name.decode()
+    except UnicodeDecodeError:
+        raise BadLine(f"line {number}: the key is not UTF-8") from None
+
+
+def consume(
+    queue: QueueName,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print each message as a line of JSON.")
+    ] = False,
+    key_separator: KeySeparator = None,
+    max_messages: Annotated[
+        int | None, typer.Option("--max-messages", "-n", min=1, help="End after so many messages.")
+    ] = None,
+    idle: Annotated[
+        float | None, typer.Option("--idle", min=0.0, help="End after so many seconds without any.")
+    ] = None,
+    client_name: Annotated[
+        str | None, typer.Option(help="What others see this consumer as.", show_default="host:pid")
+    ] = None,
+    instance_id: Annotated[
+        str | None,
+        typer.Option(
+            help="The same after a restart takes the old partitions back at once.",
+            show_default="random",
+        ),
+    ] = None,
+    lease: Annotated[
+        float, typer.Option(min=1.0, max=3600.0, help="Lost after so many silent seconds.")
+    ] = 10.0,
+    quiet: Annotated[
+        bool, typer.Option("--quiet", "-q", help="Do not say what is granted and revoked.")
+    ] = False,
+    url: Url = None,
+) -> None:
+    """Print the messages of the partitions this consumer gets, and commit them.
+
+    Interrupted (or terminated) it hands its partitions over in order; a second time it just ends.
+    """
+    from counterpoise.consumer import Consumer
+
+    output = _Output(as_json, _separator(key_separator))
+    notices: dict[str, Any] = {} if quiet else _notices()
+    consumer = Consumer(
+        queue,
+        output.write,
+        url=url,
+        limit=max_messages,
+        client_name=client_name,
+        instance_id=instance_id,
+        lease_seconds=lease,
+        **notices,
+    )
+    logging.basicConfig(format="counterpoise: %(message)s", level=logging.WARNING)
+    logging.getLogger("httpx").setLevel(logging.WARNING)
+    with _stopping(consumer.stop):
+        consumer.run(until=lambda: idle is not None and output.idle_seconds >= idle)
+    if not quiet:
+        say(f"consumed {consumer.handled} messages of {queue}")
+
+
+def _notices() -> dict[str, Any]:
+    """Callbacks that tell the person at the terminal what happens."""
+
+    def position(owned: Any) -> str:
+        return "" if owned.position is None else f" at {owned.position}"
+
+    return {
+        "on_granted": lambda owned: say(
+            f"+ partition {owned.partition} epoch {owned.epoch}{position(owned)}"
+            f" ({owned.handed_over or 'granted'})"
+        ),
+        "on_revoking": lambda owned, left: say(
+            f"> partition {owned.partition} epoch {owned.epoch} is being handed off, "
+            f"{left:.1f} s left"
+        ),
+        "on_retiring": lambda owned: say(f"× partition {owned.partition} is retiring"),
+        "on_lost": lambda owned: say(f"- partition {owned.partition} epoch {owned.epoch} is lost"),
+    }
+
+
+class _Output:
+    """Messages on standard output, flushed before they are committed."""
+
+    def __init__(self, as_json: bool, separator: bytes | None) -> None:
+        self._as_json = as_json
+        self._separator = separator
+        self._wrote_at = time.monotonic()
+        self._out = sys.stdout.buffer
+
+    @property
+    def idle_seconds(self) -> float:
+        return time.monotonic() - self._wrote_at
+
+    def write(self, owned: Any, batch: Any) -> None:
+        for message in batch.to_pylist():
+            line = self._json(owned, message) if self._as_json else self._plain(message)
+            self._out.write(line + b"\n")
+        self._out.flush()
+        self._wrote_at = time.monotonic()
+
+    def _plain(self, message: dict[str, Any]) -> bytes:
+        value: bytes = message["value"]
+        if self._separator is None:
+            return value
+        return (message["key"] or "").encode() + self._separator + value
+
+    def _json(self, owned: Any, message: dict[str, Any]) -> bytes:
+        document = {
+            "partition": message["partition"],
+            "position": message["position"],
+            "epoch": owned.epoch,
+            "key": message["key"],
+            "value": message["value"].decode(errors="replace"),
+            "headers": dict(message["headers"] or ()),
+            "published_at": message["published_at"].isoformat(),
+        }
+        return json.dumps(document, ensure_ascii=False).encode()
+
+
+@contextmanager
+def _stopping(stop: Any) -> Iterator[None]:
+    """Call `stop` on the first SIGINT or SIGTERM, `stop(now=True)` on the second."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    signals = 0
+
+    def handle(_number: int, _frame: FrameType | None) -> None:
+        nonlocal signals
+        signals += 1
+        stop(now=signals > 1)
+
+    before = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

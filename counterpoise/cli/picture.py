@@ -1,0 +1,185 @@
+"""The picture of a queue in a terminal: its partitions as a strip, its flows, what is under way."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Self
+
+from rich.console import Group, RenderableType
+from rich.panel import Panel
+from rich.table import Table
+from rich.text import Text
+
+from counterpoise.cli.common import duration, ranges, seconds_until, table
+from counterpoise.client import Client
+from counterpoise.wire import FlowSummary, Partition, Queue, Rebalance, RebalanceStatus
+
+# Told apart also on 16-colour terminals and by people who do not see all of them: the number of
+# the flow stands in the cell as well.
+COLOURS = ("cyan", "magenta", "green", "yellow", "blue", "red", "bright_cyan", "bright_magenta")
+STATUS_STYLES = {"Ready": "bold green", "Holddown": "bold yellow", "Rebalancing": "bold magenta"}
+
+MOST_PARTITIONS = 512
+MOST_FLOWS = 30
+MOST_HANDOFFS = 8
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """All the picture needs, asked within a moment; `at` by our clock."""
+
+    queue: Queue
+    status: RebalanceStatus
+    flows: tuple[FlowSummary, ...]
+    partitions: tuple[Partition, ...]
+    at: datetime
+
+    @classmethod
+    def take(cls, client: Client, name: str) -> Self:
+        """Ask the service. A queue with very many partitions is shown by counts alone."""
+        queue = client.queue(name)
+        small = queue.operational_partition_count <= MOST_PARTITIONS
+        return cls(
+            queue=queue,
+            status=client.rebalance_status(name),
+            flows=tuple(client.flows(name, max_items=MOST_FLOWS + 1)),
+            partitions=tuple(client.partitions(name)) if small else (),
+            at=datetime.now(UTC),
+        )
+
+
+def render(snapshot: Snapshot, away: str | None = None) -> RenderableType:
+    """The picture; `away` is what to say when the service does not answer any more."""
+    numbers = {flow.flow_id: number for number, flow in enumerate(snapshot.flows, 1)}
+    parts: list[RenderableType] = [_headline(snapshot)]
+    if snapshot.partitions:
+        parts += [Text(), _strip(snapshot.partitions, numbers)]
+    parts += [Text(), _flows(snapshot, numbers)]
+    if snapshot.status.handoffs:
+        parts += [Text(), _handoffs(snapshot, numbers)]
+    if snapshot.status.unassigned:
+        unassigned = snapshot.status.unassigned
+        parts += [Text(), Text(f"without an owner: {ranges(unassigned)}", style="yellow")]
+    if snapshot.status.last_rebalance is not None:
+        parts += [Text(), _last(snapshot.status.last_rebalance)]
+    if away is not None:
+        age = duration((datetime.now(UTC) - snapshot.at).total_seconds())
+        parts += [Text(), Text(f"as of {age} ago: {away}", style="bold red")]
+    return Panel(
+        Group(*parts),
+        title=Text(snapshot.queue.name, style="bold"),
+        title_align="left",
+        border_style="red" if away else "dim",
+        padding=(1, 2),
+    )
+
+
+def _headline(snapshot: Snapshot) -> Text:
+    queue, status = snapshot.queue, snapshot.status
+    line = Text(status.status, style=STATUS_STYLES.get(status.status, "bold"))
+    if status.trigger:
+        line.append(f" ({status.trigger})", style="default")
+    left = seconds_until(status.holddown_until)
+    if left is not None:
+        line.append(f", {duration(left)} left", style="default")
+    retiring = queue.operational_partition_count - queue.partition_count
+    line.append(f"   {queue.partition_count} partitions", style="default")
+    if retiring > 0:
+        line.append(f" + {retiring} retiring", style="yellow")
+    standby = queue.flow_count - queue.active_flow_count
+    line.append(f"   {queue.active_flow_count} active flows", style="default")
+    if standby > 0:
+        line.append(f", {standby} standing by", style="default")
+    line.append(f"   spread {status.spread}   revision {status.revision}", style="dim")
+    return line
+
+
+def _style(flow_id: str | None, numbers: Mapping[str, int]) -> str:
+    number = numbers.get(flow_id or "")
+    return "dim" if number is None else COLOURS[(number - 1) % len(COLOURS)]
+
+
+def _strip(partitions: Iterable[Partition], numbers: Mapping[str, int]) -> Text:
+    """One cell for each partition: the number of its flow in the flow's colour.
+
+    `1` owned, `1>` being revoked, `2~` warming up at the flow named, `1×` retiring, `·` unowned.
+    """
+    strip = Text()
+    for partition in partitions:
+        who, mark = partition.owner, " "
+        match partition.state:
+            case "revoking":
+                mark = ">"
+            case "warming":
+                who, mark = partition.successor, "~"
+            case "retiring":
+                mark = "×"
+        number = numbers.get(who or "")
+        if who is None:
+            strip.append(" · ", style="dim")
+        else:
+            cell = f"{number if number is not None else '?':>2}{mark}"
+            style = _style(who, numbers)
+            strip.append(cell, style=f"{style} reverse" if mark == " " else f"bold {style}")
+        strip.append(" ")
+    return strip
+
+
+def _flows(snapshot: Snapshot, numbers: Mapping[str, int]) -> RenderableType:
+    if not snapshot.flows:
+        return Text("no flow is bound", style="dim")
+    owned: dict[str, list[int]] = {}
+    for partition in snapshot.partitions:
+        if partition.owner is not None:
+            owned.setdefault(partition.owner, []).append(partition.partition)
+    shown: Table = table("", "CLIENT", "STATE", "OWNS", "PARTITIONS", "LEASE LEFT", right=("OWNS",))
+    for flow in snapshot.flows[:MOST_FLOWS]:
+        style = _style(flow.flow_id, numbers)
+        lease = seconds_until(flow.lease_expires_at)
+        state = "draining" if flow.draining else "active" if flow.active else "standby"
+        shown.add_row(
+            Text(f"{numbers[flow.flow_id]:>2} ", style=f"{style} reverse"),
+            Text(flow.client_name),
+            Text(state, style={"draining": "yellow", "standby": "dim"}.get(state, "")),
+            str(flow.partitions),
+            Text(ranges(owned.get(flow.flow_id, ()))),
+            Text("" if lease is None else duration(lease), style="dim"),
+        )
+    if len(snapshot.flows) <= MOST_FLOWS:
+        return shown
+    more = snapshot.queue.flow_count - MOST_FLOWS
+    return Group(shown, Text(f"… and {more} more", style="dim"))
+
+
+def _handoffs(snapshot: Snapshot, numbers: Mapping[str, int]) -> RenderableType:
+    names = {flow.flow_id: flow.client_name for flow in snapshot.flows}
+    shown = Table(box=None, pad_edge=False, show_header=False, padding=(0, 2, 0, 0))
+    for handoff in snapshot.status.handoffs[:MOST_HANDOFFS]:
+        left = seconds_until(handoff.deadline)
+        origin = names.get(handoff.from_flow or "", handoff.from_flow or "-")
+        target = names.get(handoff.to_flow or "", handoff.to_flow or "nobody yet")
+        shown.add_row(
+            Text(f"p{handoff.partition}", style="bold"),
+            Text(origin, style=_style(handoff.from_flow, numbers)),
+            "→",
+            Text(target, style=_style(handoff.to_flow, numbers)),
+            handoff.phase,
+            "" if left is None else f"{duration(left)} left",
+        )
+    more = len(snapshot.status.handoffs) - MOST_HANDOFFS
+    title = Text("handoffs", style="bold")
+    return Group(title, shown, *([Text(f"… and {more} more", style="dim")] if more > 0 else []))
+
+
+def _last(last: Rebalance) -> Text:
+    line = Text("last rebalance: ", style="dim")
+    line.append(f"{last.trigger or '?'}, {last.handoffs} handoffs")
+    if last.forced:
+        line.append(f" ({last.forced} forced)", style="red")
+    line.append(f", {last.granted} granted")
+    since = seconds_until(last.finished_at)
+    if since is not None:
+        line.append(f", {duration(-since)} ago", style="dim")
+    return line

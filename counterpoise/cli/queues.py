@@ -1,0 +1,189 @@
+"""`counterpoise queues …`: list, create, show, change, resize, delete."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Annotated, Any
+
+import typer
+
+from counterpoise.cli.common import AsJson, QueueName, Url, console, print_json, table
+from counterpoise.client import Client
+from counterpoise.wire import Queue
+
+app = typer.Typer(no_args_is_help=True, help="Queues: list, create, show, change, resize, delete.")
+
+
+class AccessType(StrEnum):
+    EXCLUSIVE = "exclusive"
+    NON_EXCLUSIVE = "non_exclusive"
+
+
+class Start(StrEnum):
+    EARLIEST = "earliest"
+    LATEST = "latest"
+
+
+Access = Annotated[
+    AccessType | None, typer.Option(help="One flow owns all partitions, or they are shared.")
+]
+RebalanceDelay = Annotated[
+    float | None, typer.Option(help="The holddown before a rebalance, in seconds (default 5).")
+]
+MaxHandoffTime = Annotated[
+    float | None, typer.Option(help="How long an owner may take to finish, in seconds (default 3).")
+]
+MaxWarmupTime = Annotated[
+    float | None,
+    typer.Option(help="How long a successor may warm up, in seconds (default 600)."),
+]
+MaxConcurrentHandoffs = Annotated[
+    int | None, typer.Option(help="Handoffs at the same time (default: all).")
+]
+LogName = Annotated[
+    str | None, typer.Option("--log", help="Where the messages are (default builtin:QUEUE).")
+]
+StartAt = Annotated[
+    Start | None, typer.Option("--start", help="Where new consumers begin (default earliest).")
+]
+Discard = Annotated[
+    bool,
+    typer.Option("--discard", help="Throw surplus partitions away, with the messages in them."),
+]
+
+
+def _given(**settings: Any) -> dict[str, Any]:
+    """The settings that were given; 0 is given, None is not."""
+    return {name: value for name, value in settings.items() if value is not None}
+
+
+@app.command("list")
+def list_queues(url: Url = None, as_json: AsJson = False) -> None:
+    """List the queues."""
+    with Client(url) as client:
+        queues = client.queues()
+    if as_json:
+        print_json([queue.raw for queue in queues])
+        return
+    shown = table(
+        "QUEUE", "PARTITIONS", "FLOWS", "ACTIVE", "STATUS", "SCALE", "LOG",
+        right=("PARTITIONS", "FLOWS", "ACTIVE"),
+    )  # fmt: skip
+    for queue in queues:
+        shown.add_row(
+            queue.name,
+            _count(queue),
+            str(queue.flow_count),
+            str(queue.active_flow_count),
+            queue.rebalance_status,
+            queue.scale_status,
+            queue.log,
+        )
+    console.print(shown)
+
+
+@app.command("create")
+def create_queue(
+    name: QueueName,
+    partitions: Annotated[
+        int, typer.Option("--partitions", "-p", help="How many partitions.", show_default=False)
+    ],
+    access_type: Access = None,
+    rebalance_delay: RebalanceDelay = None,
+    max_handoff_time: MaxHandoffTime = None,
+    max_warmup_time: MaxWarmupTime = None,
+    max_concurrent_handoffs: MaxConcurrentHandoffs = None,
+    log: LogName = None,
+    start: StartAt = None,
+    url: Url = None,
+    as_json: AsJson = False,
+) -> None:
+    """Create a queue."""
+    settings = _given(
+        access_type=access_type,
+        rebalance_delay=rebalance_delay,
+        max_handoff_time=max_handoff_time,
+        max_warmup_time=max_warmup_time,
+        max_concurrent_handoffs=max_concurrent_handoffs,
+        log=log,
+        start=start,
+    )
+    with Client(url) as client:
+        _show(client.create_queue(name, partitions, **settings), as_json)
+
+
+@app.command("show")
+def show_queue(name: QueueName, url: Url = None, as_json: AsJson = False) -> None:
+    """Show a queue's settings."""
+    with Client(url) as client:
+        _show(client.queue(name), as_json)
+
+
+@app.command("change")
+def change_queue(
+    name: QueueName,
+    access_type: Access = None,
+    rebalance_delay: RebalanceDelay = None,
+    max_handoff_time: MaxHandoffTime = None,
+    max_warmup_time: MaxWarmupTime = None,
+    max_concurrent_handoffs: MaxConcurrentHandoffs = None,
+    start: StartAt = None,
+    url: Url = None,
+    as_json: AsJson = False,
+) -> None:
+    """Change a queue's settings; those left out stay."""
+    settings = _given(
+        access_type=access_type,
+        rebalance_delay=rebalance_delay,
+        max_handoff_time=max_handoff_time,
+        max_warmup_time=max_warmup_time,
+        max_concurrent_handoffs=max_concurrent_handoffs,
+        start=start,
+    )
+    if not settings:
+        raise typer.BadParameter("say what to change")
+    with Client(url) as client:
+        _show(client.change_queue(name, **settings), as_json)
+
+
+@app.command("resize")
+def resize_queue(
+    name: QueueName,
+    partitions: Annotated[int, typer.Argument(help="How many partitions.", show_default=False)],
+    discard: Discard = False,
+    url: Url = None,
+    as_json: AsJson = False,
+) -> None:
+    """Change the number of partitions; surplus ones are drained to their end first."""
+    with Client(url) as client:
+        _show(client.change_queue(name, discard, partition_count=partitions), as_json)
+
+
+@app.command("delete")
+def delete_queue(
+    name: QueueName,
+    force: Annotated[
+        bool, typer.Option("--force", help="Also while flows are bound to it.")
+    ] = False,
+    url: Url = None,
+) -> None:
+    """Delete a queue, and the messages of a built-in log that no other queue reads."""
+    with Client(url) as client:
+        client.delete_queue(name, force)
+    typer.echo(f"{name} deleted")
+
+
+def _count(queue: Queue) -> str:
+    retiring = queue.operational_partition_count - queue.partition_count
+    return f"{queue.partition_count}" + (f" +{retiring}" if retiring > 0 else "")
+
+
+def _show(queue: Queue, as_json: bool) -> None:
+    if as_json:
+        print_json(queue.raw)
+        return
+    shown = table("", "")
+    shown.show_header = False
+    for name, value in queue.raw.items():
+        shown.add_row(name.replace("_", " "), "-" if value is None else str(value))
+    console.print(shown)
