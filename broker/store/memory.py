@@ -20,7 +20,6 @@ import orjson
 
 from broker.core.commands import Outcome, Result
 from broker.core.model import Queue
-from broker.core.records import from_json, to_json
 from broker.core.transitions import State
 from broker.store.ports import (
     Commit,
@@ -43,6 +42,9 @@ from broker.store.ports import (
 from broker.store.rows import (
     FlowValues,
     PartitionValues,
+    decode,
+    encode,
+    first_writes,
     flow_values,
     partition_values,
     queue_row,
@@ -355,7 +357,7 @@ class MemoryStore:
             raise LeaseRenewed(frozenset(renewed))
         behind = {
             write.partition
-            for write in commit.writes
+            for write in first_writes(commit.writes).values()
             if not self._may_write(stored, write.partition, write.epoch, write.flow_id, write.seq)
         }
         if behind:
@@ -378,7 +380,7 @@ class MemoryStore:
         self._check(commit, stored)
         stored.row = orjson.loads(orjson.dumps(row))
         self._write_flows(commit)
-        for write in commit.writes:
+        for write in first_writes(commit.writes).values():
             position, seq = stored.positions[write.partition]
             stored.positions[write.partition] = (
                 position if write.position is None else write.position,
@@ -396,7 +398,7 @@ class MemoryStore:
             stored.positions[number] = (position, stored.positions[number][1])
         for entry in commit.entries:
             kept = Entry(entry.revision, entry.at, (), entry.rebalance_id, commit.commit_id)
-            stored.entries.append((kept, orjson.dumps([to_json(r) for r in entry.records])))
+            stored.entries.append((kept, encode(entry.records)))
 
     def _write_flows(self, commit: Commit) -> None:
         flows, now = self.database.flows, self.database.clock()
@@ -511,7 +513,7 @@ def _decoded(stored: tuple[Entry, bytes]) -> Entry:
     return Entry(
         entry.revision,
         entry.at,
-        tuple(from_json(values) for values in orjson.loads(records)),
+        decode(orjson.loads(records)),
         entry.rebalance_id,
         entry.commit_id,
     )

@@ -11,6 +11,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, fields
 from typing import Any, NamedTuple
 
+import orjson
+
 from broker.core.model import (
     Departed,
     Flow,
@@ -21,8 +23,9 @@ from broker.core.model import (
     Rebalance,
     Settings,
 )
+from broker.core.records import Record, from_json, to_json
 from broker.core.transitions import PartitionEvent, State, Status
-from broker.store.ports import QueueRow
+from broker.store.ports import PositionWrite, QueueRow
 
 # Columns of a queue's row that are attributes of the queue under the same name.
 PLAIN = (
@@ -156,6 +159,30 @@ def restore_head(queue_id: str, row: Mapping[str, Any]) -> Queue:
     queue.rebalance = Rebalance(**row["rebalance"]) if row["rebalance"] else None
     queue.last_rebalance = Rebalance(**row["last_rebalance"]) if row["last_rebalance"] else None
     return queue
+
+
+def encode(records: Iterable[Record]) -> bytes:
+    """Records as JSON."""
+    return orjson.dumps([to_json(record) for record in records], default=_array)
+
+
+def decode(values: Iterable[Mapping[str, Any]]) -> tuple[Record, ...]:
+    """The records that `encode` made, from JSON values."""
+    return tuple(from_json(value) for value in values)
+
+
+def _array(value: object) -> list[Any]:
+    if isinstance(value, tuple):
+        return list(value)
+    raise TypeError(f"{type(value).__name__} in a record")
+
+
+def first_writes(writes: Iterable[PositionWrite]) -> dict[int, PositionWrite]:
+    """By partition; the first write of each counts, because the release with it ends the epoch."""
+    first: dict[int, PositionWrite] = {}
+    for write in writes:
+        first.setdefault(write.partition, write)
+    return first
 
 
 def queue_row(

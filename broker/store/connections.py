@@ -1,0 +1,183 @@
+"""Connections to Postgres: how they are made, and when the database counts as unreachable.
+
+Everything is bounded in time, on the server's side (a statement, a wait for a lock, an idle
+transaction) and on ours (a connection, an answer), so that a database that neither answers nor
+refuses holds nobody for ever.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager
+from typing import Any
+from uuid import uuid4
+
+import asyncpg
+import orjson
+from sqlalchemy import event
+from sqlalchemy.exc import DBAPIError, DisconnectionError
+from sqlalchemy.exc import TimeoutError as PoolTimeoutError
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
+
+from broker.store.ports import StoreUnavailable
+
+# SQLSTATEs, or the first letters of them, that say nothing against the statement itself: connection
+# lost, refused credentials, no such database, resources exhausted, operator intervention (shutdown,
+# statement timeout), system error, lock not available, deadlock or serialization failure, idle in
+# transaction, a standby, tables that are not there (yet).
+UNAVAILABLE = (
+    "08",
+    "28",
+    "3D",
+    "3F",
+    "53",
+    "57",
+    "58",
+    "55P03",
+    "40",
+    "25P03",
+    "25006",
+    "42P01",
+)
+CHECK_VIOLATION = "23514"
+
+
+class Connections:
+    """A pool of connections.
+
+    `transaction_pooling`: the database is reached through pgbouncer or the like in transaction
+    mode, which knows neither prepared statements of a session nor settings given at its start; the
+    limits on the server's side must then be set for the role.
+    """
+
+    def __init__(
+        self,
+        database_url: str,
+        pool_size: int,
+        *,
+        transaction_pooling: bool = False,
+        connect_seconds: float = 5.0,
+        answer_seconds: float = 30.0,
+    ) -> None:
+        """`database_url` as libpq takes it, a driver in its scheme is ignored."""
+        self._dsn = re.sub(r"^postgres(ql)?(\+\w+)?://", "postgresql://", database_url)
+        self._pooled = transaction_pooling
+        self._connect_seconds = connect_seconds
+        self._answer_seconds = answer_seconds
+        arguments: dict[str, Any] = {"async_creator_fn": self._creator}
+        if transaction_pooling:
+            arguments["prepared_statement_cache_size"] = 0
+            arguments["prepared_statement_name_func"] = lambda: f"counterpoise_{uuid4().hex}"
+        self._engine: AsyncEngine = create_async_engine(
+            "postgresql+asyncpg://",
+            connect_args=arguments,
+            pool_size=pool_size,
+            max_overflow=0,
+            pool_timeout=connect_seconds,
+            pool_use_lifo=True,
+            json_serializer=lambda value: orjson.dumps(value).decode(),
+            json_deserializer=orjson.loads,
+        )
+        self._single = self._engine.execution_options(isolation_level="AUTOCOMMIT")
+        event.listen(self._engine.sync_engine, "checkout", _refuse_closed)
+
+    async def connect(self) -> asyncpg.Connection[asyncpg.Record]:
+        """A connection outside of the pool. Raises StoreUnavailable."""
+        with _unavailable():
+            return await self._creator()
+
+    async def close(self) -> None:
+        """Closes the pool."""
+        await self._engine.dispose()
+
+    @asynccontextmanager
+    async def single(self) -> AsyncIterator[AsyncConnection]:
+        """For one statement, which is a transaction of its own. Raises StoreUnavailable."""
+        with _unavailable():
+            async with self._single.connect() as connection:
+                yield connection
+
+    @asynccontextmanager
+    async def transaction(self) -> AsyncIterator[AsyncConnection]:
+        """For several statements in one transaction. Raises StoreUnavailable."""
+        with _unavailable():
+            async with self._engine.begin() as connection:
+                yield connection
+
+    @asynccontextmanager
+    async def snapshot(self) -> AsyncIterator[AsyncConnection]:
+        """For several statements that read one state of the database. Raises StoreUnavailable."""
+        with _unavailable():
+            async with self._engine.connect() as connection:
+                await connection.execution_options(
+                    isolation_level="REPEATABLE READ", postgresql_readonly=True
+                )
+                yield connection
+
+    async def _creator(self, **_: Any) -> asyncpg.Connection[asyncpg.Record]:
+        return await asyncpg.connect(
+            self._dsn,
+            timeout=self._connect_seconds,
+            command_timeout=self._answer_seconds,
+            statement_cache_size=0 if self._pooled else 100,
+            server_settings={} if self._pooled else self._server_settings(),
+        )
+
+    def _server_settings(self) -> Mapping[str, str]:
+        milliseconds = int(self._answer_seconds * 1000)
+        return {
+            "application_name": "counterpoise",
+            "default_transaction_isolation": "read committed",
+            # Compiling takes longer than any of our statements.
+            "jit": "off",
+            # The server gives up first, so that we hear of it.
+            "statement_timeout": str(milliseconds * 9 // 10),
+            "lock_timeout": str(milliseconds // 3),
+            "idle_in_transaction_session_timeout": str(milliseconds),
+            "tcp_keepalives_idle": "30",
+            "tcp_keepalives_interval": "10",
+            "tcp_keepalives_count": "3",
+        }
+
+
+def _refuse_closed(_: Any, record: Any, __: Any) -> None:
+    """A connection that the server has closed is replaced without anybody noticing."""
+    if record.driver_connection.is_closed():
+        raise DisconnectionError
+
+
+@contextmanager
+def _unavailable() -> Iterator[None]:
+    """Turns what means that the database cannot be reached into StoreUnavailable."""
+    try:
+        yield
+    except Exception as error:
+        reason = _reason(error)
+        if reason is not None:
+            raise StoreUnavailable(reason) from error
+        if isinstance(error, DBAPIError) and sqlstate(error) == CHECK_VIOLATION:
+            # The service tried what must never happen: a defect.
+            raise AssertionError(str(error.orig)) from error
+        raise
+
+
+def sqlstate(error: DBAPIError) -> str | None:
+    """The SQLSTATE of an error of the server's."""
+    state: str | None = getattr(error.orig, "sqlstate", None)
+    return state
+
+
+def _reason(error: Exception) -> str | None:
+    """In one line why the database cannot be reached; None if the error says something else."""
+    state: str | None
+    if isinstance(error, DBAPIError):
+        state, lost = sqlstate(error), error.connection_invalidated
+        said = str(error.orig)
+    else:
+        state = getattr(error, "sqlstate", None)
+        lost = isinstance(error, OSError | TimeoutError | PoolTimeoutError | asyncpg.InterfaceError)
+        said = str(error) or type(error).__name__
+    if lost or (state is not None and state.startswith(UNAVAILABLE)):
+        return said.strip().splitlines()[0]
+    return None

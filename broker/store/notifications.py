@@ -1,0 +1,141 @@
+"""Wake-ups between replicas: NOTIFY after a commit, LISTEN on a connection of its own.
+
+A pooled connection would lose its LISTEN, and one that nobody uses does not notice that its peer is
+gone; hence the connection of its own, the heartbeat, and a None (look at everything) after every
+connect, for what was missed in between. Payloads name queues only; all else is read from tables.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+
+import asyncpg
+import orjson
+
+from broker.store.ports import StoreUnavailable
+
+CHANNEL = "counterpoise"
+# Postgres refuses payloads of 8,000 bytes.
+MOST_BYTES = 7900
+FIRST_BACKOFF_SECONDS, LONGEST_BACKOFF_SECONDS = 0.1, 5.0
+
+
+class Notifications:
+    """What one replica says and hears; it does not hear itself."""
+
+    channel = CHANNEL
+
+    def __init__(
+        self,
+        connect: Callable[[], Awaitable[asyncpg.Connection]],
+        replica_id: str,
+        heartbeat_seconds: float = 5.0,
+    ) -> None:
+        """`connect` raises StoreUnavailable."""
+        self._connect = connect
+        self._replica_id = replica_id
+        self._heartbeat_seconds = heartbeat_seconds
+        self._stopped = asyncio.Event()
+
+    def payloads(self, queue_ids: Sequence[str]) -> list[str]:
+        """JSON arrays of this replica's id and queue ids, none above what Postgres takes."""
+        payloads: list[str] = []
+        head = orjson.dumps([self._replica_id])[:-1]
+        body = b""
+        for queue_id in dict.fromkeys(queue_ids):
+            item = b"," + orjson.dumps(queue_id)
+            if len(head) + len(body) + len(item) + 1 > MOST_BYTES:
+                payloads.append((head + body + b"]").decode())
+                body = b""
+            body += item
+        if body:
+            payloads.append((head + body + b"]").decode())
+        return payloads
+
+    def close(self) -> None:
+        """Ends `listen`."""
+        self._stopped.set()
+
+    async def listen(self) -> AsyncIterator[Sequence[str] | None]:
+        """See `ports.Store.listen`. Connects again, ever more patiently, whenever it has to."""
+        backoff = FIRST_BACKOFF_SECONDS
+        while not self._stopped.is_set():
+            try:
+                connection = await self._connect()
+            except StoreUnavailable:
+                # Replicas must not come back all at once.
+                await self._pause(backoff * random.uniform(0.5, 1.0))
+                backoff = min(2 * backoff, LONGEST_BACKOFF_SECONDS)
+                continue
+            hearing = _Hearing(self._replica_id)
+            try:
+                await connection.add_listener(CHANNEL, hearing.heard)
+                connection.add_termination_listener(hearing.ended)
+                backoff = FIRST_BACKOFF_SECONDS
+                yield None
+                while await self._something(connection, hearing):
+                    queue_ids = hearing.take()
+                    if queue_ids:
+                        yield queue_ids
+            except (OSError, TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError):
+                await self._pause(backoff)
+            finally:
+                connection.terminate()
+
+    async def _something(self, connection: asyncpg.Connection, hearing: _Hearing) -> bool:
+        """Waits for a notification; False when the connection is gone or `close` was called."""
+        stopped = asyncio.ensure_future(self._stopped.wait())
+        try:
+            while True:
+                event = asyncio.ensure_future(hearing.event.wait())
+                await asyncio.wait(
+                    (event, stopped),
+                    timeout=self._heartbeat_seconds,
+                    return_when=asyncio.FIRST_COMPLETED,
+                )
+                event.cancel()
+                if stopped.done() or hearing.over:
+                    return False
+                if hearing.event.is_set():
+                    return True
+                await connection.execute("SELECT 1", timeout=self._heartbeat_seconds)
+        finally:
+            stopped.cancel()
+
+    async def _pause(self, seconds: float) -> None:
+        try:
+            async with asyncio.timeout(seconds):
+                await self._stopped.wait()
+        except TimeoutError:
+            return
+
+
+class _Hearing:
+    """What was heard on one connection and not told yet."""
+
+    def __init__(self, replica_id: str) -> None:
+        self.event = asyncio.Event()
+        self.over = False
+        self._replica_id = replica_id
+        self._queue_ids: dict[str, None] = {}
+
+    def heard(self, _: object, __: int, ___: str, payload: object) -> None:
+        try:
+            replica_id, *queue_ids = orjson.loads(str(payload))
+        except ValueError:
+            return  # Somebody else's use of the channel.
+        if replica_id != self._replica_id:
+            self._queue_ids.update(dict.fromkeys(queue_ids))
+            self.event.set()
+
+    def ended(self, _: object) -> None:
+        self.over = True
+        self.event.set()
+
+    def take(self) -> Sequence[str]:
+        self.event.clear()
+        queue_ids = tuple(self._queue_ids)
+        self._queue_ids.clear()
+        return queue_ids

@@ -1,0 +1,519 @@
+"""The store in Postgres: the tables of `migrations/control` through SQLAlchemy Core and asyncpg.
+
+What happens often is one statement and thus one round trip: renewals, commits of positions, the
+pulse. A commit of decisions is a transaction of a handful of statements (`broker.store.writing`).
+Bulk goes through arrays (`broker.store.bulk`). Locks are taken in one order, see `writing`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping, Sequence
+from itertools import starmap
+from typing import Any
+from uuid import uuid4
+
+from sqlalchemy import (
+    Integer,
+    Row,
+    Text,
+    and_,
+    bindparam,
+    delete,
+    func,
+    insert,
+    literal,
+    or_,
+    select,
+    tuple_,
+    update,
+)
+from sqlalchemy.dialects.postgresql import ARRAY
+from sqlalchemy.ext.asyncio import AsyncConnection
+from sqlalchemy.sql import Executable
+from sqlalchemy.sql.elements import ColumnElement
+
+from broker.core.commands import Outcome, Result
+from broker.core.model import Queue
+from broker.core.transitions import State
+from broker.store import writing
+from broker.store.bulk import NOW, Rows
+from broker.store.connections import Connections
+from broker.store.notifications import Notifications
+from broker.store.ports import (
+    Commit,
+    Entry,
+    Expiry,
+    FlowRow,
+    FlowsBound,
+    Lease,
+    Outage,
+    PositionCommit,
+    Pulse,
+    QueueGone,
+    QueueRow,
+    StoreUnavailable,
+)
+from broker.store.rows import FlowValues, PartitionValues, decode, queue_row, restore
+from broker.store.tables import bound, flows, outages, partitions, queues, records, service
+
+PURGE_AT_ONCE = 10_000
+
+
+def _any(column: ColumnElement[Any], parameter: str, type: Any = Text) -> ColumnElement[bool]:
+    """Whether the column is one of the array that is given as this parameter."""
+    return column == func.any(bindparam(parameter, type_=ARRAY(type)))
+
+
+# The pulse. The usual one is one statement; if it stamps nothing, nobody served for a while.
+
+_LATEST_OUTAGE = select(outages).order_by(outages.c.id.desc()).limit(1)
+_stamped = (
+    update(service)
+    .where(service.c.id == 1, service.c.stamped_at >= NOW - bindparam("gap"))
+    .values(stamped_at=NOW, gap_seconds=bindparam("gap"))
+    .returning(service.c.stamped_at)
+    .cte("stamped")
+)
+_outage = _LATEST_OUTAGE.subquery("outage")
+STAMP = select(_stamped.c.stamped_at, _outage).select_from(
+    _stamped.outerjoin(_outage, literal(True))
+)
+LAST_STAMP = (
+    select(service.c.stamped_at, NOW.label("now")).where(service.c.id == 1).with_for_update()
+)
+_alive = (
+    select(flows.c.id)
+    .where(bound, flows.c.lease_expires_at > bindparam("began"))
+    .order_by(flows.c.id)
+    .with_for_update(key_share=True)
+    .cte("alive")
+)
+RENEW_ALIVE = (
+    update(flows)
+    .where(flows.c.id == _alive.c.id)
+    .values(lease_expires_at=NOW + flows.c.lease_seconds)
+)
+
+# Leases.
+
+_leased = (
+    select(flows.c.id)
+    .where(_any(flows.c.id, "flow_ids"), bound)
+    .order_by(flows.c.id)
+    .with_for_update(key_share=True)
+    .cte("leased")
+)
+_renewal = (
+    update(flows)
+    .where(flows.c.id == _leased.c.id)
+    .values(lease_expires_at=NOW + flows.c.lease_seconds)
+)
+RENEW = _renewal.returning(flows.c.id, flows.c.lease_expires_at, flows.c.view_revision)
+EXPIRIES = (
+    select(flows.c.id, flows.c.lease_expires_at, writing.LEASE_OVER.label("over"))
+    .where(flows.c.queue_id == bindparam("queue"), bound)
+    .order_by(flows.c.id)
+)
+_over = (
+    select(flows.c.queue_id, func.min(flows.c.lease_expires_at).label("since"))
+    .where(bound, writing.LEASE_OVER)
+    .group_by(flows.c.queue_id)
+    .subquery("over")
+)
+_since = func.least(queues.c.next_deadline, _over.c.since)
+DUE = (
+    select(queues.c.id)
+    .select_from(queues.outerjoin(_over, _over.c.queue_id == queues.c.id))
+    .where(or_(queues.c.next_deadline <= NOW, _over.c.since.is_not(None)))
+    .order_by(_since, queues.c.id)
+    .limit(bindparam("limit"))
+)
+
+# Positions: flows first, then partitions in order, then what the fences let through.
+
+_ITEMS = Rows(
+    "item",
+    [
+        ("nth", Integer()),
+        ("queue_id", Text()),
+        ("flow_id", Text()),
+        ("seq", partitions.c.seq.type),
+        ("number", partitions.c.number.type),
+        ("epoch", partitions.c.epoch.type),
+        ("position", Text()),
+    ],
+)
+_item = _ITEMS.c
+_renewed = _renewal.returning(flows.c.id).cte("renewed")
+_locked = (
+    select(
+        _item.nth,
+        partitions.c.queue_id,
+        partitions.c.number,
+        partitions.c.epoch,
+        (partitions.c.owner == _item.flow_id).label("owned"),
+        (partitions.c.state == State.REMOVED.value).label("removed"),
+        or_(_item.seq.is_(None), partitions.c.seq.is_(None), _item.seq > partitions.c.seq).label(
+            "later"
+        ),
+    )
+    .where(
+        partitions.c.queue_id == _item.queue_id,
+        partitions.c.number == _item.number,
+        # Evaluated first, so that the flows are locked before the partitions.
+        select(func.count()).select_from(_renewed).scalar_subquery() >= 0,
+    )
+    .order_by(partitions.c.queue_id, partitions.c.number)
+    .with_for_update(key_share=True, of=partitions)
+    .cte("locked")
+)
+_written = (
+    update(partitions)
+    .where(
+        partitions.c.queue_id == _locked.c.queue_id,
+        partitions.c.number == _locked.c.number,
+        _item.nth == _locked.c.nth,
+        _item.epoch == _locked.c.epoch,
+        _locked.c.owned,
+        _locked.c.later,
+    )
+    .values(position=_item.position, seq=func.coalesce(_item.seq, partitions.c.seq))
+    .returning(partitions.c.number)
+    .cte("written")
+)
+COMMIT_POSITIONS = select(
+    _locked.c.nth, _locked.c.epoch, _locked.c.owned, _locked.c.removed
+).add_cte(_written)
+
+POSITIONS = select(partitions.c.number, partitions.c.epoch, partitions.c.position).where(
+    partitions.c.queue_id == bindparam("queue"), _any(partitions.c.number, "numbers", Integer)
+)
+
+
+class PostgresStore:
+    """The store of one replica. `pool_size` connections at most, and one more for LISTEN."""
+
+    def __init__(
+        self,
+        database_url: str,
+        pool_size: int = 8,
+        *,
+        transaction_pooling: bool = False,
+        listen_url: str | None = None,
+        connect_seconds: float = 5.0,
+        answer_seconds: float = 30.0,
+    ) -> None:
+        """`transaction_pooling`: `database_url` leads to pgbouncer or the like in transaction mode.
+
+        Through that nothing is heard of other replicas (the sweep still finds what they did), so
+        `listen_url` may name the database itself.
+        """
+        self._connections = Connections(
+            database_url,
+            pool_size,
+            transaction_pooling=transaction_pooling,
+            connect_seconds=connect_seconds,
+            answer_seconds=answer_seconds,
+        )
+        listening = self._connections if listen_url is None else Connections(listen_url, 1)
+        self._notifications = Notifications(listening.connect, replica_id=uuid4().hex)
+
+    async def start(self) -> None:
+        await self._all(select(literal(1)))
+
+    async def stop(self) -> None:
+        self._notifications.close()
+        await self._connections.close()
+
+    # Serving
+
+    async def pulse(self, gap_seconds: float = 3.0) -> Pulse:
+        stamped = await self._all(STAMP, {"gap": gap_seconds})
+        if not stamped:
+            return await self._pulse_after_gap(gap_seconds)
+        now, *outage = tuple(stamped[0])
+        return Pulse(now, _outage_of(outage))
+
+    async def _pulse_after_gap(self, gap_seconds: float) -> Pulse:
+        async with self._connections.transaction() as connection:
+            began, now = (await connection.execute(LAST_STAMP)).one()
+            if began is not None and now - began > gap_seconds:
+                await connection.execute(insert(outages).values(began=began, seconds=now - began))
+                await connection.execute(RENEW_ALIVE, {"began": began})
+            await connection.execute(
+                update(service)
+                .where(service.c.id == 1)
+                .values(stamped_at=NOW, gap_seconds=gap_seconds)
+            )
+            outage = (await connection.execute(_LATEST_OUTAGE)).first()
+            return Pulse(now, _outage_of(outage))
+
+    # Queues
+
+    async def create(self, commit: Commit) -> None:
+        async with self._connections.transaction() as connection:
+            await writing.create(connection, commit)
+
+    async def commit(self, commit: Commit) -> None:
+        async with self._connections.transaction() as connection:
+            await writing.write(connection, commit)
+
+    async def delete(self, queue_id: str, *, force: bool) -> None:
+        lock = select(queues.c.id).where(queues.c.id == queue_id).with_for_update()
+        in_use = select(flows.c.id).where(flows.c.queue_id == queue_id, bound).limit(1)
+        async with self._connections.transaction() as connection:
+            if (await connection.execute(lock)).first() is None:
+                raise QueueGone(queue_id)
+            if not force and (await connection.execute(in_use)).first() is not None:
+                raise FlowsBound(queue_id)
+            await self._lock_all(connection, queue_id)
+            await connection.execute(delete(partitions).where(partitions.c.queue_id == queue_id))
+            await connection.execute(delete(queues).where(queues.c.id == queue_id))
+
+    async def _lock_all(self, connection: AsyncConnection, queue_id: str) -> None:
+        for table, key in ((flows, flows.c.id), (partitions, partitions.c.number)):
+            locked = (
+                select(key)
+                .where(table.c.queue_id == queue_id)
+                .order_by(key)
+                .with_for_update()
+                .cte("locked")
+            )
+            await connection.execute(select(func.count()).select_from(locked))
+
+    async def find(self, name: str) -> str | None:
+        found = await self._all(select(queues.c.id).where(queues.c.name == name))
+        return found[0].id if found else None
+
+    async def list(self, limit: int, after: str | None) -> Sequence[QueueRow]:
+        of_queue = and_(flows.c.queue_id == queues.c.id, bound)
+        query = (
+            select(
+                queues,
+                select(func.count()).where(of_queue).scalar_subquery().label("flow_count"),
+                select(func.count())
+                .where(of_queue, flows.c.active)
+                .scalar_subquery()
+                .label("active_flow_count"),
+            )
+            .order_by(queues.c.name)
+            .limit(limit)
+        )
+        if after is not None:
+            query = query.where(queues.c.name > after)
+        return [
+            queue_row(row.id, row._asdict(), row.flow_count, row.active_flow_count)
+            for row in await self._all(query)
+        ]
+
+    async def load(self, queue_id: str) -> Queue:
+        head = select(queues).where(queues.c.id == queue_id)
+        bound_flows = (
+            select(*(flows.c[key] for key in FlowValues._fields))
+            .where(flows.c.queue_id == queue_id, bound)
+            .order_by(flows.c.seat)
+        )
+        all_partitions = (
+            select(*(partitions.c[key] for key in PartitionValues._fields))
+            .where(partitions.c.queue_id == queue_id)
+            .order_by(partitions.c.number)
+        )
+        async with self._connections.snapshot() as connection:
+            row = (await connection.execute(head)).first()
+            if row is None:
+                raise QueueGone(queue_id)
+            flow_rows = (await connection.execute(bound_flows)).all()
+            partition_rows = (await connection.execute(all_partitions)).all()
+        return restore(
+            queue_id,
+            row._asdict(),
+            starmap(FlowValues, flow_rows),
+            starmap(PartitionValues, partition_rows),
+        )
+
+    async def revisions(self, queue_ids: Sequence[str]) -> Mapping[str, int]:
+        query = select(queues.c.id, queues.c.revision).where(_any(queues.c.id, "queue_ids"))
+        found = await self._all(query, {"queue_ids": [*queue_ids]})
+        return {row.id: row.revision for row in found}
+
+    # Records
+
+    async def entries_after(self, queue_id: str, revision: int) -> Sequence[Entry]:
+        missed = and_(records.c.queue_id == queues.c.id, records.c.revision > revision)
+        query = (
+            select(queues.c.revision.label("current"), *_ENTRY)
+            .select_from(queues.outerjoin(records, missed))
+            .where(queues.c.id == queue_id)
+            .order_by(records.c.revision)
+        )
+        found = await self._all(query)
+        if not found:
+            raise QueueGone(queue_id)
+        kept = [row for row in found if row.revision is not None]
+        if len(kept) != max(0, found[0].current - revision):
+            raise KeyError(revision)
+        return [_entry(row) for row in kept]
+
+    async def history(self, queue_id: str, limit: int, before: int | None) -> Sequence[Entry]:
+        of_queue = and_(records.c.queue_id == queue_id, records.c.rebalance_id.is_not(None))
+        newest = (
+            select(records.c.rebalance_id)
+            .distinct()
+            .where(of_queue)
+            .order_by(records.c.rebalance_id.desc())
+            .limit(limit)
+        )
+        if before is not None:
+            newest = newest.where(records.c.rebalance_id < before)
+        query = (
+            select(*_ENTRY)
+            .where(of_queue, records.c.rebalance_id.in_(newest))
+            .order_by(records.c.revision)
+        )
+        return [_entry(row) for row in await self._all(query)]
+
+    async def purge(self, flows_before: float, records_before: float) -> None:
+        newest = select(queues.c.revision).where(queues.c.id == records.c.queue_id)
+        old = and_(records.c.at < records_before, records.c.revision < newest.scalar_subquery())
+        await self._purge(
+            (flows.c.id,), flows.c.reason.is_not(None) & (flows.c.left_at < flows_before)
+        )
+        await self._purge((records.c.queue_id, records.c.revision), old)
+        latest = select(func.max(outages.c.id)).scalar_subquery()
+        await self._purge(
+            (outages.c.id,), and_(outages.c.began < records_before, outages.c.id < latest)
+        )
+
+    async def _purge(self, key: tuple[ColumnElement[Any], ...], old: ColumnElement[bool]) -> None:
+        """Bit by bit, so that no statement runs into its time limit."""
+        [table] = {column.table for column in key}
+        some = select(*key).where(old).limit(PURGE_AT_ONCE)
+        statement = delete(table).where(tuple_(*key).in_(some)).returning(literal(1))
+        while len(await self._all(statement)) == PURGE_AT_ONCE:
+            pass
+
+    # Leases and positions
+
+    async def expiries(self, queue_id: str) -> Expiry:
+        found = await self._all(EXPIRIES, {"queue": queue_id})
+        over = tuple(row.id for row in found if row.over)
+        return Expiry(
+            over, min((row.lease_expires_at for row in found if not row.over), default=None)
+        )
+
+    async def renew(self, flow_ids: Sequence[str]) -> Mapping[str, Lease]:
+        found = await self._all(RENEW, {"flow_ids": sorted(set(flow_ids))})
+        return {row.id: Lease(row.lease_expires_at, row.view_revision) for row in found}
+
+    async def commit_positions(self, items: Sequence[PositionCommit]) -> Sequence[Result]:
+        results: list[Result] = []
+        rounds = _rounds(items)
+        if len(rounds) == 1:
+            async with self._connections.single() as connection:
+                return await _commit_positions(connection, items)
+        async with self._connections.transaction() as connection:
+            for some in rounds:
+                results += await _commit_positions(connection, some)
+        return results
+
+    async def positions(
+        self, queue_id: str, partitions: Sequence[int]
+    ) -> Mapping[int, tuple[int, str | None]]:
+        found = await self._all(POSITIONS, {"queue": queue_id, "numbers": [*partitions]})
+        return {row.number: (row.epoch, row.position) for row in found}
+
+    async def leases(self, flow_ids: Sequence[str]) -> Mapping[str, float]:
+        query = select(flows.c.id, flows.c.lease_expires_at).where(
+            _any(flows.c.id, "flow_ids"), bound
+        )
+        found = await self._all(query, {"flow_ids": [*flow_ids]})
+        return {row.id: row.lease_expires_at for row in found}
+
+    async def flow(self, flow_id: str) -> FlowRow | None:
+        query = select(flows.c.id, flows.c.queue_id, flows.c.token_hash, flows.c.reason)
+        found = await self._all(query.where(flows.c.id == flow_id))
+        return FlowRow(*tuple(found[0])) if found else None
+
+    async def due(self, limit: int) -> Sequence[str]:
+        return [row.id for row in await self._all(DUE, {"limit": limit})]
+
+    # Other replicas
+
+    async def notify(self, queue_ids: Sequence[str]) -> None:
+        payloads = self._notifications.payloads(queue_ids)
+        if not payloads:
+            return
+        try:
+            await self._all(
+                select(func.pg_notify(self._notifications.channel, func.unnest(_payloads))),
+                {"payloads": payloads},
+            )
+        except StoreUnavailable:
+            return  # Best effort: the others' sweep finds what changed.
+
+    def listen(self) -> AsyncIterator[Sequence[str] | None]:
+        return self._notifications.listen()
+
+    async def _all(
+        self, statement: Executable, parameters: Mapping[str, Any] | None = None
+    ) -> Sequence[Row[Any]]:
+        async with self._connections.single() as connection:
+            return (await connection.execute(statement, parameters)).all()
+
+
+_payloads = bindparam("payloads", type_=ARRAY(Text))
+_ENTRY = (
+    records.c.revision,
+    records.c.at,
+    records.c.records,
+    records.c.rebalance_id,
+    records.c.commit_id,
+)
+
+
+def _outage_of(values: Sequence[Any] | None) -> Outage | None:
+    return Outage(*values) if values and values[0] is not None else None
+
+
+def _entry(row: Row[Any]) -> Entry:
+    return Entry(row.revision, row.at, decode(row.records), row.rebalance_id, row.commit_id)
+
+
+def _rounds(items: Sequence[PositionCommit]) -> list[list[PositionCommit]]:
+    """The items in order, cut before a partition comes again: a statement can write a row once."""
+    rounds: list[list[PositionCommit]] = [[]]
+    seen: set[tuple[str, int]] = set()
+    for item in items:
+        if (item.queue_id, item.partition) in seen:
+            rounds.append([])
+            seen.clear()
+        seen.add((item.queue_id, item.partition))
+        rounds[-1].append(item)
+    return rounds
+
+
+async def _commit_positions(
+    connection: AsyncConnection, items: Sequence[PositionCommit]
+) -> Sequence[Result]:
+    rows = [
+        (nth, item.queue_id, item.flow_id, item.seq, item.partition, item.epoch, item.position)
+        for nth, item in enumerate(items)
+    ]
+    parameters = {
+        "flow_ids": sorted({item.flow_id for item in items}),
+        **_ITEMS.parameters(rows),
+    }
+    found = (await connection.execute(COMMIT_POSITIONS, parameters)).all()
+    by_item: dict[int, Any] = {row.nth: row for row in found}
+    return [_result(item, by_item.get(nth)) for nth, item in enumerate(items)]
+
+
+def _result(item: PositionCommit, row: Any) -> Result:
+    """The first outcome that applies (the contract, *HTTP*)."""
+    if row is None or row.removed:
+        return Result(item.partition, Outcome.NO_SUCH_PARTITION)
+    if item.epoch < row.epoch:
+        return Result(item.partition, Outcome.STALE_EPOCH, row.epoch)
+    if item.epoch > row.epoch or not row.owned:
+        return Result(item.partition, Outcome.NOT_OWNER)
+    return Result(item.partition, Outcome.OK)
