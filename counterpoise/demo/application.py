@@ -128,6 +128,27 @@ def session(name: str, directory: Path) -> "SparkSession":
     return spark
 
 
+def warm_up(spark: "SparkSession", directory: Path) -> None:
+    """Run a query of one line, in the manner of the real one.
+
+    What Spark does for the first time takes seconds: better before the application has partitions
+    that wait for it. Any application that joins others does well to do the same.
+    """
+    lines = directory / "warm-up"
+    lines.mkdir()
+    (lines / "line.txt").write_text("line\n")
+    query = (
+        spark.readStream.format("text")
+        .load(str(lines))
+        .mapInArrow(lambda batches: batches, "value string")
+        .writeStream.foreachBatch(lambda batch, _: batch.toArrow())
+        .option("checkpointLocation", str(directory / "warm-up-checkpoint"))
+        .trigger(availableNow=True)
+        .start()
+    )
+    query.awaitTermination()
+
+
 def main(arguments: list[str] | None = None) -> int:
     """Run until SIGTERM or the end of standard input; 1 if the query failed."""
     options = _parser().parse_args(arguments)
@@ -137,6 +158,7 @@ def main(arguments: list[str] | None = None) -> int:
     threading.Thread(target=_until_orphaned, args=[stop], daemon=True).start()
 
     spark = session(options.name, options.directory)
+    warm_up(spark, options.directory)
     sink = Sink(options.sink, options.name, fenced=options.sabotage != "unfenced")
     zombie = Zombie(options.url, options.queue) if options.sabotage == "unfenced" else None
     query = stream(spark, options, Work(sink, options.pace, options.sabotage, zombie))

@@ -17,6 +17,7 @@ from counterpoise.demo.watching import Seen
 COLOURS = {"alpha": "cyan", "beta": "magenta", "gamma": "green"}
 STATUS_COLOURS = {"Ready": "green", "Holddown": "yellow", "Rebalancing": "red"}
 NEWS_LINES = 12
+LEGEND = "[alpha's a, beta's b, gamma's g; a capital is being handed off, . has no owner]"
 PLAIN_PROGRESS_SECONDS = 10.0
 
 

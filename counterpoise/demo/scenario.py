@@ -10,7 +10,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from counterpoise.demo.display import Display, LiveDisplay, PlainDisplay
+from counterpoise.demo.display import LEGEND, Display, LiveDisplay, PlainDisplay
 from counterpoise.demo.evidence import Event, EventKind, Evidence
 from counterpoise.demo.flights import DataSetMissing, load
 from counterpoise.demo.report import report
@@ -21,6 +21,8 @@ from counterpoise.demo.watching import Seen
 GOOD, BAD, FAILED, INTERRUPTED = 0, 1, 2, 130
 # Fewer flights than this do not last for the scenario.
 LEAST_ROWS = 2_000
+# For whoever reads what was written to a file.
+PLAIN_WIDTH = 120
 CATCH_SECONDS = 30.0
 CATCH_POLL_SECONDS = 0.005
 
@@ -30,6 +32,8 @@ def run(rows: int | None = None, sabotage: str | None = None) -> int:
     0 for a good verdict, 1 for a bad one, 2 if it could not be played, 130 after Ctrl-C.
     """
     console = Console()
+    if not console.is_terminal:
+        console = Console(width=PLAIN_WIDTH)
     if rows is not None and rows < LEAST_ROWS:
         console.print(f"--rows must be at least {LEAST_ROWS:,}")
         return FAILED
@@ -91,6 +95,7 @@ class Scenario:
         stage = self._stage
         stage.open()
         self._news(f"service at {stage.url}, queue {QUEUE} with {PARTITIONS} partitions")
+        self._news(LEGEND)
         stage.publisher.start()
         for name in ("alpha", "beta"):
             stage.start_application(name, name)
