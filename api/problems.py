@@ -17,6 +17,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route as StarletteRoute
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from api.schemas import FieldProblem, Problem
 from broker.core import errors
@@ -163,7 +164,7 @@ def add_handlers(app: FastAPI) -> None:
     app.add_exception_handler(errors.BrokerError, _broker_error)
     app.add_exception_handler(RequestValidationError, _validation_error)
     app.add_exception_handler(HTTPException, _http_error)
-    app.add_exception_handler(Exception, _defect)
+    app.add_middleware(Defects)
 
 
 async def _broker_error(_: Request, error: Exception) -> Response:
@@ -244,7 +245,7 @@ async def _http_error(request: Request, error: Exception) -> Response:
         )
     if error.status_code == 400:
         return invalid([FieldProblem(field="body", message="not JSON in UTF-8")])
-    return await _defect(request, error)
+    raise error
 
 
 def _methods_at(request: Request) -> list[str]:
@@ -256,18 +257,40 @@ def _methods_at(request: Request) -> list[str]:
     return sorted(methods)
 
 
-async def _defect(request: Request, error: Exception) -> Response:
-    """A defect of ours: the log has everything, the caller an id to find it by."""
-    error_id = uuid.uuid4().hex[:8]
-    log.error(
-        "defect",
-        error_id=error_id,
-        method=request.method,
-        path=request.url.path,
-        exc_info=error,
-    )
-    return problem(
-        "internal",
-        f"The service's log has the details under the id {error_id}; the request may or may not "
-        "have been carried out.",
-    )
+class Defects:
+    """ASGI middleware: what nobody expected is logged once and answered without its insides."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        started = False
+
+        async def noted(message: Message) -> None:
+            nonlocal started
+            started = True
+            await send(message)
+
+        try:
+            await self.app(scope, receive, noted)
+        except Exception as error:
+            error_id = uuid.uuid4().hex[:8]
+            log.error(
+                "defect",
+                error_id=error_id,
+                method=scope["method"],
+                path=scope["path"],
+                exc_info=error,
+            )
+            if started:
+                # Too late for another answer; the server cuts the connection.
+                raise
+            response = problem(
+                "internal",
+                f"The service's log has the details under the id {error_id}; the request may or "
+                "may not have been carried out.",
+            )
+            await response(scope, receive, send)

@@ -24,6 +24,9 @@ import pytest
 
 from broker.embedded import EmbeddedPostgres
 
+# Services over such databases: `service`, `services`, `served`.
+pytest_plugins = ["tests.service"]
+
 # Data of a test is worth nothing after a crash, so nothing waits for the disk.
 FAST = {"fsync": "off", "synchronous_commit": "off", "full_page_writes": "off"}
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import httpx
 import yaml
-from jsonschema import Draft202012Validator, FormatChecker
+from jsonschema import Draft202012Validator, FormatChecker  # type: ignore[import-untyped]
 
 DOCUMENT = Path(__file__).parents[2] / "openapi.yaml"
 # The middleware's and the router's own, of any path.

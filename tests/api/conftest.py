@@ -1,4 +1,4 @@
-"""Fixtures of the API's own tests: a scripted broker behind a real server."""
+"""Fixtures of the API's tests: a real server, over a scripted broker or a real one."""
 
 from collections.abc import Iterator
 
@@ -6,6 +6,7 @@ import httpx
 import pytest
 
 from broker.settings import load
+from tests.api.conformance import conforms
 from tests.api.scripted import TOKEN, ScriptedBroker
 from tests.service import Service, running
 
@@ -35,4 +36,12 @@ def broker(_broker: ScriptedBroker) -> ScriptedBroker:
 @pytest.fixture
 def http(broker: ScriptedBroker, scripted: Service) -> Iterator[httpx.Client]:
     with scripted.http as client:
+        yield client
+
+
+@pytest.fixture
+def api(service: Service) -> Iterator[httpx.Client]:
+    """A client of a real service; every answer is held to openapi.yaml."""
+    with service.http as client:
+        client.event_hooks["response"] = [conforms]
         yield client

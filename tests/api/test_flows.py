@@ -1,0 +1,301 @@
+"""The calls of flows, on a real service and database."""
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.api.consumer import bind, create_queue
+from tests.api.test_problems import problem
+from tests.api.test_streams import events
+from tests.service import Service, eventually
+
+
+def test_binding(api: httpx.Client) -> None:
+    create_queue(api, "q", 2)
+    consumer = bind(api, "q", lease_seconds=30)
+    assert consumer.bound["lease_seconds"] == 30
+    assert (consumer.bound["log"], consumer.bound["start"]) == ("builtin:q", "earliest")
+    assert consumer.bound["log_access"]["url"].startswith("postgresql://")
+    assert len(consumer.bound["flow_token"]) >= 32
+    consumer.until("owned", 0, 1)
+    assert consumer.view["active"]
+    assert {each["handed_over"] for each in consumer.view["partitions"]} == {"initial"}
+
+
+def test_a_token_is_never_told_again(api: httpx.Client) -> None:
+    create_queue(api, "q", 1)
+    consumer = bind(api, "q")
+    token = consumer.bound["flow_token"]
+    for path in ("", "/flows", "/rebalance", "/rebalances", "/partitions"):
+        assert token not in api.get(f"/queues/q{path}").text
+
+
+def test_work_is_committed(api: httpx.Client) -> None:
+    create_queue(api, "q", 2)
+    consumer = bind(api, "q")
+    consumer.until("owned", 0, 1)
+    assert consumer.outcomes("commit", consumer.item(0, position="5"), seq=1) == ["ok"]
+    late = consumer.item(0, position="3")
+    assert consumer.outcomes("commit", late, seq=1) == ["ok"]
+    ahead = {"partition": 1, "epoch": consumer.item(1)["epoch"] + 1, "position": "1"}
+    absent = {"partition": 9, "epoch": 1, "position": "1"}
+    outcomes = consumer.outcomes("commit", absent, ahead, consumer.item(0, position="6"), seq=2)
+    assert outcomes == ["no_such_partition", "not_owner", "ok"]
+    positions = [each["position"] for each in api.get("/queues/q/partitions").json()["items"]]
+    assert positions == ["6", None]
+    assert consumer.outcomes("commit") == []
+
+
+def test_a_partition_is_named_once(api: httpx.Client) -> None:
+    create_queue(api, "q", 1)
+    consumer = bind(api, "q")
+    consumer.until("owned", 0)
+    item = consumer.item(0, position="5")
+    problem(consumer.call("commit", {"partitions": [item, item]}), 422, "invalid")
+
+
+def test_a_graceful_handoff(api: httpx.Client) -> None:
+    create_queue(api, "q", 2, max_handoff_time=60)
+    first = bind(api, "q")
+    first.until("owned", 0, 1)
+    second = bind(api, "q")
+    first.until("revoking", 1)
+    revoking = first.item(1, position="12")
+    assert first.outcomes("ready", first.item(0)) == ["not_warming"]
+    assert first.outcomes("release", first.item(0)) == ["not_revoking"]
+    assert first.outcomes("release", revoking) == ["ok"]
+    assert first.numbers("revoking") == []
+    second.until("owned", 1)
+    arrived = second.view["partitions"][0]
+    assert arrived["epoch"] == revoking["epoch"] + 1
+    assert (arrived["position"], arrived["handed_over"]) == ("12", "graceful")
+    assert first.outcomes("release", revoking) == ["ok"], "a repeated release is harmless"
+    stale = first.call("commit", {"partitions": [revoking]}).json()["results"][0]
+    assert (stale["outcome"], stale["current_epoch"]) == ("stale_epoch", arrived["epoch"])
+
+
+def test_a_forced_handoff(api: httpx.Client) -> None:
+    create_queue(api, "q", 2, max_handoff_time=0.3)
+    first = bind(api, "q")
+    first.until("owned", 0, 1)
+    second = bind(api, "q")
+    second.until("owned", 1)
+    assert second.view["partitions"][0]["handed_over"] == "forced"
+
+
+def test_a_warm_up(api: httpx.Client) -> None:
+    create_queue(api, "q", 2, max_handoff_time=60)
+    first = bind(api, "q")
+    first.until("owned", 0, 1)
+    assert first.outcomes("commit", first.item(1, position="4")) == ["ok"]
+    second = bind(api, "q", warmup=True)
+    second.until("warming", 1)
+    warming = second.view["partitions"][0]
+    assert "handed_over" not in warming
+    assert warming["position"] == "4"
+    assert first.numbers("owned") == [0, 1]
+    assert second.outcomes("ready", second.item(1)) == ["ok"]
+    first.until("revoking", 1)
+    first.outcomes("release", first.item(1, position="6"))
+    second.until("owned", 1)
+    assert second.outcomes("ready", {"partition": 1, "epoch": warming["epoch"]}) == ["ok"]
+
+
+def test_draining(api: httpx.Client) -> None:
+    create_queue(api, "q", 1)
+    first = bind(api, "q")
+    first.until("owned", 0)
+    second = bind(api, "q")
+    response = first.call("drain", {"timeout_seconds": 30})
+    assert response.status_code == 202
+    assert response.json()["draining"]
+    first.until("revoking", 0)
+    assert first.outcomes("release", first.item(0, position="1")) == ["ok"]
+    second.until("owned", 0)
+    eventually(lambda: not first.view["active"] or first.poll(0.2))
+    assert not first.view["active"]
+    assert first.unbind() == 204
+    # By an administrator, without a body.
+    assert api.post(f"{second.path}/drain").status_code == 202
+
+
+def test_unbinding_is_repeatable_and_final(api: httpx.Client) -> None:
+    create_queue(api, "q", 1)
+    consumer = bind(api, "q")
+    assert consumer.unbind() == 204
+    assert consumer.unbind() == 204
+    assert api.delete(consumer.path).status_code == 204, "an administrator's is harmless too"
+    for verb, body in (
+        ("heartbeat", None),
+        ("commit", {"partitions": []}),
+        ("release", {"partitions": []}),
+        ("ready", {"partitions": []}),
+        ("drain", {}),
+    ):
+        document = problem(consumer.call(verb, body), 410, "flow_gone")
+        assert document["reason"] == "unbound"
+    response = api.get(f"{consumer.path}/updates", headers=consumer.headers)
+    problem(response, 410, "flow_gone")
+
+
+def test_a_replaced_flow_is_told_so(api: httpx.Client) -> None:
+    create_queue(api, "q", 1)
+    old = bind(api, "q", instance_id="i")
+    old.until("owned", 0)
+    new = bind(api, "q", instance_id="i")
+    assert new.numbers("owned") == [0]
+    assert new.view["partitions"][0]["handed_over"] == "replaced"
+    assert problem(old.call("heartbeat"), 410, "flow_gone")["reason"] == "replaced"
+
+
+def test_an_expired_lease(api: httpx.Client) -> None:
+    create_queue(api, "q", 1)
+    consumer = bind(api, "q", lease_seconds=1)
+    eventually(lambda: consumer.call("heartbeat").status_code == 200)
+    time.sleep(1.5)
+    eventually(lambda: api.get("/queues/q").json()["flow_count"] == 0)
+    assert problem(consumer.call("heartbeat"), 410, "flow_gone")["reason"] == "lease_expired"
+
+
+def test_who_is_not_this_flow(api: httpx.Client) -> None:
+    create_queue(api, "q", 2)
+    create_queue(api, "r", 1)
+    mine, other = bind(api, "q"), bind(api, "q")
+    path = f"{mine.path}/heartbeat"
+    problem(api.post(path), 401, "unauthorized")
+    problem(api.post(path, headers=other.headers), 403, "forbidden")
+    unknown = "/queues/q/flows/00000000-0000-4000-8000-000000000000/heartbeat"
+    problem(api.post(unknown, headers=mine.headers), 404, "flow_not_found")
+    elsewhere = f"/queues/r/flows/{mine.flow_id}/heartbeat"
+    problem(api.post(elsewhere, headers=mine.headers), 404, "flow_not_found")
+    problem(api.delete(mine.path, headers=other.headers), 403, "forbidden")
+    problem(api.delete(unknown.removesuffix("/heartbeat")), 404, "flow_not_found")
+
+
+def test_a_deleted_queue(api: httpx.Client) -> None:
+    create_queue(api, "q", 1)
+    consumer = bind(api, "q")
+    consumer.until("owned", 0)
+    assert api.delete("/queues/q?force=true").status_code == 204
+    problem(consumer.call("heartbeat"), 404, "queue_not_found")
+    create_queue(api, "q", 1)
+    response = consumer.call("heartbeat")
+    assert response.status_code in (404, 410)
+
+
+def test_a_heartbeat_says_until_when(api: httpx.Client) -> None:
+    create_queue(api, "q", 1)
+    consumer = bind(api, "q")
+    consumer.until("owned", 0)
+    answer = consumer.call("heartbeat").json()
+    assert answer["revision"] == consumer.view["revision"]
+
+
+# Following the view
+
+
+def test_a_long_poll_wakes_at_once(service: Service) -> None:
+    with service.http as http, service.http as admin:
+        create_queue(admin, "q", 1)
+        consumer = bind(http, "q", lease_seconds=60)
+        consumer.until("owned", 0)
+        woken: list[tuple[bool, float]] = []
+
+        def wait() -> None:
+            found = consumer.poll(20)
+            woken.append((found, time.monotonic()))
+
+        thread = threading.Thread(target=wait)
+        thread.start()
+        eventually(lambda: len(service.app.state.open_calls) == 1)
+        time.sleep(0.1)
+        changed = time.monotonic()
+        admin.patch("/queues/q", json={"partition_count": 2}).raise_for_status()
+        thread.join(15)
+        assert woken[0][0]
+        assert woken[0][1] - changed < 5
+        consumer.until("owned", 0, 1)
+
+
+def test_a_long_poll_waits_at_most_half_the_lease(api: httpx.Client) -> None:
+    create_queue(api, "q", 1)
+    consumer = bind(api, "q", lease_seconds=2)
+    consumer.until("owned", 0)
+    started = time.monotonic()
+    assert not consumer.poll(60)
+    assert 0.8 < time.monotonic() - started < 5
+
+
+def test_a_stream_follows_and_resumes(service: Service) -> None:
+    with service.http as http, service.http as admin:
+        create_queue(admin, "q", 1)
+        consumer = bind(http, "q", lease_seconds=60)
+        consumer.until("owned", 0)
+        headers = {**consumer.headers, "Accept": "text/event-stream"}
+        path = f"{consumer.path}/updates"
+        with http.stream("GET", path, headers=headers) as response:
+            found = events(response)
+            first = next(found)
+            assert int(first["id"]) == consumer.view["revision"]
+            admin.patch("/queues/q", json={"partition_count": 2}).raise_for_status()
+            changed = next(found)
+            assert int(changed["id"]) > int(first["id"])
+        headers["Last-Event-ID"] = first["id"]
+        with http.stream("GET", path, headers=headers) as response:
+            found = events(response)
+            assert int(next(found)["id"]) >= int(changed["id"])
+            # The flow leaves: the stream says so and ends.
+            admin.delete(consumer.path).raise_for_status()
+            rest = list(found)
+        assert rest[-1]["event"] == "problem"
+        assert '"flow_gone"' in rest[-1]["data"]
+
+
+def test_a_stream_does_not_renew(service: Service) -> None:
+    with service.http as http:
+        create_queue(http, "q", 1)
+        consumer = bind(http, "q", lease_seconds=1)
+        headers = {**consumer.headers, "Accept": "text/event-stream"}
+        with http.stream("GET", f"{consumer.path}/updates", headers=headers) as response:
+            rest = list(events(response))
+        assert '"lease_expired"' in rest[-1]["data"]
+
+
+# Two services on one database
+
+
+def test_two_services_are_one(services: Callable[[int], Sequence[Service]]) -> None:
+    one, two = services(2)
+    with one.http as here, two.http as there:
+        create_queue(here, "q", 4, max_handoff_time=60)
+        first = bind(here, "q", lease_seconds=60)
+        first.until("owned", 0, 1, 2, 3)
+        second = bind(there, "q", lease_seconds=60)
+        first.until("revoking", 2, 3)
+        items = [first.item(2, position="1"), first.item(3, position="2")]
+        assert first.outcomes("release", *items) == ["ok", "ok"]
+        second.until("owned", 2, 3)
+        first.http, second.http = there, here
+        assert first.outcomes("commit", first.item(0, position="9")) == ["ok"]
+        assert second.outcomes("commit", second.item(2, position="3")) == ["ok"]
+        states: list[Any] = [http.get("/queues/q/partitions").json() for http in (here, there)]
+        assert states[0] == states[1]
+
+
+@pytest.mark.parametrize("stop_first", [True, False])
+def test_a_service_that_stops_costs_no_partition(
+    services: Callable[[int], Sequence[Service]], stop_first: bool
+) -> None:
+    one, two = services(2)
+    with one.http as here, two.http as there:
+        create_queue(here, "q", 1)
+        consumer = bind(here if stop_first else there, "q", lease_seconds=60)
+        consumer.until("owned", 0)
+        (one if stop_first else two).stop()
+        consumer.http = there if stop_first else here
+        assert consumer.outcomes("commit", consumer.item(0, position="1")) == ["ok"]
+        assert consumer.numbers("owned") == [0]
