@@ -200,6 +200,22 @@ def test_a_reader_that_follows_the_end_misses_nothing_while_many_append(log, log
             assert own == sorted(own)
 
 
+def test_an_append_locks_partitions_in_ascending_order(log, log_url):
+    """So that two that share partitions cannot wait for each other."""
+    other = PostgresLog("flights", log_url)
+    with psycopg.connect(log_url) as holding, ThreadPoolExecutor() as pool:
+        holding.execute(OPEN_APPEND, [4, "slow", 0, [1], [b"slow"]])
+        batch = AppendBatch("both", 0, 4, [2, 1], [Message(b"2"), Message(b"1")])
+        waiting = pool.submit(other.append, batch)
+        until(lambda: waiters(log_url) == 1)
+        # It waits for partition 1 and has not taken 2.
+        append(log, "free", partition=2)
+        holding.commit()
+        waiting.result(10)
+    assert (texts(log, 1), texts(log, 2)) == (["slow", "1"], ["free", "2"])
+    other.close()
+
+
 def test_a_transaction_with_a_fixed_snapshot_is_refused(log, log_url):
     """It would see the partition count of its beginning instead of the current one."""
     with psycopg.connect(log_url) as connection:
@@ -239,22 +255,25 @@ def test_publishers_do_not_share_sequences(log):
 
 def test_a_repetition_waits_for_its_first_attempt_and_then_is_a_duplicate(log, log_url):
     """The connection broke, the server is still at it: the retry must not overtake."""
-    with psycopg.connect(log_url) as holding, ThreadPoolExecutor() as pool:
-        holding.execute(OPEN_APPEND, [4, "p", 0, [0], [b"a"]])
-        repeated = pool.submit(append, log, "a")
-        until(lambda: waiters(log_url) == 1)
-        holding.commit()
-        assert repeated.result(10) == AppendResult(0, 1)
-    assert texts(log, 0) == ["a"]
+    for sequence in (0, 1):
+        # The first one of a publisher has no row to wait for, so that is another case.
+        with psycopg.connect(log_url) as holding, ThreadPoolExecutor() as pool:
+            holding.execute(OPEN_APPEND, [4, "p", sequence, [0], [b"a"]])
+            repeated = pool.submit(append, log, "a", first=sequence)
+            until(lambda: waiters(log_url) == 1)
+            holding.commit()
+            assert repeated.result(10) == AppendResult(0, 1)
+    assert texts(log, 0) == ["a", "a"]
 
 
 def test_next_sequence_waits_for_an_append_that_is_under_way(log, log_url):
-    with psycopg.connect(log_url) as holding, ThreadPoolExecutor() as pool:
-        holding.execute(OPEN_APPEND, [4, "p", 0, [0], [b"a"]])
-        following = pool.submit(log.next_sequence, "p")
-        until(lambda: waiters(log_url) == 1)
-        holding.commit()
-        assert following.result(10) == 1
+    for sequence in (0, 1):
+        with psycopg.connect(log_url) as holding, ThreadPoolExecutor() as pool:
+            holding.execute(OPEN_APPEND, [4, "p", sequence, [0], [b"a"]])
+            following = pool.submit(log.next_sequence, "p")
+            until(lambda: waiters(log_url) == 1)
+            holding.commit()
+            assert following.result(10) == sequence + 1
 
 
 def test_an_append_whose_connection_is_killed_is_unknown_and_repeating_it_is_safe(log, log_url):
