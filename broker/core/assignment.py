@@ -48,12 +48,14 @@ def taker(queue: Queue, ranking: Ranking) -> Flow | None:
 
 
 class Giving:
-    """Which handoff to start next. Made for one decision: it remembers what each flow can still give.
+    """Which handoff to start next. Made for one decision: it remembers what each flow can still
+    give.
 
-    A flow may have more than its share and nothing to give yet, because what counts for it is still on its way to it
-    (a revoke is not replanned before the partition arrives). Its turn is then taken on paper only, on a ranking of
-    our own, so that nobody else gives what it will have to give. An exclusive queue has such a ranking from the
-    beginning: of all flows but the first, each of which gives all it has.
+    A flow may have more than its share and nothing to give yet, because what counts for it is still
+    on its way to it (a revoke is not replanned before the partition arrives). Its turn is then
+    taken on paper only, on a ranking of our own, so that nobody else gives what it will have to
+    give. An exclusive queue has such a ranking from the beginning: of all flows but the first, each
+    of which gives all it has.
     """
 
     def __init__(self, queue: Queue) -> None:
@@ -107,7 +109,8 @@ class Giving:
         return flow
 
     def _count(self, flow: Flow, difference: int) -> None:
-        """Keeps a ranking of our own in step; the queue's is kept by `replay` when the handoff starts."""
+        """Keeps a ranking of our own in step; the queue's is kept by `replay` when the handoff
+        starts."""
         if self._ranking is not self._queue.ranking and flow is not self._first:
             self._ranking.add(flow.seat, difference)
 
@@ -119,7 +122,8 @@ class Giving:
 
 
 def _giveable(queue: Queue, flow: Flow) -> list[int]:
-    """What the flow owns that is not on its way, highest number first; retiring ones if it is draining."""
+    """What the flow owns that is not on its way, highest number first; retiring ones if it is
+    draining."""
     return sorted(
         (
             number
@@ -163,9 +167,9 @@ def warming(queue: Queue) -> list[Handoff]:
 def revise(queue: Queue, ranking: Ranking) -> Revision:
     """Which warm-ups to call off or redirect.
 
-    `ranking` is `put_back` after unowned partitions were granted; in the end it counts what is planned. A warm-up
-    stays if its owner has to give anyway and its successor stays within its share; if only the former holds it goes
-    to the flow with the fewest; else it is called off.
+    `ranking` is `put_back` after unowned partitions were granted; in the end it counts what is
+    planned. A warm-up stays if its owner has to give anyway and its successor stays within its
+    share; if only the former holds it goes to the flow with the fewest; else it is called off.
     """
     revision = Revision()
     if not ranking.counts:
@@ -200,10 +204,12 @@ def revise(queue: Queue, ranking: Ranking) -> Revision:
 
 
 class _Shares:
-    """What each non-draining flow is to hold in the end: the floor or the ceiling of P/F, as `ranking` has it now.
+    """What each non-draining flow is to hold in the end: the floor or the ceiling of P/F, as
+    `ranking` has it now.
 
-    Ceilings go to those who hold most (ties: the latest bound, of whom the greedy step takes last), and if there are
-    more of them than of flows above the floor, to whoever is given one first. O(flows log flows) to make.
+    Ceilings go to those who hold most (ties: the latest bound, of whom the greedy step takes last),
+    and if there are more of them than of flows above the floor, to whoever is given one first.
+    O(flows log flows) to make.
     """
 
     def __init__(self, queue: Queue, ranking: Ranking) -> None:

@@ -352,8 +352,9 @@ def _replace(draft: Draft, old: Flow, new: Flow) -> None:
 def _give_back(draft: Draft, flow: Flow, held: Sequence[tuple[int, int]]) -> None:
     """Rule 12 within a holddown: an instance that left during it gets back what nobody owned since.
 
-    `held`: (partition, epoch) as it left them. If positions were set meanwhile (which raises the epoch) it gets them
-    back too, but is not told that it may go on as if nothing had been (`replaced`).
+    `held`: (partition, epoch) as it left them. If positions were set meanwhile (which raises the
+    epoch) it gets them back too, but is not told that it may go on as if nothing had been
+    (`replaced`).
     """
     queue = draft.queue
     back = [

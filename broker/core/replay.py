@@ -151,6 +151,9 @@ def _(record: r.Granted, queue: Queue) -> None:
         partition = queue.partitions[grant.partition]
         flow = queue.flows[grant.flow_id]
         handoff = queue.handoffs.get(grant.partition)
+        released_by = None
+        if grant.handed_over == HandedOver.GRACEFUL:
+            released_by = partition.released_by if partition.owner is None else grant.previous
         queue.touch(partition.owner)
         queue.touch(flow)
         _touch_successor(queue, handoff)
@@ -160,9 +163,6 @@ def _(record: r.Granted, queue: Queue) -> None:
             queue.place(partition, event, owner=flow, handoff=keeps)
         else:
             queue.place(partition, PartitionEvent.GRANTED, owner=flow)
-        released_by = partition.released_by if partition.owner is None else grant.previous
-        if grant.handed_over != HandedOver.GRACEFUL:
-            released_by = None
         queue.journal.set(partition, "epoch", grant.epoch)
         queue.journal.set(partition, "handed_over", grant.handed_over)
         queue.journal.set(partition, "released_by", released_by)
@@ -313,8 +313,10 @@ def _(record: r.EpochsRaised, queue: Queue) -> None:
 @_apply.register
 def _(record: r.DeadlinesMoved, queue: Queue) -> None:
     queue.set("outage_seen", record.outage_id)
+    ended = record.began + record.seconds
     for handoff in list(queue.handoffs.values()):
-        if handoff.deadline > record.began:
+        # What began after it lost no time by it.
+        if handoff.deadline > record.began and handoff.since < ended:
             queue.set_deadline(handoff, handoff.deadline + record.seconds)
             if queue.partitions[handoff.number].state is State.REVOKING:
                 queue.touch(queue.partitions[handoff.number].owner)

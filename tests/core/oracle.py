@@ -1,7 +1,8 @@
 """What must be true of a queue, checked from the outside and without the code that is checked.
 
-Everything is counted anew from the partitions. Of the core only the shape of the data is used (names of attributes,
-states, records), nothing that decides. The numbers are those of the contract's *What must never happen*.
+Everything is counted anew from the partitions. Of the core only the shape of the data is used
+(names of attributes, states, records), nothing that decides. The numbers are those of the
+contract's *What must never happen*.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ IN_HANDOFF = ("warming", "revoking")
 
 
 def snapshot(queue: Queue) -> dict[str, Any]:
-    """All that a queue holds, as plain values: two queues with equal snapshots cannot be told apart."""
+    """All that a queue holds, as plain values: two queues with equal snapshots cannot be told
+    apart."""
     found = {
         name: _plain(value)
         for name, value in vars(queue).items()
@@ -55,7 +57,9 @@ def _plain(value: Any) -> Any:
             return set(value)
         case list() | tuple():
             return [_plain(item) for item in value]
-        case _ if hasattr(type(value), "__slots__") and type(value).__module__ == "broker.core.model":
+        case _ if (
+            hasattr(type(value), "__slots__") and type(value).__module__ == "broker.core.model"
+        ):
             return _slots(value)
         case _:
             return value
@@ -67,10 +71,12 @@ def _plain(value: Any) -> Any:
 def fewest_handoffs(
     held: Mapping[str, int], partition_count: int, *, only: str | None = None
 ) -> int:
-    """The smallest number of moves after which `partition_count` partitions are balanced, by trying every way.
+    """The smallest number of moves after which `partition_count` partitions are balanced, by trying
+    every way.
 
-    `held`: how many partitions each non-draining flow holds; those missing to `partition_count` are free (unowned, or
-    with flows that drain) and can be given to anyone. `only`: the flow that is to own all (exclusive access).
+    `held`: how many partitions each non-draining flow holds; those missing to `partition_count` are
+    free (unowned, or with flows that drain) and can be given to anyone. `only`: the flow that is to
+    own all (exclusive access).
     """
     if not held:
         return 0
@@ -103,7 +109,8 @@ def is_balanced(queue: Queue) -> bool:
 
 
 def check_state(queue: Queue, now: float, *, advanced: bool = False) -> None:
-    """Whatever was asked before: the counts are right, and the status is what the assignment says."""
+    """Whatever was asked before: the counts are right, and the status is what the assignment
+    says."""
     _check_partitions(queue)
     _check_sets(queue)
     _check_counts(queue)
@@ -141,7 +148,9 @@ def _check_sets(queue: Queue) -> None:
     states = {p.number: p.state for p in queue.partitions}
     assert queue.warming == {n for n in queue.handoffs if states[n] == "warming"}
     assert queue.stranded == {
-        n for n, handoff in queue.handoffs.items() if handoff.successor is None and states[n] == "revoking"
+        n
+        for n, handoff in queue.handoffs.items()
+        if handoff.successor is None and states[n] == "revoking"
     }
     for number, handoff in queue.handoffs.items():
         assert handoff.number == number
@@ -227,7 +236,11 @@ def _check_nothing_more_can_begin(queue: Queue) -> None:
     if not takers:
         return
     idle = {
-        f.id: [n for n in f.owned if n not in queue.handoffs and (f.draining or n not in queue.retiring)]
+        f.id: [
+            n
+            for n in f.owned
+            if n not in queue.handoffs and (f.draining or n not in queue.retiring)
+        ]
         for f in queue.flows.values()
     }
     assert not any(f.draining and idle[f.id] for f in queue.flows.values())
@@ -280,7 +293,8 @@ class Oracle:
     def _check_epochs(
         self, before: dict[str, Any], after: dict[str, Any], decision: Decision
     ) -> None:
-        """1. Two flows own one partition in one epoch, or epochs go backwards; they never skip either."""
+        """1. Two flows own one partition in one epoch, or epochs go backwards; they never skip
+        either."""
         epochs = {p["number"]: p["epoch"] for p in before["partitions"]}
         for record in decision.records:
             if isinstance(record, r.Granted):
@@ -312,17 +326,28 @@ class Oracle:
         decision: Decision,
     ) -> None:
         """5, 6 and *A revoke is never taken back*."""
-        bound, draining = set(after["flows"]), {
-            flow_id for flow_id, flow in before["flows"].items() if flow["draining"]
-        }
+        bound, draining = (
+            set(after["flows"]),
+            {flow_id for flow_id, flow in before["flows"].items() if flow["draining"]},
+        )
         raised = {
-            n for record in decision.records if isinstance(record, r.EpochsRaised) for n in record.partitions
+            n
+            for record in decision.records
+            if isinstance(record, r.EpochsRaised)
+            for n in record.partitions
         }
         resized = isinstance(command, c.Change)
+        if isinstance(command, c.Change) and set(command.changes) <= {"max_concurrent_handoffs"}:
+            kinds = {type(record) for record in decision.records}
+            assert not kinds & {r.HandoffsCalledOff, r.HandoffsRedirected}, (
+                "needless changes of plan"
+            )
         for old, new in zip(before["partitions"], after["partitions"], strict=False):
             number = old["number"]
             if old["state"] == "revoking" and new["epoch"] == old["epoch"]:
-                assert new["state"] in ("revoking", "unassigned", "removed"), "a revoke was taken back"
+                assert new["state"] in ("revoking", "unassigned", "removed"), (
+                    "a revoke was taken back"
+                )
             if old["owner"] is None:
                 continue
             owner = old["owner"].removeprefix("flow ")
@@ -335,8 +360,10 @@ class Oracle:
                 same = new["owner"] == old["owner"] and new["state"] in ("owned", "warming")
                 if same:
                     assert new["epoch"] == old["epoch"], "a partition in peace has another epoch"
-        if before["status"] == "Ready" and after["status"] == "Ready" and not isinstance(
-            command, c.Bind | c.Unbind | c.RaiseEpochs | c.Change | c.Drain
+        if (
+            before["status"] == "Ready"
+            and after["status"] == "Ready"
+            and not isinstance(command, c.Bind | c.Unbind | c.RaiseEpochs | c.Change | c.Drain)
         ):
             ready = [(p["owner"], p["epoch"], p["state"]) for p in before["partitions"]]
             released = isinstance(command, c.Release)
@@ -390,7 +417,9 @@ class Oracle:
         for flow_id, flow in after["flows"].items():
             changed = view(before, flow_id) != view(after, flow_id)
             woken = flow["view_revision"] == after["revision"]
-            assert woken or flow["view_revision"] <= before["revision"] or flow_id in decision.notices
+            assert (
+                woken or flow["view_revision"] <= before["revision"] or flow_id in decision.notices
+            )
             if changed:
                 assert flow_id in decision.notices, f"{flow_id} is not told"
                 assert flow["view_revision"] > before["revision"]
@@ -405,7 +434,8 @@ class Oracle:
         command: c.Command,
         decision: Decision,
     ) -> None:
-        """6. A rebalance makes more handoffs than the minimum, which counts from the last change."""
+        """6. A rebalance makes more handoffs than the minimum, which counts from the last
+        change."""
         started = any(isinstance(record, r.RebalanceStarted) for record in decision.records)
         unowned = any(isinstance(record, r.Released) for record in decision.records)
         if queue.status != "Rebalancing" and not started and before["status"] != "Rebalancing":
@@ -414,9 +444,7 @@ class Oracle:
         if started or unowned or _is_change(command):
             self.fewest = self._fewest_from(before, queue, decision)
             self.revokes_since_change.clear()
-        revoking = {
-            n for n, p in enumerate(before["partitions"]) if p["state"] == "revoking"
-        }
+        revoking = {n for n, p in enumerate(before["partitions"]) if p["state"] == "revoking"}
         for record in decision.records:
             if isinstance(record, r.RevokesStarted):
                 self._revoked(move.partition for move in record.moves)
@@ -446,7 +474,8 @@ class Oracle:
             self.revokes_since_change.add((number, epoch))
 
     def _fewest_from(self, before: dict[str, Any], queue: Queue, decision: Decision) -> int:
-        """Counted from the state after the change, as if no warm-up and no free grant had been made."""
+        """Counted from the state after the change, as if no warm-up and no free grant had been
+        made."""
         takers = {f.id: 0 for f in queue.flows.values() if not f.draining}
         if not takers:
             return 0
@@ -519,7 +548,9 @@ def _revoked(decision: Decision, number: int) -> bool:
     for record in decision.records:
         if isinstance(record, r.WarmupsEnded) and number in record.partitions:
             return True
-        if isinstance(record, r.RevokesStarted) and any(m.partition == number for m in record.moves):
+        if isinstance(record, r.RevokesStarted) and any(
+            m.partition == number for m in record.moves
+        ):
             return True
     return False
 

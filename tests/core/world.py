@@ -1,12 +1,14 @@
-"""One queue to play with: commands by name, a clock that stands still until told, and the oracle at every step.
+"""One queue to play with: commands by name, a clock that stands still until told, and the oracle at
+every step.
 
     orders = World(partitions=4)
     orders.bind("A")
     orders.advance(5)
     assert orders.owned("A") == [0, 1, 2, 3]
 
-Each command is decided, checked, taken back, decided again from its records as JSON, and compared: so every test of
-the core tests also that `decide` only reads, that undoing is exact and that replay gives the same queue.
+Each command is decided, checked, taken back, decided again from its records as JSON, and compared:
+so every test of the core tests also that `decide` only reads, that undoing is exact and that replay
+gives the same queue.
 """
 
 from __future__ import annotations
@@ -23,7 +25,8 @@ from tests.core.oracle import Oracle, snapshot
 
 
 class World:
-    """A queue of `partitions` partitions named orders at time 0, and a second one that only replays records."""
+    """A queue of `partitions` partitions named orders at time 0, and a second one that only replays
+    records."""
 
     def __init__(self, partitions: int = 4, *, checked: bool = True, **settings: Any) -> None:
         self.now = 0.0
@@ -39,13 +42,14 @@ class World:
             queue.growing = False
 
     @classmethod
-    def owning(cls, _warmup: bool = False, _settings: Any = None, **owned: list[int]) -> World:
-        """A queue that is Ready, with flows in this order that own these partitions: `World.owning(A=[0, 1], B=[2])`."""
+    def owning(cls, owned: dict[str, list[int]], *, warmup: bool = False, **settings: Any) -> World:
+        """A queue that is Ready, with flows bound in this order that own these partitions, all in
+        epoch 1."""
         numbers = sorted(n for numbers in owned.values() for n in numbers)
         assert numbers == list(range(len(numbers)))
-        world = cls(len(numbers), **(_settings or {}))
+        world = cls(len(numbers), **settings)
         records: list[r.Record] = [
-            r.FlowBound(name, f"i-{name}", f"c-{name}", seat, 10.0, _warmup, 0.0)
+            r.FlowBound(name, f"i-{name}", f"c-{name}", seat, 10.0, warmup, 0.0)
             for seat, name in enumerate(owned)
         ]
         grants = [
@@ -113,8 +117,11 @@ class World:
     def release(
         self, name: str, *numbers: int, epoch: int | None = None, finished: bool = False
     ) -> list[str]:
-        """Releases partitions, in their present epochs unless `epoch` says otherwise; answers the outcomes."""
-        items = tuple(c.Let(n, self._epoch(n) if epoch is None else epoch, finished) for n in numbers)
+        """Releases partitions, in their present epochs unless `epoch` says otherwise; answers the
+        outcomes."""
+        items = tuple(
+            c.Let(n, self._epoch(n) if epoch is None else epoch, finished) for n in numbers
+        )
         return [str(result.outcome) for result in self.do(c.Release(name, items)).answer]
 
     def ready(self, name: str, *numbers: int, epoch: int | None = None) -> list[str]:
@@ -147,7 +154,8 @@ class World:
         self.now = until
 
     def settle(self) -> int:
-        """Lets time pass until nothing is due any more, nobody answering; says how often something was due."""
+        """Lets time pass until nothing is due any more, nobody answering; says how often something
+        was due."""
         turns = 0
         while (due := self.queue.next_deadline()) is not None:
             self.now = max(self.now, due)
@@ -210,7 +218,8 @@ class World:
 
 
 def _check_changes_are_known(before: dict[str, Any], queue: Queue, changed: set[int]) -> None:
-    """Rows are written for what the journal names, so it must name every partition and flow that changed."""
+    """Rows are written for what the journal names, so it must name every partition and flow that
+    changed."""
     after = snapshot(queue)
     for number, partition in enumerate(after["partitions"]):
         old = before["partitions"][number] if number < len(before["partitions"]) else None
