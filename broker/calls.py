@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TypeVar
+from collections.abc import Awaitable, Callable
+from typing import Any, TypeVar
 
-from broker.coordinator import Ask, Coordinator
+from broker.coordinator import Coordinator
 from broker.core.errors import QueueNotFound
 from broker.core.model import Queue
 from broker.loghouse import Loghouse
 from broker.replica import Replica
 from broker.store.ports import Store
+from broker.turns import Ask
 
 T = TypeVar("T")
 
@@ -23,30 +24,32 @@ class Calls:
         self._loghouse = loghouse
         self._store: Store = replica.store
 
+    async def _on(self, name: str, work: Callable[[Coordinator], Awaitable[T]]) -> T:
+        """What `work` makes of the queue of this name; once more if the name means another queue
+        by now.
+
+        Raises QueueNotFound, Unavailable, and what `work` raises.
+        """
+        coordinator = await self._replica.coordinator(name)
+        try:
+            return await work(coordinator)
+        except QueueNotFound:
+            self._replica.forget_name(name)
+            again = await self._replica.coordinator(name)
+            if again is coordinator:
+                raise
+        return await work(again)
+
     async def _read(self, name: str, look: Callable[[Queue], T], *, fresh: bool = True) -> T:
         """What `look` makes of the queue.
 
         Raises QueueNotFound, Unavailable, and what `look` raises.
         """
-        coordinator = await self._replica.coordinator(name)
-        try:
-            return await coordinator.read(look, fresh=fresh)
-        except QueueNotFound:
-            self._replica.forget(name)
-        return await (await self._replica.coordinator(name)).read(look, fresh=fresh)
+        return await self._on(name, lambda coordinator: coordinator.read(look, fresh=fresh))
 
-    async def _ask(self, name: str, ask: Ask) -> object:
-        """The answer of a command on a queue.
+    async def _ask(self, name: str, make: Callable[[], Ask]) -> Any:
+        """The answer of a command on a queue; `make` makes it, each time anew.
 
         Raises QueueNotFound, Unavailable, and the command's errors.
         """
-        coordinator = await self._replica.coordinator(name)
-        return await self._ask_of(coordinator, ask)
-
-    async def _ask_of(self, coordinator: Coordinator, ask: Ask) -> object:
-        try:
-            answer: object = await coordinator.ask(ask)
-            return answer
-        except QueueNotFound:
-            self._replica.forget(coordinator.name)
-            raise
+        return await self._on(name, lambda coordinator: coordinator.ask(make()))

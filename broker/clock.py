@@ -3,11 +3,20 @@
 Deadlines are compared with the store's clock, never with a replica's (its wall clock may be wrong,
 and replicas differ). Each look (`pulse`) tells the store's time; in between, the time that passed
 here is added.
+
+A replica may have been frozen, or cut off from the store, and not know it. Then nobody may have
+served meanwhile, and leases and deadlines have to be moved before anything is decided (the
+contract, *Flow*). So what this replica knows counts only while it is `fresh`: a replica that looked
+less than `FRESH_SECONDS` ago cannot have missed an outage, which takes longer.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+
+from broker.store.ports import Outage, Pulse, Store
+
+FRESH_SECONDS = 2.0
 
 
 class StoreClock:
@@ -16,18 +25,29 @@ class StoreClock:
     def __init__(self, monotonic: Callable[[], float]) -> None:
         """`monotonic` tells seconds from any point in the past, and never goes back."""
         self._monotonic = monotonic
-        self._offset: float | None = None
+        self._asked_at: float | None = None
+        self._offset = 0.0
+        self.outage: Outage | None = None
 
-    def observe(self, store_time: float) -> None:
-        """Takes over what the store just said."""
-        self._offset = store_time - self._monotonic()
+    async def look(self, store: Store) -> Pulse:
+        """Asks the store for the time, which stamps that this replica serves. Raises
+        StoreUnavailable."""
+        # The answer may lie around while this process is frozen, so only the asking has a time.
+        asked_at = self._monotonic()
+        pulse = await store.pulse()
+        if self._asked_at is None or asked_at >= self._asked_at:
+            self._asked_at, self._offset = asked_at, pulse.now - asked_at
+        known = self.outage
+        if pulse.outage is not None and (known is None or pulse.outage.id > known.id):
+            self.outage = pulse.outage
+        return pulse
 
     @property
-    def known(self) -> bool:
-        """Whether the store has told its time yet."""
-        return self._offset is not None
+    def fresh(self) -> bool:
+        """Whether the store was asked so lately that no outage can have passed unnoticed."""
+        return self._asked_at is not None and self._monotonic() - self._asked_at <= FRESH_SECONDS
 
     def now(self) -> float:
         """The store's time in Unix seconds."""
-        assert self._offset is not None, "the store has not told its time yet"
+        assert self._asked_at is not None, "the store has not told its time yet"
         return self._monotonic() + self._offset

@@ -11,14 +11,15 @@ import asyncio
 import hashlib
 import hmac
 import secrets
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from uuid import uuid4
 
 from broker import views
 from broker.batches import Batcher
 from broker.calls import Calls
-from broker.coordinator import UNAVAILABLE, Ask, Coordinator
+from broker.coordinator import UNAVAILABLE, Coordinator
 from broker.core import commands as c
 from broker.core.errors import (
     FlowGone,
@@ -33,7 +34,8 @@ from broker.core.model import Queue
 from broker.loghouse import Loghouse
 from broker.rendering import update_view
 from broker.replica import Replica
-from broker.store.ports import Lease, PositionCommit, StoreUnavailable
+from broker.store.ports import FlowRow, Lease, PositionCommit, StoreUnavailable
+from broker.turns import Ask
 
 MOST_KNOWN_TOKENS = 100_000
 
@@ -60,32 +62,41 @@ class FlowCalls(Calls):
         lease_seconds: float,
         warmup: bool,
     ) -> views.BoundView:
-        """Binds a flow. Raises QueueNotFound, Unavailable."""
+        """Binds a flow.
+
+        Raises QueueNotFound, Unavailable, and FlowGone if the same instance was bound again at the
+        same time.
+        """
         flow_id, token = str(uuid4()), secrets.token_urlsafe(32)
         command = c.Bind(flow_id, instance_id or str(uuid4()), client_name, lease_seconds, warmup)
-        coordinator = await self._replica.coordinator(name)
         digest = hashlib.sha256(token.encode()).digest()
-        await self._ask_of(coordinator, Ask(command, token_hash=digest))
-        self._remember(flow_id, coordinator.queue_id, digest)
-        settings = await coordinator.read(lambda queue: replace(queue.settings))
-        return views.BoundView(
-            flow_id=flow_id,
-            flow_token=token,
-            lease_seconds=lease_seconds,
-            log=settings.log,
-            start=settings.start,
-            log_access=await self._loghouse.access(settings.log, "read"),
-            update=await self._view(coordinator, flow_id),
-        )
+
+        async def work(coordinator: Coordinator) -> views.BoundView:
+            log, start = await coordinator.read(
+                lambda queue: (queue.settings.log, queue.settings.start)
+            )
+            # First what may fail: a bind that cannot be answered would be bound again and again.
+            access = await self._loghouse.access(log, "read")
+            await coordinator.ask(Ask(command, token_hash=digest))
+            self._remember(flow_id, coordinator.queue_id, digest)
+            return views.BoundView(
+                flow_id=flow_id,
+                flow_token=token,
+                lease_seconds=lease_seconds,
+                log=log,
+                start=start,
+                log_access=access,
+                update=await self._view(coordinator, flow_id),
+            )
+
+        return await self._on(name, work)
 
     async def authenticate(self, name: str, flow_id: str, token: str) -> None:
         """Checks that the token is this flow's.
 
         Raises Unauthorized, Forbidden, FlowGone, FlowNotFound.
         """
-        coordinator = await self._replica.coordinator(name)
-        known = self._tokens.get(flow_id)
-        reason = None
+        known, reason = self._tokens.get(flow_id), None
         if known is None:
             row = await self._row(flow_id)
             if row is None:
@@ -94,8 +105,7 @@ class FlowCalls(Calls):
             if reason is None:
                 self._remember(flow_id, *known)
         queue_id, digest = known
-        if queue_id != coordinator.queue_id:
-            raise await self._missing(name, flow_id)
+        await self._of_queue(name, flow_id, queue_id)
         if not token:
             raise Unauthorized("Send 'Authorization: Bearer <flow_token>' with the token of bind.")
         if not hmac.compare_digest(hashlib.sha256(token.encode()).digest(), digest):
@@ -105,10 +115,22 @@ class FlowCalls(Calls):
         if reason is not None:
             raise FlowGone(flow_id, reason)
 
+    async def _of_queue(self, name: str, flow_id: str, queue_id: str) -> Coordinator:
+        """The coordinator of the queue of this name, which must be the flow's. Raises
+        FlowNotFound."""
+        coordinator = await self._replica.coordinator(name)
+        if coordinator.queue_id != queue_id:
+            # Or is the name used again, and this replica has not heard of it?
+            self._replica.forget_name(name)
+            coordinator = await self._replica.coordinator(name)
+        if coordinator.queue_id != queue_id:
+            raise FlowNotFound(flow_id)
+        return coordinator
+
     async def unbind(self, name: str, flow_id: str, reason: str = "unbound") -> None:
         """Unbinds the flow; nothing if it has left already. Raises QueueNotFound, FlowNotFound."""
         try:
-            await self._ask(name, Ask(c.Unbind(flow_id, reason)))
+            await self._ask(name, lambda: Ask(c.Unbind(flow_id, reason)))
         except FlowNotFound:
             row = await self._row(flow_id)
             if row is None or row.reason is None:
@@ -119,8 +141,9 @@ class FlowCalls(Calls):
 
     async def update(self, name: str, flow_id: str) -> views.UpdateView:
         """The flow's current view. Raises FlowGone, FlowNotFound."""
-        coordinator = await self._replica.coordinator(name)
-        return await self._view(coordinator, flow_id, fresh=True)
+        return await self._on(
+            name, lambda coordinator: self._view(coordinator, flow_id, fresh=True)
+        )
 
     async def heartbeat(self, name: str, flow_id: str) -> views.HeartbeatView:
         """Renews the lease. Raises FlowGone, FlowNotFound."""
@@ -136,22 +159,25 @@ class FlowCalls(Calls):
         Waits `wait_seconds` at the most, and at the most half the lease.
         """
         lease = await self._renew(name, flow_id)
-        coordinator = await self._replica.coordinator(name)
-        loop = asyncio.get_running_loop()
-        with self._replica.watching(flow_id) as changed:
-            view = await self._newer(coordinator, flow_id, after, lease.view_revision)
-            if view is not None or wait_seconds <= 0:
+
+        async def work(coordinator: Coordinator) -> views.UpdateView | None:
+            with self._replica.watching(coordinator.queue_id, flow_id) as changed:
+                view = await self._newer(coordinator, flow_id, after, lease.view_revision)
+                if view is not None or wait_seconds <= 0:
+                    return view
+                half = await self._lease_seconds(coordinator, flow_id) / 2
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(min(wait_seconds, half)):
+                        await changed.wait()
+                        while not self._replica.stopping:
+                            changed.clear()
+                            view = await self._newer(coordinator, flow_id, after)
+                            if view is not None:
+                                break
+                            await changed.wait()
                 return view
-            half = await self._lease_seconds(coordinator, flow_id) / 2
-            ends = loop.time() + min(wait_seconds, half)
-            while view is None and not self._replica.stopping:
-                try:
-                    await asyncio.wait_for(changed.wait(), max(0.0, ends - loop.time()))
-                except TimeoutError:
-                    return None
-                changed.clear()
-                view = await self._newer(coordinator, flow_id, after)
-        return view
+
+        return await self._on(name, work)
 
     async def watch(self, name: str, flow_id: str, after: int) -> AsyncIterator[views.UpdateView]:
         """The flow's view each time it has changed; changes while nobody asks are one.
@@ -159,11 +185,11 @@ class FlowCalls(Calls):
         Does not renew. Ends by raising FlowGone or QueueNotFound, and silently when the service
         stops.
         """
-        coordinator = await self._replica.coordinator(name)
         row = await self._row(flow_id)
-        with self._replica.watching(flow_id) as changed:
-            if row is None:
-                raise await self._missing(name, flow_id)
+        if row is None:
+            raise await self._missing(name, flow_id)
+        coordinator = await self._of_queue(name, flow_id, row.queue_id)
+        with self._replica.watching(coordinator.queue_id, flow_id) as changed:
             view = await self._newer(coordinator, flow_id, after, fresh=True)
             while not self._replica.stopping:
                 if view is not None:
@@ -171,7 +197,8 @@ class FlowCalls(Calls):
                     yield view
                 await changed.wait()
                 changed.clear()
-                view = await self._newer(coordinator, flow_id, after)
+                if not self._replica.stopping:
+                    view = await self._newer(coordinator, flow_id, after)
 
     # Working
 
@@ -179,20 +206,21 @@ class FlowCalls(Calls):
         self, name: str, flow_id: str, seq: int | None, items: Sequence[views.CommitItem]
     ) -> views.ResultsView:
         """Commits positions. Raises FlowGone, FlowNotFound."""
-        coordinator = await self._replica.coordinator(name)
         _refuse_repetitions([item.partition for item in items])
-        commits = [
-            PositionCommit(
-                coordinator.queue_id, flow_id, seq, item.partition, item.epoch, item.position
-            )
-            for item in items
-        ]
-        if commits:
-            results = await self._commits.ask(commits)
-        if not commits or all(result.outcome is not c.Outcome.OK for result in results):
-            await self._renew(name, flow_id)
-            results = results if commits else ()
-        return await self._results(coordinator, flow_id, results)
+
+        async def work(coordinator: Coordinator) -> views.ResultsView:
+            queue_id = coordinator.queue_id
+            commits = [
+                PositionCommit(queue_id, flow_id, seq, item.partition, item.epoch, item.position)
+                for item in items
+            ]
+            results = await self._commits.ask(commits) if commits else ()
+            if all(result.outcome is not c.Outcome.OK for result in results):
+                # Is it bound at all?
+                await self._renew(name, flow_id)
+            return await self._results(coordinator, flow_id, results)
+
+        return await self._on(name, work)
 
     async def release(
         self, name: str, flow_id: str, seq: int | None, items: Sequence[views.ReleaseItem]
@@ -203,8 +231,9 @@ class FlowCalls(Calls):
             flow_id, tuple(c.Let(item.partition, item.epoch, item.finished) for item in items)
         )
         positions = {item.partition: item.position for item in items}
-        ask = Ask(command, renews=flow_id, seq=seq, released=positions)
-        return await self._work(name, flow_id, ask)
+        return await self._work(
+            name, flow_id, lambda: Ask(command, renews=flow_id, seq=seq, released=positions)
+        )
 
     async def ready(
         self, name: str, flow_id: str, items: Sequence[views.ReadyItem]
@@ -212,27 +241,25 @@ class FlowCalls(Calls):
         """Says that warm-ups are done. Raises FlowGone, FlowNotFound."""
         _refuse_repetitions([item.partition for item in items])
         command = c.Ready(flow_id, tuple(c.Warm(item.partition, item.epoch) for item in items))
-        return await self._work(name, flow_id, Ask(command, renews=flow_id))
+        return await self._work(name, flow_id, lambda: Ask(command, renews=flow_id))
 
     async def drain(
         self, name: str, flow_id: str, timeout_seconds: float | None
     ) -> views.UpdateView:
         """Begins to hand over all that the flow owns. Raises FlowGone, FlowNotFound."""
-        coordinator = await self._replica.coordinator(name)
-        try:
-            ask = Ask(c.Drain(flow_id, timeout_seconds), renews=flow_id)
-            await self._ask_of(coordinator, ask)
-        except FlowNotFound:
-            raise await self._missing(name, flow_id) from None
-        return await self._view(coordinator, flow_id)
+        command = c.Drain(flow_id, timeout_seconds)
+        done = await self._work(name, flow_id, lambda: Ask(command, renews=flow_id))
+        return done.update
 
-    async def _work(self, name: str, flow_id: str, ask: Ask) -> views.ResultsView:
-        coordinator = await self._replica.coordinator(name)
-        try:
-            results = await coordinator.ask(ask)
-        except FlowNotFound:
-            raise await self._missing(name, flow_id) from None
-        return await self._results(coordinator, flow_id, results)
+    async def _work(self, name: str, flow_id: str, make: Callable[[], Ask]) -> views.ResultsView:
+        async def work(coordinator: Coordinator) -> views.ResultsView:
+            try:
+                results = await coordinator.ask(make())
+            except FlowNotFound:
+                raise await self._missing(name, flow_id) from None
+            return await self._results(coordinator, flow_id, results or ())
+
+        return await self._on(name, work)
 
     async def _results(
         self, coordinator: Coordinator, flow_id: str, results: Sequence[c.Result]
@@ -377,7 +404,7 @@ class FlowCalls(Calls):
             for queue_id, numbers in asked
         ]
 
-    async def _row(self, flow_id: str):  # type: ignore[no-untyped-def]
+    async def _row(self, flow_id: str) -> FlowRow | None:
         try:
             return await self._store.flow(flow_id)
         except StoreUnavailable:
@@ -390,7 +417,8 @@ class FlowCalls(Calls):
         if row is not None and row.reason is not None:
             return FlowGone(flow_id, row.reason)
         if row is None:
-            self._replica.forget(name)
+            # Deleted with its queue?
+            self._replica.forget_name(name)
             try:
                 await self._replica.coordinator(name)
             except QueueNotFound as error:

@@ -4,7 +4,9 @@ history."""
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import AsyncIterator, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import fields, replace
 from itertools import islice
 from typing import Any, Literal
@@ -12,7 +14,7 @@ from uuid import uuid4
 
 from broker import views
 from broker.calls import Calls
-from broker.coordinator import UNAVAILABLE, Ask
+from broker.coordinator import UNAVAILABLE, Coordinator
 from broker.core import commands as c
 from broker.core import records as r
 from broker.core.errors import Invalid, QueueExists, QueueInUse, QueueNotFound, Unavailable
@@ -29,7 +31,9 @@ from broker.rendering import (
     status_view,
 )
 from broker.store.ports import Commit, Entry, FlowsBound, NameTaken, QueueGone, StoreUnavailable
+from broker.turns import Ask
 
+_POSITION = re.compile("[0-9]{1,18}")
 _WRITABLE = frozenset(field.name for field in fields(Settings)) - {"partitioning"}
 
 
@@ -59,6 +63,9 @@ class QueueCalls(Calls):
         added = r.PartitionsAdded(0, settings.partition_count, now)
         replay_all(queue, (added,), 1)
         queue.growing = False
+        # What was before it does not concern it.
+        outage = self._replica.clock.outage
+        queue.outage_seen = outage.id if outage else 0
         entry = Entry(1, now, (added,), commit_id=uuid4().hex)
         try:
             await self._store.create(
@@ -159,13 +166,20 @@ class QueueCalls(Calls):
             return existing, queue.settings.partition_count, queue.revision, queue.settings.log
 
         before, _, _, log = await self._read(name, numbers)
-        await self._ask(name, Ask(c.Change(changes, discard)))
+        await self._ask(name, lambda: Ask(c.Change(changes, discard)))
         if builtin_name(log) != name or not ("partition_count" in changes or discard):
             return
         after, count, revision, _ = await self._read(name, numbers, fresh=False)
         await self._loghouse.resized(name, count, revision, before - after if discard else ())
         for follower in await self._followers(name):
-            await self._change(follower, {"partition_count": count}, discard)
+            await self._follow(follower, count, discard)
+
+    async def _follow(self, name: str, partition_count: int, discard: bool) -> None:
+        """A queue that reads another's log has that queue's partition count."""
+        changes = {"partition_count": partition_count}
+        # One that was deleted meanwhile follows nobody.
+        with suppress(QueueNotFound):
+            await self._ask(name, lambda: Ask(c.Change(changes, discard)))
 
     async def delete_queue(self, name: str, force: bool) -> None:
         """Deletes a queue and its built-in log. Raises QueueNotFound, QueueInUse."""
@@ -174,8 +188,8 @@ class QueueCalls(Calls):
             raise QueueInUse(
                 f"The queue {followers[0]!r} reads the log of {name!r}; delete that queue first."
             )
-        coordinator = await self._replica.coordinator(name)
         log = (await self.queue(name)).log
+        coordinator = await self._replica.coordinator(name)
         try:
             await self._store.delete(coordinator.queue_id, force=force)
         except FlowsBound:
@@ -219,17 +233,17 @@ class QueueCalls(Calls):
 
     async def rebalance_now(self, name: str) -> views.RebalanceStatusView:
         """Rebalances at once, ending any holddown. Raises QueueNotFound."""
-        await self._ask(name, Ask(c.RebalanceNow()))
+        await self._ask(name, lambda: Ask(c.RebalanceNow()))
         return await self.rebalance_status(name)
 
     async def rebalances(
         self, name: str, limit: int, cursor: str | None
     ) -> views.Page[views.RebalanceView]:
         """The history, newest first; the cursor is the last id of the page before."""
-        coordinator = await self._replica.coordinator(name)
         before = None if cursor is None else _number(cursor)
+        queue_id = await self._read(name, lambda queue: queue.id)
         try:
-            entries = await self._store.history(coordinator.queue_id, limit + 1, before)
+            entries = await self._store.history(queue_id, limit + 1, before)
         except QueueGone:
             raise QueueNotFound(name) from None
         except StoreUnavailable:
@@ -248,19 +262,21 @@ class QueueCalls(Calls):
             following = (p.number for p in queue.existing() if p.number > after)
             return list(islice(following, limit + 1))
 
-        coordinator = await self._replica.coordinator(name)
-        wanted = await self._read(name, numbers)
-        try:
-            positions = await self._store.positions(coordinator.queue_id, wanted[:limit])
-        except StoreUnavailable:
-            raise Unavailable(UNAVAILABLE) from None
+        async def work(coordinator: Coordinator) -> views.Page[views.PartitionView]:
+            wanted = await coordinator.read(numbers, fresh=True)
+            try:
+                positions = await self._store.positions(coordinator.queue_id, wanted[:limit])
+            except StoreUnavailable:
+                raise Unavailable(UNAVAILABLE) from None
 
-        def look(queue: Queue) -> tuple[views.PartitionView, ...]:
-            found = (queue.find(number) for number in wanted[:limit])
-            return tuple(partition_view(queue, p, positions) for p in found if p is not None)
+            def look(queue: Queue) -> tuple[views.PartitionView, ...]:
+                found = (queue.find(number) for number in wanted[:limit])
+                return tuple(partition_view(queue, p, positions) for p in found if p is not None)
 
-        items = await self._read(name, look, fresh=False)
-        return views.Page(items, str(items[-1].partition) if len(wanted) > limit else None)
+            items = await coordinator.read(look)
+            return views.Page(items, str(items[-1].partition) if len(wanted) > limit else None)
+
+        return await self._on(name, work)
 
     async def flows(
         self, name: str, limit: int, cursor: str | None
@@ -290,14 +306,13 @@ class QueueCalls(Calls):
         Ends by raising QueueNotFound, and silently when the service stops. A reader that is slow
         reads what it missed from the store, so nothing is kept for it here.
         """
-        coordinator = await self._replica.coordinator(name)
-        with self._replica.watching(coordinator.queue_id) as changed:
-            seen = after
-            if seen is None:
-                seen = await coordinator.read(lambda queue: queue.revision, fresh=True)
+        queue_id, revision = await self._read(name, lambda queue: (queue.id, queue.revision))
+        with self._replica.watching(queue_id) as changed:
+            seen = revision if after is None else after
             while not self._replica.stopping:
+                changed.clear()
                 try:
-                    entries = await self._store.entries_after(coordinator.queue_id, seen)
+                    entries = await self._store.entries_after(queue_id, seen)
                 except QueueGone:
                     raise QueueNotFound(name) from None
                 except KeyError:
@@ -306,14 +321,13 @@ class QueueCalls(Calls):
                         "start from now on."
                     ) from None
                 except StoreUnavailable:
-                    entries = ()
                     await asyncio.sleep(1)
+                    continue
                 for entry in entries:
                     seen = entry.revision
                     yield event_view(entry)
                 if not entries:
                     await changed.wait()
-                    changed.clear()
 
     # Positions and the log
 
@@ -335,12 +349,14 @@ class QueueCalls(Calls):
                     f"This queue has no partition {unknown[0]}.",
                     [("positions", f"names {unknown}, which do not exist")],
                 )
+            if builtin_name(log) is not None:
+                _refuse_nonsense(where)
             positions: dict[int, str | None] = dict(where)
         else:
             found = await self._loghouse.positions(log, where)
             positions = {number: found.get(number) for number in numbers}
         command = c.RaiseEpochs(tuple(sorted(positions)))
-        await self._ask(name, Ask(command, positions=positions))
+        await self._ask(name, lambda: Ask(command, positions=positions))
 
         def look(queue: Queue) -> views.PositionsView:
             return views.PositionsView(
@@ -381,8 +397,7 @@ class QueueCalls(Calls):
             await self._loghouse.keep(owner.name, owner.partition_count, owner.revision, committed)
             for reader in readers[owner.name]:
                 if reader.partition_count != owner.partition_count:
-                    changes = {"partition_count": owner.partition_count}
-                    await self._ask(reader.name, Ask(c.Change(changes)))
+                    await self._follow(reader.name, owner.partition_count, discard=False)
 
     async def _committed(self, queue: views.QueueView) -> dict[int, str | None]:
         numbers: Iterable[int] = range(queue.operational_partition_count)
@@ -398,3 +413,18 @@ def _number(cursor: str) -> int:
             "The cursor is not one that this call answered; leave it out to start anew.",
             [("cursor", "is not a cursor of this list")],
         ) from None
+
+
+def _refuse_nonsense(positions: Mapping[int, str | None]) -> None:
+    """Positions of the built-in log are decimal numbers."""
+    wrong = sorted(
+        number
+        for number, position in positions.items()
+        if position is not None and not _POSITION.fullmatch(position)
+    )
+    if wrong:
+        raise Invalid(
+            f"{positions[wrong[0]]!r} is not a position of the built-in log; those are decimal "
+            "numbers.",
+            [(f"positions.{number}", "is not a decimal number") for number in wrong],
+        )

@@ -48,7 +48,7 @@ class Replica:
         self._ids: dict[str, str] = {}
         self._coordinators: dict[str, Coordinator] = {}
         self._used: dict[str, float] = {}
-        self._watchers: dict[str, set[asyncio.Event]] = {}
+        self._watchers: dict[str, dict[str, set[asyncio.Event]]] = {}
         self._to_notify: set[str] = set()
         self._outage_id = 0
         self._tasks: set[asyncio.Task[None]] = set()
@@ -69,9 +69,8 @@ class Replica:
         What is not done by then is somebody else's, or for the next start.
         """
         self.stopping = True
-        for watchers in self._watchers.values():
-            for event in watchers:
-                event.set()
+        for queue_id in self._watchers:
+            self._wake(queue_id, None)
         self._alarms.stop()
         for task in self._tasks:
             task.cancel()
@@ -79,6 +78,7 @@ class Replica:
         await asyncio.gather(*(c.stop() for c in self._coordinators.values()))
         if self._notifying is not None:
             await asyncio.wait([self._notifying], timeout=1)
+            self._notifying.cancel()
         await self.store.stop()
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
@@ -112,14 +112,8 @@ class Replica:
         self._used[queue_id] = self._monotonic()
         return coordinator
 
-    def forget(self, name: str) -> None:
-        """The name may mean another queue now, or none."""
-        queue_id = self._ids.pop(name, None)
-        if queue_id is not None:
-            self._drop(queue_id)
-
     def forget_name(self, name: str) -> None:
-        """The name is free, or means another queue."""
+        """The name may mean another queue now, or none."""
         self._ids.pop(name, None)
 
     def _drop(self, queue_id: str) -> None:
@@ -129,34 +123,43 @@ class Replica:
             del self._ids[name]
         self._alarms.set(queue_id, None, _nothing)
 
-    def _changed(self, coordinator: Coordinator, touched: frozenset[str], ours: bool) -> None:
+    def _changed(
+        self, coordinator: Coordinator, touched: frozenset[str] | None, ours: bool
+    ) -> None:
         if coordinator.gone:
             self._drop(coordinator.queue_id)
         elif ours:
             self.notify(coordinator.queue_id)
-        for key in (*touched, coordinator.queue_id):
-            for event in self._watchers.get(key, ()):
-                event.set()
+        self._wake(coordinator.queue_id, touched)
 
     def _alarm(self, coordinator: Coordinator, time: float | None) -> None:
         delay = None if time is None else time - self.clock.now()
-        self._alarms.set(coordinator.queue_id, delay, coordinator.advance)
+        self._alarms.set(coordinator.queue_id, delay, coordinator.ring)
 
     # Those who wait
 
     @contextmanager
-    def watching(self, key: str) -> Iterator[asyncio.Event]:
-        """An event that is set at every change of a flow's view (key: its id) or of a queue (key:
-        its id)."""
+    def watching(self, queue_id: str, flow_id: str = "") -> Iterator[asyncio.Event]:
+        """An event that is set at every change of a flow's view, or of the queue if no flow is
+        named."""
         event = asyncio.Event()
-        self._watchers.setdefault(key, set()).add(event)
+        of_queue = self._watchers.setdefault(queue_id, {})
+        of_queue.setdefault(flow_id, set()).add(event)
         try:
             yield event
         finally:
-            watchers = self._watchers[key]
-            watchers.discard(event)
-            if not watchers:
-                del self._watchers[key]
+            of_queue[flow_id].discard(event)
+            if not of_queue[flow_id]:
+                del of_queue[flow_id]
+            if not of_queue:
+                del self._watchers[queue_id]
+
+    def _wake(self, queue_id: str, touched: frozenset[str] | None) -> None:
+        """Wakes those who watch the queue or these flows of it; None: all."""
+        watchers = self._watchers.get(queue_id, {})
+        for key in list(watchers) if touched is None else (*touched, ""):
+            for event in watchers.get(key, ()):
+                event.set()
 
     # Other replicas
 
@@ -174,7 +177,7 @@ class Replica:
 
     async def _listen(self) -> None:
         async for queue_ids in self.store.listen():
-            for queue_id in self._coordinators if queue_ids is None else queue_ids:
+            for queue_id in list(self._coordinators) if queue_ids is None else queue_ids:
                 coordinator = self._coordinators.get(queue_id)
                 if coordinator is not None:
                     coordinator.catch_up()
@@ -187,8 +190,7 @@ class Replica:
             _log.warning("the database cannot be reached", error=str(error))
 
     async def _sweep(self) -> None:
-        pulse = await self.store.pulse()
-        self.clock.observe(pulse.now)
+        pulse = await self.clock.look(self.store)
         if pulse.outage is not None and pulse.outage.id != self._outage_id:
             self._outage_id = pulse.outage.id
             for coordinator in list(self._coordinators.values()):
@@ -199,30 +201,32 @@ class Replica:
         self._evict()
 
     async def _look_for_missed(self) -> None:
+        """Queues that were committed to elsewhere, and watched ones that are to be loaded anew."""
         known = {
-            queue_id: coordinator.queue.revision
+            queue_id: -1 if coordinator.queue is None else coordinator.queue.revision
             for queue_id, coordinator in self._coordinators.items()
-            if coordinator.queue is not None and coordinator.idle
+            if coordinator.idle and (coordinator.queue is not None or queue_id in self._watchers)
         }
         if not known:
             return
         stored = await self.store.revisions(sorted(known))
         for queue_id, revision in known.items():
             coordinator = self._coordinators.get(queue_id)
-            if coordinator is not None and stored.get(queue_id, -1) != revision:
+            if coordinator is not None and stored.get(queue_id) != revision:
                 coordinator.catch_up()
 
     def _evict(self) -> None:
-        """Forgets queues that nobody has used for a while; what is due in them the sweep finds."""
+        """Forgets queues that nobody has used for a while and that wait for nothing.
+
+        Should a lease end in one, the sweep finds it.
+        """
         horizon = self._monotonic() - IDLE_SECONDS
         for queue_id, used in list(self._used.items()):
             coordinator = self._coordinators[queue_id]
-            if used < horizon and coordinator.idle and not self._watched(coordinator):
+            queue = coordinator.queue
+            waits = queue is not None and queue.next_deadline() is not None
+            if used < horizon and coordinator.idle and queue_id not in self._watchers and not waits:
                 self._drop(queue_id)
-
-    def _watched(self, coordinator: Coordinator) -> bool:
-        queue = coordinator.queue
-        return queue is not None and any(key in self._watchers for key in (queue.id, *queue.flows))
 
 
 def _nothing() -> None:

@@ -1,0 +1,202 @@
+"""One turn of a queue's mailbox: decisions that are committed together.
+
+Each command is decided on the queue as the commands before it left it, so the queue in memory runs
+ahead of the store until the turn is committed. It can be taken back as a whole.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from broker.core import commands as c
+from broker.core import records as r
+from broker.core.model import Flow, Handoff, Partition, Queue
+from broker.core.rebalancer import decide
+from broker.core.replay import replay_all
+from broker.store.ports import Commit, Entry, PositionWrite
+
+
+@dataclass(slots=True, eq=False)
+class Ask:
+    """One command in the mailbox and what goes with it into the transaction.
+
+    `token_hash` goes with a bind, `renews` names the flow whose lease begins anew, `seq` and
+    `released` (position by partition) go with a release, `positions` with raised epochs.
+    """
+
+    command: c.Command
+    token_hash: bytes | None = None
+    renews: str | None = None
+    seq: int | None = None
+    released: Mapping[int, str | None] = field(default_factory=dict)
+    positions: Mapping[int, str | None] = field(default_factory=dict)
+    answer: asyncio.Future[Any] = field(default_factory=asyncio.Future)
+
+
+class Late(NamedTuple):
+    """A release that came after a later call of its flow, by `seq`: nothing is done for it."""
+
+    partition: int
+    epoch: int
+    seq: int | None
+
+
+class Turn:
+    """Decisions on one queue, applied to the queue already, and the transaction that they make."""
+
+    def __init__(self, queue: Queue, now: float, commit_id: str) -> None:
+        self.queue = queue
+        self.now = now
+        self._mark = queue.journal.mark()
+        self._entries: list[Entry] = []
+        self._hashes: dict[str, bytes] = {}
+        self._left: dict[str, str] = {}
+        self._expired: set[str] = set()
+        self._writes: list[PositionWrite] = []
+        self._positions: dict[int, str | None] = {}
+        self._renewed: set[str] = set()
+        self._raised: set[int] = set()
+        self.commit = Commit(
+            queue,
+            queue.revision,
+            commit_id,
+            self._entries,
+            token_hashes=self._hashes,
+            left=self._left,
+            writes=self._writes,
+            positions=self._positions,
+        )
+
+    @property
+    def renewed(self) -> Sequence[str]:
+        """The flows whose leases begin anew."""
+        return sorted(self._renewed)
+
+    def decide(self, command: c.Command) -> Any:
+        """Decides a command and applies the decision; returns its answer, raises its
+        BrokerError."""
+        queue = self.queue
+        decision = decide(queue, command, self.now)
+        for records in _by_rebalance(decision.records):
+            last = queue.last_rebalance
+            replay_all(queue, records, queue.revision + 1)
+            rebalance = queue.rebalance or (
+                queue.last_rebalance if queue.last_rebalance is not last else None
+            )
+            self._entries.append(
+                Entry(
+                    queue.revision,
+                    self.now,
+                    records,
+                    rebalance.id if rebalance else None,
+                    self.commit.commit_id,
+                )
+            )
+            for record in records:
+                if isinstance(record, r.FlowLeft):
+                    self._left[record.flow_id] = record.reason
+                elif isinstance(record, r.Granted):
+                    self._raised.update(grant.partition for grant in record.grants)
+                elif isinstance(record, r.EpochsRaised):
+                    self._raised.update(record.partitions)
+        return decision.answer
+
+    def expire(self, flow_id: str) -> None:
+        """Unbinds a flow, which may go only if its lease is over when this is committed."""
+        self.decide(c.Unbind(flow_id, "lease_expired"))
+        self._expired.add(flow_id)
+
+    def answer(self, ask: Ask, behind: frozenset[Late]) -> Any:
+        """Decides what was asked, but not what is `behind`; raises its BrokerError."""
+        command = ask.command
+        if isinstance(command, c.Release):
+            answer = self._release(ask, command, behind)
+        else:
+            answer = self.decide(command)
+        if isinstance(command, c.Bind) and ask.token_hash is not None:
+            self._hashes[command.flow_id] = ask.token_hash
+        self._positions.update(ask.positions)
+        if ask.renews is not None and ask.renews in self.queue.flows:
+            self._renewed.add(ask.renews)
+        return answer
+
+    def _release(
+        self, ask: Ask, command: c.Release, behind: frozenset[Late]
+    ) -> tuple[c.Result, ...]:
+        """A release with its positions, which are written only where it really ends the flow's
+        ownership."""
+        flow_id = command.flow_id
+        owned = {item for item in command.items if self._owns(flow_id, item)}
+        known: dict[c.Let, c.Result] = {}
+        for item in owned:
+            if item.partition in self._raised:
+                # Nobody was told of this epoch yet, so to whoever asks it is too high.
+                known[item] = c.Result(item.partition, c.Outcome.NOT_OWNER)
+            elif (item.partition, item.epoch, ask.seq) in behind:
+                known[item] = c.Result(item.partition, c.Outcome.OK)
+        items = tuple(item for item in command.items if item not in known)
+        results: Sequence[c.Result] = self.decide(c.Release(flow_id, items))
+        done = {result.partition for result in results if result.outcome is c.Outcome.OK}
+        for item in items:
+            if item in owned and item.partition in done:
+                position = ask.released.get(item.partition)
+                write = PositionWrite(item.partition, item.epoch, flow_id, position, ask.seq)
+                self._writes.append(write)
+        answers = iter(results)
+        return tuple(known[item] if item in known else next(answers) for item in command.items)
+
+    def _owns(self, flow_id: str, item: c.Let) -> bool:
+        partition = self.queue.find(item.partition)
+        return (
+            partition is not None
+            and partition.owner is not None
+            and partition.owner.id == flow_id
+            and partition.epoch == item.epoch
+        )
+
+    def late(self, partitions: Collection[int]) -> frozenset[Late]:
+        """What was refused if the store refused the positions of these partitions."""
+        return frozenset(
+            Late(write.partition, write.epoch, write.seq)
+            for write in self._writes
+            if write.partition in partitions
+        )
+
+    def finish(self) -> Commit:
+        """The transaction, with the rows that changed."""
+        partitions: dict[int, Partition] = {}
+        flows: dict[str, Flow] = {}
+        for changed in self.queue.journal.changed_since(self._mark):
+            if isinstance(changed, Partition):
+                partitions[changed.number] = changed
+            elif isinstance(changed, Handoff):
+                partitions[changed.number] = self.queue.partitions[changed.number]
+            elif isinstance(changed, Flow) and (
+                changed.id in self.queue.flows or changed.id in self._hashes
+            ):
+                # One that came and went within the turn is written too: its client will ask.
+                flows[changed.id] = changed
+        commit = self.commit
+        commit.partitions = [partitions[number] for number in sorted(partitions)]
+        commit.flows = list(flows.values())
+        commit.expired = frozenset(self._expired)
+        commit.renewed = frozenset(self._renewed & self.queue.flows.keys())
+        commit.next_deadline = self.queue.next_deadline()
+        return commit
+
+    def take_back(self) -> None:
+        """Leaves the queue as it was before the turn."""
+        self.queue.journal.undo(self._mark)
+
+
+def _by_rebalance(records: tuple[r.Record, ...]) -> Sequence[tuple[r.Record, ...]]:
+    """The records of one decision, cut where a rebalance follows grants outside of it: two entries
+    of the history."""
+    outside = any(isinstance(record, r.GrantedOutside) for record in records)
+    for place, record in enumerate(records):
+        if outside and place and isinstance(record, r.RebalanceStarted):
+            return [records[:place], records[place:]]
+    return [records] if records else []
