@@ -24,9 +24,12 @@ from sqlalchemy.ext.asyncio import create_async_engine
 
 from broker.embedded import EmbeddedPostgres
 from broker.logs import BuiltinLogs
+from counterpoise.client import Client
 from counterpoise.keys import partition_of
 from counterpoise.logs import AppendBatch, Message
 from counterpoise.logs.postgres import PostgresLog
+from counterpoise.publisher import Publisher
+from counterpoise.wire import LogAccess, LogView
 
 PARTITIONS = 16
 MESSAGE_BYTES = 1024
@@ -59,6 +62,7 @@ def measure(url: str, messages: int, batch: int) -> None:
         _append(log, messages, batch, first=round_number * messages)
         appended.append(messages / (time.perf_counter() - before))
         spent.append((_cpu_seconds() - before_cpu) / messages * 1e6)
+    published = [_publish(url, messages, batch) for _ in range(ROUNDS)]
     read = []
     for _ in range(ROUNDS):
         before = time.perf_counter()
@@ -79,6 +83,7 @@ def measure(url: str, messages: int, batch: int) -> None:
     )
     print(f"append   {statistics.median(appended):>10,.0f} messages/s", end="")
     print(f"   ({statistics.median(spent):.1f} µs CPU of the publisher per message)")
+    print(f"publish  {statistics.median(published):>10,.0f} messages/s   (through Publisher)")
     print(f"read     {statistics.median(read):>10,.0f} messages/s")
     print(f"bounds   {statistics.median(bounds) * 1e3:>10.2f} ms for {PARTITIONS} partitions")
 
@@ -96,6 +101,27 @@ def _append(log: PostgresLog, messages: int, batch: int, first: int) -> None:
                 [Message(value, key) for key in keys],
             )
         )
+
+
+class _Service(Client):
+    """Says where the log is, so that the benchmark needs no service."""
+
+    def __init__(self, url: str) -> None:
+        super().__init__()
+        self._view = LogView("builtin:bench", PARTITIONS, "earliest", LogAccess(url))
+
+    def log_access(self, name: str, purpose: str) -> LogView:
+        return self._view
+
+
+def _publish(url: str, messages: int, batch: int) -> float:
+    value = os.urandom(MESSAGE_BYTES)
+    before = time.perf_counter()
+    with _Service(url) as service:
+        with Publisher("bench", client=service, batch_messages=batch) as publisher:
+            for number in range(messages):
+                publisher.publish(value, f"key-{number}")
+    return messages / (time.perf_counter() - before)
 
 
 def _cpu_seconds() -> float:

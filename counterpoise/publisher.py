@@ -64,15 +64,16 @@ class Publisher:
         linger_seconds: float = 0.05,
         timeout_seconds: float = 60.0,
         buffer_messages: int = 10_000,
+        client: Client | None = None,
         open_log: OpenLog = open_log,
     ) -> None:
         """Nothing is connected yet.
 
-        `url` and `token` are for the service, as for `Client`; `log_url` (or COUNTERPOISE_LOG_URL)
-        replaces the access to the log that the service gives. A batch is sent when it has
-        `batch_messages`, or when its first message has waited `linger_seconds`. `publish` blocks
-        while `buffer_messages` (or 64 MiB) wait. `publisher_id` must be used by one publisher at a
-        time; by default it is random.
+        `url` and `token` are for the service, as for `Client`; a `client` of one's own takes their
+        place and stays open. `log_url` (or COUNTERPOISE_LOG_URL) replaces the access to the log
+        that the service gives. A batch is sent when it has `batch_messages`, or when its first
+        message has waited `linger_seconds`. `publish` blocks while `buffer_messages` (or 64 MiB)
+        wait. `publisher_id` must be used by one publisher at a time; by default it is random.
         """
         if batch_messages < 1 or buffer_messages < 1:
             raise ValueError("batch_messages and buffer_messages must be at least 1")
@@ -86,10 +87,11 @@ class Publisher:
         self._buffer_messages = max(buffer_messages, batch_messages)
         self._linger_seconds = linger_seconds
         self._timeout_seconds = timeout_seconds
-        self._client = Client(url, token=token, timeout_seconds=min(10.0, timeout_seconds))
+        service = client or Client(url, token=token, timeout_seconds=min(10.0, timeout_seconds))
+        self._own_client = service if client is None else None
         self._delivery = Delivery(
             self.publisher_id,
-            lambda: self._client.log_access(queue, "publish"),
+            lambda: service.log_access(queue, "publish"),
             open_log,
             log_url=log_url or os.environ.get("COUNTERPOISE_LOG_URL"),
             timeout_seconds=timeout_seconds,
@@ -178,7 +180,8 @@ class Publisher:
             unsent = self._accepted - self._delivered
             self._changed.notify_all()
         self._delivery.close()
-        self._client.close()
+        if self._own_client is not None:
+            self._own_client.close()
         if error is not None:
             error.add_note(f"{unsent} messages are not known to be in the log")
             raise error

@@ -10,6 +10,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import psycopg
 import pytest
 
+from counterpoise.client import Client
 from counterpoise.errors import QueueNotFound, ServiceUnavailable
 from counterpoise.keys import partition_of
 from counterpoise.logs import InvalidMessage, LogUnavailable, open_log
@@ -141,6 +142,14 @@ def test_a_flush_does_not_wait_for_the_linger(service, log):
         publisher.flush()
         assert everything(log) == ["a"]
         publisher.publish(b"b")
+    assert sorted(everything(log)) == ["a", "b"]
+
+
+def test_a_client_of_one_s_own_stays_open(service, log):
+    with Client(service.url) as client:
+        for value in (b"a", b"b"):
+            with Publisher("flights", client=client) as publisher:
+                publisher.publish(value)
     assert sorted(everything(log)) == ["a", "b"]
 
 
