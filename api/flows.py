@@ -12,7 +12,7 @@ from starlette.requests import Request
 
 from api import flow_schemas, problems, schemas
 from api.queues import Name, broker_of, last_event_id
-from api.routing import Route, number_in_query, served_by
+from api.routing import Route, number, served_by, whole_number
 from api.security import Role, allow
 from api.streams import EventStream, OpenCalls, event
 from broker import views
@@ -66,10 +66,11 @@ async def _serve_updates(request: Request) -> Response:
     queue, flow = request.path_params["queue"], request.path_params["flow"]
     open_calls: OpenCalls = request.app.state.open_calls
     broker = broker_of(request)
-    after = int(number_in_query(request, "after", 0, 0, schemas.MOST_INT64, whole=True))
-    wait_seconds = number_in_query(request, "wait", 0, 0, LONGEST_WAIT_SECONDS)
+    query = request.query_params
+    after = whole_number(query.get("after", "0"), "after", 0, schemas.MOST_INT64)
+    wait_seconds = number(query.get("wait", "0"), "wait", 0, LONGEST_WAIT_SECONDS)
+    resumed = last_event_id(request)
     if "text/event-stream" in request.headers.get("accept", ""):
-        resumed = last_event_id(request)
         source = broker.watch(queue, flow, after if resumed is None else resumed)
         return EventStream(_encoded_updates(source), open_calls)
     view = await open_calls.waiting(broker.wait_update(queue, flow, after, wait_seconds))
@@ -109,7 +110,7 @@ async def _encoded_updates(source: AsyncIterator[views.UpdateView]) -> AsyncIter
                 "in": "header",
                 "required": False,
                 "description": "Of an event stream: resume after this revision.",
-                "schema": {"type": "integer", "minimum": 0},
+                "schema": {"type": "integer", "minimum": 0, "maximum": schemas.MOST_INT64},
             }
         ]
     },

@@ -1,10 +1,21 @@
 """The wire models of queues (`api.schemas` explains the rules they follow)."""
 
+import re
+from datetime import datetime
 from typing import Annotated, Literal
 
-from pydantic import AwareDatetime, ConfigDict, Field, JsonValue, StringConstraints, model_validator
+from pydantic import (
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    JsonValue,
+    StringConstraints,
+    WithJsonSchema,
+    model_validator,
+)
 
 from api.schemas import (
+    EXAMPLE_TIME,
     MOST_PARTITIONS,
     AnswerModel,
     Epoch,
@@ -191,6 +202,22 @@ class FlowPage(Page[FlowSummary]):
 
 # Positions and the log
 
+_RFC3339 = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d{1,9})?(Z|[+-]\d\d:\d\d)", re.ASCII)
+
+
+def _moment(value: object) -> datetime:
+    """A time of a request; pydantic's own reading would take numbers for times as well."""
+    text = value.upper() if isinstance(value, str) else ""
+    if not _RFC3339.fullmatch(text) or text < "1970-01-02":
+        raise ValueError("should be an RFC 3339 time since 1970, like 2026-11-20T10:00:00Z")
+    return datetime.fromisoformat(text)
+
+
+Moment = Annotated[
+    datetime,
+    BeforeValidator(_moment),
+    WithJsonSchema({"type": "string", "format": "date-time", "examples": [EXAMPLE_TIME]}),
+]
 PartitionKey = Annotated[str, StringConstraints(pattern=r"^(0|[1-9][0-9]{0,8})$")]
 
 
@@ -205,7 +232,7 @@ class PositionsRequest(RequestModel):
         }
     )
 
-    to: Literal["earliest", "latest"] | Annotated[AwareDatetime, Field(strict=False)] = left_out(
+    to: Literal["earliest", "latest"] | Moment = left_out(
         description="An end of the log, or a time: the first message published then or later.",
     )
     positions: dict[PartitionKey, Position | None] = left_out(

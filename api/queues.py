@@ -9,7 +9,7 @@ from fastapi import APIRouter, Path, Query, Response
 from starlette.requests import Request
 
 from api import problems, queue_schemas, rebalance_schemas, schemas
-from api.routing import Route, served_by
+from api.routing import Route, served_by, whole_number
 from api.security import Role, allow
 from api.streams import EventStream, event
 from broker import views
@@ -292,7 +292,7 @@ async def _serve_events(request: Request) -> Response:
                 "in": "header",
                 "required": False,
                 "description": "Resume after this revision; without it, from now on.",
-                "schema": {"type": "integer", "minimum": 0},
+                "schema": {"type": "integer", "minimum": 0, "maximum": schemas.MOST_INT64},
             }
         ]
     },
@@ -308,9 +308,11 @@ async def events(queue: Name) -> None:
 
 
 def last_event_id(request: Request) -> int | None:
-    """The revision a stream resumes after; what is not a number is as good as absent."""
-    text = request.headers.get("last-event-id", "")
-    return int(text) if text.isascii() and text.isdigit() and len(text) <= 18 else None
+    """The revision that a stream resumes after, None without the header."""
+    text = request.headers.get("last-event-id")
+    if text is None:
+        return None
+    return whole_number(text, "Last-Event-ID", 0, schemas.MOST_INT64)
 
 
 async def _encoded(queue: str, source: AsyncIterator[views.EventView]) -> AsyncIterator[bytes]:

@@ -9,7 +9,6 @@ import re
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, TypeVar
 
-from fastapi.exceptions import RequestValidationError
 from fastapi.routing import APIRoute
 from starlette.requests import Request
 from starlette.responses import Response
@@ -80,26 +79,23 @@ def check_path(request: Request) -> None:
             raise Invalid(f"The path's {parameter} is not {expected}.", [(parameter, expected)])
 
 
-def number_in_query(
-    request: Request, name: str, default: float, least: float, most: float, *, whole: bool = False
-) -> float:
-    """A number of a plain route's query; raises `RequestValidationError` as FastAPI would."""
-    text = request.query_params.get(name)
-    if text is None:
-        return default
-    try:
-        value = int(text) if whole else float(text)
-    except ValueError:
-        value = float("nan")
-    if not least <= value <= most:
-        kind = "a whole number" if whole else "a number"
-        raise RequestValidationError(
-            [
-                {
-                    "type": "number",
-                    "loc": ("query", name),
-                    "msg": f"{kind} from {least:g} to {most:g}",
-                }
-            ]
-        )
-    return value
+_WHOLE = re.compile(r"-?[0-9]{1,19}")
+_NUMBER = re.compile(r"-?[0-9]+(\.[0-9]+)?([eE][+-]?[0-9]+)?")
+
+
+def whole_number(text: str, name: str, least: int, most: int) -> int:
+    """A parameter of a plain handler as a whole number; raises `Invalid` that names it."""
+    if _WHOLE.fullmatch(text) and least <= int(text) <= most:
+        return int(text)
+    raise _not_a_number(name, f"should be a whole number from {least} to {most}")
+
+
+def number(text: str, name: str, least: float, most: float) -> float:
+    """A parameter of a plain handler as a number; raises `Invalid` that names it."""
+    if _NUMBER.fullmatch(text) and least <= float(text) <= most:
+        return float(text)
+    raise _not_a_number(name, f"should be a number from {least:g} to {most:g}")
+
+
+def _not_a_number(name: str, message: str) -> Invalid:
+    return Invalid(f"{name} {message}.", [(name, message)])

@@ -14,6 +14,7 @@ from broker.core.errors import FlowGone
 from broker.settings import load
 from tests.api.conftest import AS_FLOW
 from tests.api.scripted import ScriptedBroker, update
+from tests.api.test_problems import problem
 from tests.service import Service, eventually, running
 
 UPDATES = "/queues/flights/flows/f-1/updates"
@@ -79,14 +80,20 @@ def test_a_stream_tells_the_view_under_its_revision(
     assert json.loads(first["data"])["revision"] == 3
 
 
-@pytest.mark.parametrize(("last", "after"), [("41", 41), ("", 2), ("x", 2), ("-1", 2)])
-def test_a_stream_resumes(
-    http: httpx.Client, broker: ScriptedBroker, last: str, after: int
-) -> None:
-    headers = {**AS_STREAM, "Last-Event-ID": last}
-    with http.stream("GET", f"{UPDATES}?after=2", headers=headers) as response:
-        next(events(response))
-    assert broker.calls == [("watch", ("flights", "f-1", after))]
+def test_a_stream_resumes(http: httpx.Client, broker: ScriptedBroker) -> None:
+    for headers, after in ((AS_STREAM, 2), ({**AS_STREAM, "Last-Event-ID": "41"}, 41)):
+        broker.reset()
+        with http.stream("GET", f"{UPDATES}?after=2", headers=headers) as response:
+            next(events(response))
+        assert broker.calls == [("watch", ("flights", "f-1", after))]
+
+
+@pytest.mark.parametrize("last", ["", "x", "-1", "1.5", str(2**63)])
+@pytest.mark.parametrize("path", [UPDATES, "/queues/flights/events"])
+def test_a_stream_resumes_only_after_a_revision(http: httpx.Client, path: str, last: str) -> None:
+    headers = {**(AS_STREAM if path == UPDATES else {}), "Last-Event-ID": last}
+    document = problem(http.get(path, headers=headers), 422, "invalid")
+    assert document["errors"][0]["field"] == "Last-Event-ID"
 
 
 def test_the_source_ends_when_the_reader_hangs_up(

@@ -1,0 +1,131 @@
+"""Requests drawn from openapi.yaml, right and wrong: no 5xx, and every answer conforms.
+
+Twice: with whatever names are drawn, and on a queue and a flow that exist, with the flow's token.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import schemathesis
+from hypothesis import HealthCheck, Phase, settings
+from schemathesis import Case
+from schemathesis.checks import CheckFunction, not_a_server_error
+from schemathesis.config import SchemathesisConfig
+from schemathesis.core.parameters import ParameterLocation
+from schemathesis.specs.openapi.checks import (
+    content_type_conformance,
+    negative_data_rejection,
+    response_headers_conformance,
+    response_schema_conformance,
+    status_code_conformance,
+    unsupported_method,
+)
+
+from broker.service import Broker
+from tests.api.consumer import Consumer, bind, create_queue
+from tests.service import Service, running, settings_for
+
+CHECKS = [
+    not_a_server_error,
+    status_code_conformance,
+    content_type_conformance,
+    response_headers_conformance,
+    response_schema_conformance,
+    negative_data_rejection,
+    unsupported_method,
+]
+MOST_PARTITIONS = 40
+LONGEST_WAIT_SECONDS = 0.05
+
+_schema = schemathesis.openapi.from_path(
+    str(Path(__file__).parents[2] / "openapi.yaml"), config=SchemathesisConfig()
+)
+# An endless answer cannot be fuzzed this way.
+schema = _schema.exclude(path_regex="/events$")
+on_flows = schema.include(path_regex=r"\{queue\}").exclude(method="DELETE")
+# Every run tries other requests; what fails is printed as a command that repeats it.
+few = settings(
+    max_examples=15,
+    deadline=None,
+    database=None,
+    phases=[Phase.explicit, Phase.generate],
+    suppress_health_check=list(HealthCheck),
+)
+
+
+@pytest.fixture(scope="module")
+def fuzzed(postgres_url: str, _migrated_template: str) -> Iterator[Service]:
+    """A service for the whole module; what was fuzzed before only makes it more interesting."""
+    import psycopg
+
+    url = postgres_url.rpartition("/")[0] + "/fuzzed"
+    with psycopg.connect(postgres_url, autocommit=True) as connection:
+        connection.execute(f"CREATE DATABASE fuzzed TEMPLATE {_migrated_template}")
+    given = settings_for(url)
+    with running(Broker(given), given) as service:
+        yield service
+    with psycopg.connect(postgres_url, autocommit=True) as connection:
+        connection.execute("DROP DATABASE fuzzed WITH (FORCE)")
+
+
+@pytest.fixture(scope="module")
+def consumer(fuzzed: Service) -> Iterator[Consumer]:
+    with fuzzed.http as http:
+        create_queue(http, "fuzzed-queue", 4)
+        yield bind(http, "fuzzed-queue", lease_seconds=3600)
+
+
+def _within_bounds(case: Case) -> None:
+    """Keep what is valid small, so that many requests fit into the time."""
+    body: Any = case.body
+    if isinstance(body, dict):
+        count = body.get("partition_count")
+        if isinstance(count, int) and not isinstance(count, bool) and 0 < count <= 100_000:
+            body["partition_count"] = 1 + count % MOST_PARTITIONS
+    wait = (case.query or {}).get("wait")
+    if isinstance(wait, int | float) and 0 <= wait <= 60:
+        case.query["wait"] = min(wait, LONGEST_WAIT_SECONDS)
+
+
+def _call(
+    case: Case,
+    service: Service,
+    headers: dict[str, str] | None = None,
+    excluded: list[CheckFunction] | None = None,
+) -> None:
+    _within_bounds(case)
+    response = case.call(base_url=service.url, headers=headers, timeout=20)
+    case.validate_response(response, checks=CHECKS, excluded_checks=excluded)
+
+
+@schema.parametrize()
+@few
+def test_whatever_is_drawn(case: Case, fuzzed: Service) -> None:
+    _call(case, fuzzed)
+
+
+@on_flows.parametrize()
+@few
+def test_on_a_queue_and_a_flow_that_exist(case: Case, fuzzed: Service, consumer: Consumer) -> None:
+    # Names and token are put right here, so a request may well be good that was not drawn as one.
+    assert case.meta is not None
+    put_right = any(
+        part.mode.is_negative
+        for place, part in case.meta.components.items()
+        if place in (ParameterLocation.PATH, ParameterLocation.HEADER)
+    )
+    excluded = [negative_data_rejection] if put_right else []
+    case.path_parameters["queue"] = consumer.queue
+    if "flow" in case.path_parameters:
+        case.path_parameters["flow"] = consumer.flow_id
+        _call(case, fuzzed, consumer.headers, excluded)
+    else:
+        _call(case, fuzzed, excluded=excluded)
+
+
+def test_the_service_is_well_after_all_that(fuzzed: Service, consumer: Consumer) -> None:
+    assert httpx.get(f"{fuzzed.url}/readyz").status_code == 200
+    assert consumer.call("heartbeat").status_code == 200
