@@ -23,14 +23,14 @@ from broker.core.rebalancer import Decision
 IN_HANDOFF = ("warming", "revoking")
 
 
+# Told in another way below, or no part of what a queue is.
+_APART = ("journal", "touched", "_deadlines", "flows", "partitions", "handoffs")
+
+
 def snapshot(queue: Queue) -> dict[str, Any]:
     """All that a queue holds, as plain values: two queues with equal snapshots cannot be told
     apart."""
-    found = {
-        name: _plain(value)
-        for name, value in vars(queue).items()
-        if name not in ("journal", "touched", "_deadlines")
-    }
+    found = {name: _plain(value) for name, value in vars(queue).items() if name not in _APART}
     found["flows"] = {flow.id: _slots(flow) for flow in queue.flows.values()}
     found["partitions"] = [_slots(partition) for partition in queue.partitions]
     found["handoffs"] = {number: _slots(handoff) for number, handoff in queue.handoffs.items()}
@@ -42,7 +42,12 @@ def _slots(thing: Any) -> dict[str, Any]:
     return {name: _plain(getattr(thing, name)) for name in type(thing).__slots__}
 
 
+_VALUES = (type(None), bool, int, float, str)
+
+
 def _plain(value: Any) -> Any:
+    if isinstance(value, _VALUES):
+        return value
     match value:
         case Flow():
             return f"flow {value.id}"
@@ -57,12 +62,8 @@ def _plain(value: Any) -> Any:
             return set(value)
         case list() | tuple():
             return [_plain(item) for item in value]
-        case _ if (
-            hasattr(type(value), "__slots__") and type(value).__module__ == "broker.core.model"
-        ):
-            return _slots(value)
         case _:
-            return value
+            return _slots(value)
 
 
 # The smallest number of handoffs
@@ -271,13 +272,13 @@ class Oracle:
         self,
         before: dict[str, Any],
         queue: Queue,
+        after: dict[str, Any],
         command: c.Command,
         decision: Decision,
         now: float,
     ) -> None:
-        """`before` is the snapshot before the decision, `queue` is as it is after it."""
+        """`before` and `after` are the snapshots before and after, `queue` is as it is after."""
         check_state(queue, now, advanced=isinstance(command, c.Advance))
-        after = snapshot(queue)
         assert decision.wake_at == after["next_deadline"]
         if not decision.records:
             assert after == before

@@ -20,7 +20,7 @@ _EXAMPLES = os.environ.get("COUNTERPOISE_TEST_EXAMPLES")
 # The same examples every time, so that a failure is the change's and nobody else's; a campaign
 # draws new ones.
 PROFILE = settings(
-    max_examples=int(_EXAMPLES or 300),
+    max_examples=int(_EXAMPLES or 150),
     derandomize=_EXAMPLES is None,
     database=None,
     deadline=None,

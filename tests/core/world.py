@@ -84,8 +84,9 @@ class World:
         queue.journal.undo(mark)
         assert snapshot(queue) == before, "undoing left traces"
         self._commit(decision.records)
-        assert snapshot(self._twin) == snapshot(queue), "replay gave another queue"
-        self.oracle.check(before, queue, command, decision, self.now)
+        after = snapshot(queue)
+        assert snapshot(self._twin) == after, "replay gave another queue"
+        self.oracle.check(before, queue, after, command, decision, self.now)
         return decision
 
     def _commit(self, records: tuple[r.Record, ...]) -> None:
