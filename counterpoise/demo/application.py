@@ -4,8 +4,9 @@ What a user of Counterpoise writes is in `stream` and `Work`: a query on `format
 whose micro-batches go to a sink. Nothing in it knows of partitions being granted, handed off or
 lost; that is the source's business.
 
-The scenario talks to it by the simplest means: a line on standard output when the query runs,
-SIGTERM to stop it in order, and the end of standard input when the scenario itself has died.
+The scenario talks to it by the simplest means: a line on standard output when it is ready to join,
+a line on standard input that lets it, SIGTERM to stop it in order. It stops as well when standard
+input ends, which happens when the scenario has died.
 """
 
 import argparse
@@ -14,7 +15,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
 
-RUNNING = "running"
+READY = "ready"
 CHECKPOINT_MANAGER = (
     "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
 )
@@ -118,6 +119,7 @@ def session(name: str, directory: Path) -> "SparkSession":
         .config("spark.log.level", "WARN")
         .config("spark.sql.session.timeZone", "UTC")
         .config("spark.sql.shuffle.partitions", "1")
+        .config("spark.sql.streaming.pollingDelay", "100ms")
         .config("spark.sql.streaming.checkpointFileManagerClass", CHECKPOINT_MANAGER)
         .config("spark.sql.warehouse.dir", str(directory / "warehouse"))
         .config("spark.ui.enabled", "false")
@@ -152,17 +154,26 @@ def warm_up(spark: "SparkSession", directory: Path) -> None:
 def main(arguments: list[str] | None = None) -> int:
     """Run until SIGTERM or the end of standard input; 1 if the query failed."""
     options = _parser().parse_args(arguments)
-    stop = threading.Event()
-    signal.signal(signal.SIGTERM, lambda *_: stop.set())
+    go, stop = threading.Event(), threading.Event()
+
+    def end(*_: object) -> None:
+        stop.set()
+        go.set()
+
+    signal.signal(signal.SIGTERM, end)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    threading.Thread(target=_until_orphaned, args=[stop], daemon=True).start()
+    threading.Thread(target=_listen, args=[go.set, end], daemon=True).start()
 
     spark = session(options.name, options.directory)
     warm_up(spark, options.directory)
+    print(READY, flush=True)
+    go.wait()
+    if stop.is_set():
+        spark.stop()
+        return 0
     sink = Sink(options.sink, options.name, fenced=options.sabotage != "unfenced")
     zombie = Zombie(options.url, options.queue) if options.sabotage == "unfenced" else None
     query = stream(spark, options, Work(sink, options.pace, options.sabotage, zombie))
-    print(RUNNING, flush=True)
     while query.isActive and not stop.wait(0.2):
         pass
     failure = query.exception()
@@ -174,9 +185,12 @@ def main(arguments: list[str] | None = None) -> int:
     return 1 if failure else 0
 
 
-def _until_orphaned(stop: threading.Event) -> None:
-    sys.stdin.read()
-    stop.set()
+def _listen(go: Callable[[], None], end: Callable[[], None]) -> None:
+    """The first line says go; the end says stop."""
+    if sys.stdin.readline():
+        go()
+        sys.stdin.read()
+    end()
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -4,9 +4,9 @@ Both follow from one wish: whatever happens to an application, flights must be w
 partitions concerned, and there must be flights left when the last act comes. So
 
 - the publisher runs ahead of the applications by at least `lead` flights in every partition,
-- each application processes `pace` flights a second until the last act, which is slow enough for
-  two of them to take three times as long for everything as the scenario should take, and slower
-  still when much of the data set has gone already, as on a machine that is busy.
+- each application processes `pace` flights a second until the last act, with which two of them
+  would take much longer for everything than the scenario does; and fewer when much of the data set
+  has gone already, as on a machine that is busy.
 
 All numbers are in proportion to the number of flights, so that a short demo has the same shape.
 """
@@ -20,7 +20,7 @@ from counterpoise.demo.flights import Flight
 from counterpoise.publisher import Publisher
 
 # What two applications at full pace would take for all flights.
-PACED_SECONDS = 120.0
+PACED_SECONDS = 75.0
 APPLICATIONS = 2
 # How long a micro-batch takes at full pace: the rhythm of the demo.
 BATCH_SECONDS = 0.8

@@ -51,6 +51,13 @@ class Child:
         """Whether it has written this line to its standard output."""
         return line in self._lines
 
+    def tell(self, line: str) -> None:
+        """Write a line to its standard input."""
+        assert self._process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):
+            self._process.stdin.write(f"{line}\n".encode())
+            self._process.stdin.flush()
+
     def terminate(self) -> None:
         """Ask it to stop in order."""
         with contextlib.suppress(ProcessLookupError):

@@ -97,15 +97,17 @@ class Scenario:
         self._news(f"service at {stage.url}, queue {QUEUE} with {PARTITIONS} partitions")
         self._news(LEGEND)
         stage.publisher.start()
-        for name in ("alpha", "beta"):
+        for name in ("alpha", "beta", "gamma"):
             stage.start_application(name, name)
-        self._news("two PySpark applications start: alpha and beta")
+        self._news("PySpark applications start: alpha, beta and gamma, which waits")
+        stage.let_join("alpha", "beta")
         self._until_shared("alpha", "beta")
 
     def _a_third_joins(self) -> None:
+        self._until_backlog_of("alpha", "beta")
         self._happens("join", "gamma")
-        self._stage.start_application("gamma", "gamma")
-        self._news("gamma starts, to join them")
+        self._stage.let_join("gamma")
+        self._news("gamma joins")
         self._until_shared("alpha", "beta", "gamma")
 
     def _one_is_drained_and_leaves(self) -> None:
@@ -126,11 +128,13 @@ class Scenario:
         self._until_just_written("beta")
         self._happens("kill", "beta")
         stage.kill_application("beta")
-        self._news("beta is killed (SIGKILL)")
-        stage.wait("the lease of beta to expire", lambda seen: "beta" not in seen.flows)
-        self._news("the lease of beta has expired; beta is started again")
-        self._happens("return", "beta.2")
         stage.start_application("beta.2", "beta")
+        self._news("beta is killed (SIGKILL), and started again")
+        stage.wait("the lease of beta to expire", lambda seen: "beta" not in seen.flows)
+        self._news("the lease of beta has expired")
+        self._happens("return", "beta.2")
+        stage.let_join("beta.2")
+        self._news("beta is back")
         self._until_shared("beta.2", "gamma")
 
     def _the_rest_is_processed(self) -> None:
@@ -157,12 +161,14 @@ class Scenario:
 
         self._stage.wait(f"{', '.join(names)} to share the queue", shared)
 
-    def _until_backlog_of(self, name: str) -> None:
-        """Something waits in every partition of this application."""
+    def _until_backlog_of(self, *names: str) -> None:
+        """Something waits in every partition of these applications."""
         least = self._stage.plan.lead // 2
         self._stage.wait(
-            f"backlog in the partitions of {name}",
-            lambda seen: all(seen.backlog[partition] >= least for partition in seen.owned(name)),
+            f"backlog in the partitions of {', '.join(names)}",
+            lambda seen: all(
+                seen.backlog[partition] >= least for name in names for partition in seen.owned(name)
+            ),
         )
 
     def _until_just_written(self, name: str) -> None:

@@ -14,7 +14,7 @@ from types import TracebackType
 from typing import Self
 
 from counterpoise.client import Client
-from counterpoise.demo.application import RUNNING
+from counterpoise.demo.application import READY
 from counterpoise.demo.display import Display, Progress
 from counterpoise.demo.evidence import Grant
 from counterpoise.demo.flights import Flight
@@ -35,7 +35,7 @@ MAX_HANDOFF_SECONDS = 15.0
 LEASE_SECONDS = 4.0
 LOOK_SECONDS = 0.1
 WAIT_SECONDS = 120.0
-GRACE_SECONDS = 15.0
+GRACE_SECONDS = 60.0
 
 
 class DemoFailed(Exception):
@@ -129,7 +129,8 @@ class Stage:
     # ------------------------------------------------------------------ applications
 
     def start_application(self, name: str, instance: str) -> None:
-        """Start an application; one that was killed comes back with its instance."""
+        """Start an application; it gets ready and waits. One that was killed comes back with its
+        instance."""
         own = self._directory / name
         own.mkdir()
         command = [sys.executable, "-m", "counterpoise.demo.application"]
@@ -151,6 +152,17 @@ class Stage:
         child = self._start(name, command)
         self._states[name] = "starting"
         self._cleanup.callback(child.kill)
+
+    def let_join(self, *names: str) -> None:
+        """Let applications bind, as soon as all of them are ready."""
+        children = [self._children[name] for name in names]
+        self.wait(
+            f"{', '.join(names)} to be ready",
+            lambda _: all(child.said(READY) for child in children),
+        )
+        for child in children:
+            child.tell("go")
+            self._states[child.name] = "running"
 
     def stop_application(self, name: str) -> None:
         """Stop it in order and wait for it."""
@@ -213,8 +225,8 @@ class Stage:
         if not self._last_act:
             self._pace.set(self.plan.pace_after(counted))
         for name, state in self._states.items():
-            if state == "starting" and self._children[name].said(RUNNING):
-                self._states[name] = "running"
+            if state == "starting" and self._children[name].said(READY):
+                self._states[name] = "ready"
         progress = Progress(self.publisher.published, counted, len(self._flights))
         self.display.show(self.seen, self._states, progress)
         return self.seen
