@@ -1,0 +1,254 @@
+"""What the contract suite stands on: a ground for each store, a replica that decides and commits.
+
+A ground makes stores on one database (each is one replica) and lets time pass in that database, so
+no test waits for a lease to end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from contextlib import AsyncExitStack
+from itertools import count
+from typing import Any, Protocol
+from uuid import uuid4
+
+import psycopg
+
+from broker.core import commands as c
+from broker.core import records as r
+from broker.core.model import Flow, Handoff, Partition, Queue, Settings
+from broker.core.rebalancer import decide
+from broker.core.replay import replay_all
+from broker.store.memory import MemoryDatabase, MemoryStore
+from broker.store.ports import Commit, Entry, PositionCommit, Store
+from broker.store.postgres import PostgresStore
+
+_numbers = count(1)
+
+
+class Ground(Protocol):
+    """One database, and the time in it."""
+
+    async def store(self) -> Store:
+        """A store of its own on the database, started; stopped with the ground."""
+
+    def pass_time(self, seconds: float) -> None:
+        """Whatever was to happen in the future is nearer by so much, the last stamp farther."""
+
+
+class MemoryGround:
+    """A database in memory, with a clock that stands still until told."""
+
+    def __init__(self) -> None:
+        self.now = 1_000_000.0
+        self.database = MemoryDatabase(lambda: self.now)
+
+    async def store(self) -> Store:
+        return MemoryStore(self.database)
+
+    def pass_time(self, seconds: float) -> None:
+        self.now += seconds
+
+
+class PostgresGround:
+    """A database in Postgres. Its clock goes on by itself; `pass_time` moves what is stored."""
+
+    def __init__(self, url: str, stack: AsyncExitStack) -> None:
+        self.url = url
+        self._stack = stack
+
+    async def store(self) -> PostgresStore:
+        store = PostgresStore(self.url, pool_size=5)
+        self._stack.push_async_callback(store.stop)
+        await store.start()
+        return store
+
+    def pass_time(self, seconds: float) -> None:
+        by = {"by": seconds}
+        with psycopg.connect(self.url) as connection:
+            connection.execute(
+                "UPDATE counterpoise.flows SET lease_expires_at = lease_expires_at - %(by)s"
+                " WHERE reason IS NULL",
+                by,
+            )
+            connection.execute(
+                "UPDATE counterpoise.service SET stamped_at = stamped_at - %(by)s", by
+            )
+            connection.execute(
+                "UPDATE counterpoise.queues SET next_deadline = next_deadline - %(by)s", by
+            )
+
+    def sql(self, statement: str, *parameters: Any) -> list[tuple[Any, ...]]:
+        """Runs a statement as an administrator might; its rows."""
+        with psycopg.connect(self.url) as connection:
+            cursor = connection.execute(statement, parameters)
+            return cursor.fetchall() if cursor.description else []
+
+
+class Replica:
+    """One queue on one replica: decides at a given time and commits to its store."""
+
+    def __init__(self, store: Store, now: float = 1000.0) -> None:
+        self.store = store
+        self.now = now
+        self.queue: Queue
+        self._mark = 0
+
+    @property
+    def id(self) -> str:
+        return self.queue.id
+
+    async def create(self, partitions: int = 4, name: str | None = None, **settings: Any) -> Commit:
+        """Creates a queue; `rebalance_delay` is 0 unless given."""
+        settings = {"rebalance_delay": 0.0, "log": "builtin:orders"} | settings
+        self.queue = Queue(
+            str(uuid4()),
+            name or f"orders{next(_numbers)}",
+            Settings(partition_count=partitions, **settings),
+            self.now,
+        )
+        self._mark = self.queue.journal.mark()
+        records = (r.PartitionsAdded(0, partitions, self.now),)
+        commit = self.commit_of(self.replay(records), seen=0)
+        await self.store.create(commit)
+        self.settle()
+        return commit
+
+    async def follow(self, queue_id: str) -> Replica:
+        """Loads a queue."""
+        self.queue = await self.store.load(queue_id)
+        return self
+
+    async def catch_up(self) -> None:
+        """Replays what others have committed."""
+        for entry in await self.store.entries_after(self.id, self.queue.revision):
+            replay_all(self.queue, entry.records, entry.revision)
+        self.settle()
+
+    def replay(self, records: Sequence[r.Record], rebalance_id: int | None = None) -> Entry:
+        """Applies records under the next revision."""
+        revision = self.queue.revision + 1
+        replay_all(self.queue, records, revision)
+        return Entry(revision, self.now, tuple(records), rebalance_id)
+
+    def decide(self, *commands: c.Command) -> list[Entry]:
+        """Decides commands, applied to the queue in memory only."""
+        self._mark = self.queue.journal.mark()
+        entries = []
+        for command in commands:
+            decision = decide(self.queue, command, self.now)
+            if decision.records:
+                entry = self.replay(decision.records)
+                rebalance = self.queue.rebalance or self.queue.last_rebalance
+                entries.append(
+                    Entry(
+                        entry.revision,
+                        entry.at,
+                        entry.records,
+                        rebalance.id if rebalance else None,
+                    )
+                )
+        return entries
+
+    def commit_of(self, *entries: Entry, seen: int | None = None, **more: Any) -> Commit:
+        """The transaction with all that changed since the queue was last settled."""
+        queue = self.queue
+        changed = list(queue.journal.changed_since(self._mark))
+        partitions = {p.number: p for p in changed if isinstance(p, Partition)}
+        partitions |= {
+            h.number: queue.partitions[h.number] for h in changed if isinstance(h, Handoff)
+        }
+        flows = {flow.id: flow for flow in changed if isinstance(flow, Flow)}
+        flows |= queue.flows
+        said = [record for entry in entries for record in entry.records]
+        bound = {record.flow_id for record in said if isinstance(record, r.FlowBound)}
+        left = {record.flow_id: record.reason for record in said if isinstance(record, r.FlowLeft)}
+        values: dict[str, Any] = {
+            "partitions": [partitions[number] for number in sorted(partitions)],
+            "flows": list(flows.values()),
+            "token_hashes": {flow_id: token_hash(flow_id) for flow_id in bound},
+            "left": left,
+            "next_deadline": queue.next_deadline(),
+        }
+        first = entries[0].revision if entries else queue.revision + 1
+        return Commit(
+            queue,
+            first - 1 if seen is None else seen,
+            f"commit-{next(_numbers)}",
+            entries,
+            **(values | more),
+        )
+
+    def settle(self) -> None:
+        """Makes what was decided final in memory."""
+        self.queue.journal.forget()
+        self.queue.touched = set()
+        self._mark = 0
+
+    def take_back(self) -> None:
+        """Forgets what was decided since."""
+        self.queue.journal.undo(self._mark)
+
+    async def do(self, *commands: c.Command, **more: Any) -> Commit:
+        """Decides and commits; what fails is taken back."""
+        commit = self.commit_of(*self.decide(*commands), **more)
+        try:
+            await self.store.commit(commit)
+        except BaseException:
+            self.take_back()
+            raise
+        self.settle()
+        return commit
+
+    async def bind(self, *names: str, lease: float = 10.0, warmup: bool = False) -> Commit:
+        """Flows bind, in one commit; ids and instances are made of the names."""
+        return await self.do(*(bind(name, lease=lease, warmup=warmup) for name in names))
+
+    def position(
+        self,
+        flow_id: str,
+        partition: int,
+        position: str,
+        *,
+        epoch: int | None = None,
+        seq: int | None = None,
+    ) -> PositionCommit:
+        """A commit of one position, in the partition's epoch unless given."""
+        if epoch is None:
+            epoch = self.queue.partitions[partition].epoch
+        return PositionCommit(self.id, flow_id, seq, partition, epoch, position)
+
+    def owned(self, flow_id: str) -> list[int]:
+        return sorted(self.queue.flows[flow_id].owned)
+
+
+async def serve(ground: Ground, store: Store, seconds: float) -> None:
+    """Lets time pass while somebody serves."""
+    for _ in range(int(seconds / 2)):
+        ground.pass_time(2)
+        await store.pulse()
+
+
+def bind(
+    name: str, instance: str | None = None, *, lease: float = 10.0, warmup: bool = False
+) -> c.Bind:
+    """The command by which a flow of this name binds."""
+    return c.Bind(name, instance or f"i-{name}", f"client {name}", lease, warmup)
+
+
+def token_hash(flow_id: str) -> bytes:
+    """What the tests take for a hash of the flow's token."""
+    return b"hash of " + flow_id.encode()
+
+
+async def outcomes(calls: Iterable[Callable[[], Awaitable[object]]]) -> list[str]:
+    """What each call ends with, by name of its exception."""
+    ends = []
+    for call in calls:
+        try:
+            await call()
+        except Exception as error:
+            ends.append(type(error).__name__)
+        else:
+            ends.append("ok")
+    return ends

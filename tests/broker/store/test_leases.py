@@ -1,0 +1,241 @@
+"""Leases: begun anew by what a client does, over only while somebody serves, fenced both ways."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from broker.core import commands as c
+from broker.store.ports import LeaseRenewed, Store
+from tests.broker.store.support import Ground, Replica, bind, serve
+
+
+def near(seconds: float) -> object:
+    """A time of the store's clock: Postgres's goes on while a test runs."""
+    return pytest.approx(seconds, abs=2.0)
+
+
+def expire(name: str) -> c.Unbind:
+    return c.Unbind(name, "lease_expired")
+
+
+async def test_a_lease_begins_at_the_bind(store: Store, orders: Replica) -> None:
+    now = (await store.pulse()).now
+    await orders.bind("A", lease=30.0)
+    await orders.bind("B", lease=60.0)
+    assert await store.leases(["A", "B", "nobody"]) == {"A": near(now + 30), "B": near(now + 60)}
+
+
+async def test_renewing_begins_a_lease_anew(ground: Ground, store: Store, orders: Replica) -> None:
+    await orders.bind("A", "B")
+    await serve(ground, store, 6)
+    leases = await store.renew(["B", "A", "nobody", "A"])
+    now = (await store.pulse()).now
+    assert leases.keys() == {"A", "B"}
+    assert leases["A"].expires_at == near(now + 10)
+    assert leases["A"].view_revision == orders.queue.flows["A"].view_revision
+    assert await store.leases(["A"]) == {"A": leases["A"].expires_at}
+
+
+async def test_nothing_is_renewed_for_nobody(store: Store) -> None:
+    assert await store.renew([]) == {}
+    assert await store.leases([]) == {}
+
+
+async def test_who_left_renews_nothing(store: Store, orders: Replica) -> None:
+    await orders.bind("A", "B")
+    await orders.do(c.Unbind("A"))
+    assert (await store.renew(["A", "B"])).keys() == {"B"}
+    assert (await store.leases(["A", "B"])).keys() == {"B"}
+
+
+async def test_expiries_name_the_dead_and_when_the_next_may_die(
+    ground: Ground, store: Store, orders: Replica
+) -> None:
+    assert await store.expiries(orders.id) == await store.expiries("no queue")
+    await orders.bind("C", "A", lease=2.0)
+    await orders.bind("B", lease=60.0)
+    assert (await store.expiries(orders.id)).expired == ()
+    ground.pass_time(2.5)
+    expiry = await store.expiries(orders.id)
+    assert expiry.expired == ("A", "C")
+    assert expiry.next_at == (await store.leases(["B"]))["B"]
+
+
+async def test_a_lease_that_is_over_ends_the_flow(
+    ground: Ground, store: Store, orders: Replica
+) -> None:
+    await orders.bind("A", lease=2.0)
+    ground.pass_time(2.5)
+    await orders.do(expire("A"), expired=frozenset({"A"}))
+    row = await store.flow("A")
+    assert row is not None
+    assert row.reason == "lease_expired"
+
+
+async def test_who_renewed_in_time_is_spared_and_nothing_committed(
+    ground: Ground, store: Store, orders: Replica
+) -> None:
+    await orders.bind("A", "B", lease=2.0)
+    ground.pass_time(2.5)
+    assert (await store.expiries(orders.id)).expired == ("A", "B")
+    await store.renew(["B"])
+    with pytest.raises(LeaseRenewed) as spared:
+        await orders.do(expire("A"), expire("B"), expired=frozenset({"A", "B"}))
+    assert spared.value.flow_ids == {"B"}
+    assert set((await store.load(orders.id)).flows) == {"A", "B"}
+    await orders.do(expire("A"), expired=frozenset({"A"}))
+    assert set((await store.load(orders.id)).flows) == {"B"}
+
+
+async def test_renewal_and_expiry_at_once_agree(
+    ground: Ground, store: Store, orders: Replica
+) -> None:
+    others = [await ground.store() for _ in range(2)]
+    for n in range(6):
+        name = f"F{n}"
+        await orders.bind(name, lease=2.0)
+        ground.pass_time(2.5)
+        *renewals, end = await asyncio.gather(
+            *(other.renew([name]) for other in others),
+            orders.do(expire(name), expired=frozenset({name})),
+            return_exceptions=True,
+        )
+        row = await store.flow(name)
+        assert row is not None
+        if isinstance(end, LeaseRenewed):
+            assert row.reason is None
+            assert any(renewals)
+        else:
+            assert row.reason == "lease_expired"
+        await store.pulse()
+
+
+async def test_a_call_in_a_commit_brings_an_expired_flow_back(
+    ground: Ground, store: Store, orders: Replica
+) -> None:
+    await orders.bind("A", "B", lease=2.0)
+    ground.pass_time(2.5)
+    await orders.do(c.Drain("A"), renewed=frozenset({"A"}))
+    assert (await store.expiries(orders.id)).expired == ("B",)
+
+
+async def test_no_lease_is_over_before_somebody_serves(ground: Ground) -> None:
+    store = await ground.store()
+    orders = Replica(store)
+    await orders.create(2)
+    await orders.bind("A", lease=1.0)
+    ground.pass_time(5)
+    assert (await store.expiries(orders.id)).expired == ()
+    assert await store.due(10) == []
+    await store.pulse()
+    assert (await store.expiries(orders.id)).expired == ("A",)
+
+
+# Times in which nobody serves
+
+
+async def test_leases_do_not_run_while_nobody_serves(
+    ground: Ground, store: Store, orders: Replica
+) -> None:
+    await orders.bind("A", lease=2.0)
+    ground.pass_time(60)
+    assert (await store.expiries(orders.id)).expired == ()
+    assert await store.due(10) == []
+    with pytest.raises(LeaseRenewed):
+        await orders.do(expire("A"), expired=frozenset({"A"}))
+    pulse = await store.pulse()
+    assert pulse.outage is not None
+    assert pulse.outage.seconds == near(60)
+    assert pulse.outage.began == near(pulse.now - 60)
+    assert await store.leases(["A"]) == {"A": near(pulse.now + 2)}
+    assert (await store.expiries(orders.id)).expired == ()
+
+
+async def test_who_was_dead_before_the_outage_stays_dead(
+    ground: Ground, store: Store, orders: Replica
+) -> None:
+    await orders.bind("A", lease=1.0)
+    await orders.bind("B", lease=20.0)
+    ground.pass_time(2)
+    await store.pulse()
+    ground.pass_time(60)
+    await store.pulse()
+    assert (await store.expiries(orders.id)).expired == ("A",)
+
+
+async def test_one_of_all_replicas_notices_an_outage(
+    ground: Ground, store: Store, orders: Replica
+) -> None:
+    replicas = [store, *[await ground.store() for _ in range(3)]]
+    await orders.bind("A", lease=5.0)
+    ground.pass_time(60)
+    pulses = await asyncio.gather(*(replica.pulse() for replica in replicas))
+    assert len({pulse.outage for pulse in pulses}) == 1
+    first = (await store.pulse()).outage
+    assert first is not None
+    ground.pass_time(2)
+    for replica in replicas:
+        assert (await replica.pulse()).outage == first
+    ground.pass_time(60)
+    second = (await store.pulse()).outage
+    assert second is not None
+    assert second.id > first.id
+
+
+async def test_a_replica_that_restarts_among_others_extends_nothing(
+    ground: Ground, store: Store, orders: Replica
+) -> None:
+    await orders.bind("A", lease=5.0)
+    [end] = (await store.leases(["A"])).values()
+    for _ in range(4):
+        ground.pass_time(2)
+        assert (await store.pulse()).outage is None
+    other = await ground.store()
+    assert (await other.pulse()).outage is None
+    assert (await store.expiries(orders.id)).expired == ("A",)
+    assert end is not None
+
+
+async def test_the_gap_is_the_callers(ground: Ground, store: Store) -> None:
+    await store.pulse(gap_seconds=20)
+    ground.pass_time(10)
+    assert (await store.pulse(gap_seconds=20)).outage is None
+    ground.pass_time(10)
+    assert (await store.pulse(gap_seconds=5)).outage is not None
+
+
+# What is due
+
+
+async def test_queues_are_due_by_their_deadlines_and_leases(ground: Ground, store: Store) -> None:
+    now = (await store.pulse()).now
+    quiet, handing, dying = (Replica(store, now) for _ in range(3))
+    await quiet.create(2)
+    await handing.create(2, max_handoff_time=1.5)
+    await dying.create(2)
+    await quiet.bind("Q")
+    await handing.bind("H1")
+    await handing.bind("H2")
+    await dying.bind("D", lease=1.0)
+    assert handing.queue.next_deadline() is not None
+    assert await store.due(10) == []
+    ground.pass_time(2)
+    assert await store.due(10) == [dying.id, handing.id]
+    assert await store.due(1) == [dying.id]
+    await store.renew(["D"])
+    assert await store.due(10) == [handing.id]
+    handing.now += 2
+    await handing.do(c.Advance())
+    assert await store.due(10) == []
+
+
+async def test_the_deadline_of_a_holddown_is_due(ground: Ground, store: Store) -> None:
+    now = (await store.pulse()).now
+    orders = Replica(store, now)
+    await orders.create(2, rebalance_delay=2.0)
+    await orders.do(bind("A", lease=60.0))
+    assert await store.due(10) == []
+    ground.pass_time(2.5)
+    assert await store.due(10) == [orders.id]

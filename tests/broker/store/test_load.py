@@ -1,0 +1,124 @@
+"""A queue loaded from its rows equals the one that replayed its records, whatever happened."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from broker.core import records as r
+from broker.store.ports import Store
+from tests.broker.store.support import Replica
+from tests.core.oracle import snapshot
+from tests.core.test_sequences import SETTINGS, STEPS, Player
+from tests.core.world import World
+
+
+class Recorded(World):
+    """A world that remembers which records were committed together."""
+
+    def __init__(self, partitions: int, **chosen: Any) -> None:
+        self.batches: list[tuple[r.Record, ...]] = []
+        super().__init__(partitions, checked=False, **chosen)
+
+    def _commit(self, records: tuple[r.Record, ...]) -> None:
+        if records:
+            self.batches.append(records)
+        super()._commit(records)
+
+
+# What is generated does not depend on what the store does, so few examples go far.
+@settings(
+    max_examples=25,
+    derandomize=True,
+    database=None,
+    deadline=None,
+    suppress_health_check=list(HealthCheck),
+)
+@given(
+    st.integers(1, 9),
+    SETTINGS,
+    st.lists(STEPS, min_size=10, max_size=40),
+    st.lists(st.integers(1, 4), min_size=1, max_size=5),
+)
+async def test_loading_equals_replaying(
+    store: Store,
+    partitions: int,
+    chosen: dict[str, Any],
+    steps: list[tuple[Any, ...]],
+    sizes: list[int],
+) -> None:
+    """Several decisions go into one commit, as in the mailbox; `sizes` says how many."""
+    world = Recorded(partitions, **chosen)
+    player = Player(world)
+    for step in [("bind", True), ("bind", False), *steps]:
+        player.play(step)
+    orders = Replica(store, now=0.0)
+    await orders.create(partitions, **(chosen | {"log": ""}))
+    try:
+        await _commit_all(orders, world, sizes)
+    finally:
+        # Flows of the next example have the same ids.
+        await store.delete(orders.id, force=True)
+
+
+async def _commit_all(orders: Replica, world: Recorded, sizes: list[int]) -> None:
+    store = orders.store
+    late = await Replica(store).follow(orders.id)
+    waiting = world.batches[1:]
+    turn = 0
+    while waiting:
+        size = sizes[turn % len(sizes)]
+        turn += 1
+        entries = [orders.replay(records) for records in waiting[:size]]
+        waiting = waiting[size:]
+        await store.commit(orders.commit_of(*entries))
+        orders.settle()
+        loaded = await store.load(orders.id)
+        assert snapshot(loaded) == snapshot(orders.queue)
+        if turn % 3 == 0 or not waiting:
+            await late.catch_up()
+            assert snapshot(late.queue) == snapshot(loaded)
+    await _counts_agree(store, orders)
+
+
+async def _counts_agree(store: Store, orders: Replica) -> None:
+    queue = orders.queue
+    rows = {row.queue.id: row for row in await store.list(10_000, None)}
+    row = rows[queue.id]
+    assert row.flow_count == len(queue.flows)
+    assert row.active_flow_count == sum(flow.active for flow in queue.flows.values())
+    assert row.operational_partition_count == queue.operational_partition_count
+    assert row.scale_status == queue.scale_status
+
+
+async def test_a_loaded_queue_goes_on_as_the_other(store: Store, orders: Replica) -> None:
+    await orders.bind("A", "B", "C", warmup=True)
+    other = await Replica(store, orders.now).follow(orders.id)
+    await other.bind("D")
+    await orders.catch_up()
+    assert snapshot(orders.queue) == snapshot(other.queue)
+
+
+async def test_a_loaded_queue_has_nothing_to_take_back(store: Store, orders: Replica) -> None:
+    await orders.bind("A", "B")
+    loaded = await store.load(orders.id)
+    assert loaded.journal.mark() == 0
+    assert loaded.touched == set()
+
+
+async def test_text_of_any_kind_comes_back(store: Store) -> None:
+    """Names are the clients' own words, and go into arrays and into JSON."""
+    orders = Replica(store)
+    await orders.create(2)
+    words = ["", " ", "NULL", "{a,b}", '"quoted"', "back\\slash", "snow ☃ 𝄞", "a\nb\tc", "%(x)s :y"]
+    for n, word in enumerate(words):
+        await orders.bind(f"{n} {word}")
+    await orders.store.commit_positions([orders.position("0 ", 0, '{"at": "☃\\"}')])
+    loaded = await store.load(orders.id)
+    assert snapshot(loaded) == snapshot(orders.queue)
+    assert (await store.positions(orders.id, [0]))[0][1] == '{"at": "☃\\"}'
+    entries = await store.entries_after(orders.id, 1)
+    [bound] = [record for record in entries[6].records if isinstance(record, r.FlowBound)]
+    assert bound.client_name == "client 6 snow ☃ 𝄞"

@@ -1,0 +1,78 @@
+"""Records: kept by revision, for replicas that missed them, the event stream and the history."""
+
+from __future__ import annotations
+
+import pytest
+
+from broker.core import commands as c
+from broker.store.ports import Entry, Store
+from tests.broker.store.support import Replica
+from tests.core.oracle import snapshot
+
+
+async def test_a_replica_catches_up_by_records(store: Store, orders: Replica) -> None:
+    late = await Replica(store).follow(orders.id)
+    await orders.bind("A", warmup=True)
+    await orders.bind("B", "C", warmup=True)
+    await orders.do(c.Change({"partition_count": 7, "max_concurrent_handoffs": 2}))
+    await orders.do(c.Drain("A", 5.0))
+    await late.catch_up()
+    assert snapshot(late.queue) == snapshot(orders.queue) == snapshot(await store.load(orders.id))
+
+
+async def test_entries_are_what_was_committed(store: Store, orders: Replica) -> None:
+    commit = await orders.bind("A", "B")
+    entries = await store.entries_after(orders.id, 1)
+    assert entries == [
+        Entry(entry.revision, entry.at, entry.records, entry.rebalance_id, commit.commit_id)
+        for entry in commit.entries
+    ]
+    assert await store.entries_after(orders.id, orders.queue.revision) == []
+    assert await store.entries_after(orders.id, 99) == []
+
+
+async def test_the_history_is_read_by_rebalance_newest_first(store: Store, orders: Replica) -> None:
+    for n in range(4):
+        await orders.bind(f"F{n}")
+        orders.now += 10
+        await orders.do(c.Advance())
+    everything = await store.history(orders.id, 100, None)
+    ids = [entry.rebalance_id for entry in everything]
+    assert ids == sorted(ids, key=lambda id: id or 0)
+    assert len(set(ids)) == 4
+    assert [entry.revision for entry in everything] == sorted(e.revision for e in everything)
+    newest = await store.history(orders.id, 2, None)
+    assert [entry for entry in everything if (entry.rebalance_id or 0) > 2] == newest
+    older = await store.history(orders.id, 2, 3)
+    assert [entry for entry in everything if (entry.rebalance_id or 0) <= 2] == older
+    assert await store.history(orders.id, 2, 1) == []
+    assert await store.history("no queue", 2, None) == []
+
+
+async def test_what_is_old_is_forgotten(store: Store, orders: Replica) -> None:
+    now = (await store.pulse()).now
+    await orders.bind("A", "B")
+    await orders.do(c.Unbind("A"))
+    orders.now = 2000.0
+    await orders.do(c.Unbind("B"))
+    await store.purge(flows_before=now - 60, records_before=1500.0)
+    assert await store.flow("A") is not None
+    newest = orders.queue.revision
+    assert [entry.revision for entry in await store.entries_after(orders.id, newest - 1)] == [
+        newest
+    ]
+    with pytest.raises(KeyError):
+        await store.entries_after(orders.id, newest - 2)
+    with pytest.raises(KeyError):
+        await store.entries_after(orders.id, 0)
+    await store.purge(flows_before=now + 60, records_before=9000.0)
+    assert await store.flow("A") is None
+    assert len(await store.entries_after(orders.id, newest - 1)) == 1
+    assert snapshot(await store.load(orders.id)) == snapshot(orders.queue)
+
+
+async def test_bound_flows_are_never_forgotten(store: Store, orders: Replica) -> None:
+    now = (await store.pulse()).now
+    await orders.bind("A")
+    await store.purge(flows_before=now + 60, records_before=now + 60)
+    assert await store.flow("A") is not None
