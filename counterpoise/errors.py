@@ -164,8 +164,8 @@ class Invalid(Refused):
 
     def __str__(self) -> str:
         text = super().__str__()
-        said = [f"{error.field}: {error.message}" for error in self.errors]
-        return "; ".join([text, *(one for one in said if one not in text)])
+        unsaid = [error for error in self.errors if error.message not in text]
+        return "; ".join([text, *(f"{error.field}: {error.message}" for error in unsaid)])
 
 
 # ------------------------------------------------------------------ used wrongly in this process

@@ -1,0 +1,167 @@
+"""The clients against the real service: every call arrives and its answer is read."""
+
+import asyncio
+import contextlib
+import threading
+from datetime import UTC, datetime
+
+import pytest
+
+from counterpoise.client import AsyncClient, Client
+from counterpoise.errors import (
+    FlowGone,
+    FlowNotFound,
+    Forbidden,
+    Invalid,
+    QueueExists,
+    QueueInUse,
+    QueueNotFound,
+)
+from counterpoise.wire import CommitItem, ReadyItem, ReleaseItem
+
+
+@pytest.fixture
+def client(service):
+    with Client(service.url) as client:
+        yield client
+
+
+def test_queues_are_created_listed_changed_and_deleted(client):
+    made = client.create_queue("a", 3, rebalance_delay=0, max_concurrent_handoffs=2)
+    assert (made.name, made.partition_count, made.rebalance_delay) == ("a", 3, 0.0)
+    assert made.max_concurrent_handoffs == 2
+    assert made.created_at is not None
+    client.create_queue("b", 1)
+    assert [queue.name for queue in client.queues()] == ["a", "b"]
+    assert [queue.name for queue in client.queues(max_items=1)] == ["a"]
+    assert client.change_queue("a", rebalance_delay=7).rebalance_delay == 7.0
+    assert client.change_queue("a", partition_count=5).partition_count == 5
+    client.delete_queue("b")
+    with pytest.raises(QueueNotFound, match="'b'"):
+        client.queue("b")
+
+
+def test_what_is_refused_is_an_exception_of_its_own(client):
+    client.create_queue("a", 1)
+    with pytest.raises(QueueExists):
+        client.create_queue("a", 1)
+    with pytest.raises(Invalid, match="partition_count"):
+        client.create_queue("c", 0)
+    with pytest.raises(Invalid, match="colour"):
+        client.create_queue("c", 1, colour="red")
+    bound = client.bind("a", "me")
+    with pytest.raises(QueueInUse):
+        client.delete_queue("a")
+    with pytest.raises(FlowNotFound):
+        client.heartbeat("a", "00000000-0000-0000-0000-000000000000", bound.flow_token)
+    other = client.bind("a", "other")
+    with pytest.raises(Forbidden):
+        client.heartbeat("a", bound.flow_id, other.flow_token)
+    client.unbind("a", bound.flow_id, bound.flow_token)
+    client.unbind("a", bound.flow_id, bound.flow_token)
+    with pytest.raises(FlowGone) as gone:
+        client.heartbeat("a", bound.flow_id, bound.flow_token)
+    assert gone.value.reason == "unbound"
+    client.delete_queue("a", force=True)
+
+
+def test_a_flow_by_hand(client):
+    client.create_queue("a", 2, rebalance_delay=0)
+    bound = client.bind("a", "me", "instance", lease_seconds=5)
+    assert bound.lease_seconds == 5.0
+    assert bound.log == "builtin:a"
+    flow = ("a", bound.flow_id, bound.flow_token)
+    update = client.poll(*flow, after=0, wait_seconds=2)
+    assert update is not None
+    if not update.partitions:
+        update = client.poll(*flow, after=update.revision, wait_seconds=2)
+    assert [one.partition for one in update.partitions] == [0, 1]
+    assert client.poll(*flow, after=update.revision, wait_seconds=0.1) is None
+    assert client.heartbeat(*flow).revision == update.revision
+    results = client.commit(*flow, [CommitItem(0, 1, "7"), CommitItem(9, 1, "7")], seq=1)
+    assert [one.outcome for one in results.results] == ["ok", "no_such_partition"]
+    results = client.release(*flow, [ReleaseItem(0, 1), ReleaseItem(1, 0)], seq=2)
+    assert [one.outcome for one in results.results] == ["not_revoking", "stale_epoch"]
+    assert results.results[1].current_epoch == 1
+    results = client.ready(*flow, [ReadyItem(0, 1)])
+    assert [one.outcome for one in results.results] == ["not_warming"]
+    assert [flow.instance_id for flow in client.flows("a")] == ["instance"]
+    assert [one.position for one in client.partitions("a")] == ["7", None]
+    assert client.drain(*flow).draining
+    status = client.rebalance_status("a")
+    assert status.status == "Ready"
+    assert client.rebalance_now("a").queue == "a"
+    history = client.rebalances("a")
+    assert history[-1].trigger == "bind"
+    assert {move.partition for move in history[-1].moves} == {0, 1}
+
+
+def test_positions_are_set_to_an_end_a_time_or_each(client):
+    client.create_queue("a", 2)
+    client.set_positions("a", {0: "5", 1: None})
+    assert client.partitions("a")[0].position == "5"
+    client.set_positions("a", "earliest")
+    client.set_positions("a", datetime.now(UTC))
+    with pytest.raises(Invalid):
+        client.set_positions("a", "somewhere")  # type: ignore[arg-type]
+
+
+def test_a_listing_follows_its_pages(client, monkeypatch):
+    monkeypatch.setattr("counterpoise.calls.PAGE_SIZE", 2)
+    client.create_queue("a", 5)
+    assert [one.partition for one in client.partitions("a")] == [0, 1, 2, 3, 4]
+    assert [one.partition for one in client.partitions("a", max_items=3)] == [0, 1, 2]
+
+
+def test_access_to_the_log_is_given_and_never_shown(client):
+    client.create_queue("a", 5)
+    view = client.log_access("a", "publish")
+    assert (view.log, view.log_name, view.partition_count) == ("builtin:a", "a", 5)
+    assert view.access is not None
+    password = view.access.url.split("@")[0].rpartition(":")[2]
+    assert password
+    assert password not in repr(view)
+
+
+def test_events_are_told_as_they_are_committed(client):
+    client.create_queue("a", 1, rebalance_delay=0)
+    events = client.events("a")
+    binding = threading.Timer(0.2, lambda: client.bind("a", "me"))
+    binding.start()
+    with contextlib.closing(events):
+        event = next(events)
+    binding.join()
+    assert event.revision is not None
+    assert event.revision > 1
+
+
+def test_the_same_with_asyncio(service):
+    async def use():
+        async with AsyncClient(service.url) as client:
+            await client.create_queue("a", 3, rebalance_delay=0)
+            assert [queue.name for queue in await client.queues()] == ["a"]
+            bound = await client.bind("a", "me")
+            flow = ("a", bound.flow_id, bound.flow_token)
+            await client.heartbeat(*flow)
+            assert len(await client.partitions("a")) == 3
+            async for event in client.events("a"):
+                assert event.data
+                break
+            with pytest.raises(QueueNotFound):
+                await client.queue("b")
+
+    async def all_of_it():
+        unbind = asyncio.create_task(_change_soon(service.url))
+        await use()
+        await unbind
+
+    asyncio.run(all_of_it())
+
+
+async def _change_soon(url):
+    """Give the event stream something to tell."""
+    async with AsyncClient(url) as client:
+        for delay in range(20):
+            await asyncio.sleep(0.1)
+            with contextlib.suppress(QueueNotFound):
+                await client.change_queue("a", max_handoff_time=5 + delay)
