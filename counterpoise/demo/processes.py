@@ -77,6 +77,10 @@ class Child:
     def stop(self, grace_seconds: float) -> int:
         """Ask it to stop and wait; after `grace_seconds` kill it. Returns the exit code."""
         self.terminate()
+        return self.end(grace_seconds)
+
+    def end(self, grace_seconds: float) -> int:
+        """Wait until it has ended; after `grace_seconds` kill it. Returns the exit code."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(grace_seconds)
         self.kill()
@@ -130,4 +134,5 @@ def stop_all(children: Sequence[Child], grace_seconds: float) -> None:
         child.terminate()
     deadline = time.monotonic() + grace_seconds
     for child in children:
-        child.stop(max(0.0, deadline - time.monotonic()))
+        # Not asked again: a signal that finds Python shutting down would end it at once.
+        child.end(max(0.0, deadline - time.monotonic()))

@@ -171,8 +171,7 @@ class Stage:
         self.wait(f"{name} to stop", lambda _: child.exit_code is not None, ending=name)
         del self._children[name]
         self._states[name] = "left"
-        if child.stop(GRACE_SECONDS) != 0:
-            raise DemoFailed(f"{name} failed:\n{child.tail()}")
+        _require_success(child)
 
     def kill_application(self, name: str) -> None:
         """SIGKILL, for its JVM and its Python workers too."""
@@ -188,9 +187,8 @@ class Stage:
         names = [name for name in self._children if name != "service"]
         children = [self._children.pop(name) for name in names]
         stop_all(children, GRACE_SECONDS)
-        failed = [child for child in children if child.exit_code != 0]
-        if failed:
-            raise DemoFailed(f"{failed[0].name} failed:\n{failed[0].tail()}")
+        for child in children:
+            _require_success(child)
 
     # ------------------------------------------------------------------ watching
 
@@ -263,7 +261,13 @@ class Stage:
     def _check_children(self, ending: str | None = None) -> None:
         for name, child in self._children.items():
             if name != ending and child.exit_code is not None:
-                raise DemoFailed(f"{name} ended with {child.exit_code}:\n{child.tail()}")
+                raise DemoFailed(f"{name} has ended with {child.exit_code}:\n{child.tail()}")
+
+
+def _require_success(child: Child) -> None:
+    code = child.end(GRACE_SECONDS)
+    if code != 0:
+        raise DemoFailed(f"{child.name} ended with {code} instead of 0:\n{child.tail()}")
 
 
 def _environment() -> Mapping[str, str]:

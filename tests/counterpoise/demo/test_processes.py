@@ -25,6 +25,21 @@ sys.stderr.flush()
 sys.stdin.read()
 """
 
+# Ends with the number of times it was asked to, some time after the first.
+COUNTING = """
+import signal, sys, time
+asked = []
+signal.signal(signal.SIGTERM, lambda *_: asked.append(1))
+print("ready", flush=True)
+while not asked:
+    time.sleep(0.01)
+deadline = time.monotonic() + SECONDS
+while time.monotonic() < deadline:
+    time.sleep(0.01)
+time.sleep(0.3)
+sys.exit(len(asked))
+"""
+
 Start = Callable[..., Child]
 
 
@@ -75,6 +90,18 @@ def test_one_that_does_not_stop_is_killed_after_its_grace(start: Start) -> None:
     stop_all(children, 0.3)
     assert 0.3 <= time.monotonic() - began < 5.0
     assert [child.exit_code for child in children] == [-9, -9]
+
+
+def test_each_is_asked_to_stop_just_once(tmp_path: Path) -> None:
+    """Also the second one, whose turn comes when the first has ended."""
+    children = []
+    for name, seconds in (("quick", 0.0), ("slow", 0.5)):
+        program = COUNTING.replace("SECONDS", str(seconds))
+        child = Child(name, [sys.executable, "-c", program], tmp_path / f"{name}.log", os.environ)
+        until(lambda child=child: child.said("ready"))  # type: ignore[misc]
+        children.append(child)
+    stop_all(children, 10.0)
+    assert [child.exit_code for child in children] == [1, 1]
 
 
 def test_other_processes_are_left_alone(start: Start) -> None:
