@@ -120,7 +120,8 @@ class LogCredentials:
                 " (role, kind, password, created_at, valid_until) VALUES"
                 " (:role, :kind, :password, now(), now() + make_interval(secs => :valid))"
                 # A role's VALID UNTIL is text; the session's time zone must not matter.
-                " RETURNING to_char(valid_until AT TIME ZONE 'UTC', 'YYYY-MM-DD HH24:MI:SS.US') || 'Z'"
+                " RETURNING to_char(valid_until AT TIME ZONE 'UTC',"
+                " 'YYYY-MM-DD HH24:MI:SS.US') || 'Z'"
             ),
             {
                 "role": role,

@@ -18,11 +18,15 @@ import structlog
 from sqlalchemy.exc import SQLAlchemyError
 
 from broker.core.errors import Invalid, Unavailable
-from broker.logs import BuiltinLogs, LogNotFound, trim_floor
+from broker.logs import BuiltinLogs, LogNotFound, Owner, trim_floor
 from broker.views import LogAccess
 
 _log = structlog.get_logger()
 _BUILTIN = "builtin:"
+NOT_DISCARDED = (
+    "The partitions are removed, but the database of the built-in log could not be reached to "
+    "delete what they held; repeat the call."
+)
 LOG_AWAY = "The service cannot reach the database of the built-in log right now; try again."
 
 
@@ -47,27 +51,40 @@ class Loghouse:
         except (SQLAlchemyError, OSError):
             raise Unavailable(LOG_AWAY) from None
 
-    async def make(self, name: str, partition_count: int) -> None:
-        """The log of a new queue. Raises Unavailable."""
+    async def make(self, name: str, partition_count: int, owner: Owner) -> None:
+        """The log of a queue that was just created, empty. Raises Unavailable."""
         try:
-            await self._builtin.ensure(name, partition_count)
+            await self._builtin.ensure(name, partition_count, owner)
         except (SQLAlchemyError, OSError):
             raise Unavailable(LOG_AWAY) from None
 
     async def resized(
         self, name: str, partition_count: int, revision: int, discarded: Iterable[int] = ()
     ) -> None:
-        """The queue has another partition count; what is discarded is deleted. Best effort, see
-        `keep`."""
+        """The queue has another partition count; what is discarded is deleted.
+
+        If the log cannot be told its count `keep` does it later; what could not be deleted only
+        the administrator can repeat, so that raises Unavailable.
+        """
+        numbers = list(discarded)
         try:
             await self._builtin.set_partition_count(name, partition_count, revision)
-            numbers = list(discarded)
             if numbers:
                 await self._builtin.discard(name, numbers)
         except (SQLAlchemyError, OSError, LogNotFound) as error:
             _log.warning(
                 "the log does not know its partition count yet", queue=name, error=str(error)
             )
+            if numbers:
+                raise Unavailable(NOT_DISCARDED) from None
+
+    async def forget(self, publishers_idle_seconds: float) -> None:
+        """Deletes what dropped logs left, and publishers that have been silent for long."""
+        try:
+            await self._builtin.sweep_dropped()
+            await self._builtin.forget_publishers(publishers_idle_seconds)
+        except (SQLAlchemyError, OSError) as error:
+            _log.warning("the upkeep of the logs failed", error=str(error))
 
     async def drop(self, name: str) -> None:
         """The queue is gone, and its messages with it. Best effort."""
@@ -79,8 +96,7 @@ class Loghouse:
     async def positions(
         self, log: str, where: Literal["earliest", "latest"] | float
     ) -> dict[int, str]:
-        """The position of each partition at an end of the log, or of the first message from a time
-        on.
+        """The position of each partition at an end of the log, or from a time on.
 
         Raises Invalid for logs that the service does not read itself, Unavailable.
         """
@@ -104,17 +120,19 @@ class Loghouse:
     async def keep(
         self,
         name: str,
+        owner: Owner,
         partition_count: int,
         revision: int,
         committed: Iterable[Mapping[int, str | None]],
     ) -> None:
-        """The regular upkeep of one log: its count is the queue's, and what every reader has
-        processed is trimmed.
+        """The regular upkeep of one log.
 
-        `committed`: for each queue that reads the log, its positions by partition.
+        Its count is the queue's, and what every reader has processed is trimmed. `committed`: for
+        each queue that reads the log, its positions by partition.
         """
         try:
-            await self._builtin.ensure(name, partition_count)
+            if not await self._builtin.ensure(name, partition_count, owner):
+                return
             if await self._builtin.partition_count(name) != partition_count:
                 await self._builtin.set_partition_count(name, partition_count, revision)
             floor = trim_floor(

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from typing import Any
 
 from sqlalchemy import text
 from sqlalchemy.exc import DBAPIError
@@ -28,6 +29,14 @@ _UNKNOWN_LOG = "CP002"
 
 class LogNotFound(LookupError):
     """There is no built-in log of this name."""
+
+
+@dataclass(frozen=True, slots=True)
+class Owner:
+    """The queue whose log it is; `created_at` (Unix seconds) orders those of the same name."""
+
+    queue_id: str
+    created_at: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,17 +80,47 @@ class BuiltinLogs:
         """Short-lived credentials for all built-in logs; None if the service may not make roles."""
         return await self._credentials.get(kind)
 
-    async def ensure(self, name: str, partition_count: int) -> None:
-        """Make the log unless it exists (then its partition count stays as it is)."""
+    async def ensure(self, name: str, partition_count: int, owner: Owner | None = None) -> bool:
+        """Make the log unless it exists (then its partition count stays as it is).
+
+        A log that an earlier queue of the same name left behind is dropped first. False: the log is
+        that of a later one, so the caller is out of date.
+        """
         async with self._engine.begin() as connection:
-            await connection.execute(
-                text(
-                    "INSERT INTO counterpoise_log.logs (name, partition_count)"
-                    " VALUES (:name, :count) ON CONFLICT (name) DO NOTHING"
-                ),
-                {"name": name, "count": partition_count},
-            )
+            await self._insert(connection, name, partition_count, owner)
+            if owner is not None:
+                log = await self._known(connection, name)
+                if log["owner_id"] != owner.queue_id:
+                    if log["owner_created_at"] is not None and (
+                        log["owner_created_at"].timestamp() > owner.created_at
+                    ):
+                        return False
+                    log = await self._lock(connection, name)
+                    await connection.execute(
+                        text("DELETE FROM counterpoise_log.logs WHERE log_id = :log_id"),
+                        {"log_id": log["log_id"]},
+                    )
+                    await self._insert(connection, name, partition_count, owner)
             await self._add_partitions(connection, name)
+            return True
+
+    async def _insert(
+        self, connection: AsyncConnection, name: str, partition_count: int, owner: Owner | None
+    ) -> None:
+        created_at = None if owner is None else datetime.fromtimestamp(owner.created_at, UTC)
+        await connection.execute(
+            text(
+                "INSERT INTO counterpoise_log.logs"
+                " (name, partition_count, owner_id, owner_created_at)"
+                " VALUES (:name, :count, :owner_id, :created_at) ON CONFLICT (name) DO NOTHING"
+            ),
+            {
+                "name": name,
+                "count": partition_count,
+                "owner_id": None if owner is None else owner.queue_id,
+                "created_at": created_at,
+            },
+        )
 
     async def set_partition_count(
         self, name: str, partition_count: int, revision: int | None = None
@@ -240,7 +279,7 @@ class BuiltinLogs:
             {"name": name},
         )
 
-    async def _lock(self, connection: AsyncConnection, name: str) -> Mapping[str, int]:
+    async def _lock(self, connection: AsyncConnection, name: str) -> Mapping[str, Any]:
         """Keep appends away until the transaction ends; the log's row as it then is."""
         await self._known(connection, name)
         await connection.execute(text(f"SET LOCAL lock_timeout = '{_LOCK_SECONDS}s'"))
@@ -252,7 +291,7 @@ class BuiltinLogs:
             raise
         return dict(locked.mappings().one())
 
-    async def _known(self, connection: AsyncConnection, name: str) -> Mapping[str, int]:
+    async def _known(self, connection: AsyncConnection, name: str) -> Mapping[str, Any]:
         found = await connection.execute(
             text("SELECT * FROM counterpoise_log.logs WHERE name = :name"), {"name": name}
         )

@@ -20,7 +20,9 @@ from broker.core import records as r
 from broker.core.errors import Invalid, QueueExists, QueueInUse, QueueNotFound, Unavailable
 from broker.core.model import Queue, Settings
 from broker.core.replay import replay_all
+from broker.core.transitions import State
 from broker.loghouse import builtin_name
+from broker.logs import Owner
 from broker.rendering import (
     event_view,
     flow_view,
@@ -56,8 +58,6 @@ class QueueCalls(Calls):
             log=spec.log or f"builtin:{spec.name}",
             start=spec.start,
         )
-        if builtin_name(settings.log) == spec.name:
-            await self._loghouse.make(spec.name, settings.partition_count)
         now = self._replica.clock.now()
         queue = Queue(str(uuid4()), spec.name, settings, now)
         added = r.PartitionsAdded(0, settings.partition_count, now)
@@ -75,6 +75,15 @@ class QueueCalls(Calls):
             raise QueueExists(spec.name) from None
         except StoreUnavailable:
             raise Unavailable(UNAVAILABLE) from None
+        if builtin_name(settings.log) == spec.name:
+            try:
+                await self._loghouse.make(
+                    spec.name, settings.partition_count, Owner(queue.id, queue.created_at)
+                )
+            except Unavailable:
+                with suppress(StoreUnavailable, QueueGone):
+                    await self._store.delete(queue.id, force=True)
+                raise
         return queue_view(queue)
 
     async def _first_count(self, spec: views.QueueSpec) -> int:
@@ -158,19 +167,21 @@ class QueueCalls(Calls):
         return await self.queue(name)
 
     async def _change(self, name: str, changes: Mapping[str, Any], discard: bool) -> None:
-        """Carries out a change, and what follows from it in the log and in the queues that read
-        it."""
+        """Carries out a change, and what follows from it in the log and its other readers.
 
-        def numbers(queue: Queue) -> tuple[frozenset[int], int, int, str]:
-            existing = frozenset(partition.number for partition in queue.existing())
-            return existing, queue.settings.partition_count, queue.revision, queue.settings.log
+        A discard deletes what any removed partition holds, so repeating one that was cut short
+        makes up for it.
+        """
 
-        before, _, _, log = await self._read(name, numbers)
+        def look(queue: Queue) -> tuple[str, int, int, list[int]]:
+            removed = [p.number for p in queue.partitions if p.state is State.REMOVED]
+            return queue.settings.log, queue.settings.partition_count, queue.revision, removed
+
         await self._ask(name, lambda: Ask(c.Change(changes, discard)))
+        log, count, revision, removed = await self._read(name, look, fresh=False)
         if builtin_name(log) != name or not ("partition_count" in changes or discard):
             return
-        after, count, revision, _ = await self._read(name, numbers, fresh=False)
-        await self._loghouse.resized(name, count, revision, before - after if discard else ())
+        await self._loghouse.resized(name, count, revision, removed if discard else ())
         for follower in await self._followers(name):
             await self._follow(follower, count, discard)
 
@@ -394,7 +405,13 @@ class QueueCalls(Calls):
             if builtin_name(owner.log) != owner.name:
                 continue
             committed = [await self._committed(reader) for reader in readers[owner.name]]
-            await self._loghouse.keep(owner.name, owner.partition_count, owner.revision, committed)
+            await self._loghouse.keep(
+                owner.name,
+                Owner(owner.id, owner.created_at),
+                owner.partition_count,
+                owner.revision,
+                committed,
+            )
             for reader in readers[owner.name]:
                 if reader.partition_count != owner.partition_count:
                     await self._follow(reader.name, owner.partition_count, discard=False)

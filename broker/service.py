@@ -24,6 +24,8 @@ _log = structlog.get_logger()
 
 UPKEEP_SECONDS = 60.0
 GONE_SECONDS = 24 * 3600.0
+# A retry that comes later than this would be appended a second time.
+PUBLISHER_SECONDS = 30 * 24 * 3600.0
 
 
 class Broker(QueueCalls, FlowCalls):
@@ -76,6 +78,7 @@ class Broker(QueueCalls, FlowCalls):
         old."""
         try:
             await self.keep_logs()
+            await self._loghouse.forget(PUBLISHER_SECONDS)
             now = self._replica.clock.now()
             kept = self._settings.history_days * 86400
             await self._store.purge(now - GONE_SECONDS, now - kept)

@@ -8,6 +8,7 @@ start and after each failure; while it is away, what it said last is used.
 
 from __future__ import annotations
 
+import itertools
 import random
 import threading
 import time
@@ -97,7 +98,7 @@ class Delivery:
         same batch can be given again afterwards.
         """
         with self._lock:
-            self._next_keyless += 1
+            self._next_keyless += len(batch.messages)
             self._persist(lambda log: self._append(log, batch))
 
     def next_sequence(self) -> int:
@@ -115,10 +116,9 @@ class Delivery:
 
     def _append(self, log: Log, batch: Batch) -> None:
         count = self._partition_count
-        # All keyless messages of a batch go to one partition: fewer rows to lock.
-        keyless = self._next_keyless % count
+        keyless = itertools.count(self._next_keyless)
         partitions = [
-            keyless if message.key is None else partition_of(message.key, count)
+            next(keyless) % count if message.key is None else partition_of(message.key, count)
             for message in batch.messages
         ]
         try:

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sqlalchemy.ext.asyncio import create_async_engine
 
-from broker.logs import BuiltinLogs, LogNotFound, PartitionBounds, trim_floor
+from broker.logs import BuiltinLogs, LogNotFound, Owner, PartitionBounds, trim_floor
 from counterpoise.logs import AppendBatch, Message, StalePartitionCount
 from counterpoise.logs import LogNotFound as LogGone
 from tests.log_support import append, log, log_url, texts
@@ -193,3 +193,15 @@ async def test_the_position_of_a_time_skips_nothing_published_since(logs, log):
     assert await logs.position_at("flights", 60.0) == {0: 4, 1: 1, 2: 0, 3: 1}
     await logs.trim("flights", {0: 3})
     assert await logs.position_at("flights", 0.0) == {0: 3, 1: 0, 2: 0, 3: 0}
+
+
+async def test_a_queue_made_again_starts_with_an_empty_log_even_if_the_drop_was_lost(logs):
+    first, second = Owner("first", 1000.0), Owner("second", 2000.0)
+    assert await logs.ensure("again", 4, first)
+    await logs.set_partition_count("again", 6, revision=9)
+    assert await logs.ensure("again", 3, second)
+    assert await logs.partition_count("again") == 3
+    assert await logs.set_partition_count("again", 5, revision=2)
+    # A replica that still knows only the first queue must not bring its log back.
+    assert not await logs.ensure("again", 4, first)
+    assert await logs.partition_count("again") == 5

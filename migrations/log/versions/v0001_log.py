@@ -25,6 +25,9 @@ CREATE TABLE counterpoise_log.logs (
     partition_count integer NOT NULL CHECK (partition_count >= 1),
     -- The revision of the queue whose resize was applied last; older ones are ignored.
     revision bigint NOT NULL DEFAULT 0,
+    -- Whose log it is: a queue of the same name that was made later starts with an empty one.
+    owner_id text,
+    owner_created_at timestamptz,
     -- Differs when a log is dropped and made again, also in a restored or copied database.
     incarnation uuid NOT NULL DEFAULT gen_random_uuid(),
     created_at timestamptz NOT NULL DEFAULT now()
