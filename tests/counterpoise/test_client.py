@@ -103,7 +103,7 @@ def test_positions_are_set_to_an_end_a_time_or_each(client):
     client.set_positions("a", "earliest")
     client.set_positions("a", datetime.now(UTC))
     with pytest.raises(Invalid):
-        client.set_positions("a", "somewhere")  # type: ignore[arg-type]
+        client.set_positions("a", "somewhere")
 
 
 def test_a_listing_follows_its_pages(client, monkeypatch):

@@ -68,7 +68,7 @@ def test_a_flow_that_joins_gets_its_share_in_order(flow):
 
 def test_an_owner_that_does_not_release_loses_at_the_deadline(flow, flights):
     flights.change_queue("flights", max_handoff_time=0.3)
-    lost = []
+    lost: list = []
     first = flow(on_lost=lost.append)
     owns(first, 4)
     second = flow()
@@ -79,8 +79,12 @@ def test_an_owner_that_does_not_release_loses_at_the_deadline(flow, flights):
 
 
 def test_a_successor_that_warms_up_is_told_and_says_ready(flow):
-    warmed = []
-    first = flow(on_revoking=lambda owned, _: first.release(owned.partition, epoch=owned.epoch))
+    warmed: list = []
+
+    def revoking(owned, _):
+        first.release(owned.partition, epoch=owned.epoch)
+
+    first = flow(on_revoking=revoking)
     owns(first, 4)
     second = flow(warmup=True, on_warming=warmed.append)
     eventually(lambda: len(warmed) == 2)
@@ -94,7 +98,7 @@ def test_a_successor_that_warms_up_is_told_and_says_ready(flow):
 
 def test_a_flow_whose_renewals_stop_loses_and_comes_back(flow):
     well = [True]
-    lost = []
+    lost: list = []
     first = flow(lease_seconds=1, renew_while=lambda: well[0], on_lost=lost.append)
     owns(first, 4)
     old = first.flow_id
@@ -163,7 +167,7 @@ def test_the_last_flow_may_let_go_in_order_too(flow, flights):
 
 
 def test_retiring_partitions_are_drained_and_released_as_finished(flow, flights):
-    retiring = []
+    retiring: list = []
     first = flow(on_retiring=retiring.append)
     owns(first, 4)
     flights.change_queue("flights", partition_count=2)
@@ -205,7 +209,7 @@ def test_two_services_share_one_queue(services):
 def test_a_restart_of_the_service_costs_nothing(served):
     with Client(served.url) as client:
         client.create_queue("flights", 4, rebalance_delay=0)
-        lost = []
+        lost: list = []
         with Flow("flights", url=served.url, lease_seconds=3, on_lost=lost.append) as flow:
             owns(flow, 4)
             flow.commit({0: "5"})
@@ -226,7 +230,7 @@ def test_a_restart_of_the_service_costs_nothing(served):
 
 
 async def test_the_same_with_asyncio(service, flights):
-    granted = []
+    granted: list = []
 
     async def revoking(owned, left):
         await first.release(owned.partition, "7", epoch=owned.epoch)

@@ -1,0 +1,188 @@
+"""The plain consumer on a real queue: everything once, in order, whoever comes and goes."""
+
+import threading
+import time
+from collections import defaultdict
+
+import pytest
+
+from counterpoise.client import Client
+from counterpoise.consumer import Consumer
+from counterpoise.errors import FlowGone, QueueNotFound
+from counterpoise.publisher import Publisher
+from tests.service import eventually
+
+
+@pytest.fixture
+def client(service):
+    with Client(service.url) as client:
+        client.create_queue("flights", 4, rebalance_delay=0, max_handoff_time=5)
+        yield client
+
+
+@pytest.fixture
+def publish(service, client):
+    def publish_numbers(numbers, keys=7):
+        with Publisher("flights", url=service.url) as publisher:
+            for number in numbers:
+                publisher.publish(str(number).encode(), key=f"k{number % keys}")
+
+    return publish_numbers
+
+
+class Running:
+    """A consumer in a thread, and what it has handled: (key, number) in order."""
+
+    def __init__(self, url, slow_seconds=0.0, **options):
+        self.handled: list = []
+        self.error: Exception | None = None
+        self.slow_seconds = slow_seconds
+        self.consumer = Consumer("flights", self.handle, url=url, **options)
+        self.thread = threading.Thread(target=self.run)
+
+    def handle(self, owned, batch):
+        time.sleep(self.slow_seconds)
+        for message in batch.to_pylist():
+            self.handled.append((message["key"], int(message["value"])))
+
+    def run(self):
+        try:
+            self.consumer.run()
+        except Exception as error:
+            self.error = error
+
+    @property
+    def partitions(self):
+        return set(self.consumer.flow.partitions)
+
+    def __enter__(self):
+        self.thread.start()
+        return self
+
+    def __exit__(self, *_):
+        self.stop(now=True)
+
+    def stop(self, now=False):
+        self.consumer.stop(now=now)
+        self.thread.join(30)
+        assert not self.thread.is_alive()
+        if self.error is not None:
+            raise self.error
+
+
+def in_order(*consumers):
+    by_key = defaultdict(list)
+    for consumer in consumers:
+        for key, number in consumer.handled:
+            by_key[key].append(number)
+    return all(numbers == sorted(numbers) for numbers in by_key.values())
+
+
+def numbers(*consumers):
+    return sorted(number for one in consumers for _, number in one.handled)
+
+
+def test_all_is_handled_once_in_order_and_committed(service, client, publish):
+    publish(range(500))
+    with Running(service.url, max_messages=50) as one:
+        eventually(lambda: len(one.handled) == 500)
+        publish(range(500, 600))
+        eventually(lambda: len(one.handled) == 600)
+        one.stop()
+    assert numbers(one) == list(range(600))
+    assert in_order(one)
+    with Running(service.url) as again:
+        publish(range(600, 610))
+        eventually(lambda: len(again.handled) == 10)
+    assert numbers(again) == list(range(600, 610))
+
+
+def test_consumers_come_and_go_without_a_message_twice(service, client, publish):
+    publish(range(300))
+    with Running(service.url, slow_seconds=0.02, max_messages=20) as first:
+        eventually(lambda: len(first.partitions) == 4)
+        with Running(service.url, max_messages=20) as second:
+            eventually(lambda: len(second.partitions) == 2 and len(first.partitions) == 2)
+            publish(range(300, 600))
+            eventually(lambda: second.handled)
+            first.stop()
+            eventually(lambda: len(second.partitions) == 4)
+            eventually(lambda: len(first.handled) + len(second.handled) >= 600)
+    assert numbers(first, second) == list(range(600))
+    assert in_order(first)
+    assert in_order(second)
+    outcomes = {m.outcome for r in client.rebalances("flights") for m in r.moves}
+    assert outcomes <= {"initial", "graceful"}
+
+
+def test_retiring_partitions_are_worked_to_their_end(service, client, publish):
+    publish(range(400))
+    with Running(service.url, slow_seconds=0.01, max_messages=20) as one:
+        eventually(lambda: one.handled)
+        client.change_queue("flights", partition_count=1)
+        eventually(lambda: client.queue("flights").scale_status == "Ready")
+        eventually(lambda: len(one.handled) == 400)
+    assert numbers(one) == list(range(400))
+    assert client.queue("flights").operational_partition_count == 1
+
+
+def test_a_queue_that_starts_at_the_latest_skips_what_was_before(service, client, publish):
+    client.change_queue("flights", start="latest")
+    publish(range(20))
+    with Running(service.url) as one:
+        eventually(lambda: all(p.position is not None for p in client.partitions("flights")))
+        publish(range(20, 40))
+        eventually(lambda: len(one.handled) == 20)
+    assert numbers(one) == list(range(20, 40))
+
+
+def test_it_ends_after_a_limit_and_not_one_message_later(service, client, publish):
+    publish(range(50))
+    with Running(service.url, limit=17) as one:
+        one.thread.join(10)
+    with Running(service.url, limit=33) as another:
+        another.thread.join(10)
+    assert (len(one.handled), len(another.handled)) == (17, 33)
+    assert numbers(one, another) == list(range(50))
+
+
+def test_what_the_program_raises_ends_it_and_loses_nothing(service, client, publish):
+    publish(range(20))
+
+    def fail(owned, batch):
+        raise ValueError("not today")
+
+    with pytest.raises(ValueError, match="not today"):
+        Consumer("flights", fail, url=service.url).run()
+    assert client.flows("flights") == []
+    with Running(service.url) as one:
+        eventually(lambda: len(one.handled) == 20)
+
+
+def test_a_queue_that_is_not_there_or_goes_away(service, client):
+    with pytest.raises(QueueNotFound):
+        Consumer("trains", lambda owned, batch: None, url=service.url).run()
+    one = Running(service.url)
+    one.thread.start()
+    eventually(lambda: one.partitions)
+    client.delete_queue("flights", force=True)
+    one.thread.join(10)
+    assert isinstance(one.error, QueueNotFound | FlowGone)
+
+
+def test_it_goes_on_after_the_service_was_away(served):
+    with Client(served.url) as client:
+        client.create_queue("flights", 2, rebalance_delay=0)
+    with Publisher("flights", url=served.url) as publisher:
+        for number in range(10):
+            publisher.publish(str(number).encode(), key=str(number))
+    with Running(served.url) as one:
+        eventually(lambda: len(one.handled) == 10)
+        served.kill()
+        time.sleep(1)
+        served.start()
+        with Publisher("flights", url=served.url) as publisher:
+            for number in range(10, 20):
+                publisher.publish(str(number).encode(), key=str(number))
+        eventually(lambda: len(one.handled) == 20)
+    assert numbers(one) == list(range(20))
