@@ -122,11 +122,8 @@ class _Hearing:
         self._queue_ids: dict[str, None] = {}
 
     def heard(self, _: object, __: int, ___: str, payload: object) -> None:
-        try:
-            replica_id, *queue_ids = orjson.loads(str(payload))
-        except ValueError:
-            return  # Somebody else's use of the channel.
-        if replica_id != self._replica_id:
+        replica_id, *queue_ids = _parsed(str(payload))
+        if queue_ids and replica_id != self._replica_id:
             self._queue_ids.update(dict.fromkeys(queue_ids))
             self.event.set()
 
@@ -139,3 +136,13 @@ class _Hearing:
         queue_ids = tuple(self._queue_ids)
         self._queue_ids.clear()
         return queue_ids
+
+
+def _parsed(payload: str) -> list[str]:
+    """The replica that spoke and the queues it named; one empty string if it was no replica."""
+    try:
+        names = orjson.loads(payload)
+    except ValueError:
+        return [""]
+    ours = isinstance(names, list) and names and all(isinstance(name, str) for name in names)
+    return names if ours else [""]

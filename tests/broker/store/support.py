@@ -81,7 +81,7 @@ class PostgresGround:
     def sql(self, statement: str, *parameters: Any) -> list[tuple[Any, ...]]:
         """Runs a statement as an administrator might; its rows."""
         with psycopg.connect(self.url) as connection:
-            cursor = connection.execute(statement, parameters)
+            cursor = connection.execute(statement, parameters or None)
             return cursor.fetchall() if cursor.description else []
 
 
@@ -100,7 +100,7 @@ class Replica:
 
     async def create(self, partitions: int = 4, name: str | None = None, **settings: Any) -> Commit:
         """Creates a queue; `rebalance_delay` is 0 unless given."""
-        settings = {"rebalance_delay": 0.0, "log": "builtin:orders"} | settings
+        settings = {"rebalance_delay": 0.0, "log": "builtin:orders", **settings}
         self.queue = Queue(
             str(uuid4()),
             name or f"orders{next(_numbers)}",

@@ -1,0 +1,100 @@
+"""The control tables come from migrations alone, and several processes may run them at once."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import Any
+
+import psycopg
+from alembic import command
+from alembic.autogenerate import compare_metadata
+from alembic.config import Config
+from alembic.migration import MigrationContext
+from sqlalchemy import create_engine, make_url
+from sqlalchemy.pool import NullPool
+
+from broker.store.tables import SCHEMA, metadata
+
+
+def config(url: str) -> Config:
+    """How alembic is told of the tree and the database."""
+    config = Config()
+    config.set_main_option("script_location", "migrations:control")
+    config.set_main_option("sqlalchemy.url", url.replace("%", "%%"))
+    return config
+
+
+def differences(url: str) -> list[Any]:
+    """What autogenerate would still change to make the database's tables those of the metadata."""
+    engine = create_engine(
+        make_url(url).set(drivername="postgresql+psycopg"),
+        # The user has the name of the schema, which would make it the default one.
+        connect_args={"options": "-csearch_path=public"},
+        poolclass=NullPool,
+    )
+    with engine.connect() as connection:
+        context = MigrationContext.configure(
+            connection,
+            opts={
+                "include_schemas": True,
+                "include_name": lambda name, type, _: type != "schema" or name == SCHEMA,
+                "version_table_schema": SCHEMA,
+                "compare_type": True,
+            },
+        )
+        return list(compare_metadata(context, metadata))
+
+
+def test_an_empty_database_gets_the_tables_that_the_store_knows(database_url: str) -> None:
+    assert len(differences(database_url)) >= len(metadata.tables)
+    command.upgrade(config(database_url), "head")
+    assert differences(database_url) == []
+
+
+def test_what_is_done_can_be_undone(database_url: str) -> None:
+    command.upgrade(config(database_url), "head")
+    command.downgrade(config(database_url), "base")
+    with psycopg.connect(database_url) as connection:
+        left = connection.execute(
+            "SELECT relname FROM pg_class WHERE relnamespace = 'counterpoise'::regnamespace"
+            " AND relkind = 'r'"
+        ).fetchall()
+        functions = connection.execute(
+            "SELECT 1 FROM pg_proc WHERE pronamespace = 'counterpoise'::regnamespace"
+        ).fetchall()
+    assert left == [("alembic_version",)]
+    assert functions == []
+    command.upgrade(config(database_url), "head")
+    assert differences(database_url) == []
+
+
+def test_many_may_migrate_at_once(database_url: str) -> None:
+    program = (
+        "import sys; from broker import migrations;"
+        " [step] = [s for s in migrations.upgrade(sys.argv[1]) if s.tree == 'control'];"
+        " print(step.after)"
+    )
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-c", program, database_url],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for _ in range(3)
+    ]
+    ends = [(*process.communicate(), process.returncode) for process in processes]
+    assert [(out.strip(), code) for out, _, code in ends] == [("control_0001", 0)] * 3, ends
+    assert differences(database_url) == []
+
+
+def test_migrating_again_keeps_what_is_there(database_url: str) -> None:
+    command.upgrade(config(database_url), "head")
+    with psycopg.connect(database_url) as connection:
+        connection.execute("UPDATE counterpoise.service SET stamped_at = 5")
+    command.upgrade(config(database_url), "head")
+    with psycopg.connect(database_url) as connection:
+        assert connection.execute("SELECT stamped_at FROM counterpoise.service").fetchall() == [
+            (5.0,)
+        ]

@@ -1,0 +1,233 @@
+"""Postgres goes away and comes back: callers are told in time, and nobody has to do anything."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import psycopg
+import pytest
+
+from broker import migrations
+from broker.embedded import EmbeddedPostgres
+from broker.store.ports import PositionCommit, StoreUnavailable
+from broker.store.postgres import PostgresStore
+from tests.broker.store.support import PostgresGround, Replica, outcomes
+from tests.core.oracle import snapshot
+
+FAST = {"fsync": "off", "synchronous_commit": "off"}
+
+
+async def test_a_restart_of_postgres_costs_no_more_than_its_time(tmp_path: Path) -> None:
+    server = EmbeddedPostgres(tmp_path, settings=FAST)
+    url = server.start()
+    await asyncio.to_thread(migrations.upgrade, url)
+    store = PostgresStore(url, pool_size=3)
+    await store.start()
+    listening = store.listen()
+    assert await anext(listening) is None
+    orders = Replica(store)
+    await orders.create(3)
+    await orders.bind("A")
+
+    server.stop()
+    item = PositionCommit(orders.id, "A", None, 0, 1, "5")
+    ends = await outcomes(
+        [
+            store.pulse,
+            lambda: orders.bind("B"),
+            lambda: store.load(orders.id),
+            lambda: store.commit_positions([item]),
+            lambda: store.renew(["A"]),
+            lambda: store.entries_after(orders.id, 0),
+            lambda: store.due(10),
+            store.start,
+        ]
+    )
+    assert ends == ["StoreUnavailable"] * 8
+    await store.notify([orders.id])
+
+    assert server.start() == url
+    await store.pulse()
+    await orders.bind("B")
+    assert snapshot(await store.load(orders.id)) == snapshot(orders.queue)
+    async with asyncio.timeout(15):
+        assert await anext(listening) is None
+    await listening.aclose()  # type: ignore[attr-defined]
+    await store.stop()
+    server.stop()
+
+
+async def test_connections_that_were_ended_are_replaced_unnoticed(
+    postgres: PostgresGround,
+) -> None:
+    store = await postgres.store()
+    await asyncio.gather(*(store.pulse() for _ in range(5)))
+    postgres.sql(
+        "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
+        " WHERE datname = current_database() AND pid <> pg_backend_pid()"
+    )
+    await asyncio.sleep(0.1)
+    await asyncio.gather(*(store.pulse() for _ in range(5)))
+
+
+async def test_a_commit_that_is_cut_off_writes_nothing_or_all(postgres: PostgresGround) -> None:
+    """Its connection is ended while it waits for a lock."""
+    store = await postgres.store()
+    orders = Replica(store)
+    await orders.create(3)
+    before = snapshot(orders.queue)
+    with psycopg.connect(postgres.url) as holder:
+        holder.execute("SELECT * FROM counterpoise.queues FOR UPDATE")
+        binding = asyncio.create_task(orders.bind("A"))
+        await _until_waiting(postgres)
+        postgres.sql(
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
+            " WHERE wait_event_type = 'Lock' AND datname = current_database()"
+        )
+        with pytest.raises(StoreUnavailable):
+            await binding
+    assert snapshot(orders.queue) == before
+    assert await store.entries_after(orders.id, 1) == []
+    await orders.bind("A")
+
+
+async def test_a_lock_that_somebody_holds_is_waited_for_in_bounds(
+    postgres: PostgresGround,
+) -> None:
+    store = PostgresStore(postgres.url, answer_seconds=1.0)
+    orders = Replica(store)
+    await orders.create(3)
+    with psycopg.connect(postgres.url) as holder:
+        holder.execute("SELECT * FROM counterpoise.queues FOR UPDATE")
+        started = time.monotonic()
+        with pytest.raises(StoreUnavailable):
+            await orders.bind("A")
+        assert time.monotonic() - started < 2.0
+    await orders.bind("A")
+    await store.stop()
+
+
+async def test_too_many_connections_are_unavailable(postgres_url: str) -> None:
+    with psycopg.connect(postgres_url, autocommit=True) as connection:
+        connection.execute("CREATE DATABASE narrow CONNECTION LIMIT 0")
+        connection.execute("CREATE ROLE narrow LOGIN PASSWORD 'narrow'")
+    parts = urlsplit(postgres_url)
+    url = parts._replace(path="/narrow", netloc=f"narrow:narrow@{parts.netloc.split('@')[1]}")
+    store = PostgresStore(url.geturl())
+    with pytest.raises(StoreUnavailable, match="too many connections"):
+        await store.start()
+    await store.stop()
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"path": "/nowhere"}, "does not exist"),
+        ({"netloc": "nobody:wrong@{address}"}, "password authentication failed"),
+        ({"netloc": "nobody:wrong@127.0.0.1:1"}, "onnect"),
+    ],
+)
+async def test_what_is_wrong_is_said_in_one_line(
+    postgres_url: str, change: dict[str, str], said: str
+) -> None:
+    parts = urlsplit(postgres_url)
+    change = {
+        key: value.format(address=parts.netloc.split("@")[1]) for key, value in change.items()
+    }
+    store = PostgresStore(parts._replace(**change).geturl())
+    with pytest.raises(StoreUnavailable, match=said) as unavailable:
+        await store.start()
+    assert "\n" not in str(unavailable.value)
+    assert "wrong" not in str(unavailable.value)
+    await store.stop()
+
+
+async def test_a_database_without_tables_is_unavailable(database_url: str) -> None:
+    store = PostgresStore(database_url)
+    with pytest.raises(StoreUnavailable, match="does not exist"):
+        await store.pulse()
+    await store.stop()
+
+
+class Network:
+    """A way to Postgres that can be made to swallow everything."""
+
+    def __init__(self, url: str) -> None:
+        self._target = urlsplit(url)
+        self.swallows = False
+        self._writers: list[asyncio.StreamWriter] = []
+
+    @contextlib.asynccontextmanager
+    async def open(self) -> AsyncIterator[str]:
+        server = await asyncio.start_server(self._accept, "127.0.0.1", 0)
+        port = server.sockets[0].getsockname()[1]
+        credentials = self._target.netloc.split("@")[0]
+        yield self._target._replace(netloc=f"{credentials}@127.0.0.1:{port}").geturl()
+        server.close()
+        for writer in self._writers:
+            writer.close()
+
+    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        there_reader, there_writer = await asyncio.open_connection(
+            self._target.hostname, self._target.port
+        )
+        self._writers += [writer, there_writer]
+        with contextlib.suppress(OSError, asyncio.CancelledError):
+            await asyncio.gather(
+                self._pass_on(reader, there_writer), self._pass_on(there_reader, writer)
+            )
+
+    async def _pass_on(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while data := await reader.read(65536):
+            if not self.swallows:
+                writer.write(data)
+                await writer.drain()
+        writer.close()
+
+
+async def test_a_network_that_swallows_everything_holds_nobody_for_ever(
+    postgres: PostgresGround,
+) -> None:
+    network = Network(postgres.url)
+    async with network.open() as url:
+        store = PostgresStore(url, pool_size=2, connect_seconds=0.5, answer_seconds=0.5)
+        await store.start()
+        orders = Replica(store)
+        await orders.create(3)
+        network.swallows = True
+        for call in (store.pulse, lambda: orders.bind("A"), store.pulse):
+            started = time.monotonic()
+            with pytest.raises(StoreUnavailable):
+                await call()
+            assert time.monotonic() - started < 4.0
+        network.swallows = False
+        await store.pulse()
+        await orders.bind("A")
+        await store.stop()
+
+
+async def test_through_a_pooler_nothing_needs_a_session(postgres: PostgresGround) -> None:
+    """No named statements outlive a transaction; the rest of the suite needs nothing else."""
+    store = PostgresStore(postgres.url, transaction_pooling=True)
+    orders = Replica(store)
+    await orders.create(3)
+    await orders.bind("A", "B")
+    await store.pulse()
+    await store.commit_positions([orders.position("A", 0, "1")])
+    assert snapshot(await store.load(orders.id)) == snapshot(orders.queue)
+    await store.stop()
+
+
+async def _until_waiting(postgres: PostgresGround) -> None:
+    """Until somebody waits for a lock."""
+    waiting = "SELECT 1 FROM pg_stat_activity WHERE wait_event_type = 'Lock'"
+    for _ in range(500):
+        if postgres.sql(waiting):
+            return
+        await asyncio.sleep(0.02)
+    raise TimeoutError
