@@ -29,6 +29,11 @@ class Journal:
         self._entries.append((owner, attribute, getattr(owner, attribute)))
         setattr(owner, attribute, value)
 
+    def change(self, owner: Any, values: dict[str, Any]) -> None:
+        """Sets several attributes, remembering the old values; one entry whatever their number."""
+        self._entries.append((_set_all, None, (owner, {n: getattr(owner, n) for n in values})))
+        _set_all(owner, values)
+
     def note(self, owner: Any) -> None:
         """Remembers that something kept beside `owner` changes, so that `changed_since` names
         it."""
@@ -86,12 +91,17 @@ class Journal:
         for target, attribute, value in self._entries[mark:]:
             if attribute is not None:
                 yield target
-            elif target is _nothing:
+            elif target is _nothing or target is _set_all:
                 yield value[0]
 
     def forget(self) -> None:
         """Makes all changes final."""
         self._entries.clear()
+
+
+def _set_all(owner: Any, values: dict[str, Any]) -> None:
+    for name, value in values.items():
+        setattr(owner, name, value)
 
 
 def _nothing(_owner: Any) -> None:

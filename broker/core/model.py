@@ -343,25 +343,26 @@ class Queue:
         owner: Flow | None = None,
         handoff: Handoff | None = None,
         at: float | None = None,
+        **marks: Any,
     ) -> None:
         """Moves a partition to the state that `event` leads to, with this owner and handoff, and
         keeps every count.
 
-        `at` is since when nobody owns it, if nobody does.
+        `at` is since when nobody owns it, if nobody does; `marks` are attributes of the partition
+        that change with it.
         """
         journal, number = self.journal, partition.number
         state = PARTITION_TRANSITIONS[partition.state, event]
         assert (owner is not None) is (state in (State.OWNED, State.WARMING, State.REVOKING))
         assert (handoff is not None) is (state in (State.WARMING, State.REVOKING))
         self._uncount(partition)
-        journal.set(partition, "state", state)
         before = partition.owner
+        journal.change(partition, {"state": state, "owner": owner, **marks})
         if owner is not before:
             if before is not None:
                 journal.discard(before.owned, number)
             if owner is not None:
                 journal.add(owner.owned, number)
-            journal.set(partition, "owner", owner)
         known = self.handoffs.get(number)
         if handoff is not known:
             if known is not None:
@@ -455,8 +456,8 @@ class Queue:
         journal = self.journal
         counted = self._counts_for(partition)
         if counted is not None:
-            journal.set(counted, "load", counted.load + sign)
-            self._rank(counted)
+            journal.did(self._load, counted, counted.load)
+            self._load(counted, counted.load + sign)
         handoff = self.handoffs.get(partition.number)
         if handoff is not None:
             assert partition.owner is not None
@@ -470,6 +471,11 @@ class Queue:
                 change(handoff.successor.incoming, partition.number)
         if partition.owner is not None and partition.owner.draining:
             self._rank(partition.owner)
+
+    def _load(self, flow: Flow, load: int) -> None:
+        flow.load = load
+        if not flow.draining and self.by_seat.get(flow.seat) is flow:
+            self.ranking.put(flow.seat, load)
 
     def _rank(self, flow: Flow) -> None:
         if self.by_seat.get(flow.seat) is not flow:

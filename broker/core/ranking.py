@@ -44,14 +44,19 @@ class Ranking:
         else:
             self._leave(old)
         self.counts[seat] = count
-        size = self._sizes[count] = self._sizes.get(count, 0) + 1
-        bucket = self._buckets.setdefault(count, [])
-        heappush(bucket, seat)
-        if len(bucket) > 2 * size + 16:
-            bucket[:] = {entry for entry in bucket if self.counts.get(entry) == count}
-            heapify(bucket)
-        self._low = min(self._low, count)
-        self._high = max(self._high, count)
+        bucket = self._buckets.get(count)
+        if bucket is None:
+            self._sizes[count], self._buckets[count] = 1, [seat]
+        else:
+            self._sizes[count] += 1
+            heappush(bucket, seat)
+            if len(bucket) > 2 * self._sizes[count] + 16:
+                bucket[:] = {entry for entry in bucket if self.counts.get(entry) == count}
+                heapify(bucket)
+        if count < self._low:
+            self._low = count
+        if count > self._high:
+            self._high = count
 
     def add(self, seat: int, difference: int) -> None:
         """Changes a flow's count by `difference`."""

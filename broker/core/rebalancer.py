@@ -96,6 +96,12 @@ class Draft:
         self, partition: Partition, flow: Flow, handed_over: str, *, by_handoff: bool = False
     ) -> None:
         """Makes the flow the owner of the partition, under the next epoch."""
+        self.emit(r.Granted((self.drawn_up(partition, flow, handed_over, by_handoff),), self.now))
+
+    def drawn_up(
+        self, partition: Partition, flow: Flow, handed_over: str, by_handoff: bool = False
+    ) -> r.Grant:
+        """The grant of the partition to the flow, under the next epoch."""
         queue, number = self.queue, partition.number
         if partition.state is State.REVOKING:
             since: float | None = queue.handoffs[number].since
@@ -103,10 +109,9 @@ class Draft:
             since = queue.unowned.get(number)
         seconds = None if since is None else round(self.now - since, 6)
         previous = partition.owner.id if partition.owner else None
-        grant = r.Grant(
+        return r.Grant(
             number, previous, flow.id, partition.epoch + 1, handed_over, seconds, by_handoff
         )
-        self.emit(r.Granted((grant,), self.now))
 
     def outside(self, trigger: str) -> None:
         """Opens an entry of the history for grants outside of a rebalance; inside one this is
@@ -188,26 +193,31 @@ def _grant_all(draft: Draft, ranking: Ranking) -> None:
         if flow is None:
             return
         draft.emit(r.HandoffsRedirected((r.Redirect(number, flow.id),), None, draft.now))
-        _count(queue, ranking, number, flow)
+        if ranking is not queue.ranking and number not in queue.retiring:
+            ranking.add(flow.seat, 1)
 
 
 def _grant(draft: Draft, numbers: Sequence[int], ranking: Ranking) -> None:
     """Grants unowned partitions, given lowest number first, each to the flow with the fewest
     partitions."""
     queue = draft.queue
+    grants: list[r.Grant] = []
+    counted: list[int] = []
     for number in numbers:
         flow = taker(queue, ranking)
         if flow is None:
             return
         partition = queue.partitions[number]
-        draft.grant(partition, flow, partition.let_go)
-        _count(queue, ranking, number, flow)
-
-
-def _count(queue: Queue, ranking: Ranking, number: int, flow: Flow) -> None:
-    """Keeps a planner's ranking in step; the queue's own is kept by `replay`."""
-    if ranking is not queue.ranking and number not in queue.retiring:
-        ranking.add(flow.seat, 1)
+        grants.append(draft.drawn_up(partition, flow, partition.let_go))
+        if not partition.retiring:
+            ranking.add(flow.seat, 1)
+            counted.append(flow.seat)
+    if ranking is queue.ranking:
+        # Only reckoned with so far: `replay` counts them in the queue's own.
+        for seat in counted:
+            ranking.add(seat, -1)
+    if grants:
+        draft.emit(r.Granted(tuple(grants), draft.now))
 
 
 def _revise(draft: Draft) -> None:

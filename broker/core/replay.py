@@ -86,9 +86,13 @@ def _(record: r.FlowLeft, queue: Queue) -> None:
     for number in sorted(flow.owned):
         partition = queue.partitions[number]
         _touch_successor(queue, queue.handoffs.get(number))
-        queue.journal.set(partition, "let_go", HandedOver.ORPHANED)
-        queue.journal.set(partition, "released_by", None)
-        queue.place(partition, PartitionEvent.ORPHANED, at=record.at)
+        queue.place(
+            partition,
+            PartitionEvent.ORPHANED,
+            at=record.at,
+            let_go=HandedOver.ORPHANED,
+            released_by=None,
+        )
     for number in sorted(flow.incoming):
         queue.redirect(queue.handoffs[number], None)
     queue.touch(flow)
@@ -160,14 +164,19 @@ def _(record: r.Granted, queue: Queue) -> None:
         if grant.handed_over == HandedOver.REPLACED and partition.owner is not None:
             keeps = handoff if partition.state is State.WARMING else None
             event = PartitionEvent.GRANTED if keeps is None and handoff else PartitionEvent.REPLACED
-            queue.place(partition, event, owner=flow, handoff=keeps)
         else:
-            queue.place(partition, PartitionEvent.GRANTED, owner=flow)
-        queue.journal.set(partition, "epoch", grant.epoch)
-        queue.journal.set(partition, "handed_over", grant.handed_over)
-        queue.journal.set(partition, "released_by", released_by)
+            keeps, event = None, PartitionEvent.GRANTED
+        queue.place(
+            partition,
+            event,
+            owner=flow,
+            handoff=keeps,
+            epoch=grant.epoch,
+            handed_over=grant.handed_over,
+            released_by=released_by,
+        )
         handoffs += grant.by_handoff
-        forced += grant.handed_over == HandedOver.FORCED
+        forced += grant.by_handoff and grant.handed_over == HandedOver.FORCED
     _tally(queue, handoffs, forced, len(record.grants) - handoffs)
 
 
@@ -190,9 +199,13 @@ def _(record: r.Released, queue: Queue) -> None:
     partition = queue.partitions[record.partition]
     queue.touch(partition.owner)
     _touch_successor(queue, queue.handoffs.get(record.partition))
-    queue.place(partition, PartitionEvent.RELEASED, at=record.at)
-    queue.journal.set(partition, "let_go", HandedOver.GRACEFUL)
-    queue.journal.set(partition, "released_by", record.flow_id)
+    queue.place(
+        partition,
+        PartitionEvent.RELEASED,
+        at=record.at,
+        let_go=HandedOver.GRACEFUL,
+        released_by=record.flow_id,
+    )
 
 
 @_apply.register
@@ -265,8 +278,7 @@ def _(record: r.PartitionsAdded, queue: Queue) -> None:
             queue.journal.note(partition)
             queue.journal.put(queue.unowned, number, None)
         elif partition.state is State.REMOVED:
-            queue.place(partition, PartitionEvent.ADDED, at=None)
-            queue.journal.set(partition, "let_go", HandedOver.INITIAL)
+            queue.place(partition, PartitionEvent.ADDED, let_go=HandedOver.INITIAL)
         else:
             queue.set_retiring(partition, False)
             queue.touch(partition.owner)
@@ -291,9 +303,8 @@ def _(record: r.PartitionsRemoved, queue: Queue) -> None:
         released_by = (
             partition.owner.id if record.outcome == "finished" and partition.owner else None
         )
-        queue.place(partition, PartitionEvent.REMOVED)
+        queue.place(partition, PartitionEvent.REMOVED, released_by=released_by)
         queue.set_retiring(partition, False)
-        queue.journal.set(partition, "released_by", released_by)
 
 
 @_apply.register

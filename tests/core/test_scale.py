@@ -1,0 +1,118 @@
+"""Size: what a change costs in a large queue, and how much memory a partition takes.
+
+Costs are counted in lines of the core that run and in entries of the journal, not in seconds.
+"""
+
+from __future__ import annotations
+
+import gc
+import sys
+from collections.abc import Callable
+from enum import Enum
+from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
+from typing import Any
+
+import pytest
+
+from broker.core import commands as c
+from broker.core import records as r
+from broker.core.model import Queue, Settings
+from broker.core.rebalancer import Decision, decide
+from broker.core.replay import replay_all
+
+PARTITIONS, FLOWS = 100_000, 10_000
+
+
+def large(partitions: int, flows: int, *, warmup: bool = False) -> Queue:
+    """A queue that is Ready, with its partitions spread over the flows."""
+    queue = Queue("id", "large", Settings(partition_count=partitions), 0.0)
+    commit(queue, (r.PartitionsAdded(0, partitions, 0.0),))
+    bound = [r.FlowBound(f"f{i}", f"i{i}", "test", i, 10.0, warmup, 0.0) for i in range(flows)]
+    commit(queue, tuple(bound))
+    for first in range(0, partitions, 10_000):
+        numbers = range(first, min(first + 10_000, partitions))
+        grants = (r.Grant(n, None, f"f{n % flows}", 1, "initial", None, False) for n in numbers)
+        commit(queue, (r.GrantedOutside(1, "bind", 0.0), r.Granted(tuple(grants), 0.0)))
+    return queue
+
+
+def commit(queue: Queue, records: tuple[r.Record, ...]) -> None:
+    replay_all(queue, records, queue.revision + 1)
+    queue.journal.forget()
+    queue.touched = set()
+
+
+def cost(queue: Queue, act: Callable[[], Decision]) -> tuple[Decision, int]:
+    """The decision, and how many lines of the core ran for it."""
+    lines = 0
+
+    def trace(frame, event, _argument):
+        nonlocal lines
+        lines += event == "line"
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        decision = act()
+    finally:
+        sys.settrace(before)
+    return decision, lines
+
+
+@pytest.fixture(scope="module")
+def queue() -> Queue:
+    return large(PARTITIONS, FLOWS)
+
+
+def test_a_join_costs_no_pass_over_partitions_or_flows(queue: Queue) -> None:
+    """Nine handoffs among 100,000 partitions and 10,000 flows."""
+    bound, lines = cost(queue, lambda: decide(queue, c.Bind("x", "i-x", "test", 10.0), 0.0))
+    assert lines < 1000
+    commit(queue, bound.records)
+    rebalanced, lines = cost(queue, lambda: decide(queue, c.Advance(), 5.0))
+    moves = [
+        move for x in rebalanced.records if isinstance(x, r.RevokesStarted) for move in x.moves
+    ]
+    assert len(moves) == 9
+    assert lines < 10_000
+    mark = queue.journal.mark()
+    replay_all(queue, rebalanced.records, queue.revision + 1)
+    assert queue.journal.mark() - mark < 300
+    assert len(rebalanced.notices) == 9
+    queue.journal.forget()
+    for number, owner, _ in moves:
+        release = c.Release(owner, (c.Let(number, 1),))
+        decision, lines = cost(queue, lambda: decide(queue, release, 6.0))  # noqa: B023
+        assert lines < 1000
+        commit(queue, decision.records)
+    assert queue.status == "Ready"
+    left, lines = cost(queue, lambda: decide(queue, c.Unbind("x"), 7.0))
+    assert lines < 2000
+    commit(queue, left.records)
+    _, lines = cost(queue, lambda: decide(queue, c.Advance(), 12.0))
+    assert lines < 10_000
+
+
+def test_a_million_partitions_take_at_most_400_bytes_each(queue: Queue) -> None:
+    """Measured on 100,000 of them with ten to a flow, flows, sets and counts included."""
+    each = size_of(queue) / PARTITIONS
+    print(f"{each:.0f} bytes for each partition")
+    assert each <= 400
+
+
+def size_of(root: Any) -> int:
+    """The bytes of everything that hangs on `root`."""
+    seen: set[int] = set()
+    waiting, size = [root], 0
+    while waiting:
+        thing = waiting.pop()
+        if id(thing) in seen or isinstance(thing, _CODE):
+            continue
+        seen.add(id(thing))
+        size += sys.getsizeof(thing)
+        waiting += gc.get_referents(thing)
+    return size
+
+
+_CODE = (type, ModuleType, FunctionType, MethodType, BuiltinFunctionType, Enum)
