@@ -17,23 +17,28 @@ log = structlog.get_logger("api")
 class Server(uvicorn.Server):
     """uvicorn, except that open calls end when it is told to stop: it would wait for them."""
 
-    def __init__(self, config: uvicorn.Config, app: FastAPI, announcement: str | None) -> None:
+    def __init__(self, config: uvicorn.Config, app: FastAPI, *, announce: bool) -> None:
         super().__init__(config)
         self._application = app
-        self._announcement = announcement
+        self._announce = announce
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
-        if self._announcement is not None:
-            # The one line on stdout; everything else is a log record on stderr.
-            print(self._announcement, flush=True)  # noqa: T201
+        for listener in sockets or ():
+            address = address_of(listener)
+            if self._announce:
+                # The one line on stdout; everything else is a log record on stderr.
+                print(f"Counterpoise listens on {address}", flush=True)  # noqa: T201
+            log.info("serving", address=address)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        self._application.state.open_calls.end()
+        open_calls = self._application.state.open_calls
+        log.info("stopping", open_calls=len(open_calls))
+        open_calls.end()
         await super().shutdown(sockets)
 
 
-def make_server(app: FastAPI, settings: Settings, announcement: str | None = None) -> Server:
+def make_server(app: FastAPI, settings: Settings, *, announce: bool = False) -> Server:
     """A server for `app`; the caller runs it on a socket that is bound already."""
     config = uvicorn.Config(
         app,
@@ -47,20 +52,22 @@ def make_server(app: FastAPI, settings: Settings, announcement: str | None = Non
         # Longer than a long poll and than proxies usually keep idle connections.
         timeout_keep_alive=75,
     )
-    return Server(config, app, announcement)
+    return Server(config, app, announce=announce)
+
+
+def address_of(listener: socket.socket) -> str:
+    host, port = listener.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
 def run(settings: Settings, listener: socket.socket) -> None:
     """Serve on `listener` until SIGTERM or SIGINT. To be called from the main thread."""
-    host, port = listener.getsockname()[:2]
-    address = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
     if not settings.trusted_network and not is_loopback(settings.host):
         log.warning(
             "nobody can administer this service: it listens beyond this machine and has no API "
             "keys; where everybody who can reach it may administer it, start it with "
             "--trusted-network",
-            address=address,
+            address=address_of(listener),
         )
     app = create_app(Broker(settings), settings)
-    make_server(app, settings, f"Counterpoise listens on {address}").run([listener])
-    log.info("stopped")
+    make_server(app, settings, announce=True).run([listener])

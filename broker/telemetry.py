@@ -21,9 +21,17 @@ def configure_logging(level: str, style: Literal["auto", "text", "json"] = "auto
     ]
     last: list[structlog.typing.Processor]
     if as_text:
-        last = [structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty())]
+        plain = structlog.dev.plain_traceback
+        last = [
+            structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty(), exception_formatter=plain)
+        ]
     else:
-        last = [structlog.processors.dict_tracebacks, structlog.processors.JSONRenderer()]
+        # Local variables hold tokens and passwords.
+        tracebacks = structlog.tracebacks.ExceptionDictTransformer(show_locals=False)
+        last = [
+            structlog.processors.ExceptionRenderer(tracebacks),
+            structlog.processors.JSONRenderer(),
+        ]
     structlog.configure(
         processors=[
             structlog.stdlib.filter_by_level,

@@ -311,7 +311,8 @@ def test_the_service_itself(service: Service) -> None:
     with httpx.Client(base_url=service.url) as http:
         assert http.get("/healthz").json() == {"status": "ok"}
         assert http.get("/readyz").json() == {"status": "ready"}
-        create_queue(http.__class__(base_url=f"{service.url}/v1"), "q", 3)
+        with service.http as calls:
+            create_queue(calls, "q", 3)
         metrics = http.get("/metrics").text
         assert 'counterpoise_queue_partitions{queue="q"} 3.0' in metrics
         assert 'path="/v1/queues",status="201"' in metrics

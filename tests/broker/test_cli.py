@@ -12,8 +12,8 @@ import httpx
 import psycopg
 import pytest
 
-from broker.launch import Exit
 from broker.embedded import EmbeddedPostgres
+from broker.launch import Exit
 from tests.service import COUNTERPOISE, ServeProcess, eventually, listen
 
 UNREACHABLE = "postgresql://nobody:hunter2@127.0.0.1:1/nothing"
@@ -43,8 +43,9 @@ def test_every_reason_has_an_exit_code_of_its_own() -> None:
 
 
 def test_a_wrong_setting() -> None:
-    assert "--log-level" in refusal(["serve", "--log-level", "loud"], Exit.SETTINGS)
-    assert "--port" in refusal(["serve", "--port", "99999"], Exit.SETTINGS)
+    line = refusal(["serve", "--log-level", "loud", "--port", "99999"], Exit.SETTINGS)
+    assert "--log-level" in line
+    assert "--port" in line
 
 
 def test_a_port_in_use() -> None:
@@ -56,14 +57,12 @@ def test_a_port_in_use() -> None:
 
 def test_an_address_that_is_not_here() -> None:
     refusal(["serve", "--host", "192.0.2.1", "--database-url", UNREACHABLE], Exit.ADDRESS)
-    refusal(["serve", "--host", "no.such.host.invalid"], Exit.ADDRESS)
 
 
 def test_postgres_is_unreachable() -> None:
-    arguments = ["--database-url", UNREACHABLE]
-    assert "database" in refusal(["serve", "--port", "0", *arguments], Exit.DATABASE)
-    refusal(["serve", "--port", "0", "--no-migrate", *arguments], Exit.DATABASE)
-    refusal(["migrate", *arguments], Exit.DATABASE)
+    for command in (["serve", "--port", "0"], ["serve", "--port", "0", "--no-migrate"]):
+        line = refusal([*command, "--database-url", UNREACHABLE], Exit.DATABASE)
+        assert "cannot reach the database" in line
 
 
 def test_a_data_directory_that_is_none(tmp_path: Path) -> None:
