@@ -24,14 +24,14 @@ from counterpoise.spark.offsets import Json, Offset, Slice, offset_of, slices
 from counterpoise.spark.options import SourceOptions
 from counterpoise.spark.pace import Pace
 from counterpoise.spark.planning import (
+    Answer,
+    Question,
     View,
     check_log,
     pack,
-    plan,
     sort_out,
-    where_to_go_on,
 )
-from counterpoise.spark.probe import Answer, LogProbe, Question
+from counterpoise.spark.probe import LogProbe
 from counterpoise.spark.progress import Progress
 from counterpoise.spark.settler import Settler, Tells
 from counterpoise.wire import CommitItem, ReleaseItem
@@ -128,53 +128,28 @@ class Consumption:
         self._measure()
         offset = self._parse(start)
         with self._lock:
-            view = self._flow.partitions
+            asked = self._flow.partitions
             if offset is not self._progress.start or self._progress.in_flight:
-                self._progress.finished(offset, view)
+                self._progress.finished(offset, asked)
                 self._wake.set()
-            positions = where_to_go_on(
-                offset,
-                view,
-                anchors=self._progress.anchors,
-                skipped=self._progress.skipped,
-                given_up=self._progress.given_up,
-            )
+            positions = self._progress.wanted(asked)
         if not positions or self._in_doubt():
             return start
-        question = Question(positions, self._flow.start == "latest", max_messages, self._targets)
-        answer = self._ask(question)
+        answer = self._ask(
+            Question(positions, self._flow.start == "latest", max_messages, self._targets)
+        )
         if answer is None:
             return start
-        planned = self._plan(offset, view, answer)
-        return start if planned is None else planned.to_json()
-
-    def _plan(self, offset: Offset, asked_for: View, answer: Answer) -> Offset | None:
         with self._lock:
             view = self._flow.partitions
-            progress = self._progress
-            progress.bounds = answer.bounds
-            if any(held.state == "retiring" for held in view.values()):
-                self._wake.set()
-            begins = {}
-            for number, begin in answer.begins.items():
-                held, before = view.get(number), asked_for[number]
-                if held is None or held.epoch != before.epoch or held.state == "revoking":
-                    continue
-                if (number, held.epoch) in progress.given_up:
-                    continue
-                begins[number] = begin
-                if answer.question.positions[number] is None and answer.question.latest:
-                    # What "latest" was is committed, so that nobody after us takes it for later.
-                    progress.anchors[number, held.epoch] = begin
-                    self._wake.set()
-            planned = plan(
-                offset, view, begins, answer.ends, self._flow.instance_id, self._incarnation
-            )
-            if planned is not None:
-                progress.planned(planned)
-        if planned is not None:
-            self._pace.planned(self._clock())
-        return planned
+            planned = self._progress.plan(answer, asked, view, self._flow.instance_id)
+            due = self._progress.due(view)
+        if due:
+            self._wake.set()
+        if planned is None:
+            return start
+        self._pace.planned(self._clock())
+        return planned.to_json()
 
     def _ask(self, question: Question) -> Answer | None:
         if self._targets is None:

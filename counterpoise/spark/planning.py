@@ -44,49 +44,41 @@ def done(start: Offset, held: Owned, skipped: Collection[Key] = ()) -> str | Non
     return one.end
 
 
-def where_to_go_on(
-    start: Offset,
-    view: View,
-    *,
-    anchors: Mapping[Key, str],
-    skipped: Collection[Key] = (),
-    given_up: Collection[Key] = (),
-) -> dict[int, str | None]:
-    """The partitions to read and their next positions; None where the queue's `start` decides.
+@dataclass(frozen=True)
+class Question:
+    """How far to read from `positions` (None: from where the queue's `start` says).
 
-    Partitions being revoked take nothing new, nor those whose release is on its way (`given_up`).
-    `anchors` are positions that `start` = latest was resolved to, once for each epoch.
+    `latest`: what None means. At most `max_messages` in all, and no further than `targets`, if
+    there are any.
     """
-    positions: dict[int, str | None] = {}
-    for number, held in sorted(view.items()):
-        key = (number, held.epoch)
-        if held.state == "revoking" or key in given_up:
-            continue
-        position = done(start, held, skipped)
-        if position is None:
-            position = held.position
-        positions[number] = anchors.get(key) if position is None else position
-    return positions
+
+    positions: Mapping[int, str | None]
+    latest: bool = False
+    max_messages: int | None = None
+    targets: Mapping[int, str] | None = None
 
 
-def begins_and_ends(
-    log: Log,
-    positions: Mapping[int, str | None],
-    bounds: Bounds,
-    max_messages: int | None,
-    targets: Mapping[int, str] | None = None,
-) -> tuple[dict[int, str], dict[int, str]]:
-    """Where to read from, and to, so that at most `max_messages` are read in all.
+@dataclass(frozen=True)
+class Answer:
+    """Read [begins, ends). `bounds`: what the log said, at `asked_at` (monotonic) or later."""
 
-    `targets`: read no further than that, and only of these partitions.
+    question: Question
+    bounds: Bounds
+    begins: Mapping[int, str]
+    ends: Mapping[int, str]
+    asked_at: float = 0.0
 
-    A position of None becomes the start of the partition. One below the start stays as it is:
-    whether the messages before the start were discarded on purpose or lost is seen on reading.
-    Raises AheadOfLog. Asks nothing of the log.
+
+def answer_to(question: Question, log: Log, bounds: Bounds, asked_at: float = 0.0) -> Answer:
+    """What to read, now that the log has said where its partitions start and end.
+
+    A position below its partition's start stays as it is: whether what is missing was discarded on
+    purpose is seen on reading. Raises AheadOfLog, InvalidPosition. Asks nothing of the log.
     """
+    undecided = bounds.ends if question.latest else bounds.starts
     begins = {
-        number: bounds.starts[number] if position is None else position
-        for number, position in positions.items()
+        number: undecided[number] if position is None else position
+        for number, position in question.positions.items()
     }
     ahead = [
         f"partition {number} at {begin}, which ends at {bounds.ends[number]}"
@@ -99,17 +91,20 @@ def begins_and_ends(
             "restored or made anew: reset the queue's positions and choose another "
             "checkpointLocation"
         )
+    within = bounds
+    targets = question.targets
     if targets is not None:
         begins = {
             number: begin
             for number, begin in begins.items()
             if number in targets and log.compare(begin, targets[number]) < 0
         }
-        lower = {n: _lower(log, bounds.ends[n], targets[n]) for n in begins}
-        bounds = replace(bounds, ends=lower)
-    if max_messages is None:
-        return begins, {number: bounds.ends[number] for number in begins}
-    return begins, dict(log.limit(begins, max_messages, bounds))
+        within = replace(bounds, ends={n: _lower(log, bounds.ends[n], targets[n]) for n in begins})
+    if question.max_messages is None:
+        ends: Mapping[int, str] = {number: within.ends[number] for number in begins}
+    else:
+        ends = log.limit(begins, question.max_messages, within)
+    return Answer(question, bounds, begins, ends, asked_at)
 
 
 def _lower(log: Log, a: str, b: str) -> str:

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 
 from counterpoise.errors import CounterpoiseError
 from counterpoise.logs import (
@@ -20,41 +19,12 @@ from counterpoise.logs import (
 )
 from counterpoise.spark.door import LogDoor
 from counterpoise.spark.errors import AheadOfLog
-from counterpoise.spark.planning import begins_and_ends
+from counterpoise.spark.planning import Answer, Question, answer_to
 
 _FIRST_PAUSE_SECONDS = 0.1
 _LONGEST_PAUSE_SECONDS = 2.0
 
 FATAL = (AheadOfLog, InvalidPosition)
-
-
-@dataclass(frozen=True)
-class Question:
-    """How far to read from `positions` (None: from where the queue's `start` says).
-
-    At most `max_messages` in all, and no further than `targets` if there are any.
-    """
-
-    positions: Mapping[int, str | None]
-    latest: bool
-    max_messages: int | None
-    targets: Mapping[int, str] | None = None
-
-
-@dataclass(frozen=True)
-class Answer:
-    """Read [begins, ends). `bounds`: what the log said, `asked_at` (monotonic) or later."""
-
-    question: Question
-    bounds: Bounds
-    begins: Mapping[int, str]
-    ends: Mapping[int, str]
-    asked_at: float
-
-    @property
-    def empty(self) -> bool:
-        """Whether there is nothing to read."""
-        return all(self.begins[number] == end for number, end in self.ends.items())
 
 
 class LogProbe:
@@ -156,16 +126,7 @@ class LogProbe:
 
     def _answer_to(self, question: Question, asked_at: float) -> Answer:
         bounds, log = ask_bounds(self._door, list(question.positions))
-        positions = question.positions
-        if question.latest:
-            positions = {
-                number: bounds.ends[number] if position is None else position
-                for number, position in positions.items()
-            }
-        begins, ends = begins_and_ends(
-            log, positions, bounds, question.max_messages, question.targets
-        )
-        return Answer(question, bounds, begins, ends, asked_at)
+        return answer_to(question, log, bounds, asked_at)
 
 
 def ask_bounds(door: LogDoor, partitions: Sequence[int]) -> tuple[Bounds, Log]:

@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from counterpoise.flow.view import Owned
 from counterpoise.logs import Bounds
 from counterpoise.spark.offsets import Offset, Slice, slices
-from counterpoise.spark.planning import Key, View, done
+from counterpoise.spark.planning import Answer, Key, View, done, plan
 from counterpoise.wire import CommitItem, ReleaseItem
 
 
@@ -42,7 +42,8 @@ class Progress:
     """The state of one query's consumption.
 
     `start` is what is done; None until Spark has said so, and nothing is committed or released
-    before. `in_flight` are partitions. `anchors`: see planning. `settled`: nothing more is to be
+    before. `in_flight` are partitions. `anchors` are positions that
+    `start` = latest was resolved to, once for each epoch. `settled`: nothing more is to be
     said of them, because they were released or their epoch is over.
     """
 
@@ -69,22 +70,62 @@ class Progress:
         self.in_flight = frozenset()
         self._forget(view)
 
-    def planned(self, end: Offset) -> None:
-        """Spark was given `end` to run next."""
-        assert self.start is not None
-        self.in_flight = frozenset(one.partition for one in slices(self.start, end))
-
     def skip(self, superseded: Iterable[Slice]) -> None:
         """These slices are not read although their batch will be done."""
         self.skipped.update((one.partition, one.epoch) for one in superseded)
 
+    # ------------------------------------------------------------------ what to read
+
+    def wanted(self, view: View) -> dict[int, str | None]:
+        """The partitions to read and where they go on; None where the queue's `start` decides.
+
+        Partitions being revoked take nothing new, nor those whose release is on its way.
+        """
+        assert self.start is not None
+        positions: dict[int, str | None] = {}
+        closed = self.given_up | self.settled
+        for number, held in sorted(view.items()):
+            if held.state != "revoking" and (number, held.epoch) not in closed:
+                position = self._position(held)
+                positions[number] = held.position if position is None else position
+        return positions
+
+    def plan(self, answer: Answer, asked: View, view: View, instance: str) -> Offset | None:
+        """The next offset, or None when there is nothing to read.
+
+        `asked` is the view that the question came from, `view` the one of now: what has changed
+        its owner, epoch or state meanwhile is left out.
+        """
+        assert self.start is not None
+        self.bounds = answer.bounds
+        begins: dict[int, str] = {}
+        closed = self.given_up | self.settled
+        for number, begin in answer.begins.items():
+            held = view.get(number)
+            key = (number, asked[number].epoch)
+            if held is None or held.epoch != key[1]:
+                continue
+            if held.state == "revoking" or key in closed:
+                continue
+            begins[number] = begin
+            if answer.question.latest and answer.question.positions[number] is None:
+                # What "latest" was is committed, so that nobody after us takes it for later.
+                self.anchors[key] = begin
+        planned = plan(self.start, view, begins, answer.ends, instance, answer.bounds.incarnation)
+        if planned is not None:
+            self.in_flight = frozenset(one.partition for one in slices(self.start, planned))
+        return planned
+
     # ------------------------------------------------------------------ what to tell the service
 
     def todo(self, view: View) -> Todo:
-        """Commits and releases that are due; a release carries the position and needs no commit.
+        """Commits and releases that are due; what is released counts as given up from here on."""
+        due = self.due(view)
+        self.given_up.update((item.partition, item.epoch) for item in due.releases)
+        return due
 
-        What is released counts as given up from here on.
-        """
+    def due(self, view: View) -> Todo:
+        """The same, without deciding on it. A release carries the position and needs no commit."""
         if self.start is None:
             return Todo()
         commits: list[CommitItem] = []
@@ -95,7 +136,6 @@ class Progress:
                 continue
             position = self._position(held)
             if self._releasable(held, position):
-                self.given_up.add(key)
                 finished = held.state == "retiring"
                 releases.append(ReleaseItem(number, held.epoch, position, finished))
             elif position is not None and position != self.committed.get(key, held.position):

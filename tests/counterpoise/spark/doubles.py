@@ -1,0 +1,101 @@
+"""Doubles for what the source talks to: a log of numbers, and a queue with its broker in brief."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from counterpoise.flow.view import Owned
+from counterpoise.logs import Bounds
+from counterpoise.logs.postgres import PostgresLog
+from counterpoise.wire import CommitItem, ReleaseItem
+
+
+class NumberLog(PostgresLog):
+    """The arithmetic of the built-in log over ends that a test sets; nothing can be read."""
+
+    def __init__(self, partition_count: int) -> None:
+        self.partition_count = partition_count
+        self.incarnation = "log-1"
+        self.starts: dict[int, int] = {}
+        self.next: dict[int, int] = {}
+
+    def bounds(self, partitions: Sequence[int]) -> Bounds:
+        return Bounds(
+            self.partition_count,
+            self.incarnation,
+            {number: str(self.starts.get(number, 0)) for number in partitions},
+            {number: str(self.next.get(number, 0)) for number in partitions},
+        )
+
+    def publish(self, partition: int, count: int) -> None:
+        self.next[partition] = self.next.get(partition, 0) + count
+
+
+@dataclass
+class Partition:
+    """What the broker knows of one partition. `owner` names a consumer or is None."""
+
+    number: int
+    epoch: int = 0
+    owner: str | None = None
+    state: str = "owned"
+    position: str | None = None
+    handed_over: str = "initial"
+    let_go: str = "initial"
+    # The consumer whose flow left last, while its instance may still have it back (rule 12).
+    left: str | None = None
+
+    def grant(self, owner: str, handed_over: str | None = None) -> None:
+        self.epoch += 1
+        self.handed_over = handed_over or self.let_go
+        self.owner, self.state, self.left = owner, "owned", None
+
+    def leave(self, how: str, remember: bool = False) -> None:
+        self.left = self.owner if remember else None
+        self.owner, self.state, self.let_go = None, "owned", how
+
+    def seen(self) -> Owned:
+        return Owned(self.number, self.epoch, self.state, self.position, self.handed_over)
+
+
+@dataclass
+class Queue:
+    """Partitions and their owners, fenced by epoch like the real one."""
+
+    partitions: dict[int, Partition] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, count: int) -> Queue:
+        return cls({number: Partition(number) for number in range(count)})
+
+    def view(self, owner: str) -> Mapping[int, Owned]:
+        return {n: one.seen() for n, one in self.partitions.items() if one.owner == owner}
+
+    def commit(self, owner: str, item: CommitItem | ReleaseItem) -> str:
+        outcome = self._fence(owner, item)
+        if outcome == "ok" and item.position is not None:
+            self.partitions[item.partition].position = item.position
+        return outcome
+
+    def release(self, owner: str, item: ReleaseItem) -> str:
+        outcome = self._fence(owner, item)
+        one = self.partitions.get(item.partition)
+        if outcome != "ok" or one is None:
+            return outcome
+        if one.state not in ("revoking", "retiring"):
+            return "not_revoking"
+        if item.position is not None:
+            one.position = item.position
+        one.leave("graceful")
+        if item.finished:
+            del self.partitions[item.partition]
+        return "ok"
+
+    def _fence(self, owner: str, item: CommitItem | ReleaseItem) -> str:
+        one = self.partitions.get(item.partition)
+        if one is None:
+            return "no_such_partition"
+        if item.epoch < one.epoch:
+            return "stale_epoch"
+        return "ok" if one.owner == owner and item.epoch == one.epoch else "not_owner"
