@@ -1,0 +1,64 @@
+"""Taking back changes, each kind and in every order."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+from broker.core.journal import Journal
+
+
+def test_every_kind_of_change_is_taken_back() -> None:
+    journal, thing = Journal(), SimpleNamespace(a=1, b=2, map={"x": 1}, members={1})
+    mark = journal.mark()
+    journal.set(thing, "a", 10)
+    journal.change(thing, {"a": 20, "b": 30})
+    journal.put(thing.map, "x", 2)
+    journal.put(thing.map, "y", 3)
+    journal.drop(thing.map, "x")
+    journal.drop(thing.map, "not there")
+    journal.add(thing.members, 2)
+    journal.add(thing.members, 2)
+    journal.discard(thing.members, 1)
+    journal.discard(thing.members, 7)
+    assert (thing.a, thing.b, thing.map, thing.members) == (20, 30, {"y": 3}, {2})
+    journal.undo(mark)
+    assert (thing.a, thing.b, thing.map, thing.members) == (1, 2, {"x": 1}, {1})
+
+
+def test_changes_before_the_mark_stay() -> None:
+    journal, thing = Journal(), SimpleNamespace(a=1)
+    journal.set(thing, "a", 2)
+    mark = journal.mark()
+    journal.set(thing, "a", 3)
+    journal.undo(mark)
+    assert thing.a == 2
+
+
+def test_what_was_undone_otherwise_is_undone_in_order() -> None:
+    journal, undone = Journal(), list[Any]()
+    journal.did(undone.append, "first")
+    journal.did(undone.append, "second")
+    journal.undo(0)
+    assert undone == ["second", "first"]
+
+
+def test_it_names_what_changed() -> None:
+    journal = Journal()
+    things = [SimpleNamespace(a=1) for _ in range(4)]
+    journal.set(things[0], "a", 2)
+    mark = journal.mark()
+    journal.set(things[1], "a", 2)
+    journal.change(things[2], {"a": 2})
+    journal.note(things[3])
+    journal.add(set(), 1)
+    assert list(journal.changed_since(mark)) == things[1:]
+
+
+def test_what_is_forgotten_is_final() -> None:
+    journal, thing = Journal(), SimpleNamespace(a=1)
+    journal.set(thing, "a", 2)
+    journal.forget()
+    journal.undo(0)
+    assert thing.a == 2
+    assert journal.mark() == 0

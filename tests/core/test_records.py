@@ -1,0 +1,84 @@
+"""Records as JSON, and neighbours that are made one."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from broker.core import records as r
+
+MOVE, GRANT = r.Move(1, "A", "B"), r.Grant(1, "A", "B", 2, "graceful", 0.5, True)
+
+EVERY: list[r.Record] = [
+    r.SettingsChanged(
+        {"partition_count": 3, "access_type": "exclusive", "max_concurrent_handoffs": None}
+    ),
+    r.FlowBound("A", "i", "etl", 0, 10.0, True, 1.0),
+    r.FlowLeft("A", "unbound", True, 1.0),
+    r.FlowDraining("A", None),
+    r.HolddownStarted("bind", 5.0, 2, 0.0),
+    r.HolddownSettled(1.0),
+    r.RebalanceStarted(1, "bind", 1.0),
+    r.RebalanceFinished(1.0),
+    r.GrantedOutside(1, "unbind", 1.0),
+    r.Granted((GRANT,), 1.0),
+    r.Released(1, "A", 1.0),
+    r.WarmupsStarted((MOVE,), 9.0, 1.0),
+    r.RevokesStarted((MOVE,), 9.0, 1.0),
+    r.WarmupsEnded((1, 2), True, 9.0, 1.0),
+    r.HandoffsRedirected((r.Redirect(1, None),), None, 1.0),
+    r.HandoffsCalledOff((1,)),
+    r.PartitionsAdded(0, 3, 1.0),
+    r.PartitionsRetired((1,)),
+    r.PartitionsRemoved((1,), (MOVE,), "discarded", 1.0),
+    r.EpochsRaised((1,), 1.0),
+    r.DeadlinesMoved(1, 1.0, 60.0),
+]
+
+
+def test_the_list_above_is_complete() -> None:
+    assert {type(record) for record in EVERY} == set(r.Record.__args__)
+
+
+@pytest.mark.parametrize("record", EVERY, ids=lambda record: type(record).__name__)
+def test_a_record_survives_json(record: r.Record) -> None:
+    again = r.from_json(json.loads(json.dumps(r.to_json(record))))
+    assert again == record
+    for name in ("grants", "moves", "redirects"):
+        for one, other in zip(getattr(again, name, ()), getattr(record, name, ()), strict=True):
+            assert type(one) is type(other)
+
+
+def test_an_unknown_kind_is_not_guessed() -> None:
+    with pytest.raises(KeyError, match="PartitionsSplit"):
+        r.from_json({"kind": "PartitionsSplit", "at": 1.0})
+
+
+def test_neighbours_that_say_the_same_become_one() -> None:
+    records: list[Any] = [
+        r.WarmupsStarted((r.Move(1, "A", "B"),), 9.0, 1.0),
+        r.WarmupsStarted((r.Move(2, "A", "B"),), 9.0, 1.0),
+        r.WarmupsStarted((r.Move(3, "A", "B"),), 8.0, 1.0),
+        r.HandoffsCalledOff((4,)),
+        r.HandoffsCalledOff((5,)),
+        r.Released(6, "A", 1.0),
+        r.Released(7, "A", 1.0),
+    ]
+    assert r.merged(records) == [
+        r.WarmupsStarted((r.Move(1, "A", "B"), r.Move(2, "A", "B")), 9.0, 1.0),
+        r.WarmupsStarted((r.Move(3, "A", "B"),), 8.0, 1.0),
+        r.HandoffsCalledOff((4, 5)),
+        r.Released(6, "A", 1.0),
+        r.Released(7, "A", 1.0),
+    ]
+
+
+def test_what_stands_between_keeps_its_place() -> None:
+    records: list[Any] = [
+        r.HandoffsCalledOff((4,)),
+        r.FlowDraining("A", None),
+        r.HandoffsCalledOff((5,)),
+    ]
+    assert r.merged(records) == records
