@@ -116,13 +116,17 @@ class Connections:
                 yield connection
 
     async def _creator(self, **_: Any) -> asyncpg.Connection[asyncpg.Record]:
-        return await asyncpg.connect(
-            self._dsn,
-            timeout=self._connect_seconds,
-            command_timeout=self._answer_seconds,
-            statement_cache_size=0 if self._pooled else 100,
-            server_settings={} if self._pooled else self._server_settings(),
-        )
+        try:
+            return await asyncpg.connect(
+                self._dsn,
+                timeout=self._connect_seconds,
+                command_timeout=self._answer_seconds,
+                statement_cache_size=0 if self._pooled else 100,
+                server_settings={} if self._pooled else self._server_settings(),
+            )
+        except asyncpg.PostgresError as error:
+            # Whatever its SQLSTATE: a database that takes no connections cannot be reached.
+            raise ConnectionRefusedError(str(error)) from error
 
     def _server_settings(self) -> Mapping[str, str]:
         milliseconds = int(self._answer_seconds * 1000)
