@@ -23,6 +23,7 @@ from broker import views
 from broker.core.errors import BrokerError
 from broker.core.model import Queue
 from broker.flow_calls import FlowCalls
+from broker.logs import Owner
 from broker.queue_calls import QueueCalls
 from broker.replica import Replica
 from broker.store.memory import Fault, MemoryDatabase, MemoryStore
@@ -205,7 +206,12 @@ class House:
         self.told.append(("drop", name))
 
     async def keep(
-        self, name: str, count: int, revision: int, committed: Iterable[Mapping[int, Any]]
+        self,
+        name: str,
+        owner: Owner,
+        count: int,
+        revision: int,
+        committed: Iterable[Mapping[int, Any]],
     ) -> None:
         self.told.append(("keep", name, count, list(committed)))
 

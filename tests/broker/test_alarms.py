@@ -1,0 +1,62 @@
+"""The alarm clock on APScheduler, in real time."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+
+import pytest
+
+from broker.alarms import SchedulerAlarms
+
+
+@pytest.fixture
+async def alarms() -> AsyncIterator[SchedulerAlarms]:
+    alarms = SchedulerAlarms()
+    alarms.start()
+    yield alarms
+    alarms.stop()
+
+
+async def test_an_alarm_rings_once_and_the_latest_counts(alarms: SchedulerAlarms) -> None:
+    rung: list[str] = []
+    done = asyncio.Event()
+    alarms.set("a", 60, lambda: rung.append("first"))
+    alarms.set("a", 0.02, lambda: rung.append("second"))
+    alarms.set("b", 0.01, lambda: rung.append("never"))
+    alarms.set("b", None, lambda: None)
+    alarms.set("c", None, lambda: None)
+    alarms.set("d", -5, lambda: rung.append("at once"))
+    alarms.set("e", 0.1, done.set)
+    await asyncio.wait_for(done.wait(), 5)
+    assert rung == ["at once", "second"]
+
+
+async def test_a_stall_of_the_loop_drops_no_alarm(alarms: SchedulerAlarms) -> None:
+    events = [asyncio.Event() for _ in range(50)]
+    for n, event in enumerate(events):
+        alarms.set(str(n), 0.02, event.set)
+    time.sleep(1.5)  # noqa: ASYNC251
+    async with asyncio.timeout(5):
+        await asyncio.gather(*(event.wait() for event in events))
+
+
+async def test_what_comes_again_and_again_never_runs_twice_at_a_time(
+    alarms: SchedulerAlarms,
+) -> None:
+    running = 0
+    most = 0
+    times = asyncio.Semaphore(0)
+
+    async def work() -> None:
+        nonlocal running, most
+        running += 1
+        most = max(most, running)
+        await asyncio.sleep(0.12)
+        running -= 1
+        times.release()
+
+    alarms.every("w", 0.05, work)
+    async with asyncio.timeout(5):
+        for _ in range(3):
+            await times.acquire()
+    assert most == 1

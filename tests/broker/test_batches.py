@@ -1,0 +1,54 @@
+"""One call for many."""
+
+import asyncio
+from collections.abc import Sequence
+
+import pytest
+
+from broker.batches import Batcher
+from tests.broker.shell import settle, virtual
+
+
+@virtual
+async def test_what_arrives_while_a_call_is_under_way_goes_out_together() -> None:
+    calls: list[list[int]] = []
+
+    async def double(items: Sequence[int]) -> Sequence[int]:
+        calls.append(list(items))
+        await asyncio.sleep(1)
+        return [2 * item for item in items]
+
+    batcher = Batcher(double, most=4)
+    first = asyncio.ensure_future(batcher.ask(0))
+    await asyncio.sleep(0.5)
+    rest = [asyncio.ensure_future(batcher.ask(n)) for n in range(1, 8)]
+    assert await asyncio.gather(first, *rest) == [2 * n for n in range(8)]
+    assert calls == [[0], [1, 2, 3, 4], [5, 6, 7]]
+
+
+@virtual
+async def test_who_gave_up_spoils_nothing_for_the_others() -> None:
+    async def slow(items: Sequence[int]) -> Sequence[int]:
+        await asyncio.sleep(1)
+        return items
+
+    batcher = Batcher(slow)
+    asks = [asyncio.ensure_future(batcher.ask(n)) for n in range(3)]
+    await settle()
+    asks[1].cancel()
+    assert await asks[0] == 0
+    assert await asks[2] == 2
+
+
+@virtual
+async def test_a_failure_is_told_to_its_batch_alone() -> None:
+    async def picky(items: Sequence[int]) -> Sequence[int]:
+        await asyncio.sleep(0)
+        if 13 in items:
+            raise ValueError("13")
+        return items
+
+    batcher = Batcher(picky)
+    with pytest.raises(ValueError, match="13"):
+        await batcher.ask(13)
+    assert await batcher.ask(14) == 14

@@ -1,0 +1,201 @@
+"""The calls of administrators."""
+
+import asyncio
+
+import pytest
+
+from broker import views
+from broker.core.errors import Invalid, QueueExists, QueueInUse, QueueNotFound
+from broker.store.memory import Fault
+from tests.broker.shell import World, settle, spec, virtual
+
+
+class TestDeleting:
+    @virtual
+    async def test_flows_keep_a_queue_unless_forced(self) -> None:
+        world = World()
+        one, two = await world.replica(), await world.replica()
+        await one.create_queue(spec())
+        flow = await one.join("orders", "first")
+        await two.update("orders", flow)
+        with pytest.raises(QueueInUse):
+            await two.delete_queue("orders", force=False)
+        assert not any(told[0] == "drop" for told in two.house.told)
+        await two.delete_queue("orders", force=True)
+        assert ("drop", "orders") in two.house.told
+        for service in (one, two):
+            for call in (service.queue("orders"), service.heartbeat("orders", flow)):
+                with pytest.raises(QueueNotFound):
+                    await call
+        with pytest.raises(QueueNotFound):
+            await one.delete_queue("orders", force=True)
+
+    @virtual
+    async def test_a_log_that_others_read_stays(self) -> None:
+        world = World()
+        one = await world.replica()
+        await one.create_queue(spec())
+        await one.create_queue(views.QueueSpec("copy", log="builtin:orders"))
+        with pytest.raises(QueueInUse):
+            await one.delete_queue("orders", force=True)
+        await one.delete_queue("copy", force=False)
+        await one.delete_queue("orders", force=False)
+        assert [told for told in one.house.told if told[0] == "drop"] == [("drop", "orders")]
+
+    @virtual
+    async def test_names_are_taken_once(self) -> None:
+        world = World()
+        one, two = await world.replica(), await world.replica()
+        made = await asyncio.gather(
+            *(service.create_queue(spec()) for service in (one, two) for _ in range(3)),
+            return_exceptions=True,
+        )
+        assert sum(isinstance(queue, views.QueueView) for queue in made) == 1
+        assert sum(isinstance(queue, QueueExists) for queue in made) == 5
+
+
+class TestResizing:
+    @virtual
+    async def test_the_log_and_its_readers_follow(self) -> None:
+        world = World()
+        one = await world.replica()
+        await one.create_queue(spec())
+        await one.create_queue(views.QueueSpec("copy", log="builtin:orders"))
+        assert (await one.change_queue("orders", {"partition_count": 6}, False)).revision
+        assert ("resized", "orders", 6, []) in one.house.told
+        assert (await one.queue("copy")).partition_count == 6
+        await one.change_queue("orders", {"partition_count": 3}, True)
+        assert ("resized", "orders", 3, [3, 4, 5]) in one.house.told
+        assert (await one.queue("copy")).operational_partition_count == 3
+        with pytest.raises(Invalid):
+            await one.change_queue("copy", {"partition_count": 9}, False)
+
+    @virtual
+    async def test_what_a_crash_left_undone_the_upkeep_does(self) -> None:
+        world = World()
+        one, two = await world.replica(), await world.replica()
+        await one.create_queue(spec())
+        await one.create_queue(views.QueueSpec("copy", log="builtin:orders"))
+        gate = one.net.hold("list")
+        resizing = asyncio.ensure_future(one.change_queue("orders", {"partition_count": 6}, False))
+        await one.net.met("list")
+        world.kill(one)
+        gate.set()
+        await asyncio.gather(resizing, return_exceptions=True)
+        assert (await two.queue("orders")).partition_count == 6
+        assert (await two.queue("copy")).partition_count == 4
+        await two.keep_logs()
+        assert (await two.queue("copy")).partition_count == 6
+        told = [told[1:3] for told in two.house.told if told[0] == "keep"]
+        assert told == [("orders", 6)]
+
+    @virtual
+    async def test_a_reader_that_is_deleted_meanwhile_follows_nobody(self) -> None:
+        world = World()
+        one, two = await world.replica(), await world.replica()
+        await one.create_queue(spec())
+        await one.create_queue(views.QueueSpec("copy", log="builtin:orders"))
+        await one.queue("orders")
+        gate = one.net.hold("find")
+        resizing = asyncio.ensure_future(one.change_queue("orders", {"partition_count": 6}, False))
+        await one.net.met("find")
+        await two.delete_queue("copy", force=False)
+        gate.set()
+        assert (await resizing).partition_count == 6
+
+
+class TestEvents:
+    @virtual
+    async def test_every_revision_once_and_in_order(self) -> None:
+        world = World()
+        one, two = await world.replica(), await world.replica()
+        await one.create_queue(spec())
+        seen = []
+
+        async def follow() -> None:
+            async for event in two.events("orders", 0):
+                seen.append(event.revision)
+
+        following = asyncio.ensure_future(follow())
+        for n in range(5):
+            await one.join("orders", str(n), lease=60)
+            await settle()
+        assert seen == list(range(1, (await one.queue("orders")).revision + 1))
+        following.cancel()
+
+    @virtual
+    async def test_an_outage_of_the_store_loses_none(self) -> None:
+        world = World()
+        one, two = await world.replica(), await world.replica()
+        await one.create_queue(spec())
+        events = two.events("orders", None)
+        told = asyncio.ensure_future(anext(events))
+        await settle()
+        two.net.fail("entries_after", Fault.LOST, times=3)
+        await one.join("orders", "first", lease=60)
+        event = await told
+        assert event.changes
+        # Nothing more happens, and what happened while it was away comes all the same.
+        rest = (await one.queue("orders")).revision - event.revision
+        for _ in range(rest):
+            await anext(events)
+
+
+class TestPositions:
+    @virtual
+    async def test_positions_are_set_under_new_epochs(self) -> None:
+        world = World()
+        one, two = await world.replica(), await world.replica()
+        await one.create_queue(spec())
+        flow = await one.join("orders", "first", lease=60)
+        await two.commit("orders", flow, 9, [views.CommitItem(0, 1, "50")])
+        done = await one.set_positions("orders", {0: "10", 2: None})
+        assert [(p.partition, p.epoch, p.position) for p in done.partitions] == [
+            (0, 2, "10"),
+            (2, 2, None),
+        ]
+        late = await two.commit("orders", flow, 10, [views.CommitItem(0, 1, "60")])
+        assert late.results[0].outcome == "stale_epoch"
+        assert late.update.partitions[0].position == "10"
+
+    @pytest.mark.parametrize("position", ["", "nonsense", "-1", "1.5", "1" * 30, "١"])
+    @virtual
+    async def test_nonsense_is_refused(self, position: str) -> None:
+        world = World()
+        one = await world.replica()
+        await one.create_queue(spec())
+        with pytest.raises(Invalid):
+            await one.set_positions("orders", {0: position})
+        with pytest.raises(Invalid):
+            await one.set_positions("orders", {7: "1"})
+        assert (await one.queue("orders")).revision == 1
+
+
+class TestPages:
+    @virtual
+    async def test_pages_follow_one_another(self) -> None:
+        world = World()
+        one = await world.replica()
+        for name in "cab":
+            await one.create_queue(spec(name))
+        flows = [await one.join("a", str(n), lease=60) for n in range(5)]
+        assert [q.name for q in (await one.list_queues(10, None)).items] == ["a", "b", "c"]
+        found: list[str] = []
+        cursor = None
+        while True:
+            page = await one.flows("a", 2, cursor)
+            found += [flow.flow_id for flow in page.items]
+            cursor = page.next_cursor
+            if cursor is None:
+                break
+        assert found == flows
+        some = await one.partitions("a", 3, None)
+        assert [p.partition for p in some.items] == [0, 1, 2]
+        rest = await one.partitions("a", 3, some.next_cursor)
+        assert [p.partition for p in rest.items] == [3]
+        newest = await one.rebalances("a", 1, None)
+        older = await one.rebalances("a", 50, newest.next_cursor)
+        ids = [entry.id for entry in (*newest.items, *older.items)]
+        assert ids == sorted(ids, reverse=True)
+        with pytest.raises(Invalid):
+            await one.flows("a", 2, "nonsense")
