@@ -26,7 +26,8 @@ Url = Annotated[
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
 
-console = Console(highlight=False)
+# In a pipe nothing is folded: a program reads there.
+console = Console(highlight=False, width=None if sys.stdout.isatty() else 200)
 
 
 def say(message: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import queue as queue_module
 import signal
 import sys
 import threading
@@ -16,7 +17,7 @@ from typing import Annotated, Any, BinaryIO
 
 import typer
 
-from counterpoise.cli.common import QueueName, Url, say
+from counterpoise.cli.common import QueueName, Url, ranges, say
 from counterpoise.errors import CounterpoiseError
 
 KeySeparator = Annotated[
@@ -146,7 +147,7 @@ def consume(
     from counterpoise.consumer import Consumer
 
     output = _Output(as_json, _separator(key_separator))
-    notices: dict[str, Any] = {} if quiet else _notices()
+    notices = _Notices()
     consumer = Consumer(
         queue,
         output.write,
@@ -155,34 +156,51 @@ def consume(
         client_name=client_name,
         instance_id=instance_id,
         lease_seconds=lease,
-        **notices,
+        **({} if quiet else notices.callbacks()),
     )
     logging.basicConfig(format="counterpoise: %(message)s", level=logging.WARNING)
     logging.getLogger("httpx").setLevel(logging.WARNING)
+
+    def until() -> bool:
+        notices.tell()
+        return idle is not None and output.idle_seconds >= idle
+
     with _stopping(consumer.stop):
-        consumer.run(until=lambda: idle is not None and output.idle_seconds >= idle)
+        consumer.run(until)
+    notices.tell()
     if not quiet:
         say(f"consumed {consumer.handled} messages of {queue}")
 
 
-def _notices() -> dict[str, Any]:
-    """Callbacks that tell the person at the terminal what happens."""
+class _Notices:
+    """Tells the person at the terminal what is granted and revoked, once a turn."""
 
-    def position(owned: Any) -> str:
-        return "" if owned.position is None else f" at {owned.position}"
+    def __init__(self) -> None:
+        self._told: queue_module.SimpleQueue[tuple[str, int]] = queue_module.SimpleQueue()
 
-    return {
-        "on_granted": lambda owned: say(
-            f"+ partition {owned.partition} epoch {owned.epoch}{position(owned)}"
-            f" ({owned.handed_over or 'granted'})"
-        ),
-        "on_revoking": lambda owned, left: say(
-            f"> partition {owned.partition} epoch {owned.epoch} is being handed off, "
-            f"{left:.1f} s left"
-        ),
-        "on_retiring": lambda owned: say(f"× partition {owned.partition} is retiring"),
-        "on_lost": lambda owned: say(f"- partition {owned.partition} epoch {owned.epoch} is lost"),
-    }
+    def callbacks(self) -> dict[str, Any]:
+        """For the flow; they run on a thread of its own."""
+
+        def note(text: str) -> Any:
+            return lambda owned, *_: self._told.put((text, owned.partition))
+
+        return {
+            "on_granted": lambda owned: note(f"granted ({owned.handed_over})")(owned),
+            "on_revoking": note("being handed off"),
+            "on_retiring": note("retiring"),
+            "on_lost": note("lost"),
+        }
+
+    def tell(self) -> None:
+        """Say what has come since the last time, alike ones in one line."""
+        groups: list[tuple[str, list[int]]] = []
+        while not self._told.empty():
+            text, number = self._told.get()
+            if not groups or groups[-1][0] != text:
+                groups.append((text, []))
+            groups[-1][1].append(number)
+        for text, numbers in groups:
+            say(f"partitions {ranges(numbers)}: {text}")
 
 
 class _Output:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Self
@@ -21,7 +21,15 @@ from counterpoise.wire import FlowSummary, Partition, Queue, Rebalance, Rebalanc
 COLOURS = ("cyan", "magenta", "green", "yellow", "blue", "red", "bright_cyan", "bright_magenta")
 STATUS_STYLES = {"Ready": "bold green", "Holddown": "bold yellow", "Rebalancing": "bold magenta"}
 
-MOST_PARTITIONS = 512
+MARKS = {
+    "revoking": "> being handed off",
+    "warming": "~ warming up there",
+    "retiring": "× retiring",
+    "unassigned": "· without an owner",
+}
+
+MOST_PARTITIONS = 256
+PER_ROW = 16
 MOST_FLOWS = 30
 MOST_HANDOFFS = 8
 
@@ -56,6 +64,9 @@ def render(snapshot: Snapshot, away: str | None = None) -> RenderableType:
     parts: list[RenderableType] = [_headline(snapshot)]
     if snapshot.partitions:
         parts += [Text(), _strip(snapshot.partitions, numbers)]
+        marks = {MARKS[one.state] for one in snapshot.partitions if one.state in MARKS}
+        if marks:
+            parts.append(Text(" " * 7 + "   ".join(sorted(marks)), style="dim"))
     parts += [Text(), _flows(snapshot, numbers)]
     if snapshot.status.handoffs:
         parts += [Text(), _handoffs(snapshot, numbers)]
@@ -64,6 +75,7 @@ def render(snapshot: Snapshot, away: str | None = None) -> RenderableType:
         parts += [Text(), Text(f"without an owner: {ranges(unassigned)}", style="yellow")]
     if snapshot.status.last_rebalance is not None:
         parts += [Text(), _last(snapshot.status.last_rebalance)]
+    parts.append(_numbers(snapshot.status))
     if away is not None:
         age = duration((datetime.now(UTC) - snapshot.at).total_seconds())
         parts += [Text(), Text(f"as of {age} ago: {away}", style="bold red")]
@@ -73,26 +85,27 @@ def render(snapshot: Snapshot, away: str | None = None) -> RenderableType:
         title_align="left",
         border_style="red" if away else "dim",
         padding=(1, 2),
+        expand=False,
     )
 
 
 def _headline(snapshot: Snapshot) -> Text:
     queue, status = snapshot.queue, snapshot.status
-    line = Text(status.status, style=STATUS_STYLES.get(status.status, "bold"))
+    line = Text()
+    line.append(status.status, style=STATUS_STYLES.get(status.status, "bold"))
     if status.trigger:
-        line.append(f" ({status.trigger})", style="default")
+        line.append(f" ({status.trigger})")
     left = seconds_until(status.holddown_until)
     if left is not None:
-        line.append(f", {duration(left)} left", style="default")
+        line.append(f", {duration(left)} left")
     retiring = queue.operational_partition_count - queue.partition_count
-    line.append(f"   {queue.partition_count} partitions", style="default")
+    line.append(f"   {queue.partition_count} partitions")
     if retiring > 0:
         line.append(f" + {retiring} retiring", style="yellow")
     standby = queue.flow_count - queue.active_flow_count
-    line.append(f"   {queue.active_flow_count} active flows", style="default")
+    line.append(f"   flows: {queue.active_flow_count} active")
     if standby > 0:
-        line.append(f", {standby} standing by", style="default")
-    line.append(f"   spread {status.spread}   revision {status.revision}", style="dim")
+        line.append(f", {standby} standing by")
     return line
 
 
@@ -101,13 +114,16 @@ def _style(flow_id: str | None, numbers: Mapping[str, int]) -> str:
     return "dim" if number is None else COLOURS[(number - 1) % len(COLOURS)]
 
 
-def _strip(partitions: Iterable[Partition], numbers: Mapping[str, int]) -> Text:
+def _strip(partitions: Sequence[Partition], numbers: Mapping[str, int]) -> Text:
     """One cell for each partition: the number of its flow in the flow's colour.
 
     `1` owned, `1>` being revoked, `2~` warming up at the flow named, `1×` retiring, `·` unowned.
+    Each row begins with the number of its first partition.
     """
     strip = Text()
-    for partition in partitions:
+    for index, partition in enumerate(partitions):
+        if index % PER_ROW == 0:
+            strip.append(f"{'' if index == 0 else chr(10)}{partition.partition:>5}  ", style="dim")
         who, mark = partition.owner, " "
         match partition.state:
             case "revoking":
@@ -174,7 +190,8 @@ def _handoffs(snapshot: Snapshot, numbers: Mapping[str, int]) -> RenderableType:
 
 
 def _last(last: Rebalance) -> Text:
-    line = Text("last rebalance: ", style="dim")
+    line = Text()
+    line.append("last rebalance: ", style="dim")
     line.append(f"{last.trigger or '?'}, {last.handoffs} handoffs")
     if last.forced:
         line.append(f" ({last.forced} forced)", style="red")
@@ -183,3 +200,7 @@ def _last(last: Rebalance) -> Text:
     if since is not None:
         line.append(f", {duration(-since)} ago", style="dim")
     return line
+
+
+def _numbers(status: RebalanceStatus) -> Text:
+    return Text(f"spread {status.spread}   revision {status.revision}", style="dim")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from typing import Annotated
 
@@ -49,11 +50,14 @@ def show_status(
 
 def _watch(client: Client, queue: str) -> None:
     """Look again and again. A service that is away is waited for, with the last picture shown."""
-    snapshot = Snapshot.take(client, queue)
-    with Live(
-        render(snapshot), console=console, screen=console.is_terminal, auto_refresh=False
-    ) as live:
-        looked_at, away = time.monotonic(), None
+    snapshot, away = Snapshot.take(client, queue), None
+    looked_at = time.monotonic()
+    with (
+        contextlib.suppress(KeyboardInterrupt),
+        Live(
+            render(snapshot), console=console, screen=console.is_terminal, auto_refresh=False
+        ) as live,
+    ):
         while True:
             time.sleep(REFRESH_SECONDS)
             if time.monotonic() - looked_at >= LOOK_SECONDS:
@@ -63,6 +67,8 @@ def _watch(client: Client, queue: str) -> None:
                     away = str(error)
                 looked_at = time.monotonic()
             live.update(render(snapshot, away), refresh=True)
+    if console.is_terminal:  # the screen of before is back; leave the last picture on it
+        console.print(render(snapshot, away))
 
 
 def rebalance(queue: QueueName, url: Url = None, as_json: AsJson = False) -> None:

@@ -1,0 +1,230 @@
+"""The command line against the real service, and how it fails."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+from typer.testing import CliRunner
+
+from counterpoise.cli.app import app
+from counterpoise.client import Client, package_version
+from tests.service import eventually
+
+
+@pytest.fixture
+def run(service):
+    """`run("queues", "list")` runs a command against the service."""
+    return lambda *arguments, **options: run_at(service.url, *arguments, **options)
+
+
+def run_at(url, *arguments, code=0, stdin=None):
+    result = CliRunner().invoke(app, arguments, input=stdin, env={"COUNTERPOISE_URL": url})
+    assert result.exit_code == code, result.output
+    assert "Traceback" not in result.output
+    return result
+
+
+@pytest.fixture
+def start(service):
+    """`start("consume", …)` starts a command as a process; all are killed at the end."""
+    started = []
+
+    def start_process(*arguments):
+        process = subprocess.Popen(
+            [sys.executable, "-m", "counterpoise.cli", *arguments],
+            env={**os.environ, "COUNTERPOISE_URL": service.url},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        started.append(process)
+        return process
+
+    yield start_process
+    for process in started:
+        if process.poll() is None:
+            process.kill()
+        process.communicate()
+
+
+# ------------------------------------------------------------------ queues, flows, status
+
+
+def test_queues_are_made_shown_resized_and_deleted(run):
+    run("queues", "create", "a", "-p", "3", "--rebalance-delay", "0", "--start", "latest")
+    document = json.loads(run("queues", "show", "a", "--json").output)
+    assert (document["partition_count"], document["rebalance_delay"]) == (3, 0)
+    assert document["start"] == "latest"
+    assert "builtin:a" in run("queues", "show", "a").output
+    listing = run("queues", "list").output.splitlines()
+    assert listing[1].split()[:5] == ["a", "3", "0", "0", "Ready"]
+    assert [one["name"] for one in json.loads(run("queues", "list", "--json").output)] == ["a"]
+    run("queues", "resize", "a", "5")
+    run("queues", "change", "a", "--max-handoff-time", "0")
+    document = json.loads(run("queues", "show", "a", "--json").output)
+    assert (document["partition_count"], document["max_handoff_time"]) == (5, 0)
+    run("queues", "delete", "a")
+    assert json.loads(run("queues", "list", "--json").output) == []
+
+
+def test_status_and_flows_say_who_owns_what(run, service):
+    run("queues", "create", "a", "-p", "3", "--rebalance-delay", "0")
+    assert "no flow is bound" in run("status", "a").output
+    with Client(service.url) as client:
+        client.bind("a", "me", warmup=False)
+        client.bind("a", "[red]other[/red]")
+        eventually(lambda: client.rebalance_status("a").status == "Rebalancing")
+        picture = run("status", "a").output
+        assert "Rebalancing (bind)" in picture
+        assert "[red]other[/red]" in picture
+        assert "p2" in picture
+        eventually(lambda: client.rebalance_status("a").status == "Ready")
+        assert "0-1" in run("status", "a").output
+        status = json.loads(run("status", "a", "--json").output)
+        assert (status["status"], status["spread"]) == ("Ready", 1)
+        flows = json.loads(run("flows", "list", "a", "--json").output)
+        assert [flow["client_name"] for flow in flows] == ["me", "[red]other[/red]"]
+        assert "token" not in json.dumps(flows)
+        assert "active" in run("flows", "list", "a").output
+        assert "a: Ready" in run("rebalance", "a").output
+
+
+def test_watching_ends_with_an_interrupt_and_outlives_the_service(run, service, start):
+    run("queues", "create", "a", "-p", "3")
+    watching = start("status", "a", "--watch")
+    time.sleep(2)
+    assert watching.poll() is None
+    service.stop()
+    time.sleep(1.5)
+    assert watching.poll() is None
+    watching.send_signal(signal.SIGINT)
+    out, err = watching.communicate(timeout=10)
+    assert watching.returncode == 0, err
+    assert "no service answers" in out
+    assert err == ""
+
+
+# ------------------------------------------------------------------ publish and consume
+
+
+def test_lines_are_published_and_consumed(run, tmp_path):
+    run("queues", "create", "a", "-p", "3", "--rebalance-delay", "0")
+    file = tmp_path / "lines"
+    file.write_bytes(b"k1: one\nk2: two\nk1: three\n")
+    said = run("publish", "a", "--file", str(file), "--key-separator", ": ").stderr
+    assert said == "published 3 messages to a\n"
+    run("publish", "a", "--key", "k3", "-q", stdin="four\nfünf\n")
+    got = run("consume", "a", "-n", "2", "-q", "--json").stdout
+    messages = [json.loads(line) for line in got.splitlines()]
+    assert len(messages) == 2
+    rest = run("consume", "a", "--idle", "0.5", "--key-separator", "\\t").stdout
+    lines = [f"{one['key']}\t{one['value']}" for one in messages] + rest.splitlines()
+    assert sorted(lines) == ["k1\tone", "k1\tthree", "k2\ttwo", "k3\tfour", "k3\tfünf"]
+    assert lines.index("k1\tone") < lines.index("k1\tthree")
+    assert run("consume", "a", "--idle", "0.3", "-q").stdout == ""
+
+
+def test_a_line_that_cannot_be_published_is_named(run):
+    run("queues", "create", "a", "-p", "3")
+    said = run("publish", "a", "--key-separator", "=", stdin="a=1\nb\n", code=1).stderr
+    assert "line 2 has no '=' between key and value" in said
+
+
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
+def test_a_consumer_told_to_end_hands_over_in_order(run, service, start, signum):
+    run("queues", "create", "a", "-p", "4", "--rebalance-delay", "0")
+    with Client(service.url) as client:
+
+        def owned():
+            return [flow.partitions for flow in client.flows("a")]
+
+        first = start("consume", "a")
+        eventually(lambda: owned() == [4], 20)
+        second = start("consume", "a")
+        eventually(lambda: owned() == [2, 2], 20)
+        first.send_signal(signum)
+        _, err = first.communicate(timeout=20)
+        assert first.returncode == 0, err
+        assert "being handed off" in err
+        eventually(lambda: owned() == [4])
+        # The last one has nobody to hand over to and need not wait for anybody.
+        second.send_signal(signum)
+        assert second.wait(10) == 0
+        assert owned() == []
+        outcomes = {move.outcome for one in client.rebalances("a") for move in one.moves}
+        assert outcomes == {"initial", "graceful"}
+
+
+def test_a_reader_that_goes_away_ends_a_consumer(run, start):
+    run("queues", "create", "a", "-p", "1", "--rebalance-delay", "0")
+    run("publish", "a", "-q", stdin="x" * 1000 + "\n" * 1)
+    consumer = start("consume", "a", "-q")
+    consumer.stdout.close()
+    assert consumer.wait(20) == 1
+    assert "Traceback" not in consumer.stderr.read()
+    consumer.stdout = None
+
+
+# ------------------------------------------------------------------ failures
+
+
+def test_what_goes_wrong_is_one_line_and_exit_code_1(run):
+    for arguments in (["queues", "show", "nowhere"], ["status", "nowhere"], ["consume", "nowhere"]):
+        said = run(*arguments, code=1).stderr
+        assert said.startswith("counterpoise: No queue is named 'nowhere'")
+        assert said.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("url", "says"),
+    [
+        ("http://127.0.0.1:9", "no service answers at http://127.0.0.1:9"),
+        ("nonsense", "must be an http:// or https:// URL"),
+    ],
+)
+def test_a_wrong_address_is_said(url, says):
+    said = run_at(url, "queues", "list", code=1).stderr
+    assert says in said
+    assert said.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["nonsense"],
+        ["queues", "create", "a"],
+        ["queues", "create", "a", "-p", "many"],
+        ["queues", "change", "a"],
+        ["publish", "a", "--key", "k", "--key-separator", "="],
+        ["consume", "a", "--lease", "0"],
+    ],
+)
+def test_wrong_usage_is_exit_code_2(arguments):
+    run_at("http://127.0.0.1:9", *arguments, code=2)
+
+
+def test_the_version_is_said():
+    assert run_at("", "--version").output == f"counterpoise {package_version()}\n"
+
+
+def test_commands_of_a_package_that_is_not_installed_say_which(monkeypatch):
+    monkeypatch.setattr("counterpoise.cli.plugins.installed", dict)
+    said = run_at("", "serve", "--port", "1", code=1).stderr
+    assert "the command serve comes with the service: pip install counterpoise-server" in said
+    assert "serve" not in run_at("", "--help").output
+
+
+def test_the_demo_says_what_it_needs(monkeypatch):
+    monkeypatch.setitem(sys.modules, "counterpoise.demo", None)
+    said = run_at("", "demo", "--rows", "5", code=1).stderr
+    assert "pip install 'counterpoise[demo]'" in said
+
+
+def test_commands_of_installed_packages_are_there():
+    assert "serve" in run_at("", "--help").output
+    assert "--data-dir" in run_at("", "serve", "--help").output
