@@ -1,1 +1,47 @@
-"""What consumers and publishers import: client, flow, publisher, logs and the Spark source."""
+"""What consumers and publishers import: client, flow, publisher, logs and the Spark source.
+
+    from counterpoise import Client, Flow, Publisher
+
+Each name is loaded when it is first used, so that an executor that only reads a log does not
+load an HTTP client.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from counterpoise.client import AsyncClient, Client
+    from counterpoise.consumer import Consumer
+    from counterpoise.errors import CounterpoiseError
+    from counterpoise.flow import AsyncFlow, Flow, Owned, Warming
+    from counterpoise.publisher import Publisher
+
+__all__ = [
+    "AsyncClient",
+    "AsyncFlow",
+    "Client",
+    "Consumer",
+    "CounterpoiseError",
+    "Flow",
+    "Owned",
+    "Publisher",
+    "Warming",
+]
+
+_WHERE = {
+    "AsyncClient": "counterpoise.client",
+    "AsyncFlow": "counterpoise.flow",
+    "Client": "counterpoise.client",
+    "Consumer": "counterpoise.consumer",
+    "CounterpoiseError": "counterpoise.errors",
+    "Flow": "counterpoise.flow",
+    "Owned": "counterpoise.flow",
+    "Publisher": "counterpoise.publisher",
+    "Warming": "counterpoise.flow",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _WHERE:
+        raise AttributeError(f"module 'counterpoise' has no attribute {name!r}")
+    return getattr(import_module(_WHERE[name]), name)
