@@ -17,6 +17,7 @@ back, so the minimum is counted anew as if they had not begun, and those that fi
 
 from __future__ import annotations
 
+from bisect import bisect_left, insort
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
@@ -53,19 +54,15 @@ class Giving:
 
     A flow may have more than its share and nothing to give yet, because what counts for it is still
     on its way to it (a revoke is not replanned before the partition arrives). Its turn is then
-    taken on paper only, on a ranking of our own, so that nobody else gives what it will have to
-    give. An exclusive queue has such a ranking from the beginning: of all flows but the first, each
-    of which gives all it has.
+    taken on paper only, so that nobody else gives what it will have to give; with many on their way
+    those turns are many, so they are counted and not taken one by one (`_turns`). In an exclusive
+    queue all flows but the first have turns until they have nothing.
     """
 
     def __init__(self, queue: Queue) -> None:
         self._queue = queue
         self._candidates: dict[str, Iterator[int]] = {}
-        self._ranking = queue.ranking
-        self._first = queue.first_taker() if queue.exclusive else None
-        if self._first is not None and self._first.load < queue.settings.partition_count:
-            self._ranking = queue.ranking.copy()
-            self._ranking.remove(self._first.seat)
+        self._rest: Iterator[tuple[int, Flow]] | None = None
 
     def next(self) -> tuple[int, Flow] | None:
         """The next partition to hand off and its successor; None if none is needed or can be had.
@@ -75,50 +72,115 @@ class Giving:
         queue = self._queue
         if not queue.takers:
             return None
-        if len(queue.leaving) and queue.leaving.high > 0:
-            owner = queue.by_seat[queue.leaving.most()]
-            to = self._receiver()
-            number = self._from(owner)
-            assert number is not None
-            if number not in queue.retiring:
-                self._count(to, 1)
-            return number, to
-        while (giver := self._giver()) is not None:
-            to = self._receiver()
-            number = self._from(giver)
-            if number is None and self._ranking is queue.ranking:
-                self._ranking = queue.ranking.copy()
-            self._count(giver, -1)
-            self._count(to, 1)
-            if number is not None:
-                return number, to
-        return None
+        if self._rest is None:
+            leaving = len(queue.leaving) and queue.leaving.high > 0
+            if not leaving and (queue.exclusive or queue.ranking.spread <= 1):
+                self._rest = self._to_the_first() if queue.exclusive else iter(())
+            else:
+                giver = queue.by_seat[(queue.leaving if leaving else queue.ranking).most()]
+                to, number = taker(queue, queue.ranking), self._from(giver)
+                assert to is not None
+                if number is not None:
+                    return number, to
+                assert not leaving
+                self._rest = self._partly_on_paper()
+        return next(self._rest, None)
 
-    def _giver(self) -> Flow | None:
-        """The flow that has to give next; None if the queue is balanced, at least on paper."""
-        queue, ranking = self._queue, self._ranking
-        if self._first is None:
-            return queue.by_seat[ranking.most()] if ranking.spread > 1 else None
-        if ranking is queue.ranking or not ranking.counts or not ranking.high:
-            return None
-        return queue.by_seat[ranking.most()]
+    def _partly_on_paper(self) -> Iterator[tuple[int, Flow]]:
+        """What there is to hand off in a balance of which some turns are taken on paper."""
+        queue = self._queue
+        counts = dict(queue.ranking.counts)
+        floor = sum(counts.values()) // len(counts)
+        above = sum(count - floor - 1 for count in counts.values() if count > floor + 1)
+        below = sum(floor - count for count in counts.values() if count < floor)
+        takers = _Takers(counts)
+        for turn, number in self._given(counts):
+            if turn >= max(above, below):
+                return
+            yield number, queue.by_seat[takers.at(turn)]
 
-    def _receiver(self) -> Flow:
-        flow = self._first or taker(self._queue, self._ranking)
-        assert flow is not None
-        return flow
+    def _to_the_first(self) -> Iterator[tuple[int, Flow]]:
+        """What there is to hand off in an exclusive queue."""
+        first = self._queue.first_taker()
+        assert first is not None
+        counts = dict(self._queue.ranking.counts)
+        del counts[first.seat]
+        for _, number in self._given(counts):
+            yield number, first
 
-    def _count(self, flow: Flow, difference: int) -> None:
-        """Keeps a ranking of our own in step; the queue's is kept by `replay` when the handoff
-        starts."""
-        if self._ranking is not self._queue.ranking and flow is not self._first:
-            self._ranking.add(flow.seat, difference)
+    def _given(self, counts: dict[int, int]) -> Iterator[tuple[int, int]]:
+        """(turn, partition) of the turns in which there is something to give."""
+        by_seat = self._queue.by_seat
+        able = {seat for seat in counts if len(by_seat[seat].owned) > by_seat[seat].outgoing}
+        for turn, seat in _turns(counts, able):
+            number = self._from(by_seat[seat])
+            if number is None:
+                able.discard(seat)
+            else:
+                yield turn, number
 
     def _from(self, flow: Flow) -> int | None:
         candidates = self._candidates.get(flow.id)
         if candidates is None:
             candidates = self._candidates[flow.id] = iter(_giveable(self._queue, flow))
         return next(candidates, None)
+
+
+def _turns(counts: dict[int, int], of: set[int]) -> Iterator[tuple[int, int]]:
+    """(turn, seat) of the turns of these seats, if in every turn the flow with the most gives one
+    away (ties: the earliest bound) until nobody has any.
+
+    `counts` by seat; nobody receives. Seats may be taken out of `of` on the way.
+    """
+    order = sorted(counts, key=lambda seat: (-counts[seat], seat))
+    members: list[int] = []
+    turn = place = 0
+    while place < len(order) and of:
+        level = counts[order[place]]
+        while place < len(order) and counts[order[place]] == level:
+            insort(members, order[place])
+            place += 1
+        # From this level down to the next all these give in turn, one of each at every level.
+        lower = counts[order[place]] if place < len(order) else 0
+        places = [
+            (bisect_left(members, seat), seat) for seat in sorted(of) if counts[seat] >= level
+        ]
+        for step in range(level - lower) if places else ():
+            for nth, seat in places:
+                if seat in of:
+                    yield turn + step * len(members) + nth, seat
+            if not of:
+                return
+        turn += (level - lower) * len(members)
+
+
+class _Takers:
+    """Who receives in which turn, if in every turn the flow with the fewest gets one (ties: the
+    earliest bound) and nobody gives."""
+
+    def __init__(self, counts: dict[int, int]) -> None:
+        self._counts = counts
+        self._order = sorted(counts, key=lambda seat: (counts[seat], seat))
+        self._members: list[int] = []
+        self._place = 0
+        self._turn = 0
+        self._next = 0
+
+    def at(self, turn: int) -> int:
+        """The seat of who receives in this turn, which is not before the one asked for last."""
+        while not self._members or (self._place < len(self._order) and turn >= self._next):
+            self._turn = self._next
+            level = self._counts[self._order[self._place]]
+            while self._place < len(self._order) and self._level == level:
+                insort(self._members, self._order[self._place])
+                self._place += 1
+            if self._place < len(self._order):
+                self._next = self._turn + (self._level - level) * len(self._members)
+        return self._members[(turn - self._turn) % len(self._members)]
+
+    @property
+    def _level(self) -> int:
+        return self._counts[self._order[self._place]]
 
 
 def _giveable(queue: Queue, flow: Flow) -> list[int]:
