@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import json
 import random
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -222,7 +223,8 @@ class World:
             return
         todo = self.progress.todo(self.view)
         in_flight = {one.partition for one in self.checkpoint.in_flight}
-        for item in (*todo.releases, *todo.commits):
+        items: list[CommitItem | ReleaseItem] = [*todo.releases, *todo.commits]
+        for item in items:
             released = isinstance(item, ReleaseItem)
             assert not (released and item.partition in in_flight), "released in flight"
             reached = self.sink.next.get(item.partition, 0)
@@ -294,7 +296,7 @@ class World:
             assert int(one.position or "0") == published
 
 
-CALM = {
+CALM: dict[Callable[[World, int], None], int] = {
     World.publish: 4,
     World.grant: 4,
     World.revoke: 2,

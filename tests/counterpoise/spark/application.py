@@ -1,0 +1,206 @@
+"""A PySpark application for the tests, and what drives it: `Application` starts it as a process.
+
+Its sink appends every message to a journal, one line of JSON per micro-batch. A file tells it what
+to do, so that a test can stop it at a given place: while `hold` exists the sink waits, before or
+after it has written.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+SMALL = {
+    "spark__ui__enabled": "false",
+    "spark__ui__showConsoleProgress": "false",
+    "spark__driver__host": "127.0.0.1",
+    "spark__driver__bindAddress": "127.0.0.1",
+    "spark__driver__memory": "512m",
+    "spark__driver__extraJavaOptions": "-XX:+UseSerialGC -XX:TieredStopAtLevel=1",
+    "spark__log__level": "ERROR",
+    "spark__sql__session__timeZone": "UTC",
+    "spark__sql__shuffle__partitions": "1",
+    "spark__sql__streaming__checkpointFileManagerClass": (
+        "org.apache.spark.sql.execution.streaming.checkpointing."
+        "FileSystemBasedCheckpointFileManager"
+    ),
+}
+STOP_SECONDS = 30.0
+
+
+def until(condition: Callable[[], object], what: str, seconds: float = 60.0) -> None:
+    """Wait until the condition holds; fail when it takes too long."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, f"not in time: {what}"
+        time.sleep(0.02)
+
+
+@dataclass(frozen=True)
+class Row:
+    """One message as an application's sink got it."""
+
+    application: str
+    batch: int
+    partition: int
+    position: int
+    epoch: int
+    key: str | None
+    value: str
+
+
+class Application:
+    """The application as a process of its own, with its JVM in its process group."""
+
+    def __init__(self, name: str, directory: Path, url: str, queue: str, **options: object) -> None:
+        self.name = name
+        self.home = directory / name
+        self.home.mkdir(parents=True, exist_ok=True)
+        self.options = {"url": url, "queue": queue, "clientName": name, **options}
+        self.log = directory / f"{name}.log"
+        self.process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> Application:
+        """Start it and wait until its query runs."""
+        (self.home / "started").unlink(missing_ok=True)
+        environment = {
+            **{key: value for key, value in os.environ.items() if "COUNTERPOISE" not in key},
+            "PYTHONPATH": str(Path(__file__).resolve().parents[3]),
+        }
+        settings = {
+            "name": self.name,
+            "home": str(self.home),
+            "options": {key: str(value) for key, value in self.options.items()},
+        }
+        with self.log.open("ab") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "tests.counterpoise.spark.application"],
+                stdin=subprocess.PIPE,
+                stdout=log,
+                stderr=log,
+                env=environment,
+                start_new_session=True,
+            )
+        assert self.process.stdin is not None
+        self.process.stdin.write(json.dumps(settings).encode() + b"\n")
+        self.process.stdin.flush()
+        until(lambda: (self.home / "started").exists() or self.over(), f"{self.name} started", 90)
+        assert not self.over(), f"{self.name} ended:\n{self.said()}"
+        return self
+
+    def over(self) -> bool:
+        return self.process is None or self.process.poll() is not None
+
+    def said(self) -> str:
+        return self.log.read_text(errors="replace") if self.log.exists() else ""
+
+    def hold(self, where: str) -> None:
+        """Let the sink wait, `before` or `after` it writes."""
+        (self.home / "hold").write_text(where)
+
+    def held(self) -> bool:
+        return (self.home / "held").exists()
+
+    def go_on(self) -> None:
+        (self.home / "hold").unlink(missing_ok=True)
+
+    def rows(self) -> list[Row]:
+        """Everything its sink got, over all its lives, in order."""
+        journal = self.home / "journal"
+        lines = journal.read_text().splitlines() if journal.exists() else []
+        return [Row(self.name, *row) for line in lines for row in json.loads(line)]
+
+    def stop(self) -> int:
+        """`query.stop()`, and the end of the application. Returns its exit code."""
+        if self.process is None:
+            return 0
+        self.go_on()
+        process, self.process = self.process, None
+        assert process.stdin is not None
+        process.stdin.close()
+        try:
+            return process.wait(STOP_SECONDS)
+        finally:
+            self._sweep(process)
+
+    def kill(self) -> None:
+        """SIGKILL to all of it: driver, JVM, Python workers."""
+        if self.process is not None:
+            process, self.process = self.process, None
+            self._sweep(process)
+            if process.stdin is not None:
+                process.stdin.close()
+        (self.home / "held").unlink(missing_ok=True)
+
+    @staticmethod
+    def _sweep(process: subprocess.Popen[bytes]) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait(STOP_SECONDS)
+
+
+class Sink:
+    """Runs in the application: appends the micro-batch to the journal, and holds where told."""
+
+    def __init__(self, home: Path) -> None:
+        self.home = home
+
+    def __call__(self, batch: Any, batch_id: int) -> None:
+        columns = ("partition", "position", "epoch", "key", "value")
+        table = batch.select(*columns).toArrow()
+        rows = [
+            [batch_id, partition, int(position), epoch, key, value.decode()]
+            for partition, position, epoch, key, value in zip(
+                *(table.column(name).to_pylist() for name in columns), strict=True
+            )
+        ]
+        self.wait_if("before")
+        with (self.home / "journal").open("a") as journal:
+            journal.write(json.dumps(rows) + "\n")
+        self.wait_if("after")
+
+    def wait_if(self, where: str) -> None:
+        hold = self.home / "hold"
+        while hold.exists() and hold.read_text() == where:
+            (self.home / "held").touch()
+            time.sleep(0.02)
+        (self.home / "held").unlink(missing_ok=True)
+
+
+def run(settings: Mapping[str, Any]) -> None:
+    """The application itself."""
+    from counterpoise.spark import session
+
+    home = Path(settings["home"])
+    spark = session(
+        settings["name"], **SMALL, spark__master="local[2]", spark__local__dir=str(home / "spark")
+    )
+    messages = spark.readStream.format("counterpoise").options(**settings["options"]).load()
+    query = (
+        messages.writeStream.foreachBatch(Sink(home))
+        .option("checkpointLocation", str(home / "checkpoint"))
+        .start()
+    )
+
+    def stop_when_told() -> None:
+        sys.stdin.read()
+        query.stop()
+
+    (home / "started").touch()
+    threading.Thread(target=stop_when_told, daemon=True).start()
+    query.awaitTermination()
+    spark.stop()
+
+
+if __name__ == "__main__":
+    run(json.loads(sys.stdin.readline()))

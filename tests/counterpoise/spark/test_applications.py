@@ -1,0 +1,305 @@
+"""Applications that share a queue: each is a process with a Spark of its own, the service is real.
+
+Tests wait for what has happened (a sink that holds, a position that is committed, an owner that the
+service names), never for time to pass.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from counterpoise.client import Client
+from counterpoise.publisher import Publisher
+from tests.counterpoise.spark.application import Application, Row, until
+from tests.service import ServeProcess, Service
+
+pytestmark = [pytest.mark.long, pytest.mark.timeout(300)]
+
+KEYS = 23
+
+
+class Stage:
+    """A queue, who publishes to it, and the applications on it."""
+
+    def __init__(self, service: Service | ServeProcess, client: Client, directory: Path) -> None:
+        self.client = client
+        self.url = service.url
+        self.directory = directory
+        self.published = 0
+        self.applications: list[Application] = []
+
+    def queue(self, partitions: int, **settings: object) -> None:
+        self.client.create_queue("flights", partitions, **settings)
+
+    def publish(self, count: int) -> None:
+        with Publisher("flights", url=self.url) as publisher:
+            for number in range(self.published, self.published + count):
+                publisher.publish(str(number).encode(), key=f"k{number % KEYS}")
+        self.published += count
+
+    def application(self, name: str, **options: object) -> Application:
+        application = Application(name, self.directory, self.url, "flights", **options)
+        self.applications.append(application)
+        return application
+
+    def end(self) -> None:
+        for application in self.applications:
+            application.kill()
+
+    def rows(self) -> list[Row]:
+        return [row for application in self.applications for row in application.rows()]
+
+    def seen(self) -> set[int]:
+        return {int(row.value) for row in self.rows()}
+
+    def all_seen(self) -> bool:
+        return len(self.seen()) == self.published
+
+    def owners(self) -> dict[int, str | None]:
+        """The client name of each partition's owner."""
+        names = {flow.flow_id: flow.client_name for flow in self.client.flows("flights")}
+        return {
+            one.partition: names.get(one.owner or "") for one in self.client.partitions("flights")
+        }
+
+    def owned(self, name: str) -> int:
+        return Counter(self.owners().values())[name]
+
+    def committed(self) -> int:
+        return sum(int(one.position or 0) for one in self.client.partitions("flights"))
+
+    def ready(self) -> bool:
+        return self.client.rebalance_status("flights").status == "Ready"
+
+    def moves(self) -> Counter[str]:
+        """How the moves of all rebalances ended."""
+        return Counter(
+            move.outcome for one in self.client.rebalances("flights") for move in one.moves
+        )
+
+
+@pytest.fixture
+def stage(service: Service, tmp_path: Path) -> Iterator[Stage]:
+    with Client(service.url) as client, contextlib.ExitStack() as ending:
+        stage = Stage(service, client, tmp_path)
+        ending.callback(stage.end)
+        yield stage
+
+
+def duplicates(rows: list[Row]) -> dict[int, int]:
+    """The messages that came more than once, and how often."""
+    return {value: n for value, n in Counter(int(row.value) for row in rows).items() if n > 1}
+
+
+def check_order(rows: list[Row]) -> None:
+    """Within a partition, by epoch and then as each owner got them: positions rise by one."""
+    by_partition: dict[int, list[Row]] = {}
+    for row in rows:
+        by_partition.setdefault(row.partition, []).append(row)
+    for partition, own in by_partition.items():
+        own.sort(key=lambda row: row.epoch)  # stable: keeps the order within an epoch
+        assert [row.position for row in own] == list(range(len(own))), f"partition {partition}"
+
+
+def test_a_second_application_joins_and_the_first_leaves_without_a_trace(stage: Stage) -> None:
+    stage.queue(4, rebalance_delay=0.2, max_handoff_time=60)
+    stage.publish(400)
+    first = stage.application("first", maxMessagesPerTrigger=50).start()
+    until(lambda: stage.owned("first") == 4 and first.rows(), "the first works on all")
+    # The second joins while a micro-batch of the first is in flight; nothing moves before it ends.
+    first.hold("after")
+    until(first.held, "the first holds")
+    stage.publish(400)
+    second = stage.application("second", maxMessagesPerTrigger=50).start()
+    until(lambda: stage.client.rebalance_status("flights").handoffs, "handoffs to the second")
+    assert stage.owned("first") == 4
+    first.go_on()
+    until(lambda: stage.owned("second") == 2, "the second owns its share")
+    stage.publish(400)
+    until(stage.all_seen, "everything is seen")
+    until(lambda: stage.committed() == stage.published, "everything is committed")
+    assert {row.application for row in stage.rows()} == {"first", "second"}
+    # Now the first is drained, under load, and leaves.
+    (flow,) = [one for one in stage.client.flows("flights") if one.client_name == "first"]
+    stage.publish(400)
+    stage.client.drain("flights", flow.flow_id)
+    until(lambda: stage.owned("second") == 4, "the second owns all")
+    assert first.stop() == 0
+    until(lambda: len(stage.client.flows("flights")) == 1, "the first has left")
+    stage.publish(100)
+    # Stopped before Spark has its last micro-batch in the commit log, it would be read again.
+    until(lambda: stage.committed() == stage.published, "everything is committed")
+    assert second.stop() == 0
+    rows = stage.rows()
+    assert stage.all_seen()
+    assert duplicates(rows) == {}
+    check_order(rows)
+    assert set(stage.moves()) <= {"graceful", "initial", "orphaned"}
+    assert stage.moves()["graceful"] == 4
+
+
+@pytest.mark.parametrize("where", ["before", "after"])
+def test_killed_and_restarted_it_replays_the_batch_that_was_planned(
+    stage: Stage, where: str
+) -> None:
+    """No other consumer, so the restart within the lease gets all back (`replaced`)."""
+    stage.queue(3, rebalance_delay=0.2)
+    stage.publish(60)
+    one = stage.application("one", maxMessagesPerTrigger=20, leaseSeconds=120).start()
+    until(stage.all_seen, "the first messages")
+    one.hold(where)
+    stage.publish(60)
+    until(one.held, "the sink holds")
+    written = one.rows()
+    one.kill()
+    one.go_on()
+    one.start()
+    until(stage.all_seen, "everything is seen")
+    until(lambda: stage.committed() == stage.published, "everything is committed")
+    assert one.stop() == 0
+    rows = one.rows()
+    replayed = rows[len(written) :]
+    # The same instance, at once: no wait for the lease, nothing skipped, epochs one higher.
+    assert {row.epoch for row in written} == {1}
+    assert {row.epoch for row in replayed} == {2}
+    assert "skipped" not in one.said()
+    repeated = duplicates(rows)
+    if where == "before":
+        assert repeated == {}
+        check_order(rows)
+    else:
+        # Exactly the batch that was written and not in Spark's commit log.
+        last = max(row.batch for row in written)
+        in_flight = [row for row in written if row.batch == last]
+        assert set(repeated) == {int(row.value) for row in in_flight}
+        again = [row for row in replayed if row.batch == last]
+        assert [(r.partition, r.position) for r in again] == [
+            (r.partition, r.position) for r in in_flight
+        ]
+
+
+def test_killed_while_others_go_on_its_planned_slices_are_skipped_and_reported(
+    stage: Stage,
+) -> None:
+    """Restarted after its lease, when somebody else has read on: nothing is read behind."""
+    stage.queue(2, rebalance_delay=0)
+    stage.publish(40)
+    one = stage.application("one", leaseSeconds=2).start()
+    until(stage.all_seen, "the first messages")
+    two = stage.application("two", leaseSeconds=120).start()
+    until(lambda: stage.ready() and stage.owned("two") == 1, "shared")
+    one.hold("before")
+    stage.publish(200)
+    until(one.held, "the sink holds")
+    one.kill()
+    one.go_on()
+    until(lambda: stage.owned("two") == 2, "the lease expires and the other takes over")
+    until(stage.all_seen, "the other has read what was planned")
+    one.start()
+    until(lambda: "skipped partition" in one.said(), "the skipped slice is reported")
+    stage.publish(200)
+    until(stage.all_seen, "everything is seen")
+    until(lambda: stage.committed() == stage.published, "everything is committed")
+    assert one.stop() == 0
+    assert two.stop() == 0
+    assert duplicates(stage.rows()) == {}
+
+
+def test_a_batch_that_outlasts_the_handoff_loses_to_the_successor(stage: Stage) -> None:
+    stage.queue(2, rebalance_delay=0, max_handoff_time=0.5)
+    stage.publish(40)
+    slow = stage.application("slow", leaseSeconds=120).start()
+    until(stage.all_seen, "the first messages")
+    until(lambda: stage.committed() == stage.published, "the first commit")
+    slow.hold("after")
+    stage.publish(40)
+    until(slow.held, "a micro-batch that takes long")
+    other = stage.application("other", leaseSeconds=120).start()
+    until(lambda: stage.owned("other") == 1, "the handoff is forced")
+    (moved,) = [number for number, owner in stage.owners().items() if owner == "other"]
+    until(lambda: any(row.application == "other" for row in stage.rows()), "the successor reads")
+    until(
+        lambda: (
+            len({row.value for row in other.rows()})
+            == len({row.value for row in slow.rows() if row.partition == moved and row.batch > 0})
+        ),
+        "the successor has read what was in flight",
+    )
+    at = {one.partition: one.position for one in stage.client.partitions("flights")}[moved]
+    slow.go_on()
+    until(lambda: "was taken over while a micro-batch" in slow.said(), "the commit is refused")
+    stage.publish(100)
+    until(stage.all_seen, "everything is seen")
+    until(lambda: stage.committed() == stage.published, "everything is committed")
+    assert slow.stop() == 0
+    assert other.stop() == 0
+    # What was in flight came twice, and nothing else; nobody read behind the successor.
+    rows = stage.rows()
+    twice = duplicates(rows)
+    in_flight = {int(row.value) for row in slow.rows() if row.partition == moved and row.epoch == 1}
+    assert set(twice) <= in_flight
+    assert twice
+    assert max(row.epoch for row in slow.rows() if row.partition == moved) == 1
+    assert at is not None
+    assert stage.moves()["forced"] == 1
+
+
+def test_a_stuck_application_loses_its_lease_and_comes_back(stage: Stage) -> None:
+    stage.queue(2, rebalance_delay=0)
+    stage.publish(40)
+    stuck = stage.application("stuck", leaseSeconds=1, maxBatchSeconds=5).start()
+    until(stage.all_seen, "the first messages")
+    other = stage.application("other", leaseSeconds=120).start()
+    until(lambda: stage.ready() and stage.owned("other") == 1, "shared")
+    stuck.hold("after")
+    stage.publish(40)
+    until(stuck.held, "stuck")
+    until(lambda: stage.owned("other") == 2, "its lease expires and the other takes over")
+    stage.publish(40)
+    until(lambda: stage.committed() == stage.published, "the other goes on with everything")
+    stuck.go_on()
+    until(lambda: stage.ready() and stage.owned("stuck") == 1, "it binds again by itself")
+    stage.publish(40)
+    until(stage.all_seen, "everything is seen")
+    until(lambda: stage.committed() == stage.published, "everything is committed")
+    assert stuck.stop() == 0
+    assert other.stop() == 0
+    assert stage.client.rebalances("flights")
+
+
+@pytest.fixture
+def stage_on_served(served: ServeProcess, tmp_path: Path) -> Iterator[Stage]:
+    with Client(served.url) as client, contextlib.ExitStack() as ending:
+        stage = Stage(served, client, tmp_path)
+        ending.callback(stage.end)
+        yield stage
+
+
+def test_a_service_that_is_away_for_a_while_does_not_end_the_query(
+    stage_on_served: Stage, served: ServeProcess
+) -> None:
+    stage = stage_on_served
+    stage.queue(2, rebalance_delay=0)
+    stage.publish(40)
+    one = stage.application("one", leaseSeconds=10).start()
+    until(lambda: stage.committed() == stage.published, "the first messages")
+    one.hold("before")
+    stage.publish(40)
+    until(one.held, "a micro-batch in flight")
+    served.kill()
+    one.go_on()
+    # It goes on with what it owns: the messages are read and written although nobody serves.
+    until(lambda: len(stage.seen()) == stage.published, "everything is seen")
+    assert not one.over()
+    served.start()
+    until(lambda: stage.committed() == stage.published, "the commits follow")
+    stage.publish(40)
+    until(lambda: stage.committed() == stage.published, "it works as before")
+    assert one.stop() == 0
+    assert duplicates(stage.rows()) == {}
+    assert {row.epoch for row in stage.rows()} == {1}
