@@ -4,6 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from broker.core.assignment import _Takers, _turns
+from tests.core.test_sequences import PROFILE
 
 
 def taken(counts: dict[int, int]) -> list[tuple[int, int]]:
@@ -18,6 +19,7 @@ def taken(counts: dict[int, int]) -> list[tuple[int, int]]:
     return turns
 
 
+@PROFILE
 @given(
     st.dictionaries(st.integers(0, 30), st.integers(0, 12), min_size=1, max_size=8),
     st.sets(st.integers(0, 30)),
