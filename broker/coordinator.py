@@ -31,6 +31,7 @@ from broker.core.model import Queue
 from broker.core.replay import replay_all
 from broker.store.ports import (
     Conflict,
+    Entry,
     LeaseRenewed,
     PositionBehind,
     QueueGone,
@@ -43,6 +44,9 @@ _log = structlog.get_logger()
 
 T = TypeVar("T")
 MOST_AT_ONCE = 1000
+# A turn decides no longer than this, and never holds up other queues for much longer than a step.
+TURN_SECONDS = 0.25
+STEP_SECONDS = 0.02
 UNAVAILABLE = "The service cannot reach its database right now; try again."
 Look = tuple[Callable[[Queue], Any], asyncio.Future[Any]]
 
@@ -59,12 +63,13 @@ class Coordinator:
         new_id: Callable[[], str],
         on_change: Callable[[Coordinator, frozenset[str] | None, bool], None],
         on_alarm: Callable[[Coordinator, float | None], None],
+        on_commit: Callable[[Sequence[Entry]], None] = lambda entries: None,
     ) -> None:
         """`on_change(self, flows whose views changed, whether it was this replica)` follows every
         commit; None for the flows: any of them may have.
 
         `on_alarm(self, time)` says when to call `advance` next (Unix seconds of the store, None:
-        not at all).
+        not at all). `on_commit(entries)` is told what this replica itself has committed.
         """
         self.queue_id = queue_id
         self.name = name
@@ -74,6 +79,7 @@ class Coordinator:
         self._new_id = new_id
         self._on_change = on_change
         self._on_alarm = on_alarm
+        self._on_commit = on_commit
         self._alarm: float | None = None
         self._queue: Queue | None = None
         self._asks: list[Ask] = []
@@ -224,7 +230,8 @@ class Coordinator:
 
     # One turn
 
-    async def _turn(self, queue: Queue, asks: Sequence[Ask]) -> None:
+    async def _turn(self, queue: Queue, asks: list[Ask]) -> None:
+        """Decides and commits what is asked and due; what it did not get to waits again."""
         spared = frozenset(ask.renews for ask in asks if ask.renews is not None)
         behind: frozenset[Late] = frozenset()
         advance = False
@@ -238,9 +245,11 @@ class Coordinator:
                 self._move_deadlines(turn)
                 if looked:
                     await self._do_what_is_due(turn, spared)
-                answers = [_answer(turn, ask, behind) for ask in asks]
+                answers = await _answers(turn, asks, behind)
                 if turn.commit.entries:
-                    await self._store.commit(turn.finish())
+                    commit = turn.finish()
+                    await self._store.commit(commit)
+                    self._on_commit(commit.entries)
                 elif asks and await self._replay_missed(queue):
                     continue
                 elif turn.renewed:
@@ -264,6 +273,7 @@ class Coordinator:
                 self._uncommitted = False
         self._note_leases(turn)
         self._settled(queue, ours=bool(turn.commit.entries))
+        self._asks[:0], asks[len(answers) :] = asks[len(answers) :], []
         for ask, answer in zip(asks, answers, strict=True):
             if ask.answer.done():
                 continue
@@ -304,11 +314,23 @@ class Coordinator:
         self._next_lease = min(ends, default=None)
 
 
-def _answer(turn: Turn, ask: Ask, behind: frozenset[Late]) -> Any:
-    try:
-        return turn.answer(ask, behind)
-    except BrokerError as error:
-        return error
+async def _answers(turn: Turn, asks: Sequence[Ask], behind: frozenset[Late]) -> list[Any]:
+    """The answers to as many as there is time for, at least one; others get on meanwhile."""
+    clock = asyncio.get_running_loop().time
+    answers: list[Any] = []
+    began = stepped = clock()
+    for ask in asks:
+        try:
+            answers.append(turn.answer(ask, behind))
+        except BrokerError as error:
+            answers.append(error)
+        now = clock()
+        if now - began > TURN_SECONDS:
+            break
+        if now - stepped > STEP_SECONDS:
+            await asyncio.sleep(0)
+            stepped = clock()
+    return answers
 
 
 def _show(queue: Queue, look: Callable[[Queue], Any], future: asyncio.Future[Any]) -> None:

@@ -46,6 +46,30 @@ class TestCommit:
         assert one.net.calls["commit"] - before <= 3
         world.check("orders")
 
+    @pytest.mark.parametrize("fault", [None, *Fault])
+    @virtual
+    async def test_what_a_turn_has_no_time_for_waits_for_the_next(
+        self, fault: Fault | None, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("broker.coordinator.TURN_SECONDS", -1)
+        world = World()
+        one = await world.replica()
+        await one.create_queue(spec(rebalance_delay=1.0))
+        coordinator = await one.replica.coordinator("orders")
+        if fault is not None:
+            one.net.fail("commit", fault)
+        asks = [
+            Ask(c.Bind(str(n), f"i-{n}", "client", 60), token_hash=b"%d" % n) for n in range(20)
+        ]
+        answers = await asyncio.gather(*map(coordinator.ask, asks), return_exceptions=True)
+        assert len({type(answer) for answer in answers}) == 1
+        if fault is None:
+            assert [flow.flow_id for flow in (await one.flows("orders", 50, None)).items] == [
+                str(n) for n in range(20)
+            ]
+            assert one.net.calls["commit"] >= 20
+        world.check("orders")
+
     @virtual
     async def test_nobody_sees_what_is_not_committed(self) -> None:
         world = World()
