@@ -24,6 +24,7 @@ from sqlalchemy import (
     literal,
     or_,
     select,
+    text,
     tuple_,
     update,
 )
@@ -57,6 +58,7 @@ from broker.store.rows import FlowValues, PartitionValues, decode, queue_row, re
 from broker.store.tables import bound, flows, outages, partitions, queues, records, service
 
 PURGE_AT_ONCE = 10_000
+ANALYZE_FROM = 10_000
 
 
 def _any(column: ColumnElement[Any], parameter: str, type: Any = Text) -> ColumnElement[bool]:
@@ -147,10 +149,8 @@ _item = _ITEMS.c
 _renewed = _renewal.returning(flows.c.id).cte("renewed")
 _locked = (
     select(
-        _item.nth,
-        partitions.c.queue_id,
-        partitions.c.number,
-        partitions.c.epoch,
+        *_item,
+        partitions.c.epoch.label("current_epoch"),
         (partitions.c.owner == _item.flow_id).label("owned"),
         (partitions.c.state == State.REMOVED.value).label("removed"),
         or_(_item.seq.is_(None), partitions.c.seq.is_(None), _item.seq > partitions.c.seq).label(
@@ -172,18 +172,20 @@ _written = (
     .where(
         partitions.c.queue_id == _locked.c.queue_id,
         partitions.c.number == _locked.c.number,
-        _item.nth == _locked.c.nth,
-        _item.epoch == _locked.c.epoch,
+        _locked.c.epoch == _locked.c.current_epoch,
         _locked.c.owned,
         _locked.c.later,
     )
-    .values(position=_item.position, seq=func.coalesce(_item.seq, partitions.c.seq))
+    .values(position=_locked.c.position, seq=func.coalesce(_locked.c.seq, partitions.c.seq))
     .returning(partitions.c.number)
     .cte("written")
 )
 COMMIT_POSITIONS = select(
-    _locked.c.nth, _locked.c.epoch, _locked.c.owned, _locked.c.removed
+    _locked.c.nth, _locked.c.current_epoch, _locked.c.owned, _locked.c.removed
 ).add_cte(_written)
+POSITIONS = select(_locked.c.nth, _locked.c.epoch, _locked.c.owned, _locked.c.removed).add_cte(
+    _written
+)
 
 POSITIONS = select(partitions.c.number, partitions.c.epoch, partitions.c.position).where(
     partitions.c.queue_id == bindparam("queue"), _any(partitions.c.number, "numbers", Integer)
@@ -253,6 +255,9 @@ class PostgresStore:
     async def create(self, commit: Commit) -> None:
         async with self._connections.transaction() as connection:
             await writing.create(connection, commit)
+        if len(commit.partitions) >= ANALYZE_FROM:
+            # Plans made when the table was small would read all of it.
+            await self._run(text(f"ANALYZE {partitions.fullname}"))
 
     async def commit(self, commit: Commit) -> None:
         async with self._connections.transaction() as connection:
@@ -454,6 +459,10 @@ class PostgresStore:
     def listen(self) -> AsyncIterator[Sequence[str] | None]:
         return self._notifications.listen()
 
+    async def _run(self, statement: Executable) -> None:
+        async with self._connections.single() as connection:
+            await connection.execute(statement)
+
     async def _all(
         self, statement: Executable, parameters: Mapping[str, Any] | None = None
     ) -> Sequence[Row[Any]]:
@@ -512,8 +521,8 @@ def _result(item: PositionCommit, row: Any) -> Result:
     """The first outcome that applies (the contract, *HTTP*)."""
     if row is None or row.removed:
         return Result(item.partition, Outcome.NO_SUCH_PARTITION)
-    if item.epoch < row.epoch:
-        return Result(item.partition, Outcome.STALE_EPOCH, row.epoch)
-    if item.epoch > row.epoch or not row.owned:
+    if item.epoch < row.current_epoch:
+        return Result(item.partition, Outcome.STALE_EPOCH, row.current_epoch)
+    if item.epoch > row.current_epoch or not row.owned:
         return Result(item.partition, Outcome.NOT_OWNER)
     return Result(item.partition, Outcome.OK)

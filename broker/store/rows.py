@@ -38,6 +38,8 @@ PLAIN = (
     "next_seat",
 )
 SETTINGS = tuple(field.name for field in fields(Settings))
+_STATES = {state.value: state for state in State}
+_HANDED_OVER: dict[str | None, HandedOver] = {how.value: how for how in HandedOver}
 # So many partitions are restored before what the journal has remembered of it is forgotten.
 _CHUNK = 1000
 
@@ -237,13 +239,13 @@ def _restore_flow(queue: Queue, values: FlowValues) -> None:
 
 
 def _restore_partition(queue: Queue, values: PartitionValues) -> None:
-    number, state = values.number, State(values.state)
+    number, state = values.number, _STATES[values.state]
     partition = Partition(number)
     assert number == len(queue.partitions), f"partition {len(queue.partitions)} is missing"
     queue.partitions.append(partition)
     partition.epoch = values.epoch
-    partition.handed_over = values.handed_over and HandedOver(values.handed_over)
-    partition.let_go = HandedOver(values.let_go)
+    partition.handed_over = _HANDED_OVER.get(values.handed_over)
+    partition.let_go = _HANDED_OVER[values.let_go]
     partition.released_by = _known(queue, values.released_by)
     if values.warmed_by is not None and values.warmed_epoch is not None:
         queue.warmed[number] = (values.warmed_by, values.warmed_epoch)

@@ -14,6 +14,7 @@ from typing import Any
 from sqlalchemy import (
     BigInteger,
     Boolean,
+    Integer,
     Text,
     and_,
     bindparam,
@@ -31,7 +32,7 @@ from sqlalchemy.dialects.postgresql import ARRAY
 from sqlalchemy.dialects.postgresql import insert as postgresql_insert
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from broker.core.model import Flow
+from broker.core.model import Flow, Partition, Queue, Settings
 from broker.store.bulk import NOW, Rows
 from broker.store.ports import (
     Commit,
@@ -108,7 +109,9 @@ RECORD = insert(records).from_select(
     ),
 )
 
-# Flows: those that are known, those that are new.
+# Flows: those that are known, those that are new. Rows are locked in order before any is changed;
+# parameters are joined to their rows once, there, so that every plan looks rows up by their keys,
+# however many there are.
 
 _FLOW_CHANGES = ("draining", "drain_deadline", "view_revision", "active")
 _KNOWN = Rows(
@@ -123,32 +126,31 @@ _KNOWN = Rows(
     ],
 )
 _known_locked = (
-    select(flows.c.id)
-    .where(flows.c.id == func.any(bindparam("known_ids", type_=ARRAY(Text))))
+    select(*_KNOWN.c)
+    .where(flows.c.id == _KNOWN.c.id)
     .order_by(flows.c.id)
-    .with_for_update(key_share=True)
+    .with_for_update(key_share=True, of=flows)
     .cte("locked")
-    .prefix_with("MATERIALIZED")
 )
+_known = _known_locked.c
 UPDATE_FLOWS = (
     update(flows)
     .where(
-        flows.c.id == _known_locked.c.id,
-        _KNOWN.c.id == _known_locked.c.id,
+        flows.c.id == _known.id,
         flows.c.reason.is_(None),
-        or_(not_(_KNOWN.c.fenced), LEASE_OVER),
+        or_(not_(_known.fenced), LEASE_OVER),
     )
     .values(
         {
             **{
-                key: case((_KNOWN.c.changed, _KNOWN.c[key]), else_=flows.c[key])
+                key: case((_known.changed, _known[key]), else_=flows.c[key])
                 for key in _FLOW_CHANGES
             },
             "lease_expires_at": case(
-                (_KNOWN.c.renewed, NOW + flows.c.lease_seconds), else_=flows.c.lease_expires_at
+                (_known.renewed, NOW + flows.c.lease_seconds), else_=flows.c.lease_expires_at
             ),
-            "reason": _KNOWN.c.reason,
-            "left_at": case((_KNOWN.c.reason.is_not(None), NOW)),
+            "reason": _known.reason,
+            "left_at": case((_known.reason.is_not(None), NOW)),
         }
     )
     .returning(flows.c.id)
@@ -173,7 +175,6 @@ INSERT_FLOWS = insert(flows).from_select(
 
 # Partitions, with the positions that go with releases and those that an administrator sets.
 
-_PARTITION_KEYS = PartitionValues._fields[1:]
 _ROWS = Rows(
     "changed",
     [
@@ -186,48 +187,41 @@ _ROWS = Rows(
         ("set_position", Text()),
     ],
 )
-_partitions_locked = (
-    select(partitions.c.number)
-    .where(
-        partitions.c.queue_id == bindparam("queue"),
-        partitions.c.number == func.any(bindparam("changed_number", type_=ARRAY(BigInteger))),
-    )
+_rows_locked = (
+    select(*_ROWS.c)
+    .where(partitions.c.queue_id == bindparam("queue"), partitions.c.number == _ROWS.c.number)
     .order_by(partitions.c.number)
-    .with_for_update(key_share=True)
+    .with_for_update(key_share=True, of=partitions)
     .cte("locked")
-    .prefix_with("MATERIALIZED")
 )
+_row = _rows_locked.c
 UPDATE_PARTITIONS = (
     update(partitions)
     .where(
         partitions.c.queue_id == bindparam("queue"),
-        partitions.c.number == _partitions_locked.c.number,
-        _ROWS.c.number == _partitions_locked.c.number,
+        partitions.c.number == _row.number,
         or_(
-            _ROWS.c.write_flow.is_(None),
+            _row.write_flow.is_(None),
             and_(
-                partitions.c.owner == _ROWS.c.write_flow,
-                partitions.c.epoch == _ROWS.c.write_epoch,
+                partitions.c.owner == _row.write_flow,
+                partitions.c.epoch == _row.write_epoch,
                 or_(
-                    _ROWS.c.write_seq.is_(None),
+                    _row.write_seq.is_(None),
                     partitions.c.seq.is_(None),
-                    _ROWS.c.write_seq > partitions.c.seq,
+                    _row.write_seq > partitions.c.seq,
                 ),
             ),
         ),
     )
     .values(
         {
-            **{key: _ROWS.c[key] for key in _PARTITION_KEYS},
+            **{key: _row[key] for key in PartitionValues._fields[1:]},
             "position": case(
-                (_ROWS.c["set"], _ROWS.c.set_position),
-                else_=func.coalesce(_ROWS.c.write_position, partitions.c.position),
+                (_row["set"], _row.set_position),
+                else_=func.coalesce(_row.write_position, partitions.c.position),
             ),
             "seq": case(
-                (
-                    _ROWS.c.epoch == partitions.c.epoch,
-                    func.coalesce(_ROWS.c.write_seq, partitions.c.seq),
-                ),
+                (_row.epoch == partitions.c.epoch, func.coalesce(_row.write_seq, partitions.c.seq)),
             ),
         }
     )
@@ -239,6 +233,20 @@ INSERT_PARTITIONS = insert(partitions).from_select(
         bindparam("queue", type_=Text),
         *(_ROWS.c[key] for key in PartitionValues._fields),
         _ROWS.c.set_position,
+    ),
+)
+# Partitions that nobody has had yet differ in their numbers only.
+FRESH = partition_values(Queue("", "", Settings(partition_count=1), 0.0), Partition(0))
+_number = func.unnest(bindparam("numbers", type_=ARRAY(Integer))).column_valued("number")
+INSERT_FRESH_PARTITIONS = insert(partitions).from_select(
+    ["queue_id", *PartitionValues._fields],
+    select(
+        bindparam("queue", type_=Text),
+        _number,
+        *(
+            literal(value, partitions.c[key].type)
+            for key, value in zip(PartitionValues._fields[1:], FRESH[1:], strict=True)
+        ),
     ),
 )
 
@@ -309,8 +317,8 @@ async def _update_flows(connection: AsyncConnection, commit: Commit) -> None:
         )
         for flow_id in ids
     ]
-    parameters = {"known_ids": ids, **_KNOWN.parameters(rows)}
-    written = set((await connection.execute(UPDATE_FLOWS, parameters)).scalars())
+    updated = await connection.execute(UPDATE_FLOWS, _KNOWN.parameters(rows))
+    written = set(updated.scalars())
     renewed = commit.expired - written
     if renewed:
         raise LeaseRenewed(renewed)
@@ -351,8 +359,14 @@ async def _write_partitions(connection: AsyncConnection, commit: Commit) -> None
 async def _insert_partitions(
     connection: AsyncConnection, commit: Commit, rows: Mapping[int, tuple[Any, ...]]
 ) -> None:
-    if rows:
-        parameters = {"queue": commit.queue.id, **_ROWS.parameters(list(rows.values()))}
+    others = {number: row for number, row in rows.items() if row[1:] != _FRESH_ROW[1:]}
+    fresh = [number for number in rows if number not in others]
+    if fresh:
+        await connection.execute(
+            INSERT_FRESH_PARTITIONS, {"queue": commit.queue.id, "numbers": fresh}
+        )
+    if others:
+        parameters = {"queue": commit.queue.id, **_ROWS.parameters(list(others.values()))}
         await connection.execute(INSERT_PARTITIONS, parameters)
 
 
@@ -372,5 +386,9 @@ def _partition_rows(commit: Commit) -> dict[int, tuple[Any, ...]]:
     }
 
 
+_NO_WRITE = (None,) * 4
+_FRESH_ROW = (*FRESH, *_NO_WRITE, False, None)
+
+
 def _write(write: PositionWrite | None) -> tuple[Any, ...]:
-    return (write.flow_id, write.epoch, write.seq, write.position) if write else (None,) * 4
+    return (write.flow_id, write.epoch, write.seq, write.position) if write else _NO_WRITE
