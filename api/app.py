@@ -47,7 +47,7 @@ def create_app(broker: Broker, settings: Settings) -> FastAPI:
     app.state.broker = broker
     app.state.settings = settings
     app.state.open_calls = OpenCalls()
-    app.state.metrics = Metrics(app.state.open_calls)
+    app.state.metrics = Metrics(app.state.open_calls, broker.tally)
     problems.add_handlers(app)
     app.add_middleware(RequestLimits, limit_bytes=settings.request_limit_bytes)
     app.add_middleware(CountRequests, metrics=app.state.metrics)

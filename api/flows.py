@@ -3,7 +3,6 @@
 Heartbeat and updates are what a flow calls all the time: plain Starlette handlers serve them.
 """
 
-from collections.abc import AsyncIterator
 from typing import Annotated
 
 from fastapi import APIRouter, Path, Query, Response
@@ -72,7 +71,7 @@ async def _serve_updates(request: Request) -> Response:
     resumed = last_event_id(request)
     if "text/event-stream" in request.headers.get("accept", ""):
         source = broker.watch(queue, flow, after if resumed is None else resumed)
-        return EventStream(_encoded_updates(source), open_calls)
+        return EventStream(source, _update_event, open_calls)
     view = await open_calls.waiting(broker.wait_update(queue, flow, after, wait_seconds))
     if view is None:
         return Response(status_code=204)
@@ -80,10 +79,9 @@ async def _serve_updates(request: Request) -> Response:
     return Response(body, media_type="application/json")
 
 
-async def _encoded_updates(source: AsyncIterator[views.UpdateView]) -> AsyncIterator[bytes]:
-    async for view in source:
-        body = encoded(flow_schemas.FlowChangeUpdate, view)
-        yield event("FlowChangeUpdate", body, view.revision)
+def _update_event(view: views.UpdateView) -> bytes:
+    body = encoded(flow_schemas.FlowChangeUpdate, view)
+    return event("FlowChangeUpdate", body, view.revision)
 
 
 @ROUTER.get(

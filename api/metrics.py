@@ -1,4 +1,4 @@
-"""What Prometheus reads: requests, what flows got for an answer, queues.
+"""What Prometheus reads: requests, what flows got for an answer, what was committed, queues.
 
 Every application has a registry of its own, so that two services in one process count apart. Paths
 are route templates, never names: the number of series does not grow with what callers send.
@@ -19,6 +19,7 @@ from prometheus_client import (
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from api.streams import OpenCalls
+from broker.tally import Tally
 from broker.views import QueueView, Result
 
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 30.0, 60.0)
@@ -28,8 +29,10 @@ STATUSES = ("Ready", "Holddown", "Rebalancing")
 class Metrics:
     """The metrics of one application."""
 
-    def __init__(self, open_calls: OpenCalls) -> None:
+    def __init__(self, open_calls: OpenCalls, tally: Tally) -> None:
         self.registry = CollectorRegistry()
+        for collector in tally.collectors:
+            self.registry.register(collector)
         ProcessCollector(registry=self.registry)
         PlatformCollector(registry=self.registry)
         self._requests = Counter(

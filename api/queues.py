@@ -1,7 +1,8 @@
 """The calls on queues: what administrators and dashboards use."""
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
+from functools import partial
 from typing import Annotated, Any
 
 import orjson
@@ -262,8 +263,8 @@ async def _serve_events(request: Request) -> Response:
     broker = broker_of(request)
     await broker.queue(queue)
     after = last_event_id(request)
-    source = _encoded(queue, broker.events(queue, after))
-    return EventStream(source, request.app.state.open_calls)
+    encode = partial(_change_event, queue)
+    return EventStream(broker.events(queue, after), encode, request.app.state.open_calls)
 
 
 @ROUTER.get(
@@ -315,15 +316,14 @@ def last_event_id(request: Request) -> int | None:
     return whole_number(text, "Last-Event-ID", 0, schemas.MOST_INT64)
 
 
-async def _encoded(queue: str, source: AsyncIterator[views.EventView]) -> AsyncIterator[bytes]:
-    async for item in source:
-        document = {
-            "queue": queue,
-            "revision": item.revision,
-            "at": schemas.rfc3339(item.at),
-            "changes": [_with_times(change) for change in item.changes],
-        }
-        yield event("change", orjson.dumps(document), item.revision)
+def _change_event(queue: str, item: views.EventView) -> bytes:
+    document = {
+        "queue": queue,
+        "revision": item.revision,
+        "at": schemas.rfc3339(item.at),
+        "changes": [_with_times(change) for change in item.changes],
+    }
+    return event("change", orjson.dumps(document), item.revision)
 
 
 def _with_times(value: object, name: str = "") -> object:

@@ -11,8 +11,8 @@ ordinary end of the call.
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Coroutine
-from typing import Any, TypeVar
+from collections.abc import AsyncIterator, Callable, Coroutine
+from typing import Any, Generic, TypeVar
 
 import structlog
 from starlette.responses import Response
@@ -71,8 +71,8 @@ def event(name: str, data: bytes, id_: int | None = None) -> bytes:
     return b"%sevent: %s\ndata: %s\n\n" % (head, name.encode(), data)
 
 
-class EventStream(Response):
-    """Sends the encoded events of `source` as `text/event-stream` until either side ends it.
+class EventStream(Response, Generic[T]):
+    """Sends what `source` yields, encoded, as `text/event-stream` until either side ends it.
 
     A `BrokerError` of the source becomes a last event named `problem`, the problem document its
     data.
@@ -82,7 +82,8 @@ class EventStream(Response):
 
     def __init__(
         self,
-        source: AsyncIterator[bytes],
+        source: AsyncIterator[T],
+        encode: Callable[[T], bytes],
         open_calls: OpenCalls,
         keep_alive_seconds: float = KEEP_ALIVE_SECONDS,
     ) -> None:
@@ -90,6 +91,7 @@ class EventStream(Response):
         self.background = None
         self.init_headers({"Cache-Control": "no-store", "X-Accel-Buffering": "no"})
         self._source = source
+        self._encode = encode
         self._open_calls = open_calls
         self._keep_alive_seconds = keep_alive_seconds
 
@@ -106,7 +108,7 @@ class EventStream(Response):
             await _body(send, b"", more=False)
 
     async def _send_events(self, send: Send, hang_up: asyncio.Future[None]) -> None:
-        upcoming: asyncio.Future[bytes] | None = None
+        upcoming: asyncio.Future[T] | None = None
         try:
             await _body(send, b"retry: %d\n\n" % RETRY_MILLISECONDS)
             while True:
@@ -121,8 +123,8 @@ class EventStream(Response):
                 if not upcoming.done():
                     await _body(send, b":\n\n")
                     continue
-                chunk, upcoming = upcoming.result(), None
-                await _body(send, chunk)
+                item, upcoming = upcoming.result(), None
+                await _body(send, self._encode(item))
         except StopAsyncIteration:
             return
         except BrokerError as error:

@@ -432,13 +432,10 @@ class FlowCalls(Calls):
 
 
 def _refuse_repetitions(numbers: Sequence[int]) -> None:
-    repeated = (
-        sorted({number for number in numbers if numbers.count(number) > 1})
-        if len(set(numbers)) < len(numbers)
-        else []
+    if len(set(numbers)) == len(numbers):
+        return
+    number, _ = Counter(numbers).most_common(1)[0]
+    raise Invalid(
+        f"Partition {number} is named more than once; name each partition once per call.",
+        [("partitions", f"names {number} more than once")],
     )
-    if repeated:
-        raise Invalid(
-            f"Partition {repeated[0]} is named twice; name each partition once per call.",
-            [("partitions", f"names {repeated} more than once")],
-        )

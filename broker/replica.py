@@ -21,6 +21,7 @@ from broker.clock import StoreClock
 from broker.coordinator import UNAVAILABLE, Coordinator
 from broker.core.errors import QueueNotFound, Unavailable
 from broker.store.ports import Store, StoreUnavailable
+from broker.tally import Tally
 
 _log = structlog.get_logger()
 
@@ -42,6 +43,7 @@ class Replica:
         """`new_id` makes ids that are never made again; `monotonic` tells seconds."""
         self.store = store
         self.clock = StoreClock(monotonic)
+        self.tally = Tally()
         self._alarms = alarms
         self._new_id = new_id
         self._monotonic = monotonic
@@ -105,7 +107,14 @@ class Replica:
         coordinator = self._coordinators.get(queue_id)
         if coordinator is None:
             coordinator = self._coordinators[queue_id] = Coordinator(
-                queue_id, name, self.store, self.clock, self._new_id, self._changed, self._alarm
+                queue_id,
+                name,
+                self.store,
+                self.clock,
+                self._new_id,
+                self._changed,
+                self._alarm,
+                self.tally.note,
             )
         elif name:
             coordinator.name = name

@@ -19,6 +19,7 @@ from broker.replica import Replica
 from broker.settings import Settings
 from broker.store.ports import Store, StoreUnavailable
 from broker.store.postgres import PostgresStore
+from broker.tally import Tally
 
 _log = structlog.get_logger()
 
@@ -84,6 +85,11 @@ class Broker(QueueCalls, FlowCalls):
             await self._store.purge(now - GONE_SECONDS, now - kept)
         except (BrokerError, StoreUnavailable) as error:
             _log.warning("the upkeep was cut short", error=str(error))
+
+    @property
+    def tally(self) -> Tally:
+        """What this replica has committed, for the metrics."""
+        return self._replica.tally
 
     async def ready_check(self) -> views.ReadyCheck:
         """Whether the database is reachable and its tables are what this version needs."""

@@ -106,7 +106,7 @@ def settings_for(database_url: str, **given: object) -> Settings:
 @pytest.fixture(scope="session")
 def _migrated_template(postgres_url: str) -> str:
     """The name of a database with all migrations, to be copied."""
-    name = "migrated_template"
+    name = f"migrated_template_{time.monotonic_ns()}"
     with psycopg.connect(postgres_url, autocommit=True) as connection:
         connection.execute(f"CREATE DATABASE {name}")
     migrations.upgrade(urlsplit(postgres_url)._replace(path=f"/{name}").geturl())

@@ -10,6 +10,7 @@ from typing import Any, cast
 from broker import views
 from broker.core.errors import Forbidden, QueueNotFound
 from broker.service import Broker
+from broker.tally import Tally
 
 NOW = 1_795_168_800.25
 TOKEN = "token-1"
@@ -57,6 +58,7 @@ class ScriptedBroker:
 
     def __init__(self) -> None:
         self.watching = 0
+        self.tally = Tally()
         self.reset()
 
     def reset(self) -> None:

@@ -316,6 +316,12 @@ def test_the_service_itself(service: Service) -> None:
         metrics = http.get("/metrics").text
         assert 'counterpoise_queue_partitions{queue="q"} 3.0' in metrics
         assert 'path="/v1/queues",status="201"' in metrics
+        with service.http as calls:
+            bind(calls, "q").until("owned", 0, 1, 2)
+        metrics = http.get("/metrics").text
+        assert 'counterpoise_rebalances_total{trigger="bind"} 1.0' in metrics
+        assert 'counterpoise_grants_total{handed_over="initial"} 3.0' in metrics
+        assert "counterpoise_flows_bound_total 1.0" in metrics
         for path in ("/", "/docs"):
             page = http.get(path)
             assert page.headers["content-type"] == "text/html; charset=utf-8"

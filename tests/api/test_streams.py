@@ -3,7 +3,7 @@
 import asyncio
 import json
 import threading
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Generator
 
 import httpx
 import pytest
@@ -21,7 +21,7 @@ UPDATES = "/queues/flights/flows/f-1/updates"
 AS_STREAM = {**AS_FLOW, "Accept": "text/event-stream"}
 
 
-def events(response: httpx.Response) -> Iterator[dict[str, str]]:
+def events(response: httpx.Response) -> Generator[dict[str, str], None, None]:
     """Each event of a stream as its fields; comments and the retry time are left out."""
     fields: dict[str, str] = {}
     for line in response.iter_lines():
@@ -100,9 +100,11 @@ def test_the_source_ends_when_the_reader_hangs_up(
     http: httpx.Client, broker: ScriptedBroker, scripted: Service
 ) -> None:
     with http.stream("GET", UPDATES, headers=AS_STREAM) as response:
-        next(events(response))
+        reading = events(response)  # httpx hangs up when nobody holds this
+        next(reading)
         # Those of earlier tests may still be about to notice that nobody reads.
         eventually(lambda: broker.watching == 1 and len(scripted.app.state.open_calls) == 1)
+        reading.close()
     eventually(lambda: broker.watching == 0 and len(scripted.app.state.open_calls) == 0)
 
 
@@ -181,7 +183,7 @@ class Wire:
         if message["type"] == "http.response.body":
             self.ended = not message["more_body"]
 
-    async def carry(self, stream: EventStream) -> None:
+    async def carry(self, stream: EventStream[bytes]) -> None:
         await stream({"type": "http"}, self.receive, self.send)  # type: ignore[arg-type]
 
 
@@ -193,7 +195,7 @@ async def _silence() -> AsyncIterator[bytes]:
 async def test_silence_is_broken_by_comments() -> None:
     wire = Wire()
     call = asyncio.create_task(
-        wire.carry(EventStream(_silence(), OpenCalls(), keep_alive_seconds=0.01))
+        wire.carry(EventStream(_silence(), bytes, OpenCalls(), keep_alive_seconds=0.01))
     )
     await asyncio.sleep(0.5)
     assert wire.sent.count(b":\n\n") >= 3
@@ -208,7 +210,7 @@ async def test_a_flow_that_leaves_ends_its_stream_with_the_problem() -> None:
         raise FlowGone("f-1", "replaced")
 
     wire = Wire()
-    await wire.carry(EventStream(source(), OpenCalls()))
+    await wire.carry(EventStream(source(), bytes, OpenCalls()))
     assert wire.sent[2] == b"id: 1\nevent: FlowChangeUpdate\ndata: {}\n\n"
     assert wire.sent[3].startswith(b"event: problem\ndata: {")
     document = json.loads(wire.sent[3].partition(b"data: ")[2])
@@ -220,7 +222,7 @@ async def test_what_opens_after_the_end_ends_at_once() -> None:
     open_calls = OpenCalls()
     open_calls.end()
     wire = Wire()
-    await wire.carry(EventStream(_silence(), open_calls))
+    await wire.carry(EventStream(_silence(), bytes, open_calls))
     assert wire.ended
 
 
