@@ -1,58 +1,36 @@
 """The in-memory twin of the Postgres store, for tests and the simulation.
 
-It keeps rows and encoded records, never the caller's objects, so nothing leaks from one replica to
-another. A `MemoryDatabase` stands for the database, each `MemoryStore` on it for one replica.
-Methods do not wait between reading and writing, so each is one transaction; `hook` is where a
-simulation can make a call wait or fail.
+A `MemoryDatabase` stands for the database, each `MemoryStore` on it for one replica; nothing leaks
+from one to another but through rows and records. `hook` is where a simulation can make a call wait
+or fail.
 """
 
 from __future__ import annotations
 
 import asyncio
-import itertools
+import contextlib
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from enum import Enum
-from typing import Any, TypeVar
+from typing import TypeVar
 
-import orjson
-
-from broker.core.commands import Outcome, Result
+from broker.core.commands import Result
 from broker.core.model import Queue
-from broker.core.transitions import State
+from broker.store.memory_database import MemoryDatabase
 from broker.store.ports import (
     Commit,
-    Conflict,
     Entry,
     Expiry,
     FlowRow,
-    FlowsBound,
     Lease,
-    LeaseRenewed,
-    NameTaken,
-    Outage,
-    PositionBehind,
     PositionCommit,
     Pulse,
-    QueueGone,
     QueueRow,
+    StoreError,
     StoreUnavailable,
 )
-from broker.store.rows import (
-    FlowValues,
-    PartitionValues,
-    decode,
-    encode,
-    first_writes,
-    flow_values,
-    partition_values,
-    queue_row,
-    queue_values,
-    restore,
-)
 
-OWNED_STATES = (State.OWNED, State.WARMING, State.REVOKING)
+__all__ = ["Fault", "Hook", "MemoryDatabase", "MemoryStore"]
 
 
 class Fault(Enum):
@@ -64,58 +42,6 @@ class Fault(Enum):
 
 T = TypeVar("T")
 Hook = Callable[[str], Awaitable[Fault | None]]
-
-
-@dataclass(slots=True)
-class _Flow:
-    queue_id: str
-    values: FlowValues
-    token_hash: bytes
-    lease_expires_at: float
-    reason: str | None = None
-    left_at: float | None = None
-
-
-@dataclass(slots=True)
-class _Queue:
-    row: dict[str, Any]
-    partitions: dict[int, PartitionValues] = field(default_factory=dict)
-    positions: dict[int, tuple[str | None, int | None]] = field(default_factory=dict)
-    entries: list[tuple[Entry, bytes]] = field(default_factory=list)
-
-
-class MemoryDatabase:
-    """What replicas share. `clock` tells Unix seconds."""
-
-    def __init__(self, clock: Callable[[], float] = time.time) -> None:
-        self.clock = clock
-        self.queues: dict[str, _Queue] = {}
-        self.flows: dict[str, _Flow] = {}
-        self.stamped_at: float | None = None
-        self.gap_seconds = 3.0
-        self.outages: list[Outage] = []
-        self.listeners: list[_Listener] = []
-        self.outage_ids = itertools.count(1)
-
-
-class _Listener:
-    def __init__(self, store: MemoryStore) -> None:
-        self.store = store
-        self.waiting: dict[str, None] = {}
-        self.missed = True
-        self.something = asyncio.Event()
-        self.something.set()
-
-    async def next(self) -> Sequence[str] | None:
-        await self.something.wait()
-        self.something.clear()
-        if self.missed:
-            self.missed = False
-            self.waiting.clear()
-            return None
-        queue_ids = tuple(self.waiting)
-        self.waiting.clear()
-        return queue_ids
 
 
 class MemoryStore:
@@ -130,6 +56,7 @@ class MemoryStore:
     ) -> None:
         self.database = database or MemoryDatabase(clock)
         self.hook = hook
+        self._listening: list[_Listening] = []
 
     async def start(self) -> None:
         await self._call("start", lambda: None)
@@ -138,63 +65,62 @@ class MemoryStore:
         """Nothing to close."""
 
     async def pulse(self, gap_seconds: float = 3.0) -> Pulse:
-        return await self._call("pulse", lambda: self._pulse(gap_seconds))
+        return await self._call("pulse", lambda: self.database.pulse(gap_seconds))
 
     async def create(self, commit: Commit) -> None:
-        await self._call("create", lambda: self._create(commit))
+        await self._call("create", lambda: self.database.create(commit))
 
     async def delete(self, queue_id: str, *, force: bool) -> None:
-        await self._call("delete", lambda: self._delete(queue_id, force))
+        await self._call("delete", lambda: self.database.delete(queue_id, force=force))
 
     async def find(self, name: str) -> str | None:
-        return await self._call("find", lambda: self._find(name))
+        return await self._call("find", lambda: self.database.find(name))
 
     async def list(self, limit: int, after: str | None) -> Sequence[QueueRow]:
-        return await self._call("list", lambda: self._list(limit, after))
+        return await self._call("list", lambda: self.database.list(limit, after))
 
     async def load(self, queue_id: str) -> Queue:
-        return await self._call("load", lambda: self._load(queue_id))
+        return await self._call("load", lambda: self.database.load(queue_id))
 
     async def revisions(self, queue_ids: Sequence[str]) -> Mapping[str, int]:
-        return await self._call("revisions", lambda: self._revisions(queue_ids))
+        return await self._call("revisions", lambda: self.database.revisions(queue_ids))
 
     async def entries_after(self, queue_id: str, revision: int) -> Sequence[Entry]:
-        return await self._call("entries_after", lambda: self._entries_after(queue_id, revision))
+        return await self._call(
+            "entries_after", lambda: self.database.entries_after(queue_id, revision)
+        )
 
     async def history(self, queue_id: str, limit: int, before: int | None) -> Sequence[Entry]:
-        return await self._call("history", lambda: self._history(queue_id, limit, before))
+        return await self._call("history", lambda: self.database.history(queue_id, limit, before))
 
     async def commit(self, commit: Commit) -> None:
-        await self._call("commit", lambda: self._commit(commit))
+        await self._call("commit", lambda: self.database.commit(commit))
 
     async def expiries(self, queue_id: str) -> Expiry:
-        return await self._call("expiries", lambda: self._expiries(queue_id))
+        return await self._call("expiries", lambda: self.database.expiries(queue_id))
 
     async def renew(self, flow_ids: Sequence[str]) -> Mapping[str, Lease]:
-        return await self._call("renew", lambda: self._renew(flow_ids))
+        return await self._call("renew", lambda: self.database.renew(flow_ids))
 
     async def commit_positions(self, items: Sequence[PositionCommit]) -> Sequence[Result]:
-        return await self._call("commit_positions", lambda: self._commit_positions(items))
+        return await self._call("commit_positions", lambda: self.database.commit_positions(items))
 
     async def positions(
         self, queue_id: str, partitions: Sequence[int]
     ) -> Mapping[int, tuple[int, str | None]]:
-        return await self._call("positions", lambda: self._positions(queue_id, partitions))
+        return await self._call("positions", lambda: self.database.positions(queue_id, partitions))
 
     async def leases(self, flow_ids: Sequence[str]) -> Mapping[str, float]:
-        return await self._call(
-            "leases",
-            lambda: {flow.values.id: flow.lease_expires_at for flow in self._bound(flow_ids)},
-        )
+        return await self._call("leases", lambda: self.database.leases(flow_ids))
 
     async def flow(self, flow_id: str) -> FlowRow | None:
-        return await self._call("flow", lambda: self._flow_row(flow_id))
+        return await self._call("flow", lambda: self.database.flow(flow_id))
 
     async def due(self, limit: int) -> Sequence[str]:
-        return await self._call("due", lambda: self._due(limit))
+        return await self._call("due", lambda: self.database.due(limit))
 
     async def purge(self, flows_before: float, records_before: float) -> None:
-        await self._call("purge", lambda: self._purge(flows_before, records_before))
+        await self._call("purge", lambda: self.database.purge(flows_before, records_before))
 
     async def notify(self, queue_ids: Sequence[str]) -> None:
         try:
@@ -202,335 +128,58 @@ class MemoryStore:
         except StoreUnavailable:
             return
 
+    def _notify(self, queue_ids: Sequence[str]) -> None:
+        for listener in self.database.listeners:
+            listener.heard(self, queue_ids)
+
     async def listen(self) -> AsyncIterator[Sequence[str] | None]:
-        listener = _Listener(self)
-        self.database.listeners.append(listener)
+        listening = _Listening(self)
+        self._listening.append(listening)
+        self.database.listeners.append(listening)
         try:
             while True:
-                yield await listener.next()
+                yield await listening.next()
         finally:
-            self.database.listeners.remove(listener)
+            self._listening.remove(listening)
+            self.database.listeners.remove(listening)
 
     def interrupt(self) -> None:
         """Breaks this replica's `listen`: what was on its way is lost, and None says so."""
-        for listener in self.database.listeners:
-            if listener.store is self:
-                listener.missed = True
-                listener.something.set()
+        for listening in self._listening:
+            listening.miss()
 
     async def _call(self, method: str, work: Callable[[], T]) -> T:
         fault = await self.hook(method) if self.hook else None
-        if fault is Fault.LOST:
-            raise StoreUnavailable(f"{method}: not carried out")
-        result = work()
+        if fault is None:
+            return work()
         if fault is Fault.UNKNOWN:
-            raise StoreUnavailable(f"{method}: carried out, but the answer was lost")
-        return result
-
-    # Serving
-
-    def _pulse(self, gap_seconds: float) -> Pulse:
-        database = self.database
-        now, began = database.clock(), database.stamped_at
-        if began is not None and now - began > gap_seconds:
-            database.outages.append(Outage(next(database.outage_ids), began, now - began))
-            for flow in database.flows.values():
-                if flow.reason is None and flow.lease_expires_at > began:
-                    flow.lease_expires_at = now + flow.values.lease_seconds
-        database.stamped_at, database.gap_seconds = now, gap_seconds
-        return Pulse(now, database.outages[-1] if database.outages else None)
-
-    def _over(self, flow: _Flow) -> bool:
-        """Whether the lease is over: its time has come, and somebody served all the while."""
-        database = self.database
-        now = database.clock()
-        served = (
-            database.stamped_at is not None and now - database.stamped_at <= database.gap_seconds
-        )
-        return flow.reason is None and served and flow.lease_expires_at <= now
-
-    # Queues
-
-    def _queue(self, queue_id: str) -> _Queue:
-        queue = self.database.queues.get(queue_id)
-        if queue is None:
-            raise QueueGone(queue_id)
-        return queue
-
-    def _flows_of(self, queue_id: str) -> Iterable[_Flow]:
-        return [flow for flow in self.database.flows.values() if flow.queue_id == queue_id]
-
-    def _bound(self, flow_ids: Sequence[str]) -> Iterable[_Flow]:
-        flows = self.database.flows
-        return [flows[id] for id in flow_ids if id in flows and flows[id].reason is None]
-
-    def _find(self, name: str) -> str | None:
-        queues = self.database.queues.items()
-        return next((id for id, queue in queues if queue.row["name"] == name), None)
-
-    def _create(self, commit: Commit) -> None:
-        if self._find(commit.queue.name) is not None or commit.queue.id in self.database.queues:
-            raise NameTaken(commit.queue.name)
-        self.database.queues[commit.queue.id] = _Queue(queue_values(commit.queue, None))
-        self._write(commit, self.database.queues[commit.queue.id])
-
-    def _delete(self, queue_id: str, force: bool) -> None:
-        self._queue(queue_id)
-        flows = self._flows_of(queue_id)
-        if not force and any(flow.reason is None for flow in flows):
-            raise FlowsBound(queue_id)
-        del self.database.queues[queue_id]
-        for flow in flows:
-            del self.database.flows[flow.values.id]
-
-    def _list(self, limit: int, after: str | None) -> Sequence[QueueRow]:
-        queues = sorted(self.database.queues.items(), key=lambda item: str(item[1].row["name"]))
-        return [
-            self._queue_row(queue_id, queue)
-            for queue_id, queue in queues
-            if after is None or queue.row["name"] > after
-        ][:limit]
-
-    def _queue_row(self, queue_id: str, stored: _Queue) -> QueueRow:
-        bound = [flow for flow in self._flows_of(queue_id) if flow.reason is None]
-        active = sum(flow.values.active for flow in bound)
-        return queue_row(queue_id, stored.row, len(bound), active)
-
-    def _revisions(self, queue_ids: Sequence[str]) -> Mapping[str, int]:
-        queues = self.database.queues
-        return {id: queues[id].row["revision"] for id in queue_ids if id in queues}
-
-    def _load(self, queue_id: str) -> Queue:
-        stored = self._queue(queue_id)
-        bound = [flow.values for flow in self._flows_of(queue_id) if flow.reason is None]
-        return restore(
-            queue_id,
-            orjson.loads(orjson.dumps(stored.row)),
-            sorted(bound, key=lambda values: values.seat),
-            (stored.partitions[number] for number in sorted(stored.partitions)),
-        )
-
-    # Records
-
-    def _entries_after(self, queue_id: str, revision: int) -> Sequence[Entry]:
-        stored = self._queue(queue_id)
-        found = [_decoded(entry) for entry in stored.entries if entry[0].revision > revision]
-        if len(found) != max(0, stored.row["revision"] - revision):
-            raise KeyError(revision)
-        return found
-
-    def _history(self, queue_id: str, limit: int, before: int | None) -> Sequence[Entry]:
-        stored = self.database.queues.get(queue_id)
-        entries = stored.entries if stored else []
-        ids = {entry.rebalance_id for entry, _ in entries if entry.rebalance_id is not None}
-        newest = sorted((id for id in ids if before is None or id < before), reverse=True)[:limit]
-        return [_decoded(entry) for entry in entries if entry[0].rebalance_id in newest]
-
-    def _purge(self, flows_before: float, records_before: float) -> None:
-        database = self.database
-        for flow_id, flow in list(database.flows.items()):
-            if flow.left_at is not None and flow.left_at < flows_before:
-                del database.flows[flow_id]
-        for stored in database.queues.values():
-            stored.entries = [
-                entry
-                for entry in stored.entries
-                if entry[0].at >= records_before or entry[0].revision == stored.row["revision"]
-            ]
-        database.outages = [
-            outage
-            for outage in database.outages
-            if outage.began >= records_before or outage is database.outages[-1]
-        ]
-
-    # Commits
-
-    def _commit(self, commit: Commit) -> None:
-        stored = self._queue(commit.queue.id)
-        if stored.row["revision"] != commit.seen:
-            raise Conflict(commit.queue.id)
-        flows = self.database.flows
-        renewed = {
-            id for id in commit.expired if flows[id].reason is None and not self._over(flows[id])
-        }
-        if renewed:
-            raise LeaseRenewed(frozenset(renewed))
-        behind = {
-            write.partition
-            for write in first_writes(commit.writes).values()
-            if not self._may_write(stored, write.partition, write.epoch, write.flow_id, write.seq)
-        }
-        if behind:
-            raise PositionBehind(frozenset(behind))
-        self._write(commit, stored)
-
-    def _may_write(
-        self, stored: _Queue, number: int, epoch: int, flow_id: str, seq: int | None
-    ) -> bool:
-        values = stored.partitions[number]
-        _, last = stored.positions[number]
-        return (
-            values.owner == flow_id
-            and values.epoch == epoch
-            and (seq is None or last is None or seq > last)
-        )
-
-    def _write(self, commit: Commit, stored: _Queue) -> None:
-        row = queue_values(commit.queue, commit.next_deadline)
-        self._check(commit, stored)
-        stored.row = orjson.loads(orjson.dumps(row))
-        self._write_flows(commit)
-        for write in first_writes(commit.writes).values():
-            position, seq = stored.positions[write.partition]
-            stored.positions[write.partition] = (
-                position if write.position is None else write.position,
-                seq if write.seq is None else write.seq,
-            )
-        for partition in commit.partitions:
-            values = partition_values(commit.queue, partition)
-            before = stored.partitions.get(values.number)
-            position, seq = stored.positions.get(values.number, (None, None))
-            if before is None or values.epoch > before.epoch:
-                seq = None
-            stored.partitions[values.number] = values
-            stored.positions[values.number] = (position, seq)
-        for number, position in commit.positions.items():
-            stored.positions[number] = (position, stored.positions[number][1])
-        for entry in commit.entries:
-            kept = Entry(entry.revision, entry.at, (), entry.rebalance_id, commit.commit_id)
-            stored.entries.append((kept, encode(entry.records)))
-
-    def _write_flows(self, commit: Commit) -> None:
-        flows, now = self.database.flows, self.database.clock()
-        for flow in commit.flows:
-            if flow.id in flows:
-                flows[flow.id].values = flow_values(flow)
-            else:
-                token_hash, expires = commit.token_hashes[flow.id], now + flow.lease_seconds
-                flows[flow.id] = _Flow(commit.queue.id, flow_values(flow), token_hash, expires)
-        for flow_id in commit.renewed:
-            flows[flow_id].lease_expires_at = now + flows[flow_id].values.lease_seconds
-        for flow_id, reason in commit.left.items():
-            if flow_id in flows:
-                flows[flow_id].reason, flows[flow_id].left_at = reason, now
-
-    def _check(self, commit: Commit, stored: _Queue) -> None:
-        """What the constraints of the real database refuse, so that the simulation meets it too."""
-        _hold(commit.queue.revision >= stored.row["revision"], "a revision goes back")
-        flows = self.database.flows
-        bound = {f.values.id: f.values for f in self._flows_of(commit.queue.id) if not f.reason}
-        for flow in commit.flows:
-            values = flow_values(flow)
-            known = flows.get(flow.id)
-            _hold(known is None or known.reason is None, "a flow comes back")
-            before = bound.get(flow.id, values)
-            _hold(values.view_revision >= before.view_revision, "a view goes back")
-            bound[flow.id] = values
-        left = [values for id, values in bound.items() if id not in commit.left]
-        _hold(len({values.seat for values in left}) == len(left), "a seat is taken twice")
-        _hold(len({values.instance_id for values in left}) == len(left), "an instance is twice")
-        for partition in commit.partitions:
-            after = partition_values(commit.queue, partition)
-            _check_partition(stored.partitions.get(after.number), after)
-
-    # Positions and leases
-
-    def _expiries(self, queue_id: str) -> Expiry:
-        bound = [flow for flow in self._flows_of(queue_id) if flow.reason is None]
-        over = tuple(sorted(flow.values.id for flow in bound if self._over(flow)))
-        others = (flow.lease_expires_at for flow in bound if flow.values.id not in over)
-        return Expiry(over, min(others, default=None))
-
-    def _renew(self, flow_ids: Sequence[str]) -> Mapping[str, Lease]:
-        now = self.database.clock()
-        leases = {}
-        for flow in self._bound(flow_ids):
-            flow.lease_expires_at = now + flow.values.lease_seconds
-            leases[flow.values.id] = Lease(flow.lease_expires_at, flow.values.view_revision)
-        return leases
-
-    def _commit_positions(self, items: Sequence[PositionCommit]) -> Sequence[Result]:
-        self._renew([item.flow_id for item in items])
-        return [self._commit_position(item) for item in items]
-
-    def _commit_position(self, item: PositionCommit) -> Result:
-        stored = self.database.queues.get(item.queue_id)
-        values = stored.partitions.get(item.partition) if stored else None
-        if stored is None or values is None or values.state == State.REMOVED:
-            return Result(item.partition, Outcome.NO_SUCH_PARTITION)
-        if item.epoch < values.epoch:
-            return Result(item.partition, Outcome.STALE_EPOCH, values.epoch)
-        if item.epoch > values.epoch or values.owner != item.flow_id:
-            return Result(item.partition, Outcome.NOT_OWNER)
-        if self._may_write(stored, item.partition, item.epoch, item.flow_id, item.seq):
-            _, seq = stored.positions[item.partition]
-            stored.positions[item.partition] = (
-                item.position,
-                seq if item.seq is None else item.seq,
-            )
-        return Result(item.partition, Outcome.OK)
-
-    def _positions(
-        self, queue_id: str, partitions: Sequence[int]
-    ) -> Mapping[int, tuple[int, str | None]]:
-        stored = self.database.queues.get(queue_id)
-        if stored is None:
-            return {}
-        return {
-            number: (stored.partitions[number].epoch, stored.positions[number][0])
-            for number in partitions
-            if number in stored.partitions
-        }
-
-    def _flow_row(self, flow_id: str) -> FlowRow | None:
-        flow = self.database.flows.get(flow_id)
-        if flow is None:
-            return None
-        return FlowRow(flow_id, flow.queue_id, flow.token_hash, flow.reason)
-
-    def _due(self, limit: int) -> Sequence[str]:
-        now = self.database.clock()
-        since: dict[str, float] = {
-            queue_id: queue.row["next_deadline"]
-            for queue_id, queue in self.database.queues.items()
-            if queue.row["next_deadline"] is not None and queue.row["next_deadline"] <= now
-        }
-        for flow in self.database.flows.values():
-            if self._over(flow):
-                known = since.get(flow.queue_id, now)
-                since[flow.queue_id] = min(known, flow.lease_expires_at)
-        return sorted(since, key=lambda queue_id: (since[queue_id], queue_id))[:limit]
-
-    def _notify(self, queue_ids: Sequence[str]) -> None:
-        for listener in self.database.listeners:
-            if listener.store is not self and queue_ids:
-                listener.waiting.update(dict.fromkeys(queue_ids))
-                listener.something.set()
+            with contextlib.suppress(StoreError):
+                work()
+        raise StoreUnavailable(f"{method}: {fault.value}")
 
 
-def _decoded(stored: tuple[Entry, bytes]) -> Entry:
-    entry, records = stored
-    return Entry(
-        entry.revision,
-        entry.at,
-        decode(orjson.loads(records)),
-        entry.rebalance_id,
-        entry.commit_id,
-    )
+class _Listening:
+    """What a replica has heard and not fetched yet; at first, that it may have missed something."""
 
+    def __init__(self, store: MemoryStore) -> None:
+        self._store = store
+        self._queue_ids: dict[str, None] = {}
+        self._something = asyncio.Event()
+        self.miss()
 
-def _check_partition(before: PartitionValues | None, after: PartitionValues) -> None:
-    owned = after.state in OWNED_STATES
-    _hold(owned is (after.owner is not None), "an owner without its state, or the reverse")
-    moving = after.state in (State.WARMING, State.REVOKING)
-    _hold(moving is (after.deadline is not None), "a handoff without its state, or the reverse")
-    if before is not None:
-        _hold(after.epoch >= before.epoch, "an epoch goes back")
-        other = after.owner is not None and after.owner != before.owner
-        _hold(not other or after.epoch > before.epoch, "another owner in the same epoch")
+    def heard(self, speaker: object, queue_ids: Sequence[str]) -> None:
+        if speaker is not self._store and queue_ids:
+            self._queue_ids.update(dict.fromkeys(queue_ids))
+            self._something.set()
 
+    def miss(self) -> None:
+        self._missed = True
+        self._something.set()
 
-def _hold(condition: bool, violation: str) -> None:
-    """Raises AssertionError: only a defect can break a constraint."""
-    if not condition:
-        raise AssertionError(violation)
+    async def next(self) -> Sequence[str] | None:
+        await self._something.wait()
+        self._something.clear()
+        queue_ids = None if self._missed else tuple(self._queue_ids)
+        self._missed = False
+        self._queue_ids.clear()
+        return queue_ids

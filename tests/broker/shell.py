@@ -280,10 +280,9 @@ class World:
 
     def stored(self, name: str) -> tuple[str, Queue]:
         """The queue as the database has it."""
-        store = MemoryStore(self.database)
-        queue_id = store._find(name)
+        queue_id = self.database.find(name)
         assert queue_id is not None
-        return queue_id, store._load(queue_id)
+        return queue_id, self.database.load(queue_id)
 
     def check(self, name: str) -> Queue:
         """The queue, which every replica that is up to date must have in memory as it is stored."""
