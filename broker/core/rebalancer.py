@@ -103,10 +103,9 @@ class Draft:
     ) -> r.Grant:
         """The grant of the partition to the flow, under the next epoch."""
         queue, number = self.queue, partition.number
+        since = queue.unowned.get(number) if partition.owner is None else self.now
         if partition.state is State.REVOKING:
-            since: float | None = queue.handoffs[number].since
-        else:
-            since = queue.unowned.get(number)
+            since = queue.handoffs[number].since
         seconds = None if since is None else round(self.now - since, 6)
         previous = partition.owner.id if partition.owner else None
         return r.Grant(

@@ -338,6 +338,8 @@ class Oracle:
             for n in record.partitions
         }
         resized = isinstance(command, c.Change)
+        if isinstance(command, c.Unbind):
+            _check_successors_of_the_leaver_own(before, after, command.flow_id)
         if isinstance(command, c.Change) and set(command.changes) <= {"max_concurrent_handoffs"}:
             kinds = {type(record) for record in decision.records}
             assert not kinds & {r.HandoffsCalledOff, r.HandoffsRedirected}, (
@@ -542,6 +544,18 @@ def view(state: dict[str, Any], flow_id: str) -> Any:
         elif handoff is not None and handoff["successor"] == me and handoff["warm"]:
             seen[number] = ("warming", partition["epoch"], None, None)
     return seen, flow["draining"]
+
+
+def _check_successors_of_the_leaver_own(
+    before: dict[str, Any], after: dict[str, Any], leaver: str
+) -> None:
+    """*Owner gone: the successor is granted at once, warm or not.*"""
+    for number, handoff in before["handoffs"].items():
+        gone = before["partitions"][number]["owner"] == f"flow {leaver}"
+        if gone and handoff["successor"] not in (None, f"flow {leaver}"):
+            partition = after["partitions"][number]
+            assert partition["owner"] == handoff["successor"]
+            assert partition["handed_over"] == "orphaned"
 
 
 def _revoked(decision: Decision, number: int) -> bool:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from broker.core import records as r
-from broker.core.commands import MoveDeadlines
+from broker.core.commands import Let, MoveDeadlines, Release
+from broker.core.rebalancer import Decision
 from tests.core.world import World
 
 
@@ -261,6 +262,16 @@ class TestRevokeIsNeverTakenBack:
 
 
 class TestGone:
+    def test_the_successor_gets_it_though_another_has_fewer(self) -> None:
+        orders = World.owning({"A": [0, 1, 2, 3], "B": []}, access_type="exclusive")
+        orders.change(access_type="non_exclusive")
+        assert set(orders.on_their_way()) == {2, 3}
+        orders.bind("C")
+        orders.bind("D")
+        orders.expire("A")
+        assert (orders.owner(2), orders.owner(3)) == ("B", "B")
+        assert (orders.owner(0), orders.owner(1)) == ("D", "C")
+
     def test_an_owner_gone_while_revoking_the_successor_gets_it_at_once(self) -> None:
         orders = joined(warmup=False)
         orders.expire("A")
@@ -280,6 +291,40 @@ class TestGone:
         orders.settle()
         assert orders.status == "Ready"
         assert orders.unowned() == [0, 1, 2, 3]
+
+
+class TestHistory:
+    """How long each partition had no owner, or was being handed off."""
+
+    def grants(self, decision: Decision) -> list[r.Grant]:
+        return [g for x in decision.records if isinstance(x, r.Granted) for g in x.grants]
+
+    def test_a_first_grant_has_no_duration(self) -> None:
+        orders = World(1, rebalance_delay=0)
+        (grant,) = self.grants(orders.bind("A"))
+        assert (grant.previous, grant.seconds, grant.by_handoff) == (None, None, False)
+
+    def test_a_handoff_takes_from_the_revoke_to_the_grant(self) -> None:
+        orders = joined(warmup=True)
+        orders.wait(100)
+        orders.ready("B", 3)
+        orders.wait(1.5)
+        (grant,) = self.grants(orders.do(Release("A", (Let(3, 1),))))
+        assert (grant.previous, grant.seconds, grant.by_handoff) == ("A", 1.5, True)
+
+    def test_an_orphan_counts_from_the_death_of_its_owner(self) -> None:
+        orders = World.owning({"A": [0], "B": [1]})
+        orders.wait(7)
+        orders.expire("B")
+        orders.wait(2)
+        (grant,) = self.grants(orders.rebalance_now())
+        assert (grant.seconds, grant.handed_over) == (2.0, "orphaned")
+
+    def test_an_owner_gone_amid_a_warm_up_left_no_gap(self) -> None:
+        orders = joined(warmup=True)
+        orders.wait(100)
+        grants = self.grants(orders.expire("A"))
+        assert {g.partition: g.seconds for g in grants} == {0: 0.0, 1: 0.0, 2: 0.0, 3: 0.0}
 
 
 class TestOutage:
