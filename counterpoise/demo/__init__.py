@@ -14,7 +14,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "leaves and one is killed; ends with a verdict computed from what they wrote down.",
         epilog="exit codes: 0 good verdict, 1 bad verdict, 2 the demo could not be played",
     )
-    parser.add_argument("--rows", type=int, help="only the first so many flights (at least 2,000)")
+    parser.add_argument("--rows", type=int, help="only the first so many flights (at least 10,000)")
     parser.add_argument(
         "--sabotage", choices=SABOTAGES, help="break a promise; the verdict must be bad"
     )

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from counterpoise.demo.flights import Flight
-from counterpoise.demo.sabotage import SABOTAGES, Zombie, damage
+from counterpoise.demo.sabotage import SABOTAGES, Damage, Zombie
 from counterpoise.demo.sink import Message, Sink, Slice
 from counterpoise.spark.java import ensure_java
 
@@ -46,15 +46,13 @@ class Work:
     def __init__(self, sink: Sink, pace: Path, sabotage: str | None, zombie: Zombie | None) -> None:
         self._sink = sink
         self._pace = pace
-        self._sabotage = sabotage
+        self._damage = Damage(sabotage)
         self._zombie = zombie
         self._last = time.monotonic()
 
     def __call__(self, batch: "DataFrame", batch_id: int) -> None:
         table = batch.select("partition", "position", "epoch", "value", "published_at").toArrow()
-        slices = list(slices_of(table))
-        if self._sabotage:
-            slices = damage(self._sabotage, batch_id, slices)
+        slices = self._damage(batch_id, list(slices_of(table)))
         self._sink.write(batch_id, slices)
         if self._zombie:
             self._sink.write(batch_id, self._zombie.more(slices))

@@ -19,8 +19,9 @@ from counterpoise.demo.verdict import Verdict, judge
 from counterpoise.demo.watching import Seen
 
 GOOD, BAD, FAILED, INTERRUPTED = 0, 1, 2, 130
-# Fewer flights than this do not last for the scenario.
-LEAST_ROWS = 2_000
+# With fewer flights hardly any aircraft flies again while its partition is with one application, so
+# that there would be no order to keep.
+LEAST_ROWS = 10_000
 # For whoever reads what was written to a file.
 PLAIN_WIDTH = 120
 CATCH_SECONDS = 30.0

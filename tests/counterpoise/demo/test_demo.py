@@ -1,0 +1,138 @@
+"""The demo as a whole, on few flights: good as it is, bad with each sabotage, gone when told so."""
+
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+
+ROWS = "10000"
+BAD = {
+    "skip": "every flight processed",
+    "reorder": "order kept for every aircraft",
+    "unfenced": "one owner at a time",
+}
+
+Demo = subprocess.Popen[str]
+
+
+def start(*arguments: str) -> Demo:
+    command = [sys.executable, "-m", "counterpoise.cli", "demo", "--rows", ROWS, *arguments]
+    return subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
+    )
+
+
+@pytest.fixture
+def demos() -> Iterator[list[Demo]]:
+    """Those still running at the end are ended, and with them what they have started."""
+    demos: list[Demo] = []
+    yield demos
+    for demo in demos:
+        demo.kill()
+        demo.wait()
+        assert demo.stdout is not None
+        demo.stdout.close()
+
+
+def play(demos: list[Demo], *arguments: str) -> tuple[int, str]:
+    demo = start(*arguments)
+    demos.append(demo)
+    output, _ = demo.communicate()
+    print(output)
+    return demo.returncode, output
+
+
+@pytest.mark.long
+@pytest.mark.timeout(600)
+def test_the_demo_ends_with_a_good_verdict(demos: list[Demo]) -> None:
+    code, output = play(demos)
+    assert "Verdict: GOOD" in output
+    assert code == 0
+    assert re.search(r"service at http://127\.0\.0\.1:\d+", output)
+    assert "BROKEN" not in output
+
+
+@pytest.mark.long
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("sabotage", BAD)
+def test_a_sabotaged_demo_ends_with_a_bad_verdict(demos: list[Demo], sabotage: str) -> None:
+    code, output = play(demos, "--sabotage", sabotage)
+    assert "Verdict: BAD" in output
+    assert code == 1
+    assert re.search(f"BROKEN +{BAD[sabotage]}", output)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(("how", "code"), [(signal.SIGINT, 130), (signal.SIGKILL, -9)])
+def test_whatever_ends_the_demo_ends_all_it_started(
+    demos: list[Demo], how: signal.Signals, code: int
+) -> None:
+    demo = start()
+    demos.append(demo)
+    assert demo.stdout is not None
+    for line in demo.stdout:
+        if "PySpark applications start" in line:
+            break
+    children = descendants(demo.pid)
+    assert len(children) >= 4, "service and applications"
+    # What they start in turn is to end as well.
+    time.sleep(3.0)
+    children |= descendants(demo.pid)
+    demo.send_signal(how)
+    assert demo.wait(60) == code
+    deadline = time.monotonic() + 60
+    while left := children & running():
+        assert time.monotonic() < deadline, f"still running: {left}"
+        time.sleep(0.1)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"), [(["--rows", "9"], "at least 10,000"), (["--sabotage", "all"], "choose")]
+)
+def test_wrong_usage_is_told(arguments: Sequence[str], says: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "counterpoise.cli", "demo", *arguments],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 2
+    assert says in done.stdout + done.stderr
+
+
+def running() -> set[tuple[int, str]]:
+    """Every process that has not ended, with its start time: a number may be used again."""
+    found = set()
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdecimal():
+            try:
+                fields = (entry / "stat").read_text().rpartition(") ")[2].split()
+            except OSError:
+                continue
+            if fields[0] != "Z":
+                found.add((int(entry.name), fields[19]))
+    return found
+
+
+def descendants(ancestor: int) -> set[tuple[int, str]]:
+    """All processes that this one has started, directly or not."""
+    parents = {}
+    for pid, started in running():
+        try:
+            stat = Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2].split()
+        except OSError:
+            continue
+        parents[pid, started] = int(stat[1])
+    found: set[tuple[int, str]] = set()
+    generation = {ancestor}
+    while generation:
+        children = {process for process, parent in parents.items() if parent in generation}
+        found |= children
+        generation = {pid for pid, _ in children}
+    return found
