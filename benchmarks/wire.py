@@ -1,0 +1,62 @@
+"""Just enough of HTTP to measure a service and not a client: kept connections, JSON both ways."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from types import TracebackType
+from typing import Any, Self
+from urllib.parse import urlsplit
+
+
+class Caller:
+    """Calls one service; opens as many connections as there are calls at a time."""
+
+    def __init__(self, url: str) -> None:
+        parts = urlsplit(url)
+        assert parts.hostname is not None
+        self._host, self._port = parts.hostname, parts.port or 80
+        self._idle: list[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = []
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, _: type[BaseException] | None, __: BaseException | None, ___: TracebackType | None
+    ) -> None:
+        for _reader, writer in self._idle:
+            writer.close()
+
+    async def open(self, connections: int) -> None:
+        """Opens so many connections, so that the first calls need not."""
+        for _ in range(connections):
+            self._idle.append(await asyncio.open_connection(self._host, self._port))
+
+    async def __call__(
+        self, method: str, path: str, body: object = None, token: str | None = None
+    ) -> Any:
+        """The body of the answer, None if it has none. Raises RuntimeError for a status of 400 and
+        more."""
+        data = b"" if body is None else json.dumps(body).encode()
+        head = f"{method} /v1{path} HTTP/1.1\r\nHost: {self._host}\r\n"
+        if token is not None:
+            head += f"Authorization: Bearer {token}\r\n"
+        if data:
+            head += f"Content-Type: application/json\r\nContent-Length: {len(data)}\r\n"
+        reader, writer = (
+            self._idle.pop()
+            if self._idle
+            else await asyncio.open_connection(self._host, self._port)
+        )
+        writer.write(head.encode() + b"\r\n" + data)
+        status, length = 0, 0
+        status = int((await reader.readline()).split()[1])
+        while (line := await reader.readline()) not in (b"\r\n", b""):
+            name, _, value = line.partition(b":")
+            if name.lower() == b"content-length":
+                length = int(value)
+        answer = await reader.readexactly(length)
+        self._idle.append((reader, writer))
+        if status >= 400:
+            raise RuntimeError(f"{method} {path}: {status} {answer.decode()}")
+        return json.loads(answer) if answer else None
