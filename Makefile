@@ -63,6 +63,10 @@ check: setup ## lint, format, types, import rules, openapi.yaml, migrations
 	$(BIN)/mypy
 	$(BIN)/pytest -q -m 'not long' $(AGREEMENTS)
 
+.PHONY: openapi
+openapi: setup ## write openapi.yaml anew from what the app serves
+	@$(BIN)/python -m api.openapi > openapi.yaml.new && mv openapi.yaml.new openapi.yaml
+
 .PHONY: serve
 serve: setup ## run the service on 127.0.0.1:8640
 	@$(BIN)/counterpoise serve $(ARGS)
