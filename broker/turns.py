@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 from broker.core import commands as c
@@ -193,10 +194,12 @@ class Turn:
 
 
 def _by_rebalance(records: tuple[r.Record, ...]) -> Sequence[tuple[r.Record, ...]]:
-    """The records of one decision, cut where a rebalance follows grants outside of it: two entries
-    of the history."""
-    outside = any(isinstance(record, r.GrantedOutside) for record in records)
-    for place, record in enumerate(records):
-        if outside and place and isinstance(record, r.RebalanceStarted):
-            return [records[:place], records[place:]]
-    return [records] if records else []
+    """The records of one decision, cut where another entry of the history begins: grants outside of
+    a rebalance (there may be two in one decision, rules 12 and 7), or a rebalance after them."""
+    begins = [
+        place
+        for place, record in enumerate(records)
+        if isinstance(record, r.GrantedOutside | r.RebalanceStarted)
+    ]
+    cuts = [0, *begins[1:], len(records)]
+    return [records[first:end] for first, end in pairwise(cuts)] if records else []

@@ -201,7 +201,6 @@ def _grant(draft: Draft, numbers: Sequence[int], ranking: Ranking) -> None:
     partitions."""
     queue = draft.queue
     grants: list[r.Grant] = []
-    counted: list[int] = []
     for number in numbers:
         flow = taker(queue, ranking)
         if flow is None:
@@ -209,12 +208,8 @@ def _grant(draft: Draft, numbers: Sequence[int], ranking: Ranking) -> None:
         partition = queue.partitions[number]
         grants.append(draft.drawn_up(partition, flow, partition.let_go))
         if not partition.retiring:
+            # If this is the queue's own ranking, `replay` will set it to the same counts.
             ranking.add(flow.seat, 1)
-            counted.append(flow.seat)
-    if ranking is queue.ranking:
-        # Only reckoned with so far: `replay` counts them in the queue's own.
-        for seat in counted:
-            ranking.add(seat, -1)
     if grants:
         draft.emit(r.Granted(tuple(grants), draft.now))
 
