@@ -72,7 +72,11 @@ def update_view(queue: Queue, flow: Flow, positions: Positions, now: float) -> v
                 )
             )
         elif handoff is not None and handoff.warm:
-            seen.append(views.PartitionInUpdate(number, partition.epoch, "warming", position))
+            seen.append(
+                views.PartitionInUpdate(
+                    number, partition.epoch, "warming", position, None, handoff.deadline
+                )
+            )
     return views.UpdateView(
         queue=queue.name,
         flow_id=flow.id,
