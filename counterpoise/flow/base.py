@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, NoReturn
 
 from counterpoise.errors import CounterpoiseError, UsedInAnotherProcess
-from counterpoise.flow.callbacks import Callbacks, OnOwned, OnRevoking, OnWarming
+from counterpoise.flow.callbacks import Callbacks, OnOwned, OnRevoking, OnWarming, OnWarmingEnded
 from counterpoise.flow.core import FlowCore, FlowSettings
 from counterpoise.flow.programs import Sent
 from counterpoise.flow.view import Owned, Warming
@@ -42,7 +42,7 @@ class BaseFlow:
         on_retiring: OnOwned = None,
         on_lost: OnOwned = None,
         on_warming: OnWarming = None,
-        on_warming_ended: OnWarming = None,
+        on_warming_ended: OnWarmingEnded = None,
     ) -> None:
         settings = FlowSettings(
             queue=queue,
@@ -107,14 +107,12 @@ class BaseFlow:
     @property
     def log(self) -> str | None:
         """The queue's log, without credentials; None before the first bind."""
-        bound = self._core.bound
-        return bound.log if bound else None
+        return self._core.log
 
     @property
     def start(self) -> str | None:
         """What a position of None means: `earliest` or `latest`; None before the first bind."""
-        bound = self._core.bound
-        return bound.start if bound else None
+        return self._core.start
 
     # -------------------------------------------------------------- what it owns
 

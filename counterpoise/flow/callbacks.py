@@ -21,7 +21,8 @@ from counterpoise.flow.view import (
 
 OnOwned: TypeAlias = Callable[[Owned], Any] | None
 OnRevoking: TypeAlias = Callable[[Owned, float], Any] | None
-OnWarming: TypeAlias = Callable[[Warming], Any] | None
+OnWarming: TypeAlias = Callable[[Warming, float | None], Any] | None
+OnWarmingEnded: TypeAlias = Callable[[Warming], Any] | None
 
 
 @dataclass(frozen=True)
@@ -32,7 +33,8 @@ class Callbacks:
     on_revoking(owned, seconds_left): finish what is outstanding, commit, release in that time.
     on_retiring(owned): drain the partition to its end, then release it with finished=True.
     on_lost(owned): it is gone under this epoch, and not because the program released it.
-    on_warming(warming): restore its state, then call ready.
+    on_warming(warming, seconds_left): restore its state in that time (None: not known), then call
+        ready.
     on_warming_ended(warming): the handoff was called off.
     """
 
@@ -41,7 +43,7 @@ class Callbacks:
     on_retiring: OnOwned = None
     on_lost: OnOwned = None
     on_warming: OnWarming = None
-    on_warming_ended: OnWarming = None
+    on_warming_ended: OnWarmingEnded = None
 
     @property
     def any(self) -> bool:
@@ -54,14 +56,17 @@ class Callbacks:
             case Granted(owned) if self.on_granted:
                 return partial(self.on_granted, owned)
             case Revoking(owned) if self.on_revoking:
-                left = 0.0 if owned.deadline is None else max(0.0, owned.deadline - now)
-                return partial(self.on_revoking, owned, left)
+                return partial(self.on_revoking, owned, _left(owned.deadline, now) or 0.0)
             case Retiring(owned) if self.on_retiring:
                 return partial(self.on_retiring, owned)
             case Lost(owned) if self.on_lost:
                 return partial(self.on_lost, owned)
             case WarmingStarted(warming) if self.on_warming:
-                return partial(self.on_warming, warming)
+                return partial(self.on_warming, warming, _left(warming.deadline, now))
             case WarmingEnded(warming) if self.on_warming_ended:
                 return partial(self.on_warming_ended, warming)
         return None
+
+
+def _left(deadline: float | None, now: float) -> float | None:
+    return None if deadline is None else max(0.0, deadline - now)

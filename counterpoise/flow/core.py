@@ -125,6 +125,9 @@ class FlowCore:
         # The last thing that went wrong, None once the service answers again.
         self.last_error: CounterpoiseError | None = None
         self.lease_expires_at: float | None = None
+        # As told at the latest bind.
+        self.log: str | None = None
+        self.start: str | None = None
         self.log_access: LogAccess | None = None
         # The service's clock (Unix seconds) minus ours, from the latest update.
         self.clock_offset: float | None = None
@@ -161,7 +164,7 @@ class FlowCore:
             return calls.unbind(self.settings.queue, bound.flow_id, bound.flow_token)
         self.status = "bound"
         self.bound = bound
-        self.log_access = bound.log_access
+        self.log, self.start, self.log_access = bound.log, bound.start, bound.log_access
         self.last_error = None
         self._renewed(sent_at)
         self._show(bound.update, now)

@@ -93,17 +93,17 @@ def failing(verb, behaviour, times):
     return script
 
 
-FAULTS = [
-    Cut(),
-    Cut(b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\n{"),
-    Answer(200, text="<html>"),
-    Answer(200, body={}),
-    Answer(502, text="Bad gateway"),
-    problem(503, "unavailable"),
-]
+FAULTS = {
+    "cut": Cut(),
+    "cut short": Cut(b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\n{"),
+    "not JSON": Answer(200, text="<html>"),
+    "not an answer": Answer(200, body={}),
+    "a proxy": Answer(502, text="Bad gateway"),
+    "unavailable": problem(503, "unavailable"),
+}
 
 
-@pytest.mark.parametrize("fault", FAULTS, ids=str)
+@pytest.mark.parametrize("fault", FAULTS.values(), ids=FAULTS)
 def test_a_bind_that_fails_is_repeated_as_the_same_instance(faulty, make, fault):
     faulty.script = failing("/flows", fault, 2)
     with make() as flow:
@@ -113,7 +113,7 @@ def test_a_bind_that_fails_is_repeated_as_the_same_instance(faulty, make, fault)
         assert len(faulty.requests("/flows")) == 3
 
 
-@pytest.mark.parametrize("fault", FAULTS, ids=str)
+@pytest.mark.parametrize("fault", FAULTS.values(), ids=FAULTS)
 def test_polls_that_fail_cost_nothing(faulty, make, fault):
     faulty.script = failing("/updates", fault, 3)
     with make() as flow:

@@ -86,11 +86,12 @@ def test_a_successor_that_warms_up_is_told_and_says_ready(flow):
 
     first = flow(on_revoking=revoking)
     owns(first, 4)
-    second = flow(warmup=True, on_warming=warmed.append)
+    second = flow(warmup=True, on_warming=lambda *told: warmed.append(told))
     eventually(lambda: len(warmed) == 2)
     assert len(second.warming) == 2
     assert len(first.partitions) == 4
-    for warming in warmed:
+    for warming, seconds_left in warmed:
+        assert 590 < seconds_left <= 600
         assert second.ready(warming.partition) == "ok"
     owns(second, 2)
     assert dict(second.warming) == {}

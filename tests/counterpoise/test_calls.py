@@ -1,0 +1,144 @@
+"""What the client sends is what `openapi.yaml` describes, which binds both sides."""
+
+import re
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+import counterpoise
+from counterpoise import calls
+from counterpoise.calls import Call, EventReader, Listing, base_url
+from counterpoise.errors import BadAnswer
+from counterpoise.wire import CommitItem, ReadyItem, ReleaseItem
+
+DOCUMENT = yaml.safe_load((Path(counterpoise.__file__).parents[1] / "openapi.yaml").read_text())
+SETTINGS: dict[str, Any] = {
+    "access_type": "exclusive",
+    "rebalance_delay": 1.0,
+    "max_handoff_time": 1.0,
+    "max_warmup_time": 1.0,
+    "max_concurrent_handoffs": 1,
+    "start": "latest",
+}
+FLOW = ("q", "f", "t")
+
+SENT: dict[str, Call | Listing] = {
+    "queues": calls.queues(),
+    "create_queue": calls.create_queue("q", 3, log="builtin:p", **SETTINGS),
+    "queue": calls.queue("q"),
+    "change_queue": calls.change_queue("q", True, partition_count=4, **SETTINGS),
+    "delete_queue": calls.delete_queue("q", force=True),
+    "rebalance_status": calls.rebalance_status("q"),
+    "rebalance_now": calls.rebalance_now("q"),
+    "partitions": calls.partitions("q"),
+    "flows": calls.flows("q"),
+    "rebalances": calls.rebalances("q"),
+    "set_positions": calls.set_positions("q", {0: "5"}),
+    "set_positions to a time": calls.set_positions("q", datetime.now(UTC)),
+    "log_access": calls.log_access("q", "read"),
+    "bind": calls.bind("q", "me", "instance", 5.0, True),
+    "unbind": calls.unbind(*FLOW),
+    "poll": calls.poll(*FLOW, after=3, wait_seconds=1.0),
+    "heartbeat": calls.heartbeat(*FLOW),
+    "commit": calls.commit(*FLOW, [CommitItem(0, 1, "5")], seq=1),
+    "release": calls.release(*FLOW, [ReleaseItem(0, 1, "5", True)], seq=1),
+    "ready": calls.ready(*FLOW, [ReadyItem(0, 1)]),
+    "drain": calls.drain(*FLOW, timeout_seconds=5.0),
+}
+
+
+def operation(call):
+    """The operation of the document that a call is for."""
+    for template, item in DOCUMENT["paths"].items():
+        if re.fullmatch(re.sub(r"{\w+}", "[^/]+", template), "/v1" + call.path):
+            assert call.method.lower() in item, f"{call.method} {template} is not described"
+            return {"parameters": item.get("parameters", []), **item[call.method.lower()]}
+    pytest.fail(f"{call.path} is not described")
+
+
+def resolve(schema):
+    while "$ref" in schema:
+        found = DOCUMENT
+        for name in schema["$ref"].removeprefix("#/").split("/"):
+            found = found[name]
+        schema = found
+    return schema
+
+
+def fits(value, schema, where):
+    """Whether the names in `value` are those of the schema; types are the service's to check."""
+    schema = resolve(schema)
+    options = schema.get("anyOf") or schema.get("oneOf")
+    if options:
+        schema = resolve(next((one for one in options if resolve(one).get("properties")), {}))
+    if isinstance(value, dict) and "properties" in schema:
+        assert set(value) <= set(schema["properties"]), where
+        assert set(schema.get("required", ())) <= set(value), where
+        for name, part in value.items():
+            fits(part, schema["properties"][name], f"{where}.{name}")
+    if isinstance(value, list):
+        for part in value:
+            fits(part, schema["items"], where)
+
+
+@pytest.mark.parametrize("name", SENT)
+def test_each_call_is_described(name):
+    sent = SENT[name]
+    call = sent.page("next") if isinstance(sent, Listing) else sent
+    described = operation(call)
+    parameters = [resolve(one) for one in described["parameters"]]
+    query = {one["name"] for one in parameters if one["in"] == "query"}
+    assert set(call.query) <= query
+    if call.body is not None:
+        schema = described["requestBody"]["content"]["application/json"]["schema"]
+        fits(call.body, schema, name)
+    else:
+        assert not described.get("requestBody", {}).get("required")
+
+
+def test_every_operation_on_queues_has_its_call():
+    described = {
+        (method, path)
+        for path, item in DOCUMENT["paths"].items()
+        for method in item
+        if path.startswith("/v1/") and method in ("get", "post", "patch", "delete")
+    }
+    sent = [one.page(None) if isinstance(one, Listing) else one for one in SENT.values()]
+    sent.append(Call("GET", calls.events_path("q"), lambda _: None))
+    made = {
+        (call.method.lower(), path)
+        for call in sent
+        for path in DOCUMENT["paths"]
+        if re.fullmatch(re.sub(r"{\w+}", "[^/]+", path), "/v1" + call.path)
+    }
+    assert described == made
+
+
+@pytest.mark.parametrize(
+    ("url", "base"),
+    [
+        ("http://a:1", "http://a:1/v1"),
+        ("http://a:1/", "http://a:1/v1"),
+        ("https://a/counterpoise/", "https://a/counterpoise/v1"),
+        ("http://a/v1/", "http://a/v1"),
+        (" http://[::1]:8640 ", "http://[::1]:8640/v1"),
+    ],
+)
+def test_addresses_may_be_written_in_many_ways(url, base):
+    assert base_url(url) == base
+
+
+def test_events_are_read_line_by_line():
+    reader = EventReader()
+    stream = ": hello\n\nevent: change\nid: 7\ndata: {\ndata: }\n\ndata: 1\n\nid: 9\n\n"
+    events = [event for line in stream.split("\n") if (event := reader.line(line)) is not None]
+    assert [(one.revision, one.name, one.data) for one in events] == [
+        (7, "change", {}),
+        (7, "message", 1),
+    ]
+    reader.line("data: {")
+    with pytest.raises(BadAnswer):
+        reader.line("")
