@@ -23,7 +23,11 @@ class Server(uvicorn.Server):
         self._announce = announce
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets)
+        try:
+            await super().startup(sockets)
+        except SystemExit:
+            # uvicorn has logged why; its own code means something else here (`broker.launch`).
+            raise SystemExit(1) from None
         for listener in sockets or ():
             address = address_of(listener)
             if self._announce:

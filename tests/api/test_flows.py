@@ -155,8 +155,7 @@ def test_a_replaced_flow_is_told_so(api: httpx.Client) -> None:
 def test_an_expired_lease(api: httpx.Client) -> None:
     create_queue(api, "q", 1)
     consumer = bind(api, "q", lease_seconds=1)
-    eventually(lambda: consumer.call("heartbeat").status_code == 200)
-    time.sleep(1.5)
+    assert consumer.call("heartbeat").status_code == 200
     eventually(lambda: api.get("/queues/q").json()["flow_count"] == 0)
     assert problem(consumer.call("heartbeat"), 410, "flow_gone")["reason"] == "lease_expired"
 
@@ -212,7 +211,6 @@ def test_a_long_poll_wakes_at_once(service: Service) -> None:
         thread = threading.Thread(target=wait)
         thread.start()
         eventually(lambda: len(service.app.state.open_calls) == 1)
-        time.sleep(0.1)
         changed = time.monotonic()
         admin.patch("/queues/q", json={"partition_count": 2}).raise_for_status()
         thread.join(15)

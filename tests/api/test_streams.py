@@ -3,7 +3,7 @@
 import asyncio
 import json
 import threading
-from collections.abc import AsyncIterator, Generator
+from collections.abc import AsyncIterator, Callable, Generator
 
 import httpx
 import pytest
@@ -170,6 +170,7 @@ class Wire:
     def __init__(self) -> None:
         self.sent: list[bytes] = []
         self.hung_up = asyncio.Event()
+        self.changed = asyncio.Condition()
         self.ended = False
 
     async def receive(self) -> dict[str, object]:
@@ -182,6 +183,12 @@ class Wire:
         self.sent.append(body)
         if message["type"] == "http.response.body":
             self.ended = not message["more_body"]
+        async with self.changed:
+            self.changed.notify_all()
+
+    async def until(self, condition: Callable[[], bool]) -> None:
+        async with asyncio.timeout(10), self.changed:
+            await self.changed.wait_for(condition)
 
     async def carry(self, stream: EventStream[bytes]) -> None:
         await stream({"type": "http"}, self.receive, self.send)  # type: ignore[arg-type]
@@ -197,8 +204,7 @@ async def test_silence_is_broken_by_comments() -> None:
     call = asyncio.create_task(
         wire.carry(EventStream(_silence(), bytes, OpenCalls(), keep_alive_seconds=0.01))
     )
-    await asyncio.sleep(0.5)
-    assert wire.sent.count(b":\n\n") >= 3
+    await wire.until(lambda: wire.sent.count(b":\n\n") >= 3)
     wire.hung_up.set()
     await call
     assert wire.ended

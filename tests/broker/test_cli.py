@@ -138,6 +138,7 @@ def test_it_stops_in_seconds_with_an_open_stream(served: ServeProcess, signum: i
         thread.join()
 
 
+@pytest.mark.long
 def test_its_own_postgres_comes_and_goes_with_it(with_its_own_postgres: ServeProcess) -> None:
     process = with_its_own_postgres
     with httpx.Client(base_url=f"{process.url}/v1", timeout=20) as http:
@@ -150,6 +151,7 @@ def test_its_own_postgres_comes_and_goes_with_it(with_its_own_postgres: ServePro
         assert http.get("/queues/q").json()["partition_count"] == 3
 
 
+@pytest.mark.long
 def test_it_survives_losing_its_database(served: ServeProcess, migrated_url: str) -> None:
     """503 with Retry-After and not ready while Postgres refuses, and then as before."""
     name = migrated_url.rpartition("/")[2]
