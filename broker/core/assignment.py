@@ -91,10 +91,13 @@ class Giving:
         queue = self._queue
         counts = dict(queue.ranking.counts)
         floor = sum(counts.values()) // len(counts)
+        able = self._able(counts, floor)
+        if not able:
+            return
         above = sum(count - floor - 1 for count in counts.values() if count > floor + 1)
         below = sum(floor - count for count in counts.values() if count < floor)
         takers = _Takers(counts)
-        for turn, number in self._given(counts):
+        for turn, number in self._given(counts, able):
             if turn >= max(above, below):
                 return
             yield number, queue.by_seat[takers.at(turn)]
@@ -105,13 +108,21 @@ class Giving:
         assert first is not None
         counts = dict(self._queue.ranking.counts)
         del counts[first.seat]
-        for _, number in self._given(counts):
+        for _, number in self._given(counts, self._able(counts, 0)):
             yield number, first
 
-    def _given(self, counts: dict[int, int]) -> Iterator[tuple[int, int]]:
+    def _able(self, counts: dict[int, int], share: int) -> set[int]:
+        """The seats that have more than the share and something to give."""
+        by_seat = self._queue.by_seat
+        return {
+            seat
+            for seat, count in counts.items()
+            if count > share and len(by_seat[seat].owned) > by_seat[seat].outgoing
+        }
+
+    def _given(self, counts: dict[int, int], able: set[int]) -> Iterator[tuple[int, int]]:
         """(turn, partition) of the turns in which there is something to give."""
         by_seat = self._queue.by_seat
-        able = {seat for seat in counts if len(by_seat[seat].owned) > by_seat[seat].outgoing}
         for turn, seat in _turns(counts, able):
             number = self._from(by_seat[seat])
             if number is None:

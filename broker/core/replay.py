@@ -242,6 +242,7 @@ def _(record: r.WarmupsEnded, queue: Queue) -> None:
         if record.ready and successor is not None:
             queue.journal.put(queue.warmed, number, (successor.id, partition.epoch))
         queue.touch(partition.owner)
+        _touch_successor(queue, handoff)
 
 
 @_apply.register
@@ -331,3 +332,4 @@ def _(record: r.DeadlinesMoved, queue: Queue) -> None:
             queue.set_deadline(handoff, handoff.deadline + record.seconds)
             if queue.partitions[handoff.number].state is State.REVOKING:
                 queue.touch(queue.partitions[handoff.number].owner)
+            _touch_successor(queue, handoff)

@@ -542,7 +542,7 @@ def view(state: dict[str, Any], flow_id: str) -> Any:
             deadline = handoff["deadline"] if revoking else None
             seen[number] = (label, partition["epoch"], partition["handed_over"], deadline)
         elif handoff is not None and handoff["successor"] == me and handoff["warm"]:
-            seen[number] = ("warming", partition["epoch"], None, None)
+            seen[number] = ("warming", partition["epoch"], None, handoff["deadline"])
     return seen, flow["draining"]
 
 

@@ -339,6 +339,20 @@ class TestOutage:
         orders.do(MoveDeadlines(1, began, 60.0))
         assert orders.deadline(3) == 63.0
 
+    def test_what_began_after_it_lost_no_time_by_it(self) -> None:
+        """Somebody served again before anybody noticed the gap."""
+        orders = World.owning({"A": [0, 1]}, rebalance_delay=0)
+        orders.wait(70)
+        orders.bind("B")
+        orders.do(MoveDeadlines(1, 10.0, 60.0))
+        assert orders.deadline(1) == 73.0
+
+    def test_who_sees_a_deadline_is_told_that_it_moved(self) -> None:
+        orders = joined(warmup=True)
+        orders.ready("B", 3)
+        orders.wait(2)
+        assert orders.do(MoveDeadlines(1, 1.0, 60.0)).notices == {"A", "B"}
+
     def test_what_was_due_before_it_is_not_postponed(self) -> None:
         orders = joined(warmup=False)
         orders.wait(30)
