@@ -9,7 +9,7 @@ in memory that fell behind (a notification may be lost with its sender).
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from time import monotonic
 from typing import Any
@@ -17,6 +17,7 @@ from typing import Any
 import structlog
 
 from broker.alarms import Alarms
+from broker.batches import Batcher
 from broker.clock import StoreClock
 from broker.coordinator import UNAVAILABLE, Coordinator
 from broker.core.errors import QueueNotFound, Unavailable
@@ -48,6 +49,7 @@ class Replica:
         self._new_id = new_id
         self._monotonic = monotonic
         self._ids: dict[str, str] = {}
+        self._finds: Batcher[str, str | None] = Batcher(self._find)
         self._coordinators: dict[str, Coordinator] = {}
         self._used: dict[str, float] = {}
         self._watchers: dict[str, dict[str, set[asyncio.Event]]] = {}
@@ -94,14 +96,19 @@ class Replica:
         """The coordinator of the queue of this name. Raises QueueNotFound, Unavailable."""
         queue_id = self._ids.get(name)
         if queue_id is None:
-            try:
-                queue_id = await self.store.find(name)
-            except StoreUnavailable:
-                raise Unavailable(UNAVAILABLE) from None
-            if queue_id is None:
+            found = await self._finds.ask(name)
+            if found is None:
                 raise QueueNotFound(name)
-            self._ids[name] = queue_id
+            queue_id = self._ids[name] = found
         return self._of(queue_id, name)
+
+    async def _find(self, names: Sequence[str]) -> Sequence[str | None]:
+        """A crowd that asks for one queue asks the store once."""
+        try:
+            found = {name: await self.store.find(name) for name in dict.fromkeys(names)}
+        except StoreUnavailable:
+            raise Unavailable(UNAVAILABLE) from None
+        return [found[name] for name in names]
 
     def _of(self, queue_id: str, name: str = "") -> Coordinator:
         coordinator = self._coordinators.get(queue_id)
