@@ -36,6 +36,8 @@ LEASE_SECONDS = 4.0
 LOOK_SECONDS = 0.1
 WAIT_SECONDS = 120.0
 GRACE_SECONDS = 60.0
+# How long the service may fail to answer before the demo gives up.
+BLIND_SECONDS = 15.0
 
 
 class DemoFailed(Exception):
@@ -94,6 +96,7 @@ class Stage:
         self._watcher = Watcher(self.client, QUEUE, self.record, self._log)
         self._open_publisher()
         self.seen = self._watcher.look()
+        self._looked_at = time.monotonic()
 
     def _start_service(self) -> None:
         port = _free_port()
@@ -217,8 +220,11 @@ class Stage:
             raise DemoFailed(f"publishing failed: {self.publisher.error}")
         try:
             self.seen = self._watcher.look()
+            self._looked_at = time.monotonic()
         except CounterpoiseError as error:
-            raise DemoFailed(f"the service or the log failed: {error}") from error
+            if time.monotonic() - self._looked_at > BLIND_SECONDS:
+                tail = self._children["service"].tail()
+                raise DemoFailed(f"the service or the log failed: {error}\n{tail}") from error
         counted = self.record.counted()
         if not self._last_act:
             self._pace.set(self.plan.pace_after(counted))
