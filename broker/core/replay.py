@@ -108,7 +108,6 @@ def _(record: r.FlowDraining, queue: Queue) -> None:
     queue.set_draining(flow, record.deadline)
     for number in sorted(flow.incoming):
         if queue.partitions[number].state is State.REVOKING:
-            _touch_successor(queue, queue.handoffs[number])
             queue.redirect(queue.handoffs[number], None)
     queue.touch(flow)
 

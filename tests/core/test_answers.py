@@ -171,9 +171,9 @@ class TestReady:
         orders.release("A", 1)
         orders.bind("C", warmup=True)
         orders.drain("B")
-        number = next(iter(orders.on_their_way()))
-        assert orders.state(number) == "warming"
-        assert orders.ready("B", number) == ["not_warming"]
+        assert orders.on_their_way() == {1: ("warming", "C")}
+        assert orders.ready("B", 1) == ["not_warming"]
+        assert orders.ready("B", 1, epoch=2) == ["stale_epoch"]
 
 
 class TestUnknownFlows:
