@@ -1,0 +1,92 @@
+"""What is shown: lines where nobody watches, a picture on a terminal, the verdict on both."""
+
+import io
+import re
+
+import pytest
+from rich.console import Console
+
+from counterpoise.demo.display import LiveDisplay, PlainDisplay, Progress, owners_line
+from counterpoise.demo.evidence import Event
+from counterpoise.demo.report import report
+from counterpoise.demo.verdict import Check, Handoff, Verdict
+from counterpoise.demo.watching import Seen
+
+STATES = {"alpha": "running", "beta": "killed", "gamma": "running"}
+PROGRESS = Progress(published=1500, counted=1000, total=20000)
+
+
+def seen(status: str = "Rebalancing", trigger: str | None = "bind") -> Seen:
+    return Seen(
+        status=status,
+        trigger=trigger,
+        owners=("alpha", "beta", None, "beta.2"),
+        successors=(None, "gamma", None, None),
+        committed=("10", "20", None, "7"),
+        flows={"alpha": "f1", "beta": "f2", "gamma": "f3"},
+        draining=frozenset(),
+        backlog={0: 5, 1: 1234, 2: 0, 3: 9},
+        processed={"alpha": 600, "beta": 400},
+    )
+
+
+def test_owners_are_letters_and_capitals_while_they_hand_off() -> None:
+    assert owners_line(seen()) == "aB.b"
+
+
+def test_plain_output_has_a_line_for_each_change_and_no_control_characters() -> None:
+    output = io.StringIO()
+    display = PlainDisplay(Console(file=output, width=120))
+    display.news("alpha is drained")
+    display.show(seen(), STATES, PROGRESS)
+    display.show(seen(), STATES, PROGRESS)
+    display.show(seen("Ready", None), STATES, PROGRESS)
+    display.close()
+    lines = output.getvalue().splitlines()
+    assert [re.sub(r"^ +\d+\.\d s  ", "", line) for line in lines] == [
+        "alpha is drained",
+        "[aB.b] Rebalancing (bind)                 1,000 of 20,000 flights",
+        "[aB.b] Ready                              1,000 of 20,000 flights",
+    ]
+    assert "\x1b" not in output.getvalue()
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_the_picture_shows_owners_status_applications_progress_and_news(width: int) -> None:
+    output = io.StringIO()
+    console = Console(file=output, force_terminal=True, width=width, height=50, color_system=None)
+    display = LiveDisplay(console, "Counterpoise")
+    display.news("beta is killed (SIGKILL), and started again")
+    display.show(seen(), STATES, PROGRESS)
+    display.close()
+    picture = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", output.getvalue()).rpartition("╭")[2]
+    assert "Rebalancing (bind)" in picture
+    assert re.search(r"owner +alpha +beta +– +beta", picture)
+    assert re.search(r"goes to +gamma", picture)
+    assert re.search(r"waiting +5 +1,234 +0 +9", picture)
+    assert re.search(r"alpha +running +1 +600", picture)
+    assert "1,000 of 20,000" in picture
+    assert "beta is killed" in picture
+    assert all(len(line) <= width for line in picture.splitlines())
+
+
+def verdict(kept: bool) -> Verdict:
+    drain = Event("drain", "alpha", 10.0)
+    handoffs = [
+        Handoff(0, 2, "graceful", "alpha", "gamma", drain, 45, 1.5, 0.4),
+        Handoff(1, 2, "graceful", "alpha", "gamma", drain, 40, 2.5, 0.5),
+    ]
+    check = Check("order kept for every aircraft", kept, "1,434 aircraft [sic]")
+    return Verdict([check], handoffs, 0.7)
+
+
+@pytest.mark.parametrize(
+    ("kept", "mark", "word"), [(True, "kept", "GOOD"), (False, "BROKEN", "BAD")]
+)
+def test_the_report_says_what_was_found_and_what_it_cost(kept: bool, mark: str, word: str) -> None:
+    output = io.StringIO()
+    report(Console(file=output, width=120), verdict(kept), 83.2)
+    text = output.getvalue()
+    assert re.search(rf"{mark} +order kept for every aircraft +1,434 aircraft \[sic\]", text)
+    assert re.search(r"drain of alpha +2 graceful +40 +2.0 s +2.5 s +0.5 s", text)
+    assert f"Verdict: {word} (after 83 s)" in text
