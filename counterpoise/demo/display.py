@@ -17,7 +17,7 @@ from counterpoise.demo.watching import Seen
 COLOURS = {"alpha": "cyan", "beta": "magenta", "gamma": "green"}
 STATUS_COLOURS = {"Ready": "green", "Holddown": "yellow", "Rebalancing": "red"}
 NEWS_LINES = 12
-LEGEND = "[alpha's a, beta's b, gamma's g; a capital is being handed off, . has no owner]"
+LEGEND = "[one letter for each partition: its owner; a capital is being handed off, . has no owner]"
 PLAIN_PROGRESS_SECONDS = 10.0
 
 
@@ -68,6 +68,8 @@ class PlainDisplay:
 
     def show(self, seen: Seen, states: Mapping[str, str], progress: Progress) -> None:
         del states
+        if not self._last:
+            self._line(LEGEND)
         cause = f" ({seen.trigger})" if seen.trigger else ""
         line = f"[{owners_line(seen)}] {seen.status}{cause}"
         now = time.monotonic()
@@ -111,7 +113,9 @@ class LiveDisplay:
         self._picture = [
             self._head(seen),
             _partitions(seen),
+            Text(),
             self._applications(seen, states),
+            Text(),
             _bars(progress),
         ]
         self._draw()
@@ -151,7 +155,7 @@ def colour(application: str) -> str:
 
 
 def _partitions(seen: Seen) -> RenderableType:
-    table = Table(box=None, padding=(0, 1, 1, 0), header_style="dim")
+    table = Table(box=None, padding=(0, 1, 0, 0), header_style="dim")
     table.add_column("", style="dim")
     for number in range(len(seen.owners)):
         table.add_column(str(number), justify="right", min_width=5)
@@ -167,7 +171,7 @@ def _partitions(seen: Seen) -> RenderableType:
 
 
 def _bars(progress: Progress) -> RenderableType:
-    table = Table(box=None, padding=(1, 2, 0, 0), show_header=False)
+    table = Table(box=None, padding=(0, 2, 0, 0), show_header=False)
     for name, value in (("published", progress.published), ("processed", progress.counted)):
         bar = ProgressBar(total=progress.total, completed=value, width=50)
         table.add_row(name, bar, f"{value:,} of {progress.total:,}")

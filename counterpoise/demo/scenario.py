@@ -10,7 +10,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from counterpoise.demo.display import LEGEND, Display, LiveDisplay, PlainDisplay
+from counterpoise.demo.display import Display, LiveDisplay, PlainDisplay
 from counterpoise.demo.evidence import Event, EventKind, Evidence
 from counterpoise.demo.flights import DataSetMissing, load
 from counterpoise.demo.report import report
@@ -96,7 +96,6 @@ class Scenario:
         stage = self._stage
         stage.open()
         self._news(f"service at {stage.url}, queue {QUEUE} with {PARTITIONS} partitions")
-        self._news(LEGEND)
         stage.publisher.start()
         for name in ("alpha", "beta", "gamma"):
             stage.start_application(name, name)

@@ -6,7 +6,7 @@ import re
 import pytest
 from rich.console import Console
 
-from counterpoise.demo.display import LiveDisplay, PlainDisplay, Progress, owners_line
+from counterpoise.demo.display import LEGEND, LiveDisplay, PlainDisplay, Progress, owners_line
 from counterpoise.demo.evidence import Event
 from counterpoise.demo.report import report
 from counterpoise.demo.verdict import Check, Handoff, Verdict
@@ -45,6 +45,7 @@ def test_plain_output_has_a_line_for_each_change_and_no_control_characters() -> 
     lines = output.getvalue().splitlines()
     assert [re.sub(r"^ +\d+\.\d s  ", "", line) for line in lines] == [
         "alpha is drained",
+        LEGEND,
         "[aB.b] Rebalancing (bind)                 1,000 of 20,000 flights",
         "[aB.b] Ready                              1,000 of 20,000 flights",
     ]
