@@ -15,7 +15,6 @@ from broker.store.memory import Fault
 from tests.broker.crowd import Crowd, FacadeDoor
 from tests.broker.shell import Service, World, freeze, spec, virtual
 
-
 HAPPENS = (
     *("join", "join", "leave", "silence", "drain", "restart", "resize", "rebalance", "access"),
     *("freeze", "nothing"),
