@@ -25,6 +25,7 @@ from counterpoise.spark.options import SourceOptions
 from counterpoise.spark.pace import Pace
 from counterpoise.spark.planning import (
     Answer,
+    Key,
     Question,
     View,
     check_log,
@@ -109,7 +110,7 @@ class Consumption:
         self._parsed: tuple[Json, Offset] | None = None
         self._sorted: tuple[Json, Json, list[LogPartition]] | None = None
         self._skipped_count = 0
-        self._refused_count = 0
+        self._taken: set[Key] = set()
         self._stopped = False
 
     def start(self) -> None:
@@ -127,12 +128,15 @@ class Consumption:
         self._raise_if_over()
         self._measure()
         offset = self._parse(start)
+        lost: Sequence[Slice] = ()
         with self._lock:
-            asked = self._flow.partitions
+            bound, asked = self._flow.status == "bound", self._flow.partitions
             if offset is not self._progress.start or self._progress.in_flight:
-                self._progress.finished(offset, asked)
+                lost = self._progress.finished(offset, asked)
                 self._wake.set()
             positions = self._progress.wanted(asked)
+        if bound:
+            self._report_lost(lost)
         if not positions or self._in_doubt():
             return start
         answer = self._ask(
@@ -256,7 +260,7 @@ class Consumption:
                 "revoking": states.count("revoking"),
                 "retiring": states.count("retiring"),
                 "skippedSlices": self._skipped_count,
-                "refusedCommits": self._refused_count,
+                "takenOver": len(self._taken),
                 "lastError": "" if error is None else str(error),
                 "ends": {
                     str(number): bounds.ends[number]
@@ -278,12 +282,23 @@ class Consumption:
             ),
         )
 
+    def _report_lost(self, lost: Sequence[Slice]) -> None:
+        for one in lost:
+            self._taken_over(one.partition, one.epoch, one.end)
+
     def _refused(self, item: CommitItem | ReleaseItem, outcome: str) -> None:
-        self._refused_count += 1
+        logger.info("counterpoise: %s was answered %s", item, outcome)
+        self._taken_over(item.partition, item.epoch, item.position)
+
+    def _taken_over(self, partition: int, epoch: int, position: str | None) -> None:
+        if (partition, epoch) in self._taken:
+            return
+        self._taken.add((partition, epoch))
         logger.warning(
             "counterpoise: partition %d was taken over while a micro-batch with its messages was "
-            "running (%s of epoch %d): what lies before position %s may be delivered again",
-            *(item.partition, outcome, item.epoch, item.position),
+            "running (epoch %d is over): what was not committed before position %s is delivered "
+            "to its new owner too",
+            *(partition, epoch, position),
         )
 
     def _measure(self) -> None:

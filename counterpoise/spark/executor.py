@@ -129,8 +129,8 @@ def _read(
                 if batch.num_rows:
                     yield batch
                     begin, given = batch.column(1)[batch.num_rows - 1].as_py(), True
-                give_up_at = clock() + source.timeout_seconds
-                pause = _FIRST_PAUSE_SECONDS
+                    give_up_at = clock() + source.timeout_seconds
+                    pause = _FIRST_PAUSE_SECONDS
             return
         except PositionTrimmed as error:
             if source.on_trimmed == "fail":

@@ -36,6 +36,12 @@ def continues(epoch: int, held: Owned) -> bool:
     return epoch == held.epoch or (held.handed_over == "replaced" and epoch + 1 == held.epoch)
 
 
+def is_ours(planned: Slice, view: View) -> bool:
+    """Whether the partition of this slice is held, and the slice counts for it."""
+    held = view.get(planned.partition)
+    return held is not None and continues(planned.epoch, held)
+
+
 def done(start: Offset, held: Owned, skipped: Collection[Key] = ()) -> str | None:
     """Up to where the partition is done by ourselves, or None: then the service's word counts."""
     one = start.ranges.get(held.partition)
@@ -153,9 +159,8 @@ def sort_out(planned: Iterable[Slice], view: View | None) -> Sorted:
     read: list[Slice] = []
     skipped: list[Slice] = []
     for one in planned:
-        held = view.get(one.partition)
-        if held is not None and continues(one.epoch, held):
-            read.append(Slice(one.partition, held.epoch, one.start, one.end))
+        if is_ours(one, view):
+            read.append(replace(one, epoch=view[one.partition].epoch))
         else:
             skipped.append(one)
     return Sorted(read, skipped)

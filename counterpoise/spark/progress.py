@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from counterpoise.flow.view import Owned
 from counterpoise.logs import Bounds
 from counterpoise.spark.offsets import Offset, Slice, slices
-from counterpoise.spark.planning import Answer, Key, View, done, plan
+from counterpoise.spark.planning import Answer, Key, View, done, is_ours, plan
 from counterpoise.wire import CommitItem, ReleaseItem
 
 
@@ -64,11 +64,20 @@ class Progress:
             self.start = start
         self.in_flight |= {one.partition for one in slices(start, end)}
 
-    def finished(self, start: Offset, view: View) -> None:
-        """All of `start` is in the sink and nothing is in flight."""
+    def finished(self, start: Offset, view: View) -> list[Slice]:
+        """All of `start` is in the sink and nothing is in flight.
+
+        Returns what was read for nothing: its partition was taken over while it was in flight.
+        """
+        lost = [
+            one
+            for one in slices(self.start or start, start)
+            if (one.partition, one.epoch) not in self.skipped and not is_ours(one, view)
+        ]
         self.start = start
         self.in_flight = frozenset()
         self._forget(view)
+        return lost
 
     def skip(self, superseded: Iterable[Slice]) -> None:
         """These slices are not read although their batch will be done."""

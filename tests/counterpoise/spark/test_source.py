@@ -68,7 +68,11 @@ def test_messages_arrive_once_with_all_columns_and_are_committed(
     client.create_queue("flights", 4, rebalance_delay=0)
     publish(service, "flights", 100)
     sink = Collected()
-    options = {"url": service.url, "queue": "flights", "maxMessagesPerTrigger": 30}
+    options: dict[str, str | int] = {
+        "url": service.url,
+        "queue": "flights",
+        "maxMessagesPerTrigger": 30,
+    }
     query = start(spark, sink, tmp_path / "checkpoint", **options)
     try:
         until(lambda: len(sink.rows) >= 100 or query.exception(), "all messages")

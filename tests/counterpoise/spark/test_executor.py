@@ -1,0 +1,132 @@
+"""What a task reads: from the real log, and from one that fails on the way."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Iterator
+
+import pyarrow as pa
+import pytest
+from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.types import StructType, _parse_datatype_string
+
+from counterpoise.logs import MESSAGE_SCHEMA, Log, LogAccessRefused, LogUnavailable, PositionTrimmed
+from counterpoise.logs.postgres import PostgresLog
+from counterpoise.spark.errors import Trimmed
+from counterpoise.spark.executor import (
+    ARROW_SCHEMA,
+    SCHEMA,
+    LogPartition,
+    LogSource,
+    open_kept,
+    read_slices,
+)
+from counterpoise.spark.offsets import Slice
+from tests.counterpoise.spark.doubles import NumberLog
+from tests.log_support import append, log, log_url
+
+__all__ = ["log", "log_url"]
+
+SOURCE = LogSource("builtin:flights", "postgresql://u:hunter2@h/d", timeout_seconds=10)
+
+
+class FailingLog(NumberLog):
+    """Gives one message per batch; fails before the batches whose positions are named."""
+
+    def __init__(self, failures: dict[int, list[Exception]]) -> None:
+        super().__init__(1)
+        self.failures = failures
+        self.closed = 0
+
+    def read(
+        self, partition: int, start: str, end: str | None, **_: object
+    ) -> Iterator[pa.RecordBatch]:
+        for position in range(int(start), int(end or "0")):
+            if self.failures.get(position):
+                raise self.failures[position].pop(0)
+            yield pa.RecordBatch.from_pylist(
+                [{"partition": partition, "position": str(position), "value": b"x"}],
+                schema=MESSAGE_SCHEMA,
+            )
+
+    def close(self) -> None:
+        self.closed += 1
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
+
+def read(log: Log, *slices: Slice, source: LogSource = SOURCE) -> pa.Table:
+    clock = Clock()
+    partition = LogPartition(source, slices)
+    batches = read_slices(partition, open_source=lambda _: log, sleep=clock.sleep, clock=clock)
+    return pa.Table.from_batches(batches, schema=ARROW_SCHEMA)
+
+
+def positions(table: pa.Table) -> list[str]:
+    return list(table.column("position").to_pylist())
+
+
+def test_the_arrow_schema_is_what_spark_expects(spark: object) -> None:
+    declared = _parse_datatype_string(SCHEMA)
+    assert isinstance(declared, StructType)
+    assert to_arrow_schema(declared, timezone="UTC").equals(ARROW_SCHEMA)
+
+
+def test_slices_are_read_in_order_with_their_epochs(log: PostgresLog) -> None:
+    append(log, "a", "b", "c")
+    append(log, "d", "e", partition=2, first=10)
+    table = read(log, Slice(0, 4, "1", "3"), Slice(2, 7, "0", "2"))
+    rows = table.select(["partition", "position", "epoch", "value"]).to_pylist()
+    assert [tuple(row.values()) for row in rows] == [
+        (0, "1", 4, b"b"),
+        (0, "2", 4, b"c"),
+        (2, "0", 7, b"d"),
+        (2, "1", 7, b"e"),
+    ]
+
+
+def test_a_log_that_is_away_for_a_moment_is_read_on_without_a_trace() -> None:
+    away: list[Exception] = [LogUnavailable("away"), LogAccessRefused("expired")]
+    log = FailingLog({0: list(away), 3: list(away)})
+    assert positions(read(log, Slice(0, 1, "0", "6"))) == ["0", "1", "2", "3", "4", "5"]
+    assert log.closed == 4
+
+
+def test_a_log_that_stays_away_fails_the_task_after_its_time() -> None:
+    log = FailingLog({2: [LogUnavailable("away") for _ in range(1000)]})
+    with pytest.raises(LogUnavailable):
+        read(log, Slice(0, 1, "0", "6"))
+    assert log.closed < 20
+
+
+def test_trimmed_messages_fail_the_task_or_are_passed_over() -> None:
+    def trimmed() -> FailingLog:
+        return FailingLog({1: [PositionTrimmed(0, "1", "4")]})
+
+    with pytest.raises(Trimmed, match="onTrimmed"):
+        read(trimmed(), Slice(0, 1, "1", "6"))
+    earliest = LogSource("builtin:flights", None, on_trimmed="earliest")
+    assert positions(read(trimmed(), Slice(0, 1, "1", "6"), source=earliest)) == ["4", "5"]
+    assert positions(read(trimmed(), Slice(0, 1, "1", "3"), source=earliest)) == []
+
+
+def test_credentials_travel_and_are_not_shown() -> None:
+    partition = LogPartition(SOURCE, (Slice(0, 1, "0", "6"),))
+    assert "hunter2" not in repr(partition) + str(partition) + repr(SOURCE)
+    assert pickle.loads(pickle.dumps(partition)).source.access == SOURCE.access
+
+
+def test_a_worker_keeps_its_connection_until_the_credentials_change() -> None:
+    first = open_kept(SOURCE)
+    assert open_kept(LogSource(**vars(SOURCE))) is first
+    renewed = LogSource("builtin:flights", "postgresql://u:other@h/d")
+    assert open_kept(renewed) is not first

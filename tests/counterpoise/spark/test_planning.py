@@ -1,0 +1,115 @@
+import hypothesis.strategies as st
+import pytest
+from hypothesis import given
+
+from counterpoise.flow.view import Owned
+from counterpoise.spark.errors import AheadOfLog, InvalidOffset
+from counterpoise.spark.offsets import Offset, Range, Slice
+from counterpoise.spark.planning import (
+    Question,
+    answer_to,
+    check_log,
+    continues,
+    pack,
+    plan,
+    sort_out,
+)
+from tests.counterpoise.spark.doubles import NumberLog
+
+
+def held(partition: int, epoch: int, how: str = "graceful", state: str = "owned") -> Owned:
+    return Owned(partition, epoch, state, "0", how)
+
+
+@pytest.mark.parametrize(
+    ("planned_under", "now", "how", "counts"),
+    [
+        (3, 3, "graceful", True),
+        (3, 4, "replaced", True),
+        (3, 4, "graceful", False),
+        (3, 4, "forced", False),  # an administrator's positions come like this
+        (3, 4, "orphaned", False),
+        (3, 5, "replaced", False),  # somebody may have been between
+        (3, 2, "replaced", False),
+    ],
+)
+def test_what_was_planned_counts_only_if_nobody_was_between(
+    planned_under: int, now: int, how: str, counts: bool
+) -> None:
+    assert continues(planned_under, held(0, now, how)) is counts
+
+
+def test_slices_are_read_under_the_epoch_of_now_and_superseded_ones_skipped() -> None:
+    planned = [Slice(n, 3, "0", "9") for n in range(4)]
+    view = {0: held(0, 3, state="revoking"), 1: held(1, 4, "replaced"), 2: held(2, 4, "orphaned")}
+    sorted_out = sort_out(planned, view)
+    assert sorted_out.read == [Slice(0, 3, "0", "9"), Slice(1, 4, "0", "9")]
+    assert sorted_out.skipped == planned[2:]
+
+
+def test_without_knowing_all_slices_are_read() -> None:
+    planned = [Slice(0, 3, "0", "9")]
+    assert sort_out(planned, None).read == planned
+
+
+def test_an_offset_keeps_what_is_held_and_drops_what_is_not() -> None:
+    start = Offset("q", {n: Range(1, "0", "5") for n in range(3)})
+    view = {0: held(0, 1), 1: held(1, 1)}
+    planned = plan(start, view, {0: "5", 1: "5"}, {0: "8", 1: "5"}, "me", "log-1")
+    assert planned is not None
+    assert planned.ranges == {0: Range(1, "5", "8"), 1: Range(1, "0", "5")}
+    assert plan(start, view, {0: "5"}, {0: "5"}, "me", "log-1") is None
+
+
+def test_a_position_beyond_the_log_is_refused() -> None:
+    log = NumberLog(1)
+    log.publish(0, 5)
+    with pytest.raises(AheadOfLog, match="partition 0 at 6"):
+        answer_to(Question({0: "6"}), log, log.bounds([0]))
+
+
+def test_no_position_means_what_the_queue_starts_with() -> None:
+    log = NumberLog(1)
+    log.publish(0, 5)
+    log.starts[0] = 2
+    bounds = log.bounds([0])
+    assert answer_to(Question({0: None}), log, bounds).begins == {0: "2"}
+    assert answer_to(Question({0: None}, latest=True), log, bounds).begins == {0: "5"}
+
+
+def test_targets_bound_what_is_read_and_the_limit_is_shared_below_them() -> None:
+    log = NumberLog(3)
+    for number in range(3):
+        log.publish(number, 100)
+    question = Question(
+        {0: "0", 1: "0", 2: "50"}, max_messages=20, targets={0: "4", 1: "100", 2: "50"}
+    )
+    answer = answer_to(question, log, log.bounds([0, 1, 2]))
+    assert answer.ends == {0: "4", 1: "16"}
+    assert answer_to(Question({0: "0"}, targets={0: "4"}), log, log.bounds([0])).ends == {0: "4"}
+
+
+def test_a_log_made_anew_does_not_fit_an_old_checkpoint() -> None:
+    check_log(Offset("q"), "log-2")
+    with pytest.raises(InvalidOffset, match="made anew"):
+        check_log(Offset("q", {}, "me", "log-1"), "log-2")
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 50), st.integers(1, 10_000)), unique_by=lambda p: p[0]),
+    st.integers(1, 8),
+)
+def test_packing_keeps_every_slice_whole_and_balances(
+    sizes: list[tuple[int, int]], most: int
+) -> None:
+    planned = [Slice(number, 1, "0", str(size)) for number, size in sizes]
+    groups = pack(planned, most)
+    assert sorted(
+        (one for group in groups for one in group), key=lambda one: one.partition
+    ) == sorted(planned, key=lambda one: one.partition)
+    assert len(groups) == min(most, len(planned))
+    assert all(groups)
+    loads = [sum(int(one.end) for one in group) for group in groups]
+    if loads:
+        largest = max(size for _, size in sizes)
+        assert max(loads) - min(loads) <= largest
