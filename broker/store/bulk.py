@@ -19,6 +19,11 @@ from sqlalchemy.types import TypeEngine
 NOW: ColumnElement[float] = cast(extract("epoch", func.statement_timestamp()), Double)
 
 
+def any_of(column: ColumnElement[Any], parameter: str) -> ColumnElement[bool]:
+    """Whether the column is one of the array that is given as this parameter."""
+    return column == func.any(bindparam(parameter, type_=ARRAY(column.type)))
+
+
 class Rows:
     """Rows given as parameters, a table in a statement: `rows.c.x` is the column x of it.
 

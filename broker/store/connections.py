@@ -40,7 +40,8 @@ UNAVAILABLE = (
     "25006",
     "42P01",
 )
-CHECK_VIOLATION = "23514"
+# A constraint refused what the service tried: a defect.
+CONSTRAINT_VIOLATION = "23"
 
 
 class Connections:
@@ -160,8 +161,9 @@ def _unavailable() -> Iterator[None]:
         reason = _reason(error)
         if reason is not None:
             raise StoreUnavailable(reason) from error
-        if isinstance(error, DBAPIError) and sqlstate(error) == CHECK_VIOLATION:
-            # The service tried what must never happen: a defect.
+        if isinstance(error, DBAPIError) and (sqlstate(error) or "").startswith(
+            CONSTRAINT_VIOLATION
+        ):
             raise AssertionError(str(error.orig)) from error
         raise
 

@@ -13,32 +13,28 @@ from typing import Any
 from uuid import uuid4
 
 from sqlalchemy import (
-    Integer,
     Row,
     Text,
     and_,
     bindparam,
     delete,
     func,
-    insert,
     literal,
-    or_,
     select,
     text,
     tuple_,
-    update,
 )
 from sqlalchemy.dialects.postgresql import ARRAY
 from sqlalchemy.ext.asyncio import AsyncConnection
 from sqlalchemy.sql import Executable
 from sqlalchemy.sql.elements import ColumnElement
 
-from broker.core.commands import Outcome, Result
+from broker.core.commands import Result
 from broker.core.model import Queue
-from broker.core.transitions import State
 from broker.store import writing
-from broker.store.bulk import NOW, Rows
+from broker.store.bulk import any_of
 from broker.store.connections import Connections
+from broker.store.leases import DUE, EXPIRIES, RENEW, STAMP, outage_of, pulse_after_gap
 from broker.store.notifications import Notifications
 from broker.store.ports import (
     Commit,
@@ -47,149 +43,18 @@ from broker.store.ports import (
     FlowRow,
     FlowsBound,
     Lease,
-    Outage,
     PositionCommit,
     Pulse,
     QueueGone,
     QueueRow,
     StoreUnavailable,
 )
+from broker.store.positions import POSITIONS, commit_positions, rounds
 from broker.store.rows import FlowValues, PartitionValues, decode, queue_row, restore
-from broker.store.tables import bound, flows, outages, partitions, queues, records, service
+from broker.store.tables import bound, flows, outages, partitions, queues, records
 
 PURGE_AT_ONCE = 10_000
 ANALYZE_FROM = 10_000
-
-
-def _any(column: ColumnElement[Any], parameter: str, type: Any = Text) -> ColumnElement[bool]:
-    """Whether the column is one of the array that is given as this parameter."""
-    return column == func.any(bindparam(parameter, type_=ARRAY(type)))
-
-
-# The pulse. The usual one is one statement; if it stamps nothing, nobody served for a while.
-
-_LATEST_OUTAGE = select(outages).order_by(outages.c.id.desc()).limit(1)
-_stamped = (
-    update(service)
-    .where(service.c.id == 1, service.c.stamped_at >= NOW - bindparam("gap"))
-    .values(stamped_at=NOW, gap_seconds=bindparam("gap"))
-    .returning(service.c.stamped_at)
-    .cte("stamped")
-)
-_outage = _LATEST_OUTAGE.subquery("outage")
-STAMP = select(_stamped.c.stamped_at, _outage).select_from(
-    _stamped.outerjoin(_outage, literal(True))
-)
-LAST_STAMP = (
-    select(service.c.stamped_at, NOW.label("now")).where(service.c.id == 1).with_for_update()
-)
-_alive = (
-    select(flows.c.id)
-    .where(bound, flows.c.lease_expires_at > bindparam("began"))
-    .order_by(flows.c.id)
-    .with_for_update(key_share=True)
-    .cte("alive")
-)
-RENEW_ALIVE = (
-    update(flows)
-    .where(flows.c.id == _alive.c.id)
-    .values(lease_expires_at=NOW + flows.c.lease_seconds)
-)
-
-# Leases.
-
-_leased = (
-    select(flows.c.id)
-    .where(_any(flows.c.id, "flow_ids"), bound)
-    .order_by(flows.c.id)
-    .with_for_update(key_share=True)
-    .cte("leased")
-)
-_renewal = (
-    update(flows)
-    .where(flows.c.id == _leased.c.id)
-    .values(lease_expires_at=NOW + flows.c.lease_seconds)
-)
-RENEW = _renewal.returning(flows.c.id, flows.c.lease_expires_at, flows.c.view_revision)
-EXPIRIES = (
-    select(flows.c.id, flows.c.lease_expires_at, writing.LEASE_OVER.label("over"))
-    .where(flows.c.queue_id == bindparam("queue"), bound)
-    .order_by(flows.c.id)
-)
-_over = (
-    select(flows.c.queue_id, func.min(flows.c.lease_expires_at).label("since"))
-    .where(bound, writing.LEASE_OVER)
-    .group_by(flows.c.queue_id)
-    .subquery("over")
-)
-_since = func.least(queues.c.next_deadline, _over.c.since)
-DUE = (
-    select(queues.c.id)
-    .select_from(queues.outerjoin(_over, _over.c.queue_id == queues.c.id))
-    .where(or_(queues.c.next_deadline <= NOW, _over.c.since.is_not(None)))
-    .order_by(_since, queues.c.id)
-    .limit(bindparam("limit"))
-)
-
-# Positions: flows first, then partitions in order, then what the fences let through.
-
-_ITEMS = Rows(
-    "item",
-    [
-        ("nth", Integer()),
-        ("queue_id", Text()),
-        ("flow_id", Text()),
-        ("seq", partitions.c.seq.type),
-        ("number", partitions.c.number.type),
-        ("epoch", partitions.c.epoch.type),
-        ("position", Text()),
-    ],
-)
-_item = _ITEMS.c
-_renewed = _renewal.returning(flows.c.id).cte("renewed")
-_locked = (
-    select(
-        *_item,
-        partitions.c.epoch.label("current_epoch"),
-        (partitions.c.owner == _item.flow_id).label("owned"),
-        (partitions.c.state == State.REMOVED.value).label("removed"),
-        or_(_item.seq.is_(None), partitions.c.seq.is_(None), _item.seq > partitions.c.seq).label(
-            "later"
-        ),
-    )
-    .where(
-        partitions.c.queue_id == _item.queue_id,
-        partitions.c.number == _item.number,
-        # Evaluated first, so that the flows are locked before the partitions.
-        select(func.count()).select_from(_renewed).scalar_subquery() >= 0,
-    )
-    .order_by(partitions.c.queue_id, partitions.c.number)
-    .with_for_update(key_share=True, of=partitions)
-    .cte("locked")
-)
-_written = (
-    update(partitions)
-    .where(
-        partitions.c.queue_id == _locked.c.queue_id,
-        partitions.c.number == _locked.c.number,
-        _locked.c.epoch == _locked.c.current_epoch,
-        _locked.c.owned,
-        _locked.c.later,
-    )
-    .values(position=_locked.c.position, seq=func.coalesce(_locked.c.seq, partitions.c.seq))
-    .returning(partitions.c.number)
-    .cte("written")
-)
-COMMIT_POSITIONS = select(
-    _locked.c.nth, _locked.c.current_epoch, _locked.c.owned, _locked.c.removed
-).add_cte(_written)
-POSITIONS = select(_locked.c.nth, _locked.c.epoch, _locked.c.owned, _locked.c.removed).add_cte(
-    _written
-)
-
-POSITIONS = select(partitions.c.number, partitions.c.epoch, partitions.c.position).where(
-    partitions.c.queue_id == bindparam("queue"), _any(partitions.c.number, "numbers", Integer)
-)
 
 
 class PostgresStore:
@@ -231,24 +96,11 @@ class PostgresStore:
 
     async def pulse(self, gap_seconds: float = 3.0) -> Pulse:
         stamped = await self._all(STAMP, {"gap": gap_seconds})
-        if not stamped:
-            return await self._pulse_after_gap(gap_seconds)
-        now, *outage = tuple(stamped[0])
-        return Pulse(now, _outage_of(outage))
-
-    async def _pulse_after_gap(self, gap_seconds: float) -> Pulse:
+        if stamped:
+            now, *outage = tuple(stamped[0])
+            return Pulse(now, outage_of(outage))
         async with self._connections.transaction() as connection:
-            began, now = (await connection.execute(LAST_STAMP)).one()
-            if began is not None and now - began > gap_seconds:
-                await connection.execute(insert(outages).values(began=began, seconds=now - began))
-                await connection.execute(RENEW_ALIVE, {"began": began})
-            await connection.execute(
-                update(service)
-                .where(service.c.id == 1)
-                .values(stamped_at=NOW, gap_seconds=gap_seconds)
-            )
-            outage = (await connection.execute(_LATEST_OUTAGE)).first()
-            return Pulse(now, _outage_of(outage))
+            return await pulse_after_gap(connection, gap_seconds)
 
     # Queues
 
@@ -337,7 +189,7 @@ class PostgresStore:
         )
 
     async def revisions(self, queue_ids: Sequence[str]) -> Mapping[str, int]:
-        query = select(queues.c.id, queues.c.revision).where(_any(queues.c.id, "queue_ids"))
+        query = select(queues.c.id, queues.c.revision).where(any_of(queues.c.id, "queue_ids"))
         found = await self._all(query, {"queue_ids": [*queue_ids]})
         return {row.id: row.revision for row in found}
 
@@ -411,15 +263,13 @@ class PostgresStore:
         return {row.id: Lease(row.lease_expires_at, row.view_revision) for row in found}
 
     async def commit_positions(self, items: Sequence[PositionCommit]) -> Sequence[Result]:
-        results: list[Result] = []
-        rounds = _rounds(items)
-        if len(rounds) == 1:
-            async with self._connections.single() as connection:
-                return await _commit_positions(connection, items)
-        async with self._connections.transaction() as connection:
-            for some in rounds:
-                results += await _commit_positions(connection, some)
-        return results
+        turns = rounds(items)
+        results: dict[int, Result] = {}
+        connections = self._connections
+        async with connections.single() if len(turns) == 1 else connections.transaction() as one:
+            for places in turns:
+                results |= await commit_positions(one, items, places)
+        return [results[place] for place in range(len(items))]
 
     async def positions(
         self, queue_id: str, partitions: Sequence[int]
@@ -429,7 +279,7 @@ class PostgresStore:
 
     async def leases(self, flow_ids: Sequence[str]) -> Mapping[str, float]:
         query = select(flows.c.id, flows.c.lease_expires_at).where(
-            _any(flows.c.id, "flow_ids"), bound
+            any_of(flows.c.id, "flow_ids"), bound
         )
         found = await self._all(query, {"flow_ids": [*flow_ids]})
         return {row.id: row.lease_expires_at for row in found}
@@ -480,49 +330,5 @@ _ENTRY = (
 )
 
 
-def _outage_of(values: Sequence[Any] | None) -> Outage | None:
-    return Outage(*values) if values and values[0] is not None else None
-
-
 def _entry(row: Row[Any]) -> Entry:
     return Entry(row.revision, row.at, decode(row.records), row.rebalance_id, row.commit_id)
-
-
-def _rounds(items: Sequence[PositionCommit]) -> list[list[PositionCommit]]:
-    """The items in order, cut before a partition comes again: a statement can write a row once."""
-    rounds: list[list[PositionCommit]] = [[]]
-    seen: set[tuple[str, int]] = set()
-    for item in items:
-        if (item.queue_id, item.partition) in seen:
-            rounds.append([])
-            seen.clear()
-        seen.add((item.queue_id, item.partition))
-        rounds[-1].append(item)
-    return rounds
-
-
-async def _commit_positions(
-    connection: AsyncConnection, items: Sequence[PositionCommit]
-) -> Sequence[Result]:
-    rows = [
-        (nth, item.queue_id, item.flow_id, item.seq, item.partition, item.epoch, item.position)
-        for nth, item in enumerate(items)
-    ]
-    parameters = {
-        "flow_ids": sorted({item.flow_id for item in items}),
-        **_ITEMS.parameters(rows),
-    }
-    found = (await connection.execute(COMMIT_POSITIONS, parameters)).all()
-    by_item: dict[int, Any] = {row.nth: row for row in found}
-    return [_result(item, by_item.get(nth)) for nth, item in enumerate(items)]
-
-
-def _result(item: PositionCommit, row: Any) -> Result:
-    """The first outcome that applies (the contract, *HTTP*)."""
-    if row is None or row.removed:
-        return Result(item.partition, Outcome.NO_SUCH_PARTITION)
-    if item.epoch < row.current_epoch:
-        return Result(item.partition, Outcome.STALE_EPOCH, row.current_epoch)
-    if item.epoch > row.current_epoch or not row.owned:
-        return Result(item.partition, Outcome.NOT_OWNER)
-    return Result(item.partition, Outcome.OK)

@@ -195,3 +195,16 @@ async def test_positions_and_leases_touch_no_index(
         await asyncio.sleep(0.02)
     assert updated_then >= updated + 40
     assert hot_then - hot >= 0.7 * (updated_then - updated)
+
+
+async def test_the_service_cannot_bind_an_instance_twice(store: Store) -> None:
+    orders = Replica(store)
+    await orders.create(2)
+    await orders.bind("A", "B")
+    flow = orders.queue.flows["B"]
+    commit = orders.commit_of(orders.replay(()))
+    flow.id, flow.instance_id = "C", "i-A"
+    commit.flows, commit.token_hashes = [flow], {"C": b"hash"}
+    with pytest.raises(AssertionError):
+        await store.commit(commit)
+    assert set((await store.load(orders.id)).flows) == {"A", "B"}

@@ -270,8 +270,8 @@ async def test_calls_of_all_kinds_at_once_do_not_lock_each_other_out(
 
     async def commit_positions(other: Store) -> None:
         for _ in range(15):
-            items = [orders.position(shuffled.choice(names), n, "x") for n in range(30)]
-            shuffled.shuffle(items)
+            numbers = shuffled.choices(range(30), k=40)
+            items = [orders.position(shuffled.choice(names), n, "x") for n in numbers]
             await other.commit_positions(items)
 
     async def renew(other: Store) -> None:

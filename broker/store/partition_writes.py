@@ -1,0 +1,162 @@
+"""The partitions' rows of a commit, and the positions that go with releases or are set."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from sqlalchemy import (
+    BigInteger,
+    Boolean,
+    Integer,
+    Text,
+    and_,
+    bindparam,
+    case,
+    func,
+    insert,
+    literal,
+    or_,
+    select,
+    update,
+)
+from sqlalchemy.dialects.postgresql import ARRAY
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from broker.core.model import Partition, Queue, Settings
+from broker.store.bulk import Rows
+from broker.store.ports import Commit, PositionBehind, PositionWrite
+from broker.store.rows import PartitionValues, first_writes, partition_values
+from broker.store.tables import partitions
+
+_ROWS = Rows(
+    "changed",
+    [
+        *((key, partitions.c[key].type) for key in PartitionValues._fields),
+        ("write_flow", Text()),
+        ("write_epoch", BigInteger()),
+        ("write_seq", BigInteger()),
+        ("write_position", Text()),
+        ("set", Boolean()),
+        ("set_position", Text()),
+    ],
+)
+_rows_locked = (
+    select(*_ROWS.c)
+    .where(partitions.c.queue_id == bindparam("queue"), partitions.c.number == _ROWS.c.number)
+    .order_by(partitions.c.number)
+    .with_for_update(key_share=True, of=partitions)
+    .cte("locked")
+)
+_row = _rows_locked.c
+UPDATE_PARTITIONS = (
+    update(partitions)
+    .where(
+        partitions.c.queue_id == bindparam("queue"),
+        partitions.c.number == _row.number,
+        or_(
+            _row.write_flow.is_(None),
+            and_(
+                partitions.c.owner == _row.write_flow,
+                partitions.c.epoch == _row.write_epoch,
+                or_(
+                    _row.write_seq.is_(None),
+                    partitions.c.seq.is_(None),
+                    _row.write_seq > partitions.c.seq,
+                ),
+            ),
+        ),
+    )
+    .values(
+        {
+            **{key: _row[key] for key in PartitionValues._fields[1:]},
+            "position": case(
+                (_row["set"], _row.set_position),
+                else_=func.coalesce(_row.write_position, partitions.c.position),
+            ),
+            "seq": case(
+                (_row.epoch == partitions.c.epoch, func.coalesce(_row.write_seq, partitions.c.seq)),
+            ),
+        }
+    )
+    .returning(partitions.c.number)
+)
+INSERT_PARTITIONS = insert(partitions).from_select(
+    ["queue_id", *PartitionValues._fields, "position"],
+    select(
+        bindparam("queue", type_=Text),
+        *(_ROWS.c[key] for key in PartitionValues._fields),
+        _ROWS.c.set_position,
+    ),
+)
+# Partitions that nobody has had yet differ in their numbers only.
+FRESH = partition_values(Queue("", "", Settings(partition_count=1), 0.0), Partition(0))
+_number = func.unnest(bindparam("numbers", type_=ARRAY(Integer))).column_valued("number")
+INSERT_FRESH_PARTITIONS = insert(partitions).from_select(
+    ["queue_id", *PartitionValues._fields],
+    select(
+        bindparam("queue", type_=Text),
+        _number,
+        *(
+            literal(value, partitions.c[key].type)
+            for key, value in zip(PartitionValues._fields[1:], FRESH[1:], strict=True)
+        ),
+    ),
+)
+
+
+async def write_partitions(connection: AsyncConnection, commit: Commit) -> None:
+    """Updates partitions and inserts those that are new. Raises PositionBehind."""
+    rows = _partition_rows(commit)
+    if not rows:
+        return
+    parameters = {"queue": commit.queue.id, **_ROWS.parameters(list(rows.values()))}
+    written = set((await connection.execute(UPDATE_PARTITIONS, parameters)).scalars())
+    missing = rows.keys() - written
+    behind = missing & {write.partition for write in commit.writes}
+    if behind:
+        raise PositionBehind(frozenset(behind))
+    await _insert(connection, commit, {number: rows[number] for number in missing})
+
+
+async def insert_partitions(connection: AsyncConnection, commit: Commit) -> None:
+    """Inserts the rows of a new queue."""
+    await _insert(connection, commit, _partition_rows(commit))
+
+
+async def _insert(
+    connection: AsyncConnection, commit: Commit, rows: Mapping[int, tuple[Any, ...]]
+) -> None:
+    others = {number: row for number, row in rows.items() if row[1:] != _FRESH_ROW[1:]}
+    fresh = [number for number in rows if number not in others]
+    if fresh:
+        await connection.execute(
+            INSERT_FRESH_PARTITIONS, {"queue": commit.queue.id, "numbers": fresh}
+        )
+    if others:
+        parameters = {"queue": commit.queue.id, **_ROWS.parameters(list(others.values()))}
+        await connection.execute(INSERT_PARTITIONS, parameters)
+
+
+def _partition_rows(commit: Commit) -> dict[int, tuple[Any, ...]]:
+    """The rows by number, each with the write and the administrator's position that go with it."""
+    queue, writes = commit.queue, first_writes(commit.writes)
+    numbers = {partition.number for partition in commit.partitions}
+    numbers |= writes.keys() | commit.positions.keys()
+    return {
+        number: (
+            *partition_values(queue, queue.partitions[number]),
+            *_write(writes.get(number)),
+            number in commit.positions,
+            commit.positions.get(number),
+        )
+        for number in sorted(numbers)
+    }
+
+
+_NO_WRITE = (None,) * 4
+_FRESH_ROW = (*FRESH, *_NO_WRITE, False, None)
+
+
+def _write(write: PositionWrite | None) -> tuple[Any, ...]:
+    return (write.flow_id, write.epoch, write.seq, write.position) if write else _NO_WRITE

@@ -1,0 +1,119 @@
+"""Commits of positions: many partitions of many flows in one statement, each fenced by itself.
+
+The statement renews the leases of the flows, locks the partitions in order and writes where flow,
+epoch and seq let it; the outcomes are read from the rows as they were locked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from sqlalchemy import Integer, Text, bindparam, func, or_, select, update
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from broker.core.commands import Outcome, Result
+from broker.core.transitions import State
+from broker.store.bulk import Rows, any_of
+from broker.store.leases import RENEWAL
+from broker.store.ports import PositionCommit
+from broker.store.tables import flows, partitions
+
+_ITEMS = Rows(
+    "item",
+    [
+        ("nth", Integer()),
+        ("queue_id", Text()),
+        ("flow_id", Text()),
+        ("seq", partitions.c.seq.type),
+        ("number", partitions.c.number.type),
+        ("epoch", partitions.c.epoch.type),
+        ("position", Text()),
+    ],
+)
+_item = _ITEMS.c
+_renewed = RENEWAL.returning(flows.c.id).cte("renewed")
+_locked = (
+    select(
+        *_item,
+        partitions.c.epoch.label("current_epoch"),
+        (partitions.c.owner == _item.flow_id).label("owned"),
+        (partitions.c.state == State.REMOVED.value).label("removed"),
+        or_(_item.seq.is_(None), partitions.c.seq.is_(None), _item.seq > partitions.c.seq).label(
+            "later"
+        ),
+    )
+    .where(
+        partitions.c.queue_id == _item.queue_id,
+        partitions.c.number == _item.number,
+        # Evaluated first, so that the flows are locked before the partitions.
+        select(func.count()).select_from(_renewed).scalar_subquery() >= 0,
+    )
+    .order_by(partitions.c.queue_id, partitions.c.number)
+    .with_for_update(key_share=True, of=partitions)
+    .cte("locked")
+)
+_written = (
+    update(partitions)
+    .where(
+        partitions.c.queue_id == _locked.c.queue_id,
+        partitions.c.number == _locked.c.number,
+        _locked.c.epoch == _locked.c.current_epoch,
+        _locked.c.owned,
+        _locked.c.later,
+    )
+    .values(position=_locked.c.position, seq=func.coalesce(_locked.c.seq, partitions.c.seq))
+    .returning(partitions.c.number)
+    .cte("written")
+)
+COMMIT_POSITIONS = select(
+    _locked.c.nth, _locked.c.current_epoch, _locked.c.owned, _locked.c.removed
+).add_cte(_written)
+POSITIONS = select(partitions.c.number, partitions.c.epoch, partitions.c.position).where(
+    partitions.c.queue_id == bindparam("queue"), any_of(partitions.c.number, "numbers")
+)
+
+
+def rounds(items: Sequence[PositionCommit]) -> list[list[int]]:
+    """Places of the items: no partition twice in a round, its items in order from round to round.
+
+    A statement can write a row once. Every round but the first has only partitions of the first, so
+    all locks are taken there, and all leases renewed.
+    """
+    found: list[list[int]] = []
+    times: dict[tuple[str, int], int] = {}
+    for place, item in enumerate(items):
+        key = item.queue_id, item.partition
+        time = times[key] = times.get(key, -1) + 1
+        if time == len(found):
+            found.append([])
+        found[time].append(place)
+    return found
+
+
+async def commit_positions(
+    connection: AsyncConnection, items: Sequence[PositionCommit], places: Sequence[int]
+) -> dict[int, Result]:
+    """Commits the items at these places, one round; the first renews the flows of all items."""
+    rows = [
+        (nth, item.queue_id, item.flow_id, item.seq, item.partition, item.epoch, item.position)
+        for nth, item in ((place, items[place]) for place in places)
+    ]
+    parameters = {
+        "flow_ids": sorted({item.flow_id for item in items}) if 0 in places else [],
+        **_ITEMS.parameters(rows),
+    }
+    found = (await connection.execute(COMMIT_POSITIONS, parameters)).all()
+    by_place: dict[int, Any] = {row.nth: row for row in found}
+    return {place: _result(items[place], by_place.get(place)) for place in places}
+
+
+def _result(item: PositionCommit, row: Any) -> Result:
+    """The first outcome that applies (the contract, *HTTP*)."""
+    if row is None or row.removed:
+        return Result(item.partition, Outcome.NO_SUCH_PARTITION)
+    if item.epoch < row.current_epoch:
+        return Result(item.partition, Outcome.STALE_EPOCH, row.current_epoch)
+    if item.epoch > row.current_epoch or not row.owned:
+        return Result(item.partition, Outcome.NOT_OWNER)
+    return Result(item.partition, Outcome.OK)
