@@ -1,0 +1,149 @@
+"""Two service processes on one database, and consumers that use both at once."""
+
+import asyncio
+import signal
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from counterpoise.client import AsyncClient
+from counterpoise.errors import ServiceUnavailable
+from tests.broker.crowd import Crowd
+from tests.broker.processes.conftest import CrowdOf
+from tests.service import ServeProcess
+
+Pair = tuple[ServeProcess, ServeProcess]
+
+
+@pytest.fixture
+def pair(migrated_url: str, tmp_path: Path) -> Iterator[Pair]:
+    arguments = ["--database-url", migrated_url]
+    with ServeProcess(tmp_path / "one.log", arguments) as one:
+        with ServeProcess(tmp_path / "two.log", arguments) as two:
+            yield one, two
+
+
+async def test_a_crowd_on_two_services(pair: Pair, crowd_of: CrowdOf) -> None:
+    one, two = pair
+    async with AsyncClient(one.url) as first, AsyncClient(two.url) as second:
+        await first.create_queue("orders", 24, rebalance_delay=0.3, max_handoff_time=1.0)
+        crowd = crowd_of([one.url, two.url], "orders", 1)
+        for _ in range(12):
+            crowd.join()
+        await asyncio.sleep(1)
+        crowd.join(lease=1.0)
+        for change in (crowd.leave, crowd.fall_silent, crowd.join, crowd.restart, crowd.drain):
+            done = change()
+            if asyncio.iscoroutine(done):
+                await done
+            await asyncio.sleep(0.3)
+            crowd.check()
+        await second.change_queue("orders", partition_count=30)
+        await peace([first, second], "orders", crowd)
+        await crowd.go_home()
+
+
+@pytest.mark.long
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("seed", [2, 3])
+async def test_a_large_crowd_for_a_minute(pair: Pair, crowd_of: CrowdOf, seed: int) -> None:
+    one, two = pair
+    async with AsyncClient(one.url) as first, AsyncClient(two.url) as second:
+        await first.create_queue("orders", 60, rebalance_delay=0.5, max_handoff_time=1.0)
+        crowd = crowd_of([one.url, two.url], "orders", seed)
+        for _ in range(20):
+            crowd.join()
+        ends = time.monotonic() + 60
+        counts = [60, 40, 80, 60]
+        while time.monotonic() < ends:
+            await asyncio.sleep(crowd.rng.random())
+            crowd.check()
+            await _something(crowd, [first, second], counts)
+        await peace([first, second], "orders", crowd)
+        outcomes = crowd.checker.outcomes
+        assert outcomes["commit ok"] > 500
+        assert outcomes["release ok"] > 50
+        await crowd.go_home()
+
+
+@pytest.mark.long
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("seed", [4, 5])
+async def test_services_that_are_killed_one_after_the_other(
+    pair: Pair, crowd_of: CrowdOf, seed: int
+) -> None:
+    """What was acknowledged is there (the checker looks), and nobody who lives loses anything."""
+    urls = [service.url for service in pair]
+    async with AsyncClient(urls[0]) as first, AsyncClient(urls[1]) as second:
+        await first.create_queue("orders", 40, rebalance_delay=0.2, max_handoff_time=2.0)
+        crowd = crowd_of(urls, "orders", seed)
+        for _ in range(16):
+            crowd.join()
+        await asyncio.sleep(2)
+        for turn in range(8):
+            victim = pair[turn % 2]
+            await _something(crowd, [first, second], [])
+            await asyncio.sleep(0.1 + crowd.rng.random() * 0.3)
+            # Amid handoffs.
+            await asyncio.to_thread(victim.end, signal.SIGKILL)
+            crowd.join()
+            await asyncio.sleep(1)
+            await asyncio.to_thread(victim.start)
+            await asyncio.sleep(1)
+            crowd.check()
+        await peace([first, second], "orders", crowd)
+        assert not crowd.checker.gone["lease_expired"]
+        await crowd.go_home()
+
+
+async def _something(crowd: Crowd, clients: list[AsyncClient], counts: list[int]) -> None:
+    client = crowd.rng.choice(clients)
+    things: list[Callable[[], object]] = [crowd.leave, crowd.join, crowd.join, crowd.restart]
+    things += [crowd.drain]
+    if counts:
+        things += [
+            crowd.fall_silent,
+            lambda: crowd.join(lease=2.0),
+            lambda: client.change_queue("orders", partition_count=crowd.rng.choice(counts)),
+        ]
+    if len(crowd.consumers) > 24:
+        things = [crowd.leave, crowd.drain]
+    try:
+        done = crowd.rng.choice(things)()
+        if asyncio.iscoroutine(done):
+            await done
+    except ServiceUnavailable:
+        pass
+
+
+async def peace(clients: list[AsyncClient], queue: str, crowd: Crowd, seconds: float = 40) -> None:
+    """Sooner or later the queue is balanced, and everybody knows: services and consumers."""
+    deadline = time.monotonic() + seconds
+    while (problem := await _problem(clients, queue, crowd)) is not None:
+        crowd.check()
+        assert time.monotonic() < deadline, problem
+        await asyncio.sleep(0.2)
+    crowd.check()
+
+
+async def _problem(clients: list[AsyncClient], queue: str, crowd: Crowd) -> str | None:
+    for client in clients:
+        status = await client.rebalance_status(queue)
+        if status.status != "Ready" or status.spread > 1:
+            return f"{status}"
+        flows = {flow.flow_id for flow in await client.flows(queue)}
+        here = {one.flow_id for one in crowd.consumers if not one.leaving}
+        if flows != here:
+            return f"bound: {sorted(flows)}, in the crowd: {sorted(here)}"
+        owners = {p.partition: (p.owner, p.epoch) for p in await client.partitions(queue)}
+        told = {
+            p.partition: (one.flow_id, p.epoch)
+            for one in crowd.consumers
+            if one.view is not None
+            for p in one.view.partitions
+        }
+        if owners != told:
+            return f"{owners} is not what was told: {told}"
+    return None
