@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 import orjson
 from fastapi import APIRouter, Path, Query, Response
+from pydantic import BeforeValidator
 from starlette.requests import Request
 
 from api import problems, queue_schemas, rebalance_schemas, schemas
@@ -17,6 +18,23 @@ from broker import views
 from broker.service import Broker
 
 ROUTER = APIRouter(prefix="/v1/queues", route_class=Route)
+
+
+def _whole(value: object) -> object:
+    """Digits alone: pydantic would take blanks and underscores too."""
+    if isinstance(value, str) and not (value.isascii() and value.isdecimal()):
+        raise ValueError("should be a whole number")
+    return value
+
+
+def _true_or_false(value: object) -> object:
+    """What JSON calls a boolean: pydantic would take `on`, `y` and more."""
+    if isinstance(value, str) and value not in ("true", "false"):
+        raise ValueError("should be true or false")
+    return value
+
+
+Flag = Annotated[bool, BeforeValidator(_true_or_false)]
 Name = Annotated[
     str,
     Path(
@@ -25,7 +43,11 @@ Name = Annotated[
         openapi_examples={"flights": {"value": "flights"}},
     ),
 ]
-Limit = Annotated[int, Query(ge=1, le=1000, description="How many items to answer at most.")]
+Limit = Annotated[
+    int,
+    BeforeValidator(_whole),
+    Query(ge=1, le=1000, description="How many items to answer at most."),
+]
 Cursor = Annotated[
     str | None,
     Query(
@@ -105,7 +127,7 @@ async def change_queue(
     queue: Name,
     body: queue_schemas.QueueChange,
     discard: Annotated[
-        bool,
+        Flag,
         Query(description="Remove surplus partitions at once, with the messages they still hold."),
     ] = False,
 ) -> views.QueueView:
@@ -131,7 +153,7 @@ async def change_queue(
 async def delete_queue(
     request: Request,
     queue: Name,
-    force: Annotated[bool, Query(description="Also while flows are bound.")] = False,
+    force: Annotated[Flag, Query(description="Also while flows are bound.")] = False,
 ) -> None:
     """Delete a queue. Its built-in log goes with it unless another queue reads it."""
     await broker_of(request).delete_queue(queue, force)

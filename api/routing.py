@@ -64,11 +64,17 @@ class Route(APIRoute):
         return guarded
 
     def _check_query(self, request: Request) -> None:
-        if request.scope["query_string"]:
-            for name in request.query_params:
-                if name not in self.query_names:
-                    message = unknown_name(name, self.query_names)
-                    raise Invalid(f"Query parameter {name}: {message}", [(name, message)])
+        if not request.scope["query_string"]:
+            return
+        names = [name for name, _ in request.query_params.multi_items()]
+        for name in names:
+            if name not in self.query_names:
+                message = unknown_name(name, self.query_names)
+            elif names.count(name) > 1:
+                message = "given more than once"
+            else:
+                continue
+            raise Invalid(f"Query parameter {name}: {message}", [(name, message)])
 
 
 def check_path(request: Request) -> None:

@@ -94,6 +94,22 @@ def test_unknown_query_parameter(http: httpx.Client, broker: ScriptedBroker) -> 
 
 
 @pytest.mark.parametrize(
+    "query",
+    ["force=yes", "force=1", "force=", "force=true&force=true", "force=True"],
+)
+def test_a_flag_is_true_or_false(http: httpx.Client, broker: ScriptedBroker, query: str) -> None:
+    document = problem(http.delete(f"/queues/flights?{query}"), 422, "invalid")
+    assert document["errors"][0]["field"] == "force"
+    assert not broker.calls
+
+
+@pytest.mark.parametrize("limit", ["1%0C", "%201", "1_0", "+1", "1.0", "%EF%BC%91"])
+def test_a_limit_is_digits(http: httpx.Client, limit: str) -> None:
+    document = problem(http.get(f"/queues?limit={limit}"), 422, "invalid")
+    assert document["errors"][0]["field"] == "limit"
+
+
+@pytest.mark.parametrize(
     ("body", "field"),
     [
         ({"partition_count": 1}, "name"),
