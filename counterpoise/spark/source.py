@@ -9,6 +9,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql.datasource import DataSource
 from pyspark.sql.types import StructType
 
+from counterpoise.spark.errors import CannotStart
 from counterpoise.spark.executor import SCHEMA
 from counterpoise.spark.java import ensure_java
 from counterpoise.spark.options import read_options
@@ -51,13 +52,18 @@ def register(spark: SparkSession) -> None:
 def session(app_name: str = "counterpoise", **config: str) -> SparkSession:
     """A Spark session with the source registered, also where no Java is installed.
 
-    `config` are Spark settings with `__` for dots (`spark__sql__shuffle__partitions="2"`). The
-    master is `local[*]` unless set. An existing session is used as it is.
+    `config` are Spark settings with `__` for dots (`spark__sql__shuffle__partitions="2"`). Without
+    spark-submit the master is `local[*]` unless set. A session that exists is used as it is.
+    Raises CannotStart if there is no Java.
     """
-    ensure_java()
+    if ensure_java() is None:
+        raise CannotStart(
+            "Spark needs Java 17 or newer: pip install 'counterpoise[spark]' brings one"
+        )
     builder = SparkSession.builder.appName(app_name)
     settings = {key.replace("__", "."): value for key, value in config.items()}
-    settings.setdefault("spark.master", os.environ.get("SPARK_MASTER", "local[*]"))
+    if "PYSPARK_GATEWAY_PORT" not in os.environ:  # spark-submit has chosen the master
+        settings.setdefault("spark.master", "local[*]")
     for key, value in settings.items():
         builder = builder.config(key, value)
     spark = builder.getOrCreate()

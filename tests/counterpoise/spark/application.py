@@ -44,6 +44,7 @@ def until(condition: Callable[[], object], what: str, seconds: float = 60.0) -> 
     while not condition():
         assert time.monotonic() < deadline, f"not in time: {what}"
         time.sleep(0.02)
+    print(f"{time.monotonic() - deadline + seconds:7.2f} s until {what}")
 
 
 @dataclass(frozen=True)
@@ -192,13 +193,18 @@ def run(settings: Mapping[str, Any]) -> None:
         .start()
     )
 
-    def stop_when_told() -> None:
-        sys.stdin.read()
-        query.stop()
+    told = threading.Event()
 
+    def listen() -> None:
+        sys.stdin.read()
+        told.set()
+
+    threading.Thread(target=listen, daemon=True).start()
     (home / "started").touch()
-    threading.Thread(target=stop_when_told, daemon=True).start()
-    query.awaitTermination()
+    while not told.wait(0.1):
+        if query.awaitTermination(0.1):
+            break
+    query.stop()
     spark.stop()
 
 
