@@ -277,38 +277,38 @@ def revise(queue: Queue, ranking: Ranking) -> Revision:
 
 
 class _Shares:
-    """What each non-draining flow is to hold in the end: the floor or the ceiling of P/F, as
-    `ranking` has it now.
+    """What each non-draining flow is to hold in the end: the floor or the ceiling of P/F.
 
-    Ceilings go to those who hold most (ties: the latest bound, of whom the greedy step takes last),
-    and if there are more of them than of flows above the floor, to whoever is given one first.
-    O(flows log flows) to make.
+    There are as many ceilings as P leaves over. They belong to flows that hold more than the floor;
+    if there are too few of those, to others as well (`_spare`), and if too many, some of those have
+    to go down to the floor (`_extra`). Which ones does not matter to the number of handoffs, so
+    whoever has a warm-up under way comes first. `ranking` is expected to follow what is answered.
     """
 
     def __init__(self, queue: Queue, ranking: Ranking) -> None:
         self._ranking = ranking
         self._first: int | None = ranking.earliest() if queue.exclusive else None
-        total = queue.settings.partition_count
-        self._floor, ceilings = divmod(total, len(ranking))
-        above = sorted(
-            ((count, seat) for seat, count in ranking.counts.items() if count > self._floor),
-            reverse=True,
-        )
-        self._rich = {seat for _, seat in above[:ceilings]}
-        self._spare = ceilings - len(self._rich)
+        self._floor, ceilings = divmod(queue.settings.partition_count, len(ranking))
+        above = sum(count > self._floor for count in ranking.counts.values())
+        self._extra = max(0, above - ceilings)
+        self._spare = max(0, ceilings - above)
 
     def has_to_give(self, seat: int) -> bool:
-        """Whether the flow holds more than its share."""
+        """Whether the flow holds more than its share, of which it then gives one."""
         if self._first is not None:
             return seat != self._first
-        return self._ranking.counts[seat] > self._floor + (seat in self._rich)
+        above = self._ranking.counts[seat] - self._floor
+        if above == 1 and self._extra:
+            self._extra -= 1
+            return True
+        return above > 1
 
     def has_room(self, seat: int) -> bool:
-        """Whether one more is within the flow's share, which it has then taken."""
+        """Whether one more is within the flow's share, which it then gets."""
         if self._first is not None:
             return seat == self._first
-        count = self._ranking.counts[seat]
-        if count == self._floor and self._spare and seat not in self._rich:
+        below = self._floor - self._ranking.counts[seat]
+        if below == 0 and self._spare:
             self._spare -= 1
-            self._rich.add(seat)
-        return count < self._floor + (seat in self._rich)
+            return True
+        return below > 0

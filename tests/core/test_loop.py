@@ -131,6 +131,20 @@ class TestMinimumFromTheLastChange:
         orders.change(max_concurrent_handoffs=100)
         assert orders.on_their_way() == before
 
+    def test_it_stays_though_another_flow_could_give_as_well(self) -> None:
+        """Nine over seven: A is to give one or two; two are warming up already."""
+        orders = World.owning({"A": [0, 1, 2], "B": [3, 4], "C": [5, 6], "D": [7, 8]})
+        orders.bind("E", warmup=True)
+        orders.bind("F", warmup=True)
+        orders.advance(5)
+        before = orders.on_their_way()
+        assert before == {2: ("warming", "E"), 1: ("warming", "F")}
+        orders.wait(1)
+        orders.bind("G", warmup=True)
+        assert before.items() <= orders.on_their_way().items()
+        assert len(orders.on_their_way()) == 3
+        assert orders.deadline(1) == 605.0
+
     def test_a_revoke_is_not_replanned_before_it_arrives(self) -> None:
         orders = joined(warmup=False)
         orders.bind("C")
