@@ -440,12 +440,15 @@ class Oracle:
         """6. A rebalance makes more handoffs than the minimum, which counts from the last
         change."""
         started = any(isinstance(record, r.RebalanceStarted) for record in decision.records)
-        unowned = any(isinstance(record, r.Released) for record in decision.records)
+        # A draining flow let go of something before it was asked to, or something was finished.
+        unplanned = any(
+            isinstance(record, r.Released | r.PartitionsRemoved) for record in decision.records
+        )
         if queue.status != "Rebalancing" and not started and before["status"] != "Rebalancing":
             self.fewest = None
             return
-        if started or unowned or _is_change(command):
-            self.fewest = self._fewest_from(before, queue, decision)
+        if started or unplanned or isinstance(command, c.Bind | c.Unbind | c.Drain | c.Change):
+            self.fewest = self._fewest_from(before, queue, command, decision)
             self.revokes_since_change.clear()
         revoking = {n for n, p in enumerate(before["partitions"]) if p["state"] == "revoking"}
         for record in decision.records:
@@ -456,14 +459,7 @@ class Oracle:
                 self._revoked(record.partitions)
             elif isinstance(record, r.Granted):
                 # A draining owner may release a partition while its successor still warms up.
-                self._revoked(
-                    grant.partition
-                    for grant in record.grants
-                    if grant.by_handoff
-                    and grant.partition < len(before["partitions"])
-                    and before["partitions"][grant.partition]["state"] == "warming"
-                    and isinstance(command, c.Release)
-                )
+                self._revoked(_released_early(before, command, record))
         made = len(self.revokes_since_change)
         assert self.fewest is not None
         assert made <= self.fewest, f"{made} handoffs where {self.fewest} would do"
@@ -476,7 +472,9 @@ class Oracle:
             epoch = max((e for n, e in self.owners if n == number), default=0)
             self.revokes_since_change.add((number, epoch))
 
-    def _fewest_from(self, before: dict[str, Any], queue: Queue, decision: Decision) -> int:
+    def _fewest_from(
+        self, before: dict[str, Any], queue: Queue, command: c.Command, decision: Decision
+    ) -> int:
         """Counted from the state after the change, as if no warm-up and no free grant had been
         made."""
         takers = {f.id: 0 for f in queue.flows.values() if not f.draining}
@@ -504,6 +502,9 @@ class Oracle:
                 for number in record.partitions:
                     was = before["partitions"][number]["owner"].removeprefix("flow ")
                     begun.setdefault(number, was)
+            elif isinstance(record, r.Granted) and isinstance(command, c.Release):
+                for number in _released_early(before, command, record):
+                    begun.setdefault(number, command.flow_id)
         leaving = 0
         for partition in queue.partitions:
             number = partition.number
@@ -570,8 +571,12 @@ def _revoked(decision: Decision, number: int) -> bool:
     return False
 
 
-def _is_change(command: c.Command) -> bool:
-    """Whether the plan may be another after this."""
-    return isinstance(command, c.Bind | c.Unbind | c.Drain | c.Change) or (
-        isinstance(command, c.Release) and any(item.finished for item in command.items)
-    )
+def _released_early(before: dict[str, Any], command: c.Command, record: r.Granted) -> list[int]:
+    """The partitions that a draining owner released while their successors were warming up."""
+    return [
+        grant.partition
+        for grant in record.grants
+        if isinstance(command, c.Release)
+        and grant.by_handoff
+        and before["partitions"][grant.partition]["state"] == "warming"
+    ]
