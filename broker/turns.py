@@ -19,6 +19,9 @@ from broker.core.rebalancer import decide
 from broker.core.replay import replay_all
 from broker.store.ports import Commit, Entry, PositionWrite
 
+# Where every partition of the built-in log begins.
+EARLIEST = "0"
+
 
 @dataclass(slots=True, eq=False)
 class Ask:
@@ -80,6 +83,7 @@ class Turn:
         """Decides a command and applies the decision; returns its answer, raises its
         BrokerError."""
         queue = self.queue
+        ever = len(queue.partitions)
         decision = decide(queue, command, self.now)
         for records in _by_rebalance(decision.records):
             last = queue.last_rebalance
@@ -103,6 +107,11 @@ class Turn:
                     self._raised.update(grant.partition for grant in record.grants)
                 elif isinstance(record, r.EpochsRaised):
                     self._raised.update(record.partitions)
+                elif isinstance(record, r.PartitionsAdded) and queue.settings.start == "latest":
+                    # Without a position they would start at `latest` like the first ones, and what
+                    # was published before the grant would be lost (the contract, *Queue*, `start`).
+                    added = range(max(record.first, ever), record.end)
+                    self._positions.update(dict.fromkeys(added, EARLIEST))
         return decision.answer
 
     def expire(self, flow_id: str) -> None:

@@ -71,6 +71,15 @@ class TestResizing:
             await one.change_queue("copy", {"partition_count": 9}, False)
 
     @virtual
+    async def test_partitions_added_later_start_at_the_earliest_position(self) -> None:
+        world = World()
+        one = await world.replica()
+        await one.create_queue(views.QueueSpec("orders", 2, start="latest"))
+        await one.change_queue("orders", {"partition_count": 3}, False)
+        positions = [item.position for item in (await one.partitions("orders", 9, None)).items]
+        assert positions == [None, None, "0"]
+
+    @virtual
     async def test_what_a_crash_left_undone_the_upkeep_does(self) -> None:
         world = World()
         one, two = await world.replica(), await world.replica()

@@ -291,3 +291,12 @@ async def test_calls_of_all_kinds_at_once_do_not_lock_each_other_out(
     await asyncio.gather(
         commit_positions(first), commit_positions(second), renew(third), renew(fourth), change()
     )
+
+
+async def test_a_position_can_come_with_a_new_partition(store: Store, orders: Replica) -> None:
+    count = orders.queue.settings.partition_count
+    await orders.do(c.Change({"partition_count": count + 2}), positions={count: "0"})
+    assert await store.positions(orders.id, [count, count + 1]) == {
+        count: (0, "0"),
+        count + 1: (0, None),
+    }
