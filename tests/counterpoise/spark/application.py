@@ -201,9 +201,10 @@ def run(settings: Mapping[str, Any]) -> None:
 
     threading.Thread(target=listen, daemon=True).start()
     (home / "started").touch()
-    while not told.wait(0.1):
-        if query.awaitTermination(0.1):
-            break
+    while query.isActive and not told.wait(0.1):
+        pass
+    if error := query.exception():
+        raise error
     query.stop()
     spark.stop()
 
