@@ -140,13 +140,21 @@ def warm_up(spark: "SparkSession", directory: Path) -> None:
     query = (
         spark.readStream.format("text")
         .load(str(lines))
-        .mapInArrow(lambda batches: batches, "value string")
+        .mapInArrow(_through_a_worker, "value string")
         .writeStream.foreachBatch(lambda batch, _: batch.toArrow())
         .option("checkpointLocation", str(directory / "warm-up-checkpoint"))
         .trigger(availableNow=True)
         .start()
     )
     query.awaitTermination()
+
+
+def _through_a_worker(batches: "Iterator[pa.RecordBatch]") -> "Iterator[pa.RecordBatch]":
+    """What Spark's Python worker, which stays, will need to read the log."""
+    import counterpoise.logs.postgres
+    import counterpoise.spark.executor  # noqa: F401
+
+    yield from batches
 
 
 def main(arguments: list[str] | None = None) -> int:
