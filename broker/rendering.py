@@ -191,7 +191,7 @@ def _tally(known: Rebalance, entry: Entry, moves: list[views.MoveView]) -> Rebal
                 for grant in grants:
                     handoffs += grant.by_handoff
                     granted += not grant.by_handoff
-                    forced += grant.handed_over == HandedOver.FORCED
+                    forced += grant.by_handoff and grant.handed_over == HandedOver.FORCED
                     moves.append(
                         views.MoveView(
                             grant.partition,

@@ -1,6 +1,7 @@
 """Every grant outside of a rebalance has an entry of its own in the history."""
 
 from broker.core import commands as c
+from broker.rendering import history
 from broker.turns import Turn
 from tests.core.world import World
 
@@ -17,3 +18,14 @@ def test_an_instance_that_returns_and_brings_the_number_back_makes_two_entries()
     assert [entry.rebalance_id for entry in entries] == [2, 3]
     assert orders.queue.status == "Ready"
     assert orders.owners() == {"A2": [0, 1], "C": [2, 3]}
+
+
+def test_a_partition_whose_positions_were_set_was_granted_and_not_forced() -> None:
+    """`forced` counts handoffs."""
+    orders = World.owning({"A": [0], "B": [1]})
+    orders.unbind("B")
+    orders.raise_epochs(1)
+    turn = Turn(orders.queue, orders.now, "commit")
+    turn.decide(c.RebalanceNow())
+    (entry,) = history(turn.finish().entries)
+    assert (entry.handoffs, entry.forced, entry.granted) == (0, 0, 1)

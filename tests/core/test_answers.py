@@ -207,6 +207,9 @@ class TestPositionsSet:
         orders.raise_epochs(1)
         orders.advance(5)
         assert (orders.epoch(1), orders.handed_over(1)) == (3, "forced")
+        entry = orders.queue.last_rebalance
+        assert entry is not None
+        assert (entry.handoffs, entry.forced, entry.granted) == (0, 0, 1)
 
     def test_a_handoff_goes_on(self) -> None:
         orders = revoking()
