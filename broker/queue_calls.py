@@ -35,7 +35,7 @@ from broker.rendering import (
 from broker.store.ports import Commit, Entry, FlowsBound, NameTaken, QueueGone, StoreUnavailable
 from broker.turns import Ask
 
-_POSITION = re.compile("[0-9]{1,18}")
+_DECIMAL = re.compile("[0-9]{1,18}")
 _WRITABLE = frozenset(field.name for field in fields(Settings)) - {"partitioning"}
 
 
@@ -423,13 +423,12 @@ class QueueCalls(Calls):
 
 
 def _number(cursor: str) -> int:
-    try:
-        return int(cursor)
-    except ValueError:
+    if not _DECIMAL.fullmatch(cursor):
         raise Invalid(
             "The cursor is not one that this call answered; leave it out to start anew.",
             [("cursor", "is not a cursor of this list")],
-        ) from None
+        )
+    return int(cursor)
 
 
 def _refuse_nonsense(positions: Mapping[int, str | None]) -> None:
@@ -437,7 +436,7 @@ def _refuse_nonsense(positions: Mapping[int, str | None]) -> None:
     wrong = sorted(
         number
         for number, position in positions.items()
-        if position is not None and not _POSITION.fullmatch(position)
+        if position is not None and not _DECIMAL.fullmatch(position)
     )
     if wrong:
         raise Invalid(

@@ -206,5 +206,13 @@ class TestPages:
         older = await one.rebalances("a", 50, newest.next_cursor)
         ids = [entry.id for entry in (*newest.items, *older.items)]
         assert ids == sorted(ids, reverse=True)
-        with pytest.raises(Invalid):
-            await one.flows("a", 2, "nonsense")
+
+    @pytest.mark.parametrize("cursor", ["nonsense", "-1", "9" * 30, "1_0", " 1", "١"])
+    @virtual
+    async def test_a_cursor_that_no_page_had_is_refused(self, cursor: str) -> None:
+        world = World()
+        one = await world.replica()
+        await one.create_queue(spec())
+        for call in (one.flows, one.partitions, one.rebalances):
+            with pytest.raises(Invalid):
+                await call("orders", 2, cursor)

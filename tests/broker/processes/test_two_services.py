@@ -98,6 +98,34 @@ async def test_services_that_are_killed_one_after_the_other(
         await crowd.go_home()
 
 
+@pytest.mark.long
+@pytest.mark.timeout(300)
+async def test_services_that_are_frozen_expire_nobody(pair: Pair, crowd_of: CrowdOf) -> None:
+    """Their leases are shorter than the freeze; the database's clock goes on."""
+    urls = [service.url for service in pair]
+    async with AsyncClient(urls[0]) as first, AsyncClient(urls[1]) as second:
+        await first.create_queue("orders", 12, rebalance_delay=0.2, max_handoff_time=4.0)
+        crowd = crowd_of(urls, "orders", 7)
+        for _ in range(4):
+            crowd.join(lease=6.0, warmup=False)
+        await peace([first, second], "orders", crowd)
+        before = {p.partition: (p.owner, p.epoch) for p in await first.partitions("orders")}
+        for service in pair:
+            assert service.process is not None
+            service.process.send_signal(signal.SIGSTOP)
+        await asyncio.sleep(9)
+        for service in pair:
+            assert service.process is not None
+            service.process.send_signal(signal.SIGCONT)
+        await asyncio.sleep(3)
+        await peace([first, second], "orders", crowd)
+        assert {
+            p.partition: (p.owner, p.epoch) for p in await second.partitions("orders")
+        } == before
+        assert not crowd.checker.gone
+        await crowd.go_home()
+
+
 async def _something(crowd: Crowd, clients: list[AsyncClient], counts: list[int]) -> None:
     client = crowd.rng.choice(clients)
     things: list[Callable[[], object]] = [crowd.leave, crowd.join, crowd.join, crowd.restart]

@@ -1,0 +1,185 @@
+"""Replicas on a real database: what `test_coordinator` and `test_replica` promise holds there."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack, suppress
+from uuid import uuid4
+
+import psycopg
+import pytest
+
+from broker import views
+from broker.alarms import SchedulerAlarms
+from broker.core.errors import FlowGone, QueueNotFound, Unavailable
+from broker.flow_calls import FlowCalls
+from broker.queue_calls import QueueCalls
+from broker.replica import Replica
+from broker.store.postgres import PostgresStore
+from tests.broker.shell import House, picture, spec
+
+
+class Service(QueueCalls, FlowCalls):
+    """A replica on Postgres and APScheduler."""
+
+    def __init__(self, url: str) -> None:
+        self.replica = Replica(
+            PostgresStore(url, pool_size=4), SchedulerAlarms(), lambda: uuid4().hex
+        )
+        super().__init__(self.replica, House())  # type: ignore[arg-type]
+
+    async def join(self, who: str, lease: float = 30.0) -> str:
+        bound = await self.bind("orders", who, f"i-{who}", lease, False)
+        return bound.flow_id
+
+    async def revoking(self, flow_id: str) -> list[views.ReleaseItem]:
+        update = await self.update("orders", flow_id)
+        return [
+            views.ReleaseItem(p.partition, p.epoch, "7")
+            for p in update.partitions
+            if p.state == "revoking"
+        ]
+
+
+@pytest.fixture
+async def services(migrated_url: str) -> AsyncIterator[tuple[Service, Service]]:
+    async with AsyncExitStack() as stack:
+        pair = Service(migrated_url), Service(migrated_url)
+        for service in pair:
+            await service.replica.start()
+            stack.push_async_callback(service.replica.stop)
+        yield pair
+
+
+Pair = tuple[Service, Service]
+
+
+async def eventually(condition: Callable[[], Awaitable[bool]]) -> None:
+    async with asyncio.timeout(20):
+        while not await condition():  # noqa: ASYNC110 - another process changes it
+            await asyncio.sleep(0.02)
+
+
+async def test_a_crowd_that_binds_on_both_at_once(services: Pair) -> None:
+    one, two = services
+    await one.create_queue(spec(partitions=40, rebalance_delay=0.3))
+    flows = await asyncio.gather(*(services[n % 2].join(f"{n}") for n in range(80)))
+    assert {flow.flow_id for flow in (await two.flows("orders", 100, None)).items} == set(flows)
+
+    async def ready() -> bool:
+        return (await two.rebalance_status("orders")).status == "Ready"
+
+    await eventually(ready)
+    queue = await one.queue("orders")
+    await two.queue("orders")
+    stored = await one._store.load(queue.id)
+    assert stored.ranking.spread <= 1
+    for service in services:
+        memory = (await service.replica.coordinator("orders")).queue
+        assert memory is not None
+        assert picture(memory) == picture(stored)
+
+
+async def test_what_one_told_the_other_knows(services: Pair) -> None:
+    one, two = services
+    await one.create_queue(spec(max_handoff_time=20.0))
+    for round_ in range(10):
+        # At once, before any notification can have arrived.
+        first = await one.join(f"first-{round_}")
+        await two.update("orders", first)
+        second = await one.join(f"second-{round_}")
+        items = await one.revoking(first)
+        done = await two.release("orders", first, 1, items)
+        assert [result.outcome for result in done.results] == ["ok"] * len(items)
+        assert len((await one.update("orders", second)).partitions) == 2
+        await two.unbind("orders", first)
+        await one.unbind("orders", second)
+        with pytest.raises(FlowGone):
+            await two.heartbeat("orders", second)
+
+
+async def test_a_change_arrives_on_the_other_without_the_sweep(services: Pair) -> None:
+    one, two = services
+    await one.create_queue(spec(max_handoff_time=20.0))
+    first = await one.join("first")
+    revision = (await two.update("orders", first)).revision
+    taken = []
+    for n in range(5):
+        told = asyncio.ensure_future(two.wait_update("orders", first, revision, 10))
+        await asyncio.sleep(0.05)
+        await one.join(f"other-{n}")
+        began = time.monotonic()
+        view = await told
+        taken.append(time.monotonic() - began)
+        assert view is not None
+        revision = (await two.update("orders", first)).revision
+        items = await two.revoking(first)
+        if items:
+            await two.release("orders", first, None, items)
+            revision = (await two.update("orders", first)).revision
+        if len((await two.update("orders", first)).partitions) == 1:
+            break
+    assert min(taken) < 0.5
+
+
+async def test_a_name_that_is_used_again(services: Pair) -> None:
+    one, two = services
+    for _ in range(3):
+        made = await one.create_queue(spec())
+        flow = await two.join("first")
+        assert (await two.queue("orders")).id == made.id
+        watching = asyncio.ensure_future(anext(two.watch("orders", flow, 10**6)))
+        await asyncio.sleep(0.05)
+        await one.delete_queue("orders", force=True)
+        with pytest.raises(QueueNotFound):
+            await asyncio.wait_for(watching, 5)
+
+
+async def test_connections_that_are_cut_cost_nothing_that_was_acknowledged(
+    services: Pair, migrated_url: str
+) -> None:
+    one, two = services
+    await one.create_queue(spec(partitions=8, rebalance_delay=0.1, max_handoff_time=20.0))
+    flow = await one.join("first")
+
+    async def owns_all() -> bool:
+        return len((await two.update("orders", flow)).partitions) == 8
+
+    await eventually(owns_all)
+    reached = 0
+    stop = asyncio.Event()
+
+    def cut() -> None:
+        with psycopg.connect(migrated_url, autocommit=True) as connection:
+            connection.execute(
+                "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
+                " WHERE datname = current_database() AND pid <> pg_backend_pid()"
+            )
+
+    async def cutting() -> None:
+        while not stop.is_set():
+            await asyncio.sleep(0.1)
+            await asyncio.to_thread(cut)
+
+    task = asyncio.ensure_future(cutting())
+    for seq in range(1, 200):
+        items = [views.CommitItem(seq % 8, 1, str(seq))]
+        with suppress(Unavailable):
+            done = await services[seq % 2].commit("orders", flow, seq, items)
+            assert done.results[0].outcome == "ok"
+            reached = seq
+    stop.set()
+    await task
+
+    async def back() -> bool:
+        try:
+            update = await two.update("orders", flow)
+        except Unavailable:
+            return False
+        position = update.partitions[reached % 8].position
+        assert position is not None
+        return int(position) >= reached
+
+    await eventually(back)
+    await one.join("second")
+    assert reached > 100
