@@ -20,7 +20,7 @@ from typing import Literal
 from counterpoise.demo.flights import Flight, Statistics
 from counterpoise.demo.sink import Entry
 
-EventKind = Literal["join", "drain", "kill", "return"]
+EventKind = Literal["start", "join", "drain", "kill", "return"]
 Cause = Literal["kill", "graceful", "ungraceful", "unexplained"]
 
 

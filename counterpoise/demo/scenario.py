@@ -100,6 +100,8 @@ class Scenario:
         for name in ("alpha", "beta", "gamma"):
             stage.start_application(name, name)
         self._news("PySpark applications start: alpha, beta and gamma, which waits")
+        for name in ("alpha", "beta"):
+            self._happens("start", name)
         stage.let_join("alpha", "beta")
         self._until_shared("alpha", "beta")
 

@@ -32,6 +32,9 @@ from counterpoise.demo.flights import expected_statistics
 from counterpoise.demo.sink import Entry
 
 
+NEED_BACKLOG = ("join", "drain", "kill")
+
+
 @dataclass(frozen=True, slots=True)
 class Check:
     """One promise, whether it was kept, and what was found."""
@@ -88,7 +91,7 @@ def judge(evidence: Evidence) -> Verdict:
             _kill(evidence, reading),
             *_ungraceful(reading),
             _statistics(evidence),
-            *(_backlog(event, handoffs) for event in evidence.events if event.kind != "return"),
+            *(_backlog(event, handoffs) for event in evidence.events if event.kind in NEED_BACKLOG),
         ],
         handoffs=handoffs,
         usual_gap_seconds=_usual_gap(reading.periods.values()),
@@ -228,7 +231,7 @@ def _event(
 ) -> Event | None:
     """The last thing done to the giver, else to the taker, before the taker's first write."""
     past = [event for event in events if until is None or event.time <= until]
-    for kinds, application in ((("drain", "kill"), giver), (("join", "return"), taker)):
+    for kinds, application in ((("drain", "kill"), giver), (("start", "join", "return"), taker)):
         matching = [e for e in past if e.kind in kinds and e.application == application]
         if matching:
             return max(matching, key=lambda event: event.time)
