@@ -31,7 +31,6 @@ from counterpoise.demo.evidence import Event, Evidence, Grant, Period, Reading, 
 from counterpoise.demo.flights import expected_statistics
 from counterpoise.demo.sink import Entry
 
-
 NEED_BACKLOG = ("join", "drain", "kill")
 
 
