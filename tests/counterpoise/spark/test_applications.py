@@ -189,7 +189,7 @@ def test_killed_while_others_go_on_its_planned_slices_are_skipped_and_reported(
     """Restarted after its lease, when somebody else has read on: nothing is read behind."""
     stage.queue(2, rebalance_delay=0)
     stage.publish(40)
-    one = stage.application("one", leaseSeconds=2).start()
+    one = stage.application("one", leaseSeconds=5).start()
     until(stage.all_seen, "the first messages")
     two = stage.application("two", leaseSeconds=120).start()
     until(lambda: stage.ready() and stage.owned("two") == 1, "shared")
