@@ -38,7 +38,7 @@ SMALL = {
 STOP_SECONDS = 30.0
 
 
-def until(condition: Callable[[], object], what: str, seconds: float = 60.0) -> None:
+def until(condition: Callable[[], object], what: str, seconds: float = 90.0) -> None:
     """Wait until the condition holds; fail when it takes too long."""
     deadline = time.monotonic() + seconds
     while not condition():

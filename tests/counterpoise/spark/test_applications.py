@@ -50,6 +50,8 @@ class Stage:
     def end(self) -> None:
         for application in self.applications:
             application.kill()
+            # Shown by pytest if the test has failed.
+            print(f"--- {application.name}:\n{application.said()[-5000:]}")
 
     def rows(self) -> list[Row]:
         return [row for application in self.applications for row in application.rows()]
