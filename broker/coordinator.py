@@ -100,6 +100,13 @@ class Coordinator:
         """Nothing waits and nothing is under way."""
         return self._task is None
 
+    def adopt(self, queue: Queue) -> None:
+        """The queue that was just created, so that its first use need not load it."""
+        if self._queue is None and self._task is None:
+            self._queue = queue
+            self._advance = False
+            self._settled(queue, ours=False)
+
     async def ask(self, ask: Ask) -> Any:
         """The answer of the command, once it is committed.
 

@@ -84,7 +84,9 @@ class QueueCalls(Calls):
                 with suppress(StoreUnavailable, QueueGone):
                     await self._store.delete(queue.id, force=True)
                 raise
-        return queue_view(queue)
+        view = queue_view(queue)
+        self._replica.adopt(queue)
+        return view
 
     async def _first_count(self, spec: views.QueueSpec) -> int:
         """The partition count of a new queue: what it says, or that of the queue whose log it

@@ -21,6 +21,7 @@ from broker.batches import Batcher
 from broker.clock import StoreClock
 from broker.coordinator import UNAVAILABLE, Coordinator
 from broker.core.errors import QueueNotFound, Unavailable
+from broker.core.model import Queue
 from broker.store.ports import Store, StoreUnavailable
 from broker.tally import Tally
 
@@ -127,6 +128,11 @@ class Replica:
             coordinator.name = name
         self._used[queue_id] = self._monotonic()
         return coordinator
+
+    def adopt(self, queue: Queue) -> None:
+        """A queue that was just created here, which will be used soon."""
+        self._ids[queue.name] = queue.id
+        self._of(queue.id, queue.name).adopt(queue)
 
     def forget_name(self, name: str) -> None:
         """The name may mean another queue now, or none."""

@@ -30,6 +30,8 @@ from broker.store.memory import Fault, MemoryDatabase, MemoryStore
 from broker.store.rows import flow_values, partition_values, queue_values
 
 EPOCH = 1_700_000_000.0
+# No test plays longer than this, in seconds: it waits for what will never happen.
+LONGEST = 50_000.0
 
 
 class Stuck(RuntimeError):
@@ -44,7 +46,9 @@ class _Selector(selectors.DefaultSelector):
     def select(self, timeout: float | None = None) -> Any:
         ready = super().select(0)
         if not ready:
-            if timeout is None:
+            if timeout is None or self.loop.passed > self.loop.longest:
+                # What is cancelled now gets as long again to end.
+                self.loop.longest += LONGEST
                 raise Stuck
             self.loop.passed += timeout
         return ready
@@ -55,6 +59,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
 
     def __init__(self) -> None:
         self.passed = 0.0
+        self.longest = LONGEST
         selector = _Selector()
         selector.loop = self
         super().__init__(selector)

@@ -43,6 +43,18 @@ class TestDeleting:
         assert [told for told in one.house.told if told[0] == "drop"] == [("drop", "orders")]
 
     @virtual
+    async def test_a_new_queue_is_at_hand_where_it_was_made(self) -> None:
+        world = World()
+        one, two = await world.replica(), await world.replica()
+        await one.create_queue(spec())
+        await one.join("orders", "first", lease=60)
+        assert not one.net.calls["load"]
+        await two.join("orders", "second", lease=60)
+        assert two.net.calls["load"] == 1
+        await one.queue("orders")
+        world.check("orders")
+
+    @virtual
     async def test_names_are_taken_once(self) -> None:
         world = World()
         one, two = await world.replica(), await world.replica()
@@ -104,7 +116,7 @@ class TestResizing:
         one, two = await world.replica(), await world.replica()
         await one.create_queue(spec())
         await one.create_queue(views.QueueSpec("copy", log="builtin:orders"))
-        await one.queue("orders")
+        one.replica.forget_name("copy")
         gate = one.net.hold("find")
         resizing = asyncio.ensure_future(one.change_queue("orders", {"partition_count": 6}, False))
         await one.net.met("find")
