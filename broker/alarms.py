@@ -28,7 +28,8 @@ class Alarms(Protocol):
 
     def set(self, key: str, delay_seconds: float | None, callback: Callable[[], None]) -> None:
         """Calls back once after the delay, in place of what was set for this key; None: not at
-        all."""
+        all.
+        """
 
     def every(
         self, key: str, seconds: float, callback: Callable[[], Coroutine[Any, Any, None]]
@@ -55,7 +56,8 @@ class SchedulerAlarms:
 
     def set(self, key: str, delay_seconds: float | None, callback: Callable[[], None]) -> None:
         """Calls back once after the delay, in place of what was set for this key; None: not at
-        all."""
+        all.
+        """
         if delay_seconds is None:
             # It may have rung already, or never been set.
             with suppress(JobLookupError):

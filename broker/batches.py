@@ -16,7 +16,8 @@ Answer = TypeVar("Answer")
 
 class Batcher(Generic[Item, Answer]):
     """Collects items and passes them to `call`, which answers with one answer per item, in
-    order."""
+    order.
+    """
 
     def __init__(
         self, call: Callable[[Sequence[Item]], Awaitable[Sequence[Answer]]], most: int = 1000

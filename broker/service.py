@@ -76,7 +76,8 @@ class Broker(QueueCalls, FlowCalls):
 
     async def upkeep(self) -> None:
         """What has to be done now and then: the logs' counts and trimming, and forgetting what is
-        old."""
+        old.
+        """
         try:
             await self.keep_logs()
             await self._loghouse.forget(PUBLISHER_SECONDS)

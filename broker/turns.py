@@ -81,7 +81,8 @@ class Turn:
 
     def decide(self, command: c.Command) -> Any:
         """Decides a command and applies the decision; returns its answer, raises its
-        BrokerError."""
+        BrokerError.
+        """
         queue = self.queue
         ever = len(queue.partitions)
         decision = decide(queue, command, self.now)
@@ -137,7 +138,8 @@ class Turn:
         self, ask: Ask, command: c.Release, behind: frozenset[Late]
     ) -> tuple[c.Result, ...]:
         """A release with its positions, which are written only where it really ends the flow's
-        ownership."""
+        ownership.
+        """
         flow_id = command.flow_id
         owned = {item for item in command.items if self._owns(flow_id, item)}
         known: dict[c.Let, c.Result] = {}
@@ -204,7 +206,8 @@ class Turn:
 
 def _by_rebalance(records: tuple[r.Record, ...]) -> Sequence[tuple[r.Record, ...]]:
     """The records of one decision, cut where another entry of the history begins: grants outside of
-    a rebalance (there may be two in one decision, rules 12 and 7), or a rebalance after them."""
+    a rebalance (there may be two in one decision, rules 12 and 7), or a rebalance after them.
+    """
     begins = [
         place
         for place, record in enumerate(records)

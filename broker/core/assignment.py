@@ -167,7 +167,8 @@ def _turns(counts: dict[int, int], of: set[int]) -> Iterator[tuple[int, int]]:
 
 class _Takers:
     """Who receives in which turn, if in every turn the flow with the fewest gets one (ties: the
-    earliest bound) and nobody gives."""
+    earliest bound) and nobody gives.
+    """
 
     def __init__(self, counts: dict[int, int]) -> None:
         self._counts = counts
@@ -196,7 +197,8 @@ class _Takers:
 
 def _giveable(queue: Queue, flow: Flow) -> list[int]:
     """What the flow owns that is not on its way, highest number first; retiring ones if it is
-    draining."""
+    draining.
+    """
     return sorted(
         (
             number
@@ -210,7 +212,8 @@ def _giveable(queue: Queue, flow: Flow) -> list[int]:
 @dataclass(slots=True)
 class Revision:
     """What becomes of the warm-ups under way after a change: those not named here go on as they
-    are."""
+    are.
+    """
 
     called_off: list[int] = field(default_factory=list)
     redirected: list[tuple[int, Flow]] = field(default_factory=list)
@@ -233,7 +236,8 @@ def put_back(queue: Queue) -> Ranking:
 
 def warming(queue: Queue) -> list[Handoff]:
     """The handoffs whose successors are warming, highest partition first (the order in which they
-    are worth keeping)."""
+    are worth keeping).
+    """
     return [queue.handoffs[number] for number in sorted(queue.warming, reverse=True)]
 
 

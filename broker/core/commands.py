@@ -13,7 +13,8 @@ from typing import Any, NamedTuple
 
 class Outcome(StrEnum):
     """What became of one item of a commit, release or ready (the contract, *HTTP*); only `ok`
-    changes anything."""
+    changes anything.
+    """
 
     OK = "ok"
     NO_SUCH_PARTITION = "no_such_partition"
@@ -63,7 +64,8 @@ class Bind:
 @dataclass(frozen=True, slots=True)
 class Unbind:
     """A flow leaves: it said so, an administrator did (`unbound`), or its lease expired
-    (`lease_expired`)."""
+    (`lease_expired`).
+    """
 
     flow_id: str
     reason: str = "unbound"
@@ -112,7 +114,8 @@ class RebalanceNow:
 @dataclass(frozen=True, slots=True)
 class RaiseEpochs:
     """An administrator sets the positions of these partitions, so what goes on goes on under new
-    epochs."""
+    epochs.
+    """
 
     partitions: tuple[int, ...]
 
@@ -125,7 +128,8 @@ class Advance:
 @dataclass(frozen=True, slots=True)
 class MoveDeadlines:
     """Nobody served from `began` on for `seconds`: handoffs that were under way get that time
-    back."""
+    back.
+    """
 
     outage_id: int
     began: float

@@ -36,7 +36,8 @@ class Journal:
 
     def note(self, owner: Any) -> None:
         """Remembers that something kept beside `owner` changes, so that `changed_since` names
-        it."""
+        it.
+        """
         self._entries.append((_nothing, None, (owner,)))
 
     def did(self, undo: Callable[..., object], *arguments: Any) -> None:
@@ -87,7 +88,8 @@ class Journal:
 
     def changed_since(self, mark: int) -> Iterator[Any]:
         """The objects of which attributes were set, or that were noted, since `mark`; with
-        repetitions."""
+        repetitions.
+        """
         for target, attribute, value in self._entries[mark:]:
             if attribute is not None:
                 yield target

@@ -167,7 +167,8 @@ class Handoff:
 @dataclass(frozen=True, slots=True)
 class Departed:
     """A flow that left during the holddown: if its instance comes back in time it gets back what is
-    still unowned. `partitions`: (number, epoch) of each that it left."""
+    still unowned. `partitions`: (number, epoch) of each that it left.
+    """
 
     seat: int
     partitions: tuple[tuple[int, int], ...]
@@ -255,7 +256,8 @@ class Queue:
     @property
     def scale_status(self) -> str:
         """`ScalingDown` while partitions retire, `ScalingUp` while added ones are being balanced,
-        else `Ready`."""
+        else `Ready`.
+        """
         return "ScalingDown" if self.retiring else "ScalingUp" if self.growing else "Ready"
 
     @property
@@ -279,7 +281,8 @@ class Queue:
 
     def spread(self) -> int:
         """The largest minus the smallest number of partitions that non-draining flows own;
-        O(flows)."""
+        O(flows).
+        """
         numbers = [
             len(flow.owned) - len(flow.owned & self.retiring)
             for flow in self.flows.values()
@@ -411,7 +414,8 @@ class Queue:
 
     def enter(self, flow: Flow) -> None:
         """Adds a flow. If its seat is taken it replaces who sits there, whom the rankings forget at
-        once."""
+        once.
+        """
         predecessor = self.by_seat.get(flow.seat)
         if predecessor is not None:
             self._unrank(predecessor)

@@ -12,7 +12,8 @@ from heapq import heapify, heappop, heappush
 
 class Ranking:
     """Counts by seat, bucketed by count; each bucket is a heap of seats with stale entries skipped
-    when met."""
+    when met.
+    """
 
     __slots__ = ("_buckets", "_high", "_low", "_seats", "_sizes", "counts")
 
@@ -112,7 +113,8 @@ class Ranking:
 
     def copy(self) -> Ranking:
         """An independent ranking with the same counts; takes time in proportion to the number of
-        flows."""
+        flows.
+        """
         copy = Ranking()
         for seat, count in self.counts.items():
             copy.put(seat, count)

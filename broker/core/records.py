@@ -70,8 +70,10 @@ class FlowBound:
 
 @dataclass(frozen=True, slots=True)
 class FlowLeft:
-    """A flow is gone; what it owned has no owner. `remember`: a holddown runs in which it may come
-    back."""
+    """A flow is gone; what it owned has no owner.
+
+    `remember`: a holddown runs in which it may come back.
+    """
 
     flow_id: str
     reason: str
@@ -103,7 +105,8 @@ class HolddownStarted:
 @dataclass(frozen=True, slots=True)
 class HolddownSettled:
     """The number of flows was again what it was and the queue balanced, so no rebalance was
-    needed."""
+    needed.
+    """
 
     at: float
 
@@ -127,7 +130,8 @@ class RebalanceFinished:
 @dataclass(frozen=True, slots=True)
 class GrantedOutside:
     """The grants that follow happened outside of a rebalance; in the history they are an entry of
-    their own."""
+    their own.
+    """
 
     rebalance_id: int
     trigger: str
@@ -172,7 +176,8 @@ class RevokesStarted:
 @dataclass(frozen=True, slots=True)
 class WarmupsEnded:
     """Warm-ups are over, `ready` (the successors said so) or not; the owners are told to finish and
-    release."""
+    release.
+    """
 
     partitions: tuple[int, ...]
     ready: bool

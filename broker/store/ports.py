@@ -65,7 +65,8 @@ class LeaseRenewed(StoreError):
 
 class PositionBehind(StoreError):
     """Writes to these partitions were refused, usually because a later call of the same flow has
-    set the position already (by `seq`); nothing was committed."""
+    set the position already (by `seq`); nothing was committed.
+    """
 
     def __init__(self, partitions: frozenset[int]) -> None:
         super().__init__(f"{len(partitions)} positions were refused")
@@ -199,7 +200,8 @@ class PositionCommit:
 @dataclass(frozen=True, slots=True)
 class Expiry:
     """The flows of a queue whose leases are over, and when the next lease ends (None: no other
-    flow)."""
+    flow).
+    """
 
     expired: tuple[str, ...]
     next_at: float | None
@@ -248,11 +250,13 @@ class Store(Protocol):
 
     async def history(self, queue_id: str, limit: int, before: int | None) -> Sequence[Entry]:
         """The entries of the newest `limit` rebalances with an id below `before`, oldest entry
-        first."""
+        first.
+        """
 
     async def commit(self, commit: Commit) -> None:
         """Commits. Raises Conflict, QueueGone, LeaseRenewed or PositionBehind, and then nothing is
-        written."""
+        written.
+        """
 
     async def expiries(self, queue_id: str) -> Expiry:
         """Whose leases are over.
@@ -264,7 +268,8 @@ class Store(Protocol):
 
     async def renew(self, flow_ids: Sequence[str]) -> Mapping[str, Lease]:
         """Begins the leases of these flows anew; flows that are not bound are missing from the
-        answer."""
+        answer.
+        """
 
     async def commit_positions(self, items: Sequence[PositionCommit]) -> Sequence[Result]:
         """Commits positions and renews the leases of the flows named, in one transaction; one
@@ -290,11 +295,13 @@ class Store(Protocol):
 
     async def purge(self, flows_before: float, records_before: float) -> None:
         """Forgets flows that left and records committed before these times (the newest record of a
-        queue stays)."""
+        queue stays).
+        """
 
     async def notify(self, queue_ids: Sequence[str]) -> None:
         """Tells the other replicas that these queues changed; best effort."""
 
     def listen(self) -> AsyncIterator[Sequence[str] | None]:
         """Queues changed by other replicas; None: something may have been missed, look at
-        everything."""
+        everything.
+        """

@@ -1,0 +1,98 @@
+"""What administrators and the clock do: change, rebalance now, set positions, advance."""
+
+from __future__ import annotations
+
+from broker.core import commands as c
+from broker.core import records as r
+from broker.core.draft import Draft
+from broker.core.loop import (
+    force,
+    loop,
+    rebalance,
+    remove,
+    revoke,
+    take_up,
+)
+from broker.core.transitions import State, Status
+
+
+def change(command: c.Change, draft: Draft) -> None:
+    """Settings change; the partition count is the resize (rule 9)."""
+    queue = draft.queue
+    settings = queue.settings
+    changes = {
+        name: value for name, value in command.changes.items() if getattr(settings, name) != value
+    }
+    count = changes.get("partition_count", settings.partition_count)
+    grown = count > settings.partition_count
+    old_count = settings.partition_count
+    discard = command.discard and "partition_count" in command.changes
+    gone = tuple(
+        number
+        for number in range(count, len(queue.partitions))
+        if queue.partitions[number].state is not State.REMOVED
+        and (discard or number not in queue.retiring)
+    )
+    if changes:
+        draft.emit(r.SettingsChanged(changes))
+    if grown:
+        draft.emit(r.PartitionsAdded(old_count, count, draft.now))
+    if gone and discard:
+        remove(draft, gone, "discarded")
+    elif gone:
+        draft.emit(r.PartitionsRetired(gone))
+    if "partition_count" in changes:
+        rebalance(draft, "resize")
+    elif "access_type" in changes:
+        rebalance(draft, "access_type")
+    elif gone or "max_concurrent_handoffs" in changes:
+        take_up(draft)
+
+
+def rebalance_now(command: c.RebalanceNow, draft: Draft) -> None:
+    """An administrator does not want to wait (rule 9)."""
+    if draft.queue.status is not Status.REBALANCING:
+        rebalance(draft, "admin")
+
+
+def raise_epochs(command: c.RaiseEpochs, draft: Draft) -> None:
+    """Positions are set: whoever goes on goes on under new epochs."""
+    numbers = tuple(
+        number
+        for number in dict.fromkeys(command.partitions)
+        if (partition := draft.queue.find(number)) and partition.state is not State.REMOVED
+    )
+    if numbers:
+        draft.emit(r.EpochsRaised(numbers, draft.now))
+
+
+def advance(command: c.Advance, draft: Draft) -> None:
+    """Does what is due: the end of the holddown, of warm-ups and of handoffs."""
+    queue, now = draft.queue, draft.now
+    if queue.holddown_until is not None and queue.holddown_until <= now:
+        rebalance(draft, "admin")
+    while True:
+        ended = [
+            number
+            for seat in queue.leaving.counts
+            if (flow := queue.by_seat[seat]).drain_deadline is not None
+            and flow.drain_deadline <= now
+            for number in sorted(flow.owned)
+            if queue.partitions[number].state is State.WARMING
+        ]
+        due = queue.due(now)
+        ended += [h.number for h in due if queue.partitions[h.number].state is State.WARMING]
+        forced = [h for h in due if queue.partitions[h.number].state is State.REVOKING]
+        if not ended and not forced:
+            return
+        if ended:
+            revoke(draft, tuple(dict.fromkeys(ended)), ready=False)
+        for handoff in forced:
+            force(draft, handoff)
+        loop(draft, changed=False)
+
+
+def move_deadlines(command: c.MoveDeadlines, draft: Draft) -> None:
+    """Gives handoffs back the time in which nobody served."""
+    if command.outage_id > draft.queue.outage_seen:
+        draft.emit(r.DeadlinesMoved(command.outage_id, command.began, command.seconds))

@@ -1,0 +1,175 @@
+"""The rebalance loop (the contract, *The rebalance loop*, *One handoff*), and what sets it going.
+
+Every step is a record, applied to the draft at once, so the next step sees what this one did.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from broker.core import records as r
+from broker.core.assignment import Giving, is_balanced, put_back, revise, taker
+from broker.core.draft import Draft
+from broker.core.model import Flow, HandedOver, Handoff
+from broker.core.ranking import Ranking
+from broker.core.transitions import Status
+
+
+def trigger(draft: Draft, cause: str, flows_before: int) -> None:
+    """Something happened to a Ready queue that takes a holddown (rules 1, 4, 8 and 11)."""
+    delay = draft.queue.settings.rebalance_delay
+    if delay > 0:
+        draft.emit(r.HolddownStarted(cause, draft.now + delay, flows_before, draft.now))
+    else:
+        rebalance(draft, cause)
+
+
+def rebalance(draft: Draft, cause: str) -> None:
+    """Rebalancing at once, whatever the status (rules 8 to 10)."""
+    queue = draft.queue
+    if queue.status is not Status.REBALANCING:
+        first = queue.trigger or cause
+        draft.emit(r.RebalanceStarted(queue.next_rebalance_id, first, draft.now))
+    loop(draft, changed=True)
+
+
+def take_up(draft: Draft, *, changed: bool = True) -> None:
+    """Something happened: the holddown may settle (rule 7), a running loop takes it up (rule
+    10)."""
+    queue = draft.queue
+    if queue.status is Status.HOLDDOWN and queue.takers == queue.flows_before:
+        assert queue.trigger is not None
+        grant_outside(draft, queue.trigger, sorted(queue.unowned))
+        if is_balanced(queue):
+            draft.emit(r.HolddownSettled(draft.now))
+    elif queue.status is Status.REBALANCING:
+        loop(draft, changed=changed)
+
+
+def grant_outside(draft: Draft, cause: str, numbers: Sequence[int]) -> None:
+    """Grants of rules 3 and 7: at once, without a rebalance, in the history under an entry of their
+    own."""
+    if numbers and draft.queue.takers:
+        draft.outside(cause)
+        _grant(draft, numbers, draft.queue.ranking)
+
+
+def loop(draft: Draft, *, changed: bool) -> None:
+    """One turn of the rebalance loop; it is turned again whenever something finishes or changes.
+
+    `changed`: flows or settings did, so warm-ups under way may not be what is needed any more.
+    """
+    queue = draft.queue
+    if queue.warming and (changed or queue.unowned or queue.stranded):
+        _revise(draft)
+    else:
+        _grant_all(draft, queue.ranking)
+    _start_handoffs(draft)
+    if is_balanced(queue):
+        draft.emit(r.RebalanceFinished(draft.now))
+
+
+def _grant_all(draft: Draft, ranking: Ranking) -> None:
+    """Grants what nobody owns, and names successors for partitions in `revoking` that lost theirs.
+
+    A revoke is never taken back, so a partition that lost its successor goes on like one that
+    nobody owns; its present owner may be the one to get it.
+    """
+    queue = draft.queue
+    _grant(draft, sorted(queue.unowned), ranking)
+    for number in sorted(queue.stranded):
+        flow = taker(queue, ranking)
+        if flow is None:
+            return
+        draft.emit(r.HandoffsRedirected((r.Redirect(number, flow.id),), None, draft.now))
+        if ranking is not queue.ranking and number not in queue.retiring:
+            ranking.add(flow.seat, 1)
+
+
+def _grant(draft: Draft, numbers: Sequence[int], ranking: Ranking) -> None:
+    """Grants unowned partitions, given lowest number first, each to the flow with the fewest
+    partitions."""
+    queue = draft.queue
+    grants: list[r.Grant] = []
+    for number in numbers:
+        flow = taker(queue, ranking)
+        if flow is None:
+            return
+        partition = queue.partitions[number]
+        grants.append(draft.drawn_up(partition, flow, partition.let_go))
+        if not partition.retiring:
+            # If this is the queue's own ranking, `replay` will set it to the same counts.
+            ranking.add(flow.seat, 1)
+    if grants:
+        draft.emit(r.Granted(tuple(grants), draft.now))
+
+
+def _revise(draft: Draft) -> None:
+    """Grants and successors as if no warm-up had begun, then keeps the warm-ups that fit (see
+    `assignment`)."""
+    queue = draft.queue
+    ranking = put_back(queue)
+    _grant_all(draft, ranking)
+    revision = revise(queue, ranking)
+    for number in revision.called_off:
+        draft.emit(r.HandoffsCalledOff((number,)))
+    for number, flow in revision.redirected:
+        redirect(draft, number, flow)
+
+
+def redirect(draft: Draft, number: int, flow: Flow) -> None:
+    """Gives a warming handoff another successor, which warms up anew, or takes the partition as it
+    is."""
+    deadline = draft.now + draft.queue.settings.max_warmup_time
+    draft.emit(r.HandoffsRedirected((r.Redirect(number, flow.id),), deadline, draft.now))
+    if not flow.warmup:
+        revoke(draft, (number,), ready=False)
+
+
+def _start_handoffs(draft: Draft) -> None:
+    """Starts handoffs until the balance needs no more or `max_concurrent_handoffs` are under
+    way."""
+    queue, now = draft.queue, draft.now
+    most = queue.settings.max_concurrent_handoffs
+    giving = Giving(queue)
+    while most is None or len(queue.handoffs) < most:
+        chosen = giving.next()
+        if chosen is None:
+            return
+        number, successor = chosen
+        owner = queue.partitions[number].owner
+        assert owner is not None
+        moves = (r.Move(number, owner.id, successor.id),)
+        cut_short = owner.drain_deadline is not None and owner.drain_deadline <= now
+        if successor.warmup and not cut_short and queue.settings.max_warmup_time > 0:
+            draft.emit(r.WarmupsStarted(moves, now + queue.settings.max_warmup_time, now))
+        else:
+            draft.emit(r.RevokesStarted(moves, now + queue.settings.max_handoff_time, now))
+
+
+def revoke(draft: Draft, numbers: tuple[int, ...], *, ready: bool) -> None:
+    """Ends warm-ups: the owners are told to finish and release."""
+    deadline = draft.now + draft.queue.settings.max_handoff_time
+    draft.emit(r.WarmupsEnded(numbers, ready, deadline, draft.now))
+
+
+def remove(draft: Draft, numbers: tuple[int, ...], outcome: str) -> None:
+    """Removes partitions; handoffs of theirs end with them."""
+    queue = draft.queue
+    moves = tuple(
+        r.Move(number, owner.id, handoff.successor.id)
+        for number in numbers
+        if (handoff := queue.handoffs.get(number))
+        and handoff.successor
+        and (owner := queue.partitions[number].owner)
+    )
+    draft.emit(r.PartitionsRemoved(numbers, moves, outcome, draft.now))
+
+
+def force(draft: Draft, handoff: Handoff) -> None:
+    """The deadline has come: the successor gets the partition whatever the owner does, or the owner
+    gets it anew."""
+    partition = draft.queue.partitions[handoff.number]
+    flow = handoff.successor or partition.owner
+    assert flow is not None
+    draft.grant(partition, flow, HandedOver.FORCED, by_handoff=True)
