@@ -90,7 +90,8 @@ class QueueCalls(Calls):
 
     async def _first_count(self, spec: views.QueueSpec) -> int:
         """The partition count of a new queue: what it says, or that of the queue whose log it
-        reads."""
+        reads.
+        """
         source = builtin_name(spec.log or "")
         if source is None or source == spec.name:
             if spec.partition_count is None:

@@ -163,7 +163,8 @@ class Replica:
     @contextmanager
     def watching(self, queue_id: str, flow_id: str = "") -> Iterator[asyncio.Event]:
         """An event that is set at every change of a flow's view, or of the queue if no flow is
-        named."""
+        named.
+        """
         event = asyncio.Event()
         of_queue = self._watchers.setdefault(queue_id, {})
         of_queue.setdefault(flow_id, set()).add(event)
