@@ -22,7 +22,8 @@ from uuid import uuid4
 from broker import migrations
 from broker.core import commands as c
 from broker.core import records as r
-from broker.core.model import Flow, Partition, Queue, Settings
+from broker.core.model import Flow, Partition, Settings
+from broker.core.queue import Queue
 from broker.core.rebalancer import decide
 from broker.core.replay import replay_all
 from broker.embedded import EmbeddedPostgres

@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 from broker.coordinator import Coordinator
 from broker.core.errors import QueueNotFound
-from broker.core.model import Queue
+from broker.core.queue import Queue
 from broker.loghouse import Loghouse
 from broker.replica import Replica
 from broker.store.ports import Store

@@ -27,7 +27,7 @@ import structlog
 from broker.clock import StoreClock
 from broker.core import commands as c
 from broker.core.errors import BrokerError, QueueNotFound, Unavailable
-from broker.core.model import Queue
+from broker.core.queue import Queue
 from broker.core.replay import replay_all
 from broker.store.ports import (
     Conflict,

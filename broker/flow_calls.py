@@ -31,7 +31,7 @@ from broker.core.errors import (
     Unauthorized,
     Unavailable,
 )
-from broker.core.model import Queue
+from broker.core.queue import Queue
 from broker.loghouse import Loghouse
 from broker.rendering import update_view
 from broker.replica import Replica

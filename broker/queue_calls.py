@@ -18,7 +18,8 @@ from broker.coordinator import UNAVAILABLE, Coordinator
 from broker.core import commands as c
 from broker.core import records as r
 from broker.core.errors import Invalid, QueueExists, QueueInUse, QueueNotFound, Unavailable
-from broker.core.model import Queue, Settings
+from broker.core.model import Settings
+from broker.core.queue import Queue
 from broker.core.replay import replay_all
 from broker.core.transitions import State
 from broker.loghouse import builtin_name

@@ -6,7 +6,8 @@ from collections.abc import Iterable, Mapping
 
 from broker import views
 from broker.core import records as r
-from broker.core.model import Flow, HandedOver, Partition, Queue, Rebalance
+from broker.core.model import Flow, HandedOver, Partition, Rebalance
+from broker.core.queue import Queue
 from broker.core.transitions import State
 from broker.store.ports import Entry, QueueRow
 

@@ -21,7 +21,7 @@ from broker.batches import Batcher
 from broker.clock import StoreClock
 from broker.coordinator import UNAVAILABLE, Coordinator
 from broker.core.errors import QueueNotFound, Unavailable
-from broker.core.model import Queue
+from broker.core.queue import Queue
 from broker.store.ports import Store, StoreUnavailable
 from broker.tally import Tally
 

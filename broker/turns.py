@@ -14,7 +14,8 @@ from typing import Any, NamedTuple
 
 from broker.core import commands as c
 from broker.core import records as r
-from broker.core.model import Flow, Handoff, Partition, Queue
+from broker.core.model import Flow, Handoff, Partition
+from broker.core.queue import Queue
 from broker.core.rebalancer import decide
 from broker.core.replay import replay_all
 from broker.store.ports import Commit, Entry, PositionWrite

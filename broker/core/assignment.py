@@ -21,7 +21,8 @@ from bisect import bisect_left, insort
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from broker.core.model import Flow, Handoff, Queue
+from broker.core.model import Flow, Handoff
+from broker.core.queue import Queue
 from broker.core.ranking import Ranking
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from broker.core import records as r
 from broker.core.errors import FlowNotFound
-from broker.core.model import Flow, Partition, Queue
+from broker.core.model import Flow, Partition
+from broker.core.queue import Queue
 from broker.core.replay import replay
 from broker.core.transitions import State, Status
 

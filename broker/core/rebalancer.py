@@ -27,7 +27,7 @@ from broker.core import administering, binding, working
 from broker.core import commands as c
 from broker.core import records as r
 from broker.core.draft import Draft
-from broker.core.model import Queue
+from broker.core.queue import Queue
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,8 @@ from dataclasses import replace
 from functools import singledispatch
 
 from broker.core import records as r
-from broker.core.model import Departed, Flow, HandedOver, Handoff, Partition, Queue, Rebalance
+from broker.core.model import Departed, Flow, HandedOver, Handoff, Partition, Rebalance
+from broker.core.queue import Queue
 from broker.core.transitions import QUEUE_TRANSITIONS, PartitionEvent, QueueEvent, State
 
 

@@ -14,7 +14,8 @@ from broker.core.loop import (
     revoke,
     take_up,
 )
-from broker.core.model import Flow, HandedOver, Partition, Queue
+from broker.core.model import Flow, HandedOver, Partition
+from broker.core.queue import Queue
 from broker.core.transitions import State
 
 

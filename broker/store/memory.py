@@ -15,7 +15,7 @@ from enum import Enum
 from typing import TypeVar
 
 from broker.core.commands import Result
-from broker.core.model import Queue
+from broker.core.queue import Queue
 from broker.store.memory_database import MemoryDatabase
 from broker.store.ports import (
     Commit,

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 import orjson
 
 from broker.core.commands import Outcome, Result
-from broker.core.model import Queue
+from broker.core.queue import Queue
 from broker.core.transitions import State
 from broker.store.ports import (
     Commit,

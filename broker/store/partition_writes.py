@@ -23,7 +23,8 @@ from sqlalchemy import (
 from sqlalchemy.dialects.postgresql import ARRAY
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from broker.core.model import Partition, Queue, Settings
+from broker.core.model import Partition, Settings
+from broker.core.queue import Queue
 from broker.store.bulk import Rows
 from broker.store.ports import Commit, PositionBehind, PositionWrite
 from broker.store.rows import PartitionValues, first_writes, partition_values

@@ -27,7 +27,8 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from broker.core.commands import Result
-from broker.core.model import Flow, Partition, Queue
+from broker.core.model import Flow, Partition
+from broker.core.queue import Queue
 from broker.core.records import Record
 
 

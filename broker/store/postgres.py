@@ -30,7 +30,7 @@ from sqlalchemy.sql import Executable
 from sqlalchemy.sql.elements import ColumnElement
 
 from broker.core.commands import Result
-from broker.core.model import Queue
+from broker.core.queue import Queue
 from broker.store import writing
 from broker.store.bulk import any_of
 from broker.store.connections import Connections

@@ -13,16 +13,8 @@ from typing import Any, NamedTuple
 
 import orjson
 
-from broker.core.model import (
-    Departed,
-    Flow,
-    HandedOver,
-    Handoff,
-    Partition,
-    Queue,
-    Rebalance,
-    Settings,
-)
+from broker.core.model import Departed, Flow, HandedOver, Handoff, Partition, Rebalance, Settings
+from broker.core.queue import Queue
 from broker.core.records import Record, from_json, to_json
 from broker.core.transitions import PartitionEvent, State, Status
 from broker.store.ports import PositionWrite, QueueRow

@@ -21,7 +21,7 @@ from typing import Any
 
 from broker import views
 from broker.core.errors import BrokerError
-from broker.core.model import Queue
+from broker.core.queue import Queue
 from broker.flow_calls import FlowCalls
 from broker.logs import Owner
 from broker.queue_calls import QueueCalls

@@ -16,7 +16,8 @@ import pytest
 
 from broker.core import commands as c
 from broker.core import records as r
-from broker.core.model import Queue, Settings
+from broker.core.model import Settings
+from broker.core.queue import Queue
 from broker.core.rebalancer import Decision, decide
 from broker.core.replay import replay_all
 

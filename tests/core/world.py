@@ -18,7 +18,8 @@ from typing import Any
 
 from broker.core import commands as c
 from broker.core import records as r
-from broker.core.model import Partition, Queue, Settings
+from broker.core.model import Partition, Settings
+from broker.core.queue import Queue
 from broker.core.rebalancer import Decision, decide
 from broker.core.replay import replay_all
 from tests.core.oracle import Oracle, snapshot

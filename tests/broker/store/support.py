@@ -16,7 +16,8 @@ import psycopg
 
 from broker.core import commands as c
 from broker.core import records as r
-from broker.core.model import Flow, Handoff, Partition, Queue, Settings
+from broker.core.model import Flow, Handoff, Partition, Settings
+from broker.core.queue import Queue
 from broker.core.rebalancer import decide
 from broker.core.replay import replay_all
 from broker.store.memory import MemoryDatabase, MemoryStore
