@@ -12,7 +12,7 @@ from starlette.requests import Request
 from api import flow_schemas, problems, schemas
 from api.queues import Name, broker_of, last_event_id
 from api.routing import Route, number, served_by, whole_number
-from api.security import Role, allow
+from api.security import Role, allow, by_flow
 from api.streams import EventStream, OpenCalls, event
 from broker import views
 
@@ -264,7 +264,8 @@ async def drain(
 ) -> views.UpdateView:
     """Hand off everything the flow owns; it keeps working until each partition has gone.
 
-    The flow is drained when it is draining and not active: unbind it then. Cannot be undone.
+    Renews the lease if the flow itself asks, not if an administrator does. The flow is
+    drained when it is draining and not active: unbind it then. Cannot be undone.
     """
     timeout_seconds = None if body is None else body.timeout_seconds
-    return await broker_of(request).drain(queue, flow, timeout_seconds)
+    return await broker_of(request).drain(queue, flow, timeout_seconds, by_flow(request))

@@ -155,7 +155,7 @@ async def delete_queue(
     queue: Name,
     force: Annotated[Flag, Query(description="Also while flows are bound.")] = False,
 ) -> None:
-    """Delete a queue. Its built-in log goes with it unless another queue reads it."""
+    """Delete a queue and its built-in log; refused while another queue reads that log."""
     await broker_of(request).delete_queue(queue, force)
 
 

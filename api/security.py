@@ -76,6 +76,7 @@ async def authorize(request: Request, requirement: Requirement) -> None:
         except FlowGone:
             if not requirement.gone_may:
                 raise
+        request.state.by_flow = True
         return
     if role is Role.FLOW:
         raise Unauthorized(
@@ -88,6 +89,11 @@ async def authorize(request: Request, requirement: Requirement) -> None:
             "keys; call without a token."
         )
     _require_open_administration(request)
+
+
+def by_flow(request: Request) -> bool:
+    """Whether an authorized caller is the flow in the path itself, and not an administrator."""
+    return getattr(request.state, "by_flow", False)
 
 
 def is_loopback(host: str) -> bool:

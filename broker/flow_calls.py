@@ -136,7 +136,7 @@ class FlowCalls(Calls):
             await self._ask(name, lambda: Ask(c.Unbind(flow_id, reason)))
         except FlowNotFound:
             row = await self._row(flow_id)
-            if row is None or row.reason is None:
+            if row is None or row.reason is None or not await self._is_of(name, row):
                 raise
         self._tokens.pop(flow_id, None)
 
@@ -247,11 +247,16 @@ class FlowCalls(Calls):
         return await self._work(name, flow_id, lambda: Ask(command, renews=flow_id))
 
     async def drain(
-        self, name: str, flow_id: str, timeout_seconds: float | None
+        self, name: str, flow_id: str, timeout_seconds: float | None, by_flow: bool = True
     ) -> views.UpdateView:
-        """Begins to hand over all that the flow owns. Raises FlowGone, FlowNotFound."""
+        """Begins to hand over all that the flow owns. Raises FlowGone, FlowNotFound.
+
+        An administrator's call (not `by_flow`) says nothing about whether the flow lives, so it
+        does not renew the lease (the contract, *Flow*).
+        """
         command = c.Drain(flow_id, timeout_seconds)
-        done = await self._work(name, flow_id, lambda: Ask(command, renews=flow_id))
+        renews = flow_id if by_flow else None
+        done = await self._work(name, flow_id, lambda: Ask(command, renews=renews))
         return done.update
 
     async def _work(self, name: str, flow_id: str, make: Callable[[], Ask]) -> views.ResultsView:
@@ -419,16 +424,24 @@ class FlowCalls(Calls):
         """Why a flow that was asked for is not bound: the error to raise."""
         self._tokens.pop(flow_id, None)
         row = await self._row(flow_id)
-        if row is not None and row.reason is not None:
-            return FlowGone(flow_id, row.reason)
-        if row is None:
-            # Deleted with its queue?
-            self._replica.forget_name(name)
-            try:
+        try:
+            if row is None:
+                # Deleted with its queue?
+                self._replica.forget_name(name)
                 await self._replica.coordinator(name)
-            except QueueNotFound as error:
-                return error
+            elif row.reason is not None and await self._is_of(name, row):
+                return FlowGone(flow_id, row.reason)
+        except QueueNotFound as error:
+            return error
         return FlowNotFound(flow_id)
+
+    async def _is_of(self, name: str, row: FlowRow) -> bool:
+        """Whether the flow is or was bound to the queue of this name. Raises QueueNotFound."""
+        try:
+            await self._of_queue(name, row.flow_id, row.queue_id)
+        except FlowNotFound:
+            return False
+        return True
 
     def _remember(self, flow_id: str, queue_id: str, digest: bytes) -> None:
         if len(self._tokens) >= MOST_KNOWN_TOKENS:

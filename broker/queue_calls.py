@@ -102,13 +102,19 @@ class QueueCalls(Calls):
                 )
             return spec.partition_count
         try:
-            count = (await self.queue(source)).partition_count
+            owner = await self.queue(source)
         except QueueNotFound:
             raise Invalid(
                 f"The log builtin:{source} belongs to the queue {source!r}, which does not exist; "
                 "create that first.",
                 [("log", f"names the queue {source!r}, which does not exist")],
             ) from None
+        if builtin_name(owner.log) != source:
+            raise Invalid(
+                f"The queue {source!r} has no log of its own, it reads {owner.log}; name that log.",
+                [("log", f"names the queue {source!r}, whose log is {owner.log}")],
+            )
+        count = owner.partition_count
         if spec.partition_count not in (None, count):
             raise Invalid(
                 f"A queue that reads the log of {source!r} has its partition count, {count}; "
@@ -173,8 +179,8 @@ class QueueCalls(Calls):
     async def _change(self, name: str, changes: Mapping[str, Any], discard: bool) -> None:
         """Carries out a change, and what follows from it in the log and its other readers.
 
-        A discard deletes what any removed partition holds, so repeating one that was cut short
-        makes up for it.
+        A discard is part of a resize. It deletes what any removed partition holds, so repeating one
+        that was cut short makes up for it.
         """
 
         def look(queue: Queue) -> tuple[str, int, int, list[int]]:
@@ -183,7 +189,7 @@ class QueueCalls(Calls):
 
         await self._ask(name, lambda: Ask(c.Change(changes, discard)))
         log, count, revision, removed = await self._read(name, look, fresh=False)
-        if builtin_name(log) != name or not ("partition_count" in changes or discard):
+        if builtin_name(log) != name or "partition_count" not in changes:
             return
         await self._loghouse.resized(name, count, revision, removed if discard else ())
         for follower in await self._followers(name):

@@ -78,6 +78,14 @@ def test_who_unbinds_and_drains(http: httpx.Client) -> None:
     problem(http.delete("/queues/flights/flows/f-1", headers=other), 403, "forbidden")
 
 
+def test_who_drains_is_told_to_the_broker(http: httpx.Client, broker: ScriptedBroker) -> None:
+    """An administrator's drain must not pass for a sign of life."""
+    for headers, by_flow in (({}, False), (AS_FLOW, True)):
+        broker.calls.clear()
+        http.post("/queues/flights/flows/f-1/drain", headers=headers)
+        assert ("drain", ("flights", "f-1", None, by_flow)) in broker.calls
+
+
 def test_a_repeated_unbind_is_harmless(http: httpx.Client, broker: ScriptedBroker) -> None:
     async def gone(*_: object) -> None:
         raise FlowGone("f-1", "unbound")

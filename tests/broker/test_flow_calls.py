@@ -63,6 +63,22 @@ class TestFollowing:
             await told
         assert len((await one.update("orders", polls)).partitions) == 4
 
+    @virtual
+    async def test_an_administrators_drain_keeps_nobody_alive(self) -> None:
+        """Only what the client itself does renews: a frozen process loses its partitions."""
+        world = World()
+        one = await world.replica()
+        await one.create_queue(spec())
+        frozen = await one.join("orders", "frozen", lease=4)
+        alive = await one.join("orders", "alive", lease=4)
+        await asyncio.sleep(3)
+        await one.drain("orders", frozen, None, False)
+        await one.drain("orders", alive, None, True)
+        await asyncio.sleep(2)
+        assert (await one.update("orders", alive)).draining
+        with pytest.raises(FlowGone, match="expired"):
+            await one.drain("orders", frozen, None, False)
+
     @pytest.mark.parametrize("reason", ["unbound", "replaced", "lease_expired"])
     @virtual
     async def test_who_watches_is_told_that_the_flow_is_gone(self, reason: str) -> None:
@@ -256,6 +272,18 @@ class TestWorking:
             await service.unbind("orders", flow)
         with pytest.raises(FlowNotFound):
             await two.unbind("orders", "nobody")
+
+    @virtual
+    async def test_a_flow_that_left_another_queue_is_unknown_here(self) -> None:
+        world = World()
+        one = await world.replica()
+        await one.create_queue(spec())
+        await one.create_queue(spec("other"))
+        flow = await one.join("orders", "first", lease=60)
+        await one.unbind("orders", flow)
+        for call in (one.unbind("other", flow), one.drain("other", flow, None, False)):
+            with pytest.raises(FlowNotFound):
+                await call
 
     @virtual
     async def test_a_failed_batch_is_told_to_each_and_the_next_one_goes(self) -> None:

@@ -83,6 +83,32 @@ class TestResizing:
             await one.change_queue("copy", {"partition_count": 9}, False)
 
     @virtual
+    async def test_only_a_resize_discards(self) -> None:
+        """Another queue may still be draining what this one has finished."""
+        world = World()
+        one = await world.replica()
+        await one.create_queue(spec(partitions=2))
+        await one.create_queue(views.QueueSpec("copy", log="builtin:orders"))
+        await one.change_queue("orders", {"partition_count": 1}, False)
+        told = len(one.house.told)
+        await one.change_queue("orders", {"rebalance_delay": 1.0}, True)
+        assert len(one.house.told) == told
+        assert (await one.queue("copy")).operational_partition_count == 2
+        await one.change_queue("orders", {"partition_count": 1}, True)
+        assert (await one.queue("copy")).operational_partition_count == 1
+
+    @virtual
+    async def test_a_queue_without_a_log_of_its_own_lends_none(self) -> None:
+        world = World()
+        one = await world.replica()
+        await one.create_queue(spec())
+        await one.create_queue(views.QueueSpec("copy", log="builtin:orders"))
+        await one.create_queue(views.QueueSpec("away", 2, log="redis://elsewhere"))
+        for source in ("copy", "away"):
+            with pytest.raises(Invalid):
+                await one.create_queue(views.QueueSpec("second", log=f"builtin:{source}"))
+
+    @virtual
     async def test_partitions_added_later_start_at_the_earliest_position(self) -> None:
         world = World()
         one = await world.replica()
