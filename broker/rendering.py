@@ -205,8 +205,10 @@ def _tally(known: Rebalance, entry: Entry, moves: list[views.MoveView]) -> Rebal
                     )
             case r.PartitionsRemoved(_, ended, "discarded", _):
                 moves += [
-                    views.MoveView(move.partition, move.owner, move.successor, 0, "discarded", 0.0)
-                    for move in ended
+                    views.MoveView(
+                        one.partition, one.owner, one.successor, one.epoch, "discarded", one.seconds
+                    )
+                    for one in ended
                 ]
             case r.RebalanceFinished(at):
                 finished_at = at
@@ -221,7 +223,7 @@ def event_view(entry: Entry) -> views.EventView:
     for record in entry.records:
         values = r.to_json(record)
         kind = values.pop("kind")
-        for name in values.keys() & {"grants", "moves", "redirects"}:
+        for name in values.keys() & {"grants", "moves", "redirects", "ended"}:
             values[name] = [item._asdict() for item in getattr(record, name)]
         changes.append({"type": kind, **values})
     return views.EventView(entry.revision, entry.at, tuple(changes))

@@ -156,14 +156,20 @@ def revoke(draft: Draft, numbers: tuple[int, ...], *, ready: bool) -> None:
 def remove(draft: Draft, numbers: tuple[int, ...], outcome: str) -> None:
     """Removes partitions; handoffs of theirs end with them."""
     queue = draft.queue
-    moves = tuple(
-        r.Move(number, owner.id, handoff.successor.id)
+    ended = tuple(
+        r.Ended(
+            number,
+            owner.id,
+            handoff.successor.id,
+            queue.partitions[number].epoch,
+            round(draft.now - handoff.since, 6),
+        )
         for number in numbers
         if (handoff := queue.handoffs.get(number))
         and handoff.successor
         and (owner := queue.partitions[number].owner)
     )
-    draft.emit(r.PartitionsRemoved(numbers, moves, outcome, draft.now))
+    draft.emit(r.PartitionsRemoved(numbers, ended, outcome, draft.now))
 
 
 def force(draft: Draft, handoff: Handoff) -> None:

@@ -38,6 +38,16 @@ class Move(NamedTuple):
     successor: str
 
 
+class Ended(NamedTuple):
+    """A handoff that ended without a grant, in its owner's epoch; `seconds` as in `Grant`."""
+
+    partition: int
+    owner: str
+    successor: str
+    epoch: int
+    seconds: float
+
+
 class Redirect(NamedTuple):
     """A handoff's new successor; None while there is nobody to take the partition."""
 
@@ -227,11 +237,11 @@ class PartitionsRetired:
 class PartitionsRemoved:
     """Partitions are gone: `finished` by their owners or `discarded` with whatever they held.
 
-    `moves` are the handoffs that end with them.
+    `ended` are the handoffs that end with them.
     """
 
     partitions: tuple[int, ...]
-    moves: tuple[Move, ...]
+    ended: tuple[Ended, ...]
     outcome: str
     at: float
 
@@ -278,7 +288,12 @@ Record = (
 )
 
 _KINDS: dict[str, type[Any]] = {kind.__name__: kind for kind in Record.__args__}
-_ITEMS: dict[str, type[Any]] = {"grants": Grant, "moves": Move, "redirects": Redirect}
+_ITEMS: dict[str, type[Any]] = {
+    "grants": Grant,
+    "moves": Move,
+    "redirects": Redirect,
+    "ended": Ended,
+}
 
 
 def to_json(record: Record) -> dict[str, Any]:

@@ -1,7 +1,9 @@
 """Every grant outside of a rebalance has an entry of its own in the history."""
 
 from broker.core import commands as c
+from broker.core.records import RebalanceStarted
 from broker.rendering import history
+from broker.store.ports import Entry
 from broker.turns import Turn
 from tests.core.world import World
 
@@ -29,3 +31,16 @@ def test_a_partition_whose_positions_were_set_was_granted_and_not_forced() -> No
     turn.decide(c.RebalanceNow())
     (entry,) = history(turn.finish().entries)
     assert (entry.handoffs, entry.forced, entry.granted) == (0, 0, 1)
+
+
+def test_a_discarded_handoff_is_told_with_its_epoch_and_how_long_it_took() -> None:
+    orders = World.owning({"A": [0, 1, 2, 3]}, rebalance_delay=0)
+    orders.bind("B")
+    turn = Turn(orders.queue, orders.now + 2.0, "commit")
+    turn.decide(c.Change({"partition_count": 3}, discard=True))
+    records = [record for entry in turn.finish().entries for record in entry.records]
+    begun = Entry(1, orders.now, (RebalanceStarted(2, "bind", orders.now),), 2)
+    (told,) = history([begun, Entry(2, orders.now, tuple(records), 2)])
+    (move,) = [move for move in told.moves if move.outcome == "discarded"]
+    assert (move.partition, move.from_flow, move.to_flow) == (3, "A", "B")
+    assert (move.epoch, move.seconds) == (1, 2.0)

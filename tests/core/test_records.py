@@ -32,7 +32,7 @@ EVERY: list[r.Record] = [
     r.HandoffsCalledOff((1,)),
     r.PartitionsAdded(0, 3, 1.0),
     r.PartitionsRetired((1,)),
-    r.PartitionsRemoved((1,), (MOVE,), "discarded", 1.0),
+    r.PartitionsRemoved((1,), (r.Ended(1, "A", "B", 2, 0.5),), "discarded", 1.0),
     r.EpochsRaised((1,), 1.0),
     r.DeadlinesMoved(1, 1.0, 60.0),
 ]
@@ -46,7 +46,7 @@ def test_the_list_above_is_complete() -> None:
 def test_a_record_survives_json(record: r.Record) -> None:
     again = r.from_json(json.loads(json.dumps(r.to_json(record))))
     assert again == record
-    for name in ("grants", "moves", "redirects"):
+    for name in ("grants", "moves", "redirects", "ended"):
         for one, other in zip(getattr(again, name, ()), getattr(record, name, ()), strict=True):
             assert type(one) is type(other)
 

@@ -127,7 +127,8 @@ class TestDiscard:
         orders.bind("B")
         decision = orders.resize(3, discard=True)
         removed = [x for x in decision.records if isinstance(x, r.PartitionsRemoved)]
-        assert [(x.outcome, x.moves) for x in removed] == [("discarded", (r.Move(3, "A", "B"),))]
+        ended = r.Ended(3, "A", "B", epoch=1, seconds=0.0)
+        assert [(x.outcome, x.ended) for x in removed] == [("discarded", (ended,))]
         assert orders.release("A", 3) == ["no_such_partition"]
 
     def test_with_the_same_count_what_is_still_retiring_is_removed(self) -> None:

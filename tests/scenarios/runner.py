@@ -307,7 +307,7 @@ class _Teller:
             case r.PartitionsRemoved():
                 lines = [
                     f"{self._name(move.partition)}: {move.owner} -> {move.successor} ended"
-                    for move in record.moves
+                    for move in record.ended
                 ]
                 return [*lines, f"{_list(record.partitions)} removed ({record.outcome})"]
             case r.EpochsRaised():
