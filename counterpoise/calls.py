@@ -13,6 +13,7 @@ from datetime import datetime
 from email.utils import parsedate_to_datetime
 from typing import Any, Generic, Literal, TypeVar
 from urllib.parse import quote, urlsplit
+from uuid import uuid4
 
 from counterpoise import reading, wire
 from counterpoise.errors import BadAnswer, InvalidUrl, error_of
@@ -219,10 +220,15 @@ def bind(
     lease_seconds: float | None = None,
     warmup: bool = False,
 ) -> Call[wire.Bound]:
-    """Bind a flow. The same `instance_id` bound again takes the place of the earlier flow."""
-    body: dict[str, Any] = {"client_name": client_name, "warmup": warmup}
-    if instance_id is not None:
-        body["instance_id"] = instance_id
+    """Bind a flow. The same `instance_id` bound again takes the place of the earlier flow.
+
+    None: a random one, which is part of the call, so sending the call again leaves no ghost.
+    """
+    body: dict[str, Any] = {
+        "client_name": client_name,
+        "instance_id": str(uuid4()) if instance_id is None else instance_id,
+        "warmup": warmup,
+    }
     if lease_seconds is not None:
         body["lease_seconds"] = lease_seconds
     return Call("POST", _queue_path(queue, "/flows"), reading.reading(reading.bound), body=body)

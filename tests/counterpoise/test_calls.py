@@ -99,6 +99,14 @@ def test_each_call_is_described(name):
         assert not described.get("requestBody", {}).get("required")
 
 
+def test_a_bind_always_names_an_instance():
+    one, two = (calls.bind("q", "me").body["instance_id"] for _ in range(2))
+    assert one
+    assert two
+    assert one != two
+    assert calls.bind("q", "me", "given").body["instance_id"] == "given"
+
+
 def test_every_operation_on_queues_has_its_call():
     described = {
         (method, path)
