@@ -16,7 +16,7 @@ from broker.core import commands as c
 from broker.core import records as r
 from broker.core.model import Flow, Handoff, Partition
 from broker.core.queue import Queue
-from broker.core.rebalancer import decide
+from broker.core.rebalancer import carry_out
 from broker.core.replay import replay_all
 from broker.store.ports import Commit, Entry, PositionWrite
 
@@ -86,10 +86,15 @@ class Turn:
         """
         queue = self.queue
         ever = len(queue.partitions)
-        decision = decide(queue, command, self.now)
-        for records in _by_rebalance(decision.records):
-            last = queue.last_rebalance
-            replay_all(queue, records, queue.revision + 1)
+        mark, last = queue.journal.mark(), queue.last_rebalance
+        decision = carry_out(queue, command, self.now)
+        parts = _by_rebalance(decision.records)
+        if len(parts) > 1:
+            queue.journal.undo(mark)
+        for records in parts:
+            if len(parts) > 1:
+                last = queue.last_rebalance
+                replay_all(queue, records, queue.revision + 1)
             rebalance = queue.rebalance or (
                 queue.last_rebalance if queue.last_rebalance is not last else None
             )

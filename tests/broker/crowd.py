@@ -12,6 +12,7 @@ import asyncio
 import random
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -48,7 +49,8 @@ class FacadeDoor:
         return await self.service.bind(self.queue, who, instance, lease, warmup)
 
     async def unbind(self, flow_id: str, token: str) -> Any:
-        await self._known(flow_id, token)
+        with suppress(broker_errors.FlowGone):  # Repeating it is no error, as over HTTP.
+            await self._known(flow_id, token)
         return await self.service.unbind(self.queue, flow_id)
 
     async def poll(self, flow_id: str, token: str, after: int, wait: float) -> Any:

@@ -20,7 +20,7 @@ from broker.core import commands as c
 from broker.core import records as r
 from broker.core.model import Partition, Settings
 from broker.core.queue import Queue
-from broker.core.rebalancer import Decision, decide
+from broker.core.rebalancer import Decision, carry_out, decide
 from broker.core.replay import replay_all
 from tests.core.oracle import Oracle, snapshot
 
@@ -82,8 +82,13 @@ class World:
             replay_all(queue, decision.records, queue.revision + 1)
             changed = {id(thing) for thing in queue.journal.changed_since(mark)}
             _check_changes_are_known(before, queue, changed)
+        replayed = snapshot(queue)
         queue.journal.undo(mark)
         assert snapshot(queue) == before, "undoing left traces"
+        assert carry_out(queue, command, self.now) == decision, "carried out is not decided"
+        assert snapshot(queue) == replayed, "carrying out is not deciding and replaying"
+        queue.journal.undo(mark)
+        assert snapshot(queue) == before, "undoing what was carried out left traces"
         self._commit(decision.records)
         after = snapshot(queue)
         assert snapshot(self._twin) == after, "replay gave another queue"
