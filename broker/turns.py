@@ -62,6 +62,7 @@ class Turn:
         self._expired: set[str] = set()
         self._writes: list[PositionWrite] = []
         self._positions: dict[int, str | None] = {}
+        self._first_positions: dict[int, str] = {}
         self._renewed: set[str] = set()
         self._raised: set[int] = set()
         self.commit = Commit(
@@ -73,6 +74,7 @@ class Turn:
             left=self._left,
             writes=self._writes,
             positions=self._positions,
+            first_positions=self._first_positions,
         )
 
     @property
@@ -85,7 +87,7 @@ class Turn:
         BrokerError.
         """
         queue = self.queue
-        ever = len(queue.partitions)
+        there = frozenset(queue.retiring) if isinstance(command, c.Change) else frozenset()
         mark, last = queue.journal.mark(), queue.last_rebalance
         decision = carry_out(queue, command, self.now)
         parts = _by_rebalance(decision.records)
@@ -117,8 +119,9 @@ class Turn:
                 elif isinstance(record, r.PartitionsAdded) and queue.settings.start == "latest":
                     # Without a position they would start at `latest` like the first ones, and what
                     # was published before the grant would be lost (the contract, *Queue*, `start`).
-                    added = range(max(record.first, ever), record.end)
-                    self._positions.update(dict.fromkeys(added, EARLIEST))
+                    # So also numbers used again that have none; retiring ones were there all along.
+                    added = (n for n in range(record.first, record.end) if n not in there)
+                    self._first_positions.update(dict.fromkeys(added, EARLIEST))
         return decision.answer
 
     def expire(self, flow_id: str) -> None:

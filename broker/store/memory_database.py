@@ -251,6 +251,9 @@ class MemoryDatabase:
                 seq = None
             stored.partitions[values.number] = values
             stored.positions[values.number] = (position, seq)
+        for number, first in commit.first_positions.items():
+            position, seq = stored.positions[number]
+            stored.positions[number] = (first if position is None else position, seq)
         for number, position in commit.positions.items():
             stored.positions[number] = (position, stored.positions[number][1])
         for entry in commit.entries:

@@ -40,6 +40,7 @@ _ROWS = Rows(
         ("write_position", Text()),
         ("set", Boolean()),
         ("set_position", Text()),
+        ("first_position", Text()),
     ],
 )
 _rows_locked = (
@@ -73,7 +74,9 @@ UPDATE_PARTITIONS = (
             **{key: _row[key] for key in PartitionValues._fields[1:]},
             "position": case(
                 (_row["set"], _row.set_position),
-                else_=func.coalesce(_row.write_position, partitions.c.position),
+                else_=func.coalesce(
+                    _row.write_position, partitions.c.position, _row.first_position
+                ),
             ),
             "seq": case(
                 (_row.epoch == partitions.c.epoch, func.coalesce(_row.write_seq, partitions.c.seq)),
@@ -87,7 +90,7 @@ INSERT_PARTITIONS = insert(partitions).from_select(
     select(
         bindparam("queue", type_=Text),
         *(_ROWS.c[key] for key in PartitionValues._fields),
-        _ROWS.c.set_position,
+        case((_ROWS.c["set"], _ROWS.c.set_position), else_=_ROWS.c.first_position),
     ),
 )
 # Partitions that nobody has had yet differ in their numbers only.
@@ -140,23 +143,24 @@ async def _insert(
 
 
 def _partition_rows(commit: Commit) -> dict[int, tuple[Any, ...]]:
-    """The rows by number, each with the write and the administrator's position that go with it."""
+    """The rows by number, each with the write and the positions that go with it."""
     queue, writes = commit.queue, first_writes(commit.writes)
     numbers = {partition.number for partition in commit.partitions}
-    numbers |= writes.keys() | commit.positions.keys()
+    numbers |= writes.keys() | commit.positions.keys() | commit.first_positions.keys()
     return {
         number: (
             *partition_values(queue, queue.partitions[number]),
             *_write(writes.get(number)),
             number in commit.positions,
             commit.positions.get(number),
+            commit.first_positions.get(number),
         )
         for number in sorted(numbers)
     }
 
 
 _NO_WRITE = (None,) * 4
-_FRESH_ROW = (*FRESH, *_NO_WRITE, False, None)
+_FRESH_ROW = (*FRESH, *_NO_WRITE, False, None, None)
 
 
 def _write(write: PositionWrite | None) -> tuple[Any, ...]:

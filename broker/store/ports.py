@@ -122,6 +122,7 @@ class Commit:
     - `writes`: positions that go with releases, fenced; they are applied before the partitions'
       rows change.
     - `positions`: positions set by an administrator, unfenced.
+    - `first_positions`: where partitions begin that have no position yet.
     - `next_deadline`: when the queue must be advanced, for the sweep.
     """
 
@@ -137,6 +138,7 @@ class Commit:
     renewed: frozenset[str] = frozenset()
     writes: Sequence[PositionWrite] = ()
     positions: Mapping[int, str | None] = field(default_factory=dict)
+    first_positions: Mapping[int, str] = field(default_factory=dict)
     next_deadline: float | None = None
 
 

@@ -118,6 +118,28 @@ class TestResizing:
         assert positions == [None, None, "0"]
 
     @virtual
+    async def test_so_do_numbers_used_again_that_have_no_position(self) -> None:
+        world = World()
+        one = await world.replica()
+        await one.create_queue(views.QueueSpec("orders", 4, rebalance_delay=0, start="latest"))
+        flow = await one.join("orders", "first", lease=60)
+        await one.commit("orders", flow, 1, [views.CommitItem(2, 1, "7")])
+        await one.change_queue("orders", {"partition_count": 2}, True)
+        await one.change_queue("orders", {"partition_count": 4}, False)
+        positions = [item.position for item in (await one.partitions("orders", 9, None)).items]
+        assert positions == [None, None, "7", "0"]
+
+    @virtual
+    async def test_a_retiring_partition_that_is_taken_back_begins_where_it_did(self) -> None:
+        world = World()
+        one = await world.replica()
+        await one.create_queue(views.QueueSpec("orders", 2, start="latest"))
+        await one.change_queue("orders", {"partition_count": 1}, False)
+        await one.change_queue("orders", {"partition_count": 2}, False)
+        positions = [item.position for item in (await one.partitions("orders", 9, None)).items]
+        assert positions == [None, None]
+
+    @virtual
     async def test_what_a_crash_left_undone_the_upkeep_does(self) -> None:
         world = World()
         one, two = await world.replica(), await world.replica()

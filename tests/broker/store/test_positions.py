@@ -300,3 +300,21 @@ async def test_a_position_can_come_with_a_new_partition(store: Store, orders: Re
         count: (0, "0"),
         count + 1: (0, None),
     }
+
+
+async def test_partitions_without_a_position_begin_at_a_first_one(
+    store: Store, orders: Replica
+) -> None:
+    """New ones, and numbers used again that never had one; what is set at once counts more."""
+    count = orders.queue.settings.partition_count
+    await orders.bind("A")
+    await store.commit_positions([orders.position("A", count - 1, "30")])
+    await orders.do(c.Change({"partition_count": count - 2}, discard=True))
+    numbers = [*range(count - 2, count + 3)]
+    await orders.do(
+        c.Change({"partition_count": count + 3}),
+        positions={count: "9", count + 1: None},
+        first_positions=dict.fromkeys(numbers, "0"),
+    )
+    found = await store.positions(orders.id, numbers)
+    assert [found[number][1] for number in numbers] == ["0", "30", "9", None, "0"]
