@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import AsyncIterator, Iterable, Mapping
+from collections.abc import AsyncIterator, Mapping
 from contextlib import suppress
 from dataclasses import fields, replace
 from itertools import islice
@@ -427,8 +427,9 @@ class QueueCalls(Calls):
                     await self._follow(reader.name, owner.partition_count, discard=False)
 
     async def _committed(self, queue: views.QueueView) -> dict[int, str | None]:
-        numbers: Iterable[int] = range(queue.operational_partition_count)
-        rows = await self._store.positions(queue.id, list(numbers))
+        """Up to where each partition was processed, removed ones too: they are kept no longer than
+        the others."""
+        rows = await self._store.positions(queue.id)
         return {number: position for number, (_, position) in rows.items()}
 
 

@@ -106,7 +106,7 @@ class MemoryStore:
         return await self._call("commit_positions", lambda: self.database.commit_positions(items))
 
     async def positions(
-        self, queue_id: str, partitions: Sequence[int]
+        self, queue_id: str, partitions: Sequence[int] | None = None
     ) -> Mapping[int, tuple[int, str | None]]:
         return await self._call("positions", lambda: self.database.positions(queue_id, partitions))
 

@@ -334,14 +334,14 @@ class MemoryDatabase:
         return Result(item.partition, Outcome.OK)
 
     def positions(
-        self, queue_id: str, partitions: Sequence[int]
+        self, queue_id: str, partitions: Sequence[int] | None
     ) -> Mapping[int, tuple[int, str | None]]:
         stored = self.queues.get(queue_id)
         if stored is None:
             return {}
         return {
             number: (stored.partitions[number].epoch, stored.positions[number][0])
-            for number in partitions
+            for number in (stored.partitions if partitions is None else partitions)
             if number in stored.partitions
         }
 

@@ -283,9 +283,9 @@ class Store(Protocol):
         """
 
     async def positions(
-        self, queue_id: str, partitions: Sequence[int]
+        self, queue_id: str, partitions: Sequence[int] | None = None
     ) -> Mapping[int, tuple[int, str | None]]:
-        """The epoch and the last committed position of each."""
+        """The epoch and the last committed position of each; None: of all there ever were."""
 
     async def leases(self, flow_ids: Sequence[str]) -> Mapping[str, float]:
         """When leases of bound flows end."""

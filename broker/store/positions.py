@@ -69,9 +69,10 @@ _written = (
 COMMIT_POSITIONS = select(
     _locked.c.nth, _locked.c.current_epoch, _locked.c.owned, _locked.c.removed
 ).add_cte(_written)
-POSITIONS = select(partitions.c.number, partitions.c.epoch, partitions.c.position).where(
-    partitions.c.queue_id == bindparam("queue"), any_of(partitions.c.number, "numbers")
+ALL_POSITIONS = select(partitions.c.number, partitions.c.epoch, partitions.c.position).where(
+    partitions.c.queue_id == bindparam("queue")
 )
+POSITIONS = ALL_POSITIONS.where(any_of(partitions.c.number, "numbers"))
 
 
 def rounds(items: Sequence[PositionCommit]) -> list[list[int]]:

@@ -49,7 +49,7 @@ from broker.store.ports import (
     QueueRow,
     StoreUnavailable,
 )
-from broker.store.positions import POSITIONS, commit_positions, rounds
+from broker.store.positions import ALL_POSITIONS, POSITIONS, commit_positions, rounds
 from broker.store.rows import FlowValues, PartitionValues, decode, queue_row, restore
 from broker.store.tables import bound, flows, outages, partitions, queues, records
 
@@ -272,9 +272,12 @@ class PostgresStore:
         return [results[place] for place in range(len(items))]
 
     async def positions(
-        self, queue_id: str, partitions: Sequence[int]
+        self, queue_id: str, partitions: Sequence[int] | None = None
     ) -> Mapping[int, tuple[int, str | None]]:
-        found = await self._all(POSITIONS, {"queue": queue_id, "numbers": [*partitions]})
+        if partitions is None:
+            found = await self._all(ALL_POSITIONS, {"queue": queue_id})
+        else:
+            found = await self._all(POSITIONS, {"queue": queue_id, "numbers": [*partitions]})
         return {row.number: (row.epoch, row.position) for row in found}
 
     async def leases(self, flow_ids: Sequence[str]) -> Mapping[str, float]:

@@ -159,6 +159,20 @@ class TestResizing:
         assert told == [("orders", 6)]
 
     @virtual
+    async def test_what_was_processed_of_any_partition_may_be_trimmed(self) -> None:
+        """Also of those that are gone, and of the last of several that retire."""
+        world = World()
+        one = await world.replica()
+        await one.create_queue(spec())
+        flow = await one.join("orders", "first", lease=60)
+        items = [views.CommitItem(n, 1, f"{n}0") for n in range(4)]
+        await one.commit("orders", flow, 1, items)
+        await one.change_queue("orders", {"partition_count": 1}, False)
+        await one.release("orders", flow, 2, [views.ReleaseItem(n, 1, None, True) for n in (1, 2)])
+        await one.keep_logs()
+        assert one.house.told[-1] == ("keep", "orders", 1, [{0: "00", 1: "10", 2: "20", 3: "30"}])
+
+    @virtual
     async def test_a_reader_that_is_deleted_meanwhile_follows_nobody(self) -> None:
         world = World()
         one, two = await world.replica(), await world.replica()

@@ -245,6 +245,18 @@ async def test_a_number_used_again_goes_on_where_it_was(store: Store, orders: Re
     assert await store.positions(orders.id, [3, 4]) == {3: (2, "30"), 4: (1, None)}
 
 
+async def test_removed_partitions_are_among_all(store: Store, orders: Replica) -> None:
+    await orders.bind("A")
+    await store.commit_positions([orders.position("A", n, f"{n}0") for n in (1, 3)])
+    await orders.do(c.Change({"partition_count": 2}, discard=True))
+    found = await store.positions(orders.id)
+    assert {number: position for number, (_, position) in found.items() if position} == {
+        1: "10",
+        3: "30",
+    }
+    assert await store.positions("no queue") == {}
+
+
 async def test_a_commit_and_the_end_of_an_epoch_agree(ground: Ground, orders: Replica) -> None:
     """Whichever is first: a position that was acknowledged is what the next owner starts from."""
     other = await ground.store()
