@@ -1,25 +1,20 @@
-"""The calls of flows: bind, follow the view, commit, release, leave.
+"""The calls of flows: bind, commit, release, leave.
 
-Renewals and commits touch rows only and go out in batches; what changes the assignment goes through
-the queue's mailbox. A flow's view is read from the queue in memory, its positions from the store: a
-position goes with an epoch, and a view is told only if both are of the same epoch.
+Commits touch rows only and go out in batches; what changes the assignment goes through the queue's
+mailbox.
 """
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import hmac
 import secrets
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import suppress
-from dataclasses import replace
+from collections.abc import Callable, Sequence
 from uuid import uuid4
 
 from broker import views
 from broker.batches import Batcher
-from broker.calls import Calls
 from broker.coordinator import UNAVAILABLE, Coordinator
 from broker.core import commands as c
 from broker.core.errors import (
@@ -27,32 +22,25 @@ from broker.core.errors import (
     FlowNotFound,
     Forbidden,
     Invalid,
-    QueueNotFound,
     Unauthorized,
     Unavailable,
 )
-from broker.core.queue import Queue
+from broker.flow_views import FlowViews
 from broker.loghouse import Loghouse
-from broker.rendering import update_view
 from broker.replica import Replica
-from broker.store.ports import FlowRow, Lease, PositionCommit, StoreUnavailable
+from broker.store.ports import PositionCommit, StoreUnavailable
 from broker.turns import Ask
 
 MOST_KNOWN_TOKENS = 100_000
 
 
-class FlowCalls(Calls):
+class FlowCalls(FlowViews):
     """The part of the facade that consumers use."""
 
     def __init__(self, replica: Replica, loghouse: Loghouse) -> None:
         super().__init__(replica, loghouse)
-        self._tokens: dict[str, tuple[str, bytes]] = {}
-        self._renewals: Batcher[str, Lease | None] = Batcher(self._renew_many)
         self._commits: Batcher[Sequence[PositionCommit], Sequence[c.Result]] = Batcher(
             self._commit_many, most=100
-        )
-        self._positions: Batcher[tuple[str, Sequence[int]], dict[int, tuple[int, str | None]]] = (
-            Batcher(self._positions_of_many)
         )
 
     async def bind(
@@ -116,20 +104,6 @@ class FlowCalls(Calls):
         if reason is not None:
             raise FlowGone(flow_id, reason)
 
-    async def _of_queue(self, name: str, flow_id: str, queue_id: str) -> Coordinator:
-        """The coordinator of the queue of this name, which must be the flow's.
-
-        Raises FlowNotFound.
-        """
-        coordinator = await self._replica.coordinator(name)
-        if coordinator.queue_id != queue_id:
-            # Or is the name used again, and this replica has not heard of it?
-            self._replica.forget_name(name)
-            coordinator = await self._replica.coordinator(name)
-        if coordinator.queue_id != queue_id:
-            raise FlowNotFound(flow_id)
-        return coordinator
-
     async def unbind(self, name: str, flow_id: str, reason: str = "unbound") -> None:
         """Unbinds the flow; nothing if it has left already. Raises QueueNotFound, FlowNotFound."""
         try:
@@ -139,69 +113,6 @@ class FlowCalls(Calls):
             if row is None or row.reason is None or not await self._is_of(name, row):
                 raise
         self._tokens.pop(flow_id, None)
-
-    # Following the view
-
-    async def update(self, name: str, flow_id: str) -> views.UpdateView:
-        """The flow's current view. Raises FlowGone, FlowNotFound."""
-        return await self._on(
-            name, lambda coordinator: self._view(coordinator, flow_id, fresh=True)
-        )
-
-    async def heartbeat(self, name: str, flow_id: str) -> views.HeartbeatView:
-        """Renews the lease. Raises FlowGone, FlowNotFound."""
-        lease = await self._renew(name, flow_id)
-        return views.HeartbeatView(lease.expires_at, lease.view_revision)
-
-    async def wait_update(
-        self, name: str, flow_id: str, after: int, wait_seconds: float
-    ) -> views.UpdateView | None:
-        """Renews the lease; the flow's view as soon as its revision is above `after`, None if it
-        does not get there.
-
-        Waits `wait_seconds` at the most, and at the most half the lease.
-        """
-        lease = await self._renew(name, flow_id)
-
-        async def work(coordinator: Coordinator) -> views.UpdateView | None:
-            with self._replica.watching(coordinator.queue_id, flow_id) as changed:
-                view = await self._newer(coordinator, flow_id, after, lease.view_revision)
-                if view is not None or wait_seconds <= 0:
-                    return view
-                half = await self._lease_seconds(coordinator, flow_id) / 2
-                with suppress(TimeoutError):
-                    async with asyncio.timeout(min(wait_seconds, half)):
-                        await changed.wait()
-                        while not self._replica.stopping:
-                            changed.clear()
-                            view = await self._newer(coordinator, flow_id, after)
-                            if view is not None:
-                                break
-                            await changed.wait()
-                return view
-
-        return await self._on(name, work)
-
-    async def watch(self, name: str, flow_id: str, after: int) -> AsyncIterator[views.UpdateView]:
-        """The flow's view each time it has changed; changes while nobody asks are one.
-
-        Does not renew. Ends by raising FlowGone or QueueNotFound, and silently when the service
-        stops.
-        """
-        row = await self._row(flow_id)
-        if row is None:
-            raise await self._missing(name, flow_id)
-        coordinator = await self._of_queue(name, flow_id, row.queue_id)
-        with self._replica.watching(coordinator.queue_id, flow_id) as changed:
-            view = await self._newer(coordinator, flow_id, after, fresh=True)
-            while not self._replica.stopping:
-                if view is not None:
-                    after = view.revision
-                    yield view
-                await changed.wait()
-                changed.clear()
-                if not self._replica.stopping:
-                    view = await self._newer(coordinator, flow_id, after)
 
     # Working
 
@@ -280,89 +191,6 @@ class FlowCalls(Calls):
             await self._view(coordinator, flow_id),
         )
 
-    # Views
-
-    async def _newer(
-        self,
-        coordinator: Coordinator,
-        flow_id: str,
-        after: int,
-        at_least: int = 0,
-        fresh: bool = False,
-    ) -> views.UpdateView | None:
-        """The view if its revision is above `after`; `at_least`: the store has this revision, so be
-        no older.
-        """
-
-        def revision(queue: Queue) -> int | None:
-            flow = queue.flows.get(flow_id)
-            return None if flow is None else flow.view_revision
-
-        found = await coordinator.read(revision, fresh=fresh)
-        if not fresh and (found is None or found < at_least):
-            found = await coordinator.read(revision, fresh=True)
-        if found is not None and found <= after:
-            return None
-        return await self._view(coordinator, flow_id)
-
-    async def _view(
-        self, coordinator: Coordinator, flow_id: str, *, fresh: bool = False
-    ) -> views.UpdateView:
-        """The flow's view with the positions that belong to it."""
-
-        def bare(queue: Queue) -> views.UpdateView | None:
-            flow = queue.flows.get(flow_id)
-            return None if flow is None else update_view(queue, flow, {}, self._replica.clock.now())
-
-        while True:
-            view = await coordinator.read(bare, fresh=fresh)
-            if view is None and not fresh:
-                fresh = True
-                continue
-            if view is None:
-                raise await self._missing(coordinator.name, flow_id)
-            if not view.partitions:
-                return view
-            numbers = [partition.partition for partition in view.partitions]
-            positions = await self._positions_of(coordinator.queue_id, numbers)
-            if all(
-                positions.get(seen.partition, (None, None))[0] == seen.epoch
-                for seen in view.partitions
-            ):
-                return replace(
-                    view,
-                    partitions=tuple(
-                        replace(seen, position=positions[seen.partition][1])
-                        for seen in view.partitions
-                    ),
-                )
-            fresh = True
-
-    async def _lease_seconds(self, coordinator: Coordinator, flow_id: str) -> float:
-        def look(queue: Queue) -> float | None:
-            flow = queue.flows.get(flow_id)
-            return None if flow is None else flow.lease_seconds
-
-        found = await coordinator.read(look)
-        if found is None:
-            raise await self._missing(coordinator.name, flow_id)
-        return found
-
-    # Rows
-
-    async def _renew(self, name: str, flow_id: str) -> Lease:
-        try:
-            lease = await self._renewals.ask(flow_id)
-        except StoreUnavailable:
-            raise Unavailable(UNAVAILABLE) from None
-        if lease is None:
-            raise await self._missing(name, flow_id)
-        return lease
-
-    async def _renew_many(self, flow_ids: Sequence[str]) -> Sequence[Lease | None]:
-        leases = await self._store.renew(sorted(set(flow_ids)))
-        return [leases.get(flow_id) for flow_id in flow_ids]
-
     async def _commit_many(
         self, calls: Sequence[Sequence[PositionCommit]]
     ) -> Sequence[Sequence[c.Result]]:
@@ -390,58 +218,6 @@ class FlowCalls(Calls):
                 answers[place] = [next(results) for _ in call]
             waiting = later
         return answers
-
-    async def _positions_of(
-        self, queue_id: str, numbers: Sequence[int]
-    ) -> dict[int, tuple[int, str | None]]:
-        return await self._positions.ask((queue_id, numbers))
-
-    async def _positions_of_many(
-        self, asked: Sequence[tuple[str, Sequence[int]]]
-    ) -> Sequence[dict[int, tuple[int, str | None]]]:
-        wanted: dict[str, set[int]] = {}
-        for queue_id, numbers in asked:
-            wanted.setdefault(queue_id, set()).update(numbers)
-        try:
-            found = {
-                queue_id: await self._store.positions(queue_id, sorted(numbers))
-                for queue_id, numbers in wanted.items()
-            }
-        except StoreUnavailable:
-            raise Unavailable(UNAVAILABLE) from None
-        return [
-            {number: found[queue_id][number] for number in numbers if number in found[queue_id]}
-            for queue_id, numbers in asked
-        ]
-
-    async def _row(self, flow_id: str) -> FlowRow | None:
-        try:
-            return await self._store.flow(flow_id)
-        except StoreUnavailable:
-            raise Unavailable(UNAVAILABLE) from None
-
-    async def _missing(self, name: str, flow_id: str) -> Exception:
-        """Why a flow that was asked for is not bound: the error to raise."""
-        self._tokens.pop(flow_id, None)
-        row = await self._row(flow_id)
-        try:
-            if row is None:
-                # Deleted with its queue?
-                self._replica.forget_name(name)
-                await self._replica.coordinator(name)
-            elif row.reason is not None and await self._is_of(name, row):
-                return FlowGone(flow_id, row.reason)
-        except QueueNotFound as error:
-            return error
-        return FlowNotFound(flow_id)
-
-    async def _is_of(self, name: str, row: FlowRow) -> bool:
-        """Whether the flow is or was bound to the queue of this name. Raises QueueNotFound."""
-        try:
-            await self._of_queue(name, row.flow_id, row.queue_id)
-        except FlowNotFound:
-            return False
-        return True
 
     def _remember(self, flow_id: str, queue_id: str, digest: bytes) -> None:
         if len(self._tokens) >= MOST_KNOWN_TOKENS:

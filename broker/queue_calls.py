@@ -1,20 +1,15 @@
-"""The calls of administrators and of whoever looks on: queues, their settings, status and
-history."""
+"""The calls of administrators: queues, their settings, positions and logs."""
 
 from __future__ import annotations
 
-import asyncio
-import re
 from collections.abc import AsyncIterator, Mapping
 from contextlib import suppress
-from dataclasses import fields, replace
-from itertools import islice
+from dataclasses import fields
 from typing import Any, Literal
 from uuid import uuid4
 
 from broker import views
-from broker.calls import Calls
-from broker.coordinator import UNAVAILABLE, Coordinator
+from broker.coordinator import UNAVAILABLE
 from broker.core import commands as c
 from broker.core import records as r
 from broker.core.errors import Invalid, QueueExists, QueueInUse, QueueNotFound, Unavailable
@@ -24,24 +19,19 @@ from broker.core.replay import replay_all
 from broker.core.transitions import State
 from broker.loghouse import builtin_name
 from broker.logs import Owner
+from broker.overviews import DECIMAL, Overviews
 from broker.rendering import (
-    event_view,
-    flow_view,
-    history,
-    partition_view,
     queue_row_view,
     queue_view,
-    status_view,
 )
 from broker.store.ports import Commit, Entry, FlowsBound, NameTaken, QueueGone, StoreUnavailable
 from broker.turns import Ask
 
-_DECIMAL = re.compile("[0-9]{1,18}")
 _WRITABLE = frozenset(field.name for field in fields(Settings)) - {"partitioning"}
 
 
-class QueueCalls(Calls):
-    """The part of the facade that administers and shows queues."""
+class QueueCalls(Overviews):
+    """The part of the facade that administers queues."""
 
     # Queues
 
@@ -246,109 +236,10 @@ class QueueCalls(Calls):
             if cursor is None:
                 return
 
-    # Rebalancing
-
-    async def rebalance_status(self, name: str) -> views.RebalanceStatusView:
-        """Where the rebalancer stands. Raises QueueNotFound."""
-        return await self._read(name, status_view)
-
     async def rebalance_now(self, name: str) -> views.RebalanceStatusView:
         """Rebalances at once, ending any holddown. Raises QueueNotFound."""
         await self._ask(name, lambda: Ask(c.RebalanceNow()))
         return await self.rebalance_status(name)
-
-    async def rebalances(
-        self, name: str, limit: int, cursor: str | None
-    ) -> views.Page[views.RebalanceView]:
-        """The history, newest first; the cursor is the last id of the page before."""
-        before = None if cursor is None else _number(cursor)
-        queue_id = await self._read(name, lambda queue: queue.id)
-        try:
-            entries = await self._store.history(queue_id, limit + 1, before)
-        except QueueGone:
-            raise QueueNotFound(name) from None
-        except StoreUnavailable:
-            raise Unavailable(UNAVAILABLE) from None
-        found = history(entries)
-        items = tuple(found[:limit])
-        return views.Page(items, str(items[-1].id) if len(found) > limit else None)
-
-    async def partitions(
-        self, name: str, limit: int, cursor: str | None
-    ) -> views.Page[views.PartitionView]:
-        """Partitions by number; the cursor is the last number of the page before."""
-        after = -1 if cursor is None else _number(cursor)
-
-        def numbers(queue: Queue) -> list[int]:
-            following = (p.number for p in queue.existing() if p.number > after)
-            return list(islice(following, limit + 1))
-
-        async def work(coordinator: Coordinator) -> views.Page[views.PartitionView]:
-            wanted = await coordinator.read(numbers, fresh=True)
-            try:
-                positions = await self._store.positions(coordinator.queue_id, wanted[:limit])
-            except StoreUnavailable:
-                raise Unavailable(UNAVAILABLE) from None
-
-            def look(queue: Queue) -> tuple[views.PartitionView, ...]:
-                found = (queue.find(number) for number in wanted[:limit])
-                return tuple(partition_view(queue, p, positions) for p in found if p is not None)
-
-            items = await coordinator.read(look)
-            return views.Page(items, str(items[-1].partition) if len(wanted) > limit else None)
-
-        return await self._on(name, work)
-
-    async def flows(
-        self, name: str, limit: int, cursor: str | None
-    ) -> views.Page[views.FlowSummaryView]:
-        """Bound flows in the order of binding; the cursor is the last seat of the page before."""
-        after = -1 if cursor is None else _number(cursor)
-
-        def look(queue: Queue) -> list[tuple[int, views.FlowSummaryView]]:
-            seats = sorted(seat for seat in queue.by_seat if seat > after)[: limit + 1]
-            return [(seat, flow_view(queue.by_seat[seat], 0.0)) for seat in seats]
-
-        found = await self._read(name, look)
-        try:
-            leases = await self._store.leases([flow.flow_id for _, flow in found[:limit]])
-        except StoreUnavailable:
-            raise Unavailable(UNAVAILABLE) from None
-        items = tuple(
-            replace(flow, lease_expires_at=leases[flow.flow_id])
-            for _, flow in found[:limit]
-            if flow.flow_id in leases
-        )
-        return views.Page(items, str(found[limit - 1][0]) if len(found) > limit else None)
-
-    async def events(self, name: str, after: int | None) -> AsyncIterator[views.EventView]:
-        """What is committed after the revision `after` (None: from now on), one event a revision.
-
-        Ends by raising QueueNotFound, and silently when the service stops. A reader that is slow
-        reads what it missed from the store, so nothing is kept for it here.
-        """
-        queue_id, revision = await self._read(name, lambda queue: (queue.id, queue.revision))
-        with self._replica.watching(queue_id) as changed:
-            seen = revision if after is None else after
-            while not self._replica.stopping:
-                changed.clear()
-                try:
-                    entries = await self._store.entries_after(queue_id, seen)
-                except QueueGone:
-                    raise QueueNotFound(name) from None
-                except KeyError:
-                    raise Invalid(
-                        f"What was committed after revision {seen} is not kept any more; "
-                        "start from now on."
-                    ) from None
-                except StoreUnavailable:
-                    await asyncio.sleep(1)
-                    continue
-                for entry in entries:
-                    seen = entry.revision
-                    yield event_view(entry)
-                if not entries:
-                    await changed.wait()
 
     # Positions and the log
 
@@ -433,21 +324,12 @@ class QueueCalls(Calls):
         return {number: position for number, (_, position) in rows.items()}
 
 
-def _number(cursor: str) -> int:
-    if not _DECIMAL.fullmatch(cursor):
-        raise Invalid(
-            "The cursor is not one that this call answered; leave it out to start anew.",
-            [("cursor", "is not a cursor of this list")],
-        )
-    return int(cursor)
-
-
 def _refuse_nonsense(positions: Mapping[int, str | None]) -> None:
     """Positions of the built-in log are decimal numbers."""
     wrong = sorted(
         number
         for number, position in positions.items()
-        if position is not None and not _DECIMAL.fullmatch(position)
+        if position is not None and not DECIMAL.fullmatch(position)
     )
     if wrong:
         raise Invalid(
