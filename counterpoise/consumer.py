@@ -30,6 +30,7 @@ While the service is away the consumer goes on with what it owns; while the log 
 from __future__ import annotations
 
 import logging
+import os
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -83,15 +84,16 @@ class Consumer:
     ) -> None:
         """Nothing is connected before `run`.
 
-        `log_url` replaces the access to the log that the service gives. A turn handles at most
-        `max_messages`; when there are none the log is asked again after `idle_seconds`. After
-        `limit` messages `run` ends, after `stop` when all is handed over, which may take
-        `drain_seconds`.
+        `log_url` (or COUNTERPOISE_LOG_URL) replaces the access to the log that the service gives. A
+        turn handles at most `max_messages`; when there are none the log is asked again after
+        `idle_seconds`. After `limit` messages `run` ends, after `stop` when all is handed over,
+        which may take `drain_seconds`.
         """
         self.flow = Flow(queue, url=url, token=token, **flow_options)
         self.handled = 0
         self._handle = handle
-        self._url, self._token, self._log_url = url, token, log_url
+        self._url, self._token = url, token
+        self._log_url = log_url or os.environ.get("COUNTERPOISE_LOG_URL")
         self._max_messages = max_messages
         self._limit = limit
         self._idle_seconds = idle_seconds

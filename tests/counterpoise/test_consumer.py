@@ -9,6 +9,7 @@ import pytest
 from counterpoise.client import Client
 from counterpoise.consumer import Consumer
 from counterpoise.errors import FlowGone, QueueNotFound
+from counterpoise.logs import LogError
 from counterpoise.publisher import Publisher
 from tests.service import eventually
 
@@ -168,6 +169,13 @@ def test_a_queue_that_is_not_there_or_goes_away(service, client):
     client.delete_queue("flights", force=True)
     one.thread.join(10)
     assert isinstance(one.error, QueueNotFound | FlowGone)
+
+
+def test_the_logs_address_in_the_environment_wins(service, client, publish, monkeypatch):
+    publish(range(1))
+    monkeypatch.setenv("COUNTERPOISE_LOG_URL", "rubbish")
+    with pytest.raises(LogError, match="not a Postgres URL"):
+        Consumer("flights", lambda owned, batch: None, url=service.url, limit=1).run()
 
 
 def test_it_goes_on_after_the_service_was_away(served):
