@@ -13,14 +13,14 @@ DatabaseUrl = Annotated[
     str | None,
     typer.Option(
         help="postgresql://user:password@host/database. Without it the service starts a Postgres "
-        "of its own. [env: COUNTERPOISE_DATABASE_URL]",
+        "of its own. \\[env: COUNTERPOISE_DATABASE_URL]",
         show_default=False,
     ),
 ]
 DataDir = Annotated[
     Path | None,
     typer.Option(
-        help="Where the service's own Postgres lives. [env: COUNTERPOISE_DATA_DIR]",
+        help="Where the service's own Postgres lives. \\[env: COUNTERPOISE_DATA_DIR]",
         show_default="the user's data directory",
     ),
 ]
@@ -30,13 +30,13 @@ def serve(
     host: Annotated[
         str | None,
         typer.Option(
-            help="Address to listen on. [env: COUNTERPOISE_HOST]", show_default="127.0.0.1"
+            help="Address to listen on. \\[env: COUNTERPOISE_HOST]", show_default="127.0.0.1"
         ),
     ] = None,
     port: Annotated[
         int | None,
         typer.Option(
-            help="Port to listen on, 0 for any. [env: COUNTERPOISE_PORT]", show_default="8640"
+            help="Port to listen on, 0 for any. \\[env: COUNTERPOISE_PORT]", show_default="8640"
         ),
     ] = None,
     data_dir: DataDir = None,

@@ -91,7 +91,8 @@ def _listen(host: str, port: int) -> socket.socket:
             raise
     except OSError as error:
         where = f"{host}:{port}"
-        _fail(Exit.ADDRESS, f"cannot listen on {where}: {error.strerror or error}")
+        why = error.strerror or error
+        _fail(Exit.ADDRESS, f"cannot listen on {where}: {why}; give another --host or --port")
     return listener
 
 

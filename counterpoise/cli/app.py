@@ -16,7 +16,13 @@ from typer.core import TyperGroup
 
 from counterpoise.cli import messages, plugins, queues, status
 from counterpoise.client import package_version
-from counterpoise.errors import CounterpoiseError
+from counterpoise.errors import (
+    CounterpoiseError,
+    QueueExists,
+    QueueInUse,
+    QueueNotFound,
+    Unreachable,
+)
 
 
 class Commands(TyperGroup):
@@ -36,7 +42,7 @@ class Commands(TyperGroup):
         try:
             return super().invoke(ctx)
         except CounterpoiseError as error:
-            fail(str(error))
+            fail(_worded(error))
         except KeyboardInterrupt:
             raise SystemExit(130) from None
         except BrokenPipeError:
@@ -47,6 +53,20 @@ class Commands(TyperGroup):
             if not isinstance(error, OSError) and not _ours(ctx, error):
                 raise
             fail(f"{type(error).__name__}: {error}")
+
+
+def _worded(error: CounterpoiseError) -> str:
+    """What went wrong and what to do, by commands where the service speaks of HTTP calls."""
+    said = str(error)
+    if isinstance(error, Unreachable):
+        return f"{said}; start one with 'counterpoise serve', or set --url or COUNTERPOISE_URL"
+    if isinstance(error, QueueNotFound):
+        return f"{said.partition(';')[0]}; 'counterpoise queues list' shows the queues"
+    if isinstance(error, QueueExists):
+        return f"{said.partition(';')[0]}; 'counterpoise queues change' changes its settings"
+    if isinstance(error, QueueInUse):
+        return f"{said.partition(';')[0]}; stop them first, or delete with --force"
+    return said
 
 
 def _ours(ctx: Any, error: Exception) -> bool:

@@ -53,6 +53,7 @@ def test_a_port_in_use() -> None:
         port = taken.getsockname()[1]
         line = refusal(["serve", "--port", str(port), "--database-url", UNREACHABLE], Exit.ADDRESS)
     assert f"127.0.0.1:{port}" in line
+    assert "give another --host or --port" in line
 
 
 def test_an_address_that_is_not_here() -> None:

@@ -177,6 +177,8 @@ def test_what_goes_wrong_is_one_line_and_exit_code_1(run):
     for arguments in (["queues", "show", "nowhere"], ["status", "nowhere"], ["consume", "nowhere"]):
         said = run(*arguments, code=1).stderr
         assert said.startswith("counterpoise: No queue is named 'nowhere'")
+        assert "counterpoise queues list" in said
+        assert "/v1/" not in said
         assert said.count("\n") == 1
 
 
@@ -184,6 +186,7 @@ def test_what_goes_wrong_is_one_line_and_exit_code_1(run):
     ("url", "says"),
     [
         ("http://127.0.0.1:9", "no service answers at http://127.0.0.1:9"),
+        ("http://127.0.0.1:9", "start one with 'counterpoise serve', or set --url"),
         ("nonsense", "must be an http:// or https:// URL"),
     ],
 )
@@ -228,3 +231,5 @@ def test_the_demo_says_what_it_needs(monkeypatch):
 def test_commands_of_installed_packages_are_there():
     assert "serve" in run_at("", "--help").output
     assert "--data-dir" in run_at("", "serve", "--help").output
+    # Square brackets are markup in a help text unless they are escaped.
+    assert "[env: COUNTERPOISE_DATA_DIR]" in run_at("", "serve", "--help").output
