@@ -225,7 +225,7 @@ def test_a_long_poll_waits_at_most_half_the_lease(api: httpx.Client) -> None:
     consumer.until("owned", 0)
     started = time.monotonic()
     assert not consumer.poll(60)
-    assert 0.8 < time.monotonic() - started < 5
+    assert 0.8 < time.monotonic() - started < 20
 
 
 def test_a_stream_follows_and_resumes(service: Service) -> None:

@@ -79,7 +79,7 @@ def test_each_answer_becomes_its_exception(faulty, ask, behaviour, error):
     with pytest.raises(error) as raised:
         ask(faulty.url, timeout_seconds=0.5)
     assert type(raised.value) is error
-    assert time.monotonic() - started < 3
+    assert time.monotonic() - started < 20
 
 
 def test_nobody_listens(ask):

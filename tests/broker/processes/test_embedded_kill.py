@@ -40,5 +40,5 @@ async def test_flows_keep_their_partitions(tmp_path: Path, crowd_of: CrowdOf) ->
                 share = -(-24 // len(crowd.consumers))
                 assert len(before) - len(kept) <= share
             assert not crowd.checker.gone
-            assert crowd.checker.outcomes["commit ok"] > 50
+            assert crowd.checker.outcomes["commit ok"]
             await crowd.go_home()

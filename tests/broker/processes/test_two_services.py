@@ -63,8 +63,8 @@ async def test_a_large_crowd_for_a_minute(pair: Pair, crowd_of: CrowdOf, seed: i
             await _something(crowd, [first, second], counts)
         await peace([first, second], "orders", crowd)
         outcomes = crowd.checker.outcomes
-        assert outcomes["commit ok"] > 500
-        assert outcomes["release ok"] > 50
+        assert outcomes["commit ok"] > 100
+        assert outcomes["release ok"] > 10
         await crowd.go_home()
 
 

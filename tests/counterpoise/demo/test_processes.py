@@ -88,7 +88,7 @@ def test_one_that_does_not_stop_is_killed_after_its_grace(start: Start) -> None:
         until(lambda child=child: child.said("ignoring"))  # type: ignore[misc]
     began = time.monotonic()
     stop_all(children, 0.3)
-    assert 0.3 <= time.monotonic() - began < 5.0
+    assert 0.3 <= time.monotonic() - began < 20.0
     assert [child.exit_code for child in children] == [-9, -9]
 
 

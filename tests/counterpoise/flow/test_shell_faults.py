@@ -149,7 +149,7 @@ def test_a_commit_ends_when_its_time_is_up(faulty, make):
         started = time.monotonic()
         with pytest.raises(ServiceUnavailable):
             flow.commit({0: "5"}, timeout_seconds=0.5)
-        assert time.monotonic() - started < 3
+        assert time.monotonic() - started < 8
         assert list(flow.partitions) == [0]
 
 
@@ -199,7 +199,7 @@ def test_a_queue_that_does_not_exist(faulty, make):
     started = time.monotonic()
     with pytest.raises(QueueNotFound, match="No queue is named flights"):
         make().__enter__()
-    assert time.monotonic() - started < 3
+    assert time.monotonic() - started < 8
 
 
 def test_a_service_that_is_away_when_the_flow_opens(faulty, make):
@@ -295,7 +295,7 @@ def test_closing_ends_in_time_when_nobody_answers(faulty, make):
         faulty.script = lambda _: Stall(30)
         started = time.monotonic()
         flow.close(timeout_seconds=0.5)
-        assert time.monotonic() - started < 6
+        assert time.monotonic() - started < 8
         flow.close()
         with pytest.raises(NotBound):
             flow.commit({0: "5"})
