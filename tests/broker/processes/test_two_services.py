@@ -138,6 +138,8 @@ async def _something(crowd: Crowd, clients: list[AsyncClient], counts: list[int]
         ]
     if len(crowd.consumers) > 24:
         things = [crowd.leave, crowd.drain]
+    elif len(crowd.consumers) < 4:
+        things = [crowd.join]
     try:
         done = crowd.rng.choice(things)()
         if asyncio.iscoroutine(done):
@@ -165,7 +167,9 @@ async def _problem(clients: list[AsyncClient], queue: str, crowd: Crowd) -> str 
         here = {one.flow_id for one in crowd.consumers if not one.leaving}
         if flows != here:
             return f"bound: {sorted(flows)}, in the crowd: {sorted(here)}"
-        owners = {p.partition: (p.owner, p.epoch) for p in await client.partitions(queue)}
+        partitions = await client.partitions(queue)
+        # Without anybody bound nobody owns anything; else all of it must be owned.
+        owners = {p.partition: (p.owner, p.epoch) for p in partitions if p.owner or flows}
         told = {
             p.partition: (one.flow_id, p.epoch)
             for one in crowd.consumers
