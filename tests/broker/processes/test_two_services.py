@@ -163,13 +163,15 @@ async def _problem(clients: list[AsyncClient], queue: str, crowd: Crowd) -> str 
         status = await client.rebalance_status(queue)
         if status.status != "Ready" or status.spread > 1:
             return f"{status}"
-        flows = {flow.flow_id for flow in await client.flows(queue)}
+        bound = await client.flows(queue)
+        flows = {flow.flow_id for flow in bound}
         here = {one.flow_id for one in crowd.consumers if not one.leaving}
         if flows != here:
             return f"bound: {sorted(flows)}, in the crowd: {sorted(here)}"
         partitions = await client.partitions(queue)
-        # Without anybody bound nobody owns anything; else all of it must be owned.
-        owners = {p.partition: (p.owner, p.epoch) for p in partitions if p.owner or flows}
+        # What draining flows let go has no owner while there is nobody to take it.
+        takers = any(not flow.draining for flow in bound)
+        owners = {p.partition: (p.owner, p.epoch) for p in partitions if p.owner or takers}
         told = {
             p.partition: (one.flow_id, p.epoch)
             for one in crowd.consumers
