@@ -8,9 +8,8 @@ every commit and heartbeat, and live in the store alone.
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any
 
 from broker.core.transitions import State
 
@@ -175,8 +174,3 @@ class Rebalance:
     handoffs: int = 0
     forced: int = 0
     granted: int = 0
-
-
-def settings_json(settings: Settings) -> dict[str, Any]:
-    """The settings by name."""
-    return asdict(settings)
