@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import MutableMapping
 
@@ -9,6 +10,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql.datasource import DataSource
 from pyspark.sql.types import StructType
 
+from counterpoise.spark.channel import make_home
 from counterpoise.spark.errors import CannotStart
 from counterpoise.spark.executor import SCHEMA
 from counterpoise.spark.java import ensure_java
@@ -23,9 +25,11 @@ class CounterpoiseDataSource(DataSource):
 
     Wrong options are refused when the stream is loaded, before any query starts. `cores` is how
     many tasks a micro-batch is read with at most; `register` sets it to those of the session.
+    `home` is where a query's source and the driver talk (`channel`); None without `register`.
     """
 
     cores: int | None = None
+    home: str | None = None
 
     def __init__(self, options: MutableMapping[str, str]) -> None:
         super().__init__(dict(options))
@@ -45,8 +49,14 @@ class CounterpoiseDataSource(DataSource):
 def register(spark: SparkSession) -> None:
     """Make `format("counterpoise")` known to the session."""
     cores = max(1, spark.sparkContext.defaultParallelism)
-    source = type("SessionDataSource", (CounterpoiseDataSource,), {"cores": cores})
+    members = {"cores": cores, "home": _home()}
+    source = type("SessionDataSource", (CounterpoiseDataSource,), members)
     spark.dataSource.register(source)
+
+
+@functools.cache
+def _home() -> str:
+    return make_home()
 
 
 def session(app_name: str = "counterpoise", **config: str) -> SparkSession:
