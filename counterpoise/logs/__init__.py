@@ -1,4 +1,6 @@
-"""Logs: where messages live. This module is the port; `counterpoise.logs.postgres` is built in.
+"""Logs: where messages live. This module is the port.
+
+`counterpoise.logs.postgres` is the built-in log; `redis` and `kafka` are logs outside the service.
 
 Theory of positions
 -------------------
@@ -36,7 +38,6 @@ may be used by several threads; calls then wait for each other.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -50,12 +51,13 @@ from counterpoise.logs.errors import (
     LogAccessRefused,
     LogError,
     LogNotFound,
+    LogOwned,
     LogUnavailable,
     PositionAhead,
     PositionTrimmed,
     StalePartitionCount,
 )
-from counterpoise.wire import LogAccess
+from counterpoise.logs.opening import open_log, open_managed
 
 __all__ = [
     "MAX_MESSAGE_BYTES",
@@ -69,12 +71,16 @@ __all__ = [
     "LogAccessRefused",
     "LogError",
     "LogNotFound",
+    "LogOwned",
+    "LogOwner",
     "LogUnavailable",
+    "ManagedLog",
     "Message",
     "PositionAhead",
     "PositionTrimmed",
     "StalePartitionCount",
     "open_log",
+    "open_managed",
 ]
 
 MESSAGE_SCHEMA: pa.Schema = pa.schema(
@@ -209,14 +215,29 @@ class Log(Protocol):
         ...
 
     def limit(
-        self, starts: Mapping[int, str], max_messages: int, bounds: Bounds | None = None
+        self,
+        starts: Mapping[int, str],
+        max_messages: int,
+        bounds: Bounds | None = None,
+        *,
+        max_bytes: int | None = None,
     ) -> Mapping[int, str]:
         """Ends such that [start, end) over all partitions hold at most `max_messages`, fairly.
 
         No partition gets more than another that still has messages, but for the remainder, which
         goes to the longest backlogs. A start that lies below the partition's start counts from
-        there. With `bounds` (not older than the starts) nothing is asked of the log.
+        there. With `bounds` (not older than the starts) and without `max_bytes` nothing is asked of
+        the log. `max_bytes` of values is kept as closely as the log can say; at least one message
+        comes all the same, so that one of any size gets through.
         Raises PositionAhead, InvalidPosition, LogNotFound, LogUnavailable.
+        """
+        ...
+
+    def backlog(self, positions: Mapping[int, str | None], bounds: Bounds) -> Mapping[int, int]:
+        """How many messages lie between each position and the partition's end.
+
+        At most so many where positions have holes. None, and what lies below the partition's start,
+        counts from the start. Nothing is asked of the log. Raises PositionAhead, InvalidPosition.
         """
         ...
 
@@ -240,25 +261,55 @@ class Log(Protocol):
         ...
 
 
-def open_log(
-    log: str, access: str | LogAccess | None = None, *, timeout_seconds: float = 30.0
-) -> Log:
-    """The log that a queue names (`builtin:QUEUE`); nothing is connected before the first call.
+@dataclass(frozen=True, slots=True)
+class LogOwner:
+    """The queue that a log was made for; `created_at` (Unix seconds) tells namesakes apart."""
 
-    `access` is how to reach it (what bind's `log_access` says, or a URL; a secret), by default the
-    environment's COUNTERPOISE_LOG_URL. Every call on the log takes at most `timeout_seconds`.
-    Raises LogError if the log is of an unknown kind or there is no URL to reach it.
+    queue_id: str
+    queue: str
+    created_at: float
+
+
+class ManagedLog(Log, Protocol):
+    """A log outside the service as the service treats it: made, resized and dropped with its queue.
+
+    All calls may be repeated. Raises LogUnavailable, LogError; LogNotFound where it says so.
     """
-    kind, separator, name = log.partition(":")
-    if kind != "builtin" or not separator or not name:
-        raise LogError(f"this version cannot open the log {log!r}; it knows builtin:QUEUE")
-    url = access.url if isinstance(access, LogAccess) else access
-    url = url or os.environ.get("COUNTERPOISE_LOG_URL")
-    if not url:
-        raise LogError(
-            f"the service gives no access to the log {log}: set COUNTERPOISE_LOG_URL "
-            "(postgresql://user:password@host:port/database)"
-        )
-    from counterpoise.logs.postgres import PostgresLog
 
-    return PostgresLog(name, url, timeout_seconds=timeout_seconds)
+    def ensure(
+        self, partition_count: int, owner: LogOwner, begins: Mapping[int, str] | None = None
+    ) -> str:
+        """Make the log unless it exists; its incarnation. One that exists is left as it is.
+
+        `begins`: where the partitions of a log that is made begin, at least, so that positions
+        which consumers know from a lost log of this name never mean other messages. Raises
+        LogOwned if it belongs to another queue, LogError if it cannot keep a log's promises.
+        """
+        ...
+
+    def partition_count(self) -> int:
+        """How many partitions the log has. Raises LogNotFound."""
+        ...
+
+    def set_partition_count(self, partition_count: int, revision: int) -> bool:
+        """Refuse appends routed with another count from now on; False if that comes too late.
+
+        `revision` is the queue's that set the count; lower ones than seen change nothing. Raises
+        LogNotFound.
+        """
+        ...
+
+    def discard(self, partitions: Sequence[int]) -> frozenset[int]:
+        """Delete what these hold and return which: those outside the count. Raises LogNotFound."""
+        ...
+
+    def position_at(self, time: float) -> Mapping[int, str]:
+        """Of each partition the first position published at `time` (Unix seconds) or later.
+
+        Nothing published since lies below it; the partition's end without such a message.
+        """
+        ...
+
+    def drop(self, owner: LogOwner) -> None:
+        """Delete the log with all it holds, if it is this queue's."""
+        ...

@@ -31,7 +31,7 @@ from counterpoise.logs import (
     PositionTrimmed,
 )
 from counterpoise.logs.connection import LogConnection, Row, stale_partition_count
-from counterpoise.logs.shares import fair_shares
+from counterpoise.logs.shares import contiguous_backlog, fair_shares
 
 CHUNK_MESSAGES = 8192
 CHUNK_BYTES = 8 * 1024 * 1024
@@ -169,7 +169,12 @@ class PostgresLog:
         return Bounds(rows[0][0], rows[0][1], starts, ends)
 
     def limit(
-        self, starts: Mapping[int, str], max_messages: int, bounds: Bounds | None = None
+        self,
+        starts: Mapping[int, str],
+        max_messages: int,
+        bounds: Bounds | None = None,
+        *,
+        max_bytes: int | None = None,
     ) -> Mapping[int, str]:
         if bounds is None:
             bounds = self.bounds(list(starts))
@@ -186,6 +191,9 @@ class PostgresLog:
             partition: str(begins[partition] + shares[partition]) if shares[partition] else start
             for partition, start in starts.items()
         }
+
+    def backlog(self, positions: Mapping[int, str | None], bounds: Bounds) -> Mapping[int, int]:
+        return contiguous_backlog(positions, bounds, _number)
 
     def compare(self, a: str, b: str) -> int:
         return _number(a) - _number(b)

@@ -306,7 +306,7 @@ def test_open_log_takes_a_url_an_access_or_the_environment(log, log_url, monkeyp
     opened.close()
 
 
-@pytest.mark.parametrize("log", ["kafka://broker/topic", "builtin:", "flights", ""])
+@pytest.mark.parametrize("log", ["mail://broker/topic", "builtin:", "flights", ""])
 def test_a_log_of_an_unknown_kind_is_refused(log):
     with pytest.raises(LogError, match="cannot open"):
         open_log(log, "postgresql://u:p@h/d")

@@ -1,0 +1,225 @@
+"""Where a log is, and how to get in: two things that are kept apart.
+
+A queue's `log` is public: the service stores it, answers and events carry it, Spark shows it. So it
+names a place and nothing else, and a user, a password or settings in it are refused. The *access*
+is a URL of the same kind with credentials and settings (TLS, SASL). It comes from the consumer's
+own environment or options, or for the built-in log from the service, and is never shown.
+
+    builtin:QUEUE                       postgresql://user:password@host:port/database
+    redis://host:port/DB/NAME           redis://user:password@host:port[/DB[/NAME]], rediss://…
+    kafka://host:port[,host:port]/TOPIC kafka://user:password@host:port[,…][/TOPIC]
+
+The environment's COUNTERPOISE_LOG_URL (the service's COUNTERPOISE_LOG_URLS) may hold several
+accesses, separated by blanks. The first one that fits a log is taken: the same kind, and the same
+host, database and name where it says them.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
+
+from counterpoise.logs.errors import LogError
+
+ENVIRONMENT = "COUNTERPOISE_LOG_URL"
+
+Kind = Literal["builtin", "redis", "kafka"]
+Host = tuple[str, int | None]
+
+NAME = re.compile(r"[A-Za-z0-9._-]{1,200}")
+_BUILTIN = "builtin:"
+_KINDS: Mapping[str, Kind] = {
+    "postgresql": "builtin",
+    "postgres": "builtin",
+    "redis": "redis",
+    "rediss": "redis",
+    "kafka": "kafka",
+}
+_PORTS: Mapping[Kind, int] = {"builtin": 5432, "redis": 6379, "kafka": 9092}
+_FORMS: Mapping[Kind, str] = {
+    "builtin": "builtin:QUEUE",
+    "redis": "redis://host:port/DB/NAME",
+    "kafka": "kafka://host:port[,host:port]/TOPIC",
+}
+_ACCESS_FORMS: Mapping[Kind, str] = {
+    "builtin": "postgresql://user:password@host:port/database",
+    "redis": "redis://user:password@host:port",
+    "kafka": "kafka://user:password@host:port",
+}
+# What a secret is called in the query strings of usual clients.
+_SECRET = re.compile(r"pass|pwd|secret|token|credential|user|auth|key|sasl", re.IGNORECASE)
+
+
+class InvalidLog(LogError, ValueError):
+    """This does not name a log; the message says what would, and shows no credentials."""
+
+    code = "invalid_log"
+
+
+@dataclass(frozen=True, slots=True)
+class LogAddress:
+    """What a queue's `log` says. `hosts` and `database` are empty where the kind has none."""
+
+    kind: Kind
+    name: str
+    hosts: tuple[Host, ...] = ()
+    database: int = 0
+    secure: bool = False
+
+    def canonical(self) -> str:
+        """One spelling for each log, to tell whether two queues name the same."""
+        if self.kind == "builtin":
+            return f"{_BUILTIN}{self.name}"
+        hosts = ",".join(f"{host}:{port}" for host, port in sorted(self.hosts, key=str))
+        path = f"{self.database}/{self.name}" if self.kind == "redis" else self.name
+        return f"{self.kind}://{hosts}/{path}"
+
+
+def kind_of(log: str) -> Kind | None:
+    """The kind of log by its scheme; None for kinds that this version does not know."""
+    if log.startswith(_BUILTIN):
+        return "builtin"
+    scheme, separator, _ = log.partition("://")
+    kind = _KINDS.get(scheme.lower()) if separator else None
+    return None if kind == "builtin" else kind
+
+
+def refuse_credentials(log: str) -> None:
+    """Raises InvalidLog if the log's name carries what looks like credentials, of whatever kind."""
+    if log.startswith(_BUILTIN):
+        return
+    parts = _split(log)
+    hint = (
+        "a queue's log is shown to everybody and must not carry credentials; consumers and "
+        f"publishers give them in {ENVIRONMENT} (or the option logUrl), the service in "
+        "COUNTERPOISE_LOG_URLS"
+    )
+    if "@" in parts.netloc:
+        raise InvalidLog(f"there is a user or password before the host: {hint}")
+    if any(_SECRET.search(name) for name, _ in parse_qsl(parts.query, keep_blank_values=True)):
+        raise InvalidLog(f"the query string may hold credentials: {hint}")
+    if parts.fragment or (parts.query and kind_of(log) is not None):
+        raise InvalidLog(
+            f"a log takes no settings after its name: they belong to the access; {hint}"
+        )
+
+
+def parse_log(log: str) -> LogAddress:
+    """What a queue's `log` says. Raises InvalidLog, also for kinds this version does not know."""
+    if log.startswith(_BUILTIN):
+        name = log.removeprefix(_BUILTIN)
+        if not NAME.fullmatch(name):
+            raise _not_one("builtin")
+        return LogAddress("builtin", name)
+    kind = kind_of(log)
+    if kind is None:
+        raise InvalidLog(
+            f"this version cannot open such a log; it knows {', '.join(_FORMS.values())}"
+        )
+    refuse_credentials(log)
+    parts = _split(log)
+    hosts = _hosts(parts, kind)
+    database, named = _place(parts, kind)
+    if named is None or (kind == "redis" and len(hosts) > 1):
+        raise _not_one(kind)
+    return LogAddress(kind, named, hosts, database or 0, parts.scheme.lower() == "rediss")
+
+
+def check_access(address: LogAddress, url: str) -> None:
+    """Raises LogError if this access is of another kind than the log, or names another log."""
+    kind = _access_kind(url)
+    if kind != address.kind:
+        raise LogError(
+            f"the access given is not one to a log of this kind; it looks like "
+            f"{_ACCESS_FORMS[address.kind]}"
+        )
+    if kind == "builtin":
+        return
+    database, name = _place(_split(url), kind)
+    if name not in (None, address.name) or database not in (None, address.database):
+        raise LogError(
+            "the access given is to another log than the queue's; leave database and name out of it"
+        )
+
+
+def fitting(log: str, urls: str) -> str | None:
+    """The first of these accesses (separated by blanks) that fits the log, None if none does.
+
+    Raises LogError for one of a kind that does not exist: it was meant for something.
+    """
+    address = parse_log(log)
+    for place, url in enumerate(urls.split(), 1):
+        kind = _access_kind(url)
+        if kind is None:
+            raise LogError(
+                f"access {place} of {len(urls.split())} to logs has no scheme that is known: "
+                f"{', '.join(_ACCESS_FORMS.values())}"
+            )
+        if kind == address.kind and _fits(address, url):
+            return url
+    return None
+
+
+def environment_access(log: str) -> str | None:
+    """The access to this log in the environment's COUNTERPOISE_LOG_URL, None without one."""
+    return fitting(log, os.environ.get(ENVIRONMENT, ""))
+
+
+def _fits(address: LogAddress, url: str) -> bool:
+    if address.kind == "builtin":
+        return True
+    parts = _split(url)
+    database, name = _place(parts, address.kind)
+    return (
+        bool(set(_hosts(parts, address.kind)) & set(address.hosts))
+        and database in (None, address.database)
+        and name in (None, address.name)
+    )
+
+
+def _access_kind(url: str) -> Kind | None:
+    return _KINDS.get(url.partition("://")[0].lower()) if "://" in url else None
+
+
+def _split(url: str) -> SplitResult:
+    try:
+        return urlsplit(url)
+    except ValueError:
+        raise InvalidLog("this is not a URL") from None
+
+
+def _hosts(parts: SplitResult, kind: Kind) -> tuple[Host, ...]:
+    """(host, port) of each server, the host in lower case."""
+    found = []
+    for text in parts.netloc.rpartition("@")[2].split(","):
+        one = _split(f"x://{text}")
+        try:
+            port = one.port
+        except ValueError:
+            raise _not_one(kind) from None
+        if one.hostname is None:
+            raise _not_one(kind)
+        found.append((one.hostname, _PORTS[kind] if port is None else port))
+    return tuple(found)
+
+
+def _place(parts: SplitResult, kind: Kind) -> tuple[int | None, str | None]:
+    """The database and the name that a path says, None for what it does not."""
+    path = [unquote(segment) for segment in parts.path.strip("/").split("/") if segment]
+    database = None
+    if kind == "redis" and path:
+        number = path.pop(0)
+        if not (number.isascii() and number.isdecimal() and len(number) < 6):
+            raise _not_one(kind)
+        database = int(number)
+    if len(path) > 1 or (path and not NAME.fullmatch(path[0])):
+        raise _not_one(kind)
+    return database, path[0] if path else None
+
+
+def _not_one(kind: Kind) -> InvalidLog:
+    return InvalidLog(f"a log or access of this kind looks like {_FORMS[kind]}")
