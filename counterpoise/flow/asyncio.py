@@ -173,6 +173,11 @@ class AsyncFlow(BaseFlow):
         self._check_process()
         return await self._run(programs.ready(self._core, partition, epoch, self._timeout_seconds))
 
+    async def refresh(self) -> None:
+        """Learn how far the owners of what is `warming` have come; see `Flow.refresh`."""
+        self._check_process()
+        await self._run(programs.refresh(self._core, self._timeout_seconds))
+
     async def drain(self, timeout_seconds: float | None = None) -> None:
         """Begin to hand off all the flow owns; see `Flow.drain`."""
         self._check_process()

@@ -90,6 +90,11 @@ class BaseFlow:
         return bound.flow_id if bound else None
 
     @property
+    def flow_ids(self) -> tuple[str, ...]:
+        """The same as a sequence of one, or of none while not bound."""
+        return () if self.flow_id is None else (self.flow_id,)
+
+    @property
     def status(self) -> str:
         """`new` (not opened), `binding`, `bound` or `gone`."""
         return self._core.status

@@ -217,6 +217,15 @@ class Flow(BaseFlow):
         self._check_process()
         return self._run(programs.ready(self._core, partition, epoch, self._timeout_seconds))
 
+    def refresh(self, *, timeout_seconds: float | None = None) -> None:
+        """Learn how far the owners of what is `warming` have come; renews the lease.
+
+        Updates come when the view changes, and commits do not change it.
+        """
+        self._check_process()
+        limit = self._timeout_seconds if timeout_seconds is None else timeout_seconds
+        self._run(programs.refresh(self._core, limit))
+
     def drain(self, timeout_seconds: float | None = None) -> None:
         """Begin to hand off all the flow owns. Go on working until `drained`, then close.
 

@@ -190,6 +190,17 @@ class FlowCore:
             grace_seconds=min(10.0, max(0.5, lease / 4)),
         )
 
+    def refresh_call(self) -> tuple[str, Call[Update | None]] | None:
+        """The call for the view as it is now, and the flow it is for; None while not bound.
+
+        Commits raise no revision, so no update tells how far the owners of what we warm up are.
+        """
+        self.check()
+        if self.bound is None:
+            return None
+        flow_id, token = self.bound.flow_id, self.bound.flow_token
+        return flow_id, calls.poll(self.settings.queue, flow_id, token, after=0, wait_seconds=0)
+
     def poll_answered(
         self, flow_id: str, update: Update | None, sent_at: float, now: float
     ) -> None:
@@ -362,8 +373,27 @@ class FlowCore:
 
     def _take(self, update: Update, now: float) -> None:
         assert self.bound is not None
-        if update.flow_id == self.bound.flow_id and update.revision > self.view.revision:
+        if update.flow_id != self.bound.flow_id:
+            return
+        if update.revision > self.view.revision:
             self._show(update, now)
+        elif update.revision == self.view.revision:
+            self._follow(update)
+
+    def _follow(self, update: Update) -> None:
+        """The same view, asked for again: the owners of what we warm up have moved on."""
+        positions = {
+            (item.partition, item.epoch): item.position
+            for item in update.partitions
+            if item.state == "warming"
+        }
+        warming = {
+            number: replace(one, position=positions.get((number, one.epoch), one.position))
+            for number, one in self.view.warming.items()
+        }
+        if warming != self.view.warming:
+            self.view = replace(self.view, warming=MappingProxyType(warming))
+            self.version += 1
 
     def _show(self, update: Update, now: float) -> None:
         known = {key: position for key, (_, position) in self._acknowledged.items()}

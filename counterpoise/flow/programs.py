@@ -178,6 +178,16 @@ def ready(
     return outcomes[partition]
 
 
+def refresh(core: FlowCore, timeout_seconds: float) -> Program[None]:
+    """Ask for the view as it is now. Nothing happens while not bound."""
+    asked = core.refresh_call()
+    if asked is None:
+        return
+    flow_id, call = asked
+    answer = yield from _until(core, call, flow_id, timeout_seconds)
+    core.poll_answered(flow_id, answer.value, answer.sent_at, answer.now)
+
+
 def drain(core: FlowCore, drain_seconds: float | None, timeout_seconds: float) -> Program[None]:
     """Send a drain until it is answered. Raises `ServiceUnavailable`, `NotBound` while binding."""
     core.check()

@@ -28,7 +28,7 @@ logger = logging.getLogger("counterpoise.spark")
 
 SCHEMA = (
     "partition int, position string, epoch long, key string, value binary, "
-    "headers map<string,string>, published_at timestamp"
+    "headers map<string,string>, published_at timestamp, tenure long, replay boolean"
 )
 
 # What Spark makes of SCHEMA; a batch must equal it exactly.
@@ -41,6 +41,9 @@ ARROW_SCHEMA: pa.Schema = pa.schema(
         ("value", pa.binary()),
         ("headers", pa.map_(pa.string(), pa.string())),
         ("published_at", pa.timestamp("us", tz="UTC")),
+        # Which state a row belongs to, and whether it is history (docs, Warm-up).
+        ("tenure", pa.int64()),
+        ("replay", pa.bool_()),
     ]
 )
 
@@ -100,14 +103,19 @@ def read_slices(
     log = open_source(partition.source)
     for one in partition.slices:
         for batch in _read(log, one, partition.source, sleep, clock):
-            yield with_epoch(batch, one.epoch)
+            yield as_rows(batch, one)
 
 
-def with_epoch(batch: pa.RecordBatch, epoch: int) -> pa.RecordBatch:
-    """A batch of the log's schema as one of ARROW_SCHEMA."""
-    epochs = pa.repeat(pa.scalar(epoch, pa.int64()), batch.num_rows)
+def as_rows(batch: pa.RecordBatch, one: Slice) -> pa.RecordBatch:
+    """A batch of the log's schema, read for `one`, as a batch of ARROW_SCHEMA."""
+    count = batch.num_rows
+    epochs = pa.repeat(pa.scalar(one.epoch, pa.int64()), count)
+    tenures = pa.repeat(pa.scalar(one.state_of, pa.int64()), count)
+    replays = pa.repeat(pa.scalar(one.replay, pa.bool_()), count)
     columns = batch.columns
-    return pa.RecordBatch.from_arrays([*columns[:2], epochs, *columns[2:]], schema=ARROW_SCHEMA)
+    return pa.RecordBatch.from_arrays(
+        [*columns[:2], epochs, *columns[2:], tenures, replays], schema=ARROW_SCHEMA
+    )
 
 
 def _read(
@@ -133,12 +141,15 @@ def _read(
                     pause = _FIRST_PAUSE_SECONDS
             return
         except PositionTrimmed as error:
-            if source.on_trimmed == "fail":
+            if source.on_trimmed == "fail" and not one.replay:
                 raise Trimmed(
                     f"{error}: messages are gone that were never read. Set the option onTrimmed to "
                     "'earliest' to go on with what is left"
                 ) from error
-            logger.warning("counterpoise: %s; going on from there (onTrimmed=earliest)", error)
+            if one.replay:
+                logger.warning("counterpoise: %s; the state restored lacks what it held", error)
+            else:
+                logger.warning("counterpoise: %s; going on from there (onTrimmed=earliest)", error)
             if log.compare(error.first, one.end) >= 0:
                 return
             begin, given = error.first, False

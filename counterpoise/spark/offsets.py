@@ -8,6 +8,11 @@ restart that finds a planned but uncommitted batch in the checkpoint replays wha
 A range that both have was read earlier; it stays in the offset as long as the partition is held,
 because its end is where to go on. Partitions come and go in offsets as they are granted and lost.
 
+Beside them it has the *replays*: history read to restore the state of a partition that is coming
+(docs, *Warm-up*), in a field of their own, so that they are never mistaken for work. Of each
+partition the last portion is there; it stays after that, because its end is where to go on, until
+the first range of the partition is planned.
+
 Spark compares offsets as JSON text and stores them as such. So the text is a function of the
 content: partitions in the order of their numbers, fields always in the same order; and a start
 offset that there is nothing to add to is given back as it came.
@@ -35,31 +40,63 @@ Json = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Range:
-    """Messages [start, end) of one partition, planned under `epoch`."""
+    """Messages [start, end) of one partition, planned under `epoch`.
+
+    `tenure`: the epoch that names its state (docs, *Warm-up*), None where it is `epoch` itself.
+    """
 
     epoch: int
+    start: str
+    end: str
+    tenure: int | None = None
+
+    @property
+    def state_of(self) -> int:
+        """The tenure."""
+        return self.epoch if self.tenure is None else self.tenure
+
+
+@dataclass(frozen=True, slots=True)
+class Replay:
+    """History [start, end) of one partition, which restores its state for `tenure`."""
+
+    tenure: int
     start: str
     end: str
 
 
 @dataclass(frozen=True, slots=True)
 class Slice:
-    """A range to be read by an executor; `epoch` is the one the rows are to carry."""
+    """A range to be read by an executor; `epoch` is the one the rows are to carry.
+
+    So are `tenure` (None: the epoch) and `replay`.
+    """
 
     partition: int
     epoch: int
     start: str
     end: str
+    tenure: int | None = None
+    replay: bool = False
+
+    @property
+    def state_of(self) -> int:
+        """The tenure."""
+        return self.epoch if self.tenure is None else self.tenure
 
 
 @dataclass(frozen=True)
 class Offset:
-    """One offset. `ranges` by partition; `instance` and `log` are None before the first bind."""
+    """One offset. `ranges` and `replays` by partition.
+
+    `instance` and `log` are None before the first bind.
+    """
 
     queue: str
     ranges: Mapping[int, Range] = field(default_factory=dict)
     instance: str | None = None
     log: str | None = None
+    replays: Mapping[int, Replay] = field(default_factory=dict)
 
     def to_json(self) -> Json:
         """The dict to give to Spark."""
@@ -69,10 +106,31 @@ class Offset:
         if self.log is not None:
             head["log"] = self.log
         head["partitions"] = {
-            str(number): {"epoch": one.epoch, "from": one.start, "to": one.end}
-            for number, one in sorted(self.ranges.items())
+            str(number): _range_to_json(one) for number, one in sorted(self.ranges.items())
         }
+        if self.replays:
+            head["replays"] = {
+                str(number): {"tenure": one.tenure, "from": one.start, "to": one.end}
+                for number, one in sorted(self.replays.items())
+            }
         return head
+
+
+def _range_to_json(one: Range) -> Json:
+    document: Json = {"epoch": one.epoch, "from": one.start, "to": one.end}
+    if one.tenure is not None:
+        document["tenure"] = one.tenure
+    return document
+
+
+def _range_of(document: Mapping[str, Any]) -> Range:
+    tenure = document.get("tenure")
+    return Range(
+        int(document["epoch"]),
+        str(document["from"]),
+        str(document["to"]),
+        None if tenure is None else int(tenure),
+    )
 
 
 def offset_of(document: Mapping[str, Any], queue: str) -> Offset:
@@ -94,18 +152,30 @@ def offset_of(document: Mapping[str, Any], queue: str) -> Offset:
         )
     try:
         ranges = {
-            int(number): Range(int(one["epoch"]), str(one["from"]), str(one["to"]))
-            for number, one in document["partitions"].items()
+            int(number): _range_of(one) for number, one in document["partitions"].items()
+        }
+        replays = {
+            int(number): Replay(int(one["tenure"]), str(one["from"]), str(one["to"]))
+            for number, one in document.get("replays", {}).items()
         }
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise InvalidOffset(f"the checkpoint has a broken offset: {error!r}") from error
-    return Offset(queue, ranges, document.get("instance"), document.get("log"))
+    return Offset(queue, ranges, document.get("instance"), document.get("log"), replays)
 
 
 def slices(start: Offset, end: Offset) -> list[Slice]:
-    """What the micro-batch from `start` to `end` reads, by partition number."""
+    """What the micro-batch from `start` to `end` reads to be processed, by partition number."""
     return [
-        Slice(number, one.epoch, one.start, one.end)
+        Slice(number, one.epoch, one.start, one.end, one.tenure)
         for number, one in sorted(end.ranges.items())
         if start.ranges.get(number) != one
+    ]
+
+
+def replay_slices(start: Offset, end: Offset) -> list[Slice]:
+    """The history that it reads to restore state. Their rows carry the tenure as their epoch."""
+    return [
+        Slice(number, one.tenure, one.start, one.end, one.tenure, replay=True)
+        for number, one in sorted(end.replays.items())
+        if start.replays.get(number) != one
     ]

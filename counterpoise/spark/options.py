@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from counterpoise.calls import base_url
 from counterpoise.errors import InvalidUrl
 from counterpoise.spark.errors import InvalidOption
+from counterpoise.spark.warmup.floor import EARLIEST, Floor, floor_of
 
 # What a micro-batch may hold unless the user says otherwise: about a second's work of two cores, so
 # that it fits into a handoff whatever the backlog.
@@ -26,6 +27,8 @@ NAMES: Mapping[str, str] = {
     "maxInputPartitions": "the most tasks a micro-batch is read with, default the cores",
     "logUrl": "how to reach the log, default what the service says; a secret",
     "onTrimmed": "fail or earliest: when messages were trimmed before they were read",
+    "warmup": "true: be told of partitions before they come, and restore their state",
+    "warmupFrom": "earliest, messages (50000) or time (2h) of history, or snapshot",
     "startTimeoutSeconds": "how long a starting query tries to reach service and log",
     "readTimeoutSeconds": "how long a task tries to read from a log that is away",
 }
@@ -46,6 +49,8 @@ class SourceOptions:
     max_input_partitions: int | None = None
     log_url: str | None = field(default=None, repr=False)
     on_trimmed: str = "fail"
+    warmup: bool = False
+    warmup_from: Floor = EARLIEST
     start_timeout_seconds: float = 30.0
     read_timeout_seconds: float = 120.0
 
@@ -83,6 +88,8 @@ def read_options(given: Mapping[str, str]) -> SourceOptions:
         max_input_partitions=_count(options, "maxInputPartitions"),
         log_url=options.get("logUrl") or None,
         on_trimmed=_choice(options, "onTrimmed", ("fail", "earliest")),
+        warmup=_choice(options, "warmup", ("false", "true")) == "true",
+        warmup_from=_floor(options, "warmupFrom"),
         start_timeout_seconds=_seconds(
             options, "startTimeoutSeconds", defaults.start_timeout_seconds, 0
         ),
@@ -131,6 +138,16 @@ def _messages(options: Mapping[str, str]) -> int | None:
     if options.get(name, "").lower() == "unlimited":
         return None
     return _count(options, name) or DEFAULT_MESSAGES_PER_TRIGGER
+
+
+def _floor(options: Mapping[str, str], name: str) -> Floor:
+    text = options.get(name)
+    if text is None:
+        return EARLIEST
+    try:
+        return floor_of(text)
+    except ValueError as error:
+        raise InvalidOption(f"the option {name!r} {error}, not {text!r}") from None
 
 
 def _choice(options: Mapping[str, str], name: str, choices: tuple[str, ...]) -> str:

@@ -107,6 +107,26 @@ def test_warming_is_told_for_each_epoch_and_ends_with_the_grant_or_when_called_o
     assert told(flow) == ["warmingended 4@6"]
 
 
+def test_asked_again_the_same_view_tells_how_far_the_owner_has_come():
+    flow = bound_core(1, partition(0, 2, "warming", position="5"))
+    flow_id, call = flow.refresh_call()
+    assert call.query["after"] == "0"
+    version = flow.version
+    flow.poll_answered(flow_id, update(1, partition(0, 2, "warming", position="9")), 1.0, 1.0)
+    assert flow.view.warming[0].position == "9"
+    assert flow.version > version
+    assert told(flow) == []
+    # A position goes with an epoch.
+    flow.poll_answered(flow_id, update(1, partition(0, 1, "warming", position="3")), 1.0, 1.0)
+    assert flow.view.warming[0].position == "9"
+
+
+def test_there_is_nothing_to_refresh_while_not_bound():
+    flow = core()
+    flow.open()
+    assert flow.refresh_call() is None
+
+
 def test_states_that_a_newer_service_may_invent_are_ignored():
     flow = bound_core(7, partition(0, 1))
     take(flow, update(8, partition(0, 1), partition(1, 1, "waiting")))

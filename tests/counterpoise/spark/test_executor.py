@@ -94,6 +94,24 @@ def test_slices_are_read_in_order_with_their_epochs(log: PostgresLog) -> None:
     ]
 
 
+def test_rows_tell_whose_state_they_belong_to_and_whether_they_are_history(
+    log: PostgresLog,
+) -> None:
+    append(log, "a", "b", "c")
+    history, first, later = (
+        Slice(0, 4, "0", "1", 4, True),
+        Slice(0, 5, "1", "2", 4),
+        Slice(0, 6, "2", "3"),
+    )
+    table = read(log, history, first, later)
+    rows = table.select(["position", "epoch", "tenure", "replay"]).to_pylist()
+    assert [tuple(row.values()) for row in rows] == [
+        ("0", 4, 4, True),
+        ("1", 5, 4, False),
+        ("2", 6, 6, False),
+    ]
+
+
 def test_a_log_that_is_away_for_a_moment_is_read_on_without_a_trace() -> None:
     away: list[Exception] = [LogUnavailable("away"), LogAccessRefused("expired")]
     log = FailingLog({0: list(away), 3: list(away)})
@@ -117,6 +135,8 @@ def test_trimmed_messages_fail_the_task_or_are_passed_over() -> None:
     earliest = LogSource("builtin:flights", None, on_trimmed="earliest")
     assert positions(read(trimmed(), Slice(0, 1, "1", "6"), source=earliest)) == ["4", "5"]
     assert positions(read(trimmed(), Slice(0, 1, "1", "3"), source=earliest)) == []
+    # History that is gone is gone; the partition goes on.
+    assert positions(read(trimmed(), Slice(0, 1, "1", "6", replay=True))) == ["4", "5"]
 
 
 def test_credentials_travel_and_are_not_shown() -> None:

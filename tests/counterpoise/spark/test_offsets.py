@@ -3,7 +3,15 @@ import json
 import pytest
 
 from counterpoise.spark.errors import InvalidOffset
-from counterpoise.spark.offsets import Offset, Range, Slice, offset_of, slices
+from counterpoise.spark.offsets import (
+    Offset,
+    Range,
+    Replay,
+    Slice,
+    offset_of,
+    replay_slices,
+    slices,
+)
 
 FULL = Offset("q", {10: Range(2, "5", "9"), 2: Range(1, "0", "4")}, "me", "log-1")
 
@@ -17,7 +25,10 @@ def test_the_text_is_a_function_of_the_content() -> None:
     )
 
 
-@pytest.mark.parametrize("offset", [FULL, Offset("q")])
+WARM = Offset("q", {2: Range(3, "0", "4", 1)}, "me", "log-1", {7: Replay(5, "0", "9")})
+
+
+@pytest.mark.parametrize("offset", [FULL, Offset("q"), WARM])
 def test_an_offset_comes_back_as_it_was(offset: Offset) -> None:
     assert offset_of(json.loads(json.dumps(offset.to_json())), "q") == offset
 
@@ -27,6 +38,28 @@ def test_a_batch_reads_what_the_end_has_and_the_start_has_not() -> None:
     assert slices(FULL, end) == [Slice(2, 1, "4", "6"), Slice(3, 1, "0", "2")]
     assert slices(FULL, FULL) == []
     assert slices(Offset("q"), FULL) == [Slice(2, 1, "0", "4"), Slice(10, 2, "5", "9")]
+
+
+def test_history_is_apart_from_what_is_to_be_processed() -> None:
+    start = Offset("q", {2: Range(1, "0", "4")}, replays={5: Replay(3, "0", "9")})
+    end = Offset(
+        "q",
+        {2: Range(1, "0", "4")},
+        replays={5: Replay(3, "9", "12"), 7: Replay(8, "0", "2")},
+    )
+    assert slices(start, end) == []
+    assert replay_slices(start, end) == [
+        Slice(5, 3, "9", "12", 3, replay=True),
+        Slice(7, 8, "0", "2", 8, replay=True),
+    ]
+    assert replay_slices(end, end) == []
+
+
+def test_a_slice_knows_whose_state_its_rows_belong_to() -> None:
+    (one,) = slices(Offset("q"), WARM)
+    assert (one.epoch, one.state_of) == (3, 1)
+    (one,) = slices(Offset("q"), Offset("q", {2: Range(3, "0", "4")}))
+    assert (one.epoch, one.state_of) == (3, 3)
 
 
 def test_the_same_range_under_another_epoch_is_another_range() -> None:
@@ -42,6 +75,7 @@ def test_the_same_range_under_another_epoch_is_another_range() -> None:
         ({"counterpoise": 1, "queue": "r", "partitions": {}}, "belongs to queue 'r'"),
         ({"counterpoise": 1, "queue": "q"}, "broken"),
         ({"counterpoise": 1, "queue": "q", "partitions": {"0": {"epoch": 1}}}, "broken"),
+        ({"counterpoise": 1, "queue": "q", "partitions": {}, "replays": {"0": {}}}, "broken"),
     ],
 )
 def test_a_checkpoint_that_does_not_fit_is_refused(document: dict[str, object], said: str) -> None:

@@ -2,6 +2,7 @@ import pytest
 
 from counterpoise.spark.errors import InvalidOption
 from counterpoise.spark.options import DEFAULT_MESSAGES_PER_TRIGGER, SourceOptions, read_options
+from counterpoise.spark.warmup.floor import Floor
 
 
 def test_names_come_in_any_case() -> None:
@@ -25,6 +26,13 @@ def test_names_come_in_any_case() -> None:
     )
 
 
+def test_warm_up_is_asked_for_with_what_history_it_needs() -> None:
+    assert not read_options({"queue": "q"}).warmup
+    options = read_options({"queue": "q", "warmup": "true", "warmupFrom": "30m"})
+    assert options.warmup
+    assert options.warmup_from == Floor(seconds=1800)
+
+
 def test_defaults() -> None:
     options = read_options({"queue": "q"})
     assert options == SourceOptions(queue="q")
@@ -37,6 +45,8 @@ def test_defaults() -> None:
     ("given", "said"),
     [
         ({}, "'queue' is missing"),
+        ({"queue": "q", "warmup": "yes"}, "one of false, true"),
+        ({"queue": "q", "warmupFrom": "latest"}, "'warmupFrom' is earliest, a number"),
         ({"queue": " "}, "'queue' is missing"),
         ({"queue": "q", "que": "x"}, "did you mean 'queue'"),
         ({"queue": "q", "maxoffsetspertrigger": "5"}, "did you mean 'maxMessagesPerTrigger'"),
