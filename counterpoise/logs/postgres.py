@@ -30,6 +30,7 @@ from counterpoise.logs import (
     PositionAhead,
     PositionTrimmed,
 )
+from counterpoise.logs.admission import ByteAdmission
 from counterpoise.logs.connection import LogConnection, Row, stale_partition_count
 from counterpoise.logs.shares import contiguous_backlog, fair_shares
 
@@ -76,6 +77,7 @@ class PostgresLog:
         """Nothing is connected yet. Raises LogError if the URL is not one of Postgres."""
         self.name = name
         self._connection = LogConnection(url, timeout_seconds)
+        self._admission = ByteAdmission(self._connection, name)
 
     def __repr__(self) -> str:
         return f"PostgresLog({self.name!r})"
@@ -186,7 +188,10 @@ class PostgresLog:
                 raise PositionAhead(partition, start, str(end))
             begins[partition] = max(_number(start), _number(bounds.starts[partition]))
             backlogs[partition] = end - begins[partition]
-        shares = fair_shares(backlogs, max_messages)
+        if max_bytes is None:
+            shares = fair_shares(backlogs, max_messages)
+        else:
+            shares = self._admission.admit(begins, backlogs, max_messages, max_bytes)
         return {
             partition: str(begins[partition] + shares[partition]) if shares[partition] else start
             for partition, start in starts.items()

@@ -1,0 +1,108 @@
+"""Which messages of the built-in log fit into so many bytes, fairly between the partitions.
+
+Messages are admitted in the order of the bytes that lie before them in their own partition, until
+`max_bytes` of values are admitted. It is as if all partitions were filled with water to one level:
+those with little waiting give all they have, the others get equally many bytes each, and what is
+admitted in all passes `max_bytes` by less than one message. Partitions that stand at the same level
+come in the order of their backlogs, longest first; so where not even one message of each fits, none
+is passed over for ever.
+
+The server adds up the sizes, which costs it a look at every message considered: no more than are
+planned anyway where messages are limited too, else a few more than the bytes can hold.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from counterpoise.logs.connection import LogConnection
+from counterpoise.logs.shares import fair_shares
+
+# How many messages to look at while nothing is known of their sizes; by how many times more if
+# they turn out to be too few; and how many more than the sizes seen last suggest.
+FIRST_MESSAGES = 8192
+GROWTH = 4
+RESERVE = 1.5
+
+# The inner ORDER BY ... OFFSET 0 keeps the values out of everything that is kept or sorted.
+_ADMIT = """SELECT partition, count(*) FILTER (WHERE so_far < %b), count(*), sum(size)::bigint
+    FROM (
+        SELECT w.partition, m.size,
+            sum(m.size) OVER (ORDER BY m.before, w.place, m.position ROWS UNBOUNDED PRECEDING)
+                - m.size AS so_far
+        FROM unnest(%b::integer[], %b::bigint[], %b::bigint[]) WITH ORDINALITY
+            AS w (partition, first, last, place)
+        CROSS JOIN LATERAL (
+            SELECT position, size,
+                sum(size) OVER (ORDER BY position ROWS UNBOUNDED PRECEDING) - size AS before
+            FROM (
+                SELECT position, octet_length(value) AS size FROM counterpoise_log.messages
+                WHERE log_id = (SELECT log_id FROM counterpoise_log.logs WHERE name = %b)
+                    AND partition = w.partition AND position >= w.first AND position < w.last
+                ORDER BY position OFFSET 0
+            ) AS sized
+        ) AS m
+    ) AS considered GROUP BY partition"""
+
+
+class ByteAdmission:
+    """Admits messages of the log `name` by their bytes."""
+
+    def __init__(self, connection: LogConnection, name: str) -> None:
+        self._connection = connection
+        self._name = name
+        self._bytes_per_message = 0.0
+
+    def admit(
+        self,
+        begins: Mapping[int, int],
+        backlogs: Mapping[int, int],
+        max_messages: int,
+        max_bytes: int,
+    ) -> dict[int, int]:
+        """How many messages of each partition, from where it begins: at least one if there is any.
+
+        `backlogs` are numbers of messages. Raises LogUnavailable.
+        """
+        waiting = sum(backlogs.values())
+        considered = min(max_messages, waiting, self._enough_for(max_bytes))
+        while True:
+            shares = fair_shares(backlogs, considered)
+            counts, total_bytes = self._weigh(begins, backlogs, shares, max(1, max_bytes))
+            if total_bytes >= max_bytes or considered >= min(max_messages, waiting):
+                return counts
+            considered = min(max_messages, waiting, considered * GROWTH)
+
+    def _enough_for(self, max_bytes: int) -> int:
+        if not self._bytes_per_message:
+            return FIRST_MESSAGES
+        return max(FIRST_MESSAGES, int(RESERVE * max_bytes / self._bytes_per_message))
+
+    def _weigh(
+        self,
+        begins: Mapping[int, int],
+        backlogs: Mapping[int, int],
+        shares: Mapping[int, int],
+        max_bytes: int,
+    ) -> tuple[dict[int, int], int]:
+        """How many of `shares` are admitted, and how many bytes there are in all of them."""
+        named = sorted(
+            (partition for partition, share in shares.items() if share),
+            key=lambda partition: (-backlogs[partition], partition),
+        )
+        counts = dict(shares)
+        if not named:
+            return counts, 0
+        lasts = [begins[partition] + shares[partition] for partition in named]
+        rows = self._connection.query(
+            _ADMIT,
+            [max_bytes, named, [begins[partition] for partition in named], lasts, self._name],
+            retry=True,
+        )
+        seen = total_bytes = 0
+        for partition, admitted, found, size in rows:
+            # Fewer found than there should be: they were trimmed meanwhile, as reading will tell.
+            counts[partition] = admitted if admitted < found else shares[partition]
+            seen, total_bytes = seen + found, total_bytes + size
+        self._bytes_per_message = total_bytes / seen if seen else 0.0
+        return counts, total_bytes

@@ -1,0 +1,111 @@
+"""The built-in log knows the size of every message: who is admitted is exact."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from counterpoise.logs import admission
+from counterpoise.logs.postgres import PostgresLog
+from counterpoise.logs.shares import fair_shares
+from tests.log_support import append, log_url
+from tests.log_support import log as builtin_log
+
+__all__ = ["builtin_log", "log_url"]
+
+# The sizes of all messages; what a case takes of them is a range.
+SIZES = [[3, 0, 7, 1, 1, 9, 2, 2, 40, 1], [1] * 30, [25, 25, 25], [0] * 12]
+
+
+@pytest.fixture
+def filled(builtin_log: PostgresLog) -> PostgresLog:
+    if builtin_log.bounds([0]).ends[0] == "0":
+        for partition, sizes in enumerate(SIZES):
+            values = ["x" * size for size in sizes]
+            append(builtin_log, *values, partition=partition, publisher=f"p{partition}")
+    return builtin_log
+
+
+def model(
+    starts: dict[int, int], shares: dict[int, int], backlogs: dict[int, int], max_bytes: int
+) -> dict[int, int]:
+    """The definition, message by message: the lowest level of bytes first."""
+    ends = dict(starts)
+    level = dict.fromkeys(starts, 0)
+    admitted = 0
+    while admitted < max_bytes:
+        hungry = [n for n in starts if ends[n] < starts[n] + shares[n]]
+        if not hungry:
+            break
+        one = min(hungry, key=lambda n: (level[n], -backlogs[n], n))
+        size = SIZES[one][ends[one]]
+        ends[one], level[one], admitted = ends[one] + 1, level[one] + size, admitted + size
+    return ends
+
+
+@settings(
+    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(
+    starts=st.dictionaries(st.integers(0, 3), st.integers(0, 3), min_size=1),
+    max_messages=st.sampled_from([1, 5, 17, 10_000]),
+    max_bytes=st.integers(1, 150),
+    first=st.sampled_from([1, 4, 10_000]),
+)
+def test_the_lowest_level_of_bytes_comes_first(
+    filled: PostgresLog,
+    monkeypatch: pytest.MonkeyPatch,
+    starts: dict[int, int],
+    max_messages: int,
+    max_bytes: int,
+    first: int,
+) -> None:
+    monkeypatch.setattr(admission, "FIRST_MESSAGES", first)
+    backlogs = {n: len(SIZES[n]) - start for n, start in starts.items()}
+    found = filled.limit(
+        {n: str(start) for n, start in starts.items()}, max_messages, max_bytes=max_bytes
+    )
+    ends = {n: int(end) for n, end in found.items()}
+    if first >= 10_000:
+        shares = fair_shares(backlogs, max_messages)
+        assert ends == model(starts, shares, backlogs, max_bytes)
+    # However many messages were looked at: too little only where messages are the limit.
+    sizes = [SIZES[n][start : ends[n]] for n, start in starts.items()]
+    messages, total = sum(map(len, sizes)), sum(map(sum, sizes))
+    last = max((one[-1] for one in sizes if one), default=0)
+    assert min(1, sum(backlogs.values())) <= messages <= max_messages
+    assert total >= max_bytes or messages == min(max_messages, sum(backlogs.values()))
+    assert total < max_bytes + max(map(max, (one for one in sizes if one)), default=last)
+
+
+def test_messages_trimmed_since_the_bounds_were_asked_stay_planned(filled: PostgresLog) -> None:
+    """Reading them says that they are gone; leaving them out would hang the query."""
+    bounds = filled.bounds([0, 1])
+    filled.trim({1: "30"})
+    assert filled.limit({0: "0", 1: "0"}, 1000, bounds, max_bytes=4)[1] == "30"
+
+
+def test_no_more_is_looked_at_than_the_sizes_seen_suggest(
+    filled: PostgresLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(admission, "FIRST_MESSAGES", 2)
+    looked: list[int] = []
+    weigh = admission.ByteAdmission._weigh
+
+    def watched(
+        self: admission.ByteAdmission,
+        begins: Mapping[int, int],
+        backlogs: Mapping[int, int],
+        shares: Mapping[int, int],
+        max_bytes: int,
+    ) -> tuple[dict[int, int], int]:
+        looked.append(sum(shares.values()))
+        return weigh(self, begins, backlogs, shares, max_bytes)
+
+    monkeypatch.setattr(admission.ByteAdmission, "_weigh", watched)
+    for _ in range(2):
+        assert filled.limit({1: "0"}, 1000, max_bytes=10) == {1: "10"}
+    assert looked == [2, 8, 30, 15]
