@@ -158,6 +158,11 @@ class BaseFlow:
         return self._core.version
 
     @property
+    def lease_seconds(self) -> float:
+        """The lease that the service granted, or before that the one to ask for."""
+        return self._core.lease_seconds
+
+    @property
     def lease_expires_at(self) -> float | None:
         """When the lease ends if nothing renews it, by the monotonic clock; never too late."""
         return self._core.lease_expires_at

@@ -13,6 +13,7 @@ twice, sees nothing but the latest.
 | `view` | source | what the flows hold, and how they are |
 | `ready` | driver | which partitions have their state restored (warm-up) |
 | `drain` | driver | leave in order, within a time |
+| `done` | driver | which micro-batch is in Spark's commit log, and whether the query has ended |
 
 Nothing in them is a secret. The directory goes with the driver; what a dead one left is in the
 system's directory for temporary files.
@@ -22,6 +23,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import functools
 import hashlib
 import json
 import os
@@ -37,7 +39,7 @@ from counterpoise.spark.offsets import VERSION_FIELD, Json
 if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
 
-Name = Literal["plan", "view", "ready", "drain"]
+Name = Literal["plan", "view", "ready", "drain", "done"]
 
 
 class NoChannel(SourceError):
@@ -78,6 +80,20 @@ class Channel:
         document: Json = json.loads(text)
         return document
 
+    def stamp(self, name: Name) -> tuple[int, int] | None:
+        """Changes whenever the document is said anew, and costs next to nothing; None without."""
+        try:
+            status = (self.directory / f"{name}.json").stat()
+        except OSError:
+            return None
+        return status.st_ino, status.st_mtime_ns
+
+    def drop(self, *names: Name) -> None:
+        """Take back what was said."""
+        for name in names:
+            with contextlib.suppress(OSError):
+                (self.directory / f"{name}.json").unlink()
+
     def clear(self) -> None:
         """Forget everything that was said: a query that begins must not hear the one before."""
         shutil.rmtree(self.directory, ignore_errors=True)
@@ -88,6 +104,12 @@ def make_home() -> str:
     home = tempfile.mkdtemp(prefix="counterpoise-spark-")
     atexit.register(shutil.rmtree, home, ignore_errors=True)
     return home
+
+
+@functools.cache
+def driver_home() -> str:
+    """The directory of this driver: `register` gives it to every source, made on first use."""
+    return make_home()
 
 
 def offsets_of(query: StreamingQuery) -> list[Json]:

@@ -16,16 +16,20 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 from counterpoise.errors import CounterpoiseError
+from counterpoise.flow.view import Warming
 from counterpoise.logs import LogUnavailable
+from counterpoise.spark.channel import Channel
+from counterpoise.spark.correspondence import Correspondent
 from counterpoise.spark.door import GivesAccess, LogDoor
 from counterpoise.spark.errors import FlowEnded
 from counterpoise.spark.executor import LogPartition, LogSource
+from counterpoise.spark.handoffs import Handoffs
+from counterpoise.spark.leaving import Leaving
 from counterpoise.spark.offsets import Json, Offset, Slice, offset_of, slices
 from counterpoise.spark.options import SourceOptions
 from counterpoise.spark.pace import Pace
 from counterpoise.spark.planning import (
     Answer,
-    Key,
     Question,
     View,
     check_log,
@@ -34,6 +38,7 @@ from counterpoise.spark.planning import (
 )
 from counterpoise.spark.probe import LogProbe
 from counterpoise.spark.progress import Progress
+from counterpoise.spark.report import Standing
 from counterpoise.spark.settler import Settler, Tells
 from counterpoise.wire import CommitItem, ReleaseItem
 
@@ -46,6 +51,8 @@ PAUSE_SECONDS = 0.1
 # How long a micro-batch waits to know what the flow still holds, when that is not known.
 SETTLE_SECONDS = 2.0
 _STOP_SECONDS = 3.0
+# How long a query that is stopped with a micro-batch in flight waits to hear what became of it.
+_ENDED_SECONDS = 1.0
 
 
 class BoundFlow(GivesAccess, Tells, Protocol):
@@ -58,6 +65,12 @@ class BoundFlow(GivesAccess, Tells, Protocol):
     def start(self) -> str | None: ...
 
     @property
+    def flow_ids(self) -> Sequence[str]: ...
+
+    @property
+    def warming(self) -> Mapping[int, Warming]: ...
+
+    @property
     def gone_reason(self) -> str | None: ...
 
     @property
@@ -65,6 +78,8 @@ class BoundFlow(GivesAccess, Tells, Protocol):
 
     @property
     def lease_expires_at(self) -> float | None: ...
+
+    def drain(self, timeout_seconds: float | None = None) -> None: ...
 
     def wait(self, timeout_seconds: float | None = None, after: int | None = None) -> bool: ...
 
@@ -76,7 +91,9 @@ class Consumption:
 
     `flow` is bound, and sets `wake` whenever its view changes. `incarnation` is the log's. `cores`:
     how many tasks read at most. `max_handoff_seconds`: the queue's, None if not known. `settled`
-    waits until the queue has given its flows what they get (for `available_now`).
+    waits until the queue has given its flows what they get (for `available_now`). `channel`: to the
+    driver. `handoffs` is told by the flow what comes and goes. `nobody_else` asks the service
+    whether a draining flow keeps what it has, because nobody can take it; it may raise.
     """
 
     def __init__(
@@ -90,6 +107,9 @@ class Consumption:
         cores: int,
         max_handoff_seconds: float | None = None,
         settled: Callable[[], None] | None = None,
+        channel: Channel | None = None,
+        handoffs: Handoffs | None = None,
+        nobody_else: Callable[[], bool] = lambda: True,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._options = options
@@ -105,18 +125,27 @@ class Consumption:
         self._progress = Progress()
         self._pace = Pace()
         self._probe = LogProbe(door, clock)
-        self._settler = Settler(flow, self._progress, self._lock, wake, self._refused)
+        self._handoffs = handoffs or Handoffs()
+        self._nobody_else = nobody_else
+        self._settler = Settler(
+            flow, self._progress, self._lock, wake, self._refused, self._handoffs.released
+        )
+        self._correspondent = Correspondent(channel, self) if channel is not None else None
         self._targets: Mapping[int, str] | None = None
         self._parsed: tuple[Json, Offset] | None = None
         self._sorted: tuple[Json, Json, list[LogPartition]] | None = None
-        self._skipped_count = 0
-        self._taken: set[Key] = set()
+        self._planned: Json | None = None
+        self._leaving: Leaving | None = None
+        self._closing = False
+        self._left = False
         self._stopped = False
 
     def start(self) -> None:
         """Begin to ask the log and to tell the service."""
         self._probe.start()
         self._settler.start()
+        if self._correspondent is not None:
+            self._correspondent.start()
 
     # ------------------------------------------------------------------ what to read next
 
@@ -125,6 +154,8 @@ class Consumption:
 
         Raises what ends the query: FlowEnded, AheadOfLog, InvalidPosition, InvalidOffset.
         """
+        if self._left:
+            return start
         self._raise_if_over()
         self._measure()
         offset = self._parse(start)
@@ -134,7 +165,7 @@ class Consumption:
             if offset is not self._progress.start or self._progress.in_flight:
                 lost = self._progress.finished(offset, asked)
                 self._wake.set()
-            positions = self._progress.wanted(asked)
+            positions = {} if self._closing else self._progress.wanted(asked)
         if bound:
             self._report_lost(lost)
         if not positions or self._in_doubt():
@@ -145,15 +176,19 @@ class Consumption:
         if answer is None:
             return start
         with self._lock:
+            if self._closing:
+                return start
             view = self._flow.partitions
             planned = self._progress.plan(answer, asked, view, self._flow.instance_id)
+            if planned is not None:
+                self._planned = planned.to_json()
             due = self._progress.due(view)
         if due:
             self._wake.set()
-        if planned is None:
+        if planned is None or self._planned is None:
             return start
         self._pace.planned(self._clock())
-        return planned.to_json()
+        return self._planned
 
     def _ask(self, question: Question) -> Answer | None:
         if self._targets is None:
@@ -197,8 +232,9 @@ class Consumption:
         sorted_out = sort_out(planned, view)
         with self._lock:
             self._progress.replaying(before, after)
+            self._planned = end
             self._progress.skip(sorted_out.skipped)
-        self._report_skipped(sorted_out.skipped)
+        self._handoffs.skipped(sorted_out.skipped)
         groups = [self._partition(group) for group in pack(sorted_out.read, self._cores)]
         self._sorted = (start, end, groups)
         return groups
@@ -221,6 +257,41 @@ class Consumption:
                 self._flow.wait(min(left, 0.1))
         return self._flow.partitions if self._flow.status == "bound" else None
 
+    # ------------------------------------------------------------------ what the driver says
+
+    def batch_done(self, end: Json) -> bool:
+        """The micro-batch up to `end` is in Spark's commit log. Any thread; may come late.
+
+        It counts only for the micro-batch planned last: what Spark has said itself since is newer.
+        """
+        with self._lock:
+            if not self._progress.in_flight or end != self._planned:
+                return False
+            view = self._flow.partitions
+            lost = self._progress.finished(offset_of(end, self._options.queue), view)
+            self._pace.done(self._clock())
+        if self._flow.status == "bound":
+            self._report_lost(lost)
+        self._wake.set()
+        return True
+
+    def leave(self, timeout_seconds: float) -> None:
+        """Begin to hand over everything in order, and then unbind; see `Leaving`."""
+        if self._leaving is None:
+            self._leaving = Leaving(self, self._flow, self._nobody_else, timeout_seconds)
+            self._leaving.start()
+
+    def take_nothing_new(self) -> None:
+        """No micro-batch from now on; release what is not in flight, the rest when it is done."""
+        with self._lock:
+            self._closing = True
+        self._settler.hand_over_all()
+
+    def left(self) -> None:
+        """Everything is handed over: unbind. The query goes on and finds nothing to read."""
+        self._left = True
+        self._flow.close(timeout_seconds=_STOP_SECONDS)
+
     # ------------------------------------------------------------------ the end
 
     def stop(self) -> None:
@@ -228,6 +299,12 @@ class Consumption:
         if self._stopped:
             return
         self._stopped = True
+        if self._correspondent is not None:
+            if self._progress.in_flight:
+                self._correspondent.wait_ended(_ENDED_SECONDS)
+            self._correspondent.close()
+        if self._leaving is not None:
+            self._leaving.close()
         self._settler.close(_STOP_SECONDS)
         self._probe.close()
         self._flow.close(timeout_seconds=_STOP_SECONDS)
@@ -247,59 +324,44 @@ class Consumption:
 
     # ------------------------------------------------------------------ what people see
 
+    def held(self) -> tuple[object, ...]:
+        """Objects that are others as soon as what is held has changed."""
+        flow = self._flow
+        state = (self._left, flow.status, flow.draining)
+        return (flow.partitions, flow.warming, self._progress.in_flight, *state)
+
+    def standing(self) -> Standing:
+        """How things are now."""
+        flow, progress = self._flow, self._progress
+        with self._lock:
+            view = flow.partitions
+            return Standing(
+                queue=self._options.queue,
+                url=self._options.url or "",
+                instance=flow.instance_id,
+                flow_ids=tuple(flow.flow_ids),
+                status="left" if self._left else flow.status,
+                draining=flow.draining,
+                partitions=view,
+                warming=flow.warming,
+                positions=progress.positions(view),
+                bounds=progress.bounds,
+                handoffs=self._handoffs,
+                last_error=flow.last_error or self._settler.last_error or self._probe.last_error,
+                in_flight=progress.in_flight & view.keys(),
+            )
+
     def report(self) -> Json:
         """For the query's progress: where the log ends, what is held, what went wrong."""
-        with self._lock:
-            bounds = self._progress.bounds
-            view = self._flow.partitions
-            error = self._flow.last_error or self._settler.last_error or self._probe.last_error
-            states = [held.state for held in view.values()]
-            return {
-                "status": self._flow.status,
-                "owned": len(states),
-                "revoking": states.count("revoking"),
-                "retiring": states.count("retiring"),
-                "skippedSlices": self._skipped_count,
-                "takenOver": len(self._taken),
-                "lastError": "" if error is None else str(error),
-                "ends": {
-                    str(number): bounds.ends[number]
-                    for number in sorted(view)
-                    if bounds is not None and number in bounds.ends
-                },
-            }
-
-    def _report_skipped(self, skipped: Sequence[Slice]) -> None:
-        if not skipped:
-            return
-        self._skipped_count += len(skipped)
-        logger.warning(
-            "counterpoise: skipped %s: planned before a crash or a forced handoff, and the "
-            "partitions have gone on with another epoch since; their owners read these messages",
-            ", ".join(
-                f"partition {one.partition} [{one.start}, {one.end}) of epoch {one.epoch}"
-                for one in skipped
-            ),
-        )
+        return self.standing().report()
 
     def _report_lost(self, lost: Sequence[Slice]) -> None:
         for one in lost:
-            self._taken_over(one.partition, one.epoch, one.end)
+            self._handoffs.taken_over(one.partition, one.epoch, one.end)
 
     def _refused(self, item: CommitItem | ReleaseItem, outcome: str) -> None:
         logger.info("counterpoise: %s was answered %s", item, outcome)
-        self._taken_over(item.partition, item.epoch, item.position)
-
-    def _taken_over(self, partition: int, epoch: int, position: str | None) -> None:
-        if (partition, epoch) in self._taken:
-            return
-        self._taken.add((partition, epoch))
-        logger.warning(
-            "counterpoise: partition %d was taken over while a micro-batch with its messages was "
-            "running (epoch %d is over): what was not committed before position %s is delivered "
-            "to its new owner too",
-            *(partition, epoch, position),
-        )
+        self._handoffs.taken_over(item.partition, item.epoch, item.position)
 
     def _measure(self) -> None:
         self._pace.asked(self._clock())

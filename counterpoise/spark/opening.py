@@ -15,10 +15,14 @@ from dataclasses import dataclass
 from counterpoise.client import Client
 from counterpoise.errors import CounterpoiseError, ServiceUnavailable
 from counterpoise.flow import Flow
+from counterpoise.flow.view import Owned
 from counterpoise.logs import Bounds, LogNotFound, LogUnavailable
+from counterpoise.spark.channel import Channel
 from counterpoise.spark.consumption import Consumption
 from counterpoise.spark.door import LogDoor
 from counterpoise.spark.errors import CannotStart
+from counterpoise.spark.handoffs import Handoffs
+from counterpoise.spark.leaving import nobody_else
 from counterpoise.spark.options import SourceOptions
 from counterpoise.spark.probe import ask_bounds
 
@@ -50,12 +54,22 @@ def open_consumption(
     cores: int,
     *,
     renew_while: Callable[[], bool],
+    home: str | None = None,
 ) -> Opened:
-    """Bind and start. Raises CannotStart, saying what to do."""
+    """Bind and start. `home`: where to talk with the driver. Raises CannotStart."""
     give_up_at = time.monotonic() + options.start_timeout_seconds
     wake = threading.Event()
+    handoffs = Handoffs()
 
     def changed(*_: object) -> None:
+        wake.set()
+
+    def granted(owned: Owned) -> None:
+        handoffs.granted(owned)
+        wake.set()
+
+    def lost(owned: Owned) -> None:
+        handoffs.lost(owned)
         wake.set()
 
     flow = Flow(
@@ -65,10 +79,10 @@ def open_consumption(
         instance_id=instance_id,
         lease_seconds=options.lease_seconds,
         renew_while=renew_while,
-        on_granted=changed,
+        on_granted=granted,
         on_revoking=changed,
         on_retiring=changed,
-        on_lost=changed,
+        on_lost=lost,
     )
     try:
         flow.open(max(0.1, options.start_timeout_seconds))
@@ -93,6 +107,9 @@ def open_consumption(
             cores=options.max_input_partitions or cores,
             max_handoff_seconds=max_handoff_seconds,
             settled=lambda: _until_ready(options),
+            channel=Channel(home, flow.instance_id) if home is not None else None,
+            handoffs=handoffs,
+            nobody_else=lambda: nobody_else(options),
         )
         consumption.start()
     except BaseException:

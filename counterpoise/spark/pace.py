@@ -28,6 +28,10 @@ class Pace:
         """Spark was given a micro-batch to run."""
         self._planned_at = now
 
+    def done(self, now: float) -> None:
+        """The micro-batch is done, which was told before Spark asked for the next one."""
+        self.asked(now)
+
     def asked(self, now: float) -> None:
         """Spark asks for the next one."""
         if self._planned_at is not None:

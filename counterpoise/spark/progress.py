@@ -182,6 +182,12 @@ class Progress:
         else:
             self.settled.add(key)
 
+    def positions(self, view: View) -> dict[int, str | None]:
+        """Up to where each partition is done, also if the service has not heard of it yet."""
+        if self.start is None:
+            return {number: held.position for number, held in view.items()}
+        return {number: self._position(held) or held.position for number, held in view.items()}
+
     def _position(self, held: Owned) -> str | None:
         """Up to where the partition is done or was never to be read; None: nothing to say."""
         assert self.start is not None

@@ -12,6 +12,7 @@ from __future__ import annotations
 import signal
 import threading
 import time
+import uuid
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -33,11 +34,13 @@ from counterpoise.spark.options import SourceOptions
 class CounterpoiseStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """Reads the partitions of a queue that this query's flow owns."""
 
-    def __init__(self, options: SourceOptions, cores: int) -> None:
+    def __init__(self, options: SourceOptions, cores: int, home: str | None = None) -> None:
         self._options = options
         self._cores = cores
+        self._home = home
         self._opened: Opened | None = None
         self._available_now = False
+        self._fresh_instance = str(uuid.uuid4())
         # When Spark last asked for an offset; the lease is renewed only for so long after.
         self._asked_at = 0.0
 
@@ -48,7 +51,9 @@ class CounterpoiseStreamReader(DataSourceStreamReader, SupportsTriggerAvailableN
         return ReadAllAvailable() if most is None else ReadMaxRows(most)
 
     def initialOffset(self) -> Json:  # noqa: N802
-        return Offset(self._options.queue).to_json()
+        # It names the instance, so that the driver can find this query's flow before there is data.
+        instance = self._options.instance_id or self._fresh_instance
+        return Offset(self._options.queue, instance=instance).to_json()
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
         # Not bound yet: only the offsets to come say as which instance.
@@ -90,6 +95,7 @@ class CounterpoiseStreamReader(DataSourceStreamReader, SupportsTriggerAvailableN
                 self._options.instance_id or offset.instance,
                 self._cores,
                 renew_while=self._is_driven,
+                home=self._home,
             )
         return self._opened
 

@@ -62,11 +62,14 @@ class Settler:
         lock: threading.Lock,
         wake: threading.Event,
         on_refused: Callable[[CommitItem | ReleaseItem, str], None],
+        on_released: Callable[[ReleaseItem], None],
     ) -> None:
         self._flow = flow
         self._progress = progress
         self._lock = lock
         self._on_refused = on_refused
+        self._on_released = on_released
+        self._hand_over_all = False
         self._wake = wake
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._run, name="counterpoise-settler", daemon=True)
@@ -76,16 +79,18 @@ class Settler:
         """Begin."""
         self._thread.start()
 
+    def hand_over_all(self) -> None:
+        """From now on release whatever is not in flight; the flow must be draining."""
+        self._hand_over_all = True
+        self._wake.set()
+
     def close(self, timeout_seconds: float) -> None:
         """Stop the thread and tell what is still due, once, in about `timeout_seconds`."""
         self._closed.set()
         self._wake.set()
         self._thread.join(timeout_seconds)
         with self._lock:
-            view = self._flow.partitions
-            todo = (
-                self._progress.parting(view) if self._flow.draining else self._progress.todo(view)
-            )
+            todo = self._due(parting=True)
         try:
             self._tell(todo, timeout_seconds)
         except CounterpoiseError as error:
@@ -103,7 +108,7 @@ class Settler:
             if self._closed.is_set() or self._flow.status != "bound":
                 continue
             with self._lock:
-                todo = self._progress.todo(self._flow.partitions)
+                todo = self._due(parting=self._hand_over_all)
             try:
                 self._tell(todo, _CALL_SECONDS)
                 self.last_error = None
@@ -114,6 +119,12 @@ class Settler:
                 failures = min(failures + 1, 10)
                 self._closed.wait(pause)
                 self._wake.set()
+
+    def _due(self, parting: bool) -> Todo:
+        view, draining = self._flow.partitions, self._flow.draining
+        if parting and draining:
+            return self._progress.parting(view)
+        return self._progress.todo(view)
 
     def _tell(self, todo: Todo, timeout_seconds: float) -> None:
         """Releases first: somebody waits for them."""
@@ -136,5 +147,7 @@ class Settler:
                 continue  # the flow is being bound again: under new epochs, if at all
             with self._lock:
                 self._progress.answered(item, outcome)
+            if outcome == "ok" and isinstance(item, ReleaseItem):
+                self._on_released(item)
             if outcome not in ("ok", "not_revoking"):
                 self._on_refused(item, outcome)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import os
 from collections.abc import MutableMapping
 
@@ -10,7 +9,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql.datasource import DataSource
 from pyspark.sql.types import StructType
 
-from counterpoise.spark.channel import make_home
+from counterpoise.spark.channel import driver_home
 from counterpoise.spark.errors import CannotStart
 from counterpoise.spark.executor import SCHEMA
 from counterpoise.spark.java import ensure_java
@@ -43,20 +42,16 @@ class CounterpoiseDataSource(DataSource):
         return SCHEMA
 
     def streamReader(self, schema: StructType) -> CounterpoiseStreamReader:  # noqa: N802
-        return CounterpoiseStreamReader(self._checked, self.cores or os.cpu_count() or 1)
+        cores = self.cores or os.cpu_count() or 1
+        return CounterpoiseStreamReader(self._checked, cores, self.home)
 
 
 def register(spark: SparkSession) -> None:
     """Make `format("counterpoise")` known to the session."""
     cores = max(1, spark.sparkContext.defaultParallelism)
-    members = {"cores": cores, "home": _home()}
+    members = {"cores": cores, "home": driver_home()}
     source = type("SessionDataSource", (CounterpoiseDataSource,), members)
     spark.dataSource.register(source)
-
-
-@functools.cache
-def _home() -> str:
-    return make_home()
 
 
 def session(app_name: str = "counterpoise", **config: str) -> SparkSession:

@@ -64,6 +64,8 @@ class Queue:
     """Partitions and their owners, fenced by epoch like the real one."""
 
     partitions: dict[int, Partition] = field(default_factory=dict)
+    # Whether the consumers drain: they may release whatever they own then.
+    draining: bool = False
 
     @classmethod
     def of(cls, count: int) -> Queue:
@@ -83,7 +85,7 @@ class Queue:
         one = self.partitions.get(item.partition)
         if outcome != "ok" or one is None:
             return outcome
-        if one.state not in ("revoking", "retiring"):
+        if one.state not in ("revoking", "retiring") and not self.draining:
             return "not_revoking"
         if item.position is not None:
             one.position = item.position

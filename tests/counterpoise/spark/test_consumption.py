@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from counterpoise.errors import CounterpoiseError, ServiceUnavailable
-from counterpoise.flow.view import Owned
+from counterpoise.flow.view import Owned, Warming
 from counterpoise.logs import Log, LogUnavailable
 from counterpoise.logs.postgres import PostgresLog
 from counterpoise.spark.consumption import Consumption
@@ -46,6 +46,18 @@ class FlowDouble:
         self.away = False
         self.released: list[ReleaseItem] = []
         self.closed = False
+
+    @property
+    def flow_ids(self) -> tuple[str, ...]:
+        return ("flow-1",) if self.status == "bound" else ()
+
+    @property
+    def warming(self) -> Mapping[int, Warming]:
+        return {}
+
+    def drain(self, timeout_seconds: float | None = None) -> None:
+        self._check()
+        self.draining = self.queue.draining = True
 
     @property
     def partitions(self) -> Mapping[int, Owned]:
