@@ -1,0 +1,391 @@
+"""`Consumer`: a flow, a log, and the threads between them. See the package's docstring."""
+
+from __future__ import annotations
+
+import logging
+import sys
+import threading
+import time
+import traceback
+import weakref
+from collections.abc import Callable, Generator, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Self
+
+from counterpoise.client import Client
+from counterpoise.consumer.lanes import Failure, Lane, Lanes
+from counterpoise.consumer.message import Message
+from counterpoise.consumer.poison import DeadLetter, Origin, Policy, checked
+from counterpoise.consumer.reading import LOG_APPEARS_SECONDS, Reader
+from counterpoise.consumer.settling import Settler
+from counterpoise.consumer.waking import Waking
+from counterpoise.consumer.watchdog import Hand, Watchdog
+from counterpoise.consumer.work import Each, Handle, Rules, Worker
+from counterpoise.errors import CounterpoiseError
+from counterpoise.flow.blocking import Flow
+
+logger = logging.getLogger("counterpoise.consumer")
+
+WAIT_SECONDS = 0.1
+LEAVE_SECONDS = 2.0
+
+
+@dataclass(frozen=True)
+class LaneStatus:
+    """One owned partition: how far it is handled, and what waits in memory."""
+
+    epoch: int
+    state: str
+    position: str | None
+    waiting_messages: int
+    waiting_bytes: int
+    in_hand: int
+    attempts: int
+    quarantined: str | None
+
+
+@dataclass(frozen=True)
+class Status:
+    """What a consumer is doing. `stuck`: the watchdog lets the lease lapse."""
+
+    flow: str
+    handled: int
+    dead_lettered: int
+    stuck: bool
+    log_away: bool
+    partitions: Mapping[int, LaneStatus]
+
+    @property
+    def quarantined(self) -> Mapping[int, str]:
+        """The partitions in quarantine, and for each the error."""
+        return {
+            number: lane.quarantined
+            for number, lane in self.partitions.items()
+            if lane.quarantined is not None
+        }
+
+
+class Consumer:
+    """Works through a queue, sharing it with whoever else does. Runs once."""
+
+    def __init__(
+        self,
+        queue: str,
+        handle: Handle | None = None,
+        *,
+        each: Each | None = None,
+        url: str | None = None,
+        token: str | None = None,
+        log_url: str | None = None,
+        workers: int = 1,
+        max_messages: int = 1000,
+        max_bytes: int = 64 * 1024 * 1024,
+        limit: int | None = None,
+        idle_seconds: float = 0.2,
+        commit_seconds: float = 0.5,
+        commit_messages: int = 1000,
+        drain_seconds: float = 60.0,
+        on_poison: Policy = "halt",
+        attempts: int = 1,
+        backoff_seconds: float = 1.0,
+        on_quarantined: Callable[[int, Failure], Any] | None = None,
+        max_processing_seconds: float | None = 300.0,
+        log_appears_seconds: float = LOG_APPEARS_SECONDS,
+        renew_while: Callable[[], bool] | None = None,
+        **flow_options: Any,
+    ) -> None:
+        """Nothing is connected before it runs.
+
+        `handle(owned, batch)` takes batches, `each(message)` single messages; with neither,
+        iterate. `workers`: that many threads, each with one partition at a time; 1 works in the
+        caller's thread. `max_messages`: the most of one partition that are read ahead (and the
+        most of a batch); `max_bytes`: the most of all partitions together. `limit`: end after so
+        many messages. `idle_seconds`: how often the log is asked when it has nothing.
+
+        Committed is every `commit_seconds`, or after `commit_messages`. After `stop`, handing over
+        may take `drain_seconds`. `on_poison`, `attempts`, `backoff_seconds`, `on_quarantined`: see
+        `counterpoise.consumer.poison`. `max_processing_seconds`: see `...watchdog`; None: for ever.
+        `log_url` (or COUNTERPOISE_LOG_URL) replaces the access to the log that the service gives.
+        `log_appears_seconds`: how long the log of a new queue is waited for. `flow_options`, also
+        the callbacks `on_granted`, `on_revoking`, `on_lost`, ..., are those of `Flow`.
+        """
+        _check(queue, handle, each, workers, max_messages, attempts)
+        self.queue = queue
+        self._handle, self._each = handle, each
+        self._workers = workers
+        self._policy = checked(on_poison)
+        self._url, self._token = url, token
+        self._renew_while = renew_while
+        self._on_quarantined = on_quarantined
+        self.flow = Flow(queue, url=url, token=token, renew_while=self._may_renew, **flow_options)
+        self._wake_reader, self._wake_settler = Waking(), Waking()
+        self._lanes = Lanes(
+            lambda: self.flow.partitions,
+            max_messages=max_messages,
+            max_bytes=max_bytes,
+            limit=limit,
+            commit_messages=commit_messages,
+            wake_reader=self._wake_reader.wake,
+            wake_settler=self._wake_settler.wake,
+        )
+        self._watchdog = Watchdog(self.flow.lease_seconds, max_processing_seconds, time.monotonic())
+        self._reader = Reader(
+            self.flow,
+            self._lanes,
+            self._wake_reader,
+            log_url=log_url,
+            idle_seconds=idle_seconds,
+            log_appears_seconds=log_appears_seconds,
+        )
+        self._settler = Settler(
+            self.flow,
+            self._lanes,
+            self._watchdog,
+            self._wake_settler,
+            client=lambda: Client(url, token=token),
+            commit_seconds=commit_seconds,
+            drain_seconds=drain_seconds,
+        )
+        self._rules = Rules(
+            self._policy, attempts, backoff_seconds, self._origin, self._quarantined, self._fail
+        )
+        self._team: list[Worker] = []
+        self._error: BaseException | None = None
+        self._iteration: Callable[[], Generator[Message, None, None] | None] = lambda: None
+
+    # -------------------------------------------------------------- using it
+
+    @property
+    def handled(self) -> int:
+        """How many messages were handled, dead letters included."""
+        return self._lanes.handled
+
+    def stop(self, *, now: bool = False) -> None:
+        """Finish what is in hand, hand everything over in order, and end. Safe in a signal handler.
+
+        `now`: do not wait for successors; what is handled is still committed. Returns at once.
+        """
+        self._settler.abandoning = self._settler.abandoning or now
+        self._settler.stopping = True
+        self._wake_settler.wake()
+
+    def run(self, until: Callable[[], bool] = lambda: False) -> None:
+        """Work until stopped, or until `until`, asked about ten times a second, says so.
+
+        Raises what the handler raises if the policy is to halt, what the service refuses the flow
+        with, and `LogError` when the log cannot be read from where the queue says.
+        """
+        if self._handle is None and self._each is None:
+            raise TypeError("give the consumer handle= or each=, or iterate over it")
+        with self._running() as settling:
+            if self._workers > 1:
+                self._in_threads(settling, until)
+                return
+            worker = self._worker()
+            while not self._lanes.closed:
+                worker.turn(WAIT_SECONDS)
+                if until():
+                    self.stop(now=True)
+
+    def __iter__(self) -> Iterator[Message]:
+        """The messages of all partitions owned; see the package's docstring, *Iterating*."""
+        if self._handle is not None or self._each is not None:
+            raise TypeError("this consumer has a handler: call run()")
+        if self._workers > 1 or self._policy != "halt" or self._rules.attempts > 1:
+            raise ValueError(
+                "the body of a loop cannot be tried again or shared among workers: "
+                "give each=function and call run()"
+            )
+        iteration = self._iterate()
+        self._iteration = weakref.ref(iteration)
+        return iteration
+
+    def _iterate(self) -> Generator[Message, None, None]:
+        with self._running():
+            worker = self._worker()
+            while not self._lanes.closed:
+                yield from worker.messages(WAIT_SECONDS)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        iteration = self._iteration()
+        if iteration is not None:
+            iteration.close()
+
+    def resume(self, partition: int) -> bool:
+        """Try a quarantined partition again from where it stopped; False if it is not one."""
+        return self._lanes.resume_lane(partition)
+
+    def status(self) -> Status:
+        """What it is doing now. May be called by any thread."""
+        lanes = {
+            lane.partition: LaneStatus(
+                lane.epoch,
+                lane.owned.state,
+                lane.position,
+                lane.waiting_messages,
+                lane.waiting_bytes,
+                lane.in_hand,
+                lane.failure.attempts if lane.failure is not None else 0,
+                repr(lane.failure.error) if lane.quarantined and lane.failure else None,
+            )
+            for lane in self._lanes.snapshot()
+        }
+        return Status(
+            self.flow.status,
+            self.handled,
+            sum(worker.dead_lettered for worker in self._team),
+            self._watchdog.stuck,
+            self._reader.away,
+            lanes,
+        )
+
+    # -------------------------------------------------------------- threads
+
+    @contextmanager
+    def _running(self) -> Iterator[threading.Thread]:
+        """Bound, with the threads at work; yields the settler's, which ends when all is told."""
+        if isinstance(self._policy, DeadLetter):
+            self._policy.check(self.queue, self._url, self._token)
+        with self.flow:
+            threads = [
+                self._thread("settler", self._settler.run),
+                self._thread("reader", self._reader.run),
+                self._thread("lookout", self._look_out),
+            ]
+            try:
+                yield threads[0]
+            finally:
+                if not self._lanes.closed:
+                    self.stop(now=True)
+                threads[0].join()
+                self._wake_reader.wake()
+                self.flow.close()
+                for thread in threads[1:]:
+                    thread.join(LEAVE_SECONDS)
+        if self._error is not None:
+            raise self._error
+
+    def _thread(self, name: str, work: Callable[[], None]) -> threading.Thread:
+        def guarded() -> None:
+            try:
+                work()
+            except BaseException as error:
+                self._fail(error)
+
+        thread = threading.Thread(target=guarded, name=f"consumer-{self.queue}-{name}", daemon=True)
+        thread.start()
+        return thread
+
+    def _worker(self) -> Worker:
+        worker = Worker(
+            self._lanes, self._watchdog, self._rules, handle=self._handle, each=self._each
+        )
+        self._team.append(worker)
+        return worker
+
+    def _in_threads(self, settling: threading.Thread, until: Callable[[], bool]) -> None:
+        def work_of(worker: Worker) -> Callable[[], None]:
+            def work() -> None:
+                while not self._lanes.closed:
+                    worker.turn(WAIT_SECONDS)
+
+            return work
+
+        threads = [
+            self._thread(f"worker-{number}", work_of(self._worker()))
+            for number in range(self._workers)
+        ]
+        while settling.is_alive():
+            settling.join(WAIT_SECONDS)
+            if until():
+                self.stop(now=True)
+        for thread in threads:
+            thread.join(LEAVE_SECONDS)
+
+    def _fail(self, error: BaseException) -> None:
+        """End because of this; the first one is raised."""
+        if self._error is None and not isinstance(error, GeneratorExit):
+            self._error = error
+        self._lanes.close()
+        self.stop(now=True)
+
+    # -------------------------------------------------------------- the watchdog
+
+    def _may_renew(self) -> bool:
+        asked = self._renew_while
+        return self._watchdog.may_renew(time.monotonic()) and (asked is None or asked())
+
+    def _look_out(self) -> None:
+        """Tell the settler when the view changes, and the watchdog that time passes."""
+        tick_seconds = min(0.25, self.flow.lease_seconds / 8)
+        while self.flow.status != "gone":
+            version = self.flow.version
+            self._wake_settler.wake()
+            try:
+                while not self.flow.wait(tick_seconds, after=version):
+                    self._look()
+            except CounterpoiseError:
+                break
+            self._look()
+        self._wake_settler.wake()
+
+    def _look(self) -> None:
+        now, expires_at = time.monotonic(), self.flow.lease_expires_at
+        renewed_at = None if expires_at is None else expires_at - self.flow.lease_seconds
+        stuck = self._watchdog.look(now, renewed_at)
+        if stuck is not None:
+            _report(self.queue, stuck, now)
+            self._wake_settler.wake()
+        working = self._watchdog.may_work(now)
+        if working and self._lanes.paused:
+            self._lanes.follow()
+            logger.warning("queue %s: going on with what is owned now", self.queue)
+        if working == self._lanes.paused:
+            self._lanes.pause(not working)
+
+    # -------------------------------------------------------------- poison
+
+    def _origin(self) -> Origin:
+        return Origin(self.queue, self.flow.log or "", self._reader.incarnation)
+
+    def _quarantined(self, lane: Lane, failure: Failure) -> None:
+        if self._on_quarantined is not None:
+            try:
+                self._on_quarantined(lane.partition, failure)
+            except Exception:
+                logger.exception("on_quarantined failed")
+
+
+def _check(
+    queue: str, handle: object, each: object, workers: int, max_messages: int, attempts: int
+) -> None:
+    if handle is not None and each is not None:
+        raise ValueError("give either a handler of batches or each=, not both")
+    for name, number in (
+        ("workers", workers),
+        ("max_messages", max_messages),
+        ("attempts", attempts),
+    ):
+        if number < 1:
+            raise ValueError(f"{name} must be at least 1, not {number}")
+
+
+def _report(queue: str, stuck: Hand, now: float) -> None:
+    """Say who is stuck, since when and where."""
+    frame = sys._current_frames().get(stuck.thread_id)
+    where = "".join(traceback.format_stack(frame)) if frame is not None else "  not known\n"
+    partition, epoch, position = stuck.place or (None, None, None)
+    logger.error(
+        "queue %s: partition %s epoch %s position %s has been handled for %.0f s: the lease is not "
+        "renewed any more, and others take over. It stands at:\n%s",
+        queue,
+        partition,
+        epoch,
+        position,
+        now - stuck.since,
+        where,
+    )

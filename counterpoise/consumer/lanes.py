@@ -1,0 +1,449 @@
+"""Lanes: what is read ahead of each owned partition, who works on it, and how far it is handled.
+
+A lane is one grant, (partition, epoch). Its numbers are places in the partition, and they are kept
+in this order:
+
+    committed  <=  position  <=  start of what waits  <=  read_to
+                   (handled)     (read ahead)             (next to be read)
+
+1. **One at a time, in order.** A lane is in the hands of one worker at most, and a worker takes a
+   piece from its front. So `position` moves over each message once, in order, and only after the
+   message was handled. That holds for the *partition*: a grant that follows another of the same
+   partition waits until the hands are off the earlier one.
+2. **What is handled is a prefix.** A piece that is left in the middle (it failed, its turn was
+   over, the partition was revoked) goes back to the front of its lane from `position` on.
+3. **Lanes know nothing of each other.** Those with something to do stand in a line; a worker
+   takes the first, and puts it back at the end when its turn is over. A lane that fails waits by
+   itself, in the time its policy gives it.
+4. **A lane that stops lets go of what waits at once** and is released when no hand is on it:
+   nothing of it is outstanding then.
+
+How much waits is bounded: a lane is read on when less than half of `max_messages` waits, up to
+`max_messages`, or the lane's share of `max_bytes` if that is less (one message always may).
+
+All methods may be called by any thread. Nothing here reads a log or calls the service; the clock is
+an argument.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+
+import pyarrow as pa
+
+from counterpoise.consumer.message import Ownership
+from counterpoise.flow.view import Owned
+from counterpoise.wire import ReleaseItem
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """Consecutive messages of a partition; `end` is the position that follows the last."""
+
+    batch: pa.RecordBatch
+    end: str
+
+    @property
+    def start(self) -> str:
+        first: str = self.batch.column("position")[0].as_py()
+        return first
+
+    def split(self, count: int) -> tuple[Chunk, Chunk]:
+        """The first `count` messages and the others; 0 < count < number of messages."""
+        rest = Chunk(self.batch.slice(count), self.end)
+        return Chunk(self.batch.slice(0, count), rest.start), rest
+
+
+@dataclass
+class Failure:
+    """The message at `position` has failed `attempts` times, at last with `error`."""
+
+    position: str
+    attempts: int
+    error: Exception
+
+
+@dataclass(eq=False)
+class Lane:
+    """One grant. Guarded by `Lanes`, but for `position`, which whoever has it in hand moves."""
+
+    owned: Ownership
+    position: str | None
+    read_to: str | None = None
+    committed: str | None = None
+    # Its start was looked up in the log and must be committed before anything is read.
+    start_pending: bool = False
+    waiting: deque[Chunk] = field(default_factory=deque)
+    waiting_messages: int = 0
+    waiting_bytes: int = 0
+    in_hand: int = 0
+    # Whether there was more in the log when it was read last.
+    more: bool = False
+    queued: bool = False
+    failure: Failure | None = None
+    not_before: float = 0.0
+    quarantined: bool = False
+    # To be handed over, or taken away: no message of it is begun any more.
+    stopping: bool = False
+    over: bool = False
+    # A retiring partition that is handled to its final end.
+    finished: bool = False
+
+    @property
+    def partition(self) -> int:
+        return self.owned.partition
+
+    @property
+    def epoch(self) -> int:
+        return self.owned.epoch
+
+    @property
+    def key(self) -> tuple[int, int]:
+        return self.owned.partition, self.owned.epoch
+
+    def drop_waiting(self) -> None:
+        """Forget what was read ahead; it can be read again."""
+        self.waiting.clear()
+        self.waiting_messages = self.waiting_bytes = 0
+        self.more = False
+        self.read_to = self.position
+
+
+@dataclass
+class Piece:
+    """What a worker has in hand: some messages of a lane."""
+
+    lane: Lane
+    chunk: Chunk
+
+
+class Lanes:
+    """The lanes of one consumer. `wake_reader` and `wake_settler` are called, with a lock held."""
+
+    def __init__(
+        self,
+        look: Callable[[], Mapping[int, Owned]],
+        *,
+        max_messages: int,
+        max_bytes: int,
+        limit: int | None = None,
+        commit_messages: int = 1000,
+        wake_reader: Callable[[], None] = lambda: None,
+        wake_settler: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._look = look
+        self._max_messages = max_messages
+        self._max_bytes = max_bytes
+        self._limit = limit
+        self._commit_messages = commit_messages
+        self._wake_reader = wake_reader
+        self._wake_settler = wake_settler
+        self._changed = threading.Condition()
+        self._lanes: dict[int, Lane] = {}
+        self._line: deque[Lane] = deque()
+        self._busy: set[int] = set()
+        # Grants that are over for us, though the view may still have them.
+        self._let_go: set[tuple[int, int]] = set()
+        self._uncommitted = 0
+        self.handled = 0
+        self.paused = False
+        self.closed = False
+
+    # -------------------------------------------------------------- what the flow owns
+
+    def follow(self) -> None:
+        """Take up what was granted, stop what is revoked, drop what is over."""
+        with self._changed:
+            view = self._look()
+            self._let_go = {
+                (number, epoch)
+                for number, epoch in self._let_go
+                if number in view and view[number].epoch == epoch
+            }
+            for lane in list(self._lanes.values()):
+                owned = view.get(lane.partition)
+                if owned is None or owned.epoch != lane.epoch:
+                    self._drop(lane)
+                elif owned.state == "revoking" and not lane.stopping:
+                    lane.stopping = True
+                    lane.drop_waiting()
+            for number, owned in view.items():
+                if number not in self._lanes and (number, owned.epoch) not in self._let_go:
+                    lane = Lane(
+                        Ownership(owned, self._look), owned.position, committed=owned.position
+                    )
+                    lane.read_to = owned.position
+                    lane.stopping = owned.state == "revoking"
+                    self._lanes[number] = lane
+                    self._wake_reader()
+            self._changed.notify_all()
+
+    def drop(self, keys: Iterable[tuple[int, int]]) -> None:
+        """These grants are over, or released: the service said so."""
+        with self._changed:
+            for key in keys:
+                self._let_go.add(key)
+                lane = self._lanes.get(key[0])
+                if lane is not None and lane.epoch == key[1]:
+                    self._drop(lane)
+
+    def _drop(self, lane: Lane) -> None:
+        del self._lanes[lane.partition]
+        lane.over = lane.stopping = True
+        lane.drop_waiting()
+        if self._limit is not None:
+            self._wake_reader()
+
+    # -------------------------------------------------------------- reading ahead
+
+    def wanting(self) -> list[Lane]:
+        """The lanes to be read on, in the order of partitions."""
+        with self._changed:
+            return [self._lanes[number] for number in sorted(self._lanes) if self._wants(number)]
+
+    def _wants(self, number: int) -> bool:
+        lane = self._lanes[number]
+        return not (
+            self.closed
+            or lane.stopping
+            or lane.quarantined
+            or lane.finished
+            or lane.start_pending
+            or lane.waiting_messages > self._max_messages // 2
+            or lane.waiting_bytes > self._share_bytes() // 2
+        )
+
+    def _share_bytes(self) -> int:
+        return self._max_bytes // max(1, len(self._lanes))
+
+    def room(self, lane: Lane) -> tuple[int, int]:
+        """How many messages and bytes may be read into the lane."""
+        with self._changed:
+            messages = self._max_messages - lane.waiting_messages
+            if self._limit is not None:
+                waiting = sum(one.waiting_messages + one.in_hand for one in self._lanes.values())
+                messages = min(messages, self._limit - self.handled - waiting)
+            return max(0, messages), max(1, self._share_bytes() - lane.waiting_bytes)
+
+    def begin_at(self, lane: Lane, position: str, *, commit: bool) -> None:
+        """The lane had no position, and the log says where it starts."""
+        with self._changed:
+            if lane.position is None:
+                lane.position = lane.read_to = position
+                lane.start_pending = commit
+                if commit:
+                    self._wake_settler()
+
+    def add(self, lane: Lane, chunks: Iterable[Chunk], read_to: str, *, more: bool) -> None:
+        """What was read from `lane.read_to` up to `read_to`."""
+        with self._changed:
+            if lane.stopping or lane.quarantined:
+                return
+            for chunk in chunks:
+                lane.waiting.append(chunk)
+                self._count(lane, chunk, 1)
+            # What follows the last message may be a stretch without any.
+            if lane.waiting:
+                lane.waiting[-1] = Chunk(lane.waiting[-1].batch, read_to)
+            elif lane.partition in self._busy:
+                return  # found again when the hand is off
+            else:
+                lane.position = read_to
+            lane.read_to, lane.more = read_to, more
+            self._stand(lane)
+
+    def came_to_end(self, lane: Lane, position: str) -> None:
+        """The log never has anything behind `position`; with that handled, the lane is finished."""
+        with self._changed:
+            if not (lane.stopping or lane.in_hand or lane.waiting) and lane.position == position:
+                lane.finished = True
+                self._wake_settler()
+
+    # -------------------------------------------------------------- working
+
+    def take(self, most: int | None, wait_seconds: float) -> Piece | None:
+        """A piece of the lane whose turn it is, at most `most` messages; None if there is none."""
+        with self._changed:
+            self._changed.wait_for(
+                lambda: self.closed or (self._line and not self.paused), wait_seconds
+            )
+            while self._line and not self.paused and not self.closed:
+                lane = self._line.popleft()
+                lane.queued = False
+                if self._can_work(lane):
+                    return self._piece(lane, most)
+            return None
+
+    def _can_work(self, lane: Lane) -> bool:
+        return (
+            bool(lane.waiting)
+            and not (lane.stopping or lane.quarantined or lane.not_before)
+            and lane.partition not in self._busy
+        )
+
+    def _stand(self, lane: Lane) -> None:
+        """Let the lane stand in the line if there is something to do."""
+        if not lane.queued and self._can_work(lane):
+            lane.queued = True
+            self._line.append(lane)
+            self._changed.notify_all()
+
+    def _piece(self, lane: Lane, most: int | None) -> Piece:
+        chunk = lane.waiting.popleft()
+        if most is not None and chunk.batch.num_rows > most:
+            chunk, rest = chunk.split(most)
+            lane.waiting.appendleft(rest)
+        self._count(lane, chunk, -1)
+        lane.in_hand = chunk.batch.num_rows
+        self._busy.add(lane.partition)
+        if lane.more and self._wants(lane.partition):
+            self._wake_reader()
+        return Piece(lane, chunk)
+
+    def _count(self, lane: Lane, chunk: Chunk, sign: int) -> None:
+        lane.waiting_messages += sign * chunk.batch.num_rows
+        lane.waiting_bytes = max(0, lane.waiting_bytes + sign * chunk.batch.nbytes)
+
+    def put_back(
+        self, piece: Piece, handled: int, *, split: bool = False, not_before: float = 0.0
+    ) -> None:
+        """The hand is off: the first `handled` messages of the piece are done, `position` says so.
+
+        The others go back to the front, with `split` one by one; the lane then pauses until
+        `not_before` (monotonic seconds; see `call_due`).
+        """
+        lane, rows = piece.lane, piece.chunk.batch.num_rows
+        with self._changed:
+            lane.in_hand, lane.not_before = 0, not_before
+            self._busy.discard(lane.partition)
+            self.handled += handled
+            self._uncommitted += handled
+            if not lane.stopping and not lane.quarantined and handled < rows:
+                rest = piece.chunk if handled == 0 else piece.chunk.split(handled)[1]
+                for chunk in reversed(_one_by_one(rest) if split else [rest]):
+                    lane.waiting.appendleft(chunk)
+                    self._count(lane, chunk, 1)
+            elif lane.stopping or lane.quarantined:
+                lane.drop_waiting()
+            current = self._lanes.get(lane.partition)
+            if current is not None:
+                self._stand(current)
+            reached = self._limit is not None and self.handled >= self._limit
+            if lane.stopping or reached or self._uncommitted >= self._commit_messages:
+                self._wake_settler()
+            self._changed.notify_all()
+
+    def quarantine(self, lane: Lane) -> None:
+        """Begin no message of the lane any more, but keep it."""
+        with self._changed:
+            lane.quarantined = True
+            lane.drop_waiting()
+
+    def resume_lane(self, partition: int) -> bool:
+        """Work on a quarantined partition again, from its position; False if it is not one."""
+        with self._changed:
+            lane = self._lanes.get(partition)
+            if lane is None or not lane.quarantined:
+                return False
+            lane.quarantined, lane.failure, lane.not_before = False, None, 0.0
+            self._wake_reader()
+            return True
+
+    def call_due(self, now: float) -> float | None:
+        """Let lanes stand in the line whose pause is over; returns when the next one's is."""
+        with self._changed:
+            pausing = []
+            for lane in self._lanes.values():
+                if lane.not_before > now:
+                    pausing.append(lane.not_before)
+                elif lane.not_before:
+                    lane.not_before = 0.0
+                    self._stand(lane)
+            return min(pausing, default=None)
+
+    def pause(self, paused: bool) -> None:
+        """Begin no message at all, or go on."""
+        with self._changed:
+            self.paused = paused
+            self._changed.notify_all()
+
+    def close(self) -> None:
+        """Give out nothing any more. What is in hand may be finished."""
+        with self._changed:
+            self.closed = True
+            self._changed.notify_all()
+
+    def wait_idle(self, timeout_seconds: float) -> bool:
+        """Wait until no hand is on any lane."""
+        with self._changed:
+            return self._changed.wait_for(lambda: not self._busy, timeout_seconds)
+
+    # -------------------------------------------------------------- what to tell the service
+
+    def enough_to_commit(self) -> bool:
+        """Whether as many messages as one commit is to cover have been handled since the last."""
+        return self._uncommitted >= self._commit_messages
+
+    def reached_limit(self) -> bool:
+        return self._limit is not None and self.handled >= self._limit
+
+    def must_begin(self) -> bool:
+        """Whether there is a start to commit before its lane can be read."""
+        with self._changed:
+            return any(lane.start_pending for lane in self._lanes.values())
+
+    def to_commit(self) -> list[tuple[int, int, str]]:
+        """(partition, epoch, position) of the lanes that have come further, but revoked ones."""
+        with self._changed:
+            self._uncommitted = 0
+            return [
+                (lane.partition, lane.epoch, lane.position)
+                for lane in self._lanes.values()
+                if lane.position is not None
+                and (lane.position != lane.committed or lane.start_pending)
+            ]
+
+    def committed(self, partition: int, epoch: int, position: str) -> None:
+        with self._changed:
+            lane = self._lanes.get(partition)
+            if lane is not None and lane.epoch == epoch:
+                lane.committed = position
+                if lane.start_pending:
+                    lane.start_pending = False
+                    self._wake_reader()
+
+    def to_release(self) -> list[ReleaseItem]:
+        """Revoked lanes no hand is on, and retiring ones that have come to their end."""
+        with self._changed:
+            return [
+                ReleaseItem(lane.partition, lane.epoch, lane.position, lane.finished)
+                for lane in self._lanes.values()
+                if not lane.in_hand
+                and lane.partition not in self._busy
+                and (lane.stopping or lane.finished)
+            ]
+
+    def all_for_release(self) -> list[ReleaseItem]:
+        """All lanes no hand is on: of a draining flow they may be released."""
+        with self._changed:
+            return [
+                ReleaseItem(lane.partition, lane.epoch, lane.position, lane.finished)
+                for lane in self._lanes.values()
+                if lane.partition not in self._busy
+            ]
+
+    def snapshot(self) -> list[Lane]:
+        """The lanes as they are, in the order of partitions; for showing."""
+        with self._changed:
+            return [self._lanes[number] for number in sorted(self._lanes)]
+
+
+def _one_by_one(chunk: Chunk) -> list[Chunk]:
+    chunks = []
+    while chunk.batch.num_rows > 1:
+        first, chunk = chunk.split(1)
+        chunks.append(first)
+    return [*chunks, chunk]

@@ -1,0 +1,121 @@
+"""What a program is given to work on: messages, and the grant under which it may."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from datetime import datetime
+from typing import NamedTuple
+
+import pyarrow as pa
+
+from counterpoise.flow.view import Owned
+
+
+class Ownership:
+    """One grant of a partition to this consumer, as it is at the moment it is asked.
+
+    It has what `Owned` has (`partition`, `epoch`, `state`, `position`, `handed_over`, `deadline`),
+    but follows the flow's view instead of staying as it was. `state` is also `lost`: then whatever
+    is done for it is fenced by the epoch, and a careful sink refuses it.
+    """
+
+    __slots__ = ("_granted", "_look")
+
+    def __init__(self, granted: Owned, look: Callable[[], Mapping[int, Owned]]) -> None:
+        """`look` gives what the flow owns now."""
+        self._granted = granted
+        self._look = look
+
+    @property
+    def partition(self) -> int:
+        return self._granted.partition
+
+    @property
+    def epoch(self) -> int:
+        return self._granted.epoch
+
+    @property
+    def handed_over(self) -> str | None:
+        """How the previous owner let go; see the contract, *FlowChangeUpdate*."""
+        return self._granted.handed_over
+
+    @property
+    def state(self) -> str:
+        """`owned`, `revoking`, `retiring` or `lost`."""
+        owned = self._now()
+        return "lost" if owned is None else owned.state
+
+    @property
+    def lost(self) -> bool:
+        """Whether this grant is over, as far as the flow has been told."""
+        return self._now() is None
+
+    @property
+    def position(self) -> str | None:
+        """The last committed position; that of the grant once it is lost."""
+        return (self._now() or self._granted).position
+
+    @property
+    def deadline(self) -> float | None:
+        """When a revoked partition goes to its successor regardless, by the monotonic clock."""
+        owned = self._now()
+        return None if owned is None else owned.deadline
+
+    def time_left(self) -> float | None:
+        """Seconds until the partition is taken by force; None while nobody wants it.
+
+        0.0 when the deadline has passed or the grant is over. What is finished within it is
+        committed and handed over in order; what is not comes again at the next owner.
+        """
+        owned = self._now()
+        if owned is None:
+            return 0.0
+        if owned.state != "revoking" or owned.deadline is None:
+            return None
+        return max(0.0, owned.deadline - time.monotonic())
+
+    def _now(self) -> Owned | None:
+        owned = self._look().get(self._granted.partition)
+        return owned if owned is not None and owned.epoch == self._granted.epoch else None
+
+    def __repr__(self) -> str:
+        return f"<partition {self.partition} epoch {self.epoch}, {self.state}>"
+
+
+class Message(NamedTuple):
+    """One message of the log, and the grant under which it is handled."""
+
+    partition: int
+    epoch: int
+    position: str
+    key: str | None
+    value: bytes
+    headers: Mapping[str, str]
+    published_at: datetime
+    owned: Ownership
+
+    def time_left(self) -> float | None:
+        """See `Ownership.time_left`."""
+        return self.owned.time_left()
+
+
+def messages_of(batch: pa.RecordBatch, owned: Ownership) -> list[Message]:
+    """The rows of a batch of MESSAGE_SCHEMA, in order."""
+    headers = batch.column("headers")
+    if headers.null_count == batch.num_rows:
+        mappings: list[dict[str, str]] = [{} for _ in range(batch.num_rows)]
+    else:
+        mappings = [dict(one or ()) for one in headers.to_pylist()]
+    partition, epoch = owned.partition, owned.epoch
+    return [
+        Message(partition, epoch, position, key, value, mapping, published_at, owned)
+        for position, key, value, mapping, published_at in zip(
+            batch.column("position").to_pylist(),
+            batch.column("key").to_pylist(),
+            batch.column("value").to_pylist(),
+            mappings,
+            batch.column("published_at").to_pylist(),
+            strict=True,
+        )
+    ]

@@ -1,0 +1,213 @@
+"""The reader: a thread that fills the lanes from the log, and waits when the log is away.
+
+A turn asks the log once where the wanting lanes end, then reads into each what it has room for.
+The log may have holes between positions, so where a stretch ends is known from what follows it:
+one message more than there is room for is read, and its position is the end of those before it.
+
+That a queue's log is not there passes as well: a service that was stopped between storing a queue
+and making its log makes it when it comes back, at the latest a minute later.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+
+import pyarrow as pa
+
+from counterpoise.consumer.lanes import Chunk, Lane, Lanes
+from counterpoise.consumer.waking import Waking
+from counterpoise.errors import CounterpoiseError, ServiceUnavailable
+from counterpoise.flow.blocking import Flow
+from counterpoise.logs import (
+    Bounds,
+    Log,
+    LogAccessRefused,
+    LogError,
+    LogNotFound,
+    LogUnavailable,
+    open_log,
+)
+from counterpoise.logs.address import environment_access
+from counterpoise.wire import LogAccess
+
+logger = logging.getLogger("counterpoise.consumer")
+
+LONGEST_PAUSE_SECONDS = 2.0
+LOG_APPEARS_SECONDS = 75.0
+CONFIRM_SECONDS = 5.0
+
+
+class Reader:
+    """Reads ahead until closed. One thread calls `run`."""
+
+    def __init__(
+        self,
+        flow: Flow,
+        lanes: Lanes,
+        waking: Waking,
+        *,
+        log_url: str | None,
+        idle_seconds: float,
+        log_appears_seconds: float = LOG_APPEARS_SECONDS,
+    ) -> None:
+        """`log_url` replaces the access that the service gives."""
+        self._flow = flow
+        self._lanes = lanes
+        self._waking = waking
+        self._log_url = log_url
+        self._idle_seconds = idle_seconds
+        self._log_appears_seconds = log_appears_seconds
+        self._log: Log | None = None
+        self._access_refused = False
+        self._missing_since: float | None = None
+        self._failures = 0
+        self.incarnation = ""
+
+    def run(self) -> None:
+        """Raises what the log cannot be read for, unless it may pass."""
+        try:
+            while not self._lanes.closed:
+                try:
+                    busy = self.turn()
+                    self._failures, self._missing_since = 0, None
+                except (LogUnavailable, ServiceUnavailable, LogNotFound) as error:
+                    self._failed(error)
+                    busy = False
+                if not busy:
+                    self._waking.wait(self._pause())
+        finally:
+            if self._log is not None:
+                self._log.close()
+
+    def turn(self) -> bool:
+        """Read into all lanes that want it; False if there was nothing to read."""
+        lanes = self._lanes.wanting()
+        if not lanes:
+            return False
+        log = self._opened()
+        bounds = log.bounds([lane.partition for lane in lanes])
+        self.incarnation = bounds.incarnation
+        filled = [self._fill(log, bounds, lane) for lane in lanes]
+        return any(filled)
+
+    def _fill(self, log: Log, bounds: Bounds, lane: Lane) -> bool:
+        if lane.position is None:
+            latest = self._flow.start == "latest"
+            begin = (bounds.ends if latest else bounds.starts)[lane.partition]
+            # A start at the end must not be looked up anew, further on, by the next owner.
+            self._lanes.begin_at(lane, begin, commit=latest)
+            if latest:
+                return False
+        end = bounds.ends[lane.partition]
+        start: str | None = lane.read_to
+        if start is None or lane.stopping:
+            return False
+        try:
+            if log.compare(start, end) == 0:
+                if lane.owned.state == "retiring" and bounds.is_final(lane.partition):
+                    self._lanes.came_to_end(lane, start)
+                return False
+            messages, size = self._lanes.room(lane)
+            if messages == 0:
+                return False
+            chunks, reached = read_range(log, lane.partition, start, end, messages, size)
+        except LogUnavailable:
+            raise
+        except LogError as error:
+            if self._is_ours(lane):
+                error.add_note(
+                    f"queue {self._flow.queue}, partition {lane.partition}, position {start}"
+                )
+                raise
+            return False
+        self._lanes.add(lane, chunks, reached, more=reached != end)
+        return True
+
+    def _is_ours(self, lane: Lane) -> bool:
+        """Ask the service: a successor may have gone on, and what we were about to read is gone."""
+        if lane.position is None or lane.over:
+            return not lane.over
+        item = (lane.partition, lane.epoch, lane.position)
+        outcome = self._flow.commit([item], timeout_seconds=CONFIRM_SECONDS)[lane.partition]
+        if outcome != "ok":
+            self._lanes.drop([lane.key])
+        return outcome == "ok"
+
+    def _opened(self) -> Log:
+        if self._log is None:
+            name = self._flow.log
+            if name is None:
+                raise LogUnavailable("the flow is being bound again")
+            access: str | LogAccess | None = self._log_url or environment_access(name)
+            if access is None:
+                access = self._flow.log_access(fresh=self._access_refused)
+                self._access_refused = False
+            self._log = open_log(name, access)
+        return self._log
+
+    def _failed(self, error: CounterpoiseError) -> None:
+        """The log is away, or the service that would give access to it."""
+        if isinstance(error, LogNotFound):
+            now = time.monotonic()
+            self._missing_since = now if self._missing_since is None else self._missing_since
+            if now - self._missing_since > self._log_appears_seconds:
+                raise error
+        if self._failures == 0:
+            logger.warning("the log is not to be reached, waiting: %s", error)
+        self._failures += 1
+        self._access_refused = isinstance(error, LogAccessRefused)
+        if self._log is not None:
+            self._log.close()
+            self._log = None
+
+    def _pause(self) -> float:
+        if self._failures:
+            return min(LONGEST_PAUSE_SECONDS, 0.1 * 2.0 ** min(self._failures, 10))
+        return self._idle_seconds
+
+    @property
+    def away(self) -> bool:
+        """Whether the log could not be reached the last time."""
+        return self._failures > 0
+
+
+def read_range(
+    log: Log, partition: int, start: str, end: str, max_messages: int, max_bytes: int
+) -> tuple[list[Chunk], str]:
+    """Messages of [start, end), at most so many, and the position up to which that is all.
+
+    Not much more than `max_bytes` of values, but at least one message if there is any.
+    """
+    batches = list(
+        log.read(partition, start, end, max_messages=max_messages + 1, max_bytes=max_bytes)
+    )
+    count = sum(batch.num_rows for batch in batches)
+    size = sum(_value_bytes(batch) for batch in batches)
+    if count <= max_messages and size < max_bytes:
+        return _chunks(batches, end), end
+    if count == 1:  # one large message: what follows it?
+        batches = list(log.read(partition, start, end, max_messages=2))
+        count = sum(batch.num_rows for batch in batches)
+        if count == 1:
+            return _chunks(batches, end), end
+    following: str = batches[-1].column("position")[-1].as_py()
+    last = batches.pop()
+    if last.num_rows > 1:
+        batches.append(last.slice(0, last.num_rows - 1))
+    return _chunks(batches, following), following
+
+
+def _value_bytes(batch: pa.RecordBatch) -> int:
+    size: int = batch.column("value").nbytes
+    return size
+
+
+def _chunks(batches: list[pa.RecordBatch], end: str) -> list[Chunk]:
+    chunks: list[Chunk] = []
+    for batch in reversed(batches):
+        chunk = Chunk(batch, end)
+        chunks.append(chunk)
+        end = chunk.start
+    chunks.reverse()
+    return chunks

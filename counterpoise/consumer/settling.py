@@ -1,0 +1,173 @@
+"""The settler: a thread that tells the service how far the lanes are, and lets go of partitions.
+
+It follows the flow's view, commits by time and number, releases a revoked lane as soon as no hand
+is on it, and drains the flow at the end. It never waits for the log, and the reader never waits for
+the service, so the one being away does not stop what needs only the other.
+
+While a hand is stuck it says one last time what is done, and then nothing: every call would renew
+the lease (`counterpoise.consumer.watchdog`).
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterable
+
+from counterpoise.client import Client
+from counterpoise.consumer.lanes import Lanes
+from counterpoise.consumer.waking import Waking
+from counterpoise.consumer.watchdog import Watchdog
+from counterpoise.errors import FlowGone, NotBound, ServiceUnavailable
+from counterpoise.flow.blocking import Flow
+from counterpoise.wire import ReleaseItem
+
+logger = logging.getLogger("counterpoise.consumer")
+
+COMMIT_SECONDS = 2.0
+LONGEST_WAIT_SECONDS = 0.25
+
+
+class Settler:
+    """Settles until told to stop. One thread calls `run`."""
+
+    def __init__(
+        self,
+        flow: Flow,
+        lanes: Lanes,
+        watchdog: Watchdog,
+        waking: Waking,
+        *,
+        client: Callable[[], Client],
+        commit_seconds: float,
+        drain_seconds: float,
+    ) -> None:
+        """`client` makes a client of the service."""
+        self._flow = flow
+        self._lanes = lanes
+        self._watchdog = watchdog
+        self._waking = waking
+        self._client = client
+        self._commit_seconds = commit_seconds
+        self._drain_seconds = drain_seconds
+        self._committed_at = float("-inf")
+        self._last_word = False
+        self._drain_until: float | None = None
+        self._next_look = 0.0
+        # Set by whoever wants it to end: hand over in order; or do not wait for successors.
+        self.stopping = False
+        self.abandoning = False
+
+    def run(self) -> None:
+        """Until stopped, and then until all is told. Raises what the flow is gone for."""
+        try:
+            while not self._ended():
+                if not self.stopping:
+                    self._flow.check()
+                self._lanes.follow()
+                self._turn()
+                self._waking.wait(self._wait_seconds())
+        finally:
+            self._lanes.close()
+        if not self._lanes.wait_idle(self._drain_seconds):
+            logger.warning("a message is still being handled; leaving without it")
+        if self._flow.status != "gone":
+            self._lanes.follow()
+            self._let_go()
+
+    def _turn(self) -> None:
+        if not self._watchdog.stuck:
+            self._last_word = False
+            self.settle()
+        elif not self._last_word:
+            self._last_word = True
+            self.settle(at_once=True)
+
+    def _wait_seconds(self) -> float:
+        now = time.monotonic()
+        due = self._lanes.call_due(now)
+        longest = min(LONGEST_WAIT_SECONDS, self._commit_seconds or LONGEST_WAIT_SECONDS)
+        return longest if due is None else max(0.0, min(longest, due - now))
+
+    # -------------------------------------------------------------- telling
+
+    def settle(self, *, at_once: bool = False) -> None:
+        """Release what may be released; commit what is due, or all that is done."""
+        self._release(self._lanes.to_release())
+        now = time.monotonic()
+        due = (
+            at_once
+            or now - self._committed_at >= self._commit_seconds
+            or self._lanes.enough_to_commit()
+            or self._lanes.must_begin()
+        )
+        items = self._lanes.to_commit() if due else []
+        if not items:
+            return
+        self._committed_at = now
+        try:
+            outcomes = self._flow.commit(items, timeout_seconds=COMMIT_SECONDS)
+        except ServiceUnavailable as error:
+            logger.warning("could not commit, going on: %s", error)
+            return
+        for number, epoch, position in items:
+            if outcomes[number] == "ok":
+                self._lanes.committed(number, epoch, position)
+            else:
+                self._over(number, epoch, outcomes[number])
+
+    def _release(self, items: Iterable[ReleaseItem]) -> None:
+        items = list(items)
+        if not items:
+            return
+        try:
+            outcomes = self._flow.release_many(items, timeout_seconds=COMMIT_SECONDS)
+        except ServiceUnavailable as error:
+            logger.warning("could not release, trying again: %s", error)
+            return
+        for item in items:
+            if outcomes[item.partition] != "not_revoking":  # else it is still ours
+                self._over(item.partition, item.epoch, outcomes[item.partition])
+
+    def _over(self, number: int, epoch: int, outcome: str) -> None:
+        if outcome != "ok":
+            logger.info("partition %d epoch %d: %s", number, epoch, outcome)
+        self._lanes.drop([(number, epoch)])
+
+    # -------------------------------------------------------------- the end
+
+    def _ended(self) -> bool:
+        if self._lanes.reached_limit():
+            self.stopping = self.abandoning = True
+        if not self.stopping:
+            return False
+        if self.abandoning or self._flow.status == "gone" or self._flow.drained:
+            return True
+        try:
+            return self._draining_ended()
+        except ServiceUnavailable as error:
+            logger.warning("could not drain: %s", error)
+        except (FlowGone, NotBound):
+            return True
+        return self._drain_until is None or time.monotonic() > self._drain_until
+
+    def _draining_ended(self) -> bool:
+        """Begin to drain; then whether there is nobody (any more) to hand over to."""
+        now = time.monotonic()
+        if self._drain_until is None:
+            self._flow.drain(self._drain_seconds)
+            self._drain_until = now + self._drain_seconds
+        if now > self._drain_until:
+            return True
+        if now < self._next_look:
+            return False
+        self._next_look = now + 1.0
+        with self._client() as client:
+            # A drain that has a successor keeps the queue from being Ready.
+            return client.rebalance_status(self._flow.queue).status == "Ready"
+
+    def _let_go(self) -> None:
+        """Commit what was handled and release what may be released; the rest goes by unbinding."""
+        self.settle(at_once=True)
+        if self._flow.draining:
+            self._release(self._lanes.all_for_release())
