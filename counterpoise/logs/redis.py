@@ -1,0 +1,414 @@
+"""A log in Redis Streams: `redis://host:port/DB/NAME`.
+
+A partition is a stream, and positions are decimal numbers without holes, which a script assigns
+inside Redis (`redis_scripts`, where the keys are described too). Nothing of consumers is kept
+there: no consumer groups, no cursors.
+
+What Redis promises it promises for as long as it keeps its data. A Redis that evicts keys would
+lose messages silently, so `ensure` refuses one. One that restarts without its data has no log any
+more (`LogNotFound`) until the service makes it anew: with another incarnation, and beginning where
+consumers had got to, so that a position they know never means another message. What it lost cannot
+be read, and reading it raises PositionTrimmed. See docs/logs.md for what to configure.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import uuid
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import pyarrow as pa
+
+from counterpoise.logs import (
+    AppendBatch,
+    AppendResult,
+    Bounds,
+    InvalidMessage,
+    InvalidPosition,
+    LogError,
+    LogNotFound,
+    LogOwned,
+    LogOwner,
+    PositionAhead,
+    PositionTrimmed,
+    StalePartitionCount,
+)
+from counterpoise.logs import redis_scripts as scripts
+from counterpoise.logs.address import parse_log
+from counterpoise.logs.redis_connection import RedisConnection, Script
+from counterpoise.logs.redis_rows import Entry, contiguous_from, microseconds, record_batch
+from counterpoise.logs.shares import contiguous_backlog, fair_shares
+
+logger = logging.getLogger("counterpoise.logs")
+
+CHUNK_MESSAGES = 4096
+CHUNK_BYTES = 8 * 1024 * 1024
+TRIM_MESSAGES = 10_000
+FIND_MESSAGES = 1000
+# A retry that comes later than this would be appended a second time.
+PUBLISHER_SECONDS = 30 * 24 * 3600
+
+_LEAST_VERSION = (6, 2)
+_MOST_POSITION = 10**18
+
+_APPEND = Script(scripts.APPEND)
+_NEXT_SEQUENCE = Script(scripts.NEXT_SEQUENCE)
+_PLAN = Script(scripts.PLAN)
+_WEIGH = Script(scripts.WEIGH)
+_FIT = Script(scripts.FIT)
+_TRIM = Script(scripts.TRIM)
+_ENSURE = Script(scripts.ENSURE)
+_SET_COUNT = Script(scripts.SET_COUNT)
+_DISCARD = Script(scripts.DISCARD)
+_DROP = Script(scripts.DROP)
+_FIND_TIME = Script(scripts.FIND_TIME)
+
+
+class _Chunk(NamedTuple):
+    """A partition's state, and the end of the next chunk to read."""
+
+    following: int
+    first: int
+    discarded: int
+    end: int
+
+
+class RedisLog:
+    """See `counterpoise.logs.Log` and `ManagedLog`. Thread-safe; threads do not wait for others."""
+
+    def __init__(self, log: str, access: str | None = None, *, timeout_seconds: float = 30.0):
+        """`log` is the queue's, `access` a URL with credentials. Raises LogError for bad ones."""
+        address = parse_log(log)
+        self.name = address.name
+        self._log = log
+        self._redis = RedisConnection(address, access, timeout_seconds)
+        self._prefix = f"counterpoise:{{{address.name}}}:".encode()
+        self._meta = self._prefix + b"meta"
+        self._partitions = self._prefix + b"partitions"
+
+    def __repr__(self) -> str:
+        return f"RedisLog({self._log!r})"
+
+    # ------------------------------------------------------------------ Log
+
+    def append(self, batch: AppendBatch) -> AppendResult:
+        messages = batch.messages
+        if not messages:
+            return AppendResult(0, 0)
+        if batch.first_sequence < 0:
+            raise InvalidMessage("a sequence is at least 0")
+        partitions = sorted(set(batch.partitions))
+        place = {partition: number for number, partition in enumerate(partitions, 1)}
+        arguments: list[Any] = [
+            batch.partition_count,
+            batch.first_sequence,
+            PUBLISHER_SECONDS,
+            len(partitions),
+            *partitions,
+        ]
+        for partition, message in zip(batch.partitions, messages, strict=True):
+            message.size_bytes()
+            headers = message.headers
+            arguments += (
+                place[partition],
+                microseconds(message.published_at),
+                message.value,
+                "" if message.key is None else f"={message.key}",
+                json.dumps(dict(headers), ensure_ascii=False) if headers else "",
+            )
+        keys = [self._meta, self._partitions, self._publisher(batch.publisher)]
+        answer = self._redis.script(
+            _APPEND, [*keys, *map(self._stream, partitions)], *arguments, retry=False
+        )
+        if answer[0] == b"stale":
+            raise StalePartitionCount(batch.partition_count, int(answer[1]))
+        if answer[0] == b"range":
+            raise InvalidMessage("the log refused the messages: a partition is out of range")
+        appended = int(self._there(answer)[1])
+        return AppendResult(appended, len(messages) - appended)
+
+    def read(
+        self,
+        partition: int,
+        start: str,
+        end: str | None,
+        *,
+        max_messages: int,
+        max_bytes: int | None = None,
+    ) -> Iterator[pa.RecordBatch]:
+        position = _number(start)
+        last = None if end is None else _number(end)
+        messages_left = max_messages
+        bytes_left = CHUNK_BYTES if max_bytes is None else max_bytes
+        missing_before = False
+        while messages_left > 0 and bytes_left > 0 and (last is None or position < last):
+            chunk = self._plan(
+                partition,
+                position,
+                last,
+                min(messages_left, CHUNK_MESSAGES),
+                min(bytes_left, CHUNK_BYTES),
+            )
+            if position > chunk.following:
+                raise PositionAhead(partition, str(position), str(chunk.following))
+            if last is None:
+                last = chunk.following
+            if position < chunk.discarded:
+                position = chunk.discarded
+                continue
+            if position < chunk.first:
+                raise PositionTrimmed(partition, str(position), str(chunk.first))
+            if position == chunk.following:
+                return
+            entries = contiguous_from(position, self._entries(partition, position, chunk.end))
+            if entries:
+                yield record_batch(partition, position, entries)
+                position += len(entries)
+                messages_left -= len(entries)
+                if max_bytes is not None:
+                    bytes_left -= sum(len(fields[3]) for _, fields in entries)
+            elif missing_before:
+                raise LogError(f"the log lacks position {position} of partition {partition}")
+            # Once, it may have been trimmed between the two calls; that is then seen.
+            missing_before = not entries
+
+    def bounds(self, partitions: Sequence[int]) -> Bounds:
+        wanted = list(partitions)
+
+        def ask(client: Any) -> list[Any]:
+            pipeline = client.pipeline(transaction=True)
+            pipeline.execute_command("HMGET", self._meta, "partition_count", "incarnation")
+            if wanted:
+                pipeline.execute_command("HMGET", self._partitions, *wanted)
+            return list(pipeline.execute())
+
+        answers = self._redis.call(ask, retry=True)
+        count, incarnation = answers[0]
+        if count is None:
+            raise self._not_found()
+        starts = dict.fromkeys(wanted, "0")
+        ends = dict.fromkeys(wanted, "0")
+        for partition, state in zip(wanted, answers[1] if wanted else [], strict=True):
+            if state is not None:
+                ends[partition], starts[partition] = state.decode().split(" ")[:2]
+        return Bounds(int(count), incarnation.decode(), starts, ends)
+
+    def limit(
+        self,
+        starts: Mapping[int, str],
+        max_messages: int,
+        bounds: Bounds | None = None,
+        *,
+        max_bytes: int | None = None,
+    ) -> Mapping[int, str]:
+        if bounds is None:
+            bounds = self.bounds(list(starts))
+        backlogs = self.backlog(starts, bounds)
+        shares = fair_shares(backlogs, max_messages)
+        begins = {
+            partition: max(_number(start), _number(bounds.starts[partition]))
+            for partition, start in starts.items()
+        }
+        ends = {partition: begins[partition] + shares[partition] for partition in starts}
+        if max_bytes is not None:
+            ends = self._within(begins, ends, backlogs, max_bytes)
+        return {
+            partition: str(ends[partition]) if ends[partition] > begins[partition] else start
+            for partition, start in starts.items()
+        }
+
+    def backlog(self, positions: Mapping[int, str | None], bounds: Bounds) -> Mapping[int, int]:
+        return contiguous_backlog(positions, bounds, _number)
+
+    def compare(self, a: str, b: str) -> int:
+        return _number(a) - _number(b)
+
+    def trim(self, below: Mapping[int, str]) -> None:
+        for partition, position in below.items():
+            number = _number(position)
+            keys = [self._partitions, self._stream(partition)]
+            while self._redis.script(_TRIM, keys, partition, number, TRIM_MESSAGES, retry=True):
+                pass
+
+    def next_sequence(self, publisher: str) -> int:
+        """As the port says, but a call that is still on its way to the server is not waited for.
+
+        Should it arrive later, the sequences are taken, and whoever uses them is told so.
+        """
+        keys = [self._meta, self._publisher(publisher)]
+        return int(self._there(self._redis.script(_NEXT_SEQUENCE, keys, retry=True))[1]) + 1
+
+    def close(self) -> None:
+        self._redis.close()
+
+    # ------------------------------------------------------------------ ManagedLog
+
+    def ensure(
+        self, partition_count: int, owner: LogOwner, begins: Mapping[int, str] | None = None
+    ) -> str:
+        self._refuse_forgetful()
+        begin: Iterable[Any] = (
+            part
+            for partition, position in (begins or {}).items()
+            if _number(position) > 0
+            for part in (partition, position)
+        )
+        incarnation, owner_id, queue, _ = self._redis.script(
+            _ENSURE,
+            [self._meta, self._partitions],
+            partition_count,
+            owner.queue_id,
+            owner.queue,
+            repr(owner.created_at),
+            uuid.uuid4().hex,
+            *begin,
+            retry=True,
+        )
+        if owner_id.decode() != owner.queue_id:
+            raise LogOwned(
+                f"the log {self._log} exists already and belongs to a queue "
+                f"{queue.decode()!r} (id {owner_id.decode()}); choose another name, or delete the "
+                f"keys '{self._prefix.decode()}*' if that queue is gone"
+            )
+        return str(incarnation.decode())
+
+    def partition_count(self) -> int:
+        return self.bounds([]).partition_count
+
+    def set_partition_count(self, partition_count: int, revision: int) -> bool:
+        answer = self._redis.script(_SET_COUNT, [self._meta], partition_count, revision, retry=True)
+        return bool(self._there(answer)[1])
+
+    def discard(self, partitions: Sequence[int]) -> frozenset[int]:
+        keys = [self._meta, self._partitions, *map(self._stream, partitions)]
+        answer = self._there(self._redis.script(_DISCARD, keys, *partitions, retry=True))
+        return frozenset(map(int, answer[1]))
+
+    def position_at(self, time: float) -> Mapping[int, str]:
+        known = self._redis.call(lambda client: client.hkeys(self._partitions), retry=True)
+        partitions = sorted({*range(self.partition_count()), *map(int, known)})
+        return {partition: self._find(partition, int(time * 1e6)) for partition in partitions}
+
+    def drop(self, owner: LogOwner) -> None:
+        keys = [self._meta, self._partitions, self._stream(0)]
+        self._redis.script(_DROP, keys, owner.queue_id, retry=True)
+
+    # ------------------------------------------------------------------ details
+
+    def _stream(self, partition: int) -> bytes:
+        return self._prefix + b"stream:%d" % partition
+
+    def _publisher(self, publisher: str) -> bytes:
+        return self._prefix + b"publisher:" + publisher.encode()
+
+    def _not_found(self) -> LogNotFound:
+        return LogNotFound(
+            f"there is no log {self._log}: its queue is gone, or the Redis has lost its data, and "
+            "then the service makes the log anew within a minute"
+        )
+
+    def _there(self, answer: Any) -> Any:
+        if answer[0] == b"missing":
+            raise self._not_found()
+        return answer
+
+    def _plan(
+        self, partition: int, start: int, end: int | None, max_messages: int, max_bytes: int
+    ) -> _Chunk:
+        keys = [self._meta, self._partitions, self._stream(partition)]
+        last = "" if end is None else end
+        answer = self._redis.script(
+            _PLAN, keys, partition, start, last, max_messages, max_bytes, retry=True
+        )
+        return _Chunk(*map(int, self._there(answer)[1:]))
+
+    def _entries(self, partition: int, start: int, end: int) -> list[Entry]:
+        key = self._stream(partition)
+        found: list[Entry] = self._redis.call(
+            lambda client: client.execute_command("XRANGE", key, f"{start}-0", f"({end}-0"),
+            retry=True,
+        )
+        return found
+
+    def _within(
+        self,
+        begins: Mapping[int, int],
+        ends: Mapping[int, int],
+        backlogs: Mapping[int, int],
+        max_bytes: int,
+    ) -> dict[int, int]:
+        """The ends drawn in so that about `max_bytes` of values lie before them, fairly.
+
+        Every partition gets as many messages as fit in its share of the bytes. What the shares
+        leave over goes to those that used least of theirs, a message to each, until nothing is
+        left. So at least one message comes, one of any size gets its turn, and `max_bytes` is
+        passed by less than one message.
+        """
+        partitions = [partition for partition in ends if ends[partition] > begins[partition]]
+        if not partitions:
+            return dict(ends)
+        keys = [self._partitions, *map(self._stream, partitions)]
+        ranges = [[partition, begins[partition], ends[partition]] for partition in partitions]
+        weighed = self._redis.script(_WEIGH, keys, *(x for one in ranges for x in one), retry=True)
+        # What was trimmed meanwhile is not read any more.
+        sizes = {p: max(0, int(size)) for p, size in zip(partitions, weighed, strict=True)}
+        if sum(sizes.values()) <= max_bytes:
+            return dict(ends)
+        shares = fair_shares(sizes, max(1, max_bytes))
+        asked = [part for one in ranges for part in (*one, shares[one[0]])]
+        fitting = self._redis.script(_FIT, keys, *asked, retry=True)
+        within = dict(ends)
+        left, unused, follow = max_bytes, {}, {}
+        for partition, (end, size, next_size) in zip(partitions, fitting, strict=True):
+            within[partition] = int(end)
+            left -= int(size)
+            unused[partition] = shares[partition] - int(size)
+            follow[partition] = int(next_size)
+        waiting = [p for p in partitions if within[p] < ends[p]]
+        for partition in sorted(waiting, key=lambda p: (-unused[p], -backlogs[p], p)):
+            if left <= 0:
+                break
+            within[partition] += 1
+            left -= follow[partition]
+        return within
+
+    def _find(self, partition: int, time: int) -> str:
+        keys = [self._partitions, self._stream(partition)]
+        position, found = self._redis.script(
+            _FIND_TIME, keys, partition, time, "", FIND_MESSAGES, retry=True
+        )
+        while not found:
+            position, found = self._redis.script(
+                _FIND_TIME, keys, partition, time, position, FIND_MESSAGES, retry=True
+            )
+        return str(position.decode())
+
+    def _refuse_forgetful(self) -> None:
+        """Raises LogError for a server that would lose messages silently; warns of what may."""
+        try:
+            info: Any = self._redis.call(lambda client: client.info("default"), retry=True)
+        except LogError as error:
+            if "INFO" not in str(error) and "NOPERM" not in str(error):
+                raise
+            logger.warning("counterpoise: cannot see how %s is configured: %s", self._log, error)
+            return
+        version = str(info.get("redis_version", "0"))
+        if tuple(int(part) for part in version.split(".")[:2]) < _LEAST_VERSION:
+            raise LogError(f"the Redis of {self._log} is version {version}; 6.2 or later is needed")
+        policy = str(info.get("maxmemory_policy", "noeviction"))
+        if policy != "noeviction" and int(info.get("maxmemory", 0)) > 0:
+            raise LogError(
+                f"the Redis of {self._log} evicts keys when its memory is full (maxmemory-policy "
+                f"{policy}), so messages would vanish: set maxmemory-policy noeviction"
+            )
+
+
+def _number(position: str) -> int:
+    """A position as the number it is; raises InvalidPosition."""
+    if position.isascii() and position.isdecimal():
+        number = int(position) if len(position) < 20 else _MOST_POSITION
+        if number < _MOST_POSITION:
+            return number
+    raise InvalidPosition(f"{position!r} is not a position of a log in Redis")
