@@ -5,20 +5,23 @@ from __future__ import annotations
 import json
 import logging
 import queue as queue_module
-import signal
 import sys
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from types import FrameType
-from typing import Annotated, Any, BinaryIO
+from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
 
 import typer
 
 from counterpoise.cli.common import QueueName, Url, ranges, say
-from counterpoise.errors import CounterpoiseError
+from counterpoise.errors import CounterpoiseError, ServiceUnavailable
+
+if TYPE_CHECKING:
+    from counterpoise.consumer import Consumer
+
+# How often the service is asked whether partitions are still to come.
+LOOK_SECONDS = 0.5
 
 KeySeparator = Annotated[
     str | None,
@@ -120,7 +123,12 @@ def consume(
         int | None, typer.Option("--max-messages", "-n", min=1, help="End after so many messages.")
     ] = None,
     idle: Annotated[
-        float | None, typer.Option("--idle", min=0.0, help="End after so many seconds without any.")
+        float | None,
+        typer.Option(
+            "--idle",
+            min=0.0,
+            help="End after so many seconds without any (a holddown does not count).",
+        ),
     ] = None,
     client_name: Annotated[
         str | None, typer.Option(help="What others see this consumer as.", show_default="host:pid")
@@ -144,7 +152,7 @@ def consume(
 
     Interrupted (or terminated) it hands its partitions over in order; a second time it just ends.
     """
-    from counterpoise.consumer import Consumer
+    from counterpoise.consumer import Consumer, stop_on_signals
 
     output = _Output(as_json, _separator(key_separator))
     notices = _Notices()
@@ -161,11 +169,13 @@ def consume(
     logging.basicConfig(format="counterpoise: %(message)s", level=logging.WARNING)
     logging.getLogger("httpx").setLevel(logging.WARNING)
 
+    waiting = _Waiting(consumer, url)
+
     def until() -> bool:
         notices.tell()
-        return idle is not None and output.idle_seconds >= idle
+        return idle is not None and min(output.idle_seconds, waiting.over_seconds()) >= idle
 
-    with _stopping(consumer.stop):
+    with stop_on_signals(consumer):
         consumer.run(until)
     notices.tell()
     if not quiet:
@@ -201,6 +211,36 @@ class _Notices:
             groups[-1][1].append(number)
         for text, numbers in groups:
             say(f"partitions {ranges(numbers)}: {text}")
+
+
+class _Waiting:
+    """Tells being without messages from being without partitions while they are on their way."""
+
+    def __init__(self, consumer: Consumer, url: str | None) -> None:
+        self._consumer = consumer
+        self._url = url
+        self._waited_at = self._next_look = time.monotonic()
+        self._unsettled = True
+
+    def over_seconds(self) -> float:
+        """For how long there has been no holddown or rebalance to wait for."""
+        now = time.monotonic()
+        if not self._consumer.flow.active:
+            if now >= self._next_look:
+                self._next_look = now + LOOK_SECONDS
+                self._unsettled = self._is_unsettled()
+            if self._unsettled:
+                self._waited_at = now
+        return now - self._waited_at
+
+    def _is_unsettled(self) -> bool:
+        from counterpoise.client import Client
+
+        try:
+            with Client(self._url) as client:
+                return client.rebalance_status(self._consumer.queue).status != "Ready"
+        except ServiceUnavailable:
+            return True
 
 
 class _Output:
@@ -240,24 +280,3 @@ class _Output:
             "published_at": message["published_at"].isoformat(),
         }
         return json.dumps(document, ensure_ascii=False).encode()
-
-
-@contextmanager
-def _stopping(stop: Any) -> Iterator[None]:
-    """Call `stop` on the first SIGINT or SIGTERM, `stop(now=True)` on the second."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    signals = 0
-
-    def handle(_number: int, _frame: FrameType | None) -> None:
-        nonlocal signals
-        signals += 1
-        stop(now=signals > 1)
-
-    before = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

@@ -129,6 +129,12 @@ def test_lines_are_published_and_consumed(run, tmp_path):
     assert run("consume", "a", "--idle", "0.3", "-q").stdout == ""
 
 
+def test_a_holddown_is_not_idleness(run):
+    run("queues", "create", "a", "-p", "2", "--rebalance-delay", "1.5")
+    run("publish", "a", "-q", stdin="one\n")
+    assert run("consume", "a", "--idle", "0.5", "-q").stdout == "one\n"
+
+
 def test_a_line_that_cannot_be_published_is_named(run):
     run("queues", "create", "a", "-p", "3")
     said = run("publish", "a", "--key-separator", "=", stdin="a=1\nb\n", code=1).stderr
