@@ -14,21 +14,38 @@ here turns on (`continues`):
 From this follows the rule for planning again after a crash: a slice is read if its epoch continues,
 and skipped if it is known to be superseded. When it is not known (the flow is binding) it is read:
 reading too much is fenced at the commit and in the sink, skipping too much would lose messages.
+
+History that restores state (docs, *Warm-up*) is planned beside that. What a partition that is held
+lacks comes before anything new of it and is work like any other. What one lacks that is only
+coming gets what the work leaves of a micro-batch, and at least a tenth beside it.
 """
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from counterpoise.flow.view import Owned
 from counterpoise.logs import Bounds, Log
 from counterpoise.spark.errors import AheadOfLog, InvalidOffset
-from counterpoise.spark.offsets import Offset, Range, Slice
+from counterpoise.spark.offsets import Offset, Range, Replay, Slice
+from counterpoise.spark.warmup.history import (
+    FindFloor,
+    Portions,
+    Restore,
+    earliest,
+    portions,
+    stages,
+)
 
 View = Mapping[int, Owned]
 Key = tuple[int, int]
 """(partition, epoch): held by one flow at most, ever."""
+
+# How much history a micro-batch has at most where the user has set no limit.
+REPLAYED_MESSAGES = 20_000
+NO_HISTORY = Portions()
 
 
 def continues(epoch: int, held: Owned) -> bool:
@@ -54,32 +71,51 @@ def done(start: Offset, held: Owned, skipped: Collection[Key] = ()) -> str | Non
 class Question:
     """How far to read from `positions` (None: from where the queue's `start` says).
 
-    `latest`: what None means. At most `max_messages` in all, and no further than `targets`, if
-    there are any.
+    `latest`: what None means. At most `max_messages` and about `max_bytes` of values in all, and no
+    further than `targets`, if there are any. `restores`: whose state is to be restored; what of it
+    is held is in `positions` as well.
     """
 
     positions: Mapping[int, str | None]
     latest: bool = False
     max_messages: int | None = None
     targets: Mapping[int, str] | None = None
+    max_bytes: int | None = None
+    restores: tuple[Restore, ...] = ()
+
+    @property
+    def partitions(self) -> list[int]:
+        """All that the log is to be asked about."""
+        return sorted({*self.positions, *(one.partition for one in self.restores)})
 
 
 @dataclass(frozen=True)
 class Answer:
-    """Read [begins, ends). `bounds`: what the log said, at `asked_at` (monotonic) or later."""
+    """Read [begins, ends), and replay `history`.
+
+    `bounds`: what the log said, at `asked_at` (monotonic) or later.
+    """
 
     question: Question
     bounds: Bounds
     begins: Mapping[int, str]
     ends: Mapping[int, str]
     asked_at: float = 0.0
+    history: Portions = NO_HISTORY
 
 
-def answer_to(question: Question, log: Log, bounds: Bounds, asked_at: float = 0.0) -> Answer:
+def answer_to(
+    question: Question,
+    log: Log,
+    bounds: Bounds,
+    asked_at: float = 0.0,
+    find_floor: FindFloor = earliest,
+) -> Answer:
     """What to read, now that the log has said where its partitions start and end.
 
     A position below its partition's start stays as it is: whether what is missing was discarded on
-    purpose is seen on reading. Raises AheadOfLog, InvalidPosition. Asks nothing of the log.
+    purpose is seen on reading. Raises AheadOfLog, InvalidPosition. Asks nothing of the log unless
+    bytes are limited, or by `find_floor`; then LogUnavailable too.
     """
     undecided = bounds.ends if question.latest else bounds.starts
     begins = {
@@ -106,11 +142,68 @@ def answer_to(question: Question, log: Log, bounds: Bounds, asked_at: float = 0.
             if number in targets and log.compare(begin, targets[number]) < 0
         }
         within = replace(bounds, ends={n: _lower(log, bounds.ends[n], targets[n]) for n in begins})
-    if question.max_messages is None:
-        ends: Mapping[int, str] = {number: within.ends[number] for number in begins}
-    else:
-        ends = log.limit(begins, question.max_messages, within)
-    return Answer(question, bounds, begins, ends, asked_at)
+    if not question.restores:
+        ends = _ends(begins, question.max_messages, question.max_bytes, within, log)
+        return Answer(question, bounds, begins, ends, asked_at)
+    return _with_history(question, log, bounds, within, begins, asked_at, find_floor)
+
+
+def _with_history(
+    question: Question,
+    log: Log,
+    bounds: Bounds,
+    within: Bounds,
+    begins: Mapping[int, str],
+    asked_at: float,
+    find_floor: FindFloor,
+) -> Answer:
+    """The answer where state is to be restored: of a partition that is held and lacks history,
+    that is read instead of what is new."""
+    found = stages(question.restores, log, bounds, find_floor)
+    lacking = {n: one for n, one in found.items() if log.compare(one.begin, one.target) < 0}
+    coming = {one.partition for one in question.restores if not one.granted}
+    held = {n: one for n, one in lacking.items() if n not in coming and n in begins}
+    work = {**begins, **{n: one.begin for n, one in held.items()}}
+    work_ends = {**within.ends, **{n: one.target for n, one in held.items()}}
+    within = replace(within, ends=work_ends)
+    ends = _ends(work, question.max_messages, question.max_bytes, within, log)
+    # What is only coming comes after.
+    most = question.max_messages or REPLAYED_MESSAGES
+    read = {n: begin for n, begin in work.items() if begin != ends[n]}
+    load = sum(log.backlog(read, replace(bounds, ends={**bounds.ends, **ends})).values())
+    beside = {n: lacking[n] for n in sorted(coming & lacking.keys())}
+    history_ends = _ends(
+        {n: one.begin for n, one in beside.items()},
+        max(most - load, most // 10, 1),
+        # How many bytes the work has is not known; it has some.
+        question.max_bytes // 10 if question.max_bytes and load else question.max_bytes,
+        replace(bounds, ends={**bounds.ends, **{n: one.target for n, one in beside.items()}}),
+        log,
+    )
+    history = portions(
+        question.restores, found, {**history_ends, **{n: ends[n] for n in held}}, log
+    )
+    return Answer(
+        question,
+        bounds,
+        {n: begin for n, begin in begins.items() if n not in held},
+        {n: end for n, end in ends.items() if n not in held},
+        asked_at,
+        history,
+    )
+
+
+def _ends(
+    begins: Mapping[int, str],
+    max_messages: int | None,
+    max_bytes: int | None,
+    within: Bounds,
+    log: Log,
+) -> Mapping[int, str]:
+    if not begins or (max_messages is None and max_bytes is None):
+        return {number: within.ends[number] for number in begins}
+    most = sys.maxsize if max_messages is None else max_messages
+    return log.limit(begins, most, within, max_bytes=max_bytes)
 
 
 def _lower(log: Log, a: str, b: str) -> str:
@@ -124,24 +217,33 @@ def plan(
     ends: Mapping[int, str],
     instance: str,
     log: str,
+    *,
+    tenures: Mapping[int, int] | None = None,
+    replays: Mapping[int, Replay] | None = None,
 ) -> Offset | None:
     """The offset after `start`, or None when there is nothing to read.
 
     Reads [begins, ends) of the partitions named. What is held and not read now keeps its range;
-    what is not held any more is dropped: nothing of it is in flight.
+    what is not held any more is dropped: nothing of it is in flight. `tenures`: of those whose
+    state is not named by the epoch. `replays` are added; a chain is kept until its partition's
+    first range.
     """
     ranges: dict[int, Range] = {}
     fresh = False
     for number, held in view.items():
         begin, end = begins.get(number), ends.get(number)
         if begin is not None and end is not None and begin != end:
-            ranges[number] = Range(held.epoch, begin, end)
+            tenure = (tenures or {}).get(number, held.epoch)
+            ranges[number] = Range(held.epoch, begin, end, tenure if tenure != held.epoch else None)
             fresh = True
             continue
         before = start.ranges.get(number)
         if before is not None and continues(before.epoch, held):
             ranges[number] = before
-    return Offset(start.queue, ranges, instance, log) if fresh else None
+    if not fresh and not replays:
+        return None
+    chains = {n: one for n, one in start.replays.items() if n not in ranges}
+    return Offset(start.queue, ranges, instance, log, {**chains, **(replays or {})})
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,7 +262,10 @@ def sort_out(planned: Iterable[Slice], view: View | None) -> Sorted:
     skipped: list[Slice] = []
     for one in planned:
         if is_ours(one, view):
-            read.append(replace(one, epoch=view[one.partition].epoch))
+            epoch = view[one.partition].epoch
+            # Its state is still that of the epoch it was planned under.
+            tenure = one.tenure if epoch == one.epoch else one.state_of
+            read.append(replace(one, epoch=epoch, tenure=tenure))
         else:
             skipped.append(one)
     return Sorted(read, skipped)

@@ -1,7 +1,9 @@
 """Asking the log where its partitions end, beside the thread that Spark waits for.
 
 Spark's call for the next offset must not block, and a log can take its time or be away. So a thread
-asks, and the call waits for a moment only: an answer that comes later serves a later call.
+asks, and the call waits for a moment only: an answer that comes later serves a later call, however
+late that is. (What it says stays true: a log only grows. Were it thrown away, a log that takes
+longer than a call waits would never be read.)
 """
 
 from __future__ import annotations
@@ -20,6 +22,8 @@ from counterpoise.logs import (
 from counterpoise.spark.door import LogDoor
 from counterpoise.spark.errors import AheadOfLog
 from counterpoise.spark.planning import Answer, Question, answer_to
+from counterpoise.spark.warmup.floor import EARLIEST, Floor, find_floor
+from counterpoise.spark.warmup.history import earliest
 
 _FIRST_PAUSE_SECONDS = 0.1
 _LONGEST_PAUSE_SECONDS = 2.0
@@ -30,12 +34,19 @@ FATAL = (AheadOfLog, InvalidPosition)
 class LogProbe:
     """One thread that answers the question asked last."""
 
-    def __init__(self, door: LogDoor, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        door: LogDoor,
+        clock: Callable[[], float] = time.monotonic,
+        floor: Floor = EARLIEST,
+    ) -> None:
         self._door = door
+        self._floor = floor
         self._clock = clock
         self._changed = threading.Condition()
         self._question: Question | None = None
         self._answer: Answer | None = None
+        self._given = True
         self._fatal: CounterpoiseError | None = None
         self._failures = 0
         self._not_before = 0.0
@@ -56,12 +67,12 @@ class LogProbe:
     def ask(self, question: Question, max_age: float, patience: float) -> Answer | None:
         """The answer if there is one not older than `max_age`, or comes within `patience`, seconds.
 
-        Raises what no waiting will mend: AheadOfLog, InvalidPosition.
+        Else one that came too late for the call that asked, once. Raises what no waiting will mend: AheadOfLog, InvalidPosition.
         """
         with self._changed:
             now = self._clock()
             if self._fresh(question, now - max_age):
-                return self._answer
+                return self._give()
             self._question = question
             self._changed.notify_all()
             if now >= self._not_before:
@@ -75,7 +86,16 @@ class LogProbe:
                 )
             if self._fatal is not None:
                 raise self._fatal
-            return self._answer if self._fresh(question, now - max_age) else None
+            if self._fresh(question, now - max_age) or self._late(question):
+                return self._give()
+            return None
+
+    def _give(self) -> Answer | None:
+        self._given = True
+        return self._answer
+
+    def _late(self, question: Question) -> bool:
+        return not self._given and self._fresh(question, float("-inf"))
 
     def _fresh(self, question: Question, since: float) -> bool:
         answer = self._answer
@@ -121,12 +141,17 @@ class LogProbe:
                 self._not_before = self._clock() + pause
             else:
                 self._failures, self._not_before = 0, 0.0
-                self._answer = answer or self._answer
+                self._answer, self._given = answer or self._answer, False
             self._changed.notify_all()
 
     def _answer_to(self, question: Question, asked_at: float) -> Answer:
-        bounds, log = ask_bounds(self._door, list(question.positions))
-        return answer_to(question, log, bounds, asked_at)
+        bounds, log = ask_bounds(self._door, question.partitions)
+
+        def find(partition: int, first: str, target: str) -> str:
+            return find_floor(self._floor, log, partition, first, target)
+
+        finder = earliest if self._floor == EARLIEST else find
+        return answer_to(question, log, bounds, asked_at, finder)
 
 
 def ask_bounds(door: LogDoor, partitions: Sequence[int]) -> tuple[Bounds, Log]:

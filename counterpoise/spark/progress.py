@@ -16,13 +16,14 @@ No clock, no I/O, no threads: the reader holds a lock.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from counterpoise.flow.view import Owned
+from counterpoise.flow.view import Owned, Warming
 from counterpoise.logs import Bounds
-from counterpoise.spark.offsets import Offset, Slice, slices
+from counterpoise.spark.offsets import Offset, Replay, Slice, slices
 from counterpoise.spark.planning import Answer, Key, View, done, is_ours, plan
+from counterpoise.spark.warmup.history import Portions, Restore, restore_of
 from counterpoise.wire import CommitItem, ReleaseItem
 
 
@@ -55,6 +56,11 @@ class Progress:
     committed: dict[Key, str] = field(default_factory=dict)
     settled: set[Key] = field(default_factory=set)
     bounds: Bounds | None = None
+    # Warm-up: positions of owners that a portion of history was to reach, those that were reached
+    # (both by the owner's epoch), and gaps of chains, by tenure.
+    aims: dict[Key, str] = field(default_factory=dict)
+    near: set[Key] = field(default_factory=set)
+    gaps: dict[Key, tuple[str, str]] = field(default_factory=dict)
 
     # ------------------------------------------------------------------ what Spark says
 
@@ -99,7 +105,38 @@ class Progress:
                 positions[number] = held.position if position is None else position
         return positions
 
-    def plan(self, answer: Answer, asked: View, view: View, instance: str) -> Offset | None:
+    def restores(self, view: View, warming: Mapping[int, Warming]) -> tuple[Restore, ...]:
+        """Whose state is to be restored from history: what is coming, and what was granted anew.
+
+        What goes on from our own ranges has its state. So has what nobody has processed before.
+        """
+        assert self.start is not None
+        found: list[Restore | None] = []
+        closed = self.given_up | self.settled | self.anchors.keys()
+        for number, held in sorted(view.items()):
+            if held.state == "revoking" or (number, held.epoch) in closed:
+                continue
+            if done(self.start, held, self.skipped) is None:
+                found.append(restore_of(held, self.start.replays.get(number), {}))
+        for number, coming in sorted(warming.items()):
+            if number in view:
+                continue
+            if coming.position is None:
+                self.near.add((number, coming.epoch))
+            found.append(restore_of(coming, self.start.replays.get(number), self.aims))
+        live = {(number, coming.epoch) for number, coming in warming.items()}
+        self.near &= live
+        self.aims = {key: aim for key, aim in self.aims.items() if key in live}
+        return tuple(one for one in found if one is not None)
+
+    def plan(
+        self,
+        answer: Answer,
+        asked: View,
+        view: View,
+        instance: str,
+        warming: Mapping[int, Warming] | None = None,
+    ) -> Offset | None:
         """The next offset, or None when there is nothing to read.
 
         `asked` is the view that the question came from, `view` the one of now: what has changed
@@ -120,10 +157,54 @@ class Progress:
             if answer.question.latest and answer.question.positions[number] is None:
                 # What "latest" was is committed, so that nobody after us takes it for later.
                 self.anchors[key] = begin
-        planned = plan(self.start, view, begins, answer.ends, instance, answer.bounds.incarnation)
+        history = answer.history
+        self.gaps.update(history.gaps)
+        self.near |= history.near
+        planned = plan(
+            self.start,
+            view,
+            begins,
+            answer.ends,
+            instance,
+            answer.bounds.incarnation,
+            tenures=self._tenures(begins, view, history),
+            replays=self._replays(answer, asked, view, warming or {}),
+        )
         if planned is not None:
+            self.aims.update(history.aims)
             self.in_flight = frozenset(one.partition for one in slices(self.start, planned))
         return planned
+
+    def _tenures(self, begins: Iterable[int], view: View, history: Portions) -> Mapping[int, int]:
+        """Whose state the rows of these partitions belong to, where that is not the epoch's."""
+        assert self.start is not None
+        tenures = dict(history.tenures)
+        for number in begins:
+            if done(self.start, view[number], self.skipped) is not None:
+                tenures[number] = self.start.ranges[number].state_of
+        return tenures
+
+    def _replays(
+        self, answer: Answer, asked: View, view: View, warming: Mapping[int, Warming]
+    ) -> dict[int, Replay]:
+        """The history of the answer, but for what is not as it was when the log was asked."""
+        closed = self.given_up | self.settled
+        replays: dict[int, Replay] = {}
+        for one in answer.question.restores:
+            number, portion = one.partition, answer.history.replays.get(one.partition)
+            held = view.get(number)
+            coming = warming.get(number)
+            still = (
+                held is not None
+                and held.epoch == asked[number].epoch
+                and held.state != "revoking"
+                and (number, held.epoch) not in closed
+                if one.granted
+                else held is None and coming is not None and coming.epoch == one.epoch
+            )
+            if portion is not None and still:
+                replays[number] = portion
+        return replays
 
     # ------------------------------------------------------------------ what to tell the service
 

@@ -43,7 +43,7 @@ def test_slices_are_read_under_the_epoch_of_now_and_superseded_ones_skipped() ->
     planned = [Slice(n, 3, "0", "9") for n in range(4)]
     view = {0: held(0, 3, state="revoking"), 1: held(1, 4, "replaced"), 2: held(2, 4, "orphaned")}
     sorted_out = sort_out(planned, view)
-    assert sorted_out.read == [Slice(0, 3, "0", "9"), Slice(1, 4, "0", "9")]
+    assert sorted_out.read == [Slice(0, 3, "0", "9"), Slice(1, 4, "0", "9", tenure=3)]
     assert sorted_out.skipped == planned[2:]
 
 
