@@ -18,8 +18,9 @@ in this order:
 4. **A lane that stops lets go of what waits at once** and is released when no hand is on it:
    nothing of it is outstanding then.
 
-How much waits is bounded: a lane is read on when less than half of `max_messages` waits, up to
-`max_messages`, or the lane's share of `max_bytes` if that is less (one message always may).
+How much is in memory is bounded: a lane is read on when less than half of `max_messages` waits, up
+to `max_messages`, or the lane's share of `max_bytes` if that is less (one message always may). The
+piece in hand comes on top, so of each partition there are never more than twice as many.
 
 All methods may be called by any thread. Nothing here reads a log or calls the service; the clock is
 an argument.

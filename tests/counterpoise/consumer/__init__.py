@@ -1,0 +1,1 @@
+"""Tests of the plain consumer, from its parts to several of them on a real queue."""

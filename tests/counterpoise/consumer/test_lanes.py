@@ -1,0 +1,326 @@
+"""Lanes: one at a time, in order, a prefix handled, and never more than so much in memory."""
+
+import random
+import threading
+from collections import defaultdict
+from types import MappingProxyType
+
+import pyarrow as pa
+import pytest
+
+from counterpoise.consumer.lanes import Chunk, Lanes
+from counterpoise.consumer.reading import read_range
+from counterpoise.flow.view import Owned
+from counterpoise.logs import MESSAGE_SCHEMA, Log
+
+
+class View:
+    """What a flow owns, changed at will."""
+
+    def __init__(self, *numbers):
+        self.partitions: MappingProxyType[int, Owned] = MappingProxyType({})
+        self.own(*numbers)
+
+    def own(self, *numbers, epoch=1, state="owned", position="0"):
+        given = {n: Owned(n, epoch, state, position, "initial") for n in numbers}
+        self.partitions = MappingProxyType({**self.partitions, **given})
+
+    def lose(self, number):
+        self.partitions = MappingProxyType(
+            {n: owned for n, owned in self.partitions.items() if n != number}
+        )
+
+    def __call__(self):
+        return self.partitions
+
+
+def batch_of(partition, positions):
+    count = len(positions)
+    return pa.RecordBatch.from_arrays(
+        [
+            pa.array([partition] * count, pa.int32()),
+            pa.array([str(one) for one in positions], pa.string()),
+            pa.nulls(count, pa.string()),
+            pa.array([b"x" * 10] * count, pa.binary()),
+            pa.nulls(count, MESSAGE_SCHEMA.field("headers").type),
+            pa.array([0] * count, MESSAGE_SCHEMA.field("published_at").type),
+        ],
+        schema=MESSAGE_SCHEMA,
+    )
+
+
+def chunk_of(partition, start, end):
+    return Chunk(batch_of(partition, range(start, end)), str(end))
+
+
+def make(view, **options):
+    lanes = Lanes(view, **{"max_messages": 10, "max_bytes": 10**6, **options})
+    lanes.follow()
+    return lanes
+
+
+def fill(lanes, most=10**9):
+    """Read into all that want, as the reader does."""
+    for lane in lanes.wanting():
+        start = int(lane.read_to)
+        count = min(most, lanes.room(lane)[0])
+        if count:
+            end = start + count
+            lanes.add(lane, [chunk_of(lane.partition, start, end)], str(end), more=True)
+
+
+def handle(piece, count=None):
+    """Move the position over the first `count` messages, as a worker does; returns the count."""
+    positions = piece.chunk.batch.column("position").to_pylist()
+    count = len(positions) if count is None else count
+    ends = [*positions[1:], piece.chunk.end]
+    if count:
+        piece.lane.position = ends[count - 1]
+    return count
+
+
+def test_a_piece_left_in_the_middle_goes_on_there():
+    lanes = make(View(0))
+    fill(lanes)
+    piece = lanes.take(6, 0)
+    assert piece.chunk.batch.num_rows == 6
+    lanes.put_back(piece, handle(piece, 2))
+    piece = lanes.take(None, 0)
+    assert piece.chunk.start == "2" == piece.lane.position
+    assert lanes.handled == 2
+    assert lanes.to_commit() == [(0, 1, "2")]
+
+
+def test_a_lane_in_hand_is_given_to_nobody_else():
+    lanes = make(View(0, 1))
+    fill(lanes)
+    first, second = lanes.take(3, 0), lanes.take(3, 0)
+    assert {first.lane.partition, second.lane.partition} == {0, 1}
+    assert lanes.take(3, 0) is None
+    lanes.put_back(first, handle(first))
+    assert lanes.take(3, 0).lane is first.lane
+
+
+def test_a_new_grant_waits_until_the_hands_are_off_the_old_one():
+    view = View(0)
+    lanes = make(view)
+    fill(lanes)
+    old = lanes.take(3, 0)
+    view.own(0, epoch=2, position="0")
+    lanes.follow()
+    fill(lanes)
+    assert old.lane.over
+    assert lanes.take(3, 0) is None
+    lanes.put_back(old, handle(old))
+    new = lanes.take(3, 0)
+    assert (new.lane.epoch, new.chunk.start) == (2, "0")
+
+
+def test_a_revoked_lane_is_released_when_the_hand_is_off_with_what_was_handled():
+    view = View(0)
+    lanes = make(view)
+    fill(lanes)
+    piece = lanes.take(5, 0)
+    view.own(0, state="revoking")
+    lanes.follow()
+    assert lanes.to_release() == []
+    assert piece.lane.waiting_messages == 0
+    lanes.put_back(piece, handle(piece, 1))
+    (item,) = lanes.to_release()
+    assert (item.partition, item.epoch, item.position) == (0, 1, "1")
+    assert lanes.take(5, 0) is None
+    lanes.drop([(0, 1)])
+    lanes.follow()
+    assert lanes.snapshot() == []  # Though the view has it until the service is heard.
+
+
+def test_what_waits_is_bounded_in_messages_and_bytes():
+    lanes = make(View(0, 1), max_messages=10, max_bytes=10**6)
+    for _ in range(3):
+        fill(lanes)
+    assert [lane.waiting_messages for lane in lanes.snapshot()] == [10, 10]
+    assert lanes.wanting() == []
+    tight = make(View(0, 1), max_messages=10**6, max_bytes=2000)
+    for _ in range(3):
+        fill(tight, most=50)
+    assert tight.wanting() == []
+    assert all(lane.waiting_messages == 50 for lane in tight.snapshot())
+
+
+def test_a_limit_counts_what_waits_and_what_is_in_hand():
+    view = View(0, 1)
+    lanes = make(view, limit=15)
+    fill(lanes)
+    fill(lanes)
+    assert [lane.waiting_messages for lane in lanes.snapshot()] == [10, 5]
+    lanes.take(4, 0)
+    assert lanes.room(lanes.snapshot()[0])[0] == 0
+    view.lose(1)
+    lanes.follow()
+    assert lanes.room(lanes.snapshot()[0])[0] == 4  # Of 5 given back; 6 wait already.
+
+
+def test_a_pausing_lane_lets_the_others_go_first():
+    lanes = make(View(0, 1))
+    fill(lanes)
+    first = lanes.take(1, 0)
+    lanes.put_back(first, 0, not_before=100.0)
+    other = lanes.take(1, 0)
+    assert other.lane is not first.lane
+    assert lanes.take(1, 0) is None
+    assert lanes.call_due(99.0) == 100.0
+    assert lanes.take(1, 0) is None
+    assert lanes.call_due(100.0) is None
+    assert lanes.take(1, 0).chunk.start == "0"
+
+
+def test_a_quarantined_lane_keeps_its_position_and_can_be_resumed():
+    lanes = make(View(0))
+    fill(lanes)
+    piece = lanes.take(5, 0)
+    done = handle(piece, 2)
+    lanes.quarantine(piece.lane)
+    lanes.put_back(piece, done)
+    assert lanes.wanting() == []
+    assert lanes.to_commit() == [(0, 1, "2")]
+    assert lanes.resume_lane(0)
+    assert not lanes.resume_lane(0)
+    fill(lanes)
+    assert lanes.take(5, 0).chunk.start == "2"
+
+
+def test_a_stretch_without_messages_is_passed():
+    lanes = make(View(0, 1))
+    idle, other = lanes.snapshot()
+    lanes.add(idle, [], "7", more=False)
+    lanes.add(other, [chunk_of(1, 0, 3)], "9", more=False)
+    assert (idle.position, idle.read_to) == ("7", "7")
+    piece = lanes.take(None, 0)
+    lanes.put_back(piece, handle(piece))
+    assert other.position == "9"
+
+
+def test_nothing_is_begun_while_paused_or_after_the_end():
+    lanes = make(View(0))
+    fill(lanes)
+    lanes.pause(True)
+    assert lanes.take(1, 0) is None
+    lanes.pause(False)
+    piece = lanes.take(1, 0)
+    lanes.close()
+    assert not lanes.wait_idle(0)
+    lanes.put_back(piece, 0)
+    assert lanes.wait_idle(0)
+    assert lanes.take(1, 0) is None
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_whatever_happens_each_partition_is_handled_in_order_once_per_epoch(seed):
+    """Workers, a reader, and ownership that comes, goes, is revoked and granted anew."""
+    rng = random.Random(seed)
+    view = View(*range(4))
+    lanes = make(view, max_messages=8)
+    committed = dict.fromkeys(range(4), 0)
+    handled = defaultdict(list)  # (partition, epoch): positions
+    hands: defaultdict[int, threading.Lock] = defaultdict(threading.Lock)
+    wrong: list = []
+    ended = threading.Event()
+
+    def work(rng):
+        while not lanes.closed:
+            piece = lanes.take(rng.choice([None, 1, 3]), 0.01)
+            if piece is None:
+                continue
+            if not hands[piece.lane.partition].acquire(blocking=False):
+                wrong.append(f"two hands on {piece.lane.partition}")
+            done = 0
+            positions = piece.chunk.batch.column("position").to_pylist()
+            for position, end in zip(positions, [*positions[1:], piece.chunk.end], strict=True):
+                if piece.lane.stopping or rng.random() < 0.1:
+                    break
+                handled[piece.lane.key].append(int(position))
+                piece.lane.position = end
+                done += 1
+            if rng.random() < 0.3:
+                ended.wait(0.0005)
+            hands[piece.lane.partition].release()
+            lanes.put_back(piece, done, split=rng.random() < 0.1)
+
+    threads = [
+        threading.Thread(target=work, args=(random.Random(seed * 10 + n),)) for n in range(4)
+    ]
+    for thread in threads:
+        thread.start()
+    epochs = dict.fromkeys(range(4), 1)
+    try:
+        for _ in range(400):
+            fill(lanes, most=rng.randint(1, 8))
+            for lane in lanes.snapshot():
+                if lane.waiting_messages + lane.in_hand > 16:
+                    wrong.append(f"{lane.waiting_messages} wait, {lane.in_hand} are in hand")
+            number, what = rng.randrange(4), rng.random()
+            if what < 0.1:
+                view.own(number, epoch=epochs[number], state="revoking")
+            elif what < 0.15:
+                epochs[number] += 1  # By force: from what was committed.
+                view.own(number, epoch=epochs[number], position=str(committed[number]))
+            lanes.follow()
+            for partition, epoch, position in lanes.to_commit():
+                if epoch == epochs[partition]:
+                    committed[partition] = int(position)
+                    lanes.committed(partition, epoch, position)
+            for item in lanes.to_release():
+                if item.epoch == epochs[item.partition]:
+                    committed[item.partition] = int(item.position)
+                lanes.drop([(item.partition, item.epoch)])
+                epochs[item.partition] += 1
+                view.own(
+                    item.partition,
+                    epoch=epochs[item.partition],
+                    position=str(committed[item.partition]),
+                )
+                lanes.follow()
+    finally:
+        lanes.close()
+        ended.set()
+        for thread in threads:
+            thread.join(10)
+    assert wrong == []
+    assert sum(map(len, handled.values())) == lanes.handled > 100
+    for positions in handled.values():
+        assert positions == list(range(positions[0], positions[0] + len(positions)))
+    for partition in range(4):
+        seen = {p for (number, _), some in handled.items() if number == partition for p in some}
+        assert set(range(committed[partition])) <= seen  # Nothing is committed unhandled.
+
+
+# ------------------------------------------------------------------ reading ranges
+
+
+class HoleyLog(Log):
+    """Messages at odd positions only, 100 bytes each, in batches of three."""
+
+    def read(self, partition, start, end, *, max_messages, max_bytes=None):
+        positions = [n for n in range(int(start), int(end)) if n % 2][:max_messages]
+        if max_bytes is not None:
+            positions = positions[: -(-max_bytes // 100)]
+        for first in range(0, len(positions), 3):
+            batch = batch_of(partition, positions[first : first + 3])
+            values = pa.array([b"v" * 100] * batch.num_rows, pa.binary())
+            yield batch.set_column(3, "value", values)
+
+
+@pytest.mark.parametrize("max_messages", [1, 2, 3, 7, 100])
+@pytest.mark.parametrize("max_bytes", [1, 250, 10**6])
+def test_a_range_with_holes_is_read_piece_by_piece_without_a_gap(max_messages, max_bytes):
+    start, seen = "0", []
+    while start != "40":
+        chunks, end = read_range(HoleyLog(), 0, start, "40", max_messages, max_bytes)
+        rows = [int(p) for c in chunks for p in c.batch.column("position").to_pylist()]
+        assert len(rows) <= max_messages
+        assert int(end) > int(start)
+        following = [*(int(chunk.start) for chunk in chunks[1:]), int(end)]
+        assert [int(chunk.end) for chunk in chunks] == following
+        seen += rows
+        start = end
+    assert seen == list(range(1, 40, 2))
