@@ -1,0 +1,185 @@
+"""What is to happen in a run: settings, and a list of events, all drawn from one seed.
+
+A plan is complete before the run begins, so a run with some of its events left out is a run as
+well; that is how a failing one is shrunk. What is drawn while it runs (latencies, losses) comes
+from generators of the single processes, so leaving out an event of one disturbs the others little.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+Args = tuple[Any, ...]
+
+
+class Event(NamedTuple):
+    """Something that happens at a time (seconds from the start)."""
+
+    at: float
+    kind: str
+    args: Args = ()
+
+    def __str__(self) -> str:
+        return f"{self.at:7.3f}  {self.kind} {' '.join(map(str, self.args))}".rstrip()
+
+
+@dataclass(frozen=True)
+class Config:
+    """What does not change during a run.
+
+    `latency`: of each message between two processes, (least, most, how often there is any).
+    `drift`: by how much clocks may run too fast or too slow. `work`: how long a consumer takes for
+    a few messages, (least, most).
+    """
+
+    replicas: int = 2
+    settings: dict[str, Any] = field(default_factory=dict)
+    latency: tuple[float, float, float] = (0.001, 0.01, 1.0)
+    drift: float = 0.001
+    work: tuple[float, float] = (0.02, 0.3)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A run: its seed, what it is made with, and what happens."""
+
+    seed: int
+    config: Config
+    events: tuple[Event, ...]
+
+    @property
+    def end(self) -> float:
+        """When nothing goes wrong any more."""
+        return max((event.at for event in self.events), default=0.0) + 0.5
+
+
+LATENCIES = (
+    (0.0005, 0.003, 0.7),
+    (0.001, 0.02, 0.9),
+    (0.001, 0.08, 0.6),
+    (0.02, 0.12, 1.0),
+)
+LEASES = (2.0, 3.0, 4.0, 6.0)
+
+# What may go wrong, with its weight; each run draws some of them.
+FAULTS: dict[str, tuple[str, ...]] = {
+    "replicas": ("crash", "crash", "freeze node", "stop", "crash before", "crash after"),
+    "database": ("away", "cut", "slow", "refuses", "forgets", "unknown", "long away"),
+    "network": ("lost", "doubles", "deaf", "deaf", "interrupt"),
+    "consumers": ("freeze", "kill", "restart", "restart over", "stubborn", "cold"),
+    "outage": ("blackout",),
+}
+# What people do, which is no fault.
+ACTIONS: dict[str, tuple[str, ...]] = {
+    "crowd": ("join", "join", "leave", "drain", "drain", "expel", "replace"),
+    "resize": ("resize", "resize", "discard"),
+    "settings": ("settings", "access", "rebalance"),
+    "positions": ("positions",),
+}
+
+
+def draw(seed: int) -> Plan:
+    """The plan of a seed."""
+    rng = random.Random(seed)
+    settings = {
+        "partition_count": rng.choice((1, 3, 4, 5, 6, 7, 8, 10, 12)),
+        "rebalance_delay": rng.choice((0.0, 0.0, 0.4, 1.0, 2.0)),
+        "max_handoff_time": rng.choice((0.4, 1.0, 2.0)),
+        "max_warmup_time": rng.choice((0.0, 1.0, 3.0)),
+        "max_concurrent_handoffs": rng.choice((None, None, None, 1, 2)),
+        "access_type": "exclusive" if rng.random() < 0.1 else "non_exclusive",
+    }
+    latency = rng.choice(LATENCIES)
+    config = Config(rng.choice((1, 2, 2, 2, 3)), settings, latency, rng.choice((0.0, 0.001)))
+    kinds = [kind for kinds in ACTIONS.values() if rng.random() < 0.6 for kind in kinds]
+    kinds += [kind for kinds in FAULTS.values() if rng.random() < 0.5 for kind in kinds]
+    kinds = kinds or ["join", "leave"]
+    length = rng.choice((5.0, 8.0, 12.0))
+    events = [_event(rng, 0.0, "join")]
+    events += [_event(rng, rng.random() * 0.5, "join") for _ in range(rng.choice((0, 1, 1, 2, 3)))]
+    for _ in range(rng.randrange(4, 16)):
+        events.append(_event(rng, rng.random() * length, rng.choice(kinds)))
+    for _ in range(rng.randrange(6, 18)):
+        events.append(_event(rng, rng.random() * length, "publish"))
+    events.sort(key=lambda event: event.at)
+    return Plan(seed, config, tuple(events))
+
+
+def _event(rng: random.Random, at: float, kind: str) -> Event:
+    return Event(round(at, 3), kind, _ARGS.get(kind, _nothing)(rng))
+
+
+def _nothing(rng: random.Random) -> Args:
+    return ()
+
+
+def _who(rng: random.Random) -> Args:
+    """Whom it meets: a number, taken modulo those there are."""
+    return (rng.randrange(12),)
+
+
+def _for(*seconds: float) -> Any:
+    return lambda rng: (rng.randrange(12), rng.choice(seconds))
+
+
+def _chance(*chances: float) -> Any:
+    return lambda rng: (rng.choice(chances), rng.choice((0.5, 1.5, 3.0)))
+
+
+def _settings(rng: random.Random) -> Args:
+    name, values = rng.choice(
+        (
+            ("rebalance_delay", (0.0, 0.5, 1.5)),
+            ("max_handoff_time", (0.4, 1.0, 2.0)),
+            ("max_warmup_time", (0.0, 1.0, 3.0)),
+            ("max_concurrent_handoffs", (None, 1, 2)),
+        )
+    )
+    return (name, rng.choice(values))
+
+
+_ARGS: dict[str, Any] = {
+    # lease, warm-up
+    "join": lambda rng: (rng.choice(LEASES), rng.random() < 0.35),
+    "publish": lambda rng: (rng.randrange(1, 6), rng.randrange(1000)),
+    "leave": _who,
+    "drain": lambda rng: (rng.randrange(12), rng.choice((None, None, 0.3, 1.0))),
+    # an administrator drains, unbinds
+    "expel": lambda rng: (rng.randrange(12), rng.random() < 0.6),
+    # one leaves, and another comes at once or soon
+    "replace": lambda rng: (rng.randrange(12), rng.choice((0.0, 0.2, 0.8))),
+    "resize": lambda rng: (rng.choice((1, 2, 3, 4, 5, 6, 8, 9, 12)), False),
+    "discard": lambda rng: (rng.choice((1, 2, 3, 4, 6)), True),
+    "settings": _settings,
+    "access": lambda rng: (rng.choice(("exclusive", "non_exclusive")),),
+    "positions": lambda rng: (rng.random() < 0.5, rng.randrange(12)),
+    "crash": _for(0.3, 1.0, 2.5),
+    "crash before": _for(0.3, 1.5),
+    "crash after": _for(0.3, 1.5),
+    "stop": _for(0.2, 1.0),
+    "freeze node": _for(0.5, 1.5, 2.5, 4.5),
+    "cut": _for(0.5, 1.5, 4.0),
+    "unknown": _who,
+    "interrupt": _who,
+    "away": lambda rng: (rng.choice((0.3, 1.0, 2.0)),),
+    "long away": lambda rng: (rng.choice((3.5, 5.0)),),
+    "blackout": lambda rng: (rng.choice((1.0, 3.5, 5.0)), rng.random() < 0.5),
+    "slow": lambda rng: (rng.choice((5.0, 20.0)), rng.choice((0.5, 1.5, 3.0))),
+    "refuses": _chance(0.05, 0.3),
+    "forgets": _chance(0.05, 0.3),
+    "lost": _chance(0.1, 0.3, 0.6),
+    "doubles": _chance(0.2, 0.5),
+    "deaf": _chance(0.5, 1.0),
+    "freeze": _for(0.5, 2.0, 5.0, 8.0),
+    "kill": _who,
+    # killed, and started again so much later under the same instance
+    "restart": _for(0.0, 0.5, 3.0),
+    # started again while the old process goes on
+    "restart over": _who,
+    # takes so long over its next messages
+    "stubborn": _for(1.0, 2.5, 4.0),
+    # warms up so long
+    "cold": _for(0.5, 2.0, 9.0),
+}
