@@ -14,9 +14,7 @@ be read, and reading it raises PositionTrimmed. See docs/logs.md for what to con
 from __future__ import annotations
 
 import json
-import logging
-import uuid
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import pyarrow as pa
@@ -26,44 +24,27 @@ from counterpoise.logs import (
     AppendResult,
     Bounds,
     InvalidMessage,
-    InvalidPosition,
     LogError,
-    LogNotFound,
-    LogOwned,
-    LogOwner,
     PositionAhead,
     PositionTrimmed,
     StalePartitionCount,
 )
 from counterpoise.logs import redis_scripts as scripts
-from counterpoise.logs.address import parse_log
-from counterpoise.logs.redis_connection import RedisConnection, Script
+from counterpoise.logs.redis_connection import Script
 from counterpoise.logs.redis_rows import Entry, contiguous_from, microseconds, record_batch
+from counterpoise.logs.redis_upkeep import RedisUpkeep, number_of
 from counterpoise.logs.shares import contiguous_backlog, fair_shares
-
-logger = logging.getLogger("counterpoise.logs")
 
 CHUNK_MESSAGES = 4096
 CHUNK_BYTES = 8 * 1024 * 1024
-TRIM_MESSAGES = 10_000
-FIND_MESSAGES = 1000
 # A retry that comes later than this would be appended a second time.
 PUBLISHER_SECONDS = 30 * 24 * 3600
-
-_LEAST_VERSION = (6, 2)
-_MOST_POSITION = 10**18
 
 _APPEND = Script(scripts.APPEND)
 _NEXT_SEQUENCE = Script(scripts.NEXT_SEQUENCE)
 _PLAN = Script(scripts.PLAN)
 _WEIGH = Script(scripts.WEIGH)
 _FIT = Script(scripts.FIT)
-_TRIM = Script(scripts.TRIM)
-_ENSURE = Script(scripts.ENSURE)
-_SET_COUNT = Script(scripts.SET_COUNT)
-_DISCARD = Script(scripts.DISCARD)
-_DROP = Script(scripts.DROP)
-_FIND_TIME = Script(scripts.FIND_TIME)
 
 
 class _Chunk(NamedTuple):
@@ -75,23 +56,8 @@ class _Chunk(NamedTuple):
     end: int
 
 
-class RedisLog:
+class RedisLog(RedisUpkeep):
     """See `counterpoise.logs.Log` and `ManagedLog`. Thread-safe; threads do not wait for others."""
-
-    def __init__(self, log: str, access: str | None = None, *, timeout_seconds: float = 30.0):
-        """`log` is the queue's, `access` a URL with credentials. Raises LogError for bad ones."""
-        address = parse_log(log)
-        self.name = address.name
-        self._log = log
-        self._redis = RedisConnection(address, access, timeout_seconds)
-        self._prefix = f"counterpoise:{{{address.name}}}:".encode()
-        self._meta = self._prefix + b"meta"
-        self._partitions = self._prefix + b"partitions"
-
-    def __repr__(self) -> str:
-        return f"RedisLog({self._log!r})"
-
-    # ------------------------------------------------------------------ Log
 
     def append(self, batch: AppendBatch) -> AppendResult:
         messages = batch.messages
@@ -138,8 +104,8 @@ class RedisLog:
         max_messages: int,
         max_bytes: int | None = None,
     ) -> Iterator[pa.RecordBatch]:
-        position = _number(start)
-        last = None if end is None else _number(end)
+        position = number_of(start)
+        last = None if end is None else number_of(end)
         messages_left = max_messages
         bytes_left = CHUNK_BYTES if max_bytes is None else max_bytes
         missing_before = False
@@ -208,7 +174,7 @@ class RedisLog:
         backlogs = self.backlog(starts, bounds)
         shares = fair_shares(backlogs, max_messages)
         begins = {
-            partition: max(_number(start), _number(bounds.starts[partition]))
+            partition: max(number_of(start), number_of(bounds.starts[partition]))
             for partition, start in starts.items()
         }
         ends = {partition: begins[partition] + shares[partition] for partition in starts}
@@ -220,17 +186,10 @@ class RedisLog:
         }
 
     def backlog(self, positions: Mapping[int, str | None], bounds: Bounds) -> Mapping[int, int]:
-        return contiguous_backlog(positions, bounds, _number)
+        return contiguous_backlog(positions, bounds, number_of)
 
     def compare(self, a: str, b: str) -> int:
-        return _number(a) - _number(b)
-
-    def trim(self, below: Mapping[int, str]) -> None:
-        for partition, position in below.items():
-            number = _number(position)
-            keys = [self._partitions, self._stream(partition)]
-            while self._redis.script(_TRIM, keys, partition, number, TRIM_MESSAGES, retry=True):
-                pass
+        return number_of(a) - number_of(b)
 
     def next_sequence(self, publisher: str) -> int:
         """As the port says, but a call that is still on its way to the server is not waited for.
@@ -243,76 +202,7 @@ class RedisLog:
     def close(self) -> None:
         self._redis.close()
 
-    # ------------------------------------------------------------------ ManagedLog
-
-    def ensure(
-        self, partition_count: int, owner: LogOwner, begins: Mapping[int, str] | None = None
-    ) -> str:
-        self._refuse_forgetful()
-        begin: Iterable[Any] = (
-            part
-            for partition, position in (begins or {}).items()
-            if _number(position) > 0
-            for part in (partition, position)
-        )
-        incarnation, owner_id, queue, _ = self._redis.script(
-            _ENSURE,
-            [self._meta, self._partitions],
-            partition_count,
-            owner.queue_id,
-            owner.queue,
-            repr(owner.created_at),
-            uuid.uuid4().hex,
-            *begin,
-            retry=True,
-        )
-        if owner_id.decode() != owner.queue_id:
-            raise LogOwned(
-                f"the log {self._log} exists already and belongs to a queue "
-                f"{queue.decode()!r} (id {owner_id.decode()}); choose another name, or delete the "
-                f"keys '{self._prefix.decode()}*' if that queue is gone"
-            )
-        return str(incarnation.decode())
-
-    def partition_count(self) -> int:
-        return self.bounds([]).partition_count
-
-    def set_partition_count(self, partition_count: int, revision: int) -> bool:
-        answer = self._redis.script(_SET_COUNT, [self._meta], partition_count, revision, retry=True)
-        return bool(self._there(answer)[1])
-
-    def discard(self, partitions: Sequence[int]) -> frozenset[int]:
-        keys = [self._meta, self._partitions, *map(self._stream, partitions)]
-        answer = self._there(self._redis.script(_DISCARD, keys, *partitions, retry=True))
-        return frozenset(map(int, answer[1]))
-
-    def position_at(self, time: float) -> Mapping[int, str]:
-        known = self._redis.call(lambda client: client.hkeys(self._partitions), retry=True)
-        partitions = sorted({*range(self.partition_count()), *map(int, known)})
-        return {partition: self._find(partition, int(time * 1e6)) for partition in partitions}
-
-    def drop(self, owner: LogOwner) -> None:
-        keys = [self._meta, self._partitions, self._stream(0)]
-        self._redis.script(_DROP, keys, owner.queue_id, retry=True)
-
     # ------------------------------------------------------------------ details
-
-    def _stream(self, partition: int) -> bytes:
-        return self._prefix + b"stream:%d" % partition
-
-    def _publisher(self, publisher: str) -> bytes:
-        return self._prefix + b"publisher:" + publisher.encode()
-
-    def _not_found(self) -> LogNotFound:
-        return LogNotFound(
-            f"there is no log {self._log}: its queue is gone, or the Redis has lost its data, and "
-            "then the service makes the log anew within a minute"
-        )
-
-    def _there(self, answer: Any) -> Any:
-        if answer[0] == b"missing":
-            raise self._not_found()
-        return answer
 
     def _plan(
         self, partition: int, start: int, end: int | None, max_messages: int, max_bytes: int
@@ -373,42 +263,3 @@ class RedisLog:
             within[partition] += 1
             left -= follow[partition]
         return within
-
-    def _find(self, partition: int, time: int) -> str:
-        keys = [self._partitions, self._stream(partition)]
-        position, found = self._redis.script(
-            _FIND_TIME, keys, partition, time, "", FIND_MESSAGES, retry=True
-        )
-        while not found:
-            position, found = self._redis.script(
-                _FIND_TIME, keys, partition, time, position, FIND_MESSAGES, retry=True
-            )
-        return str(position.decode())
-
-    def _refuse_forgetful(self) -> None:
-        """Raises LogError for a server that would lose messages silently; warns of what may."""
-        try:
-            info: Any = self._redis.call(lambda client: client.info("default"), retry=True)
-        except LogError as error:
-            if "INFO" not in str(error) and "NOPERM" not in str(error):
-                raise
-            logger.warning("counterpoise: cannot see how %s is configured: %s", self._log, error)
-            return
-        version = str(info.get("redis_version", "0"))
-        if tuple(int(part) for part in version.split(".")[:2]) < _LEAST_VERSION:
-            raise LogError(f"the Redis of {self._log} is version {version}; 6.2 or later is needed")
-        policy = str(info.get("maxmemory_policy", "noeviction"))
-        if policy != "noeviction" and int(info.get("maxmemory", 0)) > 0:
-            raise LogError(
-                f"the Redis of {self._log} evicts keys when its memory is full (maxmemory-policy "
-                f"{policy}), so messages would vanish: set maxmemory-policy noeviction"
-            )
-
-
-def _number(position: str) -> int:
-    """A position as the number it is; raises InvalidPosition."""
-    if position.isascii() and position.isdecimal():
-        number = int(position) if len(position) < 20 else _MOST_POSITION
-        if number < _MOST_POSITION:
-            return number
-    raise InvalidPosition(f"{position!r} is not a position of a log in Redis")

@@ -1,0 +1,169 @@
+"""What the service does for a log in Redis: make, resize, discard, trim, find a time, drop."""
+
+from __future__ import annotations
+
+import logging
+import uuid
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from counterpoise.logs import (
+    InvalidPosition,
+    LogError,
+    LogNotFound,
+    LogOwned,
+    LogOwner,
+)
+from counterpoise.logs import redis_scripts as scripts
+from counterpoise.logs.address import parse_log
+from counterpoise.logs.redis_connection import RedisConnection, Script
+
+logger = logging.getLogger("counterpoise.logs")
+
+TRIM_MESSAGES = 10_000
+FIND_MESSAGES = 1000
+
+_LEAST_VERSION = (6, 2)
+_MOST_POSITION = 10**18
+
+_TRIM = Script(scripts.TRIM)
+_ENSURE = Script(scripts.ENSURE)
+_SET_COUNT = Script(scripts.SET_COUNT)
+_DISCARD = Script(scripts.DISCARD)
+_DROP = Script(scripts.DROP)
+_FIND_TIME = Script(scripts.FIND_TIME)
+
+
+class RedisUpkeep:
+    """The log's keys and connection, and the calls of `ManagedLog`."""
+
+    def __init__(self, log: str, access: str | None = None, *, timeout_seconds: float = 30.0):
+        """`log` is the queue's, `access` a URL with credentials. Raises LogError for bad ones."""
+        address = parse_log(log)
+        self.name = address.name
+        self._log = log
+        self._redis = RedisConnection(address, access, timeout_seconds)
+        self._prefix = f"counterpoise:{{{address.name}}}:".encode()
+        self._meta = self._prefix + b"meta"
+        self._partitions = self._prefix + b"partitions"
+
+    def __repr__(self) -> str:
+        return f"RedisLog({self._log!r})"
+
+    def ensure(
+        self, partition_count: int, owner: LogOwner, begins: Mapping[int, str] | None = None
+    ) -> str:
+        self._refuse_forgetful()
+        begin: Iterable[Any] = (
+            part
+            for partition, position in (begins or {}).items()
+            if number_of(position) > 0
+            for part in (partition, position)
+        )
+        incarnation, owner_id, queue, _ = self._redis.script(
+            _ENSURE,
+            [self._meta, self._partitions],
+            partition_count,
+            owner.queue_id,
+            owner.queue,
+            repr(owner.created_at),
+            uuid.uuid4().hex,
+            *begin,
+            retry=True,
+        )
+        if owner_id.decode() != owner.queue_id:
+            raise LogOwned(
+                f"the log {self._log} exists already and belongs to a queue "
+                f"{queue.decode()!r} (id {owner_id.decode()}); choose another name, or delete the "
+                f"keys '{self._prefix.decode()}*' if that queue is gone"
+            )
+        return str(incarnation.decode())
+
+    def partition_count(self) -> int:
+        count = self._redis.call(
+            lambda client: client.hget(self._meta, "partition_count"), retry=True
+        )
+        if count is None:
+            raise self._not_found()
+        return int(count)
+
+    def set_partition_count(self, partition_count: int, revision: int) -> bool:
+        answer = self._redis.script(_SET_COUNT, [self._meta], partition_count, revision, retry=True)
+        return bool(self._there(answer)[1])
+
+    def discard(self, partitions: Sequence[int]) -> frozenset[int]:
+        keys = [self._meta, self._partitions, *map(self._stream, partitions)]
+        answer = self._there(self._redis.script(_DISCARD, keys, *partitions, retry=True))
+        return frozenset(map(int, answer[1]))
+
+    def position_at(self, time: float) -> Mapping[int, str]:
+        known = self._redis.call(lambda client: client.hkeys(self._partitions), retry=True)
+        partitions = sorted({*range(self.partition_count()), *map(int, known)})
+        return {partition: self._find(partition, int(time * 1e6)) for partition in partitions}
+
+    def drop(self, owner: LogOwner) -> None:
+        keys = [self._meta, self._partitions, self._stream(0)]
+        self._redis.script(_DROP, keys, owner.queue_id, retry=True)
+
+    def trim(self, below: Mapping[int, str]) -> None:
+        for partition, position in below.items():
+            number = number_of(position)
+            keys = [self._partitions, self._stream(partition)]
+            while self._redis.script(_TRIM, keys, partition, number, TRIM_MESSAGES, retry=True):
+                pass
+
+    def _stream(self, partition: int) -> bytes:
+        return self._prefix + b"stream:%d" % partition
+
+    def _publisher(self, publisher: str) -> bytes:
+        return self._prefix + b"publisher:" + publisher.encode()
+
+    def _not_found(self) -> LogNotFound:
+        return LogNotFound(
+            f"there is no log {self._log}: its queue is gone, or the Redis has lost its data, and "
+            "then the service makes the log anew within a minute"
+        )
+
+    def _there(self, answer: Any) -> Any:
+        if answer[0] == b"missing":
+            raise self._not_found()
+        return answer
+
+    def _find(self, partition: int, time: int) -> str:
+        keys = [self._partitions, self._stream(partition)]
+        position, found = self._redis.script(
+            _FIND_TIME, keys, partition, time, "", FIND_MESSAGES, retry=True
+        )
+        while not found:
+            position, found = self._redis.script(
+                _FIND_TIME, keys, partition, time, position, FIND_MESSAGES, retry=True
+            )
+        return str(position.decode())
+
+    def _refuse_forgetful(self) -> None:
+        """Raises LogError for a server that would lose messages silently; warns of what may."""
+        try:
+            info: Any = self._redis.call(lambda client: client.info("default"), retry=True)
+        except LogError as error:
+            if "INFO" not in str(error) and "NOPERM" not in str(error):
+                raise
+            logger.warning("counterpoise: cannot see how %s is configured: %s", self._log, error)
+            return
+        version = str(info.get("redis_version", "0"))
+        if tuple(int(part) for part in version.split(".")[:2]) < _LEAST_VERSION:
+            raise LogError(f"the Redis of {self._log} is version {version}; 6.2 or later is needed")
+        policy = str(info.get("maxmemory_policy", "noeviction"))
+        if policy != "noeviction" and int(info.get("maxmemory", 0)) > 0:
+            raise LogError(
+                f"the Redis of {self._log} evicts keys when its memory is full (maxmemory-policy "
+                f"{policy}), so messages would vanish: set maxmemory-policy noeviction"
+            )
+
+
+def number_of(position: str) -> int:
+    """A position as the number it is; raises InvalidPosition."""
+    if position.isascii() and position.isdecimal():
+        number = int(position) if len(position) < 20 else _MOST_POSITION
+        if number < _MOST_POSITION:
+            return number
+    raise InvalidPosition(f"{position!r} is not a position of a log in Redis")
