@@ -28,6 +28,7 @@ from counterpoise.spark.leaving import Leaving
 from counterpoise.spark.offsets import Json, Offset, Slice, offset_of, slices
 from counterpoise.spark.options import SourceOptions
 from counterpoise.spark.pace import Pace
+from counterpoise.spark.planned import Plans
 from counterpoise.spark.planning import (
     Answer,
     Question,
@@ -92,8 +93,9 @@ class Consumption:
     `flow` is bound, and sets `wake` whenever its view changes. `incarnation` is the log's. `cores`:
     how many tasks read at most. `max_handoff_seconds`: the queue's, None if not known. `settled`
     waits until the queue has given its flows what they get (for `available_now`). `channel`: to the
-    driver. `handoffs` is told by the flow what comes and goes. `nobody_else` asks the service
-    whether a draining flow keeps what it has, because nobody can take it; it may raise.
+    driver. `plans`: what each micro-batch reads, told to it. `handoffs` is told by the flow what
+    comes and goes. `nobody_else` asks the service whether a draining flow keeps what it has,
+    because nobody can take it; it may raise.
     """
 
     def __init__(
@@ -108,6 +110,7 @@ class Consumption:
         max_handoff_seconds: float | None = None,
         settled: Callable[[], None] | None = None,
         channel: Channel | None = None,
+        plans: Plans | None = None,
         handoffs: Handoffs | None = None,
         nobody_else: Callable[[], bool] = lambda: True,
         clock: Callable[[], float] = time.monotonic,
@@ -125,6 +128,7 @@ class Consumption:
         self._progress = Progress()
         self._pace = Pace()
         self._probe = LogProbe(door, clock)
+        self._plans = plans
         self._handoffs = handoffs or Handoffs()
         self._nobody_else = nobody_else
         self._settler = Settler(
@@ -171,7 +175,13 @@ class Consumption:
         if not positions or self._in_doubt():
             return start
         answer = self._ask(
-            Question(positions, self._flow.start == "latest", max_messages, self._targets)
+            Question(
+                positions,
+                self._flow.start == "latest",
+                max_messages,
+                self._targets,
+                self._options.max_bytes_per_trigger,
+            )
         )
         if answer is None:
             return start
@@ -236,6 +246,8 @@ class Consumption:
             self._progress.skip(sorted_out.skipped)
         self._handoffs.skipped(sorted_out.skipped)
         groups = [self._partition(group) for group in pack(sorted_out.read, self._cores)]
+        if self._plans is not None:
+            self._plans.say(start, end, [one.slices for one in groups], sorted_out.skipped)
         self._sorted = (start, end, groups)
         return groups
 

@@ -67,18 +67,21 @@ class LogProbe:
     def ask(self, question: Question, max_age: float, patience: float) -> Answer | None:
         """The answer if there is one not older than `max_age`, or comes within `patience`, seconds.
 
-        Else one that came too late for the call that asked, once. Raises what no waiting will mend: AheadOfLog, InvalidPosition.
+        Else one that came too late for the call that asked, once. Raises what no waiting will
+        mend: AheadOfLog, InvalidPosition.
         """
         with self._changed:
             now = self._clock()
             if self._fresh(question, now - max_age):
                 return self._give()
             self._question = question
+            before = self._answer
             self._changed.notify_all()
             if now >= self._not_before:
                 self._changed.wait_for(
                     lambda: (
                         self._fresh(question, now - max_age)
+                        or (self._answer is not before and self._late(question))
                         or self._fatal is not None
                         or self._failures > 0
                     ),

@@ -42,6 +42,38 @@ def test_defaults() -> None:
 
 
 @pytest.mark.parametrize(
+    ("text", "most"),
+    [("1", 1), ("64m", 64 << 20), ("64MB", 64 << 20), ("3K", 3072), ("1g", 1 << 30), ("7b", 7)],
+)
+def test_bytes_may_have_a_suffix(text: str, most: int) -> None:
+    options = read_options({"queue": "q", "maxBytesPerTrigger": text})
+    assert options.max_bytes_per_trigger == most
+
+
+def test_bytes_may_be_unlimited() -> None:
+    options = read_options({"queue": "q", "maxBytesPerTrigger": "Unlimited"})
+    assert options.max_bytes_per_trigger is None
+
+
+@pytest.mark.parametrize(
+    "name", ["instanceId", "clientName", "leaseSeconds", "maxBytesPerTrigger", "warmup", "flows"]
+)
+def test_a_batch_read_refuses_what_only_a_stream_has(name: str) -> None:
+    options = read_options({"queue": "q", name: {"warmup": "true"}.get(name, "5")})
+    options.for_stream()
+    with pytest.raises(InvalidOption, match=f"'{name}' belongs to a stream"):
+        options.for_batch()
+
+
+@pytest.mark.parametrize("name", ["startingPositions", "endingPositions"])
+def test_a_stream_refuses_what_only_a_batch_read_has(name: str) -> None:
+    options = read_options({"queue": "q", name: "committed"})
+    options.for_batch()
+    with pytest.raises(InvalidOption, match=f"'{name}' belongs to a batch read"):
+        options.for_stream()
+
+
+@pytest.mark.parametrize(
     ("given", "said"),
     [
         ({}, "'queue' is missing"),
@@ -57,6 +89,15 @@ def test_defaults() -> None:
         ({"queue": "q", "leaseSeconds": "nan"}, "not 'nan'"),
         ({"queue": "q", "maxMessagesPerTrigger": "0"}, "at least 1"),
         ({"queue": "q", "maxMessagesPerTrigger": "-5"}, "at least 1"),
+        ({"queue": "q", "maxBytesPerTrigger": "0"}, "'maxBytesPerTrigger' is bytes"),
+        ({"queue": "q", "maxBytesPerTrigger": "64 m"}, "not '64 m'"),
+        ({"queue": "q", "maxBytesPerTriger": "64m"}, "did you mean 'maxBytesPerTrigger'"),
+        ({"queue": "q", "flows": "65"}, r"'flows' is a number in 1..64, not '65'"),
+        ({"queue": "q", "flows": "0"}, "in 1..64"),
+        ({"queue": "q", "failOnDataLoss": "false"}, "did you mean 'onTrimmed'"),
+        ({"queue": "q", "startingOffsets": "earliest"}, "did you mean 'startingPositions'"),
+        ({"queue": "q", "startingPositions": "latest"}, "is earliest, committed, or JSON"),
+        ({"queue": "q", "endingPositions": "earliest"}, "is latest, committed, or JSON"),
         ({"queue": "q", "onTrimmed": "latest"}, "one of fail, earliest"),
         ({"queue": "q", "url": "ftp://x"}, "http:// or https://"),
     ],
