@@ -2,8 +2,10 @@
 
 import random
 import threading
+import time
 from collections import defaultdict
 from types import MappingProxyType
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -11,7 +13,7 @@ import pytest
 from counterpoise.consumer.lanes import Chunk, Lanes
 from counterpoise.consumer.reading import read_range
 from counterpoise.flow.view import Owned
-from counterpoise.logs import MESSAGE_SCHEMA, Log
+from counterpoise.logs import MESSAGE_SCHEMA
 
 
 class View:
@@ -253,7 +255,8 @@ def test_whatever_happens_each_partition_is_handled_in_order_once_per_epoch(seed
         thread.start()
     epochs = dict.fromkeys(range(4), 1)
     try:
-        for _ in range(400):
+        until = time.monotonic() + 20
+        while lanes.handled < 500 and time.monotonic() < until:
             fill(lanes, most=rng.randint(1, 8))
             for lane in lanes.snapshot():
                 if lane.waiting_messages + lane.in_hand > 16:
@@ -286,7 +289,7 @@ def test_whatever_happens_each_partition_is_handled_in_order_once_per_epoch(seed
         for thread in threads:
             thread.join(10)
     assert wrong == []
-    assert sum(map(len, handled.values())) == lanes.handled > 100
+    assert sum(map(len, handled.values())) == lanes.handled >= 500
     for positions in handled.values():
         assert positions == list(range(positions[0], positions[0] + len(positions)))
     for partition in range(4):
@@ -297,7 +300,7 @@ def test_whatever_happens_each_partition_is_handled_in_order_once_per_epoch(seed
 # ------------------------------------------------------------------ reading ranges
 
 
-class HoleyLog(Log):
+class HoleyLog:
     """Messages at odd positions only, 100 bytes each, in batches of three."""
 
     def read(self, partition, start, end, *, max_messages, max_bytes=None):
@@ -313,9 +316,10 @@ class HoleyLog(Log):
 @pytest.mark.parametrize("max_messages", [1, 2, 3, 7, 100])
 @pytest.mark.parametrize("max_bytes", [1, 250, 10**6])
 def test_a_range_with_holes_is_read_piece_by_piece_without_a_gap(max_messages, max_bytes):
+    log: Any = HoleyLog()
     start, seen = "0", []
     while start != "40":
-        chunks, end = read_range(HoleyLog(), 0, start, "40", max_messages, max_bytes)
+        chunks, end = read_range(log, 0, start, "40", max_messages, max_bytes)
         rows = [int(p) for c in chunks for p in c.batch.column("position").to_pylist()]
         assert len(rows) <= max_messages
         assert int(end) > int(start)
