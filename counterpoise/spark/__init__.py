@@ -12,6 +12,14 @@
 Start reading at `planning`, then `progress`: what is read, committed and released, without Spark.
 """
 
+from counterpoise.spark.draining import DrainTimedOut, drain, drain_on_sigterm
 from counterpoise.spark.source import CounterpoiseDataSource, register, session
 
-__all__ = ["CounterpoiseDataSource", "register", "session"]
+__all__ = [
+    "CounterpoiseDataSource",
+    "DrainTimedOut",
+    "drain",
+    "drain_on_sigterm",
+    "register",
+    "session",
+]

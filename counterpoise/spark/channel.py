@@ -13,6 +13,7 @@ twice, sees nothing but the latest.
 | `view` | source | what the flows hold, and how they are |
 | `ready` | driver | which partitions have their state restored (warm-up) |
 | `drain` | driver | leave in order, within a time |
+| `alias` | source | the instance goes by another name now than in the checkpoint |
 | `done` | driver | which micro-batch is in Spark's commit log, and whether the query has ended |
 
 Nothing in them is a secret. The directory goes with the driver; what a dead one left is in the
@@ -39,7 +40,7 @@ from counterpoise.spark.offsets import VERSION_FIELD, Json
 if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
 
-Name = Literal["plan", "view", "ready", "drain", "done"]
+Name = Literal["plan", "view", "ready", "drain", "done", "alias"]
 
 
 class NoChannel(SourceError):
@@ -122,6 +123,25 @@ def offsets_of(query: StreamingQuery) -> list[Json]:
     if not found:
         raise NoChannel("the query has not read from a counterpoise source yet")
     return found
+
+
+def channels_of(query: StreamingQuery) -> list[Channel] | None:
+    """The channels to the sources of ours in the query; None while it has not said what it reads.
+
+    An empty list says that it reads nothing of ours.
+    """
+    found = list(_documents(_execution(query).availableOffsets()))
+    if not found:
+        return None
+    instances = [one["instance"] for one in found if VERSION_FIELD in one and "instance" in one]
+    return [channel_to(instance) for instance in instances]
+
+
+def channel_to(instance_id: str) -> Channel:
+    """The driver's end of the channel to an instance, by the name it has in an offset."""
+    channel = Channel(driver_home(), instance_id)
+    alias = channel.get("alias")
+    return channel if alias is None else Channel(driver_home(), alias["instance"])
 
 
 def _execution(query: StreamingQuery) -> Any:

@@ -7,11 +7,14 @@ from collections.abc import MutableMapping
 
 from pyspark.sql import SparkSession
 from pyspark.sql.datasource import DataSource
+from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructType
 
+from counterpoise.spark.batch import CounterpoiseBatchReader
 from counterpoise.spark.channel import driver_home
-from counterpoise.spark.errors import CannotStart
-from counterpoise.spark.executor import SCHEMA
+from counterpoise.spark.done import listen
+from counterpoise.spark.errors import CannotStart, InvalidSchema
+from counterpoise.spark.executor import ARROW_SCHEMA, SCHEMA
 from counterpoise.spark.java import ensure_java
 from counterpoise.spark.options import read_options
 from counterpoise.spark.reader import CounterpoiseStreamReader
@@ -20,9 +23,10 @@ FORMAT = "counterpoise"
 
 
 class CounterpoiseDataSource(DataSource):
-    """`spark.readStream.format("counterpoise").option("queue", ...)`.
+    """`spark.readStream.format("counterpoise").option("queue", ...)`, and `spark.read` likewise.
 
-    Wrong options are refused when the stream is loaded, before any query starts. `cores` is how
+    Wrong options are refused on load, before any query starts; those of the other kind of read, and
+    a schema, when Spark makes the reader. `cores` is how
     many tasks a micro-batch is read with at most; `register` sets it to those of the session.
     `home` is where a query's source and the driver talk (`channel`); None without `register`.
     """
@@ -42,8 +46,24 @@ class CounterpoiseDataSource(DataSource):
         return SCHEMA
 
     def streamReader(self, schema: StructType) -> CounterpoiseStreamReader:  # noqa: N802
-        cores = self.cores or os.cpu_count() or 1
-        return CounterpoiseStreamReader(self._checked, cores, self.home)
+        check_schema(schema)
+        return CounterpoiseStreamReader(self._checked.for_stream(), self._most_tasks(), self.home)
+
+    def reader(self, schema: StructType) -> CounterpoiseBatchReader:
+        check_schema(schema)
+        return CounterpoiseBatchReader(self._checked, self._most_tasks())
+
+    def _most_tasks(self) -> int:
+        return self.cores or os.cpu_count() or 1
+
+
+def check_schema(schema: StructType) -> None:
+    """Raises InvalidSchema if the user gave another than the source has."""
+    if schema != from_arrow_schema(ARROW_SCHEMA):
+        raise InvalidSchema(
+            f"the source always has the columns ({SCHEMA}): leave .schema(...) out, and choose and "
+            f"convert columns of what is loaded. The schema given is {schema.simpleString()}"
+        )
 
 
 def register(spark: SparkSession) -> None:
@@ -52,6 +72,7 @@ def register(spark: SparkSession) -> None:
     members = {"cores": cores, "home": driver_home()}
     source = type("SessionDataSource", (CounterpoiseDataSource,), members)
     spark.dataSource.register(source)
+    listen(spark, driver_home())
 
 
 def session(app_name: str = "counterpoise", **config: str) -> SparkSession:
