@@ -65,8 +65,9 @@ def drain(
     left without an owner at its position. Trigger intervals are not waited for.
 
     Raises DrainTimedOut if a micro-batch takes longer than that, or the service is not reached; the
-    queries are stopped then as by `query.stop()`, which is waited for some seconds. Raises NoChannel for a query that reads nothing
-    of ours, and what a query failed with meanwhile. Queries that are over already are no error.
+    queries are stopped then as by `query.stop()`, which is waited for some seconds. Raises
+    NoChannel for a query that reads nothing of ours, and what a query failed with meanwhile.
+    Queries that are over already are no error.
     """
     several = _several(queries)
     try:
