@@ -1,3 +1,32 @@
-from tests.log_support import log, log_url
+"""Logs for the tests: `kit` and `log` of each kind for the contract, built-in ones for the rest."""
 
-__all__ = ["log", "log_url"]
+import uuid
+from collections.abc import Iterator
+
+import pytest
+
+from counterpoise.logs import Log
+from tests.counterpoise.logs.kits import LogKit, PostgresKit, RedisKit
+from tests.log_support import log, log_url
+from tests.redis_server import redis_server
+
+__all__ = ["any_log", "kit", "log", "log_url", "redis_server"]
+
+
+@pytest.fixture(params=["builtin", "redis"])
+def kit(request: pytest.FixtureRequest) -> Iterator[LogKit]:
+    """A log of each kind that does not exist yet; see `LogKit`."""
+    made: LogKit
+    if request.param == "builtin":
+        made = PostgresKit(request.getfixturevalue("log_url"))
+    else:
+        made = RedisKit(request.getfixturevalue("redis_server"), uuid.uuid4().hex)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def any_log(kit: LogKit) -> Log:
+    """The kit's log, with four partitions."""
+    kit.make(4)
+    return kit.open()

@@ -9,6 +9,12 @@ from counterpoise.logs import AppendBatch, Log, Message
 KB = 1024
 
 
+@pytest.fixture
+def log(any_log: Log) -> Log:
+    """A log of each kind."""
+    return any_log
+
+
 def fill(log: Log, *sizes_of_partitions: list[int]) -> dict[int, str]:
     """Append values of these sizes, a list for each partition; where each begins."""
     messages, partitions = [], []

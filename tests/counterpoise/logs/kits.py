@@ -1,0 +1,137 @@
+"""What the contract suite needs of each kind of log, beside the log itself: to act as the service.
+
+A kit makes one log, `flights`-like, with as many partitions as asked for. What a kind of log cannot
+do it says in `lacks`, and the tests of that promise skip it (`need`):
+
+* `idempotence`: a repeated append is dropped by (publisher, sequence)
+* `atomicity`: a batch is appended as a whole or not at all
+* `staleness`: an append with another partition count is refused in the log
+* `shrinking`: the count can fall, and what is outside can be discarded
+* `trimming`: the service trims it
+* `density`: positions have no holes, so that counts are exact
+* `dropping`: the service can drop and make it again
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol
+
+import pytest
+
+from broker.logs import Owner
+from counterpoise.logs import Log, LogOwner, open_log
+from counterpoise.logs.opening import open_managed
+from counterpoise.logs.postgres import PostgresLog
+from tests.log_support import with_logs
+from tests.redis_server import RedisServer
+
+
+def need(kit: "LogKit", *promises: str) -> None:
+    """Skip the test for a log that lacks one of these."""
+    lacking = kit.lacks & set(promises)
+    if lacking:
+        pytest.skip(f"this log has no {', '.join(sorted(lacking))}")
+
+
+class LogKit(Protocol):
+    """One log that does not exist yet, and what the service would do with it."""
+
+    lacks: frozenset[str]
+
+    def open(self) -> Log:
+        """A log object of its own, to be closed by `close`; any number of them."""
+        ...
+
+    def close(self) -> None: ...
+
+    def make(self, partition_count: int) -> None: ...
+
+    def resize(self, partition_count: int, revision: int | None = None) -> bool: ...
+
+    def discard(self, partitions: Sequence[int]) -> frozenset[int]: ...
+
+    def trim(self, below: Mapping[int, str]) -> None: ...
+
+    def position_at(self, time: float) -> Mapping[int, str]: ...
+
+    def drop(self) -> None: ...
+
+
+class _Opening:
+    def __init__(self, opener: Callable[[], Log]) -> None:
+        self._opener = opener
+        self._opened: list[Log] = []
+
+    def open(self) -> Log:
+        log = self._opener()
+        self._opened.append(log)
+        return log
+
+    def close(self) -> None:
+        for log in self._opened:
+            log.close()
+
+
+class PostgresKit(_Opening):
+    """The built-in log, in a database with the log's schema."""
+
+    lacks: frozenset[str] = frozenset()
+
+    def __init__(self, url: str) -> None:
+        super().__init__(lambda: PostgresLog("flights", url, timeout_seconds=10))
+        self._url = url
+
+    def make(self, partition_count: int) -> None:
+        owner = Owner("id", 1.0)
+        with_logs(self._url, lambda logs: logs.ensure("flights", partition_count, owner))
+
+    def resize(self, partition_count: int, revision: int | None = None) -> bool:
+        return with_logs(
+            self._url, lambda logs: logs.set_partition_count("flights", partition_count, revision)
+        )
+
+    def discard(self, partitions: Sequence[int]) -> frozenset[int]:
+        return with_logs(self._url, lambda logs: logs.discard("flights", partitions))
+
+    def trim(self, below: Mapping[int, str]) -> None:
+        numbers = {partition: int(position) for partition, position in below.items()}
+        with_logs(self._url, lambda logs: logs.trim("flights", numbers))
+
+    def position_at(self, time: float) -> Mapping[int, str]:
+        found = with_logs(self._url, lambda logs: logs.position_at("flights", time))
+        return {partition: str(position) for partition, position in found.items()}
+
+    def drop(self) -> None:
+        with_logs(self._url, lambda logs: logs.drop("flights"))
+
+
+class RedisKit(_Opening):
+    """A log in Redis, under a name that nothing else uses."""
+
+    lacks: frozenset[str] = frozenset()
+
+    def __init__(self, server: RedisServer, name: str) -> None:
+        self.url = server.log(name)
+        super().__init__(lambda: open_log(self.url, timeout_seconds=10))
+        self._service = open_managed(self.url, None, timeout_seconds=10)
+        self._opened.append(self._service)
+        self.owner = LogOwner("id", "flights", 1.0)
+        self._revision = 0
+
+    def make(self, partition_count: int) -> None:
+        self._service.ensure(partition_count, self.owner)
+
+    def resize(self, partition_count: int, revision: int | None = None) -> bool:
+        self._revision = self._revision + 1 if revision is None else revision
+        return self._service.set_partition_count(partition_count, self._revision)
+
+    def discard(self, partitions: Sequence[int]) -> frozenset[int]:
+        return self._service.discard(partitions)
+
+    def trim(self, below: Mapping[int, str]) -> None:
+        self._service.trim(below)
+
+    def position_at(self, time: float) -> Mapping[int, str]:
+        return self._service.position_at(time)
+
+    def drop(self) -> None:
+        self._service.drop(self.owner)

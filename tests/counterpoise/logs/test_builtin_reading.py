@@ -1,0 +1,157 @@
+"""What only the built-in log has to show of reading: connections, the schema; and opening logs."""
+
+import socket
+import time
+
+import psycopg
+import pytest
+
+from counterpoise.logs import (
+    AppendBatch,
+    LogAccessRefused,
+    LogError,
+    LogUnavailable,
+    Message,
+    open_log,
+    postgres,
+)
+from counterpoise.logs.postgres import PostgresLog
+from counterpoise.wire import LogAccess
+from tests.log_support import append, texts
+
+
+def kill_all_other_sessions(url):
+    with psycopg.connect(url, autocommit=True) as admin:
+        admin.execute(
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
+            " WHERE datname = current_database() AND pid <> pg_backend_pid()"
+        )
+
+
+def test_between_batches_no_transaction_stays_open_and_others_may_call(log, monkeypatch):
+    monkeypatch.setattr(postgres, "CHUNK_MESSAGES", 1)
+    append(log, "a", "b", "c")
+    reading = log.read(0, "0", None, max_messages=10)
+    assert next(reading)["value"].to_pylist() == [b"a"]
+    append(log, "d", first=3)
+    assert log.bounds([0]).ends == {0: "4"}
+    # The end was taken when the reading began.
+    assert [batch["value"].to_pylist() for batch in reading] == [[b"b"], [b"c"]]
+
+
+def test_a_message_that_is_missing_without_a_reason_is_an_error(log, log_url):
+    append(log, "a", "b", "c")
+    with psycopg.connect(log_url) as connection:
+        connection.execute("DELETE FROM counterpoise_log.messages WHERE position = 1")
+    reading = log.read(0, "0", None, max_messages=10)
+    assert next(reading)["value"].to_pylist() == [b"a"]
+    with pytest.raises(LogError, match="lacks position 1"):
+        next(reading)
+
+
+# ------------------------------------------------------------------ connections
+
+
+def test_a_reading_survives_the_loss_of_its_connection(log, log_url, monkeypatch):
+    monkeypatch.setattr(postgres, "CHUNK_MESSAGES", 1)
+    append(log, "a", "b", "c")
+    found = []
+    for batch in log.read(0, "0", None, max_messages=10):
+        found += batch["value"].to_pylist()
+        kill_all_other_sessions(log_url)
+    assert found == [b"a", b"b", b"c"]
+
+
+def test_one_connection_serves_all_calls(log, log_url):
+    append(log, "a")
+    texts(log, 0)
+    log.bounds([0])
+    with psycopg.connect(log_url) as connection:
+        row = connection.execute(
+            "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'counterpoise-log'"
+            " AND datname = current_database()"
+        ).fetchone()
+    assert row == (1,)
+
+
+def test_a_server_that_accepts_and_says_nothing_does_not_hold_a_call_for_ever():
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        url = f"postgresql://u:secret@127.0.0.1:{silent.getsockname()[1]}/d"
+        log = PostgresLog("flights", url, timeout_seconds=2)
+        before = time.monotonic()
+        with pytest.raises(LogUnavailable) as refusal:
+            log.bounds([0])
+        assert time.monotonic() - before < 20
+        assert "secret" not in str(refusal.value)
+
+
+def test_a_statement_that_is_kept_waiting_ends_in_time(log_url, log):
+    impatient = PostgresLog("flights", log_url, timeout_seconds=1)
+    impatient.bounds([0])
+    with psycopg.connect(log_url) as holding:
+        holding.execute("LOCK TABLE counterpoise_log.logs IN ACCESS EXCLUSIVE MODE")
+        before = time.monotonic()
+        with pytest.raises(LogUnavailable):
+            impatient.bounds([0])
+        assert time.monotonic() - before < 20
+    assert impatient.bounds([0]).partition_count == 4
+    impatient.close()
+
+
+def test_wrong_credentials_are_told_from_an_absent_server(log_url):
+    wrong = PostgresLog("flights", log_url.replace(":", ":x", 2).replace(":x", ":", 1))
+    with pytest.raises(LogAccessRefused):
+        wrong.bounds([0])
+    absent = PostgresLog("flights", "postgresql://u:p@127.0.0.1:1/d")
+    with pytest.raises(LogUnavailable) as refusal:
+        absent.bounds([0])
+    assert not isinstance(refusal.value, LogAccessRefused)
+
+
+def test_a_database_without_the_schema_says_what_to_do(database_url):
+    log = PostgresLog("flights", database_url)
+    with pytest.raises(LogError, match="counterpoise migrate"):
+        log.bounds([0])
+    log.close()
+
+
+def test_sending_an_empty_batch_needs_no_connection():
+    log = PostgresLog("flights", "postgresql://u:p@127.0.0.1:1/d")
+    assert log.append(AppendBatch("p", 0, 4, [], [])).appended == 0
+
+
+# ------------------------------------------------------------------ opening
+
+
+def test_open_log_takes_a_url_an_access_or_the_environment(log, log_url, monkeypatch):
+    append(log, "a")
+    monkeypatch.delenv("COUNTERPOISE_LOG_URL", raising=False)
+    for access in (log_url, LogAccess(log_url)):
+        opened = open_log("builtin:flights", access)
+        assert texts(opened, 0) == ["a"]
+        opened.close()
+    with pytest.raises(LogError, match="COUNTERPOISE_LOG_URL"):
+        open_log("builtin:flights")
+    monkeypatch.setenv("COUNTERPOISE_LOG_URL", log_url)
+    opened = open_log("builtin:flights")
+    assert texts(opened, 0) == ["a"]
+    opened.close()
+
+
+@pytest.mark.parametrize("log", ["mail://broker/topic", "builtin:", "flights", ""])
+def test_a_log_of_an_unknown_kind_is_refused(log):
+    with pytest.raises(LogError, match="cannot open"):
+        open_log(log, "postgresql://u:p@h/d")
+
+
+def test_no_message_and_no_repr_shows_the_password():
+    for url in ("postgresql://u:secret@[h/d", "secret", "postgresql://u:secret@h:port/d"):
+        with pytest.raises(LogError) as refusal:
+            open_log("builtin:q", url).bounds([0])
+        assert "secret" not in str(refusal.value)
+        assert "secret" not in repr(refusal.value.__cause__)
+    assert "secret" not in repr(open_log("builtin:q", "postgresql://u:secret@h/d"))
+
+
+def test_a_message_is_small(log):
+    assert Message(b"abc", "ké", {"a": "b"}).size_bytes() == 8

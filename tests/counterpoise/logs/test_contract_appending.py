@@ -1,0 +1,260 @@
+"""What every log promises about appends: once, all or nothing, refused when stale."""
+
+import itertools
+import threading
+import uuid
+from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime, timedelta, timezone
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from counterpoise.logs import (
+    MAX_MESSAGE_BYTES,
+    MESSAGE_SCHEMA,
+    AppendBatch,
+    AppendResult,
+    InvalidMessage,
+    LogError,
+    LogNotFound,
+    Message,
+    StalePartitionCount,
+)
+from tests.counterpoise.logs.kits import need
+from tests.log_support import append, texts
+
+text_without_nul = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"))
+times = st.none() | st.datetimes(
+    datetime(1900, 1, 1),  # noqa: DTZ001 - hypothesis adds the zone
+    datetime(2200, 1, 1),  # noqa: DTZ001
+    timezones=st.sampled_from([UTC, timezone(timedelta(hours=-5))]),
+)
+messages = st.builds(
+    Message,
+    st.binary(max_size=50),
+    st.none() | text_without_nul,
+    st.none() | st.dictionaries(text_without_nul, text_without_nul, min_size=1, max_size=3),
+    times,
+)
+
+
+@settings(
+    max_examples=50, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(st.lists(st.tuples(st.integers(0, 3), messages), min_size=1, max_size=20))
+def test_every_column_comes_back_as_it_went_in(any_log, routed):
+    ends = any_log.bounds(range(4)).ends
+    batch = AppendBatch(uuid.uuid4().hex, 0, 4, [p for p, _ in routed], [m for _, m in routed])
+    assert any_log.append(batch) == AppendResult(len(routed), 0)
+    for partition in range(4):
+        sent = [message for where, message in routed if where == partition]
+        batches = list(any_log.read(partition, ends[partition], None, max_messages=1000))
+        assert all(batch.schema.equals(MESSAGE_SCHEMA) for batch in batches)
+        read = [row for batch in batches for row in batch.to_pylist()]
+        assert [row["value"] for row in read] == [message.value for message in sent]
+        assert [row["key"] for row in read] == [message.key for message in sent]
+        headers = [None if row["headers"] is None else dict(row["headers"]) for row in read]
+        assert headers == [message.headers for message in sent]
+        places = [row["position"] for row in read]
+        assert all(any_log.compare(a, b) < 0 for a, b in itertools.pairwise(places))
+        assert all(row["partition"] == partition for row in read)
+        for row, message in zip(read, sent, strict=True):
+            if message.published_at is None:
+                assert abs(row["published_at"] - datetime.now(UTC)) < timedelta(minutes=1)
+            else:
+                assert row["published_at"] == message.published_at
+
+
+UNFIT = [
+    (Message(b"", "a\0b"), "key contains a NUL"),
+    (Message(b"", None, {"a": "\0"}), "header 'a' contains a NUL"),
+    (Message(b"", "\ud800"), "not valid Unicode"),
+    (Message("text"), "must be bytes"),  # type: ignore[arg-type]
+    (Message(b"", 7), "must be a str"),  # type: ignore[arg-type]
+    (Message(b"", None, None, datetime(2013, 1, 1)), "time zone"),  # noqa: DTZ001
+    (Message(bytes(MAX_MESSAGE_BYTES), "k"), "is the most a log holds"),
+]
+
+
+def test_what_no_log_can_hold_is_refused_with_a_reason(any_log):
+    for message, complaint in UNFIT:
+        with pytest.raises(InvalidMessage, match=complaint):
+            any_log.append(AppendBatch("p", 0, 4, [0, 0], [Message(b"before"), message]))
+    assert texts(any_log, 0) == []
+
+
+def test_a_partition_that_does_not_exist_spoils_the_whole_batch(any_log, kit):
+    need(kit, "atomicity")
+    with pytest.raises(LogError, match="out of range"):
+        any_log.append(AppendBatch("p", 0, 4, [0, 4], [Message(b"a"), Message(b"b")]))
+    assert texts(any_log, 0) == []
+
+
+def test_a_log_that_does_not_exist_is_said_to_be_missing(kit):
+    log = kit.open()
+    with pytest.raises(LogNotFound):
+        append(log, "a")
+    with pytest.raises(LogNotFound):
+        log.bounds([0])
+    with pytest.raises(LogNotFound):
+        texts(log, 0, "0", "5")
+
+
+def test_a_batch_over_many_partitions_is_appended_in_order_within_each(any_log):
+    values = [Message(f"{number}".encode()) for number in range(40)]
+    any_log.append(AppendBatch("p", 0, 4, [number % 4 for number in range(40)], values))
+    for partition in range(4):
+        assert texts(any_log, partition) == [str(n) for n in range(partition, 40, 4)]
+
+
+def test_a_reader_that_follows_the_end_misses_nothing_while_many_append(any_log, kit):
+    """Every end that is seen can be read completely at once, while four publishers append."""
+    done = threading.Event()
+
+    def publish(name):
+        own = kit.open()
+        for number in range(20):
+            values = [f"{name}-{number * 3 + place}" for place in range(3)]
+            # Every second batch takes the partitions in the other order.
+            partitions = [0, 1, 0] if number % 2 else [1, 0, 1]
+            batch = [Message(value.encode()) for value in values]
+            own.append(AppendBatch(name, number * 3, 4, partitions, batch))
+
+    def follow():
+        own = kit.open()
+        seen, at = [], {0: "0", 1: "0"}
+        while True:
+            last = done.is_set()
+            bounds = own.bounds([0, 1])
+            for partition in (0, 1):
+                found = texts(own, partition, at[partition], bounds.ends[partition])
+                if "density" not in kit.lacks:
+                    assert len(found) == int(bounds.ends[partition]) - int(at[partition])
+                seen += found
+            at = dict(bounds.ends)
+            if last:
+                return seen
+
+    names = [f"p{number}" for number in range(4)]
+    with ThreadPoolExecutor(8) as pool:
+        reader = pool.submit(follow)
+        list(pool.map(publish, names))
+        done.set()
+        seen = reader.result(30)
+    assert sorted(seen) == sorted(f"{name}-{number}" for name in names for number in range(60))
+    by_partition = [texts(any_log, 0), texts(any_log, 1)]
+    for name in names:
+        for values in by_partition:
+            own = [int(value.split("-")[1]) for value in values if value.startswith(f"{name}-")]
+            assert own == sorted(own)
+
+
+# ------------------------------------------------------------------ once
+
+
+def test_a_repeated_append_changes_nothing(any_log, kit):
+    need(kit, "idempotence")
+    assert append(any_log, "a", "b") == AppendResult(2, 0)
+    assert append(any_log, "a", "b") == AppendResult(0, 2)
+    assert texts(any_log, 0) == ["a", "b"]
+    assert any_log.next_sequence("p") == 2
+
+
+def test_of_an_overlapping_append_only_the_new_messages_are_taken(any_log, kit):
+    need(kit, "idempotence")
+    append(any_log, "a", "b")
+    assert append(any_log, "b", "c", first=1) == AppendResult(1, 1)
+    assert texts(any_log, 0) == ["a", "b", "c"]
+
+
+def test_a_repetition_is_recognised_after_a_resize_that_routes_it_elsewhere(any_log, kit):
+    need(kit, "idempotence", "shrinking")
+    append(any_log, "a", partition=3)
+    kit.resize(2)
+    assert append(any_log, "a", partition=1, partition_count=2) == AppendResult(0, 1)
+    assert texts(any_log, 1) == []
+
+
+def test_publishers_do_not_share_sequences(any_log, kit):
+    need(kit, "idempotence")
+    append(any_log, "a", publisher="p")
+    assert append(any_log, "a", publisher="q") == AppendResult(1, 0)
+    assert any_log.next_sequence("nobody") == 0
+
+
+def test_many_repetitions_at_once_are_appended_once(any_log, kit):
+    need(kit, "idempotence")
+    with ThreadPoolExecutor(4) as pool:
+        logs = [kit.open() for _ in range(4)]
+        results = list(pool.map(lambda one: append(one, "a", "b", "c"), logs))
+    assert sorted(result.appended for result in results) == [0, 0, 0, 3]
+    assert texts(any_log, 0) == ["a", "b", "c"]
+
+
+# ------------------------------------------------------------------ resize
+
+
+def test_an_append_with_another_partition_count_is_refused_with_the_current_one(any_log, kit):
+    need(kit, "staleness")
+    for routed_with in (3, 5):
+        with pytest.raises(StalePartitionCount) as refusal:
+            append(any_log, "a", partition_count=routed_with)
+        assert refusal.value.current == 4
+    assert texts(any_log, 0) == []
+    assert any_log.next_sequence("p") == 0
+
+
+def test_a_resize_that_comes_late_changes_nothing(any_log, kit):
+    need(kit, "shrinking")
+    assert kit.resize(6, revision=9)
+    assert not kit.resize(3, revision=8)
+    assert any_log.bounds([]).partition_count == 6
+    # The same again is no other.
+    assert kit.resize(6, revision=9)
+
+
+@settings(
+    max_examples=10, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(st.lists(st.integers(1, 4), min_size=1, max_size=4))
+def test_nothing_is_appended_behind_an_end_that_was_final(any_log, kit, counts):
+    """Two publishers race resizes; what bounds() called final must never grow."""
+    need(kit, "shrinking", "staleness")
+    stop = threading.Event()
+    publisher = uuid.uuid4().hex
+
+    def publish(name):
+        own = kit.open()
+        sequence, count = 0, own.bounds([]).partition_count
+        while not stop.is_set():
+            try:
+                append(
+                    own,
+                    f"{name}-{sequence}",
+                    partition=sequence % count,
+                    first=sequence,
+                    publisher=name,
+                    partition_count=count,
+                )
+                sequence += 1
+            except StalePartitionCount as stale:
+                count = stale.current
+        own.close()
+
+    with ThreadPoolExecutor(2) as pool:
+        publishers = [pool.submit(publish, f"{publisher}-{number}") for number in range(2)]
+        try:
+            for count in counts:
+                kit.resize(count)
+                final = any_log.bounds(range(4))
+                assert final.partition_count == count
+                for _ in range(3):
+                    now = any_log.bounds(range(4))
+                    for partition in range(count, 4):
+                        assert final.is_final(partition)
+                        assert now.ends[partition] == final.ends[partition]
+        finally:
+            stop.set()
+        for one in publishers:
+            one.result(10)

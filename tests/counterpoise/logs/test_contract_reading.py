@@ -1,0 +1,299 @@
+"""What every log promises about reading: in order, complete, bounded, nothing skipped silently."""
+
+import threading
+import time
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from counterpoise.logs import (
+    AppendBatch,
+    InvalidPosition,
+    Message,
+    PositionAhead,
+    PositionTrimmed,
+    postgres,
+)
+from counterpoise.logs import redis as redis_log
+from tests.counterpoise.logs.kits import need
+from tests.log_support import append, texts
+
+
+@pytest.fixture
+def chunk(monkeypatch):
+    """Sets how many messages are fetched at a time, for logs that fetch in chunks."""
+
+    def set_to(messages=None, size=None):
+        for module in (postgres, redis_log):
+            if messages is not None:
+                monkeypatch.setattr(module, "CHUNK_MESSAGES", messages)
+            if size is not None:
+                monkeypatch.setattr(module, "CHUNK_BYTES", size)
+
+    return set_to
+
+
+@settings(
+    max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(
+    start=st.integers(0, 25),
+    end=st.none() | st.integers(0, 30),
+    most=st.integers(1, 25),
+    fetched=st.integers(1, 7),
+    most_bytes=st.none() | st.integers(1, 60),
+)
+def test_any_range_in_any_chunks_is_exactly_those_messages(
+    any_log, kit, chunk, start, end, most, fetched, most_bytes
+):
+    need(kit, "density")
+    values = [f"{number:02}" for number in range(20)]
+    if not texts(any_log, 0):
+        append(any_log, *values)
+    chunk(fetched)
+    if (end is None and start > 20) or (end is not None and 20 < start < end):
+        with pytest.raises(PositionAhead):
+            list(any_log.read(0, str(start), end and str(end), max_messages=most))
+        return
+    end_text = None if end is None else str(end)
+    batches = list(any_log.read(0, str(start), end_text, max_messages=most, max_bytes=most_bytes))
+    found = [value.decode() for batch in batches for value in batch["value"].to_pylist()]
+    expected = values[start:end][:most]
+    if most_bytes is not None:
+        # Messages follow as long as fewer than that many bytes have come before.
+        expected = expected[: (most_bytes + 1) // 2]
+    assert found == expected
+    assert all(batch.num_rows > 0 for batch in batches)
+
+
+@settings(
+    max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(st.lists(st.integers(0, 9), min_size=1, max_size=12), st.integers(1, 30), st.integers(0, 11))
+def test_a_limit_of_bytes_ends_with_the_message_that_reaches_it(any_log, sizes, most, start):
+    begin = any_log.bounds([0]).ends[0]
+    values = [b"x" * size for size in sizes]
+    publisher = f"p{begin}"
+    any_log.append(
+        AppendBatch(publisher, 0, 4, [0] * len(values), [Message(value) for value in values])
+    )
+    at = [
+        row["position"]
+        for batch in any_log.read(0, begin, None, max_messages=99)
+        for row in batch.to_pylist()
+    ]
+    start = min(start, len(values) - 1)
+    batches = any_log.read(0, at[start], None, max_messages=99, max_bytes=most)
+    found = [len(value) for batch in batches for value in batch["value"].to_pylist()]
+    expected, before = [], 0
+    for size in sizes[start:]:
+        if before >= most:
+            break
+        expected.append(size)
+        before += size
+    assert found == expected
+
+
+def test_large_messages_come_in_batches_of_bounded_size(any_log, chunk):
+    chunk(size=1000)
+    append(any_log, *["x" * 400] * 10)
+    sizes = [batch.num_rows for batch in any_log.read(0, "0", None, max_messages=100)]
+    assert sum(sizes) == 10
+    assert max(sizes) <= 3
+
+
+def test_the_end_is_taken_when_the_reading_begins_and_others_may_call_meanwhile(any_log, chunk):
+    chunk(1)
+    append(any_log, "a", "b", "c")
+    reading = any_log.read(0, "0", None, max_messages=10)
+    found = next(reading)["value"].to_pylist()
+    append(any_log, "d", first=3)
+    assert any_log.bounds([0]).partition_count == 4
+    found += [value for batch in reading for value in batch["value"].to_pylist()]
+    assert found == [b"a", b"b", b"c"]
+
+
+def test_a_position_that_is_not_of_this_log_is_refused(any_log):
+    for position in ["", "-1", "x", "1.0", " 1", "¹", "9" * 19, "1" * 30]:
+        with pytest.raises(InvalidPosition):
+            list(any_log.read(0, position, "5", max_messages=1))
+        with pytest.raises(InvalidPosition):
+            any_log.compare("0", position)
+
+
+def test_positions_are_compared_as_numbers(any_log):
+    assert any_log.compare("9", "10") < 0 < any_log.compare("10", "9")
+    assert any_log.compare("7", "7") == 0
+
+
+def test_a_log_can_be_used_again_after_close(any_log):
+    append(any_log, "a")
+    any_log.close()
+    assert texts(any_log, 0) == ["a"]
+
+
+def test_several_threads_may_use_one_log(any_log):
+    append(any_log, *map(str, range(100)))
+    found = []
+    threads = [threading.Thread(target=lambda: found.append(texts(any_log, 0))) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(10)
+    assert found == [[str(number) for number in range(100)]] * 8
+
+
+# ------------------------------------------------------------------ nothing skipped silently
+
+
+def test_reading_what_was_trimmed_fails_instead_of_skipping_it(any_log, kit):
+    need(kit, "trimming")
+    append(any_log, "a", "b", "c")
+    kit.trim({0: "2"})
+    assert texts(any_log, 0, "2") == ["c"]
+    with pytest.raises(PositionTrimmed) as refusal:
+        texts(any_log, 0, "1")
+    assert refusal.value.first == "2"
+    assert any_log.bounds([0]).starts == {0: "2"}
+
+
+def test_a_trim_amid_a_reading_is_noticed(any_log, kit, chunk):
+    need(kit, "trimming")
+    chunk(1)
+    append(any_log, "a", "b", "c")
+    reading = any_log.read(0, "0", None, max_messages=10)
+    next(reading)
+    kit.trim({0: "2"})
+    with pytest.raises(PositionTrimmed):
+        next(reading)
+
+
+def test_trimming_never_goes_past_the_end_nor_back(any_log, kit):
+    need(kit, "trimming")
+    append(any_log, "a", "b")
+    kit.trim({0: "100"})
+    kit.trim({0: "1", 3: "7"})
+    bounds = any_log.bounds([0, 3])
+    assert (bounds.starts, bounds.ends) == ({0: "2", 3: "0"}, {0: "2", 3: "0"})
+    append(any_log, "c", first=2)
+    assert texts(any_log, 0, "2") == ["c"]
+
+
+def test_what_was_discarded_is_passed_over_without_an_error_and_positions_go_on(any_log, kit):
+    """A micro-batch planned before a resize with discard must not fail its query."""
+    need(kit, "shrinking")
+    append(any_log, "a", "b", partition=3)
+    kit.resize(3)
+    assert kit.discard([2, 3]) == {3}
+    assert texts(any_log, 3, "0", "2") == []
+    kit.resize(4)
+    append(any_log, "c", partition=3, first=2)
+    assert texts(any_log, 3, "1", "3") == ["c"]
+    assert any_log.bounds([3]).ends == {3: "3"}
+    # One that is in use again is left alone.
+    assert kit.discard([3]) == frozenset()
+    assert texts(any_log, 3, "2") == ["c"]
+
+
+def test_a_partition_outside_the_count_can_be_read_to_its_end(any_log, kit):
+    need(kit, "shrinking")
+    append(any_log, "a", "b", partition=3)
+    kit.resize(2)
+    assert texts(any_log, 3) == ["a", "b"]
+    assert any_log.bounds([3]).is_final(3)
+
+
+def test_a_position_of_a_log_that_was_dropped_and_made_again_is_noticed(any_log, kit):
+    need(kit, "dropping")
+    append(any_log, "a", "b")
+    before = any_log.bounds([0])
+    kit.drop()
+    kit.make(4)
+    assert any_log.next_sequence("p") == 0
+    append(any_log, "c", publisher="q")
+    after = any_log.bounds([0])
+    assert after.incarnation != before.incarnation
+    assert texts(any_log, 0) == ["c"]
+    with pytest.raises(PositionAhead):
+        texts(any_log, 0, "2", "3")
+    with pytest.raises(PositionAhead):
+        any_log.limit({0: "2"}, 10)
+
+
+# ------------------------------------------------------------------ bounds, limit, backlog, times
+
+
+def test_bounds_of_partitions_the_log_never_had_are_empty(any_log):
+    append(any_log, "a", partition=1)
+    bounds = any_log.bounds([1, 2, 77])
+    assert bounds.partition_count == 4
+    assert bounds.ends[2] == bounds.ends[77] == "0"
+    assert any_log.compare("0", bounds.ends[1]) < 0
+    assert any_log.bounds([]).partition_count == 4
+
+
+def test_limit_plans_ends_that_hold_no_more_than_asked(any_log, kit):
+    need(kit, "density")
+    for partition, count in enumerate([5, 1, 0, 9]):
+        append(any_log, *map(str, range(count)), partition=partition, publisher=f"p{partition}")
+    starts = {0: "0", 1: "0", 2: "0", 3: "4"}
+    assert any_log.limit(starts, 100) == {0: "5", 1: "1", 2: "0", 3: "9"}
+    assert any_log.limit(starts, 6) == {0: "3", 1: "1", 2: "0", 3: "6"}
+    assert any_log.limit(starts, 0) == starts
+    assert any_log.limit({0: "0"}, 3, any_log.bounds([0])) == {0: "3"}
+
+
+def test_the_backlog_is_what_lies_between_position_and_end(any_log, kit):
+    append(any_log, "a", "b", "c")
+    bounds = any_log.bounds([0, 1])
+    second = next(any_log.read(0, "0", None, max_messages=1))["position"][0].as_py()
+    backlog = any_log.backlog({0: second, 1: None}, bounds)
+    assert backlog[1] == 0
+    assert backlog[0] >= 3
+    if "density" not in kit.lacks:
+        assert any_log.backlog({0: "1", 1: None}, bounds) == {0: 2, 1: 0}
+        assert any_log.backlog({0: None, 1: "0"}, bounds) == {0: 3, 1: 0}
+    with pytest.raises(PositionAhead):
+        any_log.backlog({0: "999"}, bounds)
+
+
+@settings(
+    max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(st.lists(st.integers(0, 9), max_size=15), st.integers(0, 10), st.integers(0, 5))
+def test_from_a_time_on_nothing_published_since_is_missed(any_log, kit, seconds, asked, trimmed):
+    """Also where publishers give times that are not in order: the first that is late enough."""
+    base = datetime(2026, 1, 1, tzinfo=UTC)
+    begin = any_log.bounds([0]).ends[0]
+    if "trimming" not in kit.lacks:
+        kit.trim({0: begin})
+    any_log.append(
+        AppendBatch(
+            f"p{begin}",
+            0,
+            4,
+            [0] * len(seconds),
+            [Message(f"{s}".encode(), published_at=base + timedelta(seconds=s)) for s in seconds],
+        )
+    )
+    rows = [
+        (row["position"], int(row["value"]))
+        for batch in any_log.read(0, begin, None, max_messages=99)
+        for row in batch.to_pylist()
+    ]
+    if "trimming" not in kit.lacks and rows:
+        gone = min(trimmed, len(rows) - 1)
+        kit.trim({0: rows[gone][0]})
+        rows = rows[gone:]
+    found = kit.position_at((base + timedelta(seconds=asked)).timestamp())[0]
+    late = [position for position, value in rows if value >= asked]
+    expected = late[0] if late else any_log.bounds([0]).ends[0]
+    assert any_log.compare(found, expected) == 0
+
+
+def test_from_now_on_is_the_end_of_every_partition(any_log, kit):
+    append(any_log, "a")
+    found = kit.position_at(time.time() + 3600)
+    assert found == {p: any_log.bounds([p]).ends[p] for p in range(4)}
