@@ -19,6 +19,12 @@ class InvalidOption(SourceError):
     code = "invalid_option"
 
 
+class InvalidSchema(SourceError):
+    """The user gave a schema, and it is not the source's own."""
+
+    code = "invalid_schema"
+
+
 class InvalidOffset(SourceError):
     """The checkpoint does not fit: of another source, queue or log, or of another version."""
 

@@ -22,6 +22,7 @@ from counterpoise.logs import (
     open_log,
 )
 from counterpoise.spark.errors import Trimmed
+from counterpoise.spark.extent import NO_EPOCH
 from counterpoise.spark.offsets import Slice
 
 logger = logging.getLogger("counterpoise.spark")
@@ -109,8 +110,9 @@ def read_slices(
 def as_rows(batch: pa.RecordBatch, one: Slice) -> pa.RecordBatch:
     """A batch of the log's schema, read for `one`, as a batch of ARROW_SCHEMA."""
     count = batch.num_rows
-    epochs = pa.repeat(pa.scalar(one.epoch, pa.int64()), count)
-    tenures = pa.repeat(pa.scalar(one.state_of, pa.int64()), count)
+    of_a_batch_read = one.epoch == NO_EPOCH
+    epochs = pa.repeat(pa.scalar(None if of_a_batch_read else one.epoch, pa.int64()), count)
+    tenures = pa.repeat(pa.scalar(None if of_a_batch_read else one.state_of, pa.int64()), count)
     replays = pa.repeat(pa.scalar(one.replay, pa.bool_()), count)
     columns = batch.columns
     return pa.RecordBatch.from_arrays(
