@@ -13,11 +13,13 @@ Start reading at `planning`, then `progress`: what is read, committed and releas
 """
 
 from counterpoise.spark.draining import DrainTimedOut, drain, drain_on_sigterm
+from counterpoise.spark.sink import FencedSink
 from counterpoise.spark.source import CounterpoiseDataSource, register, session
 
 __all__ = [
     "CounterpoiseDataSource",
     "DrainTimedOut",
+    "FencedSink",
     "drain",
     "drain_on_sigterm",
     "register",

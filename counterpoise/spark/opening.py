@@ -24,7 +24,9 @@ from counterpoise.spark.errors import CannotStart
 from counterpoise.spark.handoffs import Handoffs
 from counterpoise.spark.leaving import nobody_else
 from counterpoise.spark.options import SourceOptions
+from counterpoise.spark.planned import Plans
 from counterpoise.spark.probe import ask_bounds
+from counterpoise.wire import Queue
 
 logger = logging.getLogger("counterpoise.spark")
 
@@ -55,8 +57,12 @@ def open_consumption(
     *,
     renew_while: Callable[[], bool],
     home: str | None = None,
+    available_now: bool = False,
 ) -> Opened:
-    """Bind and start. `home`: where to talk with the driver. Raises CannotStart."""
+    """Bind and start. `home`: where to talk with the driver. Raises CannotStart.
+
+    `available_now`: a query that ends by itself does not ask for warm-ups.
+    """
     give_up_at = time.monotonic() + options.start_timeout_seconds
     wake = threading.Event()
     handoffs = Handoffs()
@@ -78,11 +84,14 @@ def open_consumption(
         client_name=options.client_name,
         instance_id=instance_id,
         lease_seconds=options.lease_seconds,
+        warmup=options.warmup and not available_now,
         renew_while=renew_while,
         on_granted=granted,
         on_revoking=changed,
         on_retiring=changed,
         on_lost=lost,
+        on_warming=changed,
+        on_warming_ended=changed,
     )
     try:
         flow.open(max(0.1, options.start_timeout_seconds))
@@ -96,8 +105,8 @@ def open_consumption(
     try:
         door = LogDoor(flow, options.log_url)
         bounds = _first_bounds(door, [], give_up_at)
-        with Client(options.url) as client:
-            max_handoff_seconds = _max_handoff_seconds(client, options.queue)
+        queue = _queue(options, give_up_at)
+        channel = Channel(home, flow.instance_id) if home is not None else None
         consumption = Consumption(
             options,
             flow,
@@ -105,9 +114,10 @@ def open_consumption(
             bounds.incarnation,
             wake=wake,
             cores=options.max_input_partitions or cores,
-            max_handoff_seconds=max_handoff_seconds,
+            max_handoff_seconds=queue.max_handoff_time,
             settled=lambda: _until_ready(options),
-            channel=Channel(home, flow.instance_id) if home is not None else None,
+            channel=channel,
+            plans=Plans(channel, queue.id, bounds.incarnation) if channel is not None else None,
             handoffs=handoffs,
             nobody_else=lambda: nobody_else(options),
         )
@@ -134,12 +144,18 @@ def _first_bounds(door: LogDoor, partitions: list[int], give_up_at: float) -> Bo
         time.sleep(_PAUSE_SECONDS)
 
 
-def _max_handoff_seconds(client: Client, queue: str) -> float | None:
-    """For a warning only, so not worth failing for."""
-    try:
-        return client.queue(queue).max_handoff_time
-    except CounterpoiseError:
-        return None
+def _queue(options: SourceOptions, give_up_at: float) -> Queue:
+    """The queue: its id, and how long its handoffs take."""
+    with Client(options.url) as client:
+        while True:
+            try:
+                return client.queue(options.queue)
+            except ServiceUnavailable as error:
+                if time.monotonic() + _PAUSE_SECONDS > give_up_at:
+                    raise CannotStart(f"queue {options.queue!r}: {error}") from None
+            except CounterpoiseError as error:
+                raise CannotStart(f"queue {options.queue!r}: {error}") from None
+            time.sleep(_PAUSE_SECONDS)
 
 
 def _until_ready(options: SourceOptions) -> None:

@@ -1,0 +1,134 @@
+"""Finding, within `foreachBatch`, the query that runs and what the source has planned for it.
+
+`foreachBatch` gets a session of its own, which does not list the query; what all sessions of an
+application share does.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from counterpoise.spark.channel import Channel, NoChannel, driver_home
+from counterpoise.spark.offsets import VERSION_FIELD, Json
+from counterpoise.spark.planned import Planned, planned_of
+from counterpoise.spark.sink.errors import PlanMissing
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+_PAUSE_SECONDS = 0.05
+
+
+@dataclass(frozen=True)
+class RunningBatch:
+    """The micro-batch that runs: Spark's query, the run it belongs to, what the source said."""
+
+    execution: Any
+    run_id: str
+    planned: Planned
+    channel: Channel
+
+    @classmethod
+    def of(cls, batch: DataFrame) -> RunningBatch:
+        """The batch that `foreachBatch` was called with. Raises NoChannel, PlanMissing."""
+        execution = _execution(batch)
+        instance, start, end = _offsets(execution)
+        channel = Channel(driver_home(), instance)
+        planned = _planned(channel, end)
+        if planned is None:
+            # Not seen on any version: Spark builds the RDD, and so asks for the plan, before.
+            execution.lastExecution().toRdd().getNumPartitions()
+            planned = _planned(channel, end)
+        if planned is None:
+            raise PlanMissing(
+                "the source has not said what this micro-batch reads: is the directory for "
+                "temporary files full, or counterpoise of another version than when it started?"
+            )
+        if start == end:
+            # Spark runs it for timeouts or watermarks, and has asked the source for nothing.
+            planned = replace(planned, read=(), tasks=())
+        return cls(execution, str(execution.runId()), planned, channel)
+
+    def still_held(
+        self,
+        superseded: Iterable[tuple[int, int]],
+        within_seconds: float,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> list[tuple[int, int]]:
+        """Which of these (partition, epoch) the flow still believes to own after so long."""
+        give_up_at = clock() + within_seconds
+        left = list(superseded)
+        while left:
+            view = self.channel.get("view") or {}
+            held = {
+                (int(number), one.get("epoch"))
+                for number, one in view.get("partitions", {}).items()
+            }
+            left = [key for key in left if key in held]
+            if not left or clock() >= give_up_at:
+                break
+            time.sleep(_PAUSE_SECONDS)
+        return left
+
+
+def _execution(batch: DataFrame) -> Any:
+    session = batch.sparkSession
+    context = session.sparkContext
+    query_id = context.getLocalProperty("sql.streaming.queryId")
+    found = None
+    if query_id is not None:
+        queries = batch._jdf.sparkSession().sharedState().activeStreamingQueries()
+        assert context._jvm is not None
+        found = queries.get(context._jvm.java.util.UUID.fromString(query_id))
+    if found is None:
+        raise NoChannel("the sink is to be called by foreachBatch, in the thread that Spark calls")
+    return found
+
+
+def _offsets(execution: Any) -> tuple[str, Json | None, Json]:
+    """The instance whose batch runs, and the batch's start and end."""
+    ends = _documents(execution.availableOffsets())
+    if len(ends) != 1:
+        raise NoChannel(
+            "the query reads nothing from a counterpoise source"
+            if not ends
+            else "the query reads several counterpoise sources, and the partitions of their rows "
+            "cannot be told apart: write each in a query of its own"
+        )
+    ((source, end),) = ends.items()
+    instance = end.get("instance")
+    if instance is None:
+        raise NoChannel("the source has not bound its flow yet")
+    return str(instance), _documents(execution.committedOffsets()).get(source), end
+
+
+def _documents(progress: Any) -> dict[int, Json]:
+    """Our offsets in a StreamProgress, by source."""
+    found: dict[int, Json] = {}
+    entries = progress.iterator()
+    while entries.hasNext():
+        entry = entries.next()
+        offset = entry._2()
+        document = None if offset is None else _json(offset.json())
+        if document is not None:
+            found[entry._1().hashCode()] = document
+    return found
+
+
+def _json(text: str) -> Json | None:
+    try:
+        document = json.loads(text)
+    except ValueError:
+        return None
+    return document if isinstance(document, dict) and VERSION_FIELD in document else None
+
+
+def _planned(channel: Channel, end: Json) -> Planned | None:
+    document = channel.get("plan")
+    if document is None or document["end"] != end:
+        return None
+    return planned_of(document)

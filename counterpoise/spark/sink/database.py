@@ -1,0 +1,143 @@
+"""Reaching the database: how a task gets its connection, and how a transaction begins.
+
+How to reach it is a secret. It is held by one small class that shows nothing of it, on the way to
+the tasks it is inside the pickled function, and errors carry neither it nor the rows.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import logging
+import os
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from counterpoise.spark.sink.errors import InvalidSink
+
+if TYPE_CHECKING:
+    from sqlalchemy import Connection, Engine
+
+logger = logging.getLogger("counterpoise.spark")
+
+URL_VARIABLE = "COUNTERPOISE_SINK_URL"
+MakeEngine = Callable[[], "Engine"]
+
+_CONNECT_SECONDS = 10
+_TRANSACTION_TIMEOUT_SINCE = (17,)
+_FIRST_PAUSE_SECONDS = 0.1
+_LONGEST_PAUSE_SECONDS = 2.0
+
+# A Python worker runs many tasks one after another: it keeps its connections.
+_kept: dict[str, Engine] = {}
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """How long a transaction may take, so that a frozen writer does not keep its row for ever.
+
+    The server ends one that is idle for `idle_seconds`, or (PostgreSQL 17 and later) has taken
+    `transaction_seconds`. A database that is away when it begins is tried for `retry_seconds`.
+    """
+
+    idle_seconds: float = 60.0
+    transaction_seconds: float = 600.0
+    retry_seconds: float = 30.0
+
+
+class Database:
+    """Where the sink writes: a URL, or a function that makes an engine on the executors."""
+
+    def __init__(self, where: str | MakeEngine | None) -> None:
+        """None: what the environment's COUNTERPOISE_SINK_URL says, now. Raises InvalidSink."""
+        where = where if where is not None else os.environ.get(URL_VARIABLE)
+        if not where:
+            raise InvalidSink(
+                f"no database for the sink: give it a URL, or set {URL_VARIABLE} "
+                "(postgresql://user:password@host:port/database)"
+            )
+        self._where = where
+        if callable(where):
+            from pyspark import cloudpickle
+
+            content = cloudpickle.dumps(where)  # type: ignore[no-untyped-call]
+        else:
+            _checked(where)
+            content = where.encode()
+        # Names the engine in a worker's memory; says nothing of the secret.
+        self.key = hashlib.sha256(content).hexdigest()
+
+    def __repr__(self) -> str:
+        return "Database(…)"
+
+    def engine(self) -> Engine:
+        """The engine, made once in this process."""
+        engine = _kept.get(self.key)
+        if engine is None:
+            where = self._where
+            engine = _kept[self.key] = where() if callable(where) else _engine_of(where)
+        return engine
+
+    @contextlib.contextmanager
+    def transaction(self, bounds: Bounds) -> Iterator[Connection]:
+        """A transaction that commits at the end of the block, or does not."""
+        from sqlalchemy import text
+
+        with contextlib.ExitStack() as ending:
+            connection = ending.enter_context(self._connect(bounds.retry_seconds))
+            ending.enter_context(connection.begin())
+            limits = {"idle_in_transaction_session_timeout": bounds.idle_seconds}
+            if (connection.dialect.server_version_info or (0,)) >= _TRANSACTION_TIMEOUT_SINCE:
+                limits["transaction_timeout"] = bounds.transaction_seconds
+            for name, seconds in limits.items():
+                connection.execute(
+                    text("SELECT set_config(:name, :most, true)"),
+                    {"name": name, "most": f"{max(1, round(seconds * 1000))}ms"},
+                )
+            yield connection
+
+    def _connect(self, retry_seconds: float) -> Connection:
+        from sqlalchemy.exc import OperationalError
+
+        engine = self.engine()
+        give_up_at = time.monotonic() + retry_seconds
+        pause = _FIRST_PAUSE_SECONDS
+        while True:
+            try:
+                return engine.connect()
+            except OperationalError as error:
+                if time.monotonic() + pause > give_up_at:
+                    raise
+                logger.warning("counterpoise: the sink's database is away: %s", error.orig)
+                time.sleep(pause)
+                pause = min(_LONGEST_PAUSE_SECONDS, 2 * pause)
+
+
+def _checked(url: str) -> None:
+    """Raises InvalidSink, which shows nothing of the URL."""
+    scheme = url.partition("://")[0].partition("+")[0]
+    if "://" not in url or scheme not in ("postgresql", "postgres"):
+        raise InvalidSink("the sink's database is a URL like postgresql://user:password@host/name")
+
+
+def _engine_of(url: str) -> Engine:
+    from sqlalchemy import create_engine, make_url
+    from sqlalchemy.exc import ArgumentError
+
+    try:
+        parsed = make_url(url)
+    except (ArgumentError, ValueError):
+        raise InvalidSink("the URL of the sink's database cannot be read") from None
+    if parsed.drivername in ("postgresql", "postgres"):
+        parsed = parsed.set(drivername="postgresql+psycopg")
+    defaults = {"connect_timeout": _CONNECT_SECONDS, "application_name": "counterpoise sink"}
+    return create_engine(
+        parsed,
+        connect_args={name: value for name, value in defaults.items() if name not in parsed.query},
+        pool_size=1,
+        max_overflow=0,
+        pool_pre_ping=True,
+        hide_parameters=True,
+    )

@@ -1,0 +1,77 @@
+"""The fence: what one range may do to a partition's high-water. Pure; docs, *The fenced sink*.
+
+The one invariant: everything before `next` is written, once, and nothing at or after it. A writer
+holds the row locked from reading it to committing, so a decision made here cannot be overtaken.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from counterpoise.logs import InvalidPosition
+from counterpoise.spark.offsets import Slice
+from counterpoise.spark.sink.errors import SinkGap
+
+Outcome = Literal["written", "repeated", "superseded"]
+OnGap = Literal["fail", "accept"]
+
+
+@dataclass(frozen=True, slots=True)
+class HighWater:
+    """The highest epoch that wrote, and the position before which all is written.
+
+    `next` None: whatever comes first is taken as it is (nothing was written, or it was forgotten).
+    """
+
+    epoch: int
+    next: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What to do with a range: write its rows from `begin` on, and leave `after` behind.
+
+    `begin` None: write nothing. `after` None: the high-water stays. `gap`: what was accepted as
+    never written here, [from, to).
+    """
+
+    outcome: Outcome
+    begin: str | None
+    after: HighWater | None
+    gap: tuple[str, str] | None = None
+
+
+def judge(before: HighWater | None, one: Slice, on_gap: OnGap = "fail") -> Verdict:
+    """What the range `one` may do where the high-water is `before`.
+
+    Raises SinkGap, when not accepted; InvalidPosition.
+    """
+    if before is None or before.next is None:
+        if before is not None and one.epoch < before.epoch:
+            return Verdict("superseded", None, None)
+        return Verdict("written", one.start, HighWater(one.epoch, one.end))
+    if one.epoch < before.epoch:
+        return Verdict("superseded", None, None)
+    if number(one.end) <= number(before.next):
+        raised = HighWater(one.epoch, before.next)
+        return Verdict("repeated", None, None if raised == before else raised)
+    after = HighWater(one.epoch, one.end)
+    if number(one.start) <= number(before.next):
+        return Verdict("written", before.next, after)
+    if on_gap == "fail":
+        raise SinkGap(
+            f"partition {one.partition}: positions {before.next} to {one.start} have never been "
+            f"written by this sink, and epoch {one.epoch} goes on from {one.start}. Another "
+            "consumer has processed them without it (or under another name of the sink), the "
+            "queue's positions were set forward, or messages were trimmed unread. To go on "
+            "without them, give the sink on_gap='accept', or use its forget()"
+        )
+    return Verdict("written", one.start, after, (before.next, one.start))
+
+
+def number(position: str) -> int:
+    """The place of a position; those of all logs are decimal numbers. Raises InvalidPosition."""
+    if not (position.isascii() and position.isdecimal()):
+        raise InvalidPosition(f"{position[:100]!r} is not a position: a decimal number is needed")
+    return int(position)

@@ -1,0 +1,233 @@
+"""What a task does: one transaction for each range, through the fence.
+
+A task gets the rows of its queue partitions one partition after another, each in the order of its
+positions (`spread` sees to that). It returns one row for each range: what became of it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from counterpoise.logs import InvalidPosition
+from counterpoise.spark.offsets import Slice
+from counterpoise.spark.sink.database import Bounds, Database
+from counterpoise.spark.sink.errors import ForeignRow
+from counterpoise.spark.sink.fence import OnGap, Verdict, judge, number
+
+if TYPE_CHECKING:
+    from sqlalchemy import Connection
+
+    from counterpoise.spark.sink.highwater import HighWaters, Mark
+
+
+@dataclass(frozen=True, slots=True)
+class Scope:
+    """What the rows given to `write` belong to: the range [start, end) of a partition."""
+
+    queue: str
+    partition: int
+    epoch: int
+    start: str
+    end: str
+    batch_id: int
+
+
+Write = Callable[["Connection", pa.Table, Scope], object]
+
+# What a task says of each of its ranges.
+RESULT_SCHEMA = (
+    "partition int, epoch long, outcome string, written long, dropped long, "
+    "gap_from string, gap_to string"
+)
+_RESULT: pa.Schema = pa.schema(
+    [
+        ("partition", pa.int32()),
+        ("epoch", pa.int64()),
+        ("outcome", pa.string()),
+        ("written", pa.int64()),
+        ("dropped", pa.int64()),
+        ("gap_from", pa.string()),
+        ("gap_to", pa.string()),
+    ]
+)
+
+
+@dataclass(frozen=True)
+class Task:
+    """All that a task needs; it travels to the executors inside the pickled function.
+
+    `ranges` by partition. `tasks`: the partitions of each of Spark's tasks, where rows come as the
+    source read them; a task then also moves the high-water of those it gets no rows of. None: the
+    rows were repartitioned, and a task knows of the partitions of its rows alone.
+    """
+
+    database: Database
+    table: str
+    mark: tuple[str, str, str, str]
+    batch_id: int
+    ranges: Mapping[int, Slice]
+    write: Write = field(repr=False)
+    tasks: tuple[tuple[int, ...], ...] | None
+    on_gap: OnGap = "fail"
+    bounds: Bounds = field(default_factory=Bounds)
+
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Called by Spark for each of its tasks."""
+        mine: tuple[int, ...] = ()
+        if self.tasks is not None:
+            from pyspark import TaskContext
+
+            context = TaskContext.get()
+            assert context is not None, "called outside of a task"
+            mine = self.tasks[context.partitionId()]
+        yield from write_ranges(self, batches, mine)
+
+
+def write_ranges(
+    task: Task, batches: Iterable[pa.RecordBatch], mine: Iterable[int] = ()
+) -> Iterator[pa.RecordBatch]:
+    """Write the rows, and move the high-water also of those of `mine` that have none.
+
+    Raises ForeignRow, SinkGap, what `write` raises and what SQLAlchemy raises; what was committed
+    before stays, and is found repeated by the next attempt.
+    """
+    high_waters, mark = _high_waters(task)
+    left = dict(task.ranges)
+    with contextlib.closing(_Runs(batches, left)) as runs:
+        for one in runs:
+            yield _write(task, high_waters, mark, one, runs.rows_of(one))
+            del left[one.partition]
+    for partition in mine:
+        if partition in left:
+            yield _write(task, high_waters, mark, left[partition], ())
+
+
+def _high_waters(task: Task) -> tuple[HighWaters, Mark]:
+    from counterpoise.spark.sink.highwater import HighWaters, Mark
+
+    high_waters = HighWaters(task.table)
+    if (task.database.key, task.table) not in _created:
+        with task.database.transaction(task.bounds):
+            pass  # wait for a database that is away
+        high_waters.create(task.database.engine())
+        _created.add((task.database.key, task.table))
+    return high_waters, Mark(*task.mark)
+
+
+# The tables that were made or found by this process.
+_created: set[tuple[str, str]] = set()
+
+
+def _write(
+    task: Task, high_waters: HighWaters, mark: Mark, one: Slice, rows: Iterable[pa.Table]
+) -> pa.RecordBatch:
+    """One transaction: the fence, the rows, the high-water."""
+    scope = Scope(mark.queue, one.partition, one.epoch, one.start, one.end, task.batch_id)
+    written = dropped = 0
+    with task.database.transaction(task.bounds) as connection:
+        verdict = judge(high_waters.lock(connection, mark, one.partition), one, task.on_gap)
+        for chunk in rows:
+            fresh = _fresh(chunk, one, verdict)
+            if fresh.num_rows:
+                task.write(connection, fresh, scope)
+                # The server's clock for idle transactions stands still after a pipeline (psycopg's
+                # executemany); a plain statement starts it again.
+                connection.exec_driver_sql("SELECT 1")
+            written += fresh.num_rows
+            dropped += chunk.num_rows - fresh.num_rows
+        if verdict.after is not None:
+            # Last: where `write` has ended the transaction itself, this fails.
+            high_waters.put(connection, mark, one.partition, verdict.after)
+    gap = verdict.gap or (None, None)
+    values: list[Any] = [one.partition, one.epoch, verdict.outcome, written, dropped, *gap]
+    return pa.RecordBatch.from_pylist([dict(zip(_RESULT.names, values, strict=True))], _RESULT)
+
+
+def _fresh(rows: pa.Table, one: Slice, verdict: Verdict) -> pa.Table:
+    """The rows that are not yet written, which is all of them in the usual case."""
+    positions = _numbers(rows)
+    ends = pc.min_max(positions)
+    least, most = ends["min"].as_py(), ends["max"].as_py()
+    if positions.null_count or least < number(one.start) or most >= number(one.end):
+        raise ForeignRow(
+            f"there are rows of partition {one.partition} with positions from {least} to {most}"
+            f"{' and null' if positions.null_count else ''}, and the micro-batch has read "
+            f"{one.start} up to {one.end}: each row carries the position of the one message it is "
+            "made of. Rows made of several messages (aggregates) or of none (timers) cannot be "
+            "fenced: aggregate within the sink's write function"
+        )
+    if verdict.begin is None:
+        return rows.slice(0, 0)
+    begin = number(verdict.begin)
+    return rows if least >= begin else rows.filter(pc.greater_equal(positions, begin))
+
+
+def _numbers(rows: pa.Table) -> pa.ChunkedArray:
+    """The positions as numbers. Raises InvalidPosition."""
+    try:
+        return pc.cast(rows.column("position"), pa.int64())
+    except pa.ArrowInvalid as error:
+        raise InvalidPosition(f"a row's position is not one of the log's: {error}") from None
+
+
+class _Runs:
+    """The rows of the task's batches as one run after another, a run for each partition.
+
+    Iterating gives the range of the next run; its rows are to be taken (`rows_of`) before the next.
+    """
+
+    def __init__(self, batches: Iterable[pa.RecordBatch], ranges: Mapping[int, Slice]) -> None:
+        self._pieces = _pieces(batches)
+        self._ranges = ranges
+        self._ahead: tuple[int, pa.Table] | None = None
+
+    def __iter__(self) -> Iterator[Slice]:
+        while (piece := self._peek()) is not None:
+            one = self._ranges.get(piece[0])
+            if one is None:
+                raise ForeignRow(
+                    f"there are rows of partition {piece[0]}, of which this micro-batch has read "
+                    "nothing (or its rows do not come together): pass the source's columns "
+                    "partition and position through unchanged, and add no rows of other origin"
+                )
+            yield one
+
+    def rows_of(self, one: Slice) -> Iterator[pa.Table]:
+        """The rows of the run, a batch at a time."""
+        while (piece := self._peek()) is not None and piece[0] == one.partition:
+            self._ahead = None
+            yield piece[1]
+
+    def close(self) -> None:
+        """Let go of the rows."""
+        self._pieces.close()
+
+    def _peek(self) -> tuple[int, pa.Table] | None:
+        if self._ahead is None:
+            self._ahead = next(self._pieces, None)
+        return self._ahead
+
+
+def _pieces(batches: Iterable[pa.RecordBatch]) -> Any:
+    """Each batch as tables of one partition each; rows of a warm-up's replay are left out."""
+    for batch in batches:
+        rows = pa.Table.from_batches([batch])
+        if "replay" in rows.column_names:
+            rows = rows.filter(pc.invert(pc.fill_null(rows.column("replay"), False)))
+        partitions = rows.column("partition")
+        if partitions.null_count:
+            raise ForeignRow("there are rows whose partition is null: pass it through unchanged")
+        begin = 0
+        while begin < rows.num_rows:
+            partition = partitions[begin].as_py()
+            same = pc.equal(partitions.slice(begin), partition)
+            other = pc.index(same, False).as_py()
+            count = rows.num_rows - begin if other < 0 else other
+            yield partition, rows.slice(begin, count)
+            begin += count

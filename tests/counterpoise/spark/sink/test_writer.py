@@ -1,0 +1,383 @@
+"""What a task writes, on a real Postgres: one transaction for each range, through the fence."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import psycopg
+import pyarrow as pa
+import pytest
+
+from counterpoise.logs import InvalidPosition
+from counterpoise.spark.offsets import Slice
+from counterpoise.spark.sink.database import Bounds, Database
+from counterpoise.spark.sink.errors import ForeignRow, InvalidSink, SinkGap
+from counterpoise.spark.sink.highwater import HighWaters
+from tests.counterpoise.spark.sink.conftest import COLUMNS, Writing, batch, insert
+from tests.service import eventually
+
+
+def rows_of(partition: int, start: int, end: int) -> list[tuple[int, int, str]]:
+    return [(partition, at, f"p{partition}-{at}") for at in range(start, end)]
+
+
+def test_the_ranges_of_a_task_are_written_and_the_high_water_says_so(writing: Writing) -> None:
+    ranges = [Slice(0, 1, "0", "3"), Slice(4, 2, "10", "12")]
+    outcomes = writing.write(ranges, rows_of(0, 0, 3) + rows_of(4, 10, 12))
+    assert outcomes == {0: "written", 4: "written"}
+    assert writing.positions(0) == [0, 1, 2]
+    assert writing.positions(4) == [10, 11]
+    assert writing.high_water() == {0: (1, "3"), 4: (2, "12")}
+
+
+def test_a_second_attempt_writes_nothing(writing: Writing) -> None:
+    for outcome in ("written", "repeated"):
+        assert writing.write([Slice(0, 1, "0", "3")], rows_of(0, 0, 3)) == {0: outcome}
+    assert writing.positions(0) == [0, 1, 2]
+
+
+def test_a_range_whose_rows_were_all_filtered_moves_the_high_water(writing: Writing) -> None:
+    """(a): else the range after it would look like one after a gap."""
+    writing.write([Slice(0, 1, "0", "5"), Slice(1, 1, "0", "5")], rows_of(1, 0, 5), mine=[0, 1])
+    assert writing.high_water() == {0: (1, "5"), 1: (1, "5")}
+    assert writing.write([Slice(0, 1, "5", "6")], rows_of(0, 5, 6)) == {0: "written"}
+
+
+def test_holes_in_the_log_are_no_gaps(writing: Writing) -> None:
+    """(b): positions 0, 7 and 40 are there, and nothing else in [0, 100)."""
+    sparse = [(0, 0, "a"), (0, 7, "b"), (0, 40, "c")]
+    assert writing.write([Slice(0, 1, "0", "100")], sparse) == {0: "written"}
+    assert writing.write([Slice(0, 1, "100", "300")], [(0, 222, "d")]) == {0: "written"}
+    assert writing.positions(0) == [0, 7, 40, 222]
+
+
+def test_a_range_that_was_not_read_moves_nothing(writing: Writing) -> None:
+    """(c): partition 1 was skipped, its new owner writes it."""
+    writing.write([Slice(0, 1, "0", "5")], rows_of(0, 0, 5), mine=[0])
+    assert 1 not in writing.high_water()
+    assert writing.write([Slice(1, 2, "0", "5")], rows_of(1, 0, 5)) == {1: "written"}
+    assert writing.positions(1) == [0, 1, 2, 3, 4]
+
+
+def test_one_superseded_range_does_not_hinder_the_others(writing: Writing) -> None:
+    writing.write([Slice(0, 5, "0", "2")], rows_of(0, 0, 2))
+    outcomes = writing.write(
+        [Slice(0, 4, "0", "9"), Slice(1, 4, "0", "2")], rows_of(0, 0, 9) + rows_of(1, 0, 2)
+    )
+    assert outcomes == {0: "superseded", 1: "written"}
+    assert writing.positions(0) == [0, 1]
+    assert writing.high_water() == {0: (5, "2"), 1: (4, "2")}
+
+
+def test_rows_come_in_order_in_chunks_and_one_transaction(writing: Writing) -> None:
+    calls: list[tuple[int, list[str]]] = []
+
+    def write(connection: Any, rows: pa.Table, scope: Any) -> None:
+        calls.append((scope.partition, rows.column("position").to_pylist()))
+        insert(connection, rows, scope)
+
+    batches = [
+        batch(rows_of(0, 0, 2)),
+        batch(rows_of(0, 2, 3) + rows_of(1, 0, 1)),
+        batch(rows_of(1, 1, 2)),
+    ]
+    writing.write([Slice(0, 1, "0", "3"), Slice(1, 1, "0", "2")], iter(batches), write=write)
+    assert calls == [(0, ["0", "1"]), (0, ["2"]), (1, ["0"]), (1, ["1"])]
+    one_each = writing.query("SELECT count(DISTINCT xmin::text) FROM result GROUP BY partition")
+    assert one_each == [(1,), (1,)]
+
+
+def test_a_failure_undoes_its_range_and_keeps_those_before(writing: Writing) -> None:
+    def write(connection: Any, rows: pa.Table, scope: Any) -> None:
+        insert(connection, rows, scope)
+        if scope.partition == 1:
+            raise RuntimeError("it fails")
+
+    ranges = [Slice(0, 1, "0", "2"), Slice(1, 1, "0", "2")]
+    rows = rows_of(0, 0, 2) + rows_of(1, 0, 2)
+    with pytest.raises(RuntimeError, match="it fails"):
+        writing.write(ranges, rows, write=write)
+    assert writing.high_water() == {0: (1, "2")}
+    assert writing.positions(1) == []
+    assert writing.write(ranges, rows) == {0: "repeated", 1: "written"}
+    assert writing.positions(0) == writing.positions(1) == [0, 1]
+
+
+def test_a_write_that_commits_by_itself_fails(writing: Writing) -> None:
+    def write(connection: Any, rows: pa.Table, scope: Any) -> None:
+        connection.commit()
+
+    with pytest.raises(Exception, match="transaction"):
+        writing.write([Slice(0, 1, "0", "2")], rows_of(0, 0, 2), write=write)
+    assert writing.high_water().get(0, (-1, None)) == (-1, None)
+
+
+class Held:
+    """A `write` that waits in its transaction until it is told to go on."""
+
+    def __init__(self) -> None:
+        self.inside = threading.Event()
+        self.go_on = threading.Event()
+
+    def __call__(self, connection: Any, rows: pa.Table, scope: Any) -> None:
+        insert(connection, rows, scope)
+        self.inside.set()
+        assert self.go_on.wait(20)
+
+
+def two_at_once(
+    writing: Writing, first: Slice, second: Slice, *, fail: bool = False
+) -> tuple[list[object], list[object]]:
+    """The second begins while the first is in its transaction. Returns what became of each."""
+    held = Held()
+    results: tuple[list[object], list[object]] = ([], [])
+
+    def run(at: int, one: Slice, **changes: Any) -> None:
+        rows = rows_of(one.partition, int(one.start), int(one.end))
+        database = Database(writing.url)
+        database.key += str(at)  # a connection of its own, as in another process
+        try:
+            outcome = writing.write([one], rows, database=database, **changes)[one.partition]
+            results[at].append(outcome)
+        except Exception as error:
+            results[at].append(error)
+
+    def write(connection: Any, rows: pa.Table, scope: Any) -> None:
+        held(connection, rows, scope)
+        if fail:
+            raise RuntimeError("the first fails")
+
+    one = threading.Thread(target=run, args=(0, first), kwargs={"write": write})
+    two = threading.Thread(target=run, args=(1, second))
+    one.start()
+    assert held.inside.wait(20)
+    two.start()
+    eventually(
+        lambda: writing.query(
+            "SELECT 1 FROM pg_stat_activity WHERE wait_event_type = 'Lock'"
+            " AND datname = current_database()"
+        )
+    )
+    held.go_on.set()
+    one.join()
+    two.join()
+    return results
+
+
+@pytest.mark.parametrize("rows_before", [0, 5])
+def test_two_attempts_at_once_write_once(writing: Writing, rows_before: int) -> None:
+    """As with speculative execution; also when there is no row yet to lock."""
+    if rows_before:
+        writing.write([Slice(0, 1, "0", "5")], rows_of(0, 0, 5))
+    one = Slice(0, 1, str(rows_before), "9")
+    assert two_at_once(writing, one, one) == (["written"], ["repeated"])
+    assert writing.positions(0) == list(range(9))
+
+
+def test_the_second_attempt_writes_when_the_first_fails(writing: Writing) -> None:
+    one = Slice(0, 1, "0", "5")
+    (first,), (second,) = two_at_once(writing, one, one, fail=True)
+    assert isinstance(first, RuntimeError)
+    assert second == "written"
+    assert writing.positions(0) == [0, 1, 2, 3, 4]
+
+
+def test_a_new_owner_goes_on_behind_the_old_one(writing: Writing) -> None:
+    results = two_at_once(writing, Slice(0, 1, "0", "5"), Slice(0, 2, "0", "8"))
+    assert results == (["written"], ["written"])
+    assert writing.positions(0) == list(range(8))
+    assert writing.high_water() == {0: (2, "8")}
+
+
+def test_an_old_owner_is_refused_by_a_new_one_that_came_while_it_waited(writing: Writing) -> None:
+    results = two_at_once(writing, Slice(0, 2, "0", "5"), Slice(0, 1, "0", "8"))
+    assert results == (["written"], ["superseded"])
+    assert writing.positions(0) == [0, 1, 2, 3, 4]
+
+
+@pytest.mark.parametrize(
+    ("statement", "bounds"),
+    [
+        ("execute", Bounds(idle_seconds=0.3)),
+        # The server does not see a transaction as idle after a pipeline.
+        ("executemany", Bounds(transaction_seconds=1)),
+    ],
+)
+def test_a_frozen_writer_loses_its_transaction(
+    writing: Writing, statement: str, bounds: Bounds
+) -> None:
+    """Else it would keep its successor waiting for as long as it is frozen."""
+    frozen, thaw = threading.Event(), threading.Event()
+    errors: list[BaseException] = []
+
+    def write(connection: Any, rows: pa.Table, scope: Any) -> None:
+        with connection.connection.driver_connection.cursor() as cursor:
+            parameters: Any = ("x",) if statement == "execute" else [("x",)]
+            getattr(cursor, statement)("INSERT INTO result (value) VALUES (%s)", parameters)
+        frozen.set()
+        assert thaw.wait(20)
+
+    def freeze() -> None:
+        try:
+            rows = rows_of(0, 0, 5)
+            writing.write([Slice(0, 1, "0", "5")], rows, write=write, bounds=bounds)
+        except BaseException as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=freeze)
+    thread.start()
+    assert frozen.wait(20)
+    other = Database(writing.url)
+    other.key += "other"
+    rows = rows_of(0, 0, 8)
+    assert writing.write([Slice(0, 2, "0", "8")], rows, database=other) == {0: "written"}
+    thaw.set()
+    thread.join()
+    assert [type(error).__name__ for error in errors] != ["AssertionError"]
+    assert errors
+    assert writing.positions(0) == list(range(8))
+
+
+def test_many_processes_make_the_table_at_once(writing: Writing) -> None:
+    failures: list[BaseException] = []
+    barrier = threading.Barrier(8)
+
+    def create() -> None:
+        database = Database(writing.url)
+        database.key += str(threading.get_ident())
+        try:
+            engine = database.engine()
+            barrier.wait()
+            HighWaters("many").create(engine)
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=create) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert failures == []
+
+
+def test_sinks_queues_and_logs_do_not_know_each_other(writing: Writing) -> None:
+    one = Slice(0, 1, "0", "2")
+    marks = [
+        ("s", "q-1", "log-1", "flights"),
+        ("other", "q-1", "log-1", "flights"),
+        ("s", "q-2", "log-1", "flights"),
+        ("s", "q-1", "log-2", "flights"),
+    ]
+    for mark in marks:
+        assert writing.write([one], rows_of(0, 0, 2), mark=mark) == {0: "written"}
+    assert writing.positions(0) == [0, 1] * 4
+
+
+def test_a_table_in_a_schema_with_a_strange_name(writing: Writing) -> None:
+    with psycopg.connect(writing.url) as connection:
+        connection.execute('CREATE SCHEMA "Strange ""Name"')
+    table = 'Strange "Name.high water'
+    one = Slice(0, 1, "0", "2")
+    assert writing.write([one], rows_of(0, 0, 2), table=table) == {0: "written"}
+    assert writing.write([one], rows_of(0, 0, 2), table=table) == {0: "repeated"}
+
+
+def test_forgetting_takes_the_next_range_as_the_first(writing: Writing) -> None:
+    writing.write([Slice(0, 3, "0", "9")], rows_of(0, 0, 9))
+    engine = Database(writing.url).engine()
+    assert HighWaters("high_water").forget(engine, "s", "another") == 0
+    assert HighWaters("high_water").forget(engine, "s", "flights") == 1
+    assert writing.write([Slice(0, 2, "0", "9")], rows_of(0, 0, 9)) == {0: "superseded"}
+    assert writing.write([Slice(0, 4, "0", "3")], rows_of(0, 0, 3)) == {0: "written"}
+    assert writing.high_water() == {0: (4, "3")}
+
+
+def test_a_gap_writes_nothing(writing: Writing) -> None:
+    writing.write([Slice(0, 1, "0", "2")], rows_of(0, 0, 2))
+    with pytest.raises(SinkGap):
+        writing.write([Slice(0, 1, "5", "6")], rows_of(0, 5, 6))
+    assert writing.positions(0) == [0, 1]
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        pytest.param([(7, 0, "x")], id="a partition that was not read"),
+        pytest.param([(0, 2, "x")], id="a position after the range"),
+        pytest.param([(0, 0, "x"), (0, 9, "x")], id="some after the range"),
+    ],
+)
+def test_rows_that_were_not_read_are_refused(writing: Writing, rows: Any) -> None:
+    with pytest.raises(ForeignRow):
+        writing.write([Slice(0, 1, "0", "2")], rows)
+    assert writing.positions(0) == []
+    assert writing.positions(7) == []
+
+
+def test_a_row_before_its_range_is_refused_although_it_was_written_once(writing: Writing) -> None:
+    writing.write([Slice(0, 1, "0", "5")], rows_of(0, 0, 5))
+    with pytest.raises(ForeignRow, match="aggregate within"):
+        writing.write([Slice(0, 1, "5", "6")], [(0, 4, "a timer's"), (0, 5, "x")])
+
+
+def test_rows_without_a_partition_or_a_readable_position_are_refused(writing: Writing) -> None:
+    def one_row(partition: int | None, position: str | None) -> Iterator[pa.RecordBatch]:
+        row = {"partition": partition, "position": position, "value": "x"}
+        yield pa.RecordBatch.from_pylist([row], COLUMNS)
+
+    for partition, position, error in [
+        (None, "0", ForeignRow),
+        (0, None, ForeignRow),
+        (0, "7-0", InvalidPosition),
+    ]:
+        with pytest.raises(error):
+            writing.write([Slice(0, 1, "0", "2")], one_row(partition, position))
+
+
+def test_rows_of_a_replay_are_left_out(writing: Writing) -> None:
+    rows = pa.RecordBatch.from_pylist(
+        [
+            {"partition": p, "position": at, "value": "x", "replay": replay}
+            for p, at, replay in [(9, "3", True), (0, "0", False), (0, "1", True), (0, "2", None)]
+        ],
+        COLUMNS.append(pa.field("replay", pa.bool_())),
+    )
+    assert writing.write([Slice(0, 1, "0", "3")], iter([rows])) == {0: "written"}
+    assert writing.positions(0) == [0, 2]
+
+
+def test_a_secret_is_not_shown(writing: Writing) -> None:
+    url = "postgresql://writer:sEcReT@127.0.0.1:1/none"
+    database = Database(url)
+    with pytest.raises(Exception) as raised:
+        writing.write(
+            [Slice(0, 1, "0", "2")],
+            rows_of(0, 0, 2),
+            database=database,
+            bounds=Bounds(retry_seconds=0),
+        )
+    for shown in (str(raised.value), repr(raised.value), repr(database), database.key):
+        assert "sEcReT" not in shown
+    assert "sEcReT" not in repr(writing.task)
+
+
+@pytest.mark.parametrize(
+    "where", ["postgresql://u:sEcReT@h:x/d", "mysql://u:sEcReT@h/d", "sEcReT", ""]
+)
+def test_a_wrong_url_is_refused_without_being_shown(where: str) -> None:
+    with pytest.raises(InvalidSink) as raised:
+        Database(where).engine()
+    assert "sEcReT" not in str(raised.value)
+
+
+def test_an_engine_that_commits_by_itself_is_refused(writing: Writing) -> None:
+    def make() -> Any:
+        from sqlalchemy import create_engine
+
+        url = writing.url.replace("postgresql:", "postgresql+psycopg:")
+        return create_engine(url, isolation_level="AUTOCOMMIT")
+
+    with pytest.raises(InvalidSink, match="AUTOCOMMIT"):
+        writing.write([Slice(0, 1, "0", "2")], rows_of(0, 0, 2), database=Database(make))
