@@ -1,0 +1,153 @@
+"""A Kafka to try things with: librdkafka's mock cluster, in a process of its own on 127.0.0.1.
+
+    with MockKafka() as kafka:
+        kafka.create_topic("orders", 4)
+        open_log(kafka.log("orders"))
+
+It speaks Kafka's protocol, keeps everything in memory (at most 5 MiB for each partition: older
+messages are dropped), asks for no credentials, and ends with whoever started it. It is no Kafka: it
+has no CreateTopics (topics are made here, or with four partitions when somebody publishes), writes
+no markers of transactions, does not compact, finds no offsets by time and cannot add partitions to
+a topic. `grow_topic` makes the topic again with more of them, empty.
+
+Python's client does not offer the mock cluster's own calls, so they are made through ctypes.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import subprocess
+import sys
+from types import TracebackType
+from typing import Any, Self
+
+_PRODUCER = 0
+_POINTER, _TEXT, _NUMBER = ctypes.c_void_p, ctypes.c_char_p, ctypes.c_int
+_PARAMETERS: dict[str, list[Any]] = {
+    "topic_create": [_POINTER, _TEXT, _NUMBER, _NUMBER],
+    "topic_delete": [_POINTER, _TEXT],
+    "partition_delete_records": [_POINTER, _TEXT, ctypes.c_int32, ctypes.c_int64],
+    "broker_set_down": [_POINTER, ctypes.c_int32],
+    "broker_set_up": [_POINTER, ctypes.c_int32],
+    "set_controller_id": [_POINTER, ctypes.c_int32],
+}
+
+
+class MockKafkaError(RuntimeError):
+    """The mock cluster did not do what it was told."""
+
+
+class MockKafka:
+    """The cluster, running from construction until `close`."""
+
+    def __init__(self, brokers: int = 2) -> None:
+        """Started when this returns. `bootstrap` is `host:port,…` of its brokers."""
+        self._brokers = brokers
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", __name__, str(brokers)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+        )
+        self.bootstrap: str = self._answer()
+
+    def log(self, topic: str) -> str:
+        """The log that is this topic, as a queue names it."""
+        return f"kafka://{self.bootstrap}/{topic}"
+
+    def create_topic(self, topic: str, partition_count: int) -> None:
+        """Make a topic, empty. Raises MockKafkaError if it exists."""
+        self._call("topic_create", topic, partition_count, 1)
+
+    def delete_topic(self, topic: str) -> None:
+        """Delete a topic with all it holds."""
+        self._call("topic_delete", topic)
+
+    def grow_topic(self, topic: str, partition_count: int) -> None:
+        """Make the topic again with another partition count; what it held is gone."""
+        self.delete_topic(topic)
+        self.create_topic(topic, partition_count)
+
+    def delete_records(self, topic: str, partition: int, below: int) -> None:
+        """Delete what lies below an offset, as retention would."""
+        self._call("partition_delete_records", topic, partition, below)
+
+    def stop_brokers(self) -> None:
+        """Cut all connections and take no new ones; what is stored stays."""
+        for broker in range(1, self._brokers + 1):
+            self._call("broker_set_down", broker)
+
+    def start_brokers(self) -> None:
+        """Undo `stop_brokers`."""
+        for broker in range(1, self._brokers + 1):
+            self._call("broker_set_up", broker)
+
+    def close(self) -> None:
+        """End the cluster."""
+        if self._process.stdin is not None:
+            self._process.stdin.close()
+        self._process.wait(30)
+        if self._process.stdout is not None:
+            self._process.stdout.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _call(self, name: str, *arguments: object) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.write(json.dumps([name, *arguments]) + "\n")
+        self._process.stdin.flush()
+        code = self._answer()
+        if code != 0:
+            raise MockKafkaError(f"{name} {arguments}: error {code}")
+
+    def _answer(self) -> Any:
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        if not line:
+            raise MockKafkaError("the mock cluster has ended; is confluent-kafka installed?")
+        return json.loads(line)
+
+
+def serve(brokers: int) -> None:
+    """Run a cluster until the standard input ends, doing what its lines say."""
+    from confluent_kafka import cimpl
+
+    # The extension module is linked to librdkafka, so its symbols are found through it.
+    library = ctypes.CDLL(cimpl.__file__)
+    for name in ("rd_kafka_conf_new", "rd_kafka_new", "rd_kafka_mock_cluster_new"):
+        getattr(library, name).restype = _POINTER
+    library.rd_kafka_mock_cluster_bootstraps.restype = _TEXT
+    library.rd_kafka_new.argtypes = [_NUMBER, _POINTER, _TEXT, ctypes.c_size_t]
+    library.rd_kafka_mock_cluster_new.argtypes = [_POINTER, _NUMBER]
+    library.rd_kafka_mock_cluster_bootstraps.argtypes = [_POINTER]
+    client = library.rd_kafka_new(_PRODUCER, library.rd_kafka_conf_new(), None, 0)
+    cluster = library.rd_kafka_mock_cluster_new(client, brokers)
+    for name, parameters in _PARAMETERS.items():
+        getattr(library, f"rd_kafka_mock_{name}").argtypes = parameters
+    # Without one, questions that go to the controller are never answered.
+    library.rd_kafka_mock_set_controller_id(cluster, 1)
+    _say(library.rd_kafka_mock_cluster_bootstraps(cluster).decode())
+    for line in sys.stdin:
+        name, *arguments = json.loads(line)
+        call = getattr(library, f"rd_kafka_mock_{name}")
+        encoded = [one.encode() if isinstance(one, str) else one for one in arguments]
+        _say(call(cluster, *encoded))
+
+
+def _say(answer: object) -> None:
+    print(json.dumps(answer), flush=True)
+
+
+if __name__ == "__main__":
+    serve(int(sys.argv[1]))

@@ -1,0 +1,279 @@
+"""The Kafka log: a topic, read and appended to with confluent-kafka (librdkafka).
+
+Positions are offsets in decimal. They have holes (markers of transactions, compaction), so that
+numbers of messages computed from them are at most so many, and a range may turn out empty.
+
+How it keeps the promises of `counterpoise.logs`:
+
+1. and 2. *Order and ends.* Readers see up to the last stable offset (`read_committed`), which is
+   what `bounds` calls the end. A leader that has just taken over may say less for a moment.
+3. *Once*: while the publisher lives, and after a crash as far as the tails of the topic tell
+   (`counterpoise.logs.kafka.appender`). An append is not all or nothing for readers.
+4. *Partition count.* Kafka cannot refuse an append by the count it was routed with, so the count is
+   compared just before. A topic only grows, and it grows for Kafka's reasons: what two programs
+   publish around that moment under one key may be in two partitions. Nothing is ever retiring.
+5. *Nothing skipped*: an offset that retention has removed is PositionTrimmed, also amid a reading.
+   What compaction removed was meant to vanish.
+6. *No number twice*, as long as the topic lives; the incarnation is the topic's id.
+
+Partitions are assigned and never subscribed to, nothing is committed to Kafka, and no topic is
+created. Retention is Kafka's own: trimming does nothing.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+
+import pyarrow as pa
+
+from counterpoise.logs import (
+    AppendBatch,
+    AppendResult,
+    Bounds,
+    InvalidPosition,
+    LogError,
+    LogNotFound,
+    LogOwner,
+    PositionAhead,
+    PositionTrimmed,
+    StalePartitionCount,
+)
+from counterpoise.logs.address import parse_log
+from counterpoise.logs.kafka.access import parse_access
+from counterpoise.logs.kafka.appender import Appender
+from counterpoise.logs.kafka.clients import Clients
+from counterpoise.logs.kafka.failures import Trouble
+from counterpoise.logs.kafka.reader import RangeReader
+from counterpoise.logs.kafka.rows import raw_bytes
+from counterpoise.logs.kafka.sizes import SAMPLED_MESSAGES, Sizes
+from counterpoise.logs.kafka.tails import find_appends
+from counterpoise.logs.kafka.topic import Topic
+from counterpoise.logs.shares import contiguous_backlog, fair_shares
+
+__all__ = ["KafkaLog", "raw_bytes"]
+
+_TOO_LARGE = 2**63
+
+
+class KafkaLog:
+    """The topic that a log names. See `counterpoise.logs.Log` and `ManagedLog`.
+
+    Threads read side by side; appends take turns. A forked child connects for itself, but must not
+    go on with the publisher of its parent.
+    """
+
+    def __init__(self, log: str, access: str | None = None, *, timeout_seconds: float = 30.0):
+        """Nothing is connected yet. `log` is `kafka://host:port[,…]/TOPIC`, `access` a secret.
+
+        Raises LogError if the access has settings that are not known.
+        """
+        reach = parse_access(log, access)
+        self.name = parse_log(log).name
+        self._timeout_seconds = timeout_seconds
+        self._trouble = Trouble(reach, self.name)
+        self._clients = Clients(reach, self._trouble)
+        self._topic = Topic(self.name, self._clients.admin, self._trouble)
+        self._sizes = Sizes(self._sample)
+        self._appending = threading.Lock()
+        self._appender = Appender(
+            self.name, self._clients.producer, self._find_appends, self._trouble
+        )
+
+    def __repr__(self) -> str:
+        return f"KafkaLog({self.name!r})"
+
+    # ------------------------------------------------------------------ publishing
+
+    def append(self, batch: AppendBatch) -> AppendResult:
+        """See `Log.append`; here some messages may be visible before the others, or without them.
+
+        Raises InvalidMessage also for what only the cluster refuses (its `max.message.bytes`):
+        then other messages of the batch may have been appended.
+        """
+        if not batch.messages:
+            return AppendResult(0, 0)
+        for message in batch.messages:
+            message.size_bytes()
+        deadline = self._begin()
+        with self._appending:
+            count = self._topic.shape(deadline).partition_count
+            if count != batch.partition_count:
+                raise StalePartitionCount(batch.partition_count, count)
+            for partition in batch.partitions:
+                if not 0 <= partition < count:
+                    raise LogError(f"partition {partition} is out of range: the log has {count}")
+            return self._appender.append(batch, deadline)
+
+    def next_sequence(self, publisher: str) -> int:
+        """See `Log.next_sequence`: found by the last records of the topic, 0 if none is there."""
+        deadline = self._begin()
+        with self._appending:
+            return self._appender.next_sequence(publisher, deadline)
+
+    def _find_appends(self, publisher: str, deadline: float) -> list[tuple[int, int]]:
+        shape = self._topic.shape(deadline)
+        starts, ends = self._topic.bounds(range(shape.partition_count), deadline)
+        with self._clients.consumer() as consumer:
+            return find_appends(
+                consumer, self.name, starts, ends, publisher, self._trouble, deadline
+            )
+
+    # ------------------------------------------------------------------ reading
+
+    def read(
+        self,
+        partition: int,
+        start: str,
+        end: str | None,
+        *,
+        max_messages: int,
+        max_bytes: int | None = None,
+    ) -> Iterator[pa.RecordBatch]:
+        """See `Log.read`. An `end` that the partition does not have yet is waited for, in time."""
+        position = _number(start)
+        if end is None:
+            last = _number(self.bounds([partition]).ends[partition])
+            if position > last:
+                raise PositionAhead(partition, start, str(last))
+        else:
+            last = _number(end)
+        if position >= last or max_messages < 1 or (max_bytes is not None and max_bytes < 1):
+            return
+        self._begin()
+        with self._clients.consumer() as consumer:
+            yield from RangeReader(
+                consumer,
+                self.name,
+                partition,
+                position,
+                last,
+                trouble=self._trouble,
+                explain=lambda at, deadline: self._wrong_with(partition, at, deadline),
+                timeout_seconds=self._timeout_seconds,
+            ).batches(max_messages, max_bytes)
+
+    def _wrong_with(self, partition: int, position: int, deadline: float) -> LogError | None:
+        """Why nothing can be read from there, None if something can."""
+        shape = self._topic.shape(deadline)
+        if partition >= shape.partition_count:
+            return LogNotFound(f"topic {self.name!r} has no partition {partition}")
+        starts, ends = self._topic.bounds([partition], deadline)
+        if position < starts[partition]:
+            return PositionTrimmed(partition, str(position), str(starts[partition]))
+        if position > ends[partition]:
+            return PositionAhead(partition, str(position), str(ends[partition]))
+        return None
+
+    def bounds(self, partitions: Sequence[int]) -> Bounds:
+        deadline = self._begin()
+        shape = self._topic.shape(deadline)
+        existing = [number for number in partitions if number < shape.partition_count]
+        first, following = self._topic.bounds(existing, deadline)
+        starts = dict.fromkeys(partitions, "0")
+        ends = dict.fromkeys(partitions, "0")
+        for partition in existing:
+            starts[partition], ends[partition] = str(first[partition]), str(following[partition])
+        return Bounds(shape.partition_count, shape.incarnation, starts, ends)
+
+    def limit(
+        self,
+        starts: Mapping[int, str],
+        max_messages: int,
+        bounds: Bounds | None = None,
+        *,
+        max_bytes: int | None = None,
+    ) -> Mapping[int, str]:
+        """See `Log.limit`. `max_bytes` is kept on average, by a sample of what waits."""
+        if bounds is None:
+            bounds = self.bounds(list(starts))
+        backlogs = self.backlog(starts, bounds)
+        ends = {partition: _number(bounds.ends[partition]) for partition in starts}
+        begins = {partition: ends[partition] - backlogs[partition] for partition in starts}
+        if max_bytes is not None and any(backlogs.values()):
+            mean_bytes = self._sizes.mean_bytes(begins, backlogs)
+            max_messages = min(max_messages, max(1, int(max_bytes / mean_bytes)))
+        shares = fair_shares(backlogs, max_messages)
+        return {
+            partition: str(begins[partition] + shares[partition]) if shares[partition] else start
+            for partition, start in starts.items()
+        }
+
+    def _sample(self, partition: int, position: int) -> list[int]:
+        until = str(position + SAMPLED_MESSAGES)
+        end = self.bounds([partition]).ends[partition]
+        until = min(until, end, key=_number)
+        return [
+            len(value)
+            for batch in self.read(partition, str(position), until, max_messages=SAMPLED_MESSAGES)
+            for value in batch["value"].to_pylist()
+        ]
+
+    def backlog(self, positions: Mapping[int, str | None], bounds: Bounds) -> Mapping[int, int]:
+        return contiguous_backlog(positions, bounds, _number)
+
+    def compare(self, a: str, b: str) -> int:
+        return _number(a) - _number(b)
+
+    def trim(self, below: Mapping[int, str]) -> None:
+        """Does nothing: what a topic keeps, and for how long, is for Kafka to decide."""
+        for position in below.values():
+            _number(position)
+
+    # ------------------------------------------------------------------ for the service
+
+    def ensure(
+        self, partition_count: int, owner: LogOwner, begins: Mapping[int, str] | None = None
+    ) -> str:
+        """The topic's incarnation. Raises LogNotFound: topics are not made here."""
+        return self._topic.shape(self._begin()).incarnation
+
+    def partition_count(self) -> int:
+        return self._topic.shape(self._begin()).partition_count
+
+    def set_partition_count(self, partition_count: int, revision: int) -> bool:
+        """Raises LogError unless that is what the topic has."""
+        if partition_count != self.partition_count():
+            raise LogError(
+                f"the partitions of topic {self.name!r} are Kafka's: add them there, "
+                "and the queue follows"
+            )
+        return True
+
+    def discard(self, partitions: Sequence[int]) -> frozenset[int]:
+        """Raises LogError: a topic never loses partitions."""
+        raise LogError(f"the partitions of topic {self.name!r} are Kafka's; none can be discarded")
+
+    def position_at(self, time: float) -> Mapping[int, str]:
+        deadline = self._begin()
+        partitions = range(self._topic.shape(deadline).partition_count)
+        # Asked before the ends, so that an end given for want of such a message is not before it.
+        found = self._topic.offsets_at(partitions, max(0, int(time * 1000)), deadline)
+        _, ends = self._topic.bounds(partitions, deadline)
+        return {
+            partition: str(ends[partition] if offset < 0 else offset)
+            for partition, offset in found.items()
+        }
+
+    def drop(self, owner: LogOwner) -> None:
+        """Does nothing: the topic is not the queue's."""
+
+    def close(self) -> None:
+        with self._appending:
+            self._appender.close()
+        self._clients.close()
+
+    def _begin(self) -> float:
+        """When the call that begins now has to end; what went wrong before does not concern it."""
+        self._trouble.clear()
+        return time.monotonic() + self._timeout_seconds
+
+
+def _number(position: str) -> int:
+    """A position as the number it is; raises InvalidPosition."""
+    if position.isascii() and position.isdecimal():
+        number = int(position) if len(position) < 20 else _TOO_LARGE
+        if number < _TOO_LARGE:
+            return number
+    raise InvalidPosition(f"{position!r} is not a position of a Kafka log")

@@ -1,0 +1,269 @@
+"""Appending to a topic: in order, and once, as far as Kafka lets a program promise that.
+
+Theory
+------
+Kafka knows producers, not publishers. Its idempotent producer repeats a request until it is
+answered and the broker drops what it has already, in order within a partition. That holds for one
+producer in one process, and only while it is the producer that repeats: a message given to it a
+second time is a second message. Hence:
+
+1. *A message is handed to the producer once.* The producer never gives up on one (no message
+   timeout), so when an append runs out of time its messages stay on their way, and the repetition
+   of the append finds them there and only waits on.
+2. *An append begins when the one before it is answered for.* So below the first sequence of the
+   last append everything is in the topic, and only of that last append some messages may be
+   missing, whatever happened to the process.
+3. *Each record says where it belongs*: the header `counterpoise-append` holds its sequence, the
+   first sequence of its append, and the publisher. After a crash the tails of the partitions tell
+   what of the last append has arrived (`Progress`), and the rest follows: each message once.
+
+What remains open is said in docs/logs.md: requests of a process that was killed may arrive after
+its successor has looked; a publisher whose last records are not among the last ones of the topic
+is not found; an append becomes visible message by message; and a partition that is added between
+the look at the partition count and the answer is not noticed.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+from confluent_kafka import KafkaError, KafkaException, Message, Producer
+
+from counterpoise.logs import (
+    MAX_MESSAGE_BYTES,
+    AppendBatch,
+    AppendResult,
+    InvalidMessage,
+    LogError,
+    LogUnavailable,
+)
+from counterpoise.logs import Message as Published
+from counterpoise.logs.kafka.failures import Trouble
+from counterpoise.logs.kafka.rows import APPEND, TOMBSTONE, Header, raw_bytes
+
+PRODUCER = {
+    "enable.idempotence": True,
+    # Theory, 1: the producer repeats for as long as it lives.
+    "message.timeout.ms": 0,
+    # An append comes whole, so there is nothing to wait for.
+    "linger.ms": 1,
+    # What a message may have, and room for what Kafka adds to it.
+    "message.max.bytes": MAX_MESSAGE_BYTES + 1024 * 1024,
+    "queue.buffering.max.messages": 100_000,
+    "queue.buffering.max.kbytes": 128 * 1024,
+    "topic.metadata.propagation.max.ms": 1000,
+}
+"""librdkafka's properties for publishing, besides the access."""
+
+_POLL_SECONDS = 0.1
+
+
+@dataclass(slots=True)
+class Progress:
+    """What of one publisher is in the topic: all below `below`, and of the others `landed`."""
+
+    below: int = 0
+    landed: set[int] = field(default_factory=set)
+
+    @staticmethod
+    def of(found: Iterable[tuple[int, int]]) -> Progress:
+        """From (sequence, first sequence of its append) of the publisher's last records."""
+        records = list(found)
+        if not records:
+            return Progress()
+        # An append begins when all before it is in the topic.
+        begun = max(first for _, first in records)
+        progress = Progress(begun, {sequence for sequence, _ in records if sequence >= begun})
+        progress.advance()
+        return progress
+
+    def advance(self) -> None:
+        """Let `below` pass over what has landed."""
+        while self.below in self.landed:
+            self.landed.remove(self.below)
+            self.below += 1
+
+
+def append_header(publisher: str, sequence: int, first_sequence: int) -> Header:
+    """What says where a record belongs."""
+    return APPEND, f"{sequence} {first_sequence} {publisher}".encode()
+
+
+def append_of(message: Message, publisher: str) -> tuple[int, int] | None:
+    """(sequence, first sequence of its append) if the record is this publisher's."""
+    for name, value in message.headers() or ():
+        if name == APPEND and value is not None:
+            sequence, _, rest = value.partition(b" ")
+            first, _, of_publisher = rest.partition(b" ")
+            if of_publisher == publisher.encode() and sequence.isdigit() and first.isdigit():
+                return int(sequence), int(first)
+    return None
+
+
+class Appender:
+    """Appends to one topic. Not thread-safe: its log lets one caller in at a time."""
+
+    def __init__(
+        self,
+        topic: str,
+        make: Callable[[], Producer],
+        find: Callable[[str, float], Iterable[tuple[int, int]]],
+        trouble: Trouble,
+    ) -> None:
+        """`make` gives a new producer. `find(publisher, deadline)` looks for records of it."""
+        self._topic = topic
+        self._make = make
+        self._find = find
+        self._trouble = trouble
+        self._producer: Producer | None = None
+        self._progress: dict[str, Progress] = {}
+        # Messages that the producer has and that nothing is known of yet.
+        self._flying: set[tuple[str, int]] = set()
+        self._failures: list[KafkaError] = []
+        self._lost: set[str] = set()
+
+    def next_sequence(self, publisher: str, deadline: float) -> int:
+        """The lowest sequence that is not in the topic, by its tails. Raises LogUnavailable."""
+        self._await({key for key in self._flying if key[0] == publisher}, deadline)
+        self._look(publisher, deadline)
+        return self._progress[publisher].below
+
+    def append(self, batch: AppendBatch, deadline: float) -> AppendResult:
+        """Append what of the batch is not in the topic. Raises InvalidMessage, LogUnavailable."""
+        encoded = [_encoded(message) for message in batch.messages]
+        known = self._progress.get(batch.publisher)
+        if batch.publisher in self._lost or (known is None and batch.first_sequence > 0):
+            # Somebody began here before: another process, or a producer that is gone.
+            self._look(batch.publisher, deadline)
+        progress = self._progress.setdefault(batch.publisher, Progress())
+        sequences = range(batch.first_sequence, batch.first_sequence + len(encoded))
+        duplicates = sum(sequence < progress.below for sequence in sequences)
+        for sequence, partition, one in zip(sequences, batch.partitions, encoded, strict=True):
+            key = (batch.publisher, sequence)
+            if (
+                sequence >= progress.below
+                and sequence not in progress.landed
+                and key not in self._flying
+            ):
+                self._hand_over(key, batch.first_sequence, partition, one, deadline)
+        self._await({(batch.publisher, sequence) for sequence in sequences}, deadline)
+        progress.below = max(progress.below, sequences.stop)
+        progress.landed = {one for one in progress.landed if one >= progress.below}
+        return AppendResult(len(encoded) - duplicates, duplicates)
+
+    def close(self) -> None:
+        """Let go of the producer; what it has not delivered may have arrived or not."""
+        producer, self._producer = self._producer, None
+        if producer is not None:
+            producer.purge()
+            producer.poll(0)
+        self._lost |= {publisher for publisher, _ in self._flying}
+        self._flying.clear()
+        self._failures.clear()
+
+    def abandon(self) -> Producer | None:
+        """In a forked child: forget all, without touching a producer whose threads are not here."""
+        producer, self._producer = self._producer, None
+        self._progress.clear()
+        self._flying.clear()
+        self._lost.clear()
+        return producer
+
+    def _look(self, publisher: str, deadline: float) -> None:
+        self._progress[publisher] = Progress.of(self._find(publisher, deadline))
+        self._lost.discard(publisher)
+
+    def _hand_over(
+        self,
+        key: tuple[str, int],
+        first_sequence: int,
+        partition: int,
+        one: _Encoded,
+        deadline: float,
+    ) -> None:
+        publisher, sequence = key
+
+        def delivered(error: KafkaError | None, _: Message) -> None:
+            if key not in self._flying:
+                return
+            self._flying.discard(key)
+            if error is None:
+                self._progress[publisher].landed.add(sequence)
+            else:
+                self._failures.append(error)
+
+        while True:
+            try:
+                self._client().produce(
+                    self._topic,
+                    value=one.value,
+                    key=one.key,
+                    partition=partition,
+                    headers=[*one.headers, append_header(publisher, sequence, first_sequence)],
+                    timestamp=one.milliseconds,
+                    on_delivery=delivered,
+                )
+            except BufferError:
+                # Its queue is full of what earlier calls left on the way.
+                if time.monotonic() >= deadline:
+                    raise self._trouble.too_late("handing messages to the producer") from None
+                self._client().poll(_POLL_SECONDS)
+            except KafkaException as refused:
+                raise self._failed([refused.args[0]]) from None
+            else:
+                self._flying.add(key)
+                return
+
+    def _await(self, wanted: set[tuple[str, int]], deadline: float) -> None:
+        """Return when these have landed. Raises what hindered them, LogUnavailable in the end."""
+        while self._flying & wanted:
+            self._client().poll(_POLL_SECONDS)
+            if self._trouble.refused() or time.monotonic() >= deadline:
+                if self._failures:
+                    break
+                raise self._trouble.too_late("appending")
+        if self._failures:
+            failures, self._failures = self._failures, []
+            raise self._failed(failures)
+        self._trouble.clear()
+
+    def _failed(self, failures: list[KafkaError]) -> LogError:
+        if any(error.fatal() for error in failures):
+            # This producer cannot go on; the next one looks what has arrived.
+            self.close()
+            self._lost |= set(self._progress)
+        told = [self._trouble.told(error) for error in failures]
+        return next((error for error in told if not isinstance(error, LogUnavailable)), told[0])
+
+    def _client(self) -> Producer:
+        if self._producer is None:
+            self._producer = self._make()
+        return self._producer
+
+
+@dataclass(frozen=True, slots=True)
+class _Encoded:
+    value: bytes | None
+    key: bytes | None
+    headers: list[Header]
+    milliseconds: int
+
+
+def _encoded(message: Published) -> _Encoded:
+    message.size_bytes()
+    headers = dict(message.headers or {})
+    tombstone = not message.value and headers.pop(TOMBSTONE, None) == "true"
+    milliseconds = 0
+    if message.published_at is not None:
+        milliseconds = int(message.published_at.timestamp() * 1000)
+        # librdkafka takes 0 for "now", and Kafka holds nothing before.
+        if milliseconds <= 0:
+            raise InvalidMessage("Kafka holds no times before 1970; published_at must be later")
+    return _Encoded(
+        None if tombstone else message.value,
+        None if message.key is None else message.key.encode(),
+        [(name, raw_bytes(text)) for name, text in headers.items()],
+        milliseconds,
+    )

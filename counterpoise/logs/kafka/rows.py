@@ -1,0 +1,108 @@
+"""Kafka's records as rows of a log, and back.
+
+A record has bytes where a row has text, may lack a value, and may repeat a header's name. What
+cannot be said in a row is written so that nothing is lost that matters, always the same way:
+
+* A key or a header's value that is not UTF-8 becomes the text `base64:` and its bytes in base64
+  (`raw_bytes` turns it back). Keys that differ stay different, and the partition is Kafka's.
+* A record without a value (a tombstone of a compacted topic) has an empty value, and the header
+  `counterpoise-tombstone` says `true`. Publishing that header with an empty value makes one.
+* Of headers of the same name the last one counts, as in Kafka's own lookups; without a value it is
+  the empty text.
+* Times are in milliseconds, and 1970 where the record has none.
+
+The header `counterpoise-append` is ours (see `appender`); it never shows in a row.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import pyarrow as pa
+from confluent_kafka import TIMESTAMP_NOT_AVAILABLE, Message
+
+from counterpoise.logs import MESSAGE_SCHEMA
+
+TOMBSTONE = "counterpoise-tombstone"
+APPEND = "counterpoise-append"
+_BASE64 = "base64:"
+_HEADERS = MESSAGE_SCHEMA.field("headers").type
+_TIME = MESSAGE_SCHEMA.field("published_at").type
+
+Header = tuple[str, bytes | None]
+
+
+def text_of(raw: bytes) -> str:
+    """Bytes as text: decoded if they are UTF-8, else in base64 with a mark."""
+    try:
+        return raw.decode()
+    except UnicodeDecodeError:
+        return _BASE64 + base64.b64encode(raw).decode()
+
+
+def raw_bytes(text: str) -> bytes:
+    """What a key or header's value read from Kafka was there: the inverse of `text_of`."""
+    if text.startswith(_BASE64):
+        try:
+            raw = base64.b64decode(text.removeprefix(_BASE64), validate=True)
+        except binascii.Error:
+            return text.encode()
+        # What would have been decoded was text that happens to begin like this.
+        if text_of(raw) == text:
+            return raw
+    return text.encode()
+
+
+def record_batch(partition: int, messages: Sequence[Message]) -> pa.RecordBatch:
+    """Messages of one partition as a batch of MESSAGE_SCHEMA."""
+    count = len(messages)
+    values = [message.value() for message in messages]
+    keys = [message.key() for message in messages]
+    headers = [
+        _shown(message.headers(), value is None)
+        for message, value in zip(messages, values, strict=True)
+    ]
+    if any(headers):
+        header_column = pa.array([one or None for one in headers], _HEADERS)
+    else:
+        header_column = pa.nulls(count, _HEADERS)
+    return pa.RecordBatch.from_arrays(
+        [
+            pa.repeat(pa.scalar(partition, pa.int32()), count),
+            pa.array([message.offset() for message in messages], pa.int64()).cast(pa.string()),
+            _texts(keys),
+            pa.array([value or b"" for value in values], pa.binary()),
+            header_column,
+            pa.array(_microseconds(messages), pa.int64()).view(_TIME),
+        ],
+        schema=MESSAGE_SCHEMA,
+    )
+
+
+def _texts(keys: list[bytes | None]) -> pa.Array:
+    try:
+        # Arrow checks that they are UTF-8, all at once.
+        return pa.array(keys, pa.binary()).cast(pa.string())
+    except pa.ArrowInvalid:
+        return pa.array([None if key is None else text_of(key) for key in keys], pa.string())
+
+
+def _shown(headers: Iterable[Header] | None, tombstone: bool) -> list[tuple[str, str]]:
+    if headers is None and not tombstone:
+        return []
+    shown = {
+        name: "" if value is None else text_of(value)
+        for name, value in headers or ()
+        if name != APPEND
+    }
+    if tombstone:
+        shown[TOMBSTONE] = "true"
+    return list(shown.items())
+
+
+def _microseconds(messages: Sequence[Message]) -> list[int]:
+    stamps: list[Any] = [message.timestamp() for message in messages]
+    return [0 if kind == TIMESTAMP_NOT_AVAILABLE else 1000 * at for kind, at in stamps]

@@ -1,0 +1,118 @@
+"""What the cluster says of a topic: which it is, its partitions, and where they start and end.
+
+Every question is bounded by a deadline. Nothing here creates a topic, also where the cluster would
+create one for being asked.
+
+The answers are not of one instant, as Kafka has no such thing. The count is asked first: a topic
+only grows, so what it counts has bounds. Starts and ends are asked at once, and an end is the last
+stable offset, since what an open transaction has written cannot be read yet.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Any
+
+from confluent_kafka import IsolationLevel, KafkaException, TopicCollection, TopicPartition
+from confluent_kafka.admin import AdminClient, OffsetSpec
+
+from counterpoise.logs import LogError
+from counterpoise.logs.kafka.failures import Trouble
+
+# The least time a question gets, so that librdkafka takes it at all.
+_LEAST_SECONDS = 0.1
+_NO_TOPIC_ID = "AAAAAAAAAAAAAAAAAAAAAA"
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """How many partitions the topic has, and which one it is.
+
+    `incarnation` is the topic's id; of clusters that give none (before Kafka 2.8) it is the
+    cluster's id and the topic's name, which does not tell a topic that was made again.
+    """
+
+    partition_count: int
+    incarnation: str
+
+
+class Topic:
+    """One topic, asked through an admin client. Thread-safe."""
+
+    def __init__(self, name: str, admin: Callable[[], AdminClient], trouble: Trouble) -> None:
+        """`admin` gives the client to ask with, which it may make anew."""
+        self.name = name
+        self._admin = admin
+        self._trouble = trouble
+
+    def shape(self, deadline: float) -> Shape:
+        """The topic as it is. Raises LogNotFound, LogUnavailable by the deadline (monotonic)."""
+        admin = self._admin()
+        asked = admin.describe_topics(TopicCollection([self.name]), request_timeout=_left(deadline))
+        topic = self._answer(asked[self.name], deadline)
+        topic_id = "" if topic.topic_id is None else str(topic.topic_id)
+        if not topic_id or topic_id == _NO_TOPIC_ID:
+            cluster = self._answer(
+                admin.describe_cluster(request_timeout=_left(deadline)), deadline
+            )
+            topic_id = f"{cluster.cluster_id}/{self.name}"
+        return Shape(len(topic.partitions), topic_id)
+
+    def bounds(
+        self, partitions: Iterable[int], deadline: float
+    ) -> tuple[dict[int, int], dict[int, int]]:
+        """First and end offset of each of these partitions, which must exist."""
+        wanted = list(partitions)
+        starts = self._ask(wanted, OffsetSpec.earliest(), deadline)
+        ends = self._ask(wanted, OffsetSpec.latest(), deadline)
+        return self._gather(starts, deadline), self._gather(ends, deadline)
+
+    def offsets_at(
+        self, partitions: Iterable[int], milliseconds: int, deadline: float
+    ) -> dict[int, int]:
+        """The first offset at or after a time; -1 where there is none."""
+        spec = OffsetSpec.for_timestamp(milliseconds)
+        return self._gather(self._ask(list(partitions), spec, deadline), deadline)
+
+    def _ask(
+        self, partitions: list[int], spec: OffsetSpec, deadline: float
+    ) -> Mapping[TopicPartition, Future[Any]]:
+        if not partitions:
+            return {}
+        asked: Mapping[TopicPartition, Future[Any]] = self._admin().list_offsets(
+            {TopicPartition(self.name, partition): spec for partition in partitions},
+            isolation_level=IsolationLevel.READ_COMMITTED,
+            request_timeout=_left(deadline),
+        )
+        return asked
+
+    def _gather(
+        self, asked: Mapping[TopicPartition, Future[Any]], deadline: float
+    ) -> dict[int, int]:
+        return {
+            place.partition: int(self._answer(future, deadline).offset)
+            for place, future in asked.items()
+        }
+
+    def _answer(self, future: Future[Any], deadline: float) -> Any:
+        try:
+            # librdkafka answers by the deadline; a little later it never will.
+            answer = future.result(_left(deadline) + 1.0)
+        except KafkaException as failed:
+            raise self._told(failed) from None
+        except TimeoutError:
+            raise self._trouble.too_late("an answer about the topic") from None
+        self._trouble.clear()
+        return answer
+
+    def _told(self, failed: KafkaException) -> LogError:
+        # What went wrong on the way comes as an event, and events are served here.
+        self._admin().poll(0)
+        return self._trouble.told(failed.args[0])
+
+
+def _left(deadline: float) -> float:
+    return max(_LEAST_SECONDS, deadline - time.monotonic())
