@@ -39,11 +39,12 @@ the consumer goes on with what it owns, while the log is away it waits.
 Iterating
 ---------
 A message counts as handled when the next one is asked for. So an exception in the body, or
-`break`, leaves the message in hand unhandled: it comes again. To end after the message in hand
-call `consumer.stop()` in the body and let the loop end by itself. The loop's body runs in the
-caller's thread, and leaving the loop by whatever way commits what was handled and unbinds. In a
-`with Consumer(...) as consumer:` block that happens at the latest at its end, also where a
-traceback keeps the loop alive.
+`break`, leaves the message in hand unhandled: it comes again. To end after the message in hand call
+`consumer.stop(now=True)` in the body and let the loop end by itself; after `consumer.stop()` it
+ends once all partitions have been handed over, and goes on with them meanwhile. The loop's body
+runs in the caller's thread, and leaving the loop by whatever way commits what was handled and
+unbinds. In a `with Consumer(...) as consumer:` block that happens at the latest at its end, also
+where a traceback keeps the loop alive.
 
 There is no `async for`: `AsyncFlow` is for programs with an event loop.
 """

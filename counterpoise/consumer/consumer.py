@@ -166,7 +166,9 @@ class Consumer:
 
         `now`: do not wait for successors; what is handled is still committed. Returns at once.
         """
-        self._settler.abandoning = self._settler.abandoning or now
+        if now:
+            self._settler.abandoning = True
+            self._lanes.closed = True
         self._settler.stopping = True
         self._wake_settler.wake()
 
@@ -259,8 +261,7 @@ class Consumer:
             try:
                 yield threads[0]
             finally:
-                if not self._lanes.closed:
-                    self.stop(now=True)
+                self.stop(now=True)
                 threads[0].join()
                 self._wake_reader.wake()
                 self.flow.close()
@@ -310,7 +311,6 @@ class Consumer:
         """End because of this; the first one is raised."""
         if self._error is None and not isinstance(error, GeneratorExit):
             self._error = error
-        self._lanes.close()
         self.stop(now=True)
 
     # -------------------------------------------------------------- the watchdog

@@ -1,0 +1,110 @@
+"""A queue on a real service, and what publishes to it."""
+
+import threading
+from collections import defaultdict
+
+import pytest
+
+from counterpoise.client import Client
+from counterpoise.consumer import Consumer
+from counterpoise.publisher import Publisher
+
+
+@pytest.fixture
+def client(service):
+    with Client(service.url) as client:
+        client.create_queue("flights", 4, rebalance_delay=0, max_handoff_time=5)
+        yield client
+
+
+@pytest.fixture
+def publish(service, client):
+    """`publish(numbers)`: one message each, the number for its value, number % 7 in its key."""
+
+    def publish_numbers(numbers, queue="flights"):
+        with Publisher(queue, url=service.url) as publisher:
+            for number in numbers:
+                publisher.publish(str(number).encode(), f"k{number % 7}", {"number": str(number)})
+
+    return publish_numbers
+
+
+class Running:
+    """A consumer in a thread, and the messages it has handled, in order.
+
+    `act(message)` is called before a message counts as handled; it may raise or wait.
+    """
+
+    def __init__(self, url, act=lambda message: None, queue="flights", **options):
+        self.seen: list = []
+        self.error: BaseException | None = None
+        self.act = act
+        self.consumer = Consumer(queue, each=self.each, url=url, **options)
+        self.thread = threading.Thread(target=self.run)
+
+    def each(self, message):
+        self.act(message)
+        self.seen.append(message)
+
+    def run(self):
+        try:
+            self.consumer.run()
+        except BaseException as error:
+            self.error = error
+
+    @property
+    def numbers(self):
+        return [int(message.value) for message in self.seen]
+
+    @property
+    def partitions(self):
+        return set(self.consumer.flow.partitions)
+
+    def __enter__(self):
+        self.thread.start()
+        return self
+
+    def __exit__(self, *_):
+        self.stop(now=True)
+
+    def stop(self, now=False):
+        self.consumer.stop(now=now)
+        self.join()
+        if self.error is not None:
+            raise self.error
+
+    def join(self):
+        self.thread.join(30)
+        assert not self.thread.is_alive()
+
+
+@pytest.fixture
+def running(service):
+    """`running(act, …)` makes a `Running` of the queue; all end with the test."""
+    made = []
+
+    def make(*arguments, **options):
+        made.append(Running(service.url, *arguments, **options))
+        return made[-1]
+
+    yield make
+    for one in made:
+        if one.thread.is_alive():
+            one.consumer.stop(now=True)
+            one.join()
+
+
+def in_order(*many):
+    """Whether each of them saw the numbers of each key in order."""
+    for one in many:
+        by_key = defaultdict(list)
+        for message in one.seen:
+            by_key[message.key].append(int(message.value))
+        if any(numbers != sorted(numbers) for numbers in by_key.values()):
+            return False
+    return True
+
+
+def positions(client, queue="flights"):
+    """The committed position of each partition."""
+    return {one.partition: one.position for one in client.partitions(queue)}

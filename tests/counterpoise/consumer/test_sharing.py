@@ -1,0 +1,213 @@
+"""Workers and consumers that share: in parallel, in order, handed over in time or by force."""
+
+import threading
+from collections import Counter
+from typing import Any
+
+import psycopg
+import pytest
+
+from counterpoise.client import Client
+from counterpoise.consumer import Consumer
+from counterpoise.logs import LogNotFound, open_log
+from counterpoise.publisher import Publisher
+from tests.counterpoise.consumer.conftest import in_order, positions
+from tests.service import eventually
+
+
+def test_workers_work_in_parallel_and_keep_the_order(running, publish):
+    publish(range(400))
+    together = threading.Barrier(3, timeout=10)
+    first = threading.local()
+
+    def act(message):
+        if not hasattr(first, "met"):
+            first.met = together.wait()  # Returns only if three workers are at it at once.
+
+    with running(act, workers=3) as one:
+        eventually(lambda: len(one.seen) == 400)
+        one.stop()
+    assert sorted(one.numbers) == list(range(400))
+    assert in_order(one)
+
+
+def test_a_slow_partition_stops_no_other_and_does_not_fill_the_memory(service, running, publish):
+    publish(range(2000))
+    block = threading.Event()
+    counts: Counter[int] = Counter()
+
+    def act(message):
+        counts[message.partition] += 1
+        if message.partition == slow:
+            block.wait(30)
+
+    by_partition = count_by_partition(service)
+    slow = max(by_partition, key=by_partition.get)
+    with running(act, workers=2, max_messages=40) as one:
+        others = sum(by_partition.values()) - by_partition[slow]
+        eventually(lambda: len(one.seen) == others, 20)
+        lane = one.consumer.status().partitions[slow]
+        assert counts[slow] == 1
+        assert 0 < lane.waiting_messages <= 40
+        assert lane.in_hand <= 40
+        block.set()
+        eventually(lambda: len(one.seen) == 2000, 20)
+    assert in_order(one)
+
+
+def count_by_partition(service, queue="flights"):
+    """How many messages each partition has, from the log."""
+    with Client(service.url) as client:
+        view = client.log_access(queue, "read")
+    log = open_log(view.log, view.access)
+    try:
+        ends = log.bounds(range(view.partition_count)).ends
+    finally:
+        log.close()
+    return {number: int(end) for number, end in ends.items()}
+
+
+def test_two_consumers_share_and_nothing_comes_twice(client, running, publish):
+    publish(range(300))
+    told: list[tuple[str, int]] = []
+    with running(workers=2, commit_seconds=0.1) as one:
+        eventually(lambda: len(one.partitions) == 4)
+        with running(
+            on_granted=lambda owned: told.append(("granted", owned.partition)),
+            on_lost=lambda owned: told.append(("lost", owned.partition)),
+        ) as two:
+            eventually(lambda: len(two.partitions) == 2 and len(one.partitions) == 2)
+            publish(range(300, 600))
+            eventually(lambda: len(one.seen) + len(two.seen) == 600)
+            one.stop()
+            eventually(lambda: len(two.partitions) == 4)
+    assert sorted(one.numbers + two.numbers) == list(range(600))
+    assert in_order(one, two)
+    assert sorted(told) == [("granted", n) for n in range(4)]
+    outcomes = {move.outcome for r in client.rebalances("flights") for move in r.moves}
+    assert outcomes == {"initial", "graceful"}
+
+
+class Slow:
+    """Handles the first message until told to go on, and notes the time it had left."""
+
+    def __init__(self):
+        self.begun, self.go_on = threading.Event(), threading.Event()
+        self.message: Any = None
+        self.left_before = self.left_after = -1.0
+
+    def __call__(self, message):
+        if self.begun.is_set():
+            return
+        self.message, self.left_before = message, message.time_left()
+        self.begun.set()
+        self.go_on.wait(30)
+        self.left_after = message.time_left()
+
+
+@pytest.fixture
+def one_partition(service, client):
+    client.create_queue("one", 1, rebalance_delay=0, max_handoff_time=5)
+    with Publisher("one", url=service.url) as publisher:
+        for number in range(10):
+            publisher.publish(str(number).encode())
+
+
+def test_a_slow_message_that_is_done_in_time_is_handed_over_in_order(
+    client, one_partition, running
+):
+    slow = Slow()
+    revoked = threading.Event()
+    left: list[float] = []
+
+    def revoking(owned, seconds_left):
+        left.append(seconds_left)
+        revoked.set()
+
+    with running(slow, queue="one", on_revoking=revoking) as one:
+        assert slow.begun.wait(10)
+        assert slow.left_before is None
+        with running(queue="one") as two:
+            eventually(lambda: two.consumer.flow.status == "bound")
+            one.consumer.stop()
+            assert revoked.wait(10)
+            eventually(lambda: slow.message.time_left() is not None)
+            slow.go_on.set()
+            eventually(lambda: len(one.seen) + len(two.seen) == 10)
+            one.join()
+    assert 0 < slow.left_after <= 5
+    assert 0 < left[0] <= 5
+    assert one.numbers + two.numbers == list(range(10))
+    outcomes = [move.outcome for r in client.rebalances("one") for move in r.moves]
+    assert sorted(outcomes) == ["graceful", "initial"]
+
+
+def test_a_slow_message_that_is_done_too_late_is_not_committed(client, one_partition, running):
+    client.change_queue("one", max_handoff_time=0.3)
+    slow = Slow()
+    lost = threading.Event()
+    with running(slow, queue="one", on_lost=lambda owned: lost.set()) as one:
+        assert slow.begun.wait(10)
+        with running(queue="one") as two:
+            eventually(lambda: two.consumer.flow.status == "bound")
+            one.consumer.stop()
+            assert lost.wait(10)
+            eventually(lambda: len(two.seen) == 10)
+            assert slow.message.owned.lost
+            slow.go_on.set()
+            one.join()
+            eventually(lambda: positions(client, "one") == {0: "10"})
+    assert slow.left_after == 0.0
+    assert one.numbers == [0]
+    assert two.numbers == list(range(10))
+    assert "forced" in [move.outcome for r in client.rebalances("one") for move in r.moves]
+
+
+def test_it_commits_by_number_and_by_time(client, running, publish):
+    publish(range(100))
+    with running(commit_seconds=3600, commit_messages=50) as one:
+        eventually(lambda: len(one.seen) == 100)
+        eventually(lambda: sum(int(p or 0) for p in positions(client).values()) >= 50)
+    assert sum(int(p or 0) for p in positions(client).values()) == 100
+    publish(range(100, 110))
+    with running(commit_seconds=0.05, commit_messages=10**9) as one:
+        eventually(lambda: sum(int(p or 0) for p in positions(client).values()) == 110)
+
+
+def test_a_worker_that_fails_ends_all_and_keeps_what_the_others_did(client, running, publish):
+    publish(range(200))
+
+    def act(message):
+        if message.value == b"150":
+            raise RuntimeError("no")
+
+    one = running(act, workers=3)
+    one.thread.start()
+    one.join()
+    assert isinstance(one.error, RuntimeError)
+    assert client.flows("flights") == []
+    handled = one.numbers
+    with running() as two:
+        eventually(lambda: len(handled) + len(two.seen) == 200)
+    assert sorted(handled + two.numbers) == list(range(200))
+
+
+def test_the_log_of_a_new_queue_is_waited_for(service, client, running, publish, postgres_of):
+    publish(range(3))
+    postgres_of("UPDATE counterpoise_log.logs SET name = 'elsewhere' WHERE name = 'flights'")
+    with running() as one:
+        eventually(lambda: one.consumer.status().log_away)
+        postgres_of("UPDATE counterpoise_log.logs SET name = 'flights' WHERE name = 'elsewhere'")
+        eventually(lambda: len(one.seen) == 3)
+    postgres_of("UPDATE counterpoise_log.logs SET name = 'elsewhere' WHERE name = 'flights'")
+    with pytest.raises(LogNotFound, match="no log"):
+        Consumer("flights", print, url=service.url, log_appears_seconds=0.1).run()
+
+
+@pytest.fixture
+def postgres_of(migrated_url):
+    def execute(statement):
+        with psycopg.connect(migrated_url, autocommit=True) as connection:
+            connection.execute(statement)
+
+    return execute
