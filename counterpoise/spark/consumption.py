@@ -16,7 +16,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 from counterpoise.errors import CounterpoiseError
-from counterpoise.flow.view import Warming
 from counterpoise.logs import LogUnavailable
 from counterpoise.spark.channel import Channel
 from counterpoise.spark.correspondence import Correspondent
@@ -25,7 +24,7 @@ from counterpoise.spark.errors import FlowEnded
 from counterpoise.spark.executor import LogPartition, LogSource
 from counterpoise.spark.handoffs import Handoffs
 from counterpoise.spark.leaving import Leaving
-from counterpoise.spark.offsets import Json, Offset, Slice, offset_of, slices
+from counterpoise.spark.offsets import Json, Offset, Slice, offset_of, replay_slices, slices
 from counterpoise.spark.options import SourceOptions
 from counterpoise.spark.pace import Pace
 from counterpoise.spark.planned import Plans
@@ -41,6 +40,7 @@ from counterpoise.spark.probe import LogProbe
 from counterpoise.spark.progress import Progress
 from counterpoise.spark.report import Standing
 from counterpoise.spark.settler import Settler, Tells
+from counterpoise.spark.warmup.learner import Learner, LearnsOf
 from counterpoise.wire import CommitItem, ReleaseItem
 
 logger = logging.getLogger("counterpoise.spark")
@@ -56,7 +56,7 @@ _STOP_SECONDS = 3.0
 _ENDED_SECONDS = 1.0
 
 
-class BoundFlow(GivesAccess, Tells, Protocol):
+class BoundFlow(GivesAccess, Tells, LearnsOf, Protocol):
     """What is needed of a `Flow`."""
 
     @property
@@ -67,9 +67,6 @@ class BoundFlow(GivesAccess, Tells, Protocol):
 
     @property
     def flow_ids(self) -> Sequence[str]: ...
-
-    @property
-    def warming(self) -> Mapping[int, Warming]: ...
 
     @property
     def gone_reason(self) -> str | None: ...
@@ -127,12 +124,14 @@ class Consumption:
         self._lock = threading.Lock()
         self._progress = Progress()
         self._pace = Pace()
-        self._probe = LogProbe(door, clock)
+        self._probe = LogProbe(door, clock, options.warmup_from)
+        self._learner = Learner(options, flow, self._progress, clock)
         self._plans = plans
         self._handoffs = handoffs or Handoffs()
         self._nobody_else = nobody_else
         self._settler = Settler(
-            flow, self._progress, self._lock, wake, self._refused, self._handoffs.released
+            *(flow, self._progress, self._lock, wake, self._refused, self._handoffs.released),
+            beside=self._learner.tell,
         )
         self._correspondent = Correspondent(channel, self) if channel is not None else None
         self._targets: Mapping[int, str] | None = None
@@ -170,9 +169,10 @@ class Consumption:
                 lost = self._progress.finished(offset, asked)
                 self._wake.set()
             positions = {} if self._closing else self._progress.wanted(asked)
+            restores = () if self._closing else self._learner.restores(asked)
         if bound:
             self._report_lost(lost)
-        if not positions or self._in_doubt():
+        if not (positions or restores) or self._in_doubt():
             return start
         answer = self._ask(
             Question(
@@ -181,6 +181,7 @@ class Consumption:
                 max_messages,
                 self._targets,
                 self._options.max_bytes_per_trigger,
+                restores,
             )
         )
         if answer is None:
@@ -189,11 +190,13 @@ class Consumption:
             if self._closing:
                 return start
             view = self._flow.partitions
-            planned = self._progress.plan(answer, asked, view, self._flow.instance_id)
+            coming = self._learner.coming()
+            planned = self._progress.plan(answer, asked, view, self._flow.instance_id, coming)
             if planned is not None:
                 self._planned = planned.to_json()
             due = self._progress.due(view)
-        if due:
+        self._learner.warn()
+        if due or self._learner.has_news():
             self._wake.set()
         if planned is None or self._planned is None:
             return start
@@ -245,7 +248,9 @@ class Consumption:
             self._planned = end
             self._progress.skip(sorted_out.skipped)
         self._handoffs.skipped(sorted_out.skipped)
-        groups = [self._partition(group) for group in pack(sorted_out.read, self._cores)]
+        # History is read whoever owns the partition now: the next offset builds on it.
+        read = [*sorted_out.read, *replay_slices(before, after)]
+        groups = [self._partition(group) for group in pack(read, self._cores)]
         if self._plans is not None:
             self._plans.say(start, end, [one.slices for one in groups], sorted_out.skipped)
         self._sorted = (start, end, groups)
@@ -286,6 +291,11 @@ class Consumption:
             self._report_lost(lost)
         self._wake.set()
         return True
+
+    def restored(self, document: Json) -> None:
+        """The driver says whose state it has restored."""
+        if self._learner.heard(document):
+            self._wake.set()
 
     def leave(self, timeout_seconds: float) -> None:
         """Begin to hand over everything in order, and then unbind; see `Leaving`."""

@@ -7,6 +7,7 @@ a document's stamp tells. What it hears:
   itself tells the source only when it asks for the next offset, which is a trigger interval later,
   and never when the query is stopped before.
 - `drain` says to leave.
+- `ready` says whose state the driver has restored (docs, *Warm-up*).
 
 A channel that fails (a full disk) costs what it is for, never the query.
 """
@@ -39,6 +40,8 @@ class Speaker(Protocol):
     def standing(self) -> Standing: ...
 
     def batch_done(self, end: Json) -> bool: ...
+
+    def restored(self, document: Json) -> None: ...
 
     def leave(self, timeout_seconds: float) -> None: ...
 
@@ -81,6 +84,7 @@ class Correspondent:
     def _run(self) -> None:
         while not self._closed.wait(LOOK_SECONDS):
             self._guarded(self._hear_done)
+            self._guarded(self._hear_ready)
             self._guarded(self._hear_drain)
             self._guarded(self._say)
 
@@ -101,6 +105,11 @@ class Correspondent:
             if isinstance(end, dict):
                 self._speaker.batch_done(end)
             self._ended = self._ended or bool(document.get("ended"))
+
+    def _hear_ready(self) -> None:
+        document = self._news("ready")
+        if document is not None:
+            self._speaker.restored(document)
 
     def _hear_drain(self) -> None:
         document = None if self._drained else self._news("drain")

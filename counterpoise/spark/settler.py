@@ -53,6 +53,7 @@ class Settler:
     """One thread that commits and releases whatever is due.
 
     `lock` guards `progress`. `wake` is set when something was done or the view has changed.
+    `beside` is what else there is to tell; it may raise CounterpoiseError.
     """
 
     def __init__(
@@ -63,12 +64,14 @@ class Settler:
         wake: threading.Event,
         on_refused: Callable[[CommitItem | ReleaseItem, str], None],
         on_released: Callable[[ReleaseItem], None],
+        beside: Callable[[], None] = lambda: None,
     ) -> None:
         self._flow = flow
         self._progress = progress
         self._lock = lock
         self._on_refused = on_refused
         self._on_released = on_released
+        self._beside = beside
         self._hand_over_all = False
         self._wake = wake
         self._closed = threading.Event()
@@ -111,6 +114,7 @@ class Settler:
                 todo = self._due(parting=self._hand_over_all)
             try:
                 self._tell(todo, _CALL_SECONDS)
+                self._beside()
                 self.last_error = None
                 failures = 0
             except CounterpoiseError as error:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from counterpoise.flow.view import Owned
+from counterpoise.flow.view import Owned, Warming
 from counterpoise.logs import Bounds
 from counterpoise.logs.postgres import PostgresLog
 from counterpoise.wire import CommitItem, ReleaseItem
@@ -45,11 +45,13 @@ class Partition:
     let_go: str = "initial"
     # The consumer whose flow left last, while its instance may still have it back (rule 12).
     left: str | None = None
+    # Who warms up for it while the owner goes on.
+    learner: str | None = None
 
     def grant(self, owner: str, handed_over: str | None = None) -> None:
         self.epoch += 1
         self.handed_over = handed_over or self.let_go
-        self.owner, self.state, self.left = owner, "owned", None
+        self.owner, self.state, self.left, self.learner = owner, "owned", None, None
 
     def leave(self, how: str, remember: bool = False) -> None:
         self.left = self.owner if remember else None
@@ -73,6 +75,13 @@ class Queue:
 
     def view(self, owner: str) -> Mapping[int, Owned]:
         return {n: one.seen() for n, one in self.partitions.items() if one.owner == owner}
+
+    def warming(self, learner: str) -> Mapping[int, Warming]:
+        return {
+            n: Warming(n, one.epoch, one.position)
+            for n, one in self.partitions.items()
+            if one.learner == learner and one.owner not in (None, learner)
+        }
 
     def commit(self, owner: str, item: CommitItem | ReleaseItem) -> str:
         outcome = self._fence(owner, item)

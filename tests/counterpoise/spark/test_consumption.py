@@ -45,6 +45,8 @@ class FlowDouble:
         self.start = "earliest"
         self.away = False
         self.released: list[ReleaseItem] = []
+        self.ready_told: list[tuple[int, int | None]] = []
+        self.refreshed = 0
         self.closed = False
 
     @property
@@ -53,7 +55,7 @@ class FlowDouble:
 
     @property
     def warming(self) -> Mapping[int, Warming]:
-        return {}
+        return self.queue.warming("me") if self.status == "bound" else {}
 
     def drain(self, timeout_seconds: float | None = None) -> None:
         self._check()
@@ -65,6 +67,15 @@ class FlowDouble:
 
     def log_access(self, fresh: bool = False) -> LogAccess | None:
         return LogAccess(self.access)
+
+    def ready(self, partition: int, epoch: int | None = None) -> str:
+        self._check()
+        self.ready_told.append((partition, epoch))
+        return "ok"
+
+    def refresh(self, *, timeout_seconds: float | None = None) -> None:
+        self._check()
+        self.refreshed += 1
 
     def commit(
         self, positions: Iterable[tuple[int, int, str]], *, timeout_seconds: float | None = None
