@@ -13,6 +13,7 @@ Start reading at `planning`, then `progress`: what is read, committed and releas
 """
 
 from counterpoise.spark.draining import DrainTimedOut, drain, drain_on_sigterm
+from counterpoise.spark.listener import QueueListener
 from counterpoise.spark.sink import FencedSink
 from counterpoise.spark.source import CounterpoiseDataSource, register, session
 
@@ -20,6 +21,7 @@ __all__ = [
     "CounterpoiseDataSource",
     "DrainTimedOut",
     "FencedSink",
+    "QueueListener",
     "drain",
     "drain_on_sigterm",
     "register",
