@@ -279,7 +279,7 @@ def _(record: r.PartitionsAdded, queue: Queue) -> None:
             queue.journal.note(partition)
             queue.journal.put(queue.unowned, number, None)
         elif partition.state is State.REMOVED:
-            queue.place(partition, PartitionEvent.ADDED, let_go=HandedOver.INITIAL)
+            queue.place(partition, PartitionEvent.ADDED)
         else:
             queue.set_retiring(partition, False)
             queue.touch(partition.owner)
@@ -304,7 +304,14 @@ def _(record: r.PartitionsRemoved, queue: Queue) -> None:
         released_by = (
             partition.owner.id if record.outcome == "finished" and partition.owner else None
         )
-        queue.place(partition, PartitionEvent.REMOVED, released_by=released_by)
+        # What a flow had processed and not committed of a discarded partition may come again, should
+        # its number be used before the log has deleted what it held.
+        let_go = partition.let_go
+        if record.outcome == "finished":
+            let_go = HandedOver.INITIAL
+        elif partition.owner is not None:
+            let_go = HandedOver.ORPHANED
+        queue.place(partition, PartitionEvent.REMOVED, released_by=released_by, let_go=let_go)
         queue.set_retiring(partition, False)
 
 

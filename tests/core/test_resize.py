@@ -49,7 +49,30 @@ class TestGrow:
         orders = World.owning({"A": [0, 2], "B": [1, 3]})
         orders.resize(3, discard=True)
         orders.resize(4)
-        assert (orders.epoch(3), orders.handed_over(3), orders.owner(3)) == (2, "initial", "B")
+        assert (orders.epoch(3), orders.owner(3)) == (2, "B")
+
+    def test_what_was_finished_begins_anew(self) -> None:
+        orders = World.owning({"A": [0, 2], "B": [1, 3]})
+        orders.resize(3)
+        orders.release("B", 3, finished=True)
+        orders.resize(4)
+        assert (orders.epoch(3), orders.handed_over(3)) == (2, "initial")
+
+    def test_what_was_discarded_under_its_owner_may_come_again(self) -> None:
+        """The log deletes what it held only after the resize, so if the number is used again at
+        once, what the owner had processed and not committed is read again."""
+        orders = World.owning({"A": [0, 2], "B": [1, 3]})
+        orders.resize(3, discard=True)
+        orders.resize(4)
+        assert orders.handed_over(3) == "orphaned"
+
+    def test_what_was_discarded_before_anybody_owned_it_is_new(self) -> None:
+        orders = World(4)
+        orders.resize(3, discard=True)
+        orders.resize(4)
+        orders.bind("A")
+        orders.settle()
+        assert orders.handed_over(3) == "initial"
 
 
 class TestShrink:
