@@ -6,19 +6,22 @@ from collections.abc import Iterator
 import pytest
 
 from counterpoise.logs import Log
-from tests.counterpoise.logs.kits import LogKit, PostgresKit, RedisKit
+from tests.counterpoise.logs.kits import KafkaKit, LogKit, PostgresKit, RedisKit
+from tests.kafka_server import kafka
 from tests.log_support import log, log_url
 from tests.redis_server import redis_server
 
-__all__ = ["any_log", "kit", "log", "log_url", "redis_server"]
+__all__ = ["any_log", "kafka", "kit", "log", "log_url", "redis_server"]
 
 
-@pytest.fixture(params=["builtin", "redis"])
+@pytest.fixture(params=["builtin", "redis", "kafka"])
 def kit(request: pytest.FixtureRequest) -> Iterator[LogKit]:
     """A log of each kind that does not exist yet; see `LogKit`."""
     made: LogKit
     if request.param == "builtin":
         made = PostgresKit(request.getfixturevalue("log_url"))
+    elif request.param == "kafka":
+        made = KafkaKit(request.getfixturevalue("kafka"), uuid.uuid4().hex)
     else:
         made = RedisKit(request.getfixturevalue("redis_server"), uuid.uuid4().hex)
     yield made

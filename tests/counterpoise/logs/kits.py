@@ -10,6 +10,10 @@ do it says in `lacks`, and the tests of that promise skip it (`need`):
 * `trimming`: the service trims it
 * `density`: positions have no holes, so that counts are exact
 * `dropping`: the service can drop and make it again
+* `memory`: who repeats an append or asks for sequences need not be who appended
+* `microseconds`: times come back exactly, from whatever century
+* `times`: positions are found by time
+* `overreach`: a reading to an end that the partition does not have yet ends without it
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -18,6 +22,7 @@ from typing import Protocol
 import pytest
 
 from broker.logs import Owner
+from counterpoise.demo.mock_kafka import MockKafka
 from counterpoise.logs import Log, LogOwner, open_log
 from counterpoise.logs.opening import open_managed
 from counterpoise.logs.postgres import PostgresLog
@@ -135,3 +140,48 @@ class RedisKit(_Opening):
 
     def drop(self) -> None:
         self._service.drop(self.owner)
+
+
+class KafkaKit(_Opening):
+    """A topic of librdkafka's mock cluster, under a name that nothing else uses.
+
+    The mock leaves no holes, so what is said of dense positions holds here too.
+    """
+
+    lacks = frozenset(
+        {
+            "atomicity",
+            "memory",
+            "microseconds",
+            "overreach",
+            "shrinking",
+            "times",  # the mock's: Kafka has them
+            "trimming",
+        }
+    )
+
+    def __init__(self, kafka: MockKafka, topic: str) -> None:
+        url = kafka.log(topic)
+        super().__init__(lambda: open_log(url, timeout_seconds=10))
+        self._kafka = kafka
+        self._topic = topic
+        self._service = open_managed(url, None, timeout_seconds=10)
+        self._opened.append(self._service)
+
+    def make(self, partition_count: int) -> None:
+        self._kafka.create_topic(self._topic, partition_count)
+
+    def resize(self, partition_count: int, revision: int | None = None) -> bool:
+        raise NotImplementedError
+
+    def discard(self, partitions: Sequence[int]) -> frozenset[int]:
+        raise NotImplementedError
+
+    def trim(self, below: Mapping[int, str]) -> None:
+        raise NotImplementedError
+
+    def position_at(self, time: float) -> Mapping[int, str]:
+        return self._service.position_at(time)
+
+    def drop(self) -> None:
+        self._kafka.delete_topic(self._topic)

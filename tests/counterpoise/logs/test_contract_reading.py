@@ -17,6 +17,7 @@ from counterpoise.logs import (
     postgres,
 )
 from counterpoise.logs import redis as redis_log
+from counterpoise.logs.kafka import reader as kafka_reader
 from tests.counterpoise.logs.kits import need
 from tests.log_support import append, texts
 
@@ -26,7 +27,7 @@ def chunk(monkeypatch):
     """Sets how many messages are fetched at a time, for logs that fetch in chunks."""
 
     def set_to(messages=None, size=None):
-        for module in (postgres, redis_log):
+        for module in (postgres, redis_log, kafka_reader):
             if messages is not None:
                 monkeypatch.setattr(module, "CHUNK_MESSAGES", messages)
             if size is not None:
@@ -53,6 +54,8 @@ def test_any_range_in_any_chunks_is_exactly_those_messages(
     if not texts(any_log, 0):
         append(any_log, *values)
     chunk(fetched)
+    if "overreach" in kit.lacks and end is not None and start <= 20:
+        end = min(end, 20)
     if (end is None and start > 20) or (end is not None and 20 < start < end):
         with pytest.raises(PositionAhead):
             list(any_log.read(0, str(start), end and str(end), max_messages=most))
@@ -265,6 +268,7 @@ def test_the_backlog_is_what_lies_between_position_and_end(any_log, kit):
 @given(st.lists(st.integers(0, 9), max_size=15), st.integers(0, 10), st.integers(0, 5))
 def test_from_a_time_on_nothing_published_since_is_missed(any_log, kit, seconds, asked, trimmed):
     """Also where publishers give times that are not in order: the first that is late enough."""
+    need(kit, "times")
     base = datetime(2026, 1, 1, tzinfo=UTC)
     begin = any_log.bounds([0]).ends[0]
     if "trimming" not in kit.lacks:
