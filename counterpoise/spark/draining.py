@@ -34,6 +34,7 @@ DEFAULT_TIMEOUT_SECONDS = 60.0
 _LOOK_SECONDS = 0.02
 # How long a query may take to stop before it is left to that.
 _STOP_SECONDS = 5.0
+_STOP_AT_ONCE_SECONDS = 1.0
 # How long the program has to end by itself, once its queries have.
 _END_SECONDS = 5.0
 
@@ -133,7 +134,7 @@ class _Departure:
         if code:
             # Before the queries stop: the program would go on then, and end as if all were well.
             self._end(code, number)
-            _stop(queries)
+            _stop(queries, _STOP_AT_ONCE_SECONDS if self._at_once.is_set() else _STOP_SECONDS)
         else:
             _stop(queries)
             threading.main_thread().join(_END_SECONDS)
@@ -178,18 +179,18 @@ def _several(queries: object) -> list[StreamingQuery]:
     return list(queries) if isinstance(queries, Iterable) else [queries]  # type: ignore[list-item]
 
 
-def _stop(queries: Iterable[StreamingQuery]) -> None:
+def _stop(queries: Iterable[StreamingQuery], timeout_seconds: float = _STOP_SECONDS) -> None:
     """Stop them all, and wait for that in bounds: Spark waits for a sink for ever."""
     stopping = [threading.Thread(target=query.stop, daemon=True) for query in queries]
     for thread in stopping:
         thread.start()
-    give_up_at = time.monotonic() + _STOP_SECONDS
+    give_up_at = time.monotonic() + timeout_seconds
     for thread in stopping:
         thread.join(max(0.0, give_up_at - time.monotonic()))
     if any(thread.is_alive() for thread in stopping):
         logger.warning(
             "counterpoise: a query is told to stop, and its sink has not returned for %g s",
-            _STOP_SECONDS,
+            timeout_seconds,
         )
 
 

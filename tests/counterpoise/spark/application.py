@@ -63,8 +63,19 @@ class Row:
 class Application:
     """The application as a process of its own, with its JVM in its process group."""
 
-    def __init__(self, name: str, directory: Path, url: str, queue: str, **options: object) -> None:
+    def __init__(
+        self,
+        name: str,
+        directory: Path,
+        url: str,
+        queue: str,
+        *,
+        drain_seconds: float | None = None,
+        **options: object,
+    ) -> None:
+        """`drain_seconds`: drain on SIGTERM, within so much time. `options` are the source's."""
         self.name = name
+        self.drain_seconds = drain_seconds
         self.home = directory / name
         self.home.mkdir(parents=True, exist_ok=True)
         self.options = {"url": url, "queue": queue, "clientName": name, **options}
@@ -82,6 +93,7 @@ class Application:
             "name": self.name,
             "home": str(self.home),
             "options": {key: str(value) for key, value in self.options.items()},
+            "drain_seconds": self.drain_seconds,
         }
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
@@ -134,6 +146,22 @@ class Application:
         finally:
             self._sweep(process)
 
+    def terminate(self) -> None:
+        """SIGTERM, to the Python process alone."""
+        assert self.process is not None
+        self.process.terminate()
+
+    def ended(self) -> int:
+        """Wait until it has ended by itself. Returns its exit code."""
+        assert self.process is not None
+        process, self.process = self.process, None
+        try:
+            return process.wait(STOP_SECONDS)
+        finally:
+            self._sweep(process)
+            assert process.stdin is not None
+            process.stdin.close()
+
     def kill(self) -> None:
         """SIGKILL to all of it: driver, JVM, Python workers."""
         if self.process is not None:
@@ -180,12 +208,14 @@ class Sink:
 
 def run(settings: Mapping[str, Any]) -> None:
     """The application itself."""
-    from counterpoise.spark import session
+    from counterpoise.spark import drain_on_sigterm, session
 
     home = Path(settings["home"])
     spark = session(
         settings["name"], **SMALL, spark__master="local[2]", spark__local__dir=str(home / "spark")
     )
+    if settings["drain_seconds"] is not None:
+        drain_on_sigterm(spark, settings["drain_seconds"])
     messages = spark.readStream.format("counterpoise").options(**settings["options"]).load()
     query = (
         messages.writeStream.foreachBatch(Sink(home))

@@ -7,6 +7,7 @@ service names), never for time to pass.
 from __future__ import annotations
 
 import contextlib
+import signal
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -42,8 +43,12 @@ class Stage:
                 publisher.publish(str(number).encode(), key=f"k{number % KEYS}")
         self.published += count
 
-    def application(self, name: str, **options: object) -> Application:
-        application = Application(name, self.directory, self.url, "flights", **options)
+    def application(
+        self, name: str, *, drain_seconds: float | None = None, **options: object
+    ) -> Application:
+        application = Application(
+            name, self.directory, self.url, "flights", drain_seconds=drain_seconds, **options
+        )
         self.applications.append(application)
         return application
 
@@ -143,6 +148,38 @@ def test_a_second_application_joins_and_the_first_leaves_without_a_trace(stage: 
     check_order(rows)
     assert set(stage.moves()) <= {"graceful", "initial", "orphaned"}
     assert stage.moves()["graceful"] == 4
+
+
+def test_told_to_end_an_application_finishes_hands_over_and_exits_with_0(stage: Stage) -> None:
+    stage.queue(4, rebalance_delay=0.2, max_handoff_time=60)
+    stage.publish(200)
+    first = stage.application("first", drain_seconds=60).start()
+    until(stage.all_seen, "the first messages")
+    second = stage.application("second", drain_seconds=60).start()
+    until(lambda: stage.ready() and stage.owned("second") == 2, "shared")
+    first.hold("after")
+    stage.publish(200)
+    until(first.held, "a micro-batch in flight")
+    first.terminate()
+    until(lambda: any(one.draining for one in stage.client.flows("flights")), "it drains")
+    stage.publish(200)
+    first.go_on()
+    assert first.ended() == 0
+    assert [one.client_name for one in stage.client.flows("flights")] == ["second"]
+    until(stage.all_seen, "everything is seen")
+    until(lambda: stage.committed() == stage.published, "everything is committed")
+    assert duplicates(stage.rows()) == {}
+    check_order(stage.rows())
+    assert set(stage.moves()) <= {"graceful", "initial", "orphaned"}
+    # The last one too leaves in order, or at once when told so again.
+    second.hold("after")
+    stage.publish(40)
+    until(second.held, "a micro-batch in flight")
+    second.terminate()
+    until(lambda: any(one.draining for one in stage.client.flows("flights")), "it drains")
+    second.terminate()
+    assert second.ended() == 128 + signal.SIGTERM
+    until(lambda: not stage.client.flows("flights"), "it unbinds")
 
 
 @pytest.mark.parametrize("where", ["before", "after"])
