@@ -63,6 +63,8 @@ class Row:
 class Application:
     """The application as a process of its own, with its JVM in its process group."""
 
+    module = "tests.counterpoise.spark.application"
+
     def __init__(
         self,
         name: str,
@@ -97,7 +99,7 @@ class Application:
         }
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "tests.counterpoise.spark.application"],
+                [sys.executable, "-m", self.module],
                 stdin=subprocess.PIPE,
                 stdout=log,
                 stderr=log,
