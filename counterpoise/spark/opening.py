@@ -14,9 +14,8 @@ from dataclasses import dataclass
 
 from counterpoise.client import Client
 from counterpoise.errors import CounterpoiseError, ServiceUnavailable
-from counterpoise.flow import Flow
-from counterpoise.flow.view import Owned
 from counterpoise.logs import Bounds, LogNotFound, LogUnavailable
+from counterpoise.spark.binding import bind
 from counterpoise.spark.channel import Channel
 from counterpoise.spark.consumption import Consumption
 from counterpoise.spark.door import LogDoor
@@ -66,42 +65,14 @@ def open_consumption(
     give_up_at = time.monotonic() + options.start_timeout_seconds
     wake = threading.Event()
     handoffs = Handoffs()
-
-    def changed(*_: object) -> None:
-        wake.set()
-
-    def granted(owned: Owned) -> None:
-        handoffs.granted(owned)
-        wake.set()
-
-    def lost(owned: Owned) -> None:
-        handoffs.lost(owned)
-        wake.set()
-
-    flow = Flow(
-        options.queue,
-        url=options.url,
-        client_name=options.client_name,
-        instance_id=instance_id,
-        lease_seconds=options.lease_seconds,
+    flow = bind(
+        options,
+        instance_id,
         warmup=options.warmup and not available_now,
         renew_while=renew_while,
-        on_granted=granted,
-        on_revoking=changed,
-        on_retiring=changed,
-        on_lost=lost,
-        on_warming=changed,
-        on_warming_ended=changed,
+        wake=wake,
+        handoffs=handoffs,
     )
-    try:
-        flow.open(max(0.1, options.start_timeout_seconds))
-    except ServiceUnavailable as error:
-        raise CannotStart(
-            f"no service for queue {options.queue!r} within {options.start_timeout_seconds:g} s: "
-            f"{error}. Check the option 'url' (or COUNTERPOISE_URL) and that the service runs"
-        ) from None
-    except CounterpoiseError as error:
-        raise CannotStart(f"queue {options.queue!r}: {error}") from None
     try:
         door = LogDoor(flow, options.log_url)
         bounds = _first_bounds(door, [], give_up_at)
