@@ -1,0 +1,269 @@
+"""The sink within a real query: which ranges were read, and how rows come to one transaction."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import psycopg
+import pytest
+from pyspark.errors import StreamingQueryException
+
+from counterpoise.client import Client
+from counterpoise.publisher import Publisher
+from counterpoise.spark import FencedSink
+from counterpoise.spark.sink import sink as module
+from counterpoise.spark.sink.errors import InvalidSink, SinkNameInUse
+from tests.counterpoise.spark.application import until
+from tests.service import Service
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.streaming.query import StreamingQuery
+
+KEYS = 17
+
+
+class Stage:
+    """A queue of four partitions with messages, a database for results, and queries on them."""
+
+    def __init__(self, spark: SparkSession, service: Service, url: str, home: Path) -> None:
+        self.spark = spark
+        self.service = service
+        self.url = url
+        self.home = home
+        self.client = Client(service.url)
+        self.client.create_queue("flights", 4, rebalance_delay=0)
+        self.published = 0
+        self.queries: list[StreamingQuery] = []
+        with psycopg.connect(url) as connection:
+            connection.execute(
+                "CREATE TABLE events (id bigserial PRIMARY KEY, partition int, position text,"
+                " epoch bigint, key text, value bytea, headers jsonb, published_at timestamptz)"
+            )
+
+    def publish(self, count: int) -> None:
+        with Publisher("flights", url=self.service.url) as publisher:
+            for number in range(self.published, self.published + count):
+                publisher.publish(
+                    str(number).encode(), key=f"k{number % KEYS}", headers={"n": str(number)}
+                )
+        self.published += count
+
+    def start(
+        self,
+        sink: Callable[[DataFrame, int], None],
+        shape: Callable[[DataFrame], DataFrame] = lambda rows: rows,
+        mode: str = "append",
+    ) -> StreamingQuery:
+        stream = self.spark.readStream.format("counterpoise").options(
+            url=self.service.url, queue="flights", maxMessagesPerTrigger=50
+        )
+        writer = shape(stream.load()).writeStream.outputMode(mode).foreachBatch(sink)
+        query = writer.option("checkpointLocation", str(self.home / "checkpoint")).start()
+        self.queries.append(query)
+        return query
+
+    def until_committed(self, query: StreamingQuery) -> dict[int, str | None]:
+        """Wait until the service has the position of everything; returns the positions."""
+
+        def positions() -> dict[int, str | None]:
+            return {one.partition: one.position for one in self.client.partitions("flights")}
+
+        until(
+            lambda: (
+                query.exception()
+                or sum(int(at or 0) for at in positions().values()) == self.published
+            ),
+            "everything is committed",
+        )
+        assert query.exception() is None
+        return positions()
+
+    def query(self, statement: str) -> list[tuple[Any, ...]]:
+        with psycopg.connect(self.url) as connection:
+            return connection.execute(statement).fetchall()
+
+    def values(self) -> list[int]:
+        return [
+            int(bytes(value)) for (value,) in self.query("SELECT value FROM events ORDER BY id")
+        ]
+
+    def high_water(self) -> dict[int, str]:
+        return dict(self.query("SELECT partition, next_position FROM counterpoise_high_water"))
+
+    def end(self) -> None:
+        for query in self.queries:
+            query.stop()
+        self.client.close()
+
+
+@pytest.fixture
+def stage(
+    spark: SparkSession, service: Service, database_url: str, tmp_path: Path
+) -> Iterator[Stage]:
+    stage = Stage(spark, service, database_url, tmp_path)
+    yield stage
+    stage.end()
+
+
+def check_order(values: list[int]) -> None:
+    for key in range(KEYS):
+        own = [value for value in values if value % KEYS == key]
+        assert own == sorted(own), f"key {key}"
+
+
+def test_rows_go_into_a_table_in_the_tasks_that_read_them(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """(a) too: the filter leaves nothing of most partitions in most micro-batches."""
+
+    def shuffled(*_: object) -> None:
+        raise AssertionError("the rows were repartitioned")
+
+    monkeypatch.setattr(module, "brought_together", shuffled)
+    sink = FencedSink.to_table(stage.url, "events")
+    assert "postgresql" not in repr(sink)
+    stage.publish(120)
+    query = stage.start(
+        lambda batch, batch_id: sink(batch.persist().where("key <> 'k4'"), batch_id),
+        lambda rows: rows.where("key in ('k3', 'k4')"),
+    )
+    positions = stage.until_committed(query)
+    assert stage.values() == [n for n in range(120) if n % KEYS == 3]
+    assert stage.high_water() == positions
+    ((headers, epoch, published_at),) = stage.query(
+        "SELECT headers, epoch, published_at FROM events ORDER BY id LIMIT 1"
+    )
+    assert (headers, epoch) == ({"n": "3"}, 1)
+    assert published_at.tzinfo is not None
+    assert sink.last_report is not None
+    assert sink.last_report.superseded == ()
+
+
+@pytest.mark.long
+def test_rows_that_were_shuffled_are_brought_together_again(stage: Stage) -> None:
+    """Two branches, in the wrong order; and of partitions without a row the high-water moves."""
+    from pyspark.sql import functions
+
+    sink = FencedSink.to_table(stage.url, "events", columns=["partition", "key", "value"])
+
+    def shape(rows: DataFrame) -> DataFrame:
+        some = rows.where("key in ('k3', 'k5', 'k7')")
+        odd, even = (some.where(f"cast(position as int) % 2 = {rest}") for rest in (1, 0))
+        return odd.union(even).repartition(3)
+
+    def write(batch: DataFrame, batch_id: int) -> None:
+        sink(batch.sortWithinPartitions(functions.desc("position")), batch_id)
+
+    stage.publish(120)
+    positions = stage.until_committed(stage.start(write, shape))
+    values = stage.values()
+    assert sorted(values) == [n for n in range(120) if n % KEYS in (3, 5, 7)]
+    check_order(values)
+    assert stage.high_water() == positions
+
+
+def test_what_was_written_and_comes_again_is_dropped(stage: Stage) -> None:
+    """The query fails after the sink, before Spark's commit log, and starts again."""
+    sink = FencedSink.to_table(stage.url, "events")
+    reports = []
+
+    def fail_at_first(batch: DataFrame, batch_id: int) -> None:
+        sink(batch, batch_id)
+        reports.append(sink.last_report)
+        if len(reports) == 1:
+            raise RuntimeError("after the sink")
+
+    stage.publish(40)
+    first = stage.start(fail_at_first)
+    with pytest.raises(StreamingQueryException, match="after the sink"):
+        first.awaitTermination(60)
+    positions = stage.until_committed(stage.start(fail_at_first))
+    assert sorted(stage.values()) == list(range(40))
+    check_order(stage.values())
+    assert stage.high_water() == positions
+    # It was unbound when it failed, so the planned ranges are skipped at first (c): the sink moves
+    # nothing for them. Then the messages come again, under another epoch.
+    outcomes = [(one.written, one.dropped) for one in reports if one is not None]
+    assert outcomes == [(40, 0), (0, 0), (0, 40)]
+    # And once more from the beginning, as an administrator would have it.
+    assert sink.forget("flights") == 4
+    assert set(stage.high_water().values()) == {None}
+
+
+@pytest.mark.long
+def test_aggregates_are_refused_with_what_to_do(stage: Stage) -> None:
+    sink = FencedSink.to_table(stage.url, "events")
+    stage.publish(5)
+    query = stage.start(sink, lambda rows: rows.groupBy("key").count(), mode="update")
+    with pytest.raises(StreamingQueryException, match="aggregate within the sink's write"):
+        query.awaitTermination(60)
+
+
+@pytest.mark.long
+def test_two_sinks_of_one_name_are_refused(stage: Stage) -> None:
+    one, two = (FencedSink.to_table(stage.url, "events") for _ in range(2))
+    refused: list[str] = []
+
+    def write(batch: DataFrame, batch_id: int) -> None:
+        one(batch, batch_id)
+        try:
+            two(batch, batch_id)
+        except SinkNameInUse as error:
+            refused.append(str(error))
+
+    stage.publish(5)
+    stage.until_committed(stage.start(write))
+    assert refused
+    assert len(stage.values()) == 5
+
+
+def test_a_query_of_another_source_is_refused(spark: SparkSession, tmp_path: Path) -> None:
+    sink = FencedSink.to_table("postgresql://u:sEcReT@127.0.0.1/d", "events")
+    rows = spark.readStream.format("rate").load()
+    shaped = rows.selectExpr("1 as partition", "'1' as position")
+    query = (
+        shaped.writeStream.foreachBatch(sink)
+        .option("checkpointLocation", str(tmp_path / "checkpoint"))
+        .start()
+    )
+    with pytest.raises(StreamingQueryException, match="reads nothing from a counterpoise") as error:
+        query.awaitTermination(60)
+    assert "sEcReT" not in str(error.value)
+
+
+def test_wrong_arguments_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    def write(*_: object) -> None: ...
+
+    with pytest.raises(InvalidSink, match="name"):
+        FencedSink("postgresql://h/d", write, name="")
+    with pytest.raises(InvalidSink, match="on_gap"):
+        FencedSink("postgresql://h/d", write, name="n", on_gap="maybe")  # type: ignore[arg-type]
+    monkeypatch.delenv("COUNTERPOISE_SINK_URL", raising=False)
+    with pytest.raises(InvalidSink, match="COUNTERPOISE_SINK_URL"):
+        FencedSink(None, write, name="n")
+    monkeypatch.setenv("COUNTERPOISE_SINK_URL", "postgresql://h/d")
+    FencedSink(None, write, name="n")
+
+
+def test_what_the_source_plans_is_said_before_the_batch_runs(tmp_path: Path) -> None:
+    """(c): what is skipped is not among what is read; history is in neither."""
+    from counterpoise.spark.channel import Channel
+    from counterpoise.spark.offsets import Slice
+    from counterpoise.spark.planned import Plans, planned_of
+
+    channel = Channel(tmp_path, "one")
+    start, end = {"queue": "flights"}, {"queue": "flights", "partitions": {}}
+    history = Slice(7, 3, "0", "9", replay=True)
+    tasks = [(Slice(3, 2, "10", "20"), history), (Slice(1, 5, "7", "8"),), (history,)]
+    Plans(channel, "id-1", "log-1").say(start, end, tasks, [Slice(2, 1, "0", "4")])
+    document = channel.get("plan")
+    assert document is not None
+    planned = planned_of(json.loads(json.dumps(document)))
+    assert planned.read == (Slice(1, 5, "7", "8"), Slice(3, 2, "10", "20"))
+    assert planned.tasks == ((3,), (1,), ())
+    assert (planned.queue, planned.queue_id, planned.log) == ("flights", "id-1", "log-1")
+    assert document["skipped"] == [{"partition": 2, "epoch": 1, "from": "0", "to": "4"}]
