@@ -377,6 +377,10 @@ class Lanes:
             self.closed = True
             self._changed.notify_all()
 
+    def hands(self) -> int:
+        """How many lanes are in the hands of a worker."""
+        return len(self._busy)
+
     def wait_idle(self, timeout_seconds: float) -> bool:
         """Wait until no hand is on any lane."""
         with self._changed:
@@ -396,15 +400,15 @@ class Lanes:
         with self._changed:
             return any(lane.start_pending for lane in self._lanes.values())
 
-    def to_commit(self) -> list[tuple[int, int, str]]:
-        """(partition, epoch, position) of the lanes that have come further, but revoked ones."""
+    def to_commit(self, *, everything: bool = False) -> list[tuple[int, int, str]]:
+        """(partition, epoch, position) of the lanes that have come further, or of all."""
         with self._changed:
             self._uncommitted = 0
             return [
                 (lane.partition, lane.epoch, lane.position)
                 for lane in self._lanes.values()
                 if lane.position is not None
-                and (lane.position != lane.committed or lane.start_pending)
+                and (everything or lane.start_pending or lane.position != lane.committed)
             ]
 
     def committed(self, partition: int, epoch: int, position: str) -> None:

@@ -4,8 +4,9 @@ It follows the flow's view, commits by time and number, releases a revoked lane 
 is on it, and drains the flow at the end. It never waits for the log, and the reader never waits for
 the service, so the one being away does not stop what needs only the other.
 
-While a hand is stuck it says one last time what is done, and then nothing: every call would renew
-the lease (`counterpoise.consumer.watchdog`).
+While a hand is stuck it says one last time what is done, when the other hands are off, and then
+nothing: every call would renew the lease. When the watchdog doubts whether what we know is still
+true, it asks by committing again what is committed (`counterpoise.consumer.watchdog`).
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ logger = logging.getLogger("counterpoise.consumer")
 
 COMMIT_SECONDS = 2.0
 LONGEST_WAIT_SECONDS = 0.25
+ASK_SECONDS = 1.0
 
 
 class Settler:
@@ -50,7 +52,8 @@ class Settler:
         self._client = client
         self._commit_seconds = commit_seconds
         self._drain_seconds = drain_seconds
-        self._committed_at = float("-inf")
+        self._committed_at = time.monotonic()
+        self._asked_at = float("-inf")
         self._last_word = False
         self._drain_until: float | None = None
         self._next_look = 0.0
@@ -76,12 +79,17 @@ class Settler:
             self._let_go()
 
     def _turn(self) -> None:
-        if not self._watchdog.stuck:
-            self._last_word = False
+        if self._watchdog.stuck:
+            if not self._last_word and self._lanes.hands() <= self._watchdog.stuck_hands:
+                self._last_word = True
+                self.settle(at_once=True)
+            return
+        self._last_word = False
+        if self._watchdog.doubtful and time.monotonic() - self._asked_at >= ASK_SECONDS:
+            self._asked_at = time.monotonic()
+            self.settle(everything=True)
+        else:
             self.settle()
-        elif not self._last_word:
-            self._last_word = True
-            self.settle(at_once=True)
 
     def _wait_seconds(self) -> float:
         now = time.monotonic()
@@ -91,17 +99,21 @@ class Settler:
 
     # -------------------------------------------------------------- telling
 
-    def settle(self, *, at_once: bool = False) -> None:
-        """Release what may be released; commit what is due, or all that is done."""
+    def settle(self, *, at_once: bool = False, everything: bool = False) -> None:
+        """Release what may be released; commit what is due, `at_once` all that is done.
+
+        `everything`: also what is committed already, to learn whether it is still ours.
+        """
         self._release(self._lanes.to_release())
         now = time.monotonic()
         due = (
             at_once
+            or everything
             or now - self._committed_at >= self._commit_seconds
             or self._lanes.enough_to_commit()
             or self._lanes.must_begin()
         )
-        items = self._lanes.to_commit() if due else []
+        items = self._lanes.to_commit(everything=everything) if due else []
         if not items:
             return
         self._committed_at = now

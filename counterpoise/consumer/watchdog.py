@@ -46,6 +46,7 @@ class Watchdog:
         self._doubts_since: float | None = None
         self._stuck: Hand | None = None
         self.hands: list[Hand] = []
+        self.stuck_hands = 0
 
     def hand(self) -> Hand:
         """A new worker's."""
@@ -55,13 +56,11 @@ class Watchdog:
 
     def stuck_at(self, now: float) -> Hand | None:
         """The hand that has been at one message for too long, if any."""
-        if self._max_processing_seconds is None:
-            return None
-        for hand in self.hands:
-            since = hand.since
-            if since and now - since > self._max_processing_seconds:
-                return hand
-        return None
+        return next((hand for hand in self.hands if self._is_stuck(hand, now)), None)
+
+    def _is_stuck(self, hand: Hand, now: float) -> bool:
+        since, longest = hand.since, self._max_processing_seconds
+        return longest is not None and since > 0 and now - since > longest
 
     def stood_still(self, now: float) -> bool:
         """Whether nobody has looked for longer than the lease: this process did not run."""
@@ -85,11 +84,17 @@ class Watchdog:
         self._looked_at = now
         stuck, before = self.stuck_at(now), self._stuck
         self._stuck = stuck
+        self.stuck_hands = sum(self._is_stuck(hand, now) for hand in self.hands)
         if stuck is not None or before is not None:
             self._doubts_since = now
         elif renewed_at is not None and renewed_at > (self._doubts_since or now):
             self._doubts_since = None
         return stuck if before is None else None
+
+    @property
+    def doubtful(self) -> bool:
+        """Whether the service has to be asked what is still ours."""
+        return self._doubts_since is not None and self._stuck is None
 
     @property
     def stuck(self) -> bool:

@@ -225,8 +225,6 @@ class Worker:
             )
             return None
         if rules.policy == "quarantine":
-            self._lanes.quarantine(lane)
-            rules.quarantined(lane, failure)
             logger.error(
                 "%s: quarantined after %d attempts, nothing more of this partition is handled "
                 "here: %r",
@@ -235,6 +233,8 @@ class Worker:
                 failure.error,
                 exc_info=failure.error,
             )
+            self._lanes.quarantine(lane)
+            rules.quarantined(lane, failure)
             return time.monotonic()
         failure.error.add_note(
             f"{place} could not be handled in {failure.attempts} attempts; "

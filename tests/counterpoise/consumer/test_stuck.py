@@ -1,0 +1,113 @@
+"""Who is stuck or stood still: others take over, and nothing stale is begun afterwards."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+
+import pytest
+
+from counterpoise.publisher import Publisher
+from tests.counterpoise.consumer.conftest import positions
+from tests.service import eventually
+
+
+@pytest.fixture
+def one_partition(service, client):
+    client.create_queue("one", 1, rebalance_delay=0)
+    with Publisher("one", url=service.url) as publisher:
+        for number in range(10):
+            publisher.publish(str(number).encode())
+
+
+def test_others_take_over_from_who_is_stuck_and_nothing_stale_follows(
+    client, running, publish, caplog
+):
+    publish(range(200))
+    stuck, go_on = threading.Event(), threading.Event()
+
+    def act(message):
+        if message.value == b"100" and not stuck.is_set():
+            stuck.set()
+            go_on.wait(60)
+
+    with running(act, workers=2, lease_seconds=1, max_processing_seconds=0.5) as one:
+        assert stuck.wait(10)
+        with running() as two:
+            eventually(lambda: "the lease is not renewed any more" in caplog.text)
+            assert "go_on.wait" in caplog.text  # It says where it is stuck.
+            assert one.consumer.status().stuck
+            seen = len(one.seen)
+            eventually(lambda: len(two.partitions) == 4)
+            eventually(lambda: sum(int(p or 0) for p in positions(client).values()) == 200)
+            assert len(one.seen) == seen
+            go_on.set()
+            # It binds again and gets its share; what it had in hand or read ahead is over.
+            eventually(lambda: len(one.partitions) == 2)
+            eventually(lambda: not one.consumer.status().stuck)
+            publish(range(200, 300))
+            eventually(lambda: len(one.seen) + len(two.seen) >= 301)
+    before = one.numbers[: seen + 1]
+    assert before[-1] == 100
+    # Only what was in hand came twice: all else had been committed.
+    assert sorted([*one.numbers, *two.numbers]) == sorted([*range(300), 100])
+    outcomes = {move.outcome for r in client.rebalances("flights") for move in r.moves}
+    assert "orphaned" in outcomes
+
+
+def test_who_is_done_in_time_goes_on_as_if_nothing_had_been(client, one_partition, running, caplog):
+    go_on = threading.Event()
+
+    def act(message):
+        if message.value == b"3":
+            go_on.wait(60)
+
+    with running(act, queue="one", lease_seconds=30, max_processing_seconds=0.2) as one:
+        eventually(lambda: one.consumer.status().stuck)
+        go_on.set()
+        eventually(lambda: len(one.seen) == 10)
+    assert one.numbers == list(range(10))
+    assert [flow.partitions for flow in client.flows("one")] == []
+    assert positions(client, "one") == {0: "10"}
+    assert "going on with what is owned now" in caplog.text
+
+
+STOPPED = """
+import sys, time
+from counterpoise.consumer import Consumer
+
+def handle(message):
+    print(message.value.decode(), flush=True)
+    time.sleep(0.05)
+
+Consumer("one", each=handle, url=sys.argv[1], lease_seconds=1, commit_seconds=0).run()
+"""
+
+
+@pytest.mark.long
+def test_a_process_that_was_stopped_begins_nothing_that_others_took(service, client, running):
+    client.create_queue("one", 1, rebalance_delay=0)
+    with Publisher("one", url=service.url) as publisher:
+        for number in range(400):
+            publisher.publish(str(number).encode())
+    process = subprocess.Popen(
+        [sys.executable, "-c", STOPPED, service.url], stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    try:
+        begun = [int(process.stdout.readline()) for _ in range(10)]
+        os.kill(process.pid, signal.SIGSTOP)
+        with running(queue="one") as two:
+            eventually(lambda: positions(client, "one") == {0: "400"})
+            os.kill(process.pid, signal.SIGCONT)
+            # Bound again: then it has heard that it owns nothing.
+            eventually(lambda: len(client.flows("one")) == 2)
+            process.kill()
+            begun += [int(line) for line in process.stdout]
+    finally:
+        process.kill()
+        process.communicate()
+    # At most one more had been begun when it was stopped, and nothing was afterwards.
+    assert len(begun) <= 11
+    assert sorted({*begun, *two.numbers}) == list(range(400))
