@@ -304,8 +304,8 @@ def _(record: r.PartitionsRemoved, queue: Queue) -> None:
         released_by = (
             partition.owner.id if record.outcome == "finished" and partition.owner else None
         )
-        # What a flow had processed and not committed of a discarded partition may come again, should
-        # its number be used before the log has deleted what it held.
+        # What a flow had processed and not committed of a discarded partition may come again, if
+        # its number is used before the log has deleted what it held.
         let_go = partition.let_go
         if record.outcome == "finished":
             let_go = HandedOver.INITIAL

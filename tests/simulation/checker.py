@@ -295,9 +295,11 @@ class Checker:
         ended = old.state == "warming" and new.state == "revoking" and rise == 0
         if ended and new.successor == old.successor:
             self._check_warmup_end(tx, old, new)
-        if new.state == "removed" and old.state != "removed":
-            if ("finish", old.owner, number, old.epoch) not in self._sent:
-                self.lanes[number].rough.add(new.epoch + 1)
+        finished = ("finish", old.owner, number, old.epoch) in self._sent
+        if new.state == "removed" and old.state != "removed" and not finished:
+            self.lanes[number].rough.add(new.epoch + 1)
+        if len(tx.revisions) == 1:
+            self._check_deadline(old, new)
         if new.state not in ("warming", "revoking"):
             self._owed.pop(number, None)
 
@@ -311,7 +313,7 @@ class Checker:
             return
         if new.let_go == "graceful":
             self._check_released(old)
-        elif old.owner not in tx.left:
+        elif old.owner not in tx.left and not self._discarded_between(tx):
             raise Violation(5, f"p{number} lost its owner {old.owner} without a handoff")
 
     def _check_grant(
@@ -329,11 +331,12 @@ class Checker:
             self._check_forced(tx, old, new)
         if how == "graceful" and old.owner is not None:
             self._check_released(old)
-        if how == "orphaned" and old.owner is not None and old.owner not in tx.left:
+        bound = old.owner is not None and old.owner not in tx.left
+        if how == "orphaned" and bound and not self._discarded_between(tx):
             raise Violation(5, f"p{number} was taken from {old.owner}, which is bound")
-        if how == "initial" and old.epoch > 0 and old.state != "removed":
-            if old.let_go != "initial" and new.owner != old.owner:
-                raise Violation(4, f"p{number} epoch {new.epoch} is not the initial one")
+        first = old.epoch == 0 or old.state == "removed" or old.let_go == "initial"
+        if how == "initial" and not first and new.owner != old.owner:
+            raise Violation(4, f"p{number} epoch {new.epoch} is not the initial one")
         if how == "replaced":
             before = self._owners.get((number, old.epoch))
             if before is None or self._instances[before] != self._instances[new.owner]:
@@ -341,6 +344,20 @@ class Checker:
         known = old_flows.get(new.owner)
         if known is not None and known.draining and new.owner != old.owner:
             raise Violation(6, f"p{number} was granted to {new.owner}, which is draining")
+
+    def _check_deadline(self, old: Any, new: Any) -> None:
+        began = (new.state, new.handoff_since) != (old.state, old.handoff_since)
+        if new.deadline is None or not began:
+            return
+        warming = new.state == "warming"
+        seconds = self.queue["max_warmup_time" if warming else "max_handoff_time"]
+        if abs(new.deadline - new.handoff_since - seconds) > ACCURACY:
+            took = new.deadline - new.handoff_since
+            raise Violation(8, f"p{new.number} may be {new.state} for {took:.3f} s")
+
+    def _discarded_between(self, tx: Transaction) -> bool:
+        """Whether a partition may have been discarded and added again within this transaction."""
+        return len(tx.revisions) > 1 and ("discard",) in self._sent
 
     def _check_forced(self, tx: Transaction, old: Any, new: Any) -> None:
         since, owed = self._owed.get(old.number, (None, 0.0))
@@ -379,14 +396,14 @@ class Checker:
                 if row.state in ("warming", "revoking"):
                     raise Violation(5, f"p{row.number} is {row.state}, but {queue['status']}")
         if not old or old["status"] != "Holddown":
-            if queue["status"] == "Holddown":
+            if queue["status"] == "Holddown" and len(tx.revisions) == 1:
                 until = queue["since"] + queue["rebalance_delay"]
                 if abs(until - queue["holddown_until"]) > ACCURACY:
                     raise Violation(8, f"the holddown ends at {queue['holddown_until']}")
             return
-        if queue["status"] == "Holddown" and queue["since"] == old["since"]:
-            if queue["holddown_until"] != old["holddown_until"]:
-                raise Violation(8, "a holddown was extended")
+        still = queue["status"] == "Holddown" and len(tx.revisions) == 1
+        if still and queue["holddown_until"] != old["holddown_until"]:
+            raise Violation(8, "a holddown was extended")
         early = tx.now < old["holddown_until"] - ACCURACY
         if queue["status"] == "Rebalancing" and early and not self._asked_to_rebalance:
             settings = ("partition_count", "access_type")
@@ -545,9 +562,8 @@ class Checker:
                     raise Violation(2, f"{what} is fine, but the epoch was over")
                 if began.resets == self._resets and self.positions.get(number, 0) < position:
                     raise Violation(7, f"{what} at {position} is fine, but it is not stored")
-            elif kind == "release" and row is not None and row.epoch == epoch:
-                if row.owner == flow:
-                    raise Violation(7, f"{what} is fine, but it is still the owner")
+            elif kind == "release" and row is not None and (row.epoch, row.owner) == (epoch, flow):
+                raise Violation(7, f"{what} is fine, but it is still the owner")
 
     @_told
     def bound(self, flow: str) -> None:
@@ -560,6 +576,12 @@ class Checker:
         """An unbind was answered."""
         if flow in self.flows:
             raise Violation(7, f"{flow} was told that it has left, but it is bound")
+
+    @_told
+    def refused(self, flow: str, code: str) -> None:
+        """A call of a flow was refused."""
+        if code in ("flow_gone", "flow_not_found") and flow in self.flows:
+            raise Violation(7, f"{flow} was told {code}, but it is bound")
 
     # The clock
 
@@ -598,7 +620,8 @@ class Checker:
         for number, lane in self.lanes.items():
             if lane.prefix < lane.end:
                 return f"message {lane.prefix} of p{number} was not processed"
-            if self.positions.get(number, 0) < lane.end and lane.first < lane.end:
+            row = self.partitions[number]
+            if row.state != "removed" and self.positions.get(number, 0) < lane.end > lane.first:
                 return f"the position of p{number} is {self.positions.get(number, 0)}"
         return None
 

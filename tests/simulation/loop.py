@@ -14,6 +14,9 @@ from collections.abc import Callable, Coroutine
 from heapq import heappop, heappush
 from typing import Any
 
+# No run takes more callbacks than this: nothing comes to an end.
+MOST_STEPS = 200_000
+
 
 class Handle:
     """A callback that can be cancelled; stands for asyncio's `TimerHandle` too."""
@@ -112,6 +115,8 @@ class SimLoop(asyncio.AbstractEventLoop):
                     if callback is not None:
                         self.steps += 1
                         callback(*handle._args)
+                if self.steps > MOST_STEPS:
+                    raise RuntimeError("this would go on for ever")
                 if self.failures:
                     failure = self.failures[0]
                     raise failure if isinstance(failure, BaseException) else RuntimeError(failure)

@@ -74,7 +74,7 @@ FAULTS: dict[str, tuple[str, ...]] = {
 # What people do, which is no fault.
 ACTIONS: dict[str, tuple[str, ...]] = {
     "crowd": ("join", "join", "leave", "drain", "drain", "expel", "replace"),
-    "resize": ("resize", "resize", "discard"),
+    "resize": ("resize", "resize", "discard", "flip"),
     "settings": ("settings", "access", "rebalance"),
     "positions": ("positions",),
 }
@@ -96,12 +96,12 @@ def draw(seed: int) -> Plan:
     kinds = [kind for kinds in ACTIONS.values() if rng.random() < 0.6 for kind in kinds]
     kinds += [kind for kinds in FAULTS.values() if rng.random() < 0.5 for kind in kinds]
     kinds = kinds or ["join", "leave"]
-    length = rng.choice((5.0, 8.0, 12.0))
+    length = rng.choice((6.0, 10.0, 15.0))
     events = [_event(rng, 0.0, "join")]
     events += [_event(rng, rng.random() * 0.5, "join") for _ in range(rng.choice((0, 1, 1, 2, 3)))]
-    for _ in range(rng.randrange(4, 16)):
+    for _ in range(rng.randrange(6, 30)):
         events.append(_event(rng, rng.random() * length, rng.choice(kinds)))
-    for _ in range(rng.randrange(6, 18)):
+    for _ in range(rng.randrange(8, 24)):
         events.append(_event(rng, rng.random() * length, "publish"))
     events.sort(key=lambda event: event.at)
     return Plan(seed, config, tuple(events))
@@ -152,6 +152,8 @@ _ARGS: dict[str, Any] = {
     "replace": lambda rng: (rng.randrange(12), rng.choice((0.0, 0.2, 0.8))),
     "resize": lambda rng: (rng.choice((1, 2, 3, 4, 5, 6, 8, 9, 12)), False),
     "discard": lambda rng: (rng.choice((1, 2, 3, 4, 6)), True),
+    # shrinks, grows again, shrinks again
+    "flip": lambda rng: (rng.choice((1, 2, 3, 4)), rng.choice((0.05, 0.15, 0.4))),
     "settings": _settings,
     "access": lambda rng: (rng.choice(("exclusive", "non_exclusive")),),
     "positions": lambda rng: (rng.random() < 0.5, rng.randrange(12)),

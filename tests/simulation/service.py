@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import Counter
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Any, TypeVar
@@ -119,8 +119,12 @@ class Log:
                 self.firsts[number] = self.ends.get(number, 0)
                 self.checker.discarded(number)
 
-    async def drop(self, name: str) -> None:
+    async def drop(self, name: str, owner: object) -> None:
         """No queue is deleted."""
+
+    async def spans(self, log: str, positions: Mapping[int, Any]) -> Mapping[int, Any]:
+        """Nobody looks."""
+        return {}
 
     async def keep(
         self, name: str, owner: object, count: int, revision: int, committed: Sequence[Any]
@@ -163,6 +167,8 @@ class Store(MemoryStore):
         fate = None
         if method == "commit" and node.next_commit is not None:
             fate, node.next_commit = node.next_commit, None
+        if fate is not None:
+            node.disturbed()
         if fate == "crash before":
             node.crash()
             await node.alive()
@@ -283,7 +289,10 @@ class Node:
         self.database, self.weather, self.config = database, weather, config
         self.down = self.frozen = self.cut = False
         self.next_commit: str | None = None
+        # How long it stays away, should it crash.
+        self.away_seconds = 1.0
         self.on_crash: Callable[[Node], None] = lambda node: None
+        self.disturbed: Callable[[], None] = lambda: None
         self._backlog: list[Callable[[], object]] = []
         self._waiting: list[asyncio.Future[None]] = []
         self.ready = False

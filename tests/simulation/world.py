@@ -132,10 +132,9 @@ class World:
     def _node(self, name: str) -> Node:
         rng = random.Random(hash((self.plan.seed, len(self.nodes), self.ids)))
         config, weather = self.plan.config, self.weather
-        node = Node(
-            name, rng, self.loop, self.database, self.log, weather, config, self._commit_id
-        )
+        node = Node(name, rng, self.loop, self.database, self.log, weather, config, self._commit_id)
         node.on_crash = self._crashed
+        node.disturbed = lambda: self._disturb(0.0)
         return node
 
     def _commit_id(self) -> str:
@@ -156,6 +155,7 @@ class World:
             node.thaw()
             if node.down:
                 self.nodes[place] = self._node(node.name)
+            node.next_commit = None
         for consumer in self.consumers:
             consumer.stubborn = consumer.cold = 0.0
             consumer.thaw()
@@ -253,6 +253,9 @@ class World:
         except BrokerError as error:
             told: Any = error
             body = None
+            parts = call.path.split("/")
+            if len(parts) > 4:
+                self.checker.refused(parts[4], error.code)
         except Exception as error:
             self.failed(error)
             return
@@ -426,12 +429,21 @@ class World:
             await self.loop.sleep(0.3)
 
     def _change(self, changes: dict[str, Any], discard: bool = False) -> None:
+        if discard:
+            self.checker.sent("discard")
         self._administer(lambda facade: facade.change_queue(QUEUE, changes, discard))
 
     def _on_resize(self, count: int, discard: bool) -> None:
         self._change({"partition_count": count}, discard)
 
     _on_discard = _on_resize
+
+    def _on_flip(self, count: int, pause: float) -> None:
+        """There and back and there again, with messages in between."""
+        before = self.checker.queue["partition_count"]
+        for turn, wanted in enumerate((count, before, count)):
+            self._later(2 * turn * pause, self._on_resize, wanted, False)
+            self._later((2 * turn + 1) * pause, self._on_publish, 6, turn)
 
     def _on_settings(self, name: str, value: Any) -> None:
         self._change({name: value})
@@ -463,45 +475,36 @@ class World:
         return up[which % len(up)] if up else None
 
     def _crashed(self, node: Node) -> None:
+        """Somebody starts it again, as another process."""
         if self.trace is not None:
             self.trace(f"{node.name} is down")
-        self._disturb(0.0)
-
-    def _restart_later(self, node: Node, seconds: float) -> None:
-        self._disturb(seconds)
-        self._later(seconds, self._again, node)
+        self._disturb(node.away_seconds)
+        self.loop.call_later(node.away_seconds, self._again, node)
 
     def _again(self, node: Node) -> None:
-        if node.down and node in self.nodes:
+        if node in self.nodes:
             self._disturb(0.0)
             self.nodes[self.nodes.index(node)] = self._node(node.name)
 
     def _on_crash(self, which: int, seconds: float) -> None:
         node = self._replica(which)
         if node is not None:
+            node.away_seconds = seconds
             node.crash()
-            self._restart_later(node, seconds)
 
     def _on_stop(self, which: int, seconds: float) -> None:
         node = self._replica(which)
         if node is not None:
+            node.away_seconds = seconds
             self.loop.create_task(node.stop())
             self._disturb(3.0)
+            # Whoever asked it to stop does not wait for ever.
             self._later(2.0, node.crash)
-            self._restart_later(node, 2.0 + seconds)
 
     def _at_next_commit(self, which: int, seconds: float, fate: str) -> None:
         node = self._replica(which)
-        if node is not None:
-            node.next_commit = fate
-            usual = node.on_crash
-
-            def crashed(node: Node) -> None:
-                usual(node)
-                self._restart_later(node, seconds)
-
-            node.on_crash = crashed
-            self._disturb(20.0)
+        if node is not None and node.next_commit is None:
+            node.next_commit, node.away_seconds = fate, seconds
 
     def _on_crash_before(self, which: int, seconds: float) -> None:
         self._at_next_commit(which, seconds, "crash before")
@@ -510,10 +513,7 @@ class World:
         self._at_next_commit(which, seconds, "crash after")
 
     def _on_unknown(self, which: int) -> None:
-        node = self._replica(which)
-        if node is not None and node.next_commit is None:
-            node.next_commit = "unknown"
-            self._disturb(20.0)
+        self._at_next_commit(which, 1.0, "unknown")
 
     def _on_freeze_node(self, which: int, seconds: float) -> None:
         node = self._replica(which)
@@ -527,12 +527,12 @@ class World:
         for node in list(self.nodes):
             if node.down:
                 continue
+            node.away_seconds = seconds
             if with_memory:
                 node.freeze()
                 self._later(seconds, node.thaw)
             else:
                 node.crash()
-                self._restart_later(node, seconds)
         self._disturb(seconds)
 
     def _on_interrupt(self, which: int) -> None:
