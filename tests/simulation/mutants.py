@@ -1,0 +1,421 @@
+"""Known bugs to plant in the product, one at a time: the simulation must find each.
+
+A mutant says what to put in the place of which attribute while a run lasts. They are the mistakes
+that are easily made in a system like this, most of them in one line.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+import broker.core.binding
+import broker.core.loop
+import broker.core.rebalancer
+import broker.core.working
+from broker.clock import StoreClock
+from broker.coordinator import Coordinator
+from broker.core import commands as c
+from broker.core import records as r
+from broker.core.assignment import Giving
+from broker.core.draft import Draft
+from broker.core.model import HandedOver
+from broker.core.queue import Queue
+from broker.core.transitions import (
+    PARTITION_TRANSITIONS,
+    QUEUE_TRANSITIONS,
+    PartitionEvent,
+    QueueEvent,
+    State,
+    Status,
+)
+from broker.flow_views import FlowViews
+from broker.replica import Replica
+from broker.store.memory_database import MemoryDatabase
+from broker.store.ports import Conflict, Expiry, Outage, Pulse
+from broker.turns import Turn
+from counterpoise.flow.core import FlowCore
+from tests.simulation.world import replaced
+
+Changes = list[tuple[Any, str, Any]]
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """A bug: what it is, what is to be changed, and what the tables of transitions would have to
+    allow for it to be possible at all.
+    """
+
+    name: str
+    changes: Callable[[], Changes]
+    allows: tuple[tuple[dict[Any, Any], Any, Any], ...] = ()
+
+    @contextmanager
+    def planted(self) -> Iterator[None]:
+        """The product has the bug."""
+        for table, pair, state in self.allows:
+            table[pair] = state
+        try:
+            with replaced(*self.changes()):
+                yield
+        finally:
+            for table, pair, _ in self.allows:
+                del table[pair]
+
+
+# Epochs
+
+
+def _forced_keeps_the_epoch() -> Changes:
+    real = Draft.drawn_up
+
+    def drawn_up(self, partition, flow, handed_over, by_handoff=False):
+        grant = real(self, partition, flow, handed_over, by_handoff)
+        forced = handed_over == HandedOver.FORCED
+        return grant._replace(epoch=partition.epoch) if forced else grant
+
+    return [(Draft, "drawn_up", drawn_up)]
+
+
+def _epoch_off_by_one() -> Changes:
+    real = MemoryDatabase._commit_position
+
+    def commit_position(self, item):
+        stored = self.queues.get(item.queue_id)
+        values = stored.partitions.get(item.partition) if stored else None
+        if values is not None and item.epoch == values.epoch - 1 and values.owner is not None:
+            item = replace(item, epoch=values.epoch, flow_id=values.owner)
+        return real(self, item)
+
+    return [(MemoryDatabase, "_commit_position", commit_position)]
+
+
+def _release_without_epoch() -> Changes:
+    real = broker.core.working._refuse
+
+    def refuse(partition, flow, epoch):
+        return real(partition, flow, partition.epoch if partition.owner is flow else epoch)
+
+    return [(broker.core.working, "_refuse", refuse)]
+
+
+def _ready_from_anybody() -> Changes:
+    """The epoch of a ready is not looked at, nor who says so."""
+
+    def warm(queue, flow, item):
+        partition = queue.find(item.partition)
+        if partition is not None and partition.state is State.WARMING:
+            return None
+        return c.Outcome.NOT_WARMING and c.Result(item.partition, c.Outcome.NOT_WARMING)
+
+    return [(broker.core.working, "_warm", warm)]
+
+
+# Commits
+
+
+def _told_before_committed() -> Changes:
+    real = Coordinator.read
+
+    async def read(self, look, *, fresh=False):
+        if self._queue is not None and self._uncommitted and not fresh:
+            return look(self._queue)
+        return await real(self, look, fresh=fresh)
+
+    return [(Coordinator, "read", read)]
+
+
+def _commit_not_fenced() -> Changes:
+    real = MemoryDatabase.commit
+
+    def commit(self, commit):
+        stored = self.queues.get(commit.queue.id)
+        if stored is not None:
+            commit.seen = stored.row["revision"]
+        real(self, commit)
+
+    return [
+        (MemoryDatabase, "commit", commit),
+        (MemoryDatabase, "_check", lambda self, commit, stored: None),
+    ]
+
+
+def _failed_commit_is_kept() -> Changes:
+    return [(Turn, "take_back", lambda self: None)]
+
+
+def _answers_from_the_past() -> Changes:
+    """An answer that needs no commit is given without asking whether others have committed."""
+    real = Coordinator._replay_missed
+
+    async def replay_missed(self, queue):
+        conflict = isinstance(sys.exc_info()[1], Conflict)
+        if self._uncommitted and not conflict:
+            return False
+        return await real(self, queue)
+
+    return [(Coordinator, "_replay_missed", replay_missed)]
+
+
+# Positions
+
+
+def _position_passed_over() -> Changes:
+    real = Turn._release
+
+    def release(self, ask, command, behind):
+        ask.released = {
+            number: position if position is None else str(int(position) + 1)
+            for number, position in ask.released.items()
+        }
+        return real(self, ask, command, behind)
+
+    return [(Turn, "_release", release)]
+
+
+def _release_forgets_the_position() -> Changes:
+    real = Turn.finish
+
+    def finish(self):
+        commit = real(self)
+        commit.writes = ()
+        return commit
+
+    return [(Turn, "finish", finish)]
+
+
+def _seq_ignored() -> Changes:
+    real = MemoryDatabase._may_write
+
+    def may_write(self, stored, number, epoch, flow_id, seq):
+        return real(self, stored, number, epoch, flow_id, None)
+
+    return [(MemoryDatabase, "_may_write", may_write)]
+
+
+# Time
+
+
+def _old_timer_fires() -> Changes:
+    """A deadline that was set for an earlier handoff of a partition ends a later one."""
+
+    def current(self, deadline, number):
+        return number in self.handoffs
+
+    return [(Queue, "_current", current)]
+
+
+def _leases_run_in_an_outage() -> Changes:
+    def pulse(self, gap_seconds):
+        now, began = self.clock(), self.stamped_at
+        if began is not None and now - began > gap_seconds:
+            self.outages.append(Outage(next(self.outage_ids), began, now - began))
+        self.stamped_at, self.gap_seconds = now, gap_seconds
+        return Pulse(now, self.outages[-1] if self.outages else None)
+
+    return [(MemoryDatabase, "pulse", pulse)]
+
+
+def _deadlines_run_in_an_outage() -> Changes:
+    return [(Coordinator, "_move_deadlines", lambda self, turn: None)]
+
+
+def _frozen_replica_trusts_its_clock() -> Changes:
+    """What is due is done by a clock that nobody looked at since, and leases by it too."""
+    fresh = property(lambda self: self._asked_at is not None)
+
+    def expiries(self, queue_id):
+        now = self.clock()
+        bound = [flow for flow in self._flows_of(queue_id) if flow.reason is None]
+        over = tuple(flow.values.id for flow in bound if flow.lease_expires_at <= now)
+        others = (flow.lease_expires_at for flow in bound if flow.lease_expires_at > now)
+        return Expiry(over, min(others, default=None))
+
+    async def look(self, store):
+        if self._asked_at is None:
+            return await real(self, store)
+        return Pulse(self.now(), self.outage)
+
+    real = StoreClock.look
+    return [
+        (StoreClock, "fresh", fresh),
+        (StoreClock, "look", look),
+        (MemoryDatabase, "expiries", expiries),
+        (MemoryDatabase, "_over", lambda self, flow: flow.lease_expires_at <= self.clock()),
+    ]
+
+
+def _expiry_not_fenced() -> Changes:
+    real = MemoryDatabase.commit
+
+    def commit(self, commit):
+        commit.expired = frozenset()
+        real(self, commit)
+
+    return [(MemoryDatabase, "commit", commit)]
+
+
+def _holddown_extended() -> Changes:
+    real = broker.core.binding.bind
+
+    def bind(command, draft):
+        status = draft.queue.status
+        real(command, draft)
+        queue = draft.queue
+        if status is Status.HOLDDOWN and queue.status is Status.HOLDDOWN:
+            until = draft.now + queue.settings.rebalance_delay
+            draft.emit(r.HolddownStarted("bind", until, queue.flows_before, draft.now))
+
+    decisions = {**broker.core.rebalancer._DECISIONS, c.Bind: bind}
+    return [(broker.core.rebalancer, "_DECISIONS", decisions)]
+
+
+def _no_sweep() -> Changes:
+    """Only what a replica hears and its own alarms bring it forward."""
+
+    async def sweep(self):
+        await self.clock.look(self.store)
+
+    return [(Replica, "_sweep", sweep)]
+
+
+def _handoff_takes_longer() -> Changes:
+    def revoke(draft, numbers, *, ready):
+        deadline = draft.now + draft.queue.settings.max_handoff_time + 1.0
+        draft.emit(r.WarmupsEnded(numbers, ready, deadline, draft.now))
+
+    return [(broker.core.loop, "revoke", revoke), (broker.core.working, "revoke", revoke)]
+
+
+# Who gets what
+
+
+def _revoke_taken_back() -> Changes:
+    real = broker.core.loop._grant_all
+
+    def grant_all(draft, ranking):
+        for number in sorted(draft.queue.stranded):
+            draft.emit(r.HandoffsCalledOff((number,)))
+        real(draft, ranking)
+
+    return [(broker.core.loop, "_grant_all", grant_all)]
+
+
+def _granted_to_the_draining() -> Changes:
+    real = broker.core.loop.taker
+
+    def taker(queue, ranking):
+        draining = [flow for flow in queue.flows.values() if flow.draining]
+        return draining[0] if draining and queue.unowned else real(queue, ranking)
+
+    return [(broker.core.loop, "taker", taker)]
+
+
+def _too_many_moves() -> Changes:
+    """A handoff is begun although the spread is one."""
+    real = broker.core.loop._start_handoffs
+
+    def start_handoffs(draft):
+        real(draft)
+        queue = draft.queue
+        if queue.handoffs or queue.exclusive or queue.ranking.spread != 1 or queue.leaving.counts:
+            return
+        giver = queue.by_seat[queue.ranking.most()]
+        able = sorted(giver.owned - queue.retiring)
+        if able and len(draft.records) > 1:
+            moves = (r.Move(able[0], giver.id, queue.by_seat[queue.ranking.fewest()].id),)
+            until = draft.now + queue.settings.max_handoff_time
+            draft.emit(r.RevokesStarted(moves, until, draft.now))
+
+    return [(broker.core.loop, "_start_handoffs", start_handoffs)]
+
+
+def _unsettled_is_ready() -> Changes:
+    real, next_handoff = broker.core.loop.is_balanced, Giving.next
+
+    def nearly(queue):
+        return not queue.exclusive and not queue.leaving.counts and queue.ranking.spread <= 2
+
+    def is_balanced(queue):
+        idle = not queue.handoffs and not queue.unowned and queue.takers > 0
+        return real(queue) or (idle and nearly(queue))
+
+    def next_unless_nearly(self):
+        return None if nearly(self._queue) else next_handoff(self)
+
+    return [
+        (broker.core.loop, "is_balanced", is_balanced),
+        (broker.core.binding, "is_balanced", is_balanced),
+        (Giving, "next", next_unless_nearly),
+    ]
+
+
+# Clients
+
+
+def _older_view_taken() -> Changes:
+    """The latest answer counts, also if it was made before one that is known."""
+
+    def take(self, update, now):
+        if update.flow_id == self.bound.flow_id and update.revision != self.view.revision:
+            self._show(update, now)
+
+    return [(FlowCore, "_take", take)]
+
+
+def _waiting_flow_is_not_woken() -> Changes:
+    """Whose view has changed is not told until it asks, and then by what the replica knows."""
+    real = FlowViews._newer
+
+    async def newer(self, coordinator, flow_id, after, at_least=0, fresh=False):
+        return await real(self, coordinator, flow_id, after, 0, fresh)
+
+    return [
+        (FlowViews, "_newer", newer),
+        (Replica, "_wake", lambda self, queue_id, touched: None),
+        (Coordinator, "catch_up", lambda self: None),
+    ]
+
+
+_CALLED_OFF = ((State.REVOKING, PartitionEvent.CALLED_OFF), State.OWNED)
+_EXTENDED = ((Status.HOLDDOWN, QueueEvent.HOLDDOWN_STARTED), Status.HOLDDOWN)
+
+MUTANTS = {
+    mutant.name: mutant
+    for mutant in (
+        Mutant("forced handoff keeps the epoch", _forced_keeps_the_epoch),
+        Mutant("commit of the epoch before is accepted", _epoch_off_by_one),
+        Mutant("release accepted without its epoch", _release_without_epoch),
+        Mutant("ready accepted from anybody", _ready_from_anybody),
+        Mutant("told before it is committed", _told_before_committed),
+        Mutant("commit not fenced by the revision", _commit_not_fenced),
+        Mutant("decisions of a failed commit are kept", _failed_commit_is_kept),
+        Mutant("a refusal comes from the past", _answers_from_the_past),
+        Mutant("position passed over at a handoff", _position_passed_over),
+        Mutant("release forgets the position", _release_forgets_the_position),
+        Mutant("a delayed retry moves a position back", _seq_ignored),
+        Mutant("timer of an old handoff fires", _old_timer_fires),
+        Mutant("leases run while nobody serves", _leases_run_in_an_outage),
+        Mutant("handoff deadlines run while nobody serves", _deadlines_run_in_an_outage),
+        Mutant("a frozen replica trusts its clock", _frozen_replica_trusts_its_clock),
+        Mutant("expiry not fenced by the lease", _expiry_not_fenced),
+        Mutant(
+            "holddown extended by further binds",
+            _holddown_extended,
+            ((QUEUE_TRANSITIONS, *_EXTENDED),),
+        ),
+        Mutant("no sweep", _no_sweep),
+        Mutant("a handoff takes longer than allowed", _handoff_takes_longer),
+        Mutant(
+            "a revoke is taken back", _revoke_taken_back, ((PARTITION_TRANSITIONS, *_CALLED_OFF),)
+        ),
+        Mutant("a leaver's partitions go to a draining flow", _granted_to_the_draining),
+        Mutant("one handoff too many", _too_many_moves),
+        Mutant("Ready with a spread of two", _unsettled_is_ready),
+        Mutant("a client takes an older view", _older_view_taken),
+        Mutant("a flow that waits is not woken", _waiting_flow_is_not_woken),
+    )
+}
