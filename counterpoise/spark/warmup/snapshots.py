@@ -1,0 +1,231 @@
+"""Snapshots of the state of partitions, where all applications that share a queue can read them.
+
+A snapshot says: "the state of this partition of this log, at this position". By the theory (docs,
+*Warm-up*) it is right whoever wrote it and whenever it is read, so nothing here has to agree about
+who may write. It only must never be seen half written, and damage must be noticed: a file is
+written beside, flushed to the disk and put in place by a rename, and its sum is checked in reading.
+
+A file is a line of JSON (what it is of), the bytes of the state, their CRC-32 and their number.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import logging
+import os
+import re
+import struct
+import tempfile
+import time
+import zlib
+from collections.abc import Callable, Collection
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, BinaryIO, Protocol, TypeVar, cast
+from urllib.parse import quote, unquote
+
+from counterpoise.spark.errors import SourceError
+
+logger = logging.getLogger("counterpoise.spark")
+
+T = TypeVar("T")
+
+_FORMAT = 1
+_TRAILER = struct.Struct(">IQ")
+_BUFFER_BYTES = 1024 * 1024
+# A file that nobody has finished for so long is what a process that died has left.
+_ABANDONED_SECONDS = 86_400.0
+
+
+class SnapshotDamaged(SourceError):
+    """The snapshot is not what was written, or cannot be read as a state."""
+
+    code = "snapshot_damaged"
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """The state of `partition` at `position` of the log with the incarnation `log`.
+
+    `epoch` is that of the owner who published it. `queue` is the service's id of the queue.
+    """
+
+    queue: str
+    log: str
+    partition: int
+    epoch: int
+    position: str
+
+
+class SnapshotStore(Protocol):
+    """Where snapshots are. All methods may be called by several threads and processes at a time."""
+
+    def publish(self, snapshot: Snapshot, write: Callable[[BinaryIO], None]) -> None:
+        """Keep what `write` writes, all of it or nothing. Raises OSError, and what `write` does."""
+        ...
+
+    def found(self, queue: str, log: str, partition: int) -> list[Snapshot]:
+        """The snapshots there are, in no order. Raises OSError."""
+        ...
+
+    def load(self, snapshot: Snapshot, read: Callable[[BinaryIO], T]) -> T:
+        """What `read` makes of it. Raises SnapshotDamaged, OSError (FileNotFoundError: pruned)."""
+        ...
+
+    def prune(self, queue: str, log: str, partition: int, keep: Collection[Snapshot]) -> None:
+        """Delete the partition's snapshots but these. Raises OSError."""
+        ...
+
+
+class Snapshots:
+    """Snapshots in a directory that all applications reach (a local one, NFS, a mounted volume).
+
+    The file system must rename atomically within a directory. Loading runs what the state's `load`
+    runs: let only the applications write there if that is `pickle`.
+    """
+
+    def __init__(self, directory: str | Path) -> None:
+        """Nothing is made before the first snapshot."""
+        self.directory = Path(directory)
+
+    def __repr__(self) -> str:
+        return f"Snapshots({str(self.directory)!r})"
+
+    def publish(self, snapshot: Snapshot, write: Callable[[BinaryIO], None]) -> None:
+        target = self._path(snapshot)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        self._sweep(target.parent)
+        handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=".new-")
+        try:
+            with os.fdopen(handle, "wb", buffering=_BUFFER_BYTES) as file:
+                file.write(json.dumps({"format": _FORMAT, **asdict(snapshot)}).encode() + b"\n")
+                summed = _Summing(file)
+                with io.BufferedWriter(summed, _BUFFER_BYTES) as body:
+                    write(cast("BinaryIO", body))
+                    body.flush()
+                file.write(_TRAILER.pack(summed.crc, summed.size))
+                file.flush()
+                os.fsync(file.fileno())
+            # Readable for the other applications, whoever runs them, if the directory is.
+            os.chmod(temporary, 0o644)
+            os.replace(temporary, target)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                os.unlink(temporary)
+            raise
+
+    def found(self, queue: str, log: str, partition: int) -> list[Snapshot]:
+        try:
+            names = os.listdir(self._folder(queue, log, partition))
+        except FileNotFoundError:
+            return []
+        found = []
+        for name in names:
+            parts = re.fullmatch(r"([^_]+)_([0-9]+)\.snapshot", name)
+            if parts is not None:
+                position = unquote(parts[1])
+                found.append(Snapshot(queue, log, partition, int(parts[2]), position))
+        return found
+
+    def load(self, snapshot: Snapshot, read: Callable[[BinaryIO], T]) -> T:
+        path = self._path(snapshot)
+        with path.open("rb", buffering=_BUFFER_BYTES) as file:
+            head = file.readline()
+            begin, length = file.tell(), os.fstat(file.fileno()).st_size
+            if json_or_none(head) != {"format": _FORMAT, **asdict(snapshot)}:
+                raise SnapshotDamaged(f"{path}: it is of something else")
+            if length < begin + _TRAILER.size:
+                raise SnapshotDamaged(f"{path}: it is cut off")
+            body = _Checking(file, length - begin - _TRAILER.size)
+            buffered = io.BufferedReader(body, _BUFFER_BYTES)
+            failed: Exception | None = None
+            try:
+                state = read(cast("BinaryIO", buffered))
+            except OSError:
+                raise
+            except Exception as error:
+                failed = error
+            while buffered.read(_BUFFER_BYTES):
+                pass
+            crc, size = _TRAILER.unpack(file.read(_TRAILER.size))
+            if (crc, size) != (body.crc, body.size):
+                raise SnapshotDamaged(f"{path}: the sum of its bytes is wrong") from failed
+            if failed is not None:
+                raise SnapshotDamaged(f"{path}: it cannot be loaded: {failed!r}") from failed
+            return state
+
+    def prune(self, queue: str, log: str, partition: int, keep: Collection[Snapshot]) -> None:
+        kept = set(keep)
+        for snapshot in self.found(queue, log, partition):
+            if snapshot not in kept:
+                self._path(snapshot).unlink(missing_ok=True)
+
+    def _folder(self, queue: str, log: str, partition: int) -> Path:
+        return self.directory / quote(queue, "") / quote(log, "") / str(partition)
+
+    def _path(self, snapshot: Snapshot) -> Path:
+        name = f"{_quoted(snapshot.position)}_{snapshot.epoch}.snapshot"
+        return self._folder(snapshot.queue, snapshot.log, snapshot.partition) / name
+
+    @staticmethod
+    def _sweep(folder: Path) -> None:
+        """Delete what processes that died have left."""
+        for left in folder.glob(".new-*"):
+            with contextlib.suppress(OSError):
+                if time.time() - left.stat().st_mtime > _ABANDONED_SECONDS:
+                    left.unlink()
+
+
+def json_or_none(text: bytes) -> Any:
+    """The document, None if it is none."""
+    try:
+        return json.loads(text)
+    except ValueError:
+        return None
+
+
+class _Summing(io.RawIOBase):
+    """Passes on what is written, and sums it."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
+        self.crc = 0
+        self.size = 0
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: Any) -> int:
+        self._file.write(data)
+        self.crc = zlib.crc32(data, self.crc)
+        length = memoryview(data).nbytes
+        self.size += length
+        return length
+
+
+class _Checking(io.RawIOBase):
+    """The next `length` bytes of a file, summed as they are read."""
+
+    def __init__(self, file: BinaryIO, length: int) -> None:
+        self._file = file
+        self._left = length
+        self.crc = 0
+        self.size = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        view = memoryview(buffer).cast("B")[: self._left]
+        data = self._file.read(len(view))
+        view[: len(data)] = data
+        self._left -= len(data)
+        self.crc = zlib.crc32(data, self.crc)
+        self.size += len(data)
+        return len(data)
+
+
+def _quoted(position: str) -> str:
+    return quote(position, "").replace("_", "%5F")

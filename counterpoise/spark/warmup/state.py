@@ -1,0 +1,212 @@
+"""The state of one partition in the driver: where it stands, and how it is brought to a position.
+
+A cell holds what the messages before its position have built up. It is trusted only if it is
+*clean* (no micro-batch that failed has touched it), of the epoch that is asked for, and not ahead;
+else it is restored from the newest snapshot that is not ahead, or from the log's start. What is
+missing then is read from the log. All of this happens under the cell's lock.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cmp_to_key
+from typing import Any, BinaryIO, Generic, Literal, TypeVar
+
+import pyarrow as pa
+
+from counterpoise.logs import Bounds, Log, PositionTrimmed
+from counterpoise.spark.executor import as_rows
+from counterpoise.spark.offsets import Slice
+from counterpoise.spark.warmup.snapshots import Snapshot, SnapshotDamaged, SnapshotStore
+
+logger = logging.getLogger("counterpoise.spark")
+
+S = TypeVar("S")
+
+# So many messages are read and applied at a time when a state catches up.
+PORTION_MESSAGES = 20_000
+KEPT_SNAPSHOTS = 3
+
+
+class PartitionState(ABC, Generic[S]):
+    """What a user says of the state: how it begins, changes, is written and read.
+
+    `apply` must depend on state and rows alone: then what is restored is what was lost.
+    """
+
+    @abstractmethod
+    def empty(self, partition: int) -> S:
+        """The state before the first message."""
+
+    @abstractmethod
+    def apply(self, state: S, rows: pa.Table) -> Any:
+        """Change the state by rows of one partition, in order; returns what comes out of them.
+
+        `rows` has the columns of the source. History comes with `replay` true, and what it returns
+        is dropped.
+        """
+
+    @abstractmethod
+    def dump(self, state: S, file: BinaryIO) -> None:
+        """Write the state."""
+
+    @abstractmethod
+    def load(self, file: BinaryIO) -> S:
+        """Read what `dump` has written."""
+
+
+class Cell(Generic[S]):
+    """The state of one partition; `lock` guards all of it."""
+
+    def __init__(self, partition: int) -> None:
+        self.partition = partition
+        self.lock = threading.RLock()
+        self.state: S | None = None
+        self.position: str | None = None
+        # Under which the partition is worked here; None while it only warms up.
+        self.epoch: int | None = None
+        self.clean = False
+        self.published: str | None = None
+        self.published_at = 0.0
+
+    def usable(self) -> bool:
+        """Whether there is a state that no failed micro-batch has touched."""
+        return self.clean and self.position is not None
+
+    def drop(self) -> None:
+        """Forget the state."""
+        self.state, self.position, self.clean = None, None, False
+
+
+class Restorer(Generic[S]):
+    """Brings cells to positions.
+
+    `access` gives the log as it is to be reached now; `fresh` after credentials were refused.
+    """
+
+    def __init__(
+        self,
+        how: PartitionState[S],
+        snapshots: SnapshotStore,
+        queue: str,
+        access: Callable[[], Log],
+        without_snapshot: Literal["replay", "empty"] = "replay",
+    ) -> None:
+        self._how = how
+        self._snapshots = snapshots
+        self.queue = queue
+        self._access = access
+        self._without_snapshot = without_snapshot
+
+    def bring_to(self, cell: Cell[S], target: str) -> None:
+        """Make the cell's state that of all messages before `target`.
+
+        Raises LogError; the cell can be brought on later.
+        """
+        with cell.lock:
+            if cell.usable() and cell.position == target:
+                return
+            log = self._access()
+            bounds = log.bounds([cell.partition])
+            position = cell.position
+            if not cell.usable() or (position is not None and log.compare(position, target) > 0):
+                self._load(cell, target, log, bounds)
+            self._catch_up(cell, target, log, bounds)
+
+    def publish(self, cell: Cell[S], epoch: int, incarnation: str) -> bool:
+        """Publish the cell's state; whether there was anything new. Raises OSError."""
+        with cell.lock:
+            position = cell.position
+            if not cell.usable() or position is None or position == cell.published:
+                return False
+            snapshot = Snapshot(self.queue, incarnation, cell.partition, epoch, position)
+            state: Any = cell.state
+            cell.published_at = time.monotonic()
+            self._snapshots.publish(snapshot, lambda file: self._how.dump(state, file))
+            cell.published = position
+        self._prune(cell.partition, incarnation)
+        return True
+
+    # ------------------------------------------------------------------ the steps
+
+    def _load(self, cell: Cell[S], target: str, log: Log, bounds: Bounds) -> None:
+        cell.drop()
+        for snapshot in self._newest_first(log, cell.partition, bounds.incarnation):
+            if log.compare(snapshot.position, target) > 0:
+                continue
+            try:
+                cell.state = self._snapshots.load(snapshot, self._how.load)
+            except (SnapshotDamaged, OSError) as error:
+                logger.warning("counterpoise: %s; trying an older snapshot", error)
+                continue
+            cell.position = cell.published = snapshot.position
+            cell.clean = True
+            return
+        cell.state = self._how.empty(cell.partition)
+        first = bounds.starts[cell.partition]
+        begin = target if self._without_snapshot == "empty" else first
+        if log.compare(begin, target) > 0:
+            begin = target
+        if begin != target:
+            logger.warning(
+                "counterpoise: there is no snapshot for partition %d at %s: its state is built "
+                "from position %s of the log",
+                *(cell.partition, target, begin),
+            )
+        if self._without_snapshot == "replay" and first != "0":
+            _warn_of_gap(cell.partition, "0", first)
+        cell.position, cell.published, cell.clean = begin, None, True
+
+    def _catch_up(self, cell: Cell[S], target: str, log: Log, bounds: Bounds) -> None:
+        while cell.position is not None and log.compare(cell.position, target) < 0:
+            begin = cell.position
+            ends = {cell.partition: target}
+            within = replace(bounds, ends={**bounds.ends, **ends})
+            end = log.limit({cell.partition: begin}, PORTION_MESSAGES, within)[cell.partition]
+            if log.compare(end, begin) <= 0:
+                end = target
+            try:
+                tables = list(log.read(cell.partition, begin, end, max_messages=PORTION_MESSAGES))
+            except PositionTrimmed as error:
+                _warn_of_gap(cell.partition, begin, error.first)
+                first = error.first
+                cell.position = first if log.compare(first, target) < 0 else target
+                continue
+            epoch = cell.epoch or 0
+            history = Slice(cell.partition, epoch, begin, end, epoch, replay=True)
+            rows = [as_rows(batch, history) for batch in tables if batch.num_rows]
+            state: Any = cell.state
+            cell.clean = False
+            if rows:
+                self._how.apply(state, pa.Table.from_batches(rows))
+            cell.position, cell.clean = end, True
+
+    def _newest_first(self, log: Log, partition: int, incarnation: str) -> list[Snapshot]:
+        try:
+            found = self._snapshots.found(self.queue, incarnation, partition)
+        except OSError as error:
+            logger.warning("counterpoise: the snapshots cannot be listed: %s", error)
+            return []
+
+        def order(a: Snapshot, b: Snapshot) -> int:
+            return log.compare(a.position, b.position) or a.epoch - b.epoch
+
+        return sorted(found, key=cmp_to_key(order), reverse=True)
+
+    def _prune(self, partition: int, incarnation: str) -> None:
+        log = self._access()
+        newest = self._newest_first(log, partition, incarnation)
+        self._snapshots.prune(self.queue, incarnation, partition, newest[:KEPT_SNAPSHOTS])
+
+
+def _warn_of_gap(partition: int, begin: str, end: str) -> None:
+    logger.warning(
+        "counterpoise: the state of partition %d is restored without positions %s to %s, which "
+        "the log has trimmed",
+        *(partition, begin, end),
+    )
