@@ -71,6 +71,10 @@ openapi: setup ## write openapi.yaml anew from what the app serves
 serve: setup ## run the service on 127.0.0.1:8640
 	@$(BIN)/counterpoise serve $(ARGS)
 
+.PHONY: model
+model: setup ## check the model of the handoff with spin (docs/model.md)
+	@$(BIN)/python -m tests.model.checker
+
 .PHONY: bench
 bench: setup ## run the benchmarks
 	@$(BIN)/python -m benchmarks $(ARGS)

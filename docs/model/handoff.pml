@@ -1,0 +1,369 @@
+/*
+ * One partition, its owner, its successor and the broker: the handoff, checked exhaustively.
+ *
+ * docs/model.md says what each state and event here is in the code. In short: the database is the
+ * truth, and a decision is one atomic step on it, because a replica commits only if the revision
+ * it decided on is still the current one. What a replica keeps in memory (alarms) may be late or
+ * lost; what passes between a consumer and the service may be lost, late, or come twice; consumers
+ * stop at any point, die, and come back. `make model` runs it.
+ *
+ * Compiled with -DBUG_... it has a known bug, which the checker must find (tests/model).
+ */
+
+#ifndef MESSAGES
+#define MESSAGES 2      /* in the partition, numbered 0.. */
+#endif
+#ifndef HANDOFFS
+#define HANDOFFS 0      /* how often the plan moves the partition */
+#endif
+#ifndef DEATHS
+#define DEATHS 0        /* consumers that die, and start again with nothing but their name */
+#endif
+#ifndef EXPIRIES
+#define EXPIRIES 0      /* leases that end although the consumer lives: it was frozen or cut off */
+#endif
+#ifndef LOSSES
+#define LOSSES 0        /* calls and answers that are lost */
+#endif
+#ifndef REPEATS
+#define REPEATS 0       /* calls that arrive a second time, however late */
+#endif
+#ifndef CRASHES
+#define CRASHES 0       /* replicas that lose their memory */
+#endif
+
+#ifndef HANGS
+#define HANGS 0         /* consumers that never finish the message in hand, though they live */
+#endif
+
+#define NOBODY 2        /* consumers are 0 and 1 */
+#define OTHER(c) (1 - (c))
+
+mtype = { unassigned, owned, warming, revoking };   /* of the partition */
+mtype = { commit, release, ready };                 /* calls */
+
+/* ---------------------------------------------------------------- the database */
+
+byte epoch = 0;
+mtype state = unassigned;
+byte owner = NOBODY;
+byte successor = NOBODY;
+byte position = 0;              /* committed: next to be processed */
+bool bound[2];
+bool news[2];                   /* the revision of its view is above what it was told */
+
+/* A replica's alarm for the deadline of a handoff; it knows for which epoch it was set. */
+bool alarm_set = false;
+byte alarm_epoch = 0;
+
+/* ---------------------------------------------------------------- the network */
+
+/* One call on its way from each consumer, and a copy of one that may arrive again. */
+/* `outdated`: the service has taken a later call of this epoch (the contract's `seq`). */
+typedef Call { bool there; mtype kind; byte epoch; byte position; bool outdated };
+Call sent[2];
+Call copy[2];
+
+/* One update on its way to each consumer: its view at some moment. It asks again when it came. */
+typedef View { bool there; bool bound; byte epoch; mtype state; byte position };
+View update[2];
+
+/* ---------------------------------------------------------------- what is observed (no one reads it) */
+
+byte written[MESSAGES];         /* how often the plain sink got each message */
+bool interrupted = false;       /* a handover that may repeat messages has happened */
+byte sink_epoch = 0;            /* the fenced sink: its high-water row */
+byte sink_next = 0;
+byte granted = 0;               /* the last epoch that was granted */
+
+byte handoffs = 0, deaths = 0, expiries = 0, losses = 0, repeats = 0, crashes = 0, hangs = 0;
+
+#define finished (position == MESSAGES && state == owned)
+#define in_handoff (state == revoking)
+
+/* ---------------------------------------------------------------- the broker's decisions */
+
+inline set_alarm() {
+    if
+#ifdef BUG_TIMER_OF_OLD_EPOCH
+    :: alarm_set -> skip
+#else
+    :: false -> skip
+#endif
+    :: else -> alarm_set = true; alarm_epoch = epoch
+    fi
+}
+
+inline drop_alarm() {
+#ifndef BUG_TIMER_OF_OLD_EPOCH
+    alarm_set = false; alarm_epoch = 0;
+#endif
+    skip
+}
+
+inline changed() { news[0] = true; news[1] = true }
+
+/* Every grant of ownership raises the epoch; nobody had the new one before. */
+inline grant(to) {
+#ifdef BUG_FORCED_KEEPS_EPOCH
+    if
+    :: forced -> skip
+    :: else -> epoch++
+    fi;
+#else
+    epoch++;
+#endif
+    assert(epoch > granted);                                         /* promise 1 */
+    granted = epoch;
+    owner = to; state = owned; successor = NOBODY; drop_alarm();
+    changed()
+}
+
+/* At the end of a handoff: the successor, or whoever is bound, or nobody. */
+inline hand_over() {
+    if
+    :: successor != NOBODY && bound[successor] -> grant(successor)
+    :: else ->
+        if
+        :: owner != NOBODY && bound[owner] -> grant(owner)
+        :: else -> owner = NOBODY; successor = NOBODY; state = unassigned; drop_alarm(); changed()
+        fi
+    fi
+}
+
+inline left(c) {                /* unbound, expired, or dead and found so */
+    bound[c] = false;
+    if
+    :: owner == c ->
+        interrupted = true;     /* orphaned */
+        if
+        :: bound[OTHER(c)] -> grant(OTHER(c))
+        :: else -> owner = NOBODY; successor = NOBODY; state = unassigned; drop_alarm(); changed()
+        fi
+    :: owner != c && successor == c && state == warming ->
+        state = owned; successor = NOBODY; changed()
+    :: owner != c && successor == c && state == revoking ->
+#ifdef BUG_REVOKE_TAKEN_BACK
+        state = owned; alarm_set = false;
+#endif
+        successor = NOBODY; changed()                                /* never taken back */
+    :: else -> changed()
+    fi
+}
+
+inline receive(c, call) {
+    if
+#ifdef BUG_COMMIT_NOT_FENCED
+    :: call.kind == commit ->
+#else
+    :: call.kind == commit && bound[c] && owner == c && call.epoch == epoch && !call.outdated ->
+#endif
+        position = call.position; copy[c].outdated = true
+#ifdef BUG_RELEASE_WITHOUT_EPOCH
+    :: call.kind == release && bound[c] && owner == c && state == revoking ->
+#else
+    :: call.kind == release && bound[c] && owner == c && state == revoking && call.epoch == epoch ->
+#endif
+        if
+        :: !call.outdated -> position = call.position
+        :: else -> skip
+        fi;
+        forced = false;
+        hand_over()
+    :: call.kind == ready && bound[c] && state == warming && successor == c && call.epoch == epoch ->
+        state = revoking; set_alarm(); changed()
+    :: else -> skip                                                  /* stale: changes nothing */
+    fi
+}
+
+active proctype Broker() {
+    bool forced;
+end:
+    do
+    /* Something arrives. */
+    :: atomic { sent[0].there -> sent[0].there = false; receive(0, sent[0]) }
+    :: atomic { sent[1].there -> sent[1].there = false; receive(1, sent[1]) }
+    :: atomic { copy[0].there -> copy[0].there = false; receive(0, copy[0]) }
+    :: atomic { copy[1].there -> copy[1].there = false; receive(1, copy[1]) }
+
+    /* What has no owner is granted at once. */
+    :: atomic { state == unassigned && bound[0] -> forced = false; grant(0) }
+    :: atomic { state == unassigned && bound[1] -> forced = false; grant(1) }
+
+    /* The plan moves the partition: with a warm-up, or straight away. */
+    :: atomic { state == owned && handoffs < HANDOFFS && owner != NOBODY && bound[OTHER(owner)] ->
+        handoffs++; successor = OTHER(owner);
+        if
+        :: state = warming
+        :: state = revoking; set_alarm()
+        fi;
+        changed() }
+    /* max_warmup_time is over. */
+    :: atomic { state == warming -> state = revoking; set_alarm(); changed() }
+
+    /* The alarm: at the deadline, or later, or for a handoff that is over. */
+#ifdef BUG_TIMER_OF_OLD_EPOCH
+    :: atomic { alarm_set && state == revoking ->
+#else
+    :: atomic { alarm_set && state == revoking && alarm_epoch == epoch ->
+#endif
+        assert(alarm_epoch == epoch);                   /* no handoff is cut short by another's */
+        alarm_set = false; interrupted = true; forced = true; hand_over() }
+#ifndef BUG_NO_SWEEP
+    /* The sweep sets what a replica's death has lost: deadlines are columns. */
+    :: atomic { state == revoking && !alarm_set -> set_alarm() }
+#endif
+    :: atomic { alarm_set && crashes < CRASHES -> crashes++; alarm_set = false }
+
+    /* A lease ends: the consumer was frozen or cut off, and does not know. */
+    :: atomic { bound[0] && expiries < EXPIRIES -> expiries++; forced = false; left(0) }
+    :: atomic { bound[1] && expiries < EXPIRIES -> expiries++; forced = false; left(1) }
+    od
+}
+
+/* ---------------------------------------------------------------- a consumer */
+
+/* The sinks. The plain one takes everything; the fenced one keeps (epoch, next) with the data. */
+inline write(message, under) {
+    if
+    :: written[message] < 2 -> written[message]++
+    :: else -> skip
+    fi;
+    if
+    :: under >= sink_epoch ->
+        sink_epoch = under;
+        assert(message <= sink_next);                                /* promise 3: nothing jumped over */
+        if
+        :: message == sink_next -> sink_next++
+        :: else -> skip
+        fi
+    :: else -> skip
+    fi;
+    assert(written[message] == 1 || interrupted)                     /* promise 4: graceful is clean */
+}
+
+inline call(c, what, at) {
+    sent[c].there = true; sent[c].kind = what; sent[c].epoch = v_epoch;
+    sent[c].position = at;
+    said = true
+}
+
+proctype Consumer(byte me) {
+    bool knows = false;         /* whether it believes to be bound */
+    byte v_epoch = 0;
+    mtype v_state = unassigned; /* what it believes of the partition: unassigned is "not mine" */
+    byte next = 0;              /* next message to take */
+    bool working = false;       /* one message is taken and not yet written */
+    byte in_hand = 0;
+    bool hung = false;
+    byte working_epoch = 0;
+    bool forced = false;
+    bool said = true;           /* all there is to say was said; a call that was lost was not */
+
+end:
+    do
+    /* Bind; again after having been told that the flow is gone. */
+    :: atomic { !knows && !bound[me] && !update[me].there ->
+        bound[me] = true; changed(); knows = true;
+        v_state = unassigned; v_epoch = 0; said = true }
+    /* Started again while its old flow is still bound: replaced, under new epochs. */
+    :: atomic { !knows && bound[me] && !working ->
+        if
+        :: owner == me && state != revoking -> interrupted = true; grant(me)
+        :: owner == me && state == revoking -> interrupted = true; hand_over()
+        :: else -> changed()
+        fi;
+        knows = true; update[me].there = false; sent[me].there = false;
+        v_state = unassigned; v_epoch = 0; said = true }
+
+    /* Ask for the view; the answer says what is true now, and takes its time. */
+    :: atomic { knows && !update[me].there && (news[me] || !bound[me]) ->
+        news[me] = false;
+        update[me].there = true; update[me].bound = bound[me];
+        if
+        :: owner == me ->
+            update[me].state = (state == warming -> owned : state);
+            update[me].epoch = epoch; update[me].position = position
+        :: owner != me && successor == me && state == warming ->
+            update[me].state = warming; update[me].epoch = epoch; update[me].position = position
+        :: else -> update[me].state = unassigned; update[me].epoch = epoch; update[me].position = 0
+        fi }
+    :: atomic { update[me].there && losses < LOSSES -> losses++; update[me].there = false; news[me] = true }
+    :: atomic { update[me].there ->
+        update[me].there = false;
+        if
+        :: !update[me].bound -> knows = false; v_state = unassigned
+        :: else ->
+            if
+            :: update[me].state != unassigned && update[me].state != warming &&
+               (update[me].epoch != v_epoch || v_state == unassigned || v_state == warming) ->
+                next = update[me].position
+            :: else -> skip
+            fi;
+            if
+            :: v_state != update[me].state || v_epoch != update[me].epoch ->
+                said = (update[me].state == owned || update[me].state == unassigned)
+            :: else -> skip
+            fi;
+            v_state = update[me].state; v_epoch = update[me].epoch
+        fi;
+        /* Keep what is over out of the state. */
+        update[me].epoch = 0; update[me].position = 0 }
+
+    /* Take a message; never one of a partition that is being revoked. */
+#ifdef BUG_TAKES_WHILE_REVOKING
+    :: atomic { knows && (v_state == owned || v_state == revoking) && !working && next < MESSAGES ->
+#else
+    :: atomic { knows && v_state == owned && !working && next < MESSAGES ->
+#endif
+        working = true; in_hand = next; working_epoch = v_epoch }
+    /* It never finishes this one, though it lives: only the deadline helps. */
+    :: atomic { working && !hung && hangs < HANGS -> hangs++; hung = true }
+    /* Finish it. */
+    :: atomic { working && !hung -> write(in_hand, working_epoch);
+        if
+        :: working_epoch == v_epoch -> next = in_hand + 1; said = false
+        :: else -> skip
+        fi;
+        working = false; working_epoch = 0; in_hand = 0 }
+
+    /* Say what is done: commits trail the sink, releases have nothing outstanding. */
+#ifdef BUG_COMMITS_BEFORE_THE_SINK
+    :: atomic { knows && v_state == owned && working && !sent[me].there && working_epoch == v_epoch ->
+        call(me, commit, next + 1) }
+#endif
+    :: atomic { knows && v_state == owned && !working && !sent[me].there && !said ->
+        call(me, commit, next) }
+#ifdef BUG_RELEASES_TOO_EARLY
+    :: atomic { knows && v_state == revoking && !sent[me].there &&
+#else
+    :: atomic { knows && v_state == revoking && !working && !sent[me].there &&
+#endif
+        !said ->
+        call(me, release, next) }
+    :: atomic { knows && v_state == warming && !sent[me].there && !said ->
+        call(me, ready, 0) }
+
+    /* The network: a call is lost (and said again), or will come a second time. */
+    :: atomic { sent[me].there && losses < LOSSES ->
+        losses++; sent[me].there = false; said = false }
+    :: atomic { sent[me].there && repeats < REPEATS && !copy[me].there ->
+        repeats++;
+        copy[me].there = true; copy[me].kind = sent[me].kind; copy[me].epoch = sent[me].epoch;
+        copy[me].position = sent[me].position; copy[me].outdated = false }
+
+    /* It dies, with all that it knew. */
+    :: atomic { knows && deaths < DEATHS ->
+        deaths++; knows = false; working = false; hung = false; working_epoch = 0; in_hand = 0; v_state = unassigned;
+        next = 0; v_epoch = 0; update[me].there = false; sent[me].there = false }
+    od
+}
+
+init { atomic { run Consumer(0); run Consumer(1) } }
+
+/* ---------------------------------------------------------------- promises over time */
+
+/* Once faults have run out, all is processed and committed, and the partition has an owner. */
+ltl processed { <> [] finished }
+/* A handoff ends (promises 8 and 9). */
+ltl handed_over { [] (in_handoff -> <> !in_handoff) }

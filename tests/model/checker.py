@@ -1,0 +1,154 @@
+"""Runs the model of the handoff (docs/model/handoff.pml) through spin: `make model`.
+
+The model has budgets for what may go wrong, because all of it at once has too many states. Each
+`Case` is a set of budgets under which everything that can happen is tried. Spin writes a program
+in C, which is compiled and run in a directory of its own.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+MODEL = Path(__file__).resolve().parents[2] / "docs" / "model" / "handoff.pml"
+Property = Literal["safety", "processed", "handed_over"]
+_SECONDS = 600.0
+
+
+@dataclass(frozen=True)
+class Case:
+    """What to check, and how much may go wrong; `bug` compiles a known bug in."""
+
+    what: Property
+    messages: int = 2
+    handoffs: int = 1
+    deaths: int = 0
+    expiries: int = 0
+    losses: int = 0
+    repeats: int = 0
+    crashes: int = 0
+    hangs: int = 0
+    bug: str | None = None
+
+    def defines(self) -> list[str]:
+        names = ("messages", "handoffs", "deaths", "expiries", "losses", "repeats", "crashes")
+        budgets = [f"-D{name.upper()}={getattr(self, name)}" for name in (*names, "hangs")]
+        return budgets + ([f"-DBUG_{self.bug}"] if self.bug else [])
+
+    def __str__(self) -> str:
+        names = ("handoffs", "deaths", "expiries", "losses", "repeats", "crashes", "hangs")
+        budgets = [f"{n} {name}" for name in names if (n := getattr(self, name))]
+        bug = f", BUG {self.bug}" if self.bug else ""
+        return f"{self.what}: {self.messages} messages, {', '.join(budgets)}{bug}"
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What spin found; `error` is its words for a promise that does not hold."""
+
+    states: int
+    seconds: float
+    error: str | None
+
+
+CASES = [
+    Case("safety", handoffs=2),
+    Case("safety", handoffs=2, messages=1, losses=1, crashes=1),
+    Case("safety", handoffs=3, messages=1, repeats=1),
+    Case("safety", deaths=1, repeats=1),
+    Case("safety", handoffs=2, messages=1, expiries=1),
+    Case("safety", messages=1, deaths=1, expiries=1),
+    Case("safety", hangs=1, crashes=1, repeats=1),
+    Case("processed", losses=1),
+    Case("processed", messages=1, deaths=1),
+    Case("processed", messages=1, expiries=1),
+    Case("handed_over", hangs=1, crashes=1),
+    Case("handed_over", handoffs=2, messages=1, losses=1),
+]
+
+# Each under budgets in which it shows.
+BUGS = [
+    Case("safety", handoffs=2, bug="FORCED_KEEPS_EPOCH"),
+    Case("safety", handoffs=2, messages=1, expiries=1, bug="REVOKE_TAKEN_BACK"),
+    Case("safety", deaths=1, repeats=1, bug="COMMIT_NOT_FENCED"),
+    Case("safety", handoffs=3, messages=1, repeats=1, bug="RELEASE_WITHOUT_EPOCH"),
+    Case("safety", handoffs=2, bug="TIMER_OF_OLD_EPOCH"),
+    Case("safety", handoffs=2, bug="TAKES_WHILE_REVOKING"),
+    Case("safety", handoffs=2, bug="COMMITS_BEFORE_THE_SINK"),
+    Case("safety", handoffs=2, bug="RELEASES_TOO_EARLY"),
+    Case("handed_over", hangs=1, crashes=1, bug="NO_SWEEP"),
+]
+
+
+def missing() -> str | None:
+    """The programs that are needed and not there, or None."""
+    absent = [name for name in ("spin", "gcc") if shutil.which(name) is None]
+    return " and ".join(absent) or None
+
+
+def check(case: Case) -> Outcome:
+    """Run one case. Raises CalledProcessError when spin or the compiler fails."""
+    began = time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="counterpoise-model-") as directory:
+        options = ["-O2", "-w", "-DCOLLAPSE", "-DVECTORSZ=2048"]
+        if case.what == "safety":
+            options += ["-DSAFETY", "-DNOCLAIM"]
+            arguments = ["-m200000", "-w24"]
+        else:
+            options += ["-DNFAIR=4"]
+            arguments = ["-m2000000", "-w24", "-a", "-f", "-N", case.what]
+        _run(["spin", "-a", *case.defines(), str(MODEL)], directory)
+        _run(["gcc", *options, "-o", "pan", "pan.c"], directory)
+        said = _run(["./pan", *arguments], directory)
+    errors = re.search(r"errors: (\d+)", said)
+    states = re.search(r"(\d+)(?:e\+(\d+))? states, stored", said)
+    assert errors is not None, said
+    assert states is not None, said
+    # Whatever stopped it early has shown nothing.
+    assert "max search depth too small" not in said, said
+    error = re.search(r"^pan:\d+: (.*)$", said, re.MULTILINE)
+    assert (error is not None) == (errors[1] != "0"), said
+    return Outcome(int(states[1]), time.monotonic() - began, error[1] if error else None)
+
+
+def _run(command: list[str], directory: str) -> str:
+    done = subprocess.run(
+        command, cwd=directory, capture_output=True, text=True, timeout=_SECONDS, check=False
+    )
+    if done.returncode != 0:
+        raise subprocess.CalledProcessError(
+            done.returncode, command, done.stdout[-2000:], done.stderr[-2000:]
+        )
+    return done.stdout
+
+
+def main() -> int:
+    """All cases, then all planted bugs; a line each."""
+    if (absent := missing()) is not None:
+        print(f"make model needs {absent} (Debian: apt install spin gcc libc6-dev)")
+        return 2
+    wrong = 0
+    for case in CASES:
+        outcome = check(case)
+        wrong += outcome.error is not None
+        verdict = "holds" if outcome.error is None else f"VIOLATED: {outcome.error}"
+        print(
+            f"{verdict:8} {case}  [{outcome.states:,} states, {outcome.seconds:.1f} s]", flush=True
+        )
+    for case in BUGS:
+        outcome = check(case)
+        wrong += outcome.error is None
+        verdict = "found" if outcome.error is not None else "NOT FOUND"
+        print(f"{verdict:8} {case}  [{outcome.seconds:.1f} s]: {outcome.error}", flush=True)
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
