@@ -22,8 +22,10 @@ created. Retention is Kafka's own: trimming does nothing.
 
 from __future__ import annotations
 
+import os
 import threading
 import time
+import weakref
 from collections.abc import Iterator, Mapping, Sequence
 
 import pyarrow as pa
@@ -43,7 +45,7 @@ from counterpoise.logs import (
 from counterpoise.logs.address import parse_log
 from counterpoise.logs.kafka.access import parse_access
 from counterpoise.logs.kafka.appender import Appender
-from counterpoise.logs.kafka.clients import Clients
+from counterpoise.logs.kafka.clients import Clients, leave_alone
 from counterpoise.logs.kafka.failures import Trouble
 from counterpoise.logs.kafka.reader import RangeReader
 from counterpoise.logs.kafka.rows import raw_bytes
@@ -80,6 +82,7 @@ class KafkaLog:
         self._appender = Appender(
             self.name, self._clients.producer, self._find_appends, self._trouble
         )
+        _logs.add(self)
 
     def __repr__(self) -> str:
         return f"KafkaLog({self.name!r})"
@@ -264,10 +267,27 @@ class KafkaLog:
             self._appender.close()
         self._clients.close()
 
+    def _forked(self) -> None:
+        """In a forked child: nothing that was made before the fork is used or touched again."""
+        self._appending = threading.Lock()
+        leave_alone(self._appender.abandon())
+        self._clients.abandon()
+
     def _begin(self) -> float:
         """When the call that begins now has to end; what went wrong before does not concern it."""
         self._trouble.clear()
         return time.monotonic() + self._timeout_seconds
+
+
+_logs: weakref.WeakSet[KafkaLog] = weakref.WeakSet()
+
+
+def _after_fork() -> None:
+    for log in list(_logs):
+        log._forked()
+
+
+os.register_at_fork(after_in_child=_after_fork)
 
 
 def _number(position: str) -> int:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import ctypes
 import os
 import threading
-import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -37,7 +36,6 @@ class Clients:
         self._lock = threading.Lock()
         self._admin: AdminClient | None = None
         self._idle: list[Consumer] = []
-        _all.add(self)
 
     def admin(self) -> AdminClient:
         """The client for questions. Raises LogError if the access is not valid."""
@@ -112,19 +110,8 @@ class Clients:
             raise self._trouble.invalid(wrong) from None
 
 
-_all: weakref.WeakSet[Clients] = weakref.WeakSet()
-
-
 def leave_alone(*clients: object) -> None:
     """Keep these from ever being deallocated in this process."""
     for client in clients:
         if client is not None:
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(client))
-
-
-def _after_fork() -> None:
-    for clients in list(_all):
-        clients.abandon()
-
-
-os.register_at_fork(after_in_child=_after_fork)

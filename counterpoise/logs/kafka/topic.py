@@ -22,8 +22,9 @@ from confluent_kafka.admin import AdminClient, OffsetSpec
 from counterpoise.logs import LogError
 from counterpoise.logs.kafka.failures import Trouble
 
-# The least time a question gets, so that librdkafka takes it at all.
+# The times for a question that librdkafka takes.
 _LEAST_SECONDS = 0.1
+_MOST_SECONDS = 3600.0
 _NO_TOPIC_ID = "AAAAAAAAAAAAAAAAAAAAAA"
 
 
@@ -115,4 +116,4 @@ class Topic:
 
 
 def _left(deadline: float) -> float:
-    return max(_LEAST_SECONDS, deadline - time.monotonic())
+    return min(_MOST_SECONDS, max(_LEAST_SECONDS, deadline - time.monotonic()))

@@ -1,0 +1,77 @@
+"""How Kafka is reached: what a URL means, what it may not say, and that its secrets stay secret."""
+
+import logging
+
+import pytest
+
+from counterpoise.logs import LogAccessRefused, LogError, LogUnavailable, open_log
+from counterpoise.logs.kafka.access import parse_access
+
+LOG = "kafka://one:9092,two:9093/orders"
+
+
+def properties(access, log=LOG):
+    return dict(parse_access(log, access).properties)
+
+
+def test_without_an_access_the_logs_own_servers_are_used():
+    assert properties(None) == {"bootstrap.servers": "one:9092,two:9093"}
+    assert properties(None, "kafka://one/orders") == {"bootstrap.servers": "one:9092"}
+
+
+def test_a_password_is_not_sent_in_the_clear_unless_somebody_says_so():
+    found = properties("kafka://u:p%2F%40%3A@one:9094")
+    assert found == {
+        "bootstrap.servers": "one:9094",
+        "sasl.username": "u",
+        "sasl.password": "p/@:",
+        "security.protocol": "SASL_SSL",
+        "sasl.mechanisms": "PLAIN",
+    }
+    found = properties(
+        "kafka://u:p@one/orders?security.protocol=SASL_PLAINTEXT&sasl.mechanism=SCRAM-SHA-512"
+    )
+    assert found["security.protocol"] == "SASL_PLAINTEXT"
+    assert found["sasl.mechanisms"] == "SCRAM-SHA-512"
+
+
+@pytest.mark.parametrize(
+    ("setting", "hint"),
+    [("security.protcol=x", "did you mean security.protocol"), ("isolation.level=x", "takes no")],
+)
+def test_what_an_access_may_not_set_is_refused_by_name_with_the_nearest_valid_one(setting, hint):
+    with pytest.raises(LogError, match=hint) as refusal:
+        open_log(LOG, f"kafka://u:geheim@one?{setting}")
+    assert "geheim" not in str(refusal.value)
+
+
+def test_settings_that_make_no_sense_together_are_an_error_that_shows_no_secret():
+    log = open_log(LOG, "kafka://u:geheim@one?security.protocol=geheim")
+    with pytest.raises(LogError, match=r"not valid.*security\.protocol") as refusal:
+        log.bounds([0])
+    assert "geheim" not in str(refusal.value)
+    assert not isinstance(refusal.value, LogUnavailable)
+    assert "geheim" not in repr(log)
+    assert "geheim" not in repr(parse_access(LOG, "kafka://u:geheim@one"))
+
+
+def test_a_password_that_the_cluster_does_not_take_is_told_from_a_cluster_that_is_away(kafka):
+    kafka.create_topic("closed", 1)
+    access = f"kafka://u:geheim@{kafka.bootstrap}?security.protocol=SASL_PLAINTEXT"
+    log = open_log(kafka.log("closed"), access, timeout_seconds=2)
+    for act in (lambda: log.bounds([0]), lambda: list(log.read(0, "0", "5", max_messages=1))):
+        with pytest.raises(LogAccessRefused) as refusal:
+            act()
+        assert "geheim" not in str(refusal.value)
+    log.close()
+
+
+def test_librdkafka_is_silent_unless_asked(capfd):
+    log = open_log("kafka://127.0.0.1:1/orders", timeout_seconds=1)
+    with pytest.raises(LogUnavailable, match="Connection refused"):
+        log.bounds([0])
+    with pytest.raises(LogUnavailable, match="Connection refused"):
+        list(log.read(0, "0", "5", max_messages=1))
+    log.close()
+    assert capfd.readouterr().err == ""
+    assert not logging.getLogger("counterpoise.librdkafka").isEnabledFor(logging.ERROR)

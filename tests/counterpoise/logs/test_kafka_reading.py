@@ -1,0 +1,373 @@
+"""Reading ranges of a topic: to the end also where holes are, or a reason why not, in time.
+
+The mock cluster writes no markers of transactions and does not compact, so holes are tried on a
+partition made up here, which tells what a consumer with `enable.partition.eof` is told.
+"""
+
+import subprocess
+import sys
+import time
+import uuid
+
+import pytest
+from confluent_kafka import KafkaError, KafkaException
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from counterpoise.logs import (
+    AppendBatch,
+    LogNotFound,
+    LogUnavailable,
+    Message,
+    PositionAhead,
+    PositionTrimmed,
+    open_log,
+)
+from counterpoise.logs.kafka import reader
+from counterpoise.logs.kafka.access import parse_access
+from counterpoise.logs.kafka.failures import Trouble
+from counterpoise.logs.kafka.reader import RangeReader
+from tests.log_support import append, texts
+
+# ------------------------------------------------------------------ holes
+
+
+class Event:
+    """A record, or an error, as librdkafka gives it."""
+
+    def __init__(self, offset, error=None, value=b""):
+        self._offset, self._error, self._value = offset, error, value
+
+    def offset(self):
+        return self._offset
+
+    def error(self):
+        return self._error
+
+    def value(self):
+        return self._value or str(self._offset).encode()
+
+    def key(self):
+        return None
+
+    def headers(self):
+        return None
+
+    def timestamp(self):
+        return (1, 1000)
+
+
+class Partition:
+    """A consumer of one partition that has these offsets, and ends at `end` (the last stable one).
+
+    What is below `first` is gone. `script` says at the n-th poll what happens before it.
+    """
+
+    def __init__(self, offsets, end, *, first=0, at_hand=3, script=()):
+        self.offsets, self.end, self.first = sorted(offsets), end, first
+        self.at_hand = at_hand
+        self.script = list(script)
+        self.at = None
+        self._told_end = None
+
+    def assign(self, places):
+        self.at, self._told_end = places[0].offset, None
+
+    def poll(self, _seconds):
+        if self.script:
+            happens = self.script.pop(0)
+            if happens is not None:
+                happens(self)
+        if self.at is None:
+            return None
+        if not self.first <= self.at <= self.end:
+            self.at = None
+            return Event(-1, KafkaError(KafkaError._AUTO_OFFSET_RESET))
+        following = [one for one in self.offsets if self.at <= one < self.end]
+        if following:
+            self.at = following[0] + 1
+            return Event(following[0])
+        self.at = self.end
+        if self._told_end != self.end:
+            self._told_end = self.end
+            return Event(self.end, KafkaError(KafkaError._PARTITION_EOF))
+        return None
+
+    def consume(self, most, _seconds):
+        events: list[Event] = []
+        while len(events) < min(most, self.at_hand):
+            event = self.poll(0)
+            if event is None:
+                break
+            events.append(event)
+        return events
+
+
+class Clock:
+    """Time that passes by looking at it."""
+
+    def __init__(self):
+        self.now = 0.0
+
+    def __call__(self):
+        self.now += 0.1
+        return self.now
+
+
+def reading(partition, start, end, explain=lambda at, deadline: None):
+    return RangeReader(
+        partition,
+        "orders",
+        0,
+        start,
+        end,
+        trouble=Trouble(parse_access("kafka://h/orders", None), "orders"),
+        explain=explain,
+        timeout_seconds=30.0,
+        monotonic=Clock(),
+    )
+
+
+def offsets(batches):
+    return [int(row["position"]) for batch in batches for row in batch.to_pylist()]
+
+
+@settings(deadline=None)
+@given(
+    st.sets(st.integers(0, 30)),
+    st.integers(0, 31),
+    st.integers(0, 31),
+    st.integers(31, 40),
+    st.integers(1, 9),
+    st.integers(1, 40),
+)
+def test_a_range_with_holes_is_all_that_is_in_it_and_ends(existing, start, end, last, hand, most):
+    partition = Partition(existing, last, at_hand=hand)
+    found = offsets(reading(partition, start, end).batches(most, None))
+    assert found == [one for one in sorted(existing) if start <= one < end][:most]
+
+
+def test_an_end_behind_the_last_record_is_reached_when_the_partition_ends_there():
+    # 3 and 4 are markers of transactions.
+    assert offsets(reading(Partition({0, 1, 2}, 5), 0, 5).batches(99, None)) == [0, 1, 2]
+    # Nothing but holes.
+    assert offsets(reading(Partition({0, 1, 2}, 5), 3, 5).batches(99, None)) == []
+
+
+def test_a_leader_that_has_not_caught_up_is_waited_for():
+    def catch_up(partition):
+        partition.offsets, partition.end = [0, 1, 2, 3], 4
+
+    partition = Partition({0, 1}, 2, script=[None] * 12 + [catch_up])
+    assert offsets(reading(partition, 0, 4).batches(99, None)) == [0, 1, 2, 3]
+
+
+def test_a_partition_that_stays_shorter_than_promised_is_an_error_and_not_a_shorter_range():
+    batches = reading(Partition({0, 1}, 2), 0, 4).batches(99, None)
+    assert offsets([next(batches)]) == [0, 1]
+    with pytest.raises(LogUnavailable, match="ends at 2 where 4 had been its end"):
+        next(batches)
+
+
+def test_what_is_read_before_a_failure_comes_first():
+    def trim(partition):
+        partition.first, partition.at = 9, 3
+
+    partition = Partition(range(10), 10, at_hand=0, script=[None, None, None, trim])
+    batches = reading(
+        partition, 0, 10, lambda at, deadline: PositionTrimmed(0, str(at), "9")
+    ).batches(99, None)
+    assert offsets([next(batches)]) == [0, 1, 2]
+    with pytest.raises(PositionTrimmed) as refusal:
+        next(batches)
+    assert (refusal.value.position, refusal.value.first) == ("3", "9")
+
+
+def test_an_offset_out_of_range_for_a_moment_is_tried_again():
+    def settle(partition):
+        partition.end, partition.offsets = 8, list(range(8))
+
+    partition = Partition(range(5), 5, script=[None, settle])
+    assert offsets(reading(partition, 6, 8).batches(99, None)) == [6, 7]
+
+
+class Troubled(Partition):
+    """Tells of a broken connection `times` times before anything else, then of what there is."""
+
+    def __init__(self, offsets, end, times):
+        super().__init__(offsets, end)
+        self.times = times
+
+    def poll(self, seconds):
+        if self.times > 0:
+            self.times -= 1
+            return Event(-1, KafkaError(KafkaError._TRANSPORT))
+        return super().poll(seconds) if self.end else None
+
+
+def test_passing_trouble_does_not_end_a_reading_and_is_the_reason_when_time_is_up():
+    assert offsets(reading(Troubled({0, 1}, 2, 5), 0, 2).batches(9, None)) == [0, 1]
+    with pytest.raises(LogUnavailable, match="_TRANSPORT"):
+        list(reading(Troubled((), 0, 1), 0, 5).batches(9, None))
+
+
+def test_what_librdkafka_answers_is_said_in_the_logs_words():
+    trouble = Trouble(parse_access("kafka://h/orders", None), "orders")
+    named = {
+        KafkaError.MSG_SIZE_TOO_LARGE: "invalid_message",
+        KafkaError.TOPIC_AUTHORIZATION_FAILED: "log_access_refused",
+        KafkaError.UNKNOWN_TOPIC_OR_PART: "log_not_found",
+        KafkaError.NOT_ENOUGH_REPLICAS: "log_unavailable",
+    }
+    for code, said in named.items():
+        assert trouble.told(KafkaException(KafkaError(code)).args[0]).code == said
+
+
+# ------------------------------------------------------------------ the mock cluster
+
+
+@pytest.fixture
+def topic(kafka):
+    name = uuid.uuid4().hex
+    kafka.create_topic(name, 4)
+    return name
+
+
+@pytest.fixture
+def log(kafka, topic):
+    log = open_log(kafka.log(topic), timeout_seconds=10)
+    yield log
+    log.close()
+
+
+def test_what_retention_has_removed_is_said_and_not_skipped(kafka, topic, log):
+    append(log, *map(str, range(10)))
+    kafka.delete_records(topic, 0, 4)
+    assert texts(log, 0, "4", "6") == ["4", "5"]
+    with pytest.raises(PositionTrimmed) as refusal:
+        texts(log, 0, "3", "6")
+    assert refusal.value.first == "4"
+    assert log.bounds([0]).starts == {0: "4"}
+    assert log.limit({0: "0"}, 3) == {0: "7"}
+
+
+def test_retention_amid_a_reading_is_noticed(kafka, topic, log, monkeypatch):
+    monkeypatch.setitem(reader.CONSUMER, "fetch.message.max.bytes", 2000)
+    monkeypatch.setitem(reader.CONSUMER, "queued.max.messages.kbytes", 1)
+    monkeypatch.setattr(reader, "CHUNK_MESSAGES", 1)
+    for first in range(0, 40, 4):
+        append(log, *["x" * 900] * 4, first=first)
+    found = log.read(0, "0", "40", max_messages=99)
+    next(found)
+    kafka.delete_records(topic, 0, 39)
+    with pytest.raises(PositionTrimmed):
+        list(found)
+
+
+def test_a_position_of_a_topic_that_was_made_again_is_noticed(kafka, topic, log):
+    append(log, "a", "b")
+    kafka.grow_topic(topic, 6)
+    assert log.bounds([0]).partition_count == 6
+    with pytest.raises(PositionAhead):
+        texts(log, 0, "1", "2")
+
+
+def test_a_topic_that_is_missing_is_said_to_be_and_not_created(kafka):
+    log = open_log(kafka.log("nowhere"), timeout_seconds=5)
+    for _ in range(2):
+        with pytest.raises(LogNotFound, match="nowhere"):
+            log.bounds([0])
+        with pytest.raises(LogNotFound, match="nowhere"):
+            texts(log, 0, "0", "5")
+        with pytest.raises(LogNotFound, match="nowhere"):
+            append(log, "a")
+        with pytest.raises(LogNotFound, match="nowhere"):
+            log.next_sequence("p")
+    log.close()
+
+
+def test_a_partition_that_the_topic_does_not_have_ends_a_reading_with_a_reason(log):
+    with pytest.raises(LogNotFound, match="partition"):
+        texts(log, 9, "0", "5")
+
+
+def test_a_cluster_that_goes_away_ends_every_call_in_time_and_comes_back(kafka, topic):
+    log = open_log(kafka.log(topic), timeout_seconds=1)
+    append(log, "a", "b")
+    assert texts(log, 0) == ["a", "b"]
+    kafka.stop_brokers()
+    try:
+        for act in (
+            lambda: log.bounds([0]),
+            lambda: texts(log, 0, "0", "2"),
+            lambda: append(log, "c", first=2),
+            lambda: log.next_sequence("p"),
+        ):
+            before = time.monotonic()
+            with pytest.raises(LogUnavailable, match="cannot be reached"):
+                act()
+            assert time.monotonic() - before < 10
+    finally:
+        kafka.start_brokers()
+    patient = open_log(kafka.log(topic), timeout_seconds=10)
+    assert texts(patient, 0) == ["a", "b"]
+    patient.close()
+    log.close()
+
+
+def test_readings_that_are_left_unfinished_do_not_disturb_others(log):
+    append(log, *map(str, range(30)))
+    append(log, *map(str, range(30, 60)), partition=1, first=30)
+    left = log.read(0, "0", "30", max_messages=5)
+    next(left)
+    assert texts(log, 1, "0", "30") == [str(number) for number in range(30, 60)]
+    left.close()
+    assert texts(log, 0, "10", "12") == ["10", "11"]
+
+
+FORKING = """
+import os, sys
+from counterpoise.logs import AppendBatch, Message, open_log
+
+log = open_log(sys.argv[1], timeout_seconds=10)
+log.append(AppendBatch("p", 0, 4, [0, 0], [Message(b"a"), Message(b"b")]))
+left = log.read(0, "0", "2", max_messages=1)
+next(left)
+
+
+def values():
+    batches = log.read(0, "0", "2", max_messages=9)
+    return [value for batch in batches for value in batch["value"].to_pylist()]
+
+
+assert values() == [b"a", b"b"]
+child = os.fork()
+if child == 0:
+    if "read" in sys.argv:
+        assert values() == [b"a", b"b"]
+        assert log.append(AppendBatch("q", 0, 4, [1], [Message(b"c")])).appended == 1
+        log.close()
+    # It ends like a program of its own, which takes everything down.
+    sys.exit(7)
+assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+assert values() == [b"a", b"b"]
+"""
+
+
+@pytest.mark.parametrize("what", ["read", "leave"])
+def test_a_forked_child_connects_for_itself_and_ends(kafka, topic, what):
+    program = [sys.executable, "-c", FORKING, kafka.log(topic), what]
+    ended = subprocess.run(program, capture_output=True, text=True, timeout=60, check=False)
+    assert (ended.returncode, ended.stderr) == (0, "")
+
+
+def test_a_large_reading_is_bounded_in_memory_and_complete(log, monkeypatch):
+    monkeypatch.setattr(reader, "CHUNK_BYTES", 100_000)
+    values = [Message(bytes([number % 256]) * 20_000) for number in range(200)]
+    log.append(AppendBatch("p", 0, 4, [0] * 200, values))
+    sizes, found = [], []
+    for batch in log.read(0, "0", None, max_messages=1000):
+        sizes.append(batch.num_rows)
+        found += batch["value"].to_pylist()
+    assert max(sizes) <= 5
+    assert found == [value.value for value in values]

@@ -1,0 +1,112 @@
+"""What comes of records that other programs wrote: bytes that are no text, tombstones, headers."""
+
+import uuid
+from datetime import UTC, datetime
+
+import pytest
+from confluent_kafka import Producer
+from hypothesis import given
+from hypothesis import strategies as st
+
+from counterpoise.keys import partition_of
+from counterpoise.logs import AppendBatch, Message, open_log
+from counterpoise.logs.kafka import raw_bytes
+from counterpoise.logs.kafka.rows import text_of
+
+
+@pytest.fixture
+def topic(kafka):
+    name = uuid.uuid4().hex
+    kafka.create_topic(name, 4)
+    return name
+
+
+@pytest.fixture
+def log(kafka, topic):
+    log = open_log(kafka.log(topic), timeout_seconds=10)
+    yield log
+    log.close()
+
+
+@pytest.fixture
+def foreign(kafka):
+    """A producer that knows nothing of Counterpoise, with librdkafka's consistent partitioner."""
+    producer = Producer(
+        {
+            "bootstrap.servers": kafka.bootstrap,
+            "partitioner": "consistent",
+            "enable.idempotence": True,
+        }
+    )
+    yield producer
+    producer.flush(10)
+
+
+def rows(log, partition=0):
+    batches = log.read(partition, "0", None, max_messages=1000)
+    return [row for batch in batches for row in batch.to_pylist()]
+
+
+@given(st.binary(max_size=20))
+def test_bytes_come_back_from_the_text_they_are_shown_as(raw):
+    assert raw_bytes(text_of(raw)) == raw
+
+
+@given(st.binary(max_size=20), st.binary(max_size=20))
+def test_keys_that_differ_are_shown_differently(one, other):
+    assert (text_of(one) == text_of(other)) == (one == other)
+
+
+def test_a_key_that_is_not_text_is_shown_in_base64_and_only_it(log, topic, foreign):
+    for key in (b"plain", b"\xff\x00", None):
+        foreign.produce(topic, b"v", key=key, partition=0)
+    foreign.flush(10)
+    assert [row["key"] for row in rows(log)] == ["plain", "base64:/wA=", None]
+
+
+def test_headers_are_shown_as_text_the_last_of_a_name_counts(log, topic, foreign):
+    headers = [("a", b"1"), ("a", b"2"), ("b", b"\xfe"), ("c", None), ("d", "ü".encode())]
+    foreign.produce(topic, b"v", partition=0, headers=headers)
+    foreign.produce(topic, b"w", partition=0)
+    foreign.flush(10)
+    first, second = rows(log)
+    assert dict(first["headers"]) == {"a": "2", "b": "base64:/g==", "c": "", "d": "ü"}
+    assert len(first["headers"]) == 4
+    assert second["headers"] is None
+
+
+def test_a_tombstone_is_an_empty_value_with_a_header_and_can_be_published_again(
+    log, topic, foreign
+):
+    foreign.produce(topic, None, key=b"k", partition=0)
+    foreign.produce(topic, b"", key=b"k", partition=0)
+    foreign.flush(10)
+    first, second = rows(log)
+    assert (first["value"], first["headers"]) == (b"", [("counterpoise-tombstone", "true")])
+    assert (second["value"], second["headers"]) == (b"", None)
+    log.append(AppendBatch("p", 0, 4, [1], [Message(b"", "k", dict(first["headers"]))]))
+    again = rows(log, 1)[0]
+    assert (again["value"], again["headers"]) == (first["value"], first["headers"])
+
+
+def test_times_are_kept_to_the_millisecond(log, topic, foreign):
+    foreign.produce(topic, b"v", partition=0, timestamp=1_700_000_000_123)
+    foreign.flush(10)
+    assert rows(log)[0]["published_at"] == datetime(2023, 11, 14, 22, 13, 20, 123000, UTC)
+
+
+def test_our_key_rule_is_librdkafkas_consistent_partitioner(log, topic, foreign):
+    keys = [f"kunde-{number}-ü" for number in range(50)]
+    landed = {}
+    for key in keys:
+        foreign.produce(
+            topic,
+            b"v",
+            key=key.encode(),
+            on_delivery=lambda error, message: landed.update(
+                {message.key().decode(): message.partition()}
+            ),
+        )
+    foreign.flush(10)
+    assert landed == {key: partition_of(key, 4) for key in keys}
+    assert len(set(landed.values())) == 4
