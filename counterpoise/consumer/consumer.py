@@ -2,25 +2,25 @@
 
 from __future__ import annotations
 
+import inspect
 import logging
-import sys
 import threading
 import time
-import traceback
 import weakref
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any, Self
 
 from counterpoise.client import Client
-from counterpoise.consumer.lanes import Failure, Lane, Lanes
+from counterpoise.consumer.lane import Failure, Lane
+from counterpoise.consumer.lanes import Lanes
 from counterpoise.consumer.message import Message
 from counterpoise.consumer.poison import DeadLetter, Origin, Policy, checked
 from counterpoise.consumer.reading import LOG_APPEARS_SECONDS, Reader
 from counterpoise.consumer.settling import Settler
+from counterpoise.consumer.status import LaneStatus, Status
 from counterpoise.consumer.waking import Waking
-from counterpoise.consumer.watchdog import Hand, Watchdog
+from counterpoise.consumer.watchdog import Watchdog
 from counterpoise.consumer.work import Each, Handle, Rules, Worker
 from counterpoise.errors import CounterpoiseError
 from counterpoise.flow.blocking import Flow
@@ -29,41 +29,6 @@ logger = logging.getLogger("counterpoise.consumer")
 
 WAIT_SECONDS = 0.1
 LEAVE_SECONDS = 2.0
-
-
-@dataclass(frozen=True)
-class LaneStatus:
-    """One owned partition: how far it is handled, and what waits in memory."""
-
-    epoch: int
-    state: str
-    position: str | None
-    waiting_messages: int
-    waiting_bytes: int
-    in_hand: int
-    attempts: int
-    quarantined: str | None
-
-
-@dataclass(frozen=True)
-class Status:
-    """What a consumer is doing. `stuck`: the watchdog lets the lease lapse."""
-
-    flow: str
-    handled: int
-    dead_lettered: int
-    stuck: bool
-    log_away: bool
-    partitions: Mapping[int, LaneStatus]
-
-    @property
-    def quarantined(self) -> Mapping[int, str]:
-        """The partitions in quarantine, and for each the error."""
-        return {
-            number: lane.quarantined
-            for number, lane in self.partitions.items()
-            if lane.quarantined is not None
-        }
 
 
 class Consumer:
@@ -110,7 +75,7 @@ class Consumer:
         `log_appears_seconds`: how long the log of a new queue is waited for. `flow_options`, also
         the callbacks `on_granted`, `on_revoking`, `on_lost`, ..., are those of `Flow`.
         """
-        _check(queue, handle, each, workers, max_messages, attempts)
+        _check(handle, each, workers, max_messages, attempts)
         self.queue = queue
         self._handle, self._each = handle, each
         self._workers = workers
@@ -223,26 +188,13 @@ class Consumer:
 
     def status(self) -> Status:
         """What it is doing now. May be called by any thread."""
-        lanes = {
-            lane.partition: LaneStatus(
-                lane.epoch,
-                lane.owned.state,
-                lane.position,
-                lane.waiting_messages,
-                lane.waiting_bytes,
-                lane.in_hand,
-                lane.failure.attempts if lane.failure is not None else 0,
-                repr(lane.failure.error) if lane.quarantined and lane.failure else None,
-            )
-            for lane in self._lanes.snapshot()
-        }
         return Status(
             self.flow.status,
             self.handled,
             sum(worker.dead_lettered for worker in self._team),
             self._watchdog.stuck,
             self._reader.away,
-            lanes,
+            {lane.partition: LaneStatus.of(lane) for lane in self._lanes.snapshot()},
         )
 
     # -------------------------------------------------------------- threads
@@ -338,7 +290,7 @@ class Consumer:
         renewed_at = None if expires_at is None else expires_at - self.flow.lease_seconds
         stuck = self._watchdog.look(now, renewed_at)
         if stuck is not None:
-            _report(self.queue, stuck, now)
+            logger.error("queue %s: %s", self.queue, stuck.report(now))
             self._wake_settler.wake()
         working = self._watchdog.may_work(now)
         if working and self._lanes.paused:
@@ -360,9 +312,9 @@ class Consumer:
                 logger.exception("on_quarantined failed")
 
 
-def _check(
-    queue: str, handle: object, each: object, workers: int, max_messages: int, attempts: int
-) -> None:
+def _check(handle: object, each: object, workers: int, max_messages: int, attempts: int) -> None:
+    if inspect.iscoroutinefunction(handle) or inspect.iscoroutinefunction(each):
+        raise TypeError("a handler must be a plain function; for asyncio there is AsyncFlow")
     if handle is not None and each is not None:
         raise ValueError("give either a handler of batches or each=, not both")
     for name, number in (
@@ -372,20 +324,3 @@ def _check(
     ):
         if number < 1:
             raise ValueError(f"{name} must be at least 1, not {number}")
-
-
-def _report(queue: str, stuck: Hand, now: float) -> None:
-    """Say who is stuck, since when and where."""
-    frame = sys._current_frames().get(stuck.thread_id)
-    where = "".join(traceback.format_stack(frame)) if frame is not None else "  not known\n"
-    partition, epoch, position = stuck.place or (None, None, None)
-    logger.error(
-        "queue %s: partition %s epoch %s position %s has been handled for %.0f s: the lease is not "
-        "renewed any more, and others take over. It stands at:\n%s",
-        queue,
-        partition,
-        epoch,
-        position,
-        now - stuck.since,
-        where,
-    )

@@ -31,94 +31,11 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
 
-import pyarrow as pa
-
+from counterpoise.consumer.lane import Chunk, Lane, Piece
 from counterpoise.consumer.message import Ownership
 from counterpoise.flow.view import Owned
 from counterpoise.wire import ReleaseItem
-
-
-@dataclass(frozen=True)
-class Chunk:
-    """Consecutive messages of a partition; `end` is the position that follows the last."""
-
-    batch: pa.RecordBatch
-    end: str
-
-    @property
-    def start(self) -> str:
-        first: str = self.batch.column("position")[0].as_py()
-        return first
-
-    def split(self, count: int) -> tuple[Chunk, Chunk]:
-        """The first `count` messages and the others; 0 < count < number of messages."""
-        rest = Chunk(self.batch.slice(count), self.end)
-        return Chunk(self.batch.slice(0, count), rest.start), rest
-
-
-@dataclass
-class Failure:
-    """The message at `position` has failed `attempts` times, at last with `error`."""
-
-    position: str
-    attempts: int
-    error: Exception
-
-
-@dataclass(eq=False)
-class Lane:
-    """One grant. Guarded by `Lanes`, but for `position`, which whoever has it in hand moves."""
-
-    owned: Ownership
-    position: str | None
-    read_to: str | None = None
-    committed: str | None = None
-    # Its start was looked up in the log and must be committed before anything is read.
-    start_pending: bool = False
-    waiting: deque[Chunk] = field(default_factory=deque)
-    waiting_messages: int = 0
-    waiting_bytes: int = 0
-    in_hand: int = 0
-    # Whether there was more in the log when it was read last.
-    more: bool = False
-    queued: bool = False
-    failure: Failure | None = None
-    not_before: float = 0.0
-    quarantined: bool = False
-    # To be handed over, or taken away: no message of it is begun any more.
-    stopping: bool = False
-    over: bool = False
-    # A retiring partition that is handled to its final end.
-    finished: bool = False
-
-    @property
-    def partition(self) -> int:
-        return self.owned.partition
-
-    @property
-    def epoch(self) -> int:
-        return self.owned.epoch
-
-    @property
-    def key(self) -> tuple[int, int]:
-        return self.owned.partition, self.owned.epoch
-
-    def drop_waiting(self) -> None:
-        """Forget what was read ahead; it can be read again."""
-        self.waiting.clear()
-        self.waiting_messages = self.waiting_bytes = 0
-        self.more = False
-        self.read_to = self.position
-
-
-@dataclass
-class Piece:
-    """What a worker has in hand: some messages of a lane."""
-
-    lane: Lane
-    chunk: Chunk
 
 
 class Lanes:
@@ -171,6 +88,8 @@ class Lanes:
                 elif owned.state == "revoking" and not lane.stopping:
                     lane.stopping = True
                     lane.drop_waiting()
+                elif owned.state != "retiring":
+                    lane.finished = False  # a resize has taken it back
             for number, owned in view.items():
                 if number not in self._lanes and (number, owned.epoch) not in self._let_go:
                     lane = Lane(
@@ -324,7 +243,7 @@ class Lanes:
             self._uncommitted += handled
             if not lane.stopping and not lane.quarantined and handled < rows:
                 rest = piece.chunk if handled == 0 else piece.chunk.split(handled)[1]
-                for chunk in reversed(_one_by_one(rest) if split else [rest]):
+                for chunk in reversed(rest.one_by_one() if split else [rest]):
                     lane.waiting.appendleft(chunk)
                     self._count(lane, chunk, 1)
             elif lane.stopping or lane.quarantined:
@@ -444,11 +363,3 @@ class Lanes:
         """The lanes as they are, in the order of partitions; for showing."""
         with self._changed:
             return [self._lanes[number] for number in sorted(self._lanes)]
-
-
-def _one_by_one(chunk: Chunk) -> list[Chunk]:
-    chunks = []
-    while chunk.batch.num_rows > 1:
-        first, chunk = chunk.split(1)
-        chunks.append(first)
-    return [*chunks, chunk]

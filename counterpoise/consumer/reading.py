@@ -15,7 +15,8 @@ import time
 
 import pyarrow as pa
 
-from counterpoise.consumer.lanes import Chunk, Lane, Lanes
+from counterpoise.consumer.lane import Chunk, Lane
+from counterpoise.consumer.lanes import Lanes
 from counterpoise.consumer.waking import Waking
 from counterpoise.errors import CounterpoiseError, ServiceUnavailable
 from counterpoise.flow.blocking import Flow
@@ -26,6 +27,7 @@ from counterpoise.logs import (
     LogError,
     LogNotFound,
     LogUnavailable,
+    PositionAhead,
     open_log,
 )
 from counterpoise.logs.address import environment_access
@@ -104,6 +106,8 @@ class Reader:
         if start is None or lane.stopping:
             return False
         try:
+            if log.compare(start, end) > 0:
+                raise PositionAhead(lane.partition, start, end)
             if log.compare(start, end) == 0:
                 if lane.owned.state == "retiring" and bounds.is_final(lane.partition):
                     self._lanes.came_to_end(lane, start)

@@ -20,6 +20,8 @@ not counted: the grant is over. Times are by the monotonic clock and arguments.
 
 from __future__ import annotations
 
+import sys
+import traceback
 from dataclasses import dataclass
 
 
@@ -31,6 +33,17 @@ class Hand:
     # When the message (or batch) in hand was begun, 0.0 while there is none.
     since: float = 0.0
     place: tuple[int, int, str] | None = None
+
+    def report(self, now: float) -> str:
+        """For people: who is stuck, for how long, and where in the program."""
+        frame = sys._current_frames().get(self.thread_id)
+        where = "".join(traceback.format_stack(frame)) if frame is not None else "  not known"
+        partition, epoch, position = self.place or ("?", "?", "?")
+        return (
+            f"partition {partition} epoch {epoch} position {position} has been handled for "
+            f"{now - self.since:.1f} s: the lease is not renewed any more, and others take over. "
+            f"The program stands at:\n{where.rstrip()}"
+        )
 
 
 class Watchdog:

@@ -21,7 +21,8 @@ from typing import Any, TypeAlias
 
 import pyarrow as pa
 
-from counterpoise.consumer.lanes import Failure, Lane, Lanes, Piece
+from counterpoise.consumer.lane import Failure, Lane, Piece
+from counterpoise.consumer.lanes import Lanes
 from counterpoise.consumer.message import Message, Ownership, messages_of
 from counterpoise.consumer.poison import DeadLetter, Origin, Policy
 from counterpoise.consumer.watchdog import Watchdog

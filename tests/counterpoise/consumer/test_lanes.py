@@ -10,7 +10,8 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from counterpoise.consumer.lanes import Chunk, Lanes
+from counterpoise.consumer.lane import Chunk
+from counterpoise.consumer.lanes import Lanes
 from counterpoise.consumer.reading import read_range
 from counterpoise.flow.view import Owned
 from counterpoise.logs import MESSAGE_SCHEMA
@@ -189,6 +190,21 @@ def test_a_quarantined_lane_keeps_its_position_and_can_be_resumed():
     assert not lanes.resume_lane(0)
     fill(lanes)
     assert lanes.take(5, 0).chunk.start == "2"
+
+
+def test_a_retiring_lane_that_is_taken_back_is_read_on():
+    view = View(0)
+    lanes = make(view)
+    view.own(0, state="retiring")
+    lanes.follow()
+    (lane,) = lanes.snapshot()
+    lanes.came_to_end(lane, "0")
+    assert [item.finished for item in lanes.to_release()] == [True]
+    assert lanes.wanting() == []
+    view.own(0)
+    lanes.follow()
+    assert lanes.to_release() == []
+    assert lanes.wanting() == [lane]
 
 
 def test_a_stretch_without_messages_is_passed():

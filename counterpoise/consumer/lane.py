@@ -1,0 +1,102 @@
+"""One lane: a grant of a partition, what is read ahead of it, and how far it is handled.
+
+See `counterpoise.consumer.lanes` for what holds for all of them.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+
+import pyarrow as pa
+
+from counterpoise.consumer.message import Ownership
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """Consecutive messages of a partition; `end` is the position that follows the last."""
+
+    batch: pa.RecordBatch
+    end: str
+
+    @property
+    def start(self) -> str:
+        first: str = self.batch.column("position")[0].as_py()
+        return first
+
+    def split(self, count: int) -> tuple[Chunk, Chunk]:
+        """The first `count` messages and the others; 0 < count < number of messages."""
+        rest = Chunk(self.batch.slice(count), self.end)
+        return Chunk(self.batch.slice(0, count), rest.start), rest
+
+    def one_by_one(self) -> list[Chunk]:
+        """Chunks of one message each."""
+        chunks, rest = [], self
+        while rest.batch.num_rows > 1:
+            first, rest = rest.split(1)
+            chunks.append(first)
+        return [*chunks, rest]
+
+
+@dataclass
+class Failure:
+    """The message at `position` has failed `attempts` times, at last with `error`."""
+
+    position: str
+    attempts: int
+    error: Exception
+
+
+@dataclass(eq=False)
+class Lane:
+    """One grant. Guarded by `Lanes`, but for `position`, which whoever has it in hand moves."""
+
+    owned: Ownership
+    position: str | None
+    read_to: str | None = None
+    committed: str | None = None
+    # Its start was looked up in the log and must be committed before anything is read.
+    start_pending: bool = False
+    waiting: deque[Chunk] = field(default_factory=deque)
+    waiting_messages: int = 0
+    waiting_bytes: int = 0
+    in_hand: int = 0
+    # Whether there was more in the log when it was read last.
+    more: bool = False
+    queued: bool = False
+    failure: Failure | None = None
+    not_before: float = 0.0
+    quarantined: bool = False
+    # To be handed over, or taken away: no message of it is begun any more.
+    stopping: bool = False
+    over: bool = False
+    # A retiring partition that is handled to its final end.
+    finished: bool = False
+
+    @property
+    def partition(self) -> int:
+        return self.owned.partition
+
+    @property
+    def epoch(self) -> int:
+        return self.owned.epoch
+
+    @property
+    def key(self) -> tuple[int, int]:
+        return self.owned.partition, self.owned.epoch
+
+    def drop_waiting(self) -> None:
+        """Forget what was read ahead; it can be read again."""
+        self.waiting.clear()
+        self.waiting_messages = self.waiting_bytes = 0
+        self.more = False
+        self.read_to = self.position
+
+
+@dataclass(frozen=True)
+class Piece:
+    """What a worker has in hand: some messages of a lane."""
+
+    lane: Lane
+    chunk: Chunk
