@@ -177,6 +177,14 @@ class Partition(AnswerModel):
     state: PartitionState
     position: Position | None
     deadline: Time | None = Field(description="When its warm-up or handoff ends regardless.")
+    end: Position | None = Field(
+        description="The position of the next message that is appended. Null while the service "
+        "cannot ask the log."
+    )
+    lag: Annotated[int, Field(ge=0)] | None = Field(
+        description="Messages from `position` to `end`, at most: positions may have holes. Null "
+        "with `end`, and for a position that the log cannot have."
+    )
 
 
 class PartitionPage(Page[Partition]):

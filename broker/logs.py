@@ -8,7 +8,7 @@ database than the control tables. Database errors are SQLAlchemy's.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
@@ -37,6 +37,7 @@ class Owner:
 
     queue_id: str
     created_at: float
+    queue: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,16 +231,27 @@ class BuiltinLogs:
         async with self._engine.connect() as connection:
             return int((await self._known(connection, name))["partition_count"])
 
-    async def bounds(self, name: str) -> dict[int, PartitionBounds]:
-        """First and next position of every partition the log ever had. Raises LogNotFound."""
+    async def bounds(
+        self, name: str, partitions: Sequence[int] | None = None
+    ) -> dict[int, PartitionBounds]:
+        """First and next position of these partitions, or of every one the log ever had.
+
+        Raises LogNotFound.
+        """
         async with self._engine.connect() as connection:
             log = await self._known(connection, name)
             rows = await connection.execute(
                 text(
                     "SELECT partition, first_position, next_position"
-                    " FROM counterpoise_log.partitions WHERE log_id = :log_id ORDER BY partition"
+                    " FROM counterpoise_log.partitions WHERE log_id = :log_id"
+                    " AND (:every OR partition = ANY (CAST(:partitions AS integer[])))"
+                    " ORDER BY partition"
                 ),
-                {"log_id": log["log_id"]},
+                {
+                    "log_id": log["log_id"],
+                    "every": partitions is None,
+                    "partitions": list(partitions or ()),
+                },
             )
             return {row[0]: PartitionBounds(row[1], row[2]) for row in rows}
 

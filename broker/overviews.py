@@ -12,6 +12,7 @@ from broker import views
 from broker.calls import Calls
 from broker.coordinator import UNAVAILABLE, Coordinator
 from broker.core.errors import Invalid, QueueNotFound, Unavailable
+from broker.core.model import Settings
 from broker.core.queue import Queue
 from broker.rendering import (
     event_view,
@@ -51,7 +52,10 @@ class Overviews(Calls):
     async def partitions(
         self, name: str, limit: int, cursor: str | None
     ) -> views.Page[views.PartitionView]:
-        """Partitions by number; the cursor is the last number of the page before."""
+        """Partitions by number; the cursor is the last number of the page before.
+
+        Waits a moment for the log to say where they end.
+        """
         after = -1 if cursor is None else _number(cursor)
 
         def numbers(queue: Queue) -> list[int]:
@@ -65,14 +69,34 @@ class Overviews(Calls):
             except StoreUnavailable:
                 raise Unavailable(UNAVAILABLE) from None
 
-            def look(queue: Queue) -> tuple[views.PartitionView, ...]:
+            def look(queue: Queue) -> tuple[Settings, tuple[views.PartitionView, ...]]:
                 found = (queue.find(number) for number in wanted[:limit])
-                return tuple(partition_view(queue, p, positions) for p in found if p is not None)
+                return queue.settings, tuple(
+                    partition_view(queue, p, positions) for p in found if p is not None
+                )
 
-            items = await coordinator.read(look)
+            settings, items = await coordinator.read(look)
+            items = await self._with_spans(settings, items)
             return views.Page(items, str(items[-1].partition) if len(wanted) > limit else None)
 
         return await self._on(name, work)
+
+    async def _with_spans(
+        self, settings: Settings, items: tuple[views.PartitionView, ...]
+    ) -> tuple[views.PartitionView, ...]:
+        spans = await self._loghouse.spans(
+            settings.log, {item.partition: item.position for item in items}
+        )
+
+        def with_span(item: views.PartitionView) -> views.PartitionView:
+            span = spans.get(item.partition)
+            if span is None:
+                return item
+            # Who starts at the latest position has nothing before it to do.
+            skips = item.position is None and settings.start == "latest"
+            return replace(item, end=span.end, lag=0 if skips else span.lag)
+
+        return tuple(map(with_span, items))
 
     async def flows(
         self, name: str, limit: int, cursor: str | None

@@ -14,6 +14,7 @@ from broker.core.errors import BrokerError
 from broker.flow_calls import FlowCalls
 from broker.loghouse import Loghouse
 from broker.logs import BuiltinLogs
+from broker.outside_logs import OutsideLogs
 from broker.queue_calls import QueueCalls
 from broker.replica import Replica
 from broker.settings import Settings
@@ -60,7 +61,8 @@ class Broker(QueueCalls, FlowCalls):
             pool_size=2,
             pool_pre_ping=True,
         )
-        loghouse = Loghouse(BuiltinLogs(self._log_engine, address))
+        log_urls = settings.log_urls.get_secret_value() if settings.log_urls else ""
+        loghouse = Loghouse(BuiltinLogs(self._log_engine, address), OutsideLogs(log_urls))
         super().__init__(replica, loghouse)
         self._migrated = False
 
@@ -73,6 +75,7 @@ class Broker(QueueCalls, FlowCalls):
         """Finishes what is under way and stops."""
         await self._replica.stop()
         await self._log_engine.dispose()
+        self._loghouse.close()
 
     async def upkeep(self) -> None:
         """What has to be done now and then: the logs' counts and trimming, and forgetting what is

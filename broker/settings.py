@@ -10,6 +10,9 @@ from urllib.parse import urlsplit
 from pydantic import Field, SecretStr, ValidationError, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
+from counterpoise.logs.address import fitting
+from counterpoise.logs.errors import LogError
+
 PREFIX = "COUNTERPOISE_"
 _SCHEMES = ("postgresql", "postgres", "postgresql+asyncpg", "postgresql+psycopg")
 
@@ -39,6 +42,11 @@ class Settings(BaseSettings):
     log_database_url: SecretStr | None = Field(
         default=None,
         description="Where the built-in log is; default: in the same database.",
+    )
+    log_urls: SecretStr | None = Field(
+        default=None,
+        description="How the service reaches logs in Redis and Kafka: URLs with credentials, "
+        "separated by blanks, e.g. redis://user:password@host:6379.",
     )
     database_pool_size: int = Field(default=10, ge=2, le=1000, description="Connections at most.")
     auto_migrate: bool = Field(
@@ -81,6 +89,17 @@ class Settings(BaseSettings):
         if not valid:
             raise ValueError("should look like postgresql://user:password@host:5432/database")
         return SecretStr(url)
+
+    @field_validator("log_urls")
+    @classmethod
+    def _accesses(cls, value: SecretStr | None) -> SecretStr | None:
+        """Each must be of a kind that there is; what is wrong is said without showing it."""
+        if value is not None:
+            try:
+                fitting("redis://any/0/any", value.get_secret_value())
+            except LogError as error:
+                raise ValueError(f"should be URLs separated by blanks; {error}") from None
+        return value
 
 
 def load(**given: object) -> Settings:

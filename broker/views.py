@@ -68,7 +68,11 @@ class QueueView:
 
 @dataclass(frozen=True, slots=True)
 class PartitionView:
-    """A partition as administrators see it; `owner` and `successor` are flow ids."""
+    """A partition as administrators see it; `owner` and `successor` are flow ids.
+
+    `end` and `lag` (messages from the position to the end, at most) are None unless the log said so
+    in time; a position that the log cannot have has no lag.
+    """
 
     partition: int
     epoch: int
@@ -77,6 +81,8 @@ class PartitionView:
     state: str
     position: str | None
     deadline: float | None
+    end: str | None = None
+    lag: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,6 +27,7 @@ from counterpoise.logs import (
     Message,
     StalePartitionCount,
 )
+from counterpoise.logs.address import environment_access
 from counterpoise.wire import LogAccess, LogView
 
 _FIRST_PAUSE_SECONDS = 0.05
@@ -74,7 +75,10 @@ class Delivery:
         monotonic: Callable[[], float] = time.monotonic,
         jitter: Callable[[], float] = random.random,
     ) -> None:
-        """`view` asks the service where the log is; `log_url` takes the place of its access."""
+        """`view` asks the service where the log is.
+
+        `log_url`, or what fits in the environment, takes the place of the access it gives.
+        """
         self._publisher = publisher
         self._ask = view
         self._open_log = open_log
@@ -85,6 +89,7 @@ class Delivery:
         self._jitter = jitter
         self._lock = threading.RLock()
         self._view: LogView | None = None
+        self._access: str | LogAccess | None = None
         self._doubtful = True
         self._partition_count = 0
         self._log: Log | None = None
@@ -172,14 +177,14 @@ class Delivery:
         return self._log
 
     def _follow(self, view: LogView) -> None:
-        access = self._log_url or view.access
+        access = self._log_url or environment_access(view.log) or view.access
         if self._log is not None and self._view is not None:
-            before = self._log_url or self._view.access
-            if (view.log, access) == (self._view.log, before):
+            if (view.log, access) == (self._view.log, self._access):
                 self._view, self._partition_count = view, view.partition_count
                 return
             self._log.close()
         # A call on the log must leave time for another attempt.
         seconds = max(1.0, min(30.0, self._timeout_seconds / 2))
         self._log = self._open_log(view.log, access, timeout_seconds=seconds)
-        self._view, self._partition_count = view, view.partition_count
+        self._view, self._access = view, access
+        self._partition_count = view.partition_count

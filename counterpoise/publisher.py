@@ -16,7 +16,6 @@ the same messages in the same order again, from there, publishes each once.
 
 from __future__ import annotations
 
-import os
 import threading
 import time
 import uuid
@@ -93,7 +92,7 @@ class Publisher:
             self.publisher_id,
             lambda: service.log_access(queue, "publish"),
             open_log,
-            log_url=log_url or os.environ.get("COUNTERPOISE_LOG_URL"),
+            log_url=log_url,
             timeout_seconds=timeout_seconds,
         )
         # All below is guarded by the condition, which is notified of every change someone awaits.

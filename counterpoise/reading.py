@@ -119,6 +119,8 @@ def partition(body: Json) -> Partition:
         state=str(body["state"]),
         position=_text(body.get("position")),
         deadline=time_of(body.get("deadline")),
+        end=_text(body.get("end")),
+        lag=None if body.get("lag") is None else int(body["lag"]),
     )
 
 

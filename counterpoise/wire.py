@@ -51,7 +51,11 @@ class Page(Generic[T]):
 
 @dataclass(frozen=True)
 class Partition:
-    """One partition of a queue, as an administrator sees it."""
+    """One partition of a queue, as an administrator sees it.
+
+    `end` and `lag` (messages from the position to the end, at most) are None unless the service
+    could ask the log.
+    """
 
     partition: int
     epoch: int
@@ -60,6 +64,8 @@ class Partition:
     state: str
     position: str | None
     deadline: datetime | None
+    end: str | None = None
+    lag: int | None = None
 
 
 @dataclass(frozen=True)

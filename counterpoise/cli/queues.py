@@ -86,8 +86,14 @@ def list_queues(url: Url = None, as_json: AsJson = False) -> None:
 def create_queue(
     name: QueueName,
     partitions: Annotated[
-        int, typer.Option("--partitions", "-p", help="How many partitions.", show_default=False)
-    ],
+        int | None,
+        typer.Option(
+            "--partitions",
+            "-p",
+            help="How many partitions; not needed for a log that has some already.",
+            show_default=False,
+        ),
+    ] = None,
     access_type: Access = None,
     rebalance_delay: RebalanceDelay = None,
     max_handoff_time: MaxHandoffTime = None,

@@ -166,7 +166,8 @@ def fitting(log: str, urls: str) -> str | None:
 
 def environment_access(log: str) -> str | None:
     """The access to this log in the environment's COUNTERPOISE_LOG_URL, None without one."""
-    return fitting(log, os.environ.get(ENVIRONMENT, ""))
+    urls = os.environ.get(ENVIRONMENT, "")
+    return fitting(log, urls) if urls and kind_of(log) is not None else None
 
 
 def _fits(address: LogAddress, url: str) -> bool:

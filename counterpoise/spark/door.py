@@ -6,12 +6,12 @@ gives. What the service gives is renewed before it expires and when the log refu
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from typing import Protocol
 
 from counterpoise.errors import CounterpoiseError
 from counterpoise.logs import Log, open_log
+from counterpoise.logs.address import environment_access
 from counterpoise.wire import LogAccess
 
 # So short that a log that is away is noticed within a handoff.
@@ -40,7 +40,7 @@ class LogDoor:
 
     def __init__(self, flow: GivesAccess, url: str | None, opener: OpenLog = open_bounded) -> None:
         self._flow = flow
-        self._fixed = url or os.environ.get("COUNTERPOISE_LOG_URL") or None
+        self._fixed = url or None
         self._opener = opener
         self._log: Log | None = None
         self._name: str | None = None
@@ -73,8 +73,9 @@ class LogDoor:
             self._log.close()
 
     def _current_access(self, fresh: bool) -> str | None:
-        if self._fixed is not None:
-            return self._fixed
+        own = self._fixed or environment_access(self.name)
+        if own is not None:
+            return own
         try:
             given = self._flow.log_access(fresh=fresh)
         except CounterpoiseError:

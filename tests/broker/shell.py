@@ -196,6 +196,7 @@ class House:
     def __init__(self) -> None:
         self.told: list[tuple[Any, ...]] = []
         self.error: BrokerError | None = None
+        self.topics: dict[str, int] = {}
 
     async def access(self, log: str, purpose: str) -> None:
         if self.error is not None:
@@ -204,21 +205,31 @@ class House:
     async def make(self, *told: Any) -> None:
         self.told.append(("make", *told))
 
-    async def resized(self, name: str, count: int, revision: int, gone: Iterable[int] = ()) -> None:
-        self.told.append(("resized", name, count, sorted(gone)))
+    async def resized(self, log: str, count: int, revision: int, gone: Iterable[int] = ()) -> None:
+        self.told.append(("resized", log, count, sorted(gone)))
 
-    async def drop(self, name: str) -> None:
-        self.told.append(("drop", name))
+    async def drop(self, log: str, owner: Owner) -> None:
+        self.told.append(("drop", log))
+
+    async def partition_count(self, log: str) -> int:
+        """How many partitions a topic has."""
+        if self.error is not None:
+            raise self.error
+        return self.topics[log]
+
+    async def spans(self, log: str, positions: Mapping[int, Any]) -> Mapping[int, Any]:
+        """The log does not say where it ends."""
+        return {}
 
     async def keep(
         self,
-        name: str,
+        log: str,
         owner: Owner,
         count: int,
         revision: int,
         committed: Iterable[Mapping[int, Any]],
     ) -> None:
-        self.told.append(("keep", name, count, list(committed)))
+        self.told.append(("keep", log, count, list(committed)))
 
 
 class Service(QueueCalls, FlowCalls):

@@ -22,7 +22,7 @@ class TestDeleting:
             await two.delete_queue("orders", force=False)
         assert not any(told[0] == "drop" for told in two.house.told)
         await two.delete_queue("orders", force=True)
-        assert ("drop", "orders") in two.house.told
+        assert ("drop", "builtin:orders") in two.house.told
         for service in (one, two):
             for call in (service.queue("orders"), service.heartbeat("orders", flow)):
                 with pytest.raises(QueueNotFound):
@@ -40,7 +40,8 @@ class TestDeleting:
             await one.delete_queue("orders", force=True)
         await one.delete_queue("copy", force=False)
         await one.delete_queue("orders", force=False)
-        assert [told for told in one.house.told if told[0] == "drop"] == [("drop", "orders")]
+        dropped = [told for told in one.house.told if told[0] == "drop"]
+        assert dropped == [("drop", "builtin:orders")]
 
     @virtual
     async def test_a_new_queue_is_at_hand_where_it_was_made(self) -> None:
@@ -74,10 +75,10 @@ class TestResizing:
         await one.create_queue(spec())
         await one.create_queue(views.QueueSpec("copy", log="builtin:orders"))
         assert (await one.change_queue("orders", {"partition_count": 6}, False)).revision
-        assert ("resized", "orders", 6, []) in one.house.told
+        assert ("resized", "builtin:orders", 6, []) in one.house.told
         assert (await one.queue("copy")).partition_count == 6
         await one.change_queue("orders", {"partition_count": 3}, True)
-        assert ("resized", "orders", 3, [3, 4, 5]) in one.house.told
+        assert ("resized", "builtin:orders", 3, [3, 4, 5]) in one.house.told
         assert (await one.queue("copy")).operational_partition_count == 3
         with pytest.raises(Invalid):
             await one.change_queue("copy", {"partition_count": 9}, False)
@@ -103,7 +104,7 @@ class TestResizing:
         one = await world.replica()
         await one.create_queue(spec())
         await one.create_queue(views.QueueSpec("copy", log="builtin:orders"))
-        await one.create_queue(views.QueueSpec("away", 2, log="redis://elsewhere"))
+        await one.create_queue(views.QueueSpec("away", 2, log="other://elsewhere"))
         for source in ("copy", "away"):
             with pytest.raises(Invalid):
                 await one.create_queue(views.QueueSpec("second", log=f"builtin:{source}"))
@@ -156,7 +157,7 @@ class TestResizing:
         await two.keep_logs()
         assert (await two.queue("copy")).partition_count == 6
         told = [told[1:3] for told in two.house.told if told[0] == "keep"]
-        assert told == [("orders", 6)]
+        assert told == [("builtin:orders", 6)]
 
     @virtual
     async def test_what_was_processed_of_any_partition_may_be_trimmed(self) -> None:
@@ -170,7 +171,12 @@ class TestResizing:
         await one.change_queue("orders", {"partition_count": 1}, False)
         await one.release("orders", flow, 2, [views.ReleaseItem(n, 1, None, True) for n in (1, 2)])
         await one.keep_logs()
-        assert one.house.told[-1] == ("keep", "orders", 1, [{0: "00", 1: "10", 2: "20", 3: "30"}])
+        assert one.house.told[-1] == (
+            "keep",
+            "builtin:orders",
+            1,
+            [{0: "00", 1: "10", 2: "20", 3: "30"}],
+        )
 
     @virtual
     async def test_a_reader_that_is_deleted_meanwhile_follows_nobody(self) -> None:

@@ -28,6 +28,7 @@ def test_every_setting_is_a_variable_of_the_environment(monkeypatch: pytest.Monk
         "data_dir": "/srv/counterpoise",
         "database_url": "postgres://u:p@host/db",
         "log_database_url": "postgresql://host/log",
+        "log_urls": "redis://:p@host:1 kafka://u:p@host",
         "database_pool_size": "3",
         "auto_migrate": "false",
         "trusted_network": "1",
@@ -87,6 +88,14 @@ def test_a_wrong_url_is_refused_without_its_password(url: str) -> None:
 
 def test_settings_do_not_show_passwords() -> None:
     assert "hunter2" not in repr(load(database_url="postgresql://u:hunter2@host/db"))
+    assert "hunter2" not in repr(load(log_urls="redis://:hunter2@host"))
+
+
+@pytest.mark.parametrize("urls", ["hunter2", "redis://:p@host mail://u:hunter2@host"])
+def test_wrong_accesses_to_logs_are_refused_without_showing_them(urls: str) -> None:
+    with pytest.raises(SettingsError, match="--log-urls: should be URLs") as caught:
+        load(log_urls=urls)
+    assert "hunter2" not in str(caught.value)
 
 
 def test_zero_is_a_value() -> None:
