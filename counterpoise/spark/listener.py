@@ -1,6 +1,6 @@
 """What people and monitoring see of the queries of a session: `QueueListener`.
 
-    listener = QueueListener()
+    listener = QueueListener(spark)
     spark.streams.addListener(listener)
     ...
     listener.metrics()   # {'counterpoise_source_lag_messages{queue="flights",...}': 120.0, ...}
@@ -22,6 +22,7 @@ from counterpoise.spark.events import EventListener, ours
 from counterpoise.spark.offsets import Json
 
 if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
 
 logger = logging.getLogger("counterpoise.spark")
@@ -54,8 +55,12 @@ class QueueListener(EventListener):
     """
 
     def __init__(
-        self, callback: Callable[[Json], None] | None = None, level: int = logging.INFO
+        self,
+        spark: SparkSession,
+        callback: Callable[[Json], None] | None = None,
+        level: int = logging.INFO,
     ) -> None:
+        self._session = spark
         self._callback = callback
         self._level = level
         self._lock = threading.Lock()
@@ -66,10 +71,8 @@ class QueueListener(EventListener):
 
     def reports(self) -> list[Json]:
         """The present report of each source of ours in the session's running queries."""
-        spark = self.spark
-        if spark is None:
-            return []
-        return [report for query in spark.streams.active for report in _reports_of(query)]
+        active = self._session.streams.active
+        return [report for query in active for report in _reports_of(query)]
 
     def metrics(self) -> dict[str, float]:
         """The same as samples by name and labels, as Prometheus writes them.

@@ -16,6 +16,8 @@ from counterpoise.spark.offsets import Offset
 from counterpoise.spark.report import Standing
 from counterpoise.wire import ReleaseItem
 
+NO_SPARK: Any = None  # what is told needs none; what is asked for does (test_leaving_queries)
+
 
 def standing(**changed: Any) -> Standing:
     given: dict[str, Any] = {
@@ -102,7 +104,7 @@ def test_the_callback_gets_every_report_and_the_log_what_has_changed(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     reports: list[dict[str, Any]] = []
-    listener = QueueListener(reports.append)
+    listener = QueueListener(NO_SPARK, reports.append)
     with caplog.at_level(logging.INFO, "counterpoise.spark"):
         listener.progressed(progress(standing().report()))
         assert "owned=4" in caplog.text
@@ -122,7 +124,7 @@ def test_a_callback_that_fails_is_logged(caplog: pytest.LogCaptureFixture) -> No
     def fail(_: object) -> None:
         raise RuntimeError("no")
 
-    QueueListener(fail).progressed(progress(standing().report()))
+    QueueListener(NO_SPARK, fail).progressed(progress(standing().report()))
     assert "callback of a QueueListener failed" in caplog.text
 
 
