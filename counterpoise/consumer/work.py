@@ -215,7 +215,7 @@ class Worker:
                 rules.policy.store(message, failure, rules.origin())
             except (ServiceUnavailable, LogUnavailable) as error:
                 logger.warning("%s: could not store the dead letter, again later: %s", place, error)
-                return time.monotonic() + max(1.0, rules.backoff_seconds)
+                return time.monotonic() + max(0.1, rules.backoff_seconds)
             self.dead_lettered += 1
             logger.error(
                 "%s: passed on to %r after %d attempts: %r",

@@ -6,9 +6,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 DOCS = Path(__file__).parents[3] / "docs" / "consumer.md"
 
 
+@pytest.mark.long
 def test_the_example_runs(service):
     code = re.findall(r"```python\n(.*?)```", DOCS.read_text(), re.DOTALL)[-1]
     done = subprocess.run(
