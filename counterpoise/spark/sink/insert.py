@@ -15,9 +15,13 @@ if TYPE_CHECKING:
     from sqlalchemy import Connection
 
 
+# The source's columns that concern its warm-up and say nothing of the message.
+_BOOKKEEPING = frozenset({"replay", "tenure"})
+
+
 @dataclass(frozen=True)
 class Insert:
-    """A `write` function. `columns` None: all that the rows have, but for the mark `replay`."""
+    """A `write` function. `columns` None: all that the rows have, but for `replay` and `tenure`."""
 
     table: str
     columns: tuple[str, ...] | None
@@ -41,7 +45,7 @@ class Insert:
 
     def _names(self, rows: pa.Table) -> Sequence[str]:
         if self.columns is None:
-            return [name for name in rows.column_names if name != "replay"]
+            return [name for name in rows.column_names if name not in _BOOKKEEPING]
         unknown = set(self.columns) - set(rows.column_names)
         if unknown:
             raise InvalidSink(f"the rows have no column {', '.join(sorted(unknown))}")

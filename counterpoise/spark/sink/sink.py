@@ -113,9 +113,10 @@ class FencedSink:
         retry_seconds: float = 30.0,
         confirm_seconds: float = 60.0,
     ) -> FencedSink:
-        """A sink that inserts `columns` (all) into the columns of the same names of a table.
+        """A sink that inserts `columns` into the columns of the same names of a table.
 
-        Maps and structs become JSON. `name` is the table's unless given.
+        By default all of the rows' but `replay` and `tenure`, which concern warm-up alone. Maps and
+        structs become JSON. `name` is the table's unless given.
         """
         return cls(
             where,

@@ -1,0 +1,191 @@
+"""Random lives of applications on one partition: the result has each message once, in order.
+
+The model is of what surrounds the fence: a service that grants epochs and takes commits of the
+current one, applications that plan ranges from the committed position, run them late, in part or
+again, die in any step and come back with what they had planned (`replaced`) or without. Rows are
+filtered at random. The fence and its transactions are the real ones, on a real Postgres.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import psycopg
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, precondition, rule, run_state_machine_as_test
+
+from counterpoise.spark.offsets import Slice
+from tests.counterpoise.spark.sink.conftest import Writing
+
+
+def is_kept(position: int) -> bool:
+    """What the user's filter leaves: not so much that no range is without a row."""
+    return position % 7 > 3
+
+
+@dataclass
+class Application:
+    """One life of one: what it holds, and what it has planned and not committed."""
+
+    epoch: int
+    done: int
+    planned: Slice | None = None
+    wrote: bool = False
+
+
+class Lives(RuleBasedStateMachine):
+    """One partition. `owner` is who the service thinks it is; `zombies` do not know yet."""
+
+    writing: Writing
+
+    def __init__(self) -> None:
+        super().__init__()
+        with psycopg.connect(self.writing.url, autocommit=True) as connection:
+            connection.execute("TRUNCATE result")
+            connection.execute("DROP TABLE IF EXISTS high_water")
+        from counterpoise.spark.sink import writer
+
+        writer._created.clear()
+        self.end = 0
+        self.epoch = 0
+        self.committed = 0
+        self.owner: Application | None = None
+        self.zombies: list[Application] = []
+
+    # ---------------------------------------------------------------- who owns it
+
+    def grant(self, done: int) -> None:
+        self.epoch += 1
+        self.owner = Application(self.epoch, done)
+
+    @rule()
+    def another_takes_over(self) -> None:
+        """Forced, or the lease expired: the one before does not know."""
+        if self.owner is not None:
+            self.zombies.append(self.owner)
+        self.grant(self.committed)
+
+    @precondition(lambda self: self.owner is not None)
+    @rule()
+    def killed_and_restarted_at_once(self) -> None:
+        """The checkpoint has what was planned; it is replayed under the next epoch."""
+        assert self.owner is not None
+        before = self.owner
+        self.grant(before.done)
+        if before.planned is not None:
+            one = before.planned
+            self.owner.planned = Slice(0, self.epoch, one.start, one.end)
+
+    @precondition(lambda self: self.zombies)
+    @rule(data=st.data())
+    def a_zombie_ends(self, data: st.DataObject) -> None:
+        self.zombies.pop(data.draw(st.integers(0, len(self.zombies) - 1)))
+
+    # ---------------------------------------------------------------- what it does
+
+    @rule(count=st.integers(1, 9))
+    def publish(self, count: int) -> None:
+        self.end += count
+
+    @rule(data=st.data())
+    def plan(self, data: st.DataObject) -> None:
+        """Also by zombies: they go on from what they did themselves."""
+        for one in self.everybody():
+            if one.planned is None and one.done < self.end:
+                upto = data.draw(st.integers(one.done + 1, self.end))
+                one.planned = Slice(0, one.epoch, str(one.done), str(upto))
+                one.wrote = False
+
+    @rule(data=st.data(), fails=st.booleans(), again=st.booleans())
+    def write(self, data: st.DataObject, fails: bool, again: bool) -> None:
+        """The tasks of one application; they may fail before the commit, or run twice."""
+        busy = [one for one in self.everybody() if one.planned is not None]
+        if not busy:
+            return
+        one = data.draw(st.sampled_from(busy))
+        if fails:
+            with pytest.raises(ZeroDivisionError):
+                self.attempt(one, failing=True)
+        for _ in range(2 if again else 1):
+            outcome = self.attempt(one)
+            assert outcome != "superseded" or one is not self.owner
+        one.wrote = True
+
+    @precondition(lambda self: self.owner is not None and self.owner.wrote)
+    @rule()
+    def finish(self) -> None:
+        """Spark's commit log; the positions are not yet committed."""
+        assert self.owner is not None
+        if self.owner.planned is not None:
+            self.owner.done = int(self.owner.planned.end)
+            self.owner.planned = None
+
+    @precondition(lambda self: self.zombies)
+    @rule()
+    def finish_zombies(self) -> None:
+        for one in self.zombies:
+            if one.wrote and one.planned is not None:
+                one.done, one.planned = int(one.planned.end), None
+
+    @precondition(lambda self: self.owner is not None)
+    @rule()
+    def commit(self) -> None:
+        """The service refuses it from anybody but the owner."""
+        assert self.owner is not None
+        self.committed = self.owner.done
+
+    # ---------------------------------------------------------------- what must hold
+
+    def everybody(self) -> list[Application]:
+        return [*self.zombies, *([self.owner] if self.owner is not None else [])]
+
+    def attempt(self, one: Application, *, failing: bool = False) -> str:
+        assert one.planned is not None
+        start, end = int(one.planned.start), int(one.planned.end)
+        rows = [(0, at, f"m{at}") for at in range(start, end) if is_kept(at)]
+
+        if failing:
+            self.writing.write([one.planned], self.failing(rows), mine=[0])
+        return self.writing.write([one.planned], rows, mine=[0])[0]
+
+    @staticmethod
+    def failing(rows: list[tuple[int, int, str]]) -> Iterator[object]:
+        from tests.counterpoise.spark.sink.conftest import batch
+
+        """The log fails behind the rows, in the transaction."""
+        yield batch(rows)
+        raise ZeroDivisionError
+
+    def teardown(self) -> None:
+        """The last owner finishes; then nothing is twice, missing or out of order."""
+        if self.end == 0:
+            return
+        self.another_takes_over()
+        assert self.owner is not None
+        if self.owner.done < self.end:
+            self.owner.planned = Slice(0, self.epoch, str(self.owner.done), str(self.end))
+            self.attempt(self.owner)
+        assert self.writing.positions(0) == [at for at in range(self.end) if is_kept(at)]
+
+
+@pytest.fixture
+def lives(writing: Writing) -> type[Lives]:
+    Lives.writing = writing
+    return Lives
+
+
+def test_whatever_happens_each_message_is_there_once_and_in_order(
+    lives: type[Lives],
+) -> None:
+    run_state_machine_as_test(
+        lives,
+        settings=settings(
+            max_examples=40,
+            stateful_step_count=30,
+            deadline=None,
+            suppress_health_check=list(HealthCheck),
+        ),
+    )

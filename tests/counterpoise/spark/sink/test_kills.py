@@ -1,0 +1,237 @@
+"""Applications killed and stuck at every step; in Postgres, each message is there once, in order.
+
+The steps of a micro-batch, and where each is stopped: planned (`before` the sink), in the
+transactions of its partitions (`inside` all tasks; `inside` one while others have committed),
+written (`after` the sink, before Spark's commit log), and in Spark's commit log, before the commit
+at the service (the trigger's interval keeps Spark from asking for more).
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+
+import psycopg
+import pytest
+
+from counterpoise.client import Client
+from tests.counterpoise.spark.application import until
+from tests.counterpoise.spark.sink.application import FencedApplication
+from tests.counterpoise.spark.test_applications import KEYS, Stage
+from tests.service import Service
+
+pytestmark = [pytest.mark.long, pytest.mark.timeout(420)]
+
+SLOW_TRIGGER_SECONDS = 10
+EXPECTED_KEYS = [f"k{n}" for n in range(KEYS) if not f"k{n}".endswith("3")]
+
+
+class SinkStage(Stage):
+    """The stage, with the database that all applications write to."""
+
+    def __init__(self, service: Service, client: Client, directory: Path, database: str) -> None:
+        super().__init__(service, client, directory)
+        self.connection = psycopg.connect(database, autocommit=True)
+        self.database = database
+        self.connection.execute(
+            "CREATE TABLE events (id bigserial PRIMARY KEY, application text, batch int,"
+            " partition int, position bigint, epoch bigint, key text, value int)"
+        )
+
+    def fenced(self, name: str, **options: object) -> FencedApplication:
+        application = FencedApplication(
+            name, self.directory, self.url, "flights", self.database, **options
+        )
+        self.applications.append(application)
+        return application
+
+    def end(self) -> None:
+        for application in self.applications:
+            if not application.over():
+                application.kill()
+            print(f"--- {application.name}:\n{application.said()[-8000:]}")
+        self.connection.close()
+
+    def expected(self) -> list[int]:
+        return [n for n in range(self.published) if f"k{n % KEYS}" in EXPECTED_KEYS]
+
+    def written(self) -> list[int]:
+        """All values, in the order of writing within each partition."""
+        rows = self.connection.execute("SELECT value FROM events ORDER BY id").fetchall()
+        return [value for (value,) in rows]
+
+    def all_written(self) -> bool:
+        return set(self.expected()) <= set(self.written())
+
+    def partitions_with(self, least: int, application: str = "%") -> set[int]:
+        """Where messages numbered `least` and up have been written, by whom."""
+        return {
+            partition
+            for (partition,) in self.connection.execute(
+                "SELECT DISTINCT partition FROM events WHERE value >= %s AND application LIKE %s",
+                [least, application],
+            )
+        }
+
+    def batches_with(self, least: int, application: str) -> set[int]:
+        """The micro-batches in which it has written messages numbered `least` and up."""
+        return {
+            batch
+            for (batch,) in self.connection.execute(
+                "SELECT DISTINCT batch FROM events WHERE value >= %s AND application = %s",
+                [least, application],
+            )
+        }
+
+    def until_written_by(self, application: FencedApplication, least: int) -> None:
+        """Wait until it has written something of what is numbered `least` and up."""
+        name = application.name
+        until(lambda: self.batches_with(least, name), f"{name} writes")
+
+    def check(self) -> None:
+        """Nothing twice, nothing missing, each key in order, and the fence where the service is."""
+        until(lambda: self.all_written(), "everything is written")
+        until(lambda: self.committed() == self.published, "everything is committed")
+        written = self.written()
+        assert sorted(written) == self.expected()
+        for key in EXPECTED_KEYS:
+            own = [value for value in written if f"k{value % KEYS}" == key]
+            assert own == sorted(own), key
+        epochs = self.connection.execute(
+            "SELECT count(*) FROM (SELECT epoch - lag(epoch)"
+            " OVER (PARTITION BY partition ORDER BY id) AS step FROM events) _ WHERE step < 0"
+        ).fetchone()
+        assert epochs == (0,)
+        high_water = self.connection.execute(
+            "SELECT partition, next_position FROM counterpoise_high_water"
+        ).fetchall()
+        assert dict(high_water) == {
+            one.partition: one.position for one in self.client.partitions("flights")
+        }
+
+
+@pytest.fixture
+def stage(service: Service, tmp_path: Path, database_url: str) -> Iterator[SinkStage]:
+    # Another database than the service's: nothing of the fence may rest on sharing one.
+    with Client(service.url) as client, contextlib.ExitStack() as ending:
+        stage = SinkStage(service, client, tmp_path, database_url)
+        ending.callback(stage.end)
+        yield stage
+
+
+def hold_amid(stage: SinkStage, victim: FencedApplication) -> None:
+    """Publish, and hold the victim in one transaction while its other partitions are committed."""
+    (number,) = [
+        max(n for n, owner in stage.owners().items() if owner == victim.name),
+    ]
+    victim.hold(f"inside {number}")
+    first = stage.published
+    stage.publish(60)
+    until(victim.held, f"{victim.name} holds inside of {number}")
+    others = {n for n, owner in stage.owners().items() if owner == victim.name} - {number}
+    until(lambda: others & stage.partitions_with(first, victim.name), "others are committed")
+    assert number not in stage.partitions_with(first, victim.name)
+
+
+def hold_at(stage: SinkStage, victim: FencedApplication, where: str) -> None:
+    """Publish, and hold the victim there, with something of what was published in its batch."""
+    if where == "amid":
+        return hold_amid(stage, victim)
+    victim.hold(where)
+    stage.publish(60)
+    until(victim.held, f"{victim.name} holds {where}")
+    return None
+
+
+def test_killed_at_every_step_and_restarted_at_once(stage: SinkStage) -> None:
+    """The same instance again (`replaced`): what was planned is replayed, not skipped."""
+    stage.queue(4, rebalance_delay=0.2)
+    stage.publish(60)
+    one = stage.fenced("one", leaseSeconds=120).start()
+    until(stage.all_written, "the first messages")
+    for where in ("before", "inside", "amid", "after"):
+        hold_at(stage, one, where)
+        batches = one.finished_batches()
+        one.kill()
+        one.go_on()
+        slow = SLOW_TRIGGER_SECONDS if where == "after" else 0
+        one.start(interval_seconds=slow)
+        one.until_finished(batches)
+    # That was the last step too: the batch is in Spark's commit log, and Spark has not asked since.
+    assert stage.committed() < stage.published
+    one.kill()
+    one.start()
+    stage.publish(60)
+    stage.check()
+    assert one.stop() == 0
+    assert "skipped" not in one.said()
+
+
+def test_killed_at_every_step_and_restarted_when_another_has_taken_over(stage: SinkStage) -> None:
+    """What was planned is skipped by who comes back: the other has written it."""
+    stage.queue(4, rebalance_delay=0, max_handoff_time=60)
+    stage.publish(60)
+    other = stage.fenced("other", leaseSeconds=120).start()
+    victim = stage.fenced("victim", leaseSeconds=3).start(interval_seconds=SLOW_TRIGGER_SECONDS)
+    for where in ("in Spark's commit log", "before", "inside", "amid", "after"):
+        until(lambda: stage.ready() and stage.owned("victim") == 2, "shared")
+        until(stage.all_written, "everything before is written")
+        if where == "in Spark's commit log":
+            until(lambda: stage.committed() == stage.published, "everything before is committed")
+            first = stage.published
+            stage.publish(60)
+            stage.until_written_by(victim, first)
+            victim.until_finished(max(stage.batches_with(first, "victim")))
+            assert stage.committed() < stage.published
+        else:
+            hold_at(stage, victim, where)
+        victim.kill()
+        until(lambda: stage.owned("other") == 4, "the other takes over")
+        until(stage.all_written, "the other writes the rest")
+        victim.go_on()
+        victim.start()
+    until(lambda: stage.ready() and stage.owned("victim") == 2, "shared")
+    stage.publish(60)
+    stage.check()
+    assert victim.stop() == 0
+    assert other.stop() == 0
+    assert "skipped partition" in victim.said()
+
+
+def test_stuck_ones_that_wake_after_a_forced_handoff(stage: SinkStage) -> None:
+    """Once before its transactions, once within one. Its other partitions are written."""
+    stage.queue(4, rebalance_delay=0, max_handoff_time=0.5)
+    stage.publish(60)
+    stuck = stage.fenced("stuck", leaseSeconds=120).start()
+    until(stage.all_written, "the first messages")
+    hold_at(stage, stuck, "before")
+    first = stage.published - 60
+    other = stage.fenced("other", leaseSeconds=120).start()
+    until(lambda: stage.owned("other") == 2, "the handoff is forced")
+    lost = {number for number, owner in stage.owners().items() if owner == "other"}
+    until(lambda: stage.partitions_with(first) == lost, "the other writes what was in flight")
+    stuck.go_on()
+    until(lambda: stage.partitions_with(first, "stuck"), "the stuck one writes what is its own")
+    assert stage.partitions_with(first, "stuck") == {0, 1, 2, 3} - lost
+    until(lambda: "has a new owner, who has written already" in stuck.said(), "it says so")
+    # Now within a transaction: the successor finds the row locked, and then what was written.
+    until(lambda: stage.committed() == stage.published, "everything is committed")
+    hold_amid(stage, stuck)
+    (flow,) = [one for one in stage.client.flows("flights") if one.client_name == "stuck"]
+    stage.client.drain("flights", flow.flow_id)
+    until(lambda: stage.owned("other") == 4, "the handoffs are forced")
+    until(
+        lambda: stage.connection.execute(
+            "SELECT 1 FROM pg_stat_activity WHERE wait_event_type = 'Lock'"
+            " AND datname = current_database()"
+        ).fetchone(),
+        "the successor waits for the row",
+    )
+    stuck.go_on()
+    stage.publish(60)
+    stage.check()
+    assert not stuck.over()
+    assert stuck.stop() == 0
+    assert other.stop() == 0
+    assert stage.moves()["forced"] >= 3
