@@ -29,7 +29,7 @@ from api.schemas import (
     left_out,
 )
 
-LOG_PATTERN = r"^(builtin:[A-Za-z0-9._-]{1,200}|[a-z][a-z0-9+.-]{1,30}://[^@\s\x00-\x1f]{1,1000})$"
+LOG_PATTERN = r"^(builtin:[A-Za-z0-9._-]{1,200}|[a-z][a-z0-9+.-]{1,30}://[^\s\x00-\x1f]{1,1000})$"
 
 EXAMPLE_QUEUE: dict[str, JsonValue] = {
     "id": "0198c0dc-11aa-7b02-8c41-5d0e9f6a7b8c",

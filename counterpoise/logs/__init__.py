@@ -279,10 +279,11 @@ class ManagedLog(Log, Protocol):
     def ensure(
         self, partition_count: int, owner: LogOwner, begins: Mapping[int, str] | None = None
     ) -> str:
-        """Make the log unless it exists; its incarnation. One that exists is left as it is.
+        """Make the log unless it exists; its incarnation. The count of one that exists stays.
 
-        `begins`: where the partitions of a log that is made begin, at least, so that positions
-        which consumers know from a lost log of this name never mean other messages. Raises
+        `begins`: positions that consumers have reached. A partition that ends below one has lost
+        messages; it goes on there, so that no position consumers know means another message, and
+        what lies below can no longer be read. Raises
         LogOwned if it belongs to another queue, LogError if it cannot keep a log's promises.
         """
         ...

@@ -139,7 +139,9 @@ def check_access(address: LogAddress, url: str) -> None:
         )
     if kind == "builtin":
         return
-    database, name = _place(_split(url), kind)
+    parts = _split(url)
+    _hosts(parts, kind)
+    database, name = _place(parts, kind)
     if name not in (None, address.name) or database not in (None, address.database):
         raise LogError(
             "the access given is to another log than the queue's; leave database and name out of it"
@@ -152,16 +154,15 @@ def fitting(log: str, urls: str) -> str | None:
     Raises LogError for one of a kind that does not exist: it was meant for something.
     """
     address = parse_log(log)
-    for place, url in enumerate(urls.split(), 1):
-        kind = _access_kind(url)
-        if kind is None:
+    accesses = urls.split()
+    for place, url in enumerate(accesses, 1):
+        if _access_kind(url) is None:
             raise LogError(
-                f"access {place} of {len(urls.split())} to logs has no scheme that is known: "
+                f"access {place} of {len(accesses)} to logs has no scheme that is known: "
                 f"{', '.join(_ACCESS_FORMS.values())}"
             )
-        if kind == address.kind and _fits(address, url):
-            return url
-    return None
+    kind = address.kind
+    return next((u for u in accesses if _access_kind(u) == kind and _fits(address, u)), None)
 
 
 def environment_access(log: str) -> str | None:

@@ -42,7 +42,10 @@ _PASSING: Mapping[str, str] = {
     "max number of clients": "it has too many clients (maxclients)",
 }
 _PASSING_WORD = re.compile(r"(?:^|[\s-])(" + "|".join(_PASSING) + r")\b")
-_REFUSED_WORD = re.compile(r"(?:^|[\s-])(NOAUTH|WRONGPASS|NOPERM)\b")
+# Inside scripts, servers before 7 say it without a code.
+_REFUSED_WORD = re.compile(
+    r"(?:^|[\s-])(NOAUTH|WRONGPASS|NOPERM)\b|user executing the script can't|ACL failure in script"
+)
 _MOVES = 5
 
 

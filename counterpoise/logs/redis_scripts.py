@@ -239,19 +239,30 @@ return cut < state.first and 1 or 0
 
 # KEYS meta, partitions
 # ARGV partition_count, queue id, queue, created_at, incarnation, then partition, position pairs
-# Answers incarnation, owner's id and name, and whether it was made
+# Answers incarnation, owner's id and name, and of how many partitions messages are gone that ended
+# below their position
 ENSURE = (
     _STATE
     + """
 local there = redis.call('HMGET', KEYS[1], 'incarnation', 'owner_id', 'owner')
-if there[1] then return {there[1], there[2], there[3], 0} end
-redis.call('HSET', KEYS[1], 'partition_count', ARGV[1], 'owner_id', ARGV[2], 'owner', ARGV[3],
-    'owner_created_at', ARGV[4], 'incarnation', ARGV[5], 'revision', '0')
-for i = 6, #ARGV, 2 do
-    local at = tonumber(ARGV[i + 1])
-    keep(KEYS[2], ARGV[i], {next = at, first = at, discarded = 0, bytes = 0})
+local made = not there[1]
+if made then
+    redis.call('HSET', KEYS[1], 'partition_count', ARGV[1], 'owner_id', ARGV[2], 'owner', ARGV[3],
+        'owner_created_at', ARGV[4], 'incarnation', ARGV[5], 'revision', '0')
+    there = {ARGV[5], ARGV[2], ARGV[3]}
+elseif there[2] ~= ARGV[2] then
+    return {there[1], there[2], there[3], 0}
 end
-return {ARGV[5], ARGV[2], ARGV[3], 1}
+local behind = 0
+for i = 6, #ARGV, 2 do
+    local at, state = tonumber(ARGV[i + 1]), state_of(KEYS[2], ARGV[i])
+    if state.next < at then
+        state.next, state.first = at, at
+        keep(KEYS[2], ARGV[i], state)
+        behind = behind + 1
+    end
+end
+return {there[1], there[2], there[3], behind}
 """
 )
 

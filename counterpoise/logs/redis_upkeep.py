@@ -60,7 +60,7 @@ class RedisUpkeep:
             if number_of(position) > 0
             for part in (partition, position)
         )
-        incarnation, owner_id, queue, _ = self._redis.script(
+        incarnation, owner_id, queue, behind = self._redis.script(
             _ENSURE,
             [self._meta, self._partitions],
             partition_count,
@@ -76,6 +76,13 @@ class RedisUpkeep:
                 f"the log {self._log} exists already and belongs to a queue "
                 f"{queue.decode()!r} (id {owner_id.decode()}); choose another name, or delete the "
                 f"keys '{self._prefix.decode()}*' if that queue is gone"
+            )
+        if behind:
+            logger.error(
+                "counterpoise: %s has lost messages of %d partitions; they go on behind what their "
+                "readers had processed, and reading what is gone fails",
+                self._log,
+                behind,
             )
         return str(incarnation.decode())
 

@@ -1,0 +1,119 @@
+"""Names of logs and access to them: what is refused, what fits, and that secrets stay secret."""
+
+import pytest
+
+from counterpoise.logs import LogError, open_log
+from counterpoise.logs.address import (
+    InvalidLog,
+    environment_access,
+    fitting,
+    parse_log,
+    refuse_credentials,
+)
+
+
+@pytest.mark.parametrize(
+    "log",
+    [
+        "redis://user:hunter2@host:1/0/q",
+        "redis://hunter2@host/0/q",
+        "redis://host/0/q?password=hunter2",
+        "redis://host/0/q?db=hunter2",
+        "redis://host/0/q#hunter2",
+        "kafka://u:hunter2@host/topic",
+        "kafka://host/topic?sasl.password=hunter2",
+        "dynamo://table?SecretKey=hunter2",
+        "dynamo://hunter2@table",
+    ],
+)
+def test_credentials_in_a_logs_name_are_refused_with_a_hint_where_they_go(log):
+    with pytest.raises(InvalidLog, match="COUNTERPOISE_LOG_URL") as refusal:
+        refuse_credentials(log)
+    assert "hunter2" not in str(refusal.value)
+
+
+def test_logs_of_other_kinds_may_have_settings_that_are_no_secrets():
+    refuse_credentials("kinesis://stream?region=eu")
+
+
+@pytest.mark.parametrize(
+    "log",
+    [
+        "redis://host",
+        "redis://host/0",
+        "redis://host/flights",
+        "redis://host/0/a/b",
+        "redis://host/0/a b",
+        "redis:///0/q",
+        "redis://host:port/0/q",
+        "redis://[host/0/q",
+        "redis://a,b/0/q",
+        "kafka://host",
+        "kafka://host/a/b",
+        "kafka:///topic",
+        "builtin:",
+        "builtin:a b",
+        "postgresql://host/db",
+        "flights",
+    ],
+)
+def test_what_names_no_log_is_refused(log):
+    with pytest.raises(InvalidLog):
+        parse_log(log)
+
+
+def test_one_log_has_one_canonical_spelling():
+    same = ["redis://Host/0/q", "redis://host:6379/0/q", "rediss://host/0/q"]
+    assert {parse_log(log).canonical() for log in same} == {"redis://host:6379/0/q"}
+    assert parse_log("redis://host/1/q").canonical() != parse_log("redis://host/0/q").canonical()
+    brokers = ["kafka://a,b:1/t", "kafka://b:1,a:9092/t"]
+    assert len({parse_log(log).canonical() for log in brokers}) == 1
+
+
+def test_of_several_accesses_the_first_that_fits_is_taken():
+    urls = (
+        "postgresql://p@db/log redis://:x@other:6379 redis://:y@host/2 "
+        "rediss://:z@host:6379 kafka://k@b:1"
+    )
+    assert fitting("builtin:q", urls) == "postgresql://p@db/log"
+    assert fitting("redis://host/0/q", urls) == "rediss://:z@host:6379"
+    assert fitting("redis://host/2/q", urls) == "redis://:y@host/2"
+    assert fitting("redis://third/0/q", urls) is None
+    assert fitting("kafka://a:1,b:1/t", urls) == "kafka://k@b:1"
+    assert fitting("redis://host/0/q", "redis://:x@host/0/other") is None
+
+
+def test_an_access_of_no_kind_is_an_error_that_does_not_show_it():
+    with pytest.raises(LogError, match="access 2 of 2") as refusal:
+        fitting("builtin:q", "postgresql://p@db/log hunter2")
+    assert "hunter2" not in str(refusal.value)
+
+
+def test_the_environment_is_asked_for_known_kinds_only(monkeypatch):
+    monkeypatch.setenv("COUNTERPOISE_LOG_URL", "redis://:x@host")
+    assert environment_access("redis://host/0/q") == "redis://:x@host"
+    assert environment_access("dynamo://table") is None
+
+
+@pytest.mark.parametrize(
+    ("log", "access"),
+    [
+        ("redis://host/0/q", "postgresql://u:hunter2@h/d"),
+        ("builtin:q", "redis://u:hunter2@h"),
+        ("redis://host/0/q", "redis://u:hunter2@host/0/other"),
+        ("redis://host/0/q", "redis://u:hunter2@host/3"),
+        ("redis://host/0/q", "redis://u:hunter2@host?color=hunter2"),
+        ("redis://host/0/q", "redis://u:hunter2@host?ssl_ca_certs=hunter2"),
+        ("redis://host/0/q", "redis://u:hunter2@host:port"),
+    ],
+)
+def test_an_access_that_does_not_fit_is_refused_without_showing_it(log, access):
+    with pytest.raises(LogError) as refusal:
+        open_log(log, access)
+    assert "hunter2" not in str(refusal.value)
+    assert "hunter2" not in repr(refusal.value.__cause__)
+
+
+def test_a_log_shows_no_credentials():
+    log = open_log("redis://host/0/q", "redis://user:hunter2@host")
+    assert repr(log) == "RedisLog('redis://host/0/q')"

@@ -1,0 +1,313 @@
+"""What only a log in Redis has to show: restarts, refusals, memory, clusters, connections."""
+
+import os
+import socket
+import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from functools import partial
+
+import pytest
+
+from counterpoise.logs import (
+    MAX_MESSAGE_BYTES,
+    AppendBatch,
+    AppendResult,
+    LogAccessRefused,
+    LogError,
+    LogNotFound,
+    LogOwned,
+    LogOwner,
+    LogUnavailable,
+    Message,
+    PositionTrimmed,
+    open_log,
+    open_managed,
+)
+from counterpoise.logs import redis as redis_log
+from tests.log_support import append, texts
+from tests.redis_server import RedisServer
+from tests.service import eventually
+
+OWNER = LogOwner("id", "flights", 1.0)
+
+
+def made(url, access=None, count=4, seconds=5.0):
+    log = open_managed(url, access, timeout_seconds=seconds)
+    log.ensure(count, OWNER)
+    return log
+
+
+@pytest.fixture
+def own_server(tmp_path):
+    """A server that the test may kill, with every append on disk before it is answered."""
+    with RedisServer(tmp_path, appendonly="yes", appendfsync="always") as server:
+        yield server
+
+
+@pytest.fixture
+def log(redis_server, request):
+    log = made(redis_server.log(f"redis-{request.node.name[:60]}"))
+    yield log
+    log.close()
+
+
+# ------------------------------------------------------------------ restarts
+
+
+def test_a_server_that_is_killed_and_persists_loses_nothing_and_forgets_no_repetition(own_server):
+    log = made(own_server.log("q"))
+    assert append(log, "a", "b") == AppendResult(2, 0)
+    before = log.bounds([0])
+    own_server.kill()
+    with pytest.raises(LogUnavailable, match="cannot be reached"):
+        append(log, "c", first=2)
+    own_server.start()
+    # The scripts are gone with the process; they are sent again.
+    assert append(log, "a", "b", "c") == AppendResult(1, 2)
+    assert texts(log, 0) == ["a", "b", "c"]
+    assert log.bounds([0]).incarnation == before.incarnation
+
+
+def test_a_server_that_lost_its_data_has_no_log_until_it_is_made_anew_behind_what_was_read(
+    tmp_path,
+):
+    with RedisServer(tmp_path) as server:
+        log = made(server.log("q"))
+        append(log, *"abcde")
+        before = log.bounds([0]).incarnation
+        server.kill()
+        server.start()
+        for call in (
+            lambda: log.bounds([0]),
+            lambda: texts(log, 0, "3", "5"),
+            lambda: append(log, "f", first=5),
+            lambda: log.next_sequence("p"),
+        ):
+            with pytest.raises(LogNotFound):
+                call()
+        assert log.ensure(4, OWNER, {0: "4"}) != before
+        append(log, "f", first=5)
+        assert texts(log, 0, "4") == ["f"]
+        # Never another message under a position that somebody knows.
+        with pytest.raises(PositionTrimmed):
+            texts(log, 0, "3")
+
+
+def test_a_log_that_lost_its_last_messages_goes_on_behind_what_was_read(log):
+    append(log, "a", "b")
+    incarnation = log.bounds([]).incarnation
+    assert log.ensure(4, OWNER, {0: "5", 1: "1"}) == incarnation
+    bounds = log.bounds([0, 1, 2])
+    assert bounds.ends == {0: "5", 1: "1", 2: "0"}
+    append(log, "f", first=2)
+    assert texts(log, 0, "5") == ["f"]
+    with pytest.raises(PositionTrimmed):
+        texts(log, 0, "4")
+
+
+def test_an_idle_connection_that_was_cut_is_replaced(log, redis_server):
+    append(log, "a")
+    with redis_server.client() as admin:
+        admin.client_kill_filter(_type="normal", skipme=True)
+    assert append(log, "b", first=1) == AppendResult(1, 0)
+    reading = log.read(0, "0", None, max_messages=10)
+    with redis_server.client() as admin:
+        admin.client_kill_filter(_type="normal", skipme=True)
+    assert sum(batch.num_rows for batch in reading) == 2
+
+
+# ------------------------------------------------------------------ refusals
+
+
+def test_credentials_are_asked_for_and_never_shown(tmp_path):
+    with RedisServer(tmp_path, requirepass="right-hunter2") as server:
+        for access in (None, f"redis://:wrong-hunter2@{server.address}"):
+            log = open_log(server.log("q"), access, timeout_seconds=5)
+            with pytest.raises(LogAccessRefused, match="COUNTERPOISE_LOG_URL") as refusal:
+                log.bounds([0])
+            assert "hunter2" not in str(refusal.value)
+        log = made(server.log("q"), f"redis://:right-hunter2@{server.address}")
+        append(log, "a")
+        assert texts(log, 0) == ["a"]
+
+
+def test_users_that_may_only_read_can_read_and_not_append(redis_server, log):
+    append(log, "a")
+    with redis_server.client() as admin:
+        rights = "+@read +@connection +@transaction +eval +evalsha -@write"
+        admin.execute_command(
+            "ACL", "SETUSER", "reader", "on", ">pw", "~counterpoise:*", *rights.split()
+        )
+    url = log._log
+    reader = open_log(url, f"redis://reader:pw@{redis_server.address}", timeout_seconds=5)
+    assert texts(reader, 0) == ["a"]
+    assert reader.bounds([0]).ends == {0: "1"}
+    with pytest.raises(LogAccessRefused):
+        append(reader, "b", first=1)
+    assert texts(log, 0) == ["a"]
+
+
+def test_a_server_that_is_full_takes_nothing_of_a_batch_and_says_so(tmp_path):
+    with RedisServer(tmp_path, maxmemory="3mb") as server:
+        log = made(server.log("q"))
+        with pytest.raises(LogUnavailable, match="maxmemory"):  # noqa: PT012
+            for number in range(100):
+                append(log, "x" * 50_000, "y", first=2 * number)
+        values = texts(log, 0)
+        assert len(values) == int(log.bounds([0]).ends[0]) == log.next_sequence("p")
+        assert len(values) % 2 == 0
+        log.trim({0: str(len(values))})
+        append(log, "x" * 50_000, "y", first=len(values))
+
+
+def test_a_server_that_evicts_is_refused(tmp_path):
+    with RedisServer(tmp_path, maxmemory="50mb", maxmemory_policy="allkeys-lru") as server:
+        with pytest.raises(LogError, match="noeviction"):
+            made(server.log("q"))
+
+
+def test_a_replica_says_that_it_takes_no_messages(redis_server, tmp_path, log):
+    append(log, "a")
+    with RedisServer(tmp_path, replicaof=f"127.0.0.1 {redis_server.port}") as replica:
+        follower = open_log(replica.log(log.name), timeout_seconds=5)
+
+        def follows():
+            try:
+                return follower.bounds([0]).ends == {0: "1"}
+            except (LogNotFound, LogUnavailable):
+                return False
+
+        eventually(follows)
+        assert texts(follower, 0) == ["a"]
+        with pytest.raises(LogUnavailable, match="replica"):
+            append(follower, "b", first=1)
+
+
+def test_a_server_that_says_nothing_does_not_hold_a_call_for_ever():
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        port = silent.getsockname()[1]
+        log = open_log(
+            f"redis://127.0.0.1:{port}/0/q", "redis://:hunter2@127.0.0.1", timeout_seconds=0.3
+        )
+        assert "hunter2" not in repr(log)
+        access = f"redis://:hunter2@127.0.0.1:{port}"
+        log = open_log(f"redis://127.0.0.1:{port}/0/q", access, timeout_seconds=0.3)
+        before = time.monotonic()
+        with pytest.raises(LogUnavailable) as refusal:
+            log.bounds([0])
+        assert time.monotonic() - before < 10
+        assert "hunter2" not in str(refusal.value)
+
+
+def test_another_queues_log_is_left_alone(log):
+    append(log, "a")
+    other = LogOwner("other", "orders", 2.0)
+    with pytest.raises(LogOwned, match="'flights'"):
+        log.ensure(9, other)
+    log.drop(other)
+    assert texts(log, 0) == ["a"]
+    assert log.bounds([]).partition_count == 4
+
+
+# ------------------------------------------------------------------ inside
+
+
+def test_dropping_leaves_no_messages_behind(log, redis_server):
+    append(log, "a")
+    append(log, "b", partition=3, first=1)
+    log.drop(OWNER)
+    with redis_server.client() as admin:
+        left = set(admin.scan_iter(f"counterpoise:{{{log.name}}}:*"))
+    # What is known of publishers expires by itself, and belongs to the other incarnation.
+    assert {key.rpartition(b":")[0].rpartition(b":")[2] for key in left} == {b"publisher"}
+    assert log.ensure(4, OWNER)
+    assert append(log, "a") == AppendResult(1, 0)
+
+
+def test_publishers_are_forgotten_after_days_only(log, redis_server):
+    append(log, "a")
+    with redis_server.client() as admin:
+        left = admin.ttl(f"counterpoise:{{{log.name}}}:publisher:p")
+    assert left > 20 * 24 * 3600
+
+
+def test_the_largest_message_fits(log):
+    value = bytes(MAX_MESSAGE_BYTES)
+    log.append(AppendBatch("p", 0, 4, [0, 0], [Message(value), Message(b"after")]))
+    batches = list(log.read(0, "0", None, max_messages=10))
+    assert [batch.num_rows for batch in batches] == [1, 1]
+    assert batches[0]["value"][0].as_py() == value
+
+
+def test_a_message_that_is_missing_without_a_reason_is_an_error(log, redis_server, monkeypatch):
+    monkeypatch.setattr(redis_log, "CHUNK_MESSAGES", 1)
+    append(log, "a", "b", "c")
+    with redis_server.client() as admin:
+        admin.xdel(f"counterpoise:{{{log.name}}}:stream:0", "1-2")
+    reading = log.read(0, "0", None, max_messages=10)
+    assert next(reading)["value"].to_pylist() == [b"a"]
+    with pytest.raises(LogError, match="lacks position 1"):
+        next(reading)
+
+
+def test_trimming_goes_in_steps_and_is_exact(log, redis_server, monkeypatch):
+    monkeypatch.setattr("counterpoise.logs.redis_upkeep.TRIM_MESSAGES", 7)
+    append(log, *map(str, range(100)))
+    log.trim({0: "55"})
+    with redis_server.client() as admin:
+        assert admin.xlen(f"counterpoise:{{{log.name}}}:stream:0") == 45
+    assert texts(log, 0, "55")[0] == "55"
+
+
+def test_a_limit_of_bytes_is_passed_by_less_than_a_message(log):
+    for partition in range(3):
+        append(log, *["x" * 100] * 50, partition=partition, publisher=f"p{partition}")
+    starts = dict.fromkeys(range(4), "0")
+    for most in (1, 99, 100, 1000, 1050, 7777, 10**9):
+        ends = log.limit(starts, 1000, max_bytes=most)
+        size = sum(100 * int(end) for end in ends.values())
+        assert min(most, 15000) <= size < most + 100
+        assert max(map(int, ends.values())) - min(int(ends[p]) for p in range(3)) <= 1
+
+
+def test_a_forked_child_uses_connections_of_its_own(log):
+    append(log, "a")
+    child = os.fork()
+    if child == 0:
+        os._exit(0 if texts(log, 0) == ["a"] else 1)
+    with ThreadPoolExecutor(1) as pool:
+        assert pool.submit(texts, log, 0).result(10) == ["a"]
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+def settled(node):
+    """Whether a node of a cluster knows who has which slots."""
+    return b"cluster_state:ok" in node.execute_command("CLUSTER", "INFO")
+
+
+def test_in_a_cluster_the_log_is_found_on_its_node(tmp_path):
+    with ExitStack() as stack:
+        nodes = []
+        for name in ("a", "b"):
+            directory = tmp_path / name
+            directory.mkdir()
+            server = RedisServer(
+                directory, cluster_enabled="yes", cluster_config_file=f"{name}.conf"
+            )
+            nodes.append(stack.enter_context(server))
+        clients = [stack.enter_context(node.client()) for node in nodes]
+        clients[0].execute_command("CLUSTER", "ADDSLOTS", *range(8192))
+        clients[1].execute_command("CLUSTER", "ADDSLOTS", *range(8192, 16384))
+        clients[0].execute_command("CLUSTER", "MEET", "127.0.0.1", nodes[1].port)
+        for one in clients:
+            eventually(partial(settled, one))
+        for name in ("q", "r", "s", "t"):
+            # All are asked at the first node; about half are on the second.
+            log = made(nodes[0].log(name))
+            append(log, "a", "b")
+            assert texts(log, 0) == ["a", "b"]
+            assert log.bounds([0, 1]).ends == {0: "2", 1: "0"}
+            log.close()
+        sizes = [one.dbsize() for one in clients]
+        assert all(sizes), sizes
