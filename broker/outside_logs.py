@@ -54,18 +54,14 @@ class OutsideLogs:
         try:
             await self._ask(log, lambda it: it.ensure(partition_count, _log_owner(owner)))
         except LogError as error:
-            raise Invalid(
-                f"The queue cannot have this log: {error}.", [("log", "cannot be used")]
-            ) from None
+            raise _unusable(error) from None
 
     async def partition_count(self, log: str) -> int:
         """How many partitions the log has. Raises Invalid if it cannot be asked."""
         try:
             return await self._ask(log, lambda it: it.partition_count())
         except LogError as error:
-            raise Invalid(
-                f"The queue cannot have this log: {error}.", [("log", "cannot be used")]
-            ) from None
+            raise _unusable(error) from None
 
     async def resized(
         self, log: str, partition_count: int, revision: int, discarded: Sequence[int]
@@ -189,6 +185,16 @@ def check_log(log: str) -> None:
             parse_log(log)
     except InvalidLog as error:
         raise Invalid(f"Of the queue's log: {error}.", [("log", str(error))]) from None
+
+
+def _unusable(error: LogError) -> Invalid:
+    hint = ""
+    if isinstance(error, LogUnavailable):
+        hint = (
+            ". Check the address; how the service itself gets in (credentials, TLS) is said by its "
+            "COUNTERPOISE_LOG_URLS"
+        )
+    return Invalid(f"The queue cannot have this log: {error}{hint}.", [("log", "cannot be used")])
 
 
 def _log_owner(owner: Owner) -> LogOwner:

@@ -89,7 +89,7 @@ class Trouble:
             return LogUnavailable(f"Kafka was too slow: {what} took longer than it may")
         if self.refused():
             return self.told(self._last)
-        return LogUnavailable(f"Kafka cannot be reached: {self._text(self._last)} ({what})")
+        return LogUnavailable(f"Kafka cannot be reached for {what}: {self._text(self._last)}")
 
     def told(self, error: KafkaError) -> LogError:
         """The exception for what the cluster answered."""
@@ -106,7 +106,7 @@ class Trouble:
             assert self._last is not None
             return self.told(self._last)
         if error.code() == KafkaError._TIMED_OUT and self._last is not None:
-            return self.too_late(text)
+            return self.too_late("an answer")
         return LogUnavailable(f"Kafka: {text}")
 
     def invalid(self, error: KafkaException) -> LogError:

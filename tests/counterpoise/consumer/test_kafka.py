@@ -1,0 +1,70 @@
+"""A topic of Kafka between a publisher and consumers that share it: in order, and each once."""
+
+import uuid
+
+import pytest
+
+from counterpoise.client import Client
+from tests.counterpoise.consumer.conftest import in_order, positions
+from tests.kafka_server import kafka
+from tests.service import eventually
+
+__all__ = ["kafka"]
+
+
+@pytest.fixture
+def topic(kafka):
+    name = uuid.uuid4().hex
+    kafka.create_topic(name, 4)
+    return name
+
+
+@pytest.fixture
+def client(service, kafka, topic):
+    """The queue's name is not the topic's, and its partition count is."""
+    with Client(service.url) as client:
+        queue = client.create_queue(
+            "flights", log=kafka.log(topic), rebalance_delay=0, max_handoff_time=5
+        )
+        assert queue.partition_count == 4
+        yield client
+
+
+def test_two_consumers_share_a_topic_and_hand_over_without_a_trace(client, running, publish):
+    publish(range(300))
+    with running(workers=2, commit_seconds=0.1) as one:
+        eventually(lambda: len(one.partitions) == 4)
+        with running() as two:
+            eventually(lambda: len(two.partitions) == 2 and len(one.partitions) == 2)
+            publish(range(300, 600))
+            eventually(lambda: len(one.seen) + len(two.seen) == 600)
+            one.stop()
+            eventually(lambda: len(two.partitions) == 4)
+            publish(range(600, 700))
+            eventually(lambda: len(one.seen) + len(two.seen) == 700)
+    assert sorted(one.numbers + two.numbers) == list(range(700))
+    assert in_order(one, two)
+    assert {dict(message.headers)["number"] for message in one.seen + two.seen} == {
+        str(number) for number in range(700)
+    }
+    outcomes = {move.outcome for r in client.rebalances("flights") for move in r.moves}
+    assert outcomes == {"initial", "graceful"}
+    assert sum(int(position or 0) for position in positions(client).values()) == 700
+
+
+@pytest.mark.long
+def test_a_cluster_that_is_away_for_a_while_costs_time_and_no_message(
+    client, kafka, running, publish
+):
+    publish(range(100))
+    with running(commit_seconds=0.1) as one:
+        eventually(lambda: len(one.seen) == 100)
+        kafka.stop_brokers()
+        try:
+            eventually(lambda: one.consumer.status().log_away, 60)
+        finally:
+            kafka.start_brokers()
+        publish(range(100, 200))
+        eventually(lambda: len(one.seen) == 200, 60)
+    assert sorted(one.numbers) == list(range(200))
+    assert in_order(one)
