@@ -195,6 +195,10 @@ class Sink:
                 *(table.column(name).to_pylist() for name in columns), strict=True
             )
         ]
+        self.put(rows)
+
+    def put(self, rows: list[list[Any]]) -> None:
+        """Append rows: batch, partition, position, epoch, key, value."""
         self.wait_if("before")
         with (self.home / "journal").open("a") as journal:
             journal.write(json.dumps(rows) + "\n")

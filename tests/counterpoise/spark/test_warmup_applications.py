@@ -1,0 +1,151 @@
+"""Stateful applications that share a queue: whatever comes and goes, every count is right.
+
+Each row that an application puts out names its message's number and what its key's count was. The
+number says what the count must be; so each row checks all the state before it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from counterpoise.client import Client
+from tests.counterpoise.spark.application import Row, until
+from tests.counterpoise.spark.test_applications import KEYS, Stage
+from tests.counterpoise.spark.warmup.application import StatefulApplication
+from tests.service import Service
+
+pytestmark = [pytest.mark.long, pytest.mark.timeout(300)]
+
+
+class WarmStage(Stage):
+    def learning_queue(self, partitions: int, **settings: object) -> None:
+        """The queue, and another that holds the history (docs, *What the log must keep*)."""
+        self.queue(partitions, rebalance_delay=0, max_handoff_time=60, **settings)
+        self.client.create_queue("flights-history", partitions, log="builtin:flights")
+
+    def stateful(self, name: str, kind: str, **options: object) -> StatefulApplication:
+        application = StatefulApplication(
+            name, self.directory, self.url, "flights", kind, maxMessagesPerTrigger=200, **options
+        )
+        self.applications.append(application)
+        return application
+
+    def seen(self) -> set[int]:
+        return {number_of(row) for row in self.rows()}
+
+    def phases(self) -> list[str]:
+        return [one.phase for one in self.client.rebalance_status("flights").handoffs]
+
+    def settled(self) -> bool:
+        return self.ready() and self.all_seen() and self.committed() == self.published
+
+    def work(self, count: int) -> None:
+        """Publish, and wait until it is done."""
+        self.publish(count)
+        until(self.seen_or_over, f"{self.published} messages are seen")
+        assert self.all_seen(), "an application has failed"
+        until(lambda: self.committed() == self.published, "and committed")
+
+    def seen_or_over(self) -> bool:
+        ended = [one for one in self.applications if one.process is not None and one.over()]
+        return bool(ended) or self.all_seen()
+
+    def check_counts(self) -> None:
+        for row in self.rows():
+            number, count = (int(part) for part in row.value.split(":"))
+            assert count == number // KEYS + 1, row
+
+
+def number_of(row: Row) -> int:
+    return int(row.value.partition(":")[0])
+
+
+@pytest.fixture
+def stage(service: Service, tmp_path: Path) -> Iterator[WarmStage]:
+    with Client(service.url) as client, contextlib.ExitStack() as ending:
+        stage = WarmStage(service, client, tmp_path)
+        ending.callback(stage.end)
+        yield stage
+
+
+def drained(stage: WarmStage, name: str) -> None:
+    (flow,) = [one for one in stage.client.flows("flights") if one.client_name == name]
+    stage.client.drain("flights", flow.flow_id)
+
+
+@pytest.mark.parametrize("kind", ["replay", "snapshot"])
+def test_there_and_back_again_the_state_is_right(stage: WarmStage, kind: str) -> None:
+    """A → B → A: nothing of A's first tenure is left in its second."""
+    stage.learning_queue(2)
+    first = stage.stateful("first", kind).start()
+    stage.work(600)
+    second = stage.stateful("second", kind).start()
+    # While the second learns, the first goes on as if nothing was.
+    stage.work(300)
+    until(lambda: stage.ready() and stage.owned("second") == 1, "the second has its share")
+    stage.work(300)
+    drained(stage, "second")
+    until(lambda: stage.owned("first") == 2 and stage.ready(), "the first has all again")
+    assert second.stop() == 0
+    stage.work(300)
+    # And once more, so that the second comes back as well.
+    second.start()
+    until(lambda: stage.ready() and stage.owned("second") == 1, "the second is back")
+    stage.work(300)
+    assert first.stop() == 0
+    until(lambda: stage.owned("second") == 2, "the second has all")
+    stage.work(100)
+    assert second.stop() == 0
+    stage.check_counts()
+    assert {row.application for row in stage.rows()} == {"first", "second"}
+    assert len(stage.rows()) == len(stage.seen())
+    assert stage.moves()["graceful"] >= 3
+
+
+def test_learners_and_owners_come_go_and_die(stage: WarmStage) -> None:
+    """The examples of the streams literature, with a learner that is held while it learns."""
+    stage.learning_queue(3)
+    # From an empty group.
+    owner = stage.stateful("owner", "snapshot", leaseSeconds=5).start()
+    stage.work(300)
+    # Scale up with two joiners: both learn at once.
+    joiners = [stage.stateful(name, "snapshot", leaseSeconds=5) for name in ("one", "two")]
+    for joiner in joiners:
+        joiner.hold("warm")
+        joiner.start()
+    one, two = joiners
+    until(lambda: one.held() and two.held(), "both learn")
+    assert stage.phases() == ["warming", "warming"]
+    # The owner notices nothing: it owns all, and works.
+    stage.work(300)
+    assert stage.owned("owner") == 3
+    assert stage.phases() == ["warming", "warming"]
+    # A learner dies: the other goes on.
+    two.kill()
+    until(lambda: len(stage.client.flows("flights")) == 2, "its lease expires")
+    stage.work(100)
+    one.go_on()
+    until(lambda: stage.ready() and stage.owned("one") == 1, "the other has learned")
+    stage.work(300)
+    # It comes back, and while it learns the owner dies: granted at once, though not warm.
+    two.hold("warm")
+    two.start()
+    until(two.held, "it learns again")
+    assert stage.owned("two") == 0
+    owner.kill()
+    until(lambda: stage.owned("two") >= 1 and not stage.owned("owner"), "orphaned and granted")
+    stage.publish(300)
+    two.go_on()
+    until(stage.settled, "everything is done")
+    # Scale down with a learner.
+    drained(stage, "two")
+    until(lambda: stage.owned("one") == 3 and stage.ready(), "one has all")
+    assert two.stop() == 0
+    stage.work(200)
+    assert one.stop() == 0
+    stage.check_counts()
+    assert {row.application for row in stage.rows()} == {"owner", "one", "two"}

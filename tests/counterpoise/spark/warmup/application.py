@@ -1,0 +1,154 @@
+"""A stateful PySpark application for the tests: it counts the messages of each key.
+
+For each message it puts out what its key's count was then, as the value `NUMBER:COUNT`, so that a
+state that lacks a message or has one twice shows in every row after. `kind` is `replay`
+(transformWithState) or `snapshot` (foreachBatch). While `hold` says `warm`, history waits.
+"""
+
+from __future__ import annotations
+
+import json
+import pickle
+import sys
+import threading
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import pyarrow as pa
+from pyspark.sql import Row
+
+from counterpoise.spark import (
+    Output,
+    PartitionState,
+    Snapshots,
+    StatefulForeachBatch,
+    TenuredProcessor,
+    session,
+)
+from tests.counterpoise.spark.application import SMALL, Application, Sink
+
+ROCKSDB = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
+COUNTED = "partition int, position string, epoch long, key string, value binary"
+
+
+class StatefulApplication(Application):
+    """As `Application`; `shared` is where snapshots are published."""
+
+    module = "tests.counterpoise.spark.warmup.application"
+
+    def __init__(
+        self, name: str, directory: Path, url: str, queue: str, kind: str, **options: object
+    ) -> None:
+        given: dict[str, object] = {"warmup": "true", **options}
+        if kind == "snapshot":
+            given["warmupFrom"] = "snapshot"
+        super().__init__(name, directory, url, queue, drain_seconds=None, **given)
+        settings = {"kind": kind, "shared": str(directory / "snapshots")}
+        (self.home / "settings").write_text(json.dumps(settings))
+
+
+class Counts(PartitionState[Counter[str]]):
+    """The state of a partition: how often each key has come."""
+
+    def __init__(self, sink: Sink) -> None:
+        self.sink = sink
+
+    def empty(self, partition: int) -> Counter[str]:
+        return Counter()
+
+    def apply(self, state: Counter[str], rows: pa.Table) -> list[list[Any]]:
+        out = []
+        if rows["replay"][0].as_py():
+            self.sink.wait_if("warm")
+        for row in rows.to_pylist():
+            state[row["key"]] += 1
+            value = f"{row['value'].decode()}:{state[row['key']]}"
+            out.append([row["partition"], int(row["position"]), row["epoch"], row["key"], value])
+        return out
+
+    def dump(self, state: Counter[str], file: BinaryIO) -> None:
+        pickle.dump(state, file)
+
+    def load(self, file: BinaryIO) -> Counter[str]:
+        self.sink.wait_if("warm")
+        state: Counter[str] = pickle.load(file)
+        return state
+
+
+class KeyedCounts(TenuredProcessor):
+    """The state of a key: how often it has come."""
+
+    def open(self, handle: Any) -> None:
+        self.count = handle.getValueState("count", "n long")
+
+    def clear(self) -> None:
+        self.count.clear()
+
+    def on_rows(self, key: Any, rows: list[Row], timers: Any) -> Iterator[Row]:
+        known = self.count.get()
+        n = known[0] if known is not None else 0
+        for row in rows:
+            n += 1
+            value = bytes(row["value"]) + f":{n}".encode()
+            same = {name: row[name] for name in ("partition", "position", "epoch", "key")}
+            yield Row(**same, value=value)
+        self.count.update((n,))
+
+
+def run(settings: Mapping[str, Any]) -> None:
+    """The application itself."""
+    home = Path(settings["home"])
+    own = json.loads((home / "settings").read_text())
+    sink = Sink(home)
+    spark = session(
+        settings["name"],
+        **SMALL,
+        spark__master="local[2]",
+        spark__local__dir=str(home / "spark"),
+        spark__sql__streaming__stateStore__providerClass=ROCKSDB,
+    )
+    options = settings["options"]
+    messages = spark.readStream.format("counterpoise").options(**options).load()
+    handler: StatefulForeachBatch[Counter[str]] | None = None
+    if own["kind"] == "snapshot":
+
+        def write(outputs: Sequence[Output], batch_id: int) -> None:
+            rows = [[batch_id, *row] for one in outputs for row in one.value or ()]
+            sink.put(rows)
+
+        handler = StatefulForeachBatch(
+            options,
+            Counts(sink),
+            write,
+            snapshots=Snapshots(own["shared"]),
+            publish_seconds=1.0,
+        )
+        writer = messages.writeStream.foreachBatch(handler)
+    else:
+        counted = messages.groupBy("partition", "key").transformWithState(
+            KeyedCounts(), COUNTED, "Update", "None"
+        )
+        writer = counted.writeStream.outputMode("Update").foreachBatch(sink)
+    query = writer.option("checkpointLocation", str(home / "checkpoint")).start()
+    told = threading.Event()
+
+    def listen() -> None:
+        sys.stdin.read()
+        told.set()
+
+    threading.Thread(target=listen, daemon=True).start()
+    (home / "started").touch()
+    while query.isActive and not told.wait(0.1):
+        pass
+    if error := query.exception():
+        raise error
+    query.stop()
+    if handler is not None:
+        handler.close()
+    spark.stop()
+
+
+if __name__ == "__main__":
+    run(json.loads(sys.stdin.readline()))
