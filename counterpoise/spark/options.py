@@ -127,6 +127,8 @@ def read_options(given: Mapping[str, str]) -> SourceOptions:
     queue = options.get("queue", "")
     if not queue:
         raise InvalidOption("the option 'queue' is missing: name the queue to read")
+    if "warmupFrom" in options and options.get("warmup", "").lower() != "true":
+        raise InvalidOption("the option 'warmupFrom' does nothing without 'warmup': set it to true")
     url = options.get("url") or None
     if url is not None:
         try:

@@ -24,7 +24,7 @@ from counterpoise.client import Client
 from counterpoise.errors import CounterpoiseError, ServiceUnavailable
 from counterpoise.logs import Log, LogAccessRefused, LogUnavailable
 from counterpoise.spark.batch import QueueAccess
-from counterpoise.spark.channel import Channel, driver_home
+from counterpoise.spark.channel import Channel, channel_to, driver_home
 from counterpoise.spark.door import LogDoor
 from counterpoise.spark.errors import InvalidSchema
 from counterpoise.spark.executor import ARROW_SCHEMA
@@ -186,10 +186,10 @@ class StatefulForeachBatch(Generic[S]):
         """The channel of the query, before it has called us."""
         options = self._options
         if options.instance_id is not None:
-            return Channel(driver_home(), options.instance_id)
+            return channel_to(options.instance_id)
         found = [view for view in _views(driver_home()) if view.get("queue") == options.queue]
         if len(found) == 1:
-            return Channel(driver_home(), found[0]["instance"])
+            return channel_to(found[0]["instance"])
         if found and not self._ambiguous:
             self._ambiguous = True
             logger.warning(

@@ -78,7 +78,8 @@ def test_a_stream_refuses_what_only_a_batch_read_has(name: str) -> None:
     [
         ({}, "'queue' is missing"),
         ({"queue": "q", "warmup": "yes"}, "one of false, true"),
-        ({"queue": "q", "warmupFrom": "latest"}, "'warmupFrom' is earliest, a number"),
+        ({"queue": "q", "warmup": "true", "warmupFrom": "latest"}, "is earliest, a number"),
+        ({"queue": "q", "warmupFrom": "2h"}, "nothing without 'warmup'"),
         ({"queue": " "}, "'queue' is missing"),
         ({"queue": "q", "que": "x"}, "did you mean 'queue'"),
         ({"queue": "q", "maxoffsetspertrigger": "5"}, "did you mean 'maxMessagesPerTrigger'"),
