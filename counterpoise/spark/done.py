@@ -43,11 +43,12 @@ class DoneListener(EventListener):
 
 def listen(spark: SparkSession, home: str | Path) -> None:
     """Add the listener to the session, once. Without it, positions trail by a trigger."""
-    if getattr(spark, "_counterpoise_listens", False):
+    if getattr(spark, "_counterpoise_listener", None) is not None:
         return
+    listener = DoneListener(home)
     try:
-        spark.streams.addListener(DoneListener(home))
+        spark.streams.addListener(listener)
     except Exception as error:
         logger.warning("counterpoise: Spark's events cannot be listened to (%s)", error)
         return
-    vars(spark)["_counterpoise_listens"] = True
+    vars(spark)["_counterpoise_listener"] = listener
