@@ -1,0 +1,128 @@
+"""A service or a log that goes away never ends a query, and never stops the other of the two."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from counterpoise.client import Client
+from tests.counterpoise.spark.application import until
+from tests.counterpoise.spark.proxy import Proxy
+from tests.counterpoise.spark.test_source import committed, publish, start
+from tests.service import Service
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+    from pyspark.sql.streaming.query import StreamingQuery
+
+
+@pytest.fixture
+def client(service: Service) -> Iterator[Client]:
+    with Client(service.url) as client:
+        yield client
+
+
+class Sink:
+    """Collects, and lets a test act between the planning of a micro-batch and its tasks."""
+
+    def __init__(self) -> None:
+        self.values: list[int] = []
+        self.before_tasks: Callable[[], None] | None = None
+
+    def __call__(self, batch: Any, _: int) -> None:
+        act, self.before_tasks = self.before_tasks, None
+        if act is not None:
+            act()
+        self.values.extend(int(row.value[1:]) for row in batch.select("value").collect())
+
+
+def shown(query: StreamingQuery) -> str:
+    """What went wrong, as the query's progress says it; empty when all is well."""
+    progress = query.lastProgress
+    if progress is None:
+        return ""
+    return str(json.loads(progress.json)["sources"][0]["latestOffset"]["lastError"])
+
+
+@pytest.mark.long
+def test_neither_the_service_nor_the_log_being_away_ends_a_query(
+    spark: SparkSession, service: Service, client: Client, tmp_path: Path
+) -> None:
+    client.create_queue("flights", 2, rebalance_delay=0)
+    publish(service, "flights", 10)
+    access = client.log_access("flights", "read").access
+    assert access is not None
+    to_service, to_log = Proxy(service.url), Proxy(access.url)
+    sink = Sink()
+    # Without this an idle query says how it is every ten seconds.
+    spark.conf.set("spark.sql.streaming.noDataProgressEventInterval", "100")
+    query = start(
+        spark,
+        sink,
+        tmp_path / "checkpoint",
+        url=to_service.url,
+        logUrl=to_log.url,
+        queue="flights",
+        leaseSeconds=60,
+    )
+
+    def come(count: int) -> None:
+        until(lambda: len(sink.values) >= count or query.exception(), f"{count} messages")
+        assert query.exception() is None
+
+    def done(count: int) -> None:
+        until(
+            lambda: sum(int(at or 0) for at in committed(client, "flights").values()) == count,
+            f"commits of {count}",
+        )
+
+    try:
+        come(10)
+        done(10)
+        # The service goes when a micro-batch is planned: its tasks do not need it.
+        sink.before_tasks = to_service.cut
+        publish(service, "flights", 10, first=10)
+        come(20)
+        publish(service, "flights", 10, first=20)
+        come(30)
+        until(lambda: shown(query), "the service's absence is shown")
+        assert sum(int(at or 0) for at in committed(client, "flights").values()) == 10
+        to_service.mend()
+        done(30)
+        until(lambda: not shown(query), "all is well")
+
+        # The log goes when nothing is in flight.
+        to_log.cut()
+        publish(service, "flights", 10, first=30)
+        until(lambda: shown(query), "the log's absence is shown")
+        assert len(sink.values) == 30
+        to_log.mend()
+        come(40)
+        until(lambda: not shown(query), "all is well")
+
+        # The log goes when a micro-batch is planned: its tasks wait for it.
+        def cut_for_a_while() -> None:
+            to_log.cut()
+            seen = to_log.refused
+
+            def mend() -> None:
+                until(lambda: to_log.refused > seen, "a task has tried in vain", 30)
+                to_log.mend()
+
+            threading.Thread(target=mend, daemon=True).start()
+
+        sink.before_tasks = cut_for_a_while
+        publish(service, "flights", 10, first=40)
+        come(50)
+        done(50)
+    finally:
+        query.stop()
+        spark.conf.unset("spark.sql.streaming.noDataProgressEventInterval")
+        to_service.close()
+        to_log.close()
+    assert sorted(sink.values) == list(range(50))
