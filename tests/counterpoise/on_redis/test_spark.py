@@ -1,0 +1,77 @@
+"""A real Spark reads a queue whose log is in Redis, and shows no credentials anywhere."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from counterpoise.publisher import Publisher
+from tests.counterpoise.on_redis.conftest import SECRET, World
+from tests.counterpoise.spark.application import until
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+def publish(world: World, first: int, count: int) -> None:
+    with Publisher("flights", url=world.service.url) as publisher:
+        for number in range(first, first + count):
+            publisher.publish(f"v{number}".encode(), key=f"k{number % 17}")
+
+
+@pytest.mark.long
+def test_a_query_reads_everything_once_across_a_restart_and_shows_no_secret(
+    spark: SparkSession, world: World, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    world.client.create_queue("flights", 3, log=world.log, rebalance_delay=0)
+    publish(world, 0, 300)
+    rows: list[Any] = []
+    shown: list[str] = []
+
+    def run(expected: int) -> None:
+        stream = spark.readStream.format("counterpoise").options(
+            url=world.service.url,
+            queue="flights",
+            logUrl=world.access,
+            maxMessagesPerTrigger=40,
+            instanceId="app",
+        )
+        writer = stream.load().writeStream.foreachBatch(
+            lambda batch, _: rows.extend(batch.collect())
+        )
+        query = writer.option("checkpointLocation", str(tmp_path / "checkpoint")).start()
+        try:
+            until(lambda: len(rows) >= expected or query.exception(), "all messages")
+            assert query.exception() is None
+            until(lambda: sum(lag or 0 for _, lag in world.ends("flights")) == 0, "the commits")
+            query.explain(True)
+            shown.extend(progress.json for progress in query.recentProgress)
+        finally:
+            query.stop()
+
+    run(300)
+    publish(world, 300, 100)
+    run(400)
+    assert sorted(row.value.decode() for row in rows) == sorted(f"v{n}" for n in range(400))
+    for partition in range(3):
+        positions = [int(row.position) for row in rows if row.partition == partition]
+        assert positions == list(range(len(positions)))
+    files = [path for path in (tmp_path / "checkpoint").rglob("*") if path.is_file()]
+    assert files
+    assert shown
+    out, err = capfd.readouterr()
+    for text in (*shown, out, err, *(path.read_text("utf-8", "replace") for path in files)):
+        assert SECRET not in text
+    ui = spark.sparkContext.uiWebUrl
+    assert ui is None or SECRET not in world_wide(f"{ui}/api/v1/applications")
+
+
+def world_wide(url: str) -> str:
+    """What Spark's pages say of its jobs, stages, queries and environment."""
+    import httpx
+
+    application = httpx.get(url).json()[0]["id"]
+    pages = ("jobs", "stages", "sql", "environment")
+    return "".join(httpx.get(f"{url}/{application}/{page}").text for page in pages)
