@@ -13,6 +13,7 @@ from broker.core.loop import (
     revoke,
     take_up,
 )
+from broker.core.model import HandedOver
 from broker.core.transitions import State, Status
 
 
@@ -40,13 +41,31 @@ def change(command: c.Change, draft: Draft) -> None:
     if gone and discard:
         remove(draft, gone, "discarded")
     elif gone:
-        draft.emit(r.PartitionsRetired(gone))
+        _retire(draft, gone)
     if "partition_count" in changes:
         rebalance(draft, "resize")
     elif "access_type" in changes:
         rebalance(draft, "access_type")
     elif gone or "max_concurrent_handoffs" in changes:
         take_up(draft)
+
+
+def _retire(draft: Draft, numbers: tuple[int, ...]) -> None:
+    """Partitions are to be drained to their ends.
+
+    One that was taken back begins a new epoch when it retires again. Else its owner's word that it
+    is finished, said the first time and delayed until now, would pass for the second time, and what
+    was appended in between would be lost.
+    """
+    draft.emit(r.PartitionsRetired(numbers))
+    partitions = [draft.queue.partitions[number] for number in numbers]
+    again = tuple(
+        partition.number
+        for partition in partitions
+        if partition.owner is not None and partition.let_go == HandedOver.REPLACED
+    )
+    if again:
+        draft.emit(r.EpochsRaised(again, draft.now))
 
 
 def rebalance_now(command: c.RebalanceNow, draft: Draft) -> None:

@@ -51,8 +51,9 @@ class Partition:
     """One partition. `number` never changes; a removed one stays, so that its epochs go on when it
     comes again.
 
-    `let_go` says how the last owner let go, `released_by` which flow's release ended the latest
-    epoch (so that a repeated release is recognized).
+    `let_go` says how the last owner let go; while there is an owner it is `replaced` if the
+    partition was taken back from retiring in this epoch, else it says nothing. `released_by` is the
+    flow whose release ended the latest epoch (so that a repeated release is recognized).
     """
 
     __slots__ = (

@@ -173,6 +173,7 @@ def _(record: r.Granted, queue: Queue) -> None:
             handoff=keeps,
             epoch=grant.epoch,
             handed_over=grant.handed_over,
+            let_go=HandedOver.INITIAL,
             released_by=released_by,
         )
         handoffs += grant.by_handoff
@@ -282,6 +283,8 @@ def _(record: r.PartitionsAdded, queue: Queue) -> None:
             queue.place(partition, PartitionEvent.ADDED)
         else:
             queue.set_retiring(partition, False)
+            if partition.owner is not None:
+                queue.journal.set(partition, "let_go", HandedOver.REPLACED)
             queue.touch(partition.owner)
     queue.set("growing", True)
 
@@ -325,6 +328,7 @@ def _(record: r.EpochsRaised, queue: Queue) -> None:
             queue.journal.set(partition, "let_go", HandedOver.FORCED)
         else:
             queue.journal.set(partition, "handed_over", HandedOver.FORCED)
+            queue.journal.set(partition, "let_go", HandedOver.INITIAL)
             queue.touch(partition.owner)
         _touch_successor(queue, queue.handoffs.get(number))
 

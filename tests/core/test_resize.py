@@ -45,6 +45,28 @@ class TestGrow:
         assert [orders.epoch(n) for n in range(5)] == [1, 1, 1, 1, 1]
         assert orders.owner(4) == "A"
 
+    def test_what_was_finished_before_it_was_taken_back_is_not_finished_when_it_retires_again(
+        self,
+    ) -> None:
+        """A release that was delayed over both resizes: messages were appended in between."""
+        orders = World.owning({"A": [0, 2], "B": [1, 3]})
+        orders.resize(3)
+        orders.resize(4)
+        assert (orders.epoch(3), orders.owner(3)) == (1, "B")
+        orders.resize(3)
+        assert orders.release("B", 3, epoch=1, finished=True) == ["stale_epoch"]
+        assert (orders.epoch(3), orders.handed_over(3), orders.owner(3)) == (2, "forced", "B")
+        assert orders.release("B", 3, epoch=2, finished=True) == ["ok"]
+
+    def test_it_retires_in_its_epoch_when_it_was_granted_anew_since(self) -> None:
+        orders = World.owning({"A": [0, 2], "B": [1, 3]})
+        orders.resize(3)
+        orders.resize(4)
+        orders.bind("B again", "i-B")
+        assert orders.epoch(3) == 2
+        orders.resize(3)
+        assert orders.epoch(3) == 2
+
     def test_a_number_used_again_continues_its_epochs(self) -> None:
         orders = World.owning({"A": [0, 2], "B": [1, 3]})
         orders.resize(3, discard=True)
