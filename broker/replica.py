@@ -53,7 +53,8 @@ class Replica:
         self._finds: Batcher[str, str | None] = Batcher(self._find)
         self._coordinators: dict[str, Coordinator] = {}
         self._used: dict[str, float] = {}
-        self._watchers: dict[str, dict[str, set[asyncio.Event]]] = {}
+        # Events are kept in the order in which they came, so that they are woken in it.
+        self._watchers: dict[str, dict[str, dict[asyncio.Event, None]]] = {}
         self._to_notify: set[str] = set()
         self._outage_id = 0
         self._tasks: set[asyncio.Task[None]] = set()
@@ -167,11 +168,11 @@ class Replica:
         """
         event = asyncio.Event()
         of_queue = self._watchers.setdefault(queue_id, {})
-        of_queue.setdefault(flow_id, set()).add(event)
+        of_queue.setdefault(flow_id, {})[event] = None
         try:
             yield event
         finally:
-            of_queue[flow_id].discard(event)
+            del of_queue[flow_id][event]
             if not of_queue[flow_id]:
                 del of_queue[flow_id]
             if not of_queue:
@@ -180,7 +181,7 @@ class Replica:
     def _wake(self, queue_id: str, touched: frozenset[str] | None) -> None:
         """Wakes those who watch the queue or these flows of it; None: all."""
         watchers = self._watchers.get(queue_id, {})
-        for key in list(watchers) if touched is None else (*touched, ""):
+        for key in list(watchers) if touched is None else (*sorted(touched), ""):
             for event in watchers.get(key, ()):
                 event.set()
 
