@@ -326,7 +326,8 @@ class Checker:
             return
         if how not in ("initial", "graceful"):
             self.lanes[number].rough.add(new.epoch)
-        raised = number in self._set_by_admin and new.owner == old.owner
+        again = new.retiring and not old.retiring
+        raised = (number in self._set_by_admin or again) and new.owner == old.owner
         if how == "forced" and not raised and old.owner is not None:
             self._check_forced(tx, old, new)
         if how == "graceful" and old.owner is not None:
@@ -376,9 +377,9 @@ class Checker:
             raise Violation(2, text)
 
     def _check_warmup_end(self, tx: Transaction, old: Any, new: Any) -> None:
-        owner = self.flows.get(old.owner)
-        drained = owner is not None and owner.drain_deadline is not None
-        if old.deadline <= tx.now or (drained and owner.drain_deadline <= tx.now):
+        owner: Any = self.flows.get(old.owner)
+        drain_deadline = None if owner is None else owner.drain_deadline
+        if old.deadline <= tx.now or (drain_deadline is not None and drain_deadline <= tx.now):
             return
         if len(tx.revisions) > 1 or new.successor is None:
             return

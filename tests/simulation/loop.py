@@ -38,7 +38,11 @@ class Handle:
         return self._when
 
 
-class SimLoop(asyncio.AbstractEventLoop):
+# For the type checker it would have to have selectors and threads too.
+_Base: Any = asyncio.AbstractEventLoop
+
+
+class SimLoop(_Base):
     """`run_until(time)` plays everything up to a time, in seconds from 0."""
 
     def __init__(self) -> None:

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
+import broker.core.assignment
 import broker.core.binding
 import broker.core.loop
 import broker.core.rebalancer
@@ -305,7 +306,7 @@ def _revoke_taken_back() -> Changes:
 
 
 def _granted_to_the_draining() -> Changes:
-    real = broker.core.loop.taker
+    real = broker.core.assignment.taker
 
     def taker(queue, ranking):
         draining = [flow for flow in queue.flows.values() if flow.draining]
@@ -334,7 +335,7 @@ def _too_many_moves() -> Changes:
 
 
 def _unsettled_is_ready() -> Changes:
-    real, next_handoff = broker.core.loop.is_balanced, Giving.next
+    real, next_handoff = broker.core.assignment.is_balanced, Giving.next
 
     def nearly(queue):
         return not queue.exclusive and not queue.leaving.counts and queue.ranking.spread <= 2

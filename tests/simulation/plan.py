@@ -31,7 +31,8 @@ class Config:
 
     `latency`: of each message between two processes, (least, most, how often there is any).
     `drift`: by how much clocks may run too fast or too slow. `work`: how long a consumer takes for
-    a few messages, (least, most).
+    a few messages, (least, most). `sticky`: a client stays with a replica until it fails; else each
+    call may meet another.
     """
 
     replicas: int = 2
@@ -39,6 +40,7 @@ class Config:
     latency: tuple[float, float, float] = (0.001, 0.01, 1.0)
     drift: float = 0.001
     work: tuple[float, float] = (0.02, 0.3)
+    sticky: bool = True
 
 
 @dataclass(frozen=True)
@@ -92,7 +94,13 @@ def draw(seed: int) -> Plan:
         "access_type": "exclusive" if rng.random() < 0.1 else "non_exclusive",
     }
     latency = rng.choice(LATENCIES)
-    config = Config(rng.choice((1, 2, 2, 2, 3)), settings, latency, rng.choice((0.0, 0.001)))
+    config = Config(
+        rng.choice((1, 2, 2, 2, 3)),
+        settings,
+        latency,
+        drift=rng.choice((0.0, 0.001)),
+        sticky=rng.random() < 0.5,
+    )
     kinds = [kind for kinds in ACTIONS.values() if rng.random() < 0.6 for kind in kinds]
     kinds += [kind for kinds in FAULTS.values() if rng.random() < 0.5 for kind in kinds]
     kinds = kinds or ["join", "leave"]

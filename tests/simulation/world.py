@@ -208,6 +208,8 @@ class World:
         waiting = [True]
         if call.method == "DELETE":
             self.checker.sent("unbind", call.path.split("/")[4])
+        if not self.plan.config.sticky:
+            process.door = rng.randrange(100)
         node = self.nodes[process.door % len(self.nodes)]
 
         def end(value: Any, error: CounterpoiseError | None) -> None:

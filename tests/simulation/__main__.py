@@ -1,0 +1,132 @@
+"""`make sim` and `make sim-long`."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from pathlib import Path
+
+from tests.simulation import campaign, coverage
+from tests.simulation.mutants import MUTANTS
+from tests.simulation.plan import Plan, draw
+from tests.simulation.shrink import shrunk
+from tests.simulation.world import run
+
+STATE = Path(".sim/state.json")
+# `make test` has played those below.
+LONG_FROM = 100_000
+LONG_CHUNK = 2000
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.simulation", description=__doc__)
+    commands = parser.add_subparsers(dest="command", required=True)
+    seeds = commands.add_parser("seeds", help="play seeds, shrink the first that fails")
+    seeds.add_argument("which", help="a number of seeds, or a range: 500-600")
+    one = commands.add_parser("seed", help="play one seed, with its transcript")
+    one.add_argument("seed", type=int)
+    one.add_argument("--mutant", choices=MUTANTS)
+    one.add_argument("--shrink", action="store_true", help="if it fails")
+    chunk = commands.add_parser("chunk", help="play seeds in this process, answer in JSON")
+    chunk.add_argument("first", type=int)
+    chunk.add_argument("count", type=int)
+    chunk.add_argument("--mutant", choices=MUTANTS)
+    long = commands.add_parser("long", help="go on where it stopped last time")
+    long.add_argument("--seeds", type=int, default=None, help="stop after so many in all")
+    arguments = parser.parse_args()
+    if arguments.command == "chunk":
+        report = campaign.play(
+            arguments.first,
+            arguments.count,
+            arguments.mutant,
+            until_found=arguments.mutant is not None,
+        )
+        json.dump(report.to_json(), sys.stdout)
+        return 0
+    if arguments.command == "seed":
+        return _one(arguments.seed, arguments.mutant, arguments.shrink)
+    if arguments.command == "long":
+        return _long(arguments.seeds)
+    return _seeds(arguments.which)
+
+
+def _seeds(which: str) -> int:
+    first, _, last = which.rpartition("-")
+    start = int(first) if first else 0
+    count = int(last) - start + 1 if first else int(last)
+    began = time.monotonic()
+    report = campaign.many(start, count, _progress)
+    seconds = time.monotonic() - began
+    print(f"\r{coverage.table(report.counts)}")
+    print(
+        f"{report.seeds} seeds in {seconds:.1f} s ({report.cpu_seconds:.1f} s of CPU, "
+        f"{1000 * report.cpu_seconds / max(1, report.seeds):.1f} ms a seed), "
+        f"{len(report.failures)} failed"
+    )
+    for seed, promise, text in report.failures[:20]:
+        print(f"seed {seed} breaks promise {promise}: {text}")
+    if report.failures:
+        print_shrunk(draw(report.failures[0][0]))
+    return bool(report.failures)
+
+
+def _progress(report: campaign.Report) -> None:
+    print(f"\r{report.seeds} seeds, {len(report.failures)} failed", end="", flush=True)
+
+
+def _one(seed: int, mutant: str | None, shrink: bool) -> int:
+    if mutant is not None:
+        with MUTANTS[mutant].planted():
+            return _one(seed, None, shrink)
+    outcome = run(draw(seed), recording=True)
+    if shrink and outcome.violation is not None:
+        print_shrunk(outcome.plan)
+    else:
+        print(outcome.plan.config)
+        print("\n".join(outcome.transcript))
+    return outcome.violation is not None
+
+
+def print_shrunk(plan: Plan) -> None:
+    """The transcript of what is left of a failing plan."""
+    small = shrunk(plan)
+    outcome = run(small, recording=True)
+    print(f"\nseed {plan.seed}, shrunk from {len(plan.events)} to {len(small.events)} events:")
+    print(small.config)
+    print("\n".join(outcome.transcript))
+
+
+def _long(most: int | None) -> int:
+    state = {"next": LONG_FROM, "report": campaign.Report().to_json(), "seconds": 0.0}
+    if STATE.exists():
+        state = json.loads(STATE.read_text())
+    STATE.parent.mkdir(exist_ok=True)
+    total = campaign.Report.from_json(state["report"])  # type: ignore[arg-type]
+    try:
+        while most is None or total.seeds < most:
+            began = time.monotonic()
+            first = int(state["next"])  # type: ignore[call-overload]
+            report = campaign.many(first, LONG_CHUNK)
+            total.add(report)
+            state = {
+                "next": first + LONG_CHUNK,
+                "report": total.to_json(),
+                "seconds": float(state["seconds"]) + time.monotonic() - began,  # type: ignore[arg-type]
+            }
+            new = STATE.with_suffix(".new")
+            new.write_text(json.dumps(state))
+            new.replace(STATE)
+            print(f"{total.seeds} seeds in all, up to {first + LONG_CHUNK}", flush=True)
+            for seed, promise, text in report.failures:
+                print(f"seed {seed} breaks promise {promise}: {text}", flush=True)
+    except KeyboardInterrupt:
+        print("stopped; make sim-long goes on from here")
+    print(coverage.table(total.counts))
+    print(f"{total.seeds} seeds, {len(total.failures)} failed")
+    return bool(total.failures)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,127 @@
+"""Many seeds: one after another in a process, and in several processes side by side."""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tests.simulation.mutants import MUTANTS
+from tests.simulation.plan import draw
+from tests.simulation.world import run
+
+ROOT = Path(__file__).parents[2]
+# What a run leaves behind is collected after so many: cheaper than as Python does it.
+COLLECT_EVERY = 50
+CHUNK = 250
+
+
+@dataclass
+class Report:
+    """What came of some seeds. `failures`: (seed, promise, what was wrong)."""
+
+    seeds: int = 0
+    failures: list[tuple[int, int, str]] = field(default_factory=list)
+    counts: Counter[str] = field(default_factory=Counter)
+    cpu_seconds: float = 0.0
+
+    def add(self, other: Report) -> None:
+        self.seeds += other.seeds
+        self.failures += other.failures
+        self.counts.update(other.counts)
+        self.cpu_seconds += other.cpu_seconds
+
+    def to_json(self) -> dict[str, Any]:
+        return {**vars(self), "counts": dict(self.counts)}
+
+    @classmethod
+    def from_json(cls, values: dict[str, Any]) -> Report:
+        failures = [(seed, promise, text) for seed, promise, text in values["failures"]]
+        return cls(values["seeds"], failures, Counter(values["counts"]), values["cpu_seconds"])
+
+
+def play(first: int, count: int, mutant: str | None = None, *, until_found: bool = False) -> Report:
+    """Plays these seeds here. `until_found`: no further than to the first violation."""
+    report = Report()
+    began = time.process_time()
+    gc.collect()
+    gc.disable()
+    try:
+        for seed in range(first, first + count):
+            with MUTANTS[mutant].planted() if mutant else nullcontext():
+                outcome = run(draw(seed))
+            report.seeds += 1
+            report.counts.update(outcome.counts)
+            if outcome.violation is not None:
+                promise, text = outcome.violation.promise, outcome.violation.text
+                report.failures.append((seed, promise, text))
+                if until_found:
+                    break
+            if report.seeds % COLLECT_EVERY == 0:
+                gc.collect()
+    finally:
+        gc.enable()
+    report.cpu_seconds = time.process_time() - began
+    return report
+
+
+def spread(jobs: Sequence[Sequence[str]], processes: int | None = None) -> Iterator[Report]:
+    """The reports of `python -m tests.simulation chunk …`, for each of these arguments, as they
+    end."""
+    waiting = list(reversed(jobs))
+    running: list[subprocess.Popen[str]] = []
+    try:
+        while waiting or running:
+            while waiting and len(running) < (processes or os.cpu_count() or 1):
+                running.append(_start(waiting.pop()))
+            ended = _first_to_end(running)
+            out, _ = ended.communicate()
+            running.remove(ended)
+            if ended.returncode != 0:
+                raise RuntimeError(f"{ended.args!r} ended with {ended.returncode}")
+            yield Report.from_json(json.loads(out))
+    finally:
+        for process in running:
+            process.kill()
+            process.wait()
+            if process.stdout is not None:
+                process.stdout.close()
+
+
+def _start(arguments: Sequence[str]) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "tests.simulation", "chunk", *arguments]
+    return subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
+
+
+def _first_to_end(running: Sequence[subprocess.Popen[str]]) -> subprocess.Popen[str]:
+    """Waits for one of them. What they write fits into a pipe."""
+    while True:
+        for process in running:
+            try:
+                process.wait(timeout=0.05)
+            except subprocess.TimeoutExpired:
+                continue
+            return process
+
+
+def many(first: int, count: int, told: Callable[[Report], object] = lambda report: None) -> Report:
+    """Plays these seeds in as many processes as there are processors."""
+    jobs = [
+        (str(start), str(min(CHUNK, first + count - start)))
+        for start in range(first, first + count, CHUNK)
+    ]
+    total = Report()
+    for report in spread(jobs):
+        total.add(report)
+        told(total)
+    total.failures.sort()
+    return total

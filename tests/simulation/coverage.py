@@ -1,0 +1,36 @@
+"""What a campaign has met, and what it should have."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+
+from broker.core.records import _KINDS
+from broker.core.transitions import PARTITION_TRANSITIONS, QUEUE_TRANSITIONS, PartitionEvent, State
+from tests.simulation.plan import ACTIONS, FAULTS
+
+# A warm-up always has a successor, and whoever has one passes to it when the owner goes: the pair
+# stands in the table so that it is whole.
+UNREACHABLE = {(State.WARMING, PartitionEvent.ORPHANED)}
+
+
+def expected() -> Iterator[str]:
+    """The names of all counts that must not be 0 after some thousands of seeds."""
+    for state, event in (*PARTITION_TRANSITIONS, *QUEUE_TRANSITIONS):
+        if (state, event) not in UNREACHABLE:
+            yield f"pair {state.value}, {event.value}"
+    yield from (f"record {kind}" for kind in _KINDS)
+    for kinds in (*ACTIONS.values(), *FAULTS.values()):
+        yield from (f"event {kind}" for kind in dict.fromkeys(kinds))
+    yield from ("outages", "doubled", "answer flow_gone", "answer unavailable")
+
+
+def missing(counts: Counter[str]) -> list[str]:
+    """What was never met."""
+    return [name for name in expected() if not counts[name]]
+
+
+def table(counts: Counter[str]) -> str:
+    """How often each was met, one a line."""
+    names = dict.fromkeys((*expected(), "transactions", "messages", "steps"))
+    return "\n".join(f"{counts[name]:12,}  {name}" for name in names)
