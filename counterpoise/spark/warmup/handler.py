@@ -113,7 +113,7 @@ class StatefulForeachBatch(Generic[S]):
     def __call__(self, batch: DataFrame, batch_id: int) -> None:
         running = RunningBatch.of(batch)
         self._channel = running.channel
-        table = _rows_of(batch)
+        table = rows_of(batch)
         planned = running.planned.read
         with contextlib.ExitStack() as held:
             cells = [(one, self._prepared(one, held)) for one in planned]
@@ -338,7 +338,7 @@ def _state_of(cell: Cell[R]) -> Any:
     return cell.state
 
 
-def _rows_of(batch: DataFrame) -> pa.Table:
+def rows_of(batch: DataFrame) -> pa.Table:
     """The micro-batch as rows of the source. Raises InvalidSchema if it was changed on the way."""
     if batch.columns != ARROW_SCHEMA.names:
         raise InvalidSchema(
