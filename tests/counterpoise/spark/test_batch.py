@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from pyspark.errors import StreamingQueryException
 
 from counterpoise.client import Client
 from counterpoise.flow import Flow
@@ -131,6 +133,26 @@ def test_a_schema_is_refused(spark: SparkSession, service: Service, queue: str) 
     said = failure(reader.schema("key string, value string").load())
     assert "leave .schema(...) out" in said
     assert "struct<key:string,value:string>" in said
+
+
+def failure_of_stream(stream: Any, checkpoint: Path) -> str:
+    writer = stream.load().writeStream.format("noop")
+    query = writer.option("checkpointLocation", str(checkpoint)).start()
+    with pytest.raises(StreamingQueryException) as failed:
+        query.awaitTermination(60)
+    return str(failed.value)
+
+
+@pytest.mark.long
+def test_a_stream_refuses_a_schema_and_the_options_of_a_batch_read(
+    spark: SparkSession, service: Service, queue: str, tmp_path: Path
+) -> None:
+    stream = spark.readStream.format("counterpoise").options(url=service.url, queue=queue)
+    said = failure_of_stream(stream.option("endingPositions", "committed"), tmp_path / "1")
+    assert "the option 'endingPositions' belongs to a batch read" in said
+    stream = spark.readStream.format("counterpoise").options(url=service.url, queue=queue)
+    said = failure_of_stream(stream.schema("key string"), tmp_path / "2")
+    assert "leave .schema(...) out" in said
 
 
 def test_the_tasks_read_without_the_service(
