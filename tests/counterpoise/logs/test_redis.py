@@ -132,20 +132,48 @@ def test_credentials_are_asked_for_and_never_shown(tmp_path):
         assert texts(log, 0) == ["a"]
 
 
-def test_users_that_may_only_read_can_read_and_not_append(redis_server, log):
-    append(log, "a")
-    with redis_server.client() as admin:
-        rights = "+@read +@connection +@transaction +eval +evalsha -@write"
+READER = "+@read +@connection +@transaction +eval +evalsha"
+PUBLISHER = f"{READER} +hset +xadd +set +time"
+SERVICE = f"{PUBLISHER} +xtrim +unlink +info"
+
+
+def as_user(server, log, name, rights):
+    """The log as a user with just these rights (docs/logs.md, *Rights*) sees it."""
+    with server.client() as admin:
         admin.execute_command(
-            "ACL", "SETUSER", "reader", "on", ">pw", "~counterpoise:*", *rights.split()
+            "ACL", "SETUSER", name, "reset", "on", ">pw", "~counterpoise:*", *rights.split()
         )
-    url = log._log
-    reader = open_log(url, f"redis://reader:pw@{redis_server.address}", timeout_seconds=5)
+    return open_managed(log._log, f"redis://{name}:pw@{server.address}", timeout_seconds=5)
+
+
+def test_who_may_only_read_can_read_and_not_append(redis_server, log):
+    append(log, "a")
+    reader = as_user(redis_server, log, "reader", READER)
     assert texts(reader, 0) == ["a"]
     assert reader.bounds([0]).ends == {0: "1"}
+    assert reader.limit({0: "0"}, 10, max_bytes=1) == {0: "1"}
     with pytest.raises(LogAccessRefused):
         append(reader, "b", first=1)
     assert texts(log, 0) == ["a"]
+    reader.close()
+
+
+def test_publisher_and_service_need_the_rights_that_are_documented(redis_server, log):
+    publisher = as_user(redis_server, log, "publisher", PUBLISHER)
+    assert append(publisher, "a", "b") == AppendResult(2, 0)
+    assert publisher.next_sequence("p") == 2
+    service = as_user(redis_server, log, "service", SERVICE)
+    assert service.ensure(4, OWNER)
+    assert service.set_partition_count(3, 2)
+    assert service.discard([3]) == {3}
+    assert service.position_at(0.0)[0] == "0"
+    service.trim({0: "1"})
+    assert texts(log, 0, "1") == ["b"]
+    service.drop(OWNER)
+    with pytest.raises(LogNotFound):
+        service.bounds([0])
+    for one in (publisher, service):
+        one.close()
 
 
 def test_a_server_that_is_full_takes_nothing_of_a_batch_and_says_so(tmp_path):
