@@ -32,7 +32,9 @@ def test_others_take_over_from_who_is_stuck_and_nothing_stale_follows(
             stuck.set()
             go_on.wait(60)
 
-    with running(act, workers=2, lease_seconds=1, max_processing_seconds=0.5) as one:
+    with running(
+        act, workers=2, lease_seconds=1, max_processing_seconds=0.5, commit_seconds=3600
+    ) as one:
         assert stuck.wait(10)
         with running() as two:
             eventually(lambda: "the lease is not renewed any more" in caplog.text)
