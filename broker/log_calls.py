@@ -83,6 +83,7 @@ class LogCalls(Overviews):
                 tuple(
                     views.PositionSet(number, queue.partitions[number].epoch, positions[number])
                     for number in sorted(positions)
+                    if queue.exists(number)
                 ),
             )
 

@@ -138,7 +138,12 @@ class Turn:
             answer = self.decide(command)
         if isinstance(command, c.Bind) and ask.token_hash is not None:
             self._hashes[command.flow_id] = ask.token_hash
-        self._positions.update(ask.positions)
+        # One that was removed meanwhile keeps its position: its epoch was not raised either.
+        self._positions.update(
+            (number, position)
+            for number, position in ask.positions.items()
+            if self.queue.exists(number)
+        )
         if ask.renews is not None and ask.renews in self.queue.flows:
             self._renewed.add(ask.renews)
         return answer

@@ -102,6 +102,11 @@ class Queue:
         """The partition of this number, removed ones included; None if there never was one."""
         return self.partitions[number] if 0 <= number < len(self.partitions) else None
 
+    def exists(self, number: int) -> bool:
+        """Whether there is a partition of this number that was not removed."""
+        partition = self.find(number)
+        return partition is not None and partition.state is not State.REMOVED
+
     def existing(self) -> Iterator[Partition]:
         """The partitions that exist, lowest number first."""
         return (partition for partition in self.partitions if partition.state is not State.REMOVED)

@@ -247,6 +247,23 @@ class TestPositions:
         assert late.results[0].outcome == "stale_epoch"
         assert late.update.partitions[0].position == "10"
 
+    @virtual
+    async def test_what_is_removed_meanwhile_keeps_its_position(self) -> None:
+        world = World()
+        one, two = await world.replica(), await world.replica()
+        await one.create_queue(spec())
+        flow = await one.join("orders", "first", lease=60)
+        await two.commit("orders", flow, 1, [views.CommitItem(3, 1, "50")])
+        gate = one.net.hold("commit")
+        setting = asyncio.create_task(one.set_positions("orders", {0: "10", 3: "10"}))
+        await one.net.met("commit")
+        await two.change_queue("orders", {"partition_count": 3}, discard=True)
+        gate.set()
+        done = await setting
+        assert [(p.partition, p.epoch) for p in done.partitions] == [(0, 2)]
+        queue_id, _ = world.stored("orders")
+        assert world.database.positions(queue_id, [0, 3]) == {0: (2, "10"), 3: (1, "50")}
+
     @pytest.mark.parametrize("position", ["", "nonsense", "-1", "1.5", "1" * 30, "١"])
     @virtual
     async def test_nonsense_is_refused(self, position: str) -> None:
