@@ -327,6 +327,7 @@ class Checker:
         if how not in ("initial", "graceful"):
             self.lanes[number].rough.add(new.epoch)
         again = new.retiring and not old.retiring
+        again = again or len(tx.revisions) > 1
         raised = (number in self._set_by_admin or again) and new.owner == old.owner
         if how == "forced" and not raised and old.owner is not None:
             self._check_forced(tx, old, new)

@@ -17,6 +17,7 @@ import broker.coordinator
 import broker.core.queue
 import broker.core.replay
 import broker.flow_calls
+import broker.log_calls
 import broker.queue_calls
 import broker.replica
 from broker import views
@@ -649,6 +650,7 @@ def run(plan: Plan, *, recording: bool = False) -> Outcome:
         (broker.queue_calls, "uuid4", lambda: _Id(world.new_id("q"))),
         (broker.flow_calls, "secrets", SimpleNamespace(token_urlsafe=lambda n: world.new_id("s"))),
         (broker.coordinator, "_log", quiet),
+        (broker.log_calls, "_log", quiet),
         (broker.replica, "_log", quiet),
         (broker.core.queue, "PARTITION_TRANSITIONS", tables[0]),
         (broker.core.replay, "QUEUE_TRANSITIONS", tables[1]),
