@@ -63,6 +63,17 @@ check: setup ## lint, format, types, import rules, openapi.yaml, migrations
 	$(BIN)/mypy
 	$(BIN)/pytest -q -m 'not long' $(AGREEMENTS)
 
+# How many simulated runs, or which (500-600); SEED=7 shows one.
+SEEDS ?= 1000
+
+.PHONY: sim
+sim: setup ## play simulated runs: SEEDS=1000, SEEDS=500-600, or SEED=7 with its transcript
+	@$(BIN)/python -m tests.simulation $(if $(SEED),seed $(SEED),seeds $(SEEDS)) $(ARGS)
+
+.PHONY: sim-long
+sim-long: setup ## play simulated runs until interrupted, from where it stopped last time
+	@nice -n 19 $(BIN)/python -m tests.simulation long $(ARGS)
+
 .PHONY: openapi
 openapi: setup ## write openapi.yaml anew from what the app serves
 	@$(BIN)/python -m api.openapi > openapi.yaml.new && mv openapi.yaml.new openapi.yaml
