@@ -84,6 +84,8 @@ def test_the_lowest_level_of_bytes_comes_first(
 def test_messages_trimmed_since_the_bounds_were_asked_stay_planned(filled: PostgresLog) -> None:
     """Reading them says that they are gone; leaving them out would hang the query."""
     bounds = filled.bounds([0, 1])
+    filled.trim({1: "10"})
+    assert filled.limit({1: "0"}, 1000, bounds, max_bytes=1000) == {1: "30"}
     filled.trim({1: "30"})
     assert filled.limit({0: "0", 1: "0"}, 1000, bounds, max_bytes=4)[1] == "30"
 

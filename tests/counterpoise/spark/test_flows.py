@@ -191,7 +191,7 @@ def together(*flows: Any) -> Flows:
 
 def test_a_partition_on_its_way_is_seen_once_under_the_epoch_that_counts() -> None:
     before, after = fixed(p1=3, p2=1), fixed(p1=4)
-    flows = together(before, after)
+    flows = together(after, before)
     assert {n: one.epoch for n, one in flows.partitions.items()} == {1: 4, 2: 1}
     flows.commit([(1, 3, "5"), (2, 1, "6")])
     flows.commit([(1, 4, "7")])
