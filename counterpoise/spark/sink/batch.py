@@ -67,6 +67,7 @@ class RunningBatch:
             held = {
                 (int(number), one.get("epoch"))
                 for number, one in view.get("partitions", {}).items()
+                if one.get("state") != "warming"
             }
             left = [key for key in left if key in held]
             if not left or clock() >= give_up_at:

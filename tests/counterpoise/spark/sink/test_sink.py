@@ -14,7 +14,11 @@ from pyspark.errors import StreamingQueryException
 from counterpoise.client import Client
 from counterpoise.publisher import Publisher
 from counterpoise.spark import FencedSink
+from counterpoise.spark.channel import Channel
+from counterpoise.spark.offsets import Slice
+from counterpoise.spark.planned import Planned, Plans, planned_of
 from counterpoise.spark.sink import sink as module
+from counterpoise.spark.sink.batch import RunningBatch
 from counterpoise.spark.sink.errors import InvalidSink, SinkNameInUse
 from tests.counterpoise.spark.application import until
 from tests.service import Service
@@ -221,6 +225,49 @@ def test_two_sinks_of_one_name_are_refused(stage: Stage) -> None:
     assert len(stage.values()) == 5
 
 
+@pytest.mark.long
+def test_an_epoch_that_the_service_never_granted_fails_the_query(stage: Stage) -> None:
+    """As after the service was restored from a backup: to drop what is read would lose it."""
+    sink = FencedSink.to_table(stage.url, "events", confirm_seconds=0.5)
+    stage.publish(40)
+    query = stage.start(sink)
+    stage.until_committed(query)
+    with psycopg.connect(stage.url) as connection:
+        connection.execute("UPDATE counterpoise_high_water SET epoch = 99 WHERE partition = 2")
+    stage.publish(40)
+    with pytest.raises(StreamingQueryException, match=r"partition 2 \(epoch 1\)"):
+        query.awaitTermination(60)
+    positions = {one.partition: one.position for one in stage.client.partitions("flights")}
+    assert positions[2] == stage.high_water()[2]
+
+
+def test_a_superseded_range_waits_until_the_source_has_heard_of_it(tmp_path: Path) -> None:
+    channel = Channel(tmp_path, "one")
+    planned = Planned({}, {"queue": "flights"}, "id-1", "log-1", (), ())
+    running = RunningBatch(None, "run", planned, channel)
+
+    def view(**states: tuple[int, str]) -> None:
+        partitions = {
+            name[1:]: {"epoch": epoch, "state": state} for name, (epoch, state) in states.items()
+        }
+        channel.put("view", {"partitions": partitions})
+
+    clock = iter(range(100))
+
+    def tick() -> float:
+        now = next(clock)
+        if now == 4:  # the source hears of the second now
+            view(p1=(7, "owned"))
+        return float(now)
+
+    view(p1=(7, "owned"), p2=(3, "revoking"), p3=(9, "owned"), p4=(4, "warming"))
+    superseded = [(1, 6), (2, 3), (3, 8), (4, 4), (5, 1)]
+    assert running.still_held(superseded, 20, tick) == []
+    assert 4 <= next(clock) < 10
+    # And here it never does.
+    assert running.still_held([(1, 7), (1, 6)], 20, tick) == [(1, 7)]
+
+
 def test_a_query_of_another_source_is_refused(spark: SparkSession, tmp_path: Path) -> None:
     sink = FencedSink.to_table("postgresql://u:sEcReT@127.0.0.1/d", "events")
     rows = spark.readStream.format("rate").load()
@@ -251,10 +298,6 @@ def test_wrong_arguments_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_what_the_source_plans_is_said_before_the_batch_runs(tmp_path: Path) -> None:
     """(c): what is skipped is not among what is read; history is in neither."""
-    from counterpoise.spark.channel import Channel
-    from counterpoise.spark.offsets import Slice
-    from counterpoise.spark.planned import Plans, planned_of
-
     channel = Channel(tmp_path, "one")
     start, end = {"queue": "flights"}, {"queue": "flights", "partitions": {}}
     history = Slice(7, 3, "0", "9", replay=True)
