@@ -68,8 +68,9 @@ class StatefulForeachBatch(Generic[S]):
     this application, `instanceId` has to be among them. `write(outputs, batch_id)` is called once
     for each micro-batch, with what `apply` returned for each partition; what it raises fails the
     query, and the states are restored when it runs again. `publish_seconds`: how often the state
-    of a partition is published while it is worked here (it holds up the micro-batch for as long as
-    `dump` takes). `without_snapshot`: build a state from the log, or begin `empty`.
+    of a partition is published while it is worked here (its micro-batches wait while `dump` fills
+    memory, not while that is written). `without_snapshot`: build a state from the log, or begin
+    `empty`.
 
     The stream must be the source's own, not filtered or changed: history is read past Spark.
     """

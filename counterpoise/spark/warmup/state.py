@@ -8,6 +8,7 @@ missing then is read from the log. All of this happens under the cell's lock.
 
 from __future__ import annotations
 
+import io
 import logging
 import threading
 import time
@@ -119,16 +120,25 @@ class Restorer(Generic[S]):
             self._catch_up(cell, target, log, bounds)
 
     def publish(self, cell: Cell[S], epoch: int, incarnation: str) -> bool:
-        """Publish the cell's state; whether there was anything new. Raises OSError."""
+        """Publish the cell's state; whether there was anything new. Raises OSError.
+
+        The micro-batches wait while it is dumped to memory, not while that goes to the disk.
+        """
         with cell.lock:
             position = cell.position
             if not cell.usable() or position is None or position == cell.published:
                 return False
-            snapshot = Snapshot(self.queue, incarnation, cell.partition, epoch, position)
             state: Any = cell.state
+            content = io.BytesIO()
+            self._how.dump(state, content)
             cell.published_at = time.monotonic()
-            self._snapshots.publish(snapshot, lambda file: self._how.dump(state, file))
-            cell.published = position
+        snapshot = Snapshot(self.queue, incarnation, cell.partition, epoch, position)
+
+        def write(file: BinaryIO) -> None:
+            file.write(content.getbuffer())
+
+        self._snapshots.publish(snapshot, write)
+        cell.published = position
         self._prune(cell.partition, incarnation)
         return True
 
