@@ -32,18 +32,17 @@ def main() -> int:
     chunk = commands.add_parser("chunk", help="play seeds in this process, answer in JSON")
     chunk.add_argument("first", type=int)
     chunk.add_argument("count", type=int)
-    chunk.add_argument("--mutant", choices=MUTANTS)
+    hunt = commands.add_parser("hunt", help="plant bugs, play until each is found, answer in JSON")
+    hunt.add_argument("most", type=int, help="seeds for each")
+    hunt.add_argument("names", nargs="+", choices=MUTANTS, metavar="name")
     long = commands.add_parser("long", help="go on where it stopped last time")
     long.add_argument("--seeds", type=int, default=None, help="stop after so many in all")
     arguments = parser.parse_args()
     if arguments.command == "chunk":
-        report = campaign.play(
-            arguments.first,
-            arguments.count,
-            arguments.mutant,
-            until_found=arguments.mutant is not None,
-        )
-        json.dump(report.to_json(), sys.stdout)
+        json.dump(campaign.play(arguments.first, arguments.count).to_json(), sys.stdout)
+        return 0
+    if arguments.command == "hunt":
+        json.dump(campaign.hunt(arguments.names, arguments.most).to_json(), sys.stdout)
         return 0
     if arguments.command == "seed":
         return _one(arguments.seed, arguments.mutant, arguments.shrink)

@@ -22,7 +22,8 @@ from tests.simulation.world import run
 ROOT = Path(__file__).parents[2]
 # What a run leaves behind is collected after so many: cheaper than as Python does it.
 COLLECT_EVERY = 50
-CHUNK = 250
+# So many to a process, which takes a second to start.
+CHUNK = 1250
 
 
 @dataclass
@@ -74,9 +75,21 @@ def play(first: int, count: int, mutant: str | None = None, *, until_found: bool
     return report
 
 
+def hunt(names: Sequence[str], most: int) -> Report:
+    """Plants these bugs one after another, and plays until each is found, `most` seeds at the most.
+
+    Each one found is a failure whose text begins with its name.
+    """
+    total = Report()
+    for name in names:
+        report = play(0, most, name, until_found=True)
+        report.failures = [(seed, no, f"{name}: {text}") for seed, no, text in report.failures]
+        total.add(report)
+    return total
+
+
 def spread(jobs: Sequence[Sequence[str]], processes: int | None = None) -> Iterator[Report]:
-    """The reports of `python -m tests.simulation chunk …`, for each of these arguments, as they
-    end."""
+    """The reports of `python -m tests.simulation` with each of these arguments, as they end."""
     waiting = list(reversed(jobs))
     running: list[subprocess.Popen[str]] = []
     try:
@@ -98,7 +111,7 @@ def spread(jobs: Sequence[Sequence[str]], processes: int | None = None) -> Itera
 
 
 def _start(arguments: Sequence[str]) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "tests.simulation", "chunk", *arguments]
+    command = [sys.executable, "-m", "tests.simulation", *arguments]
     return subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
 
 
@@ -116,7 +129,7 @@ def _first_to_end(running: Sequence[subprocess.Popen[str]]) -> subprocess.Popen[
 def many(first: int, count: int, told: Callable[[Report], object] = lambda report: None) -> Report:
     """Plays these seeds in as many processes as there are processors."""
     jobs = [
-        (str(start), str(min(CHUNK, first + count - start)))
+        ("chunk", str(start), str(min(CHUNK, first + count - start)))
         for start in range(first, first + count, CHUNK)
     ]
     total = Report()
