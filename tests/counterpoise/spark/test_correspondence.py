@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from counterpoise.errors import ServiceUnavailable
+from counterpoise.errors import Forbidden, ServiceUnavailable
 from counterpoise.logs.postgres import PostgresLog
 from counterpoise.spark.channel import Channel
 from counterpoise.spark.consumption import Consumption
@@ -182,3 +183,41 @@ def test_a_service_that_is_away_is_told_of_the_drain_again(talk: Talk, log: Post
     talk.flow.away = False
     until(lambda: talk.view()["status"] == "left")
     assert talk.owner(0) is None
+
+
+def test_who_may_not_ask_who_is_there_leaves_in_half_of_the_time(
+    talk: Talk, log: PostgresLog
+) -> None:
+    def refused() -> bool:
+        raise Forbidden("this token may not read queues")
+
+    talk.consumption._nobody_else = refused
+    talk.flow.grant(0)
+    talk.consumption.next_offset(EMPTY, None)
+    began = time.monotonic()
+    talk.driver.put("drain", {"timeout_seconds": 1.0})
+    until(lambda: talk.view()["status"] == "left")
+    assert time.monotonic() - began >= 0.5
+    assert talk.owner(0) is None
+
+
+def _replaced_by_a_file(channel: Channel) -> bool:
+    """As good as a full disk; the source may be about to write."""
+    channel.clear()
+    try:
+        channel.directory.write_text("")
+    except OSError:
+        return False
+    return channel.directory.is_file()
+
+
+def test_a_channel_that_cannot_be_used_costs_the_query_nothing(
+    talk: Talk, log: PostgresLog, caplog: pytest.LogCaptureFixture
+) -> None:
+    append(log, "a")
+    talk.flow.grant(0)
+    until(lambda: _replaced_by_a_file(talk.driver))
+    first = next_offset(talk.consumption, EMPTY)
+    until(lambda: "the channel to the driver fails" in caplog.text)
+    talk.consumption.next_offset(first, None)
+    until(lambda: talk.position() == "1")
