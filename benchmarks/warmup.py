@@ -1,0 +1,331 @@
+"""How soon a stateful application puts something out after it was granted a partition, with and
+without warm-up.
+
+    python -m benchmarks.warmup [--megabytes 500] [--history 20000]
+
+A real service on an embedded Postgres, two real Spark applications with a driver each. Of the two
+partitions the second has hardly any state; the successor has joined and works on it already. The
+first has all the state; its owner is drained while twenty messages a second come in. Measured from
+the moment at which the service names the new owner to the first output that the application writes
+of that partition, and, while it warms up, the longest pause of its owner.
+
+* *snapshot*: state of foreachBatch, so many megabytes of it; cold is without warm-up, where the
+  snapshot is loaded after the grant.
+* *replay*: state of transformWithState from so many messages; cold replays them after the grant.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import itertools
+import json
+import os
+import pickle
+import queue
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from benchmarks.binds import served
+from counterpoise.client import Client
+from counterpoise.keys import partition_of
+from counterpoise.publisher import Publisher
+
+KEY_BYTES = 10 * 1024
+WAIT_SECONDS = 300.0
+ROCKSDB = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
+
+
+def main() -> None:
+    """Parse the arguments, measure, print."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n\n")[0])
+    parser.add_argument("--megabytes", type=int, default=500)
+    parser.add_argument("--history", type=int, default=20_000)
+    parser.add_argument("--only", choices=["snapshot", "replay"])
+    parser.add_argument("--application", help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.application:
+        application(json.loads(arguments.application))
+        return
+    with tempfile.TemporaryDirectory() as directory, served(Path(directory)) as url:
+        with Client(url) as client:
+            messages = arguments.megabytes * 1024 * 1024 // KEY_BYTES
+            if arguments.only != "replay":
+                what = f"{arguments.megabytes} MB of state"
+                for warm in (True, False):
+                    measure(client, url, Path(directory), "snapshot", warm, messages, what)
+            if arguments.only != "snapshot":
+                what = f"state of {arguments.history:,} messages"
+                for warm in (True, False):
+                    measure(client, url, Path(directory), "replay", warm, arguments.history, what)
+
+
+def measure(
+    client: Client, url: str, directory: Path, kind: str, warm: bool, messages: int, what: str
+) -> None:
+    """One handoff; prints its line."""
+    name = f"{kind}-{'warm' if warm else 'cold'}"
+    # Without time for it nobody warms up.
+    limits = {} if warm else {"max_warmup_time": 0}
+    client.create_queue(name, 2, rebalance_delay=0, max_handoff_time=60, **limits)
+    client.create_queue(f"{name}-history", 2, log=f"builtin:{name}")
+    numbers = (number for number in itertools.count() if partition_of(f"key-{number}", 2) == 0)
+    with Publisher(name, url=url, batch_messages=1000) as publisher:
+        for number in itertools.islice(numbers, messages):
+            publisher.publish(b"x" * 100, f"key-{number}")
+    with contextlib.ExitStack() as ending:
+        owner = ending.enter_context(running(url, directory, name, kind, warm, "owner"))
+        until(lambda: position_of(client, name) >= messages, "the owner has its state")
+        if kind == "snapshot":
+            until(lambda: snapshot_at(directory, name) >= messages, "it is published")
+        ending.enter_context(traffic(url, name))
+        successor = ending.enter_context(running(url, directory, name, kind, warm, "successor"))
+        until(lambda: successor.next().get("partition") == 1, "the successor works")
+        before = client.partitions(name)[0]
+        (flow,) = [one for one in client.flows(name) if one.client_name == "owner"]
+        owner.clear()
+        began = time.time()
+        client.drain(name, flow.flow_id)
+        while (now := client.partitions(name)[0]).epoch == before.epoch or now.owner is None:
+            assert time.time() - began < WAIT_SECONDS
+            time.sleep(0.005)
+        granted = time.time()
+        first = successor.first(before.epoch)
+        # The last output of the owner is when it was revoked, not a pause.
+        outputs = [began, *(one["at"] for one in owner.all() if one["partition"] == 0)]
+        pause = max((b - a for a, b in itertools.pairwise(outputs)), default=0.0)
+        print(
+            f"{kind:<9} {what}, {'with' if warm else 'without'} warm-up: "
+            f"grant to first output {first - granted:>7.2f} s"
+            + (
+                f"; warm-up and handoff {granted - began:.2f} s, "
+                f"the owner's longest pause meanwhile {pause:.2f} s"
+                if warm
+                else ""
+            ),
+            flush=True,
+        )
+    client.delete_queue(f"{name}-history", force=True)
+    client.delete_queue(name, force=True)
+
+
+class Running:
+    """An application's process, and what it has said."""
+
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        self._process = process
+        self._said: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
+        threading.Thread(target=self._listen, daemon=True).start()
+
+    def _listen(self) -> None:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            if line.startswith("{"):
+                self._said.put(json.loads(line))
+
+    def next(self) -> dict[str, Any]:
+        return self._said.get(timeout=WAIT_SECONDS)
+
+    def first(self, after_epoch: int) -> float:
+        """When the first output under a later epoch came."""
+        while True:
+            said = self.next()
+            if said.get("partition") == 0 and said["epoch"] > after_epoch:
+                return float(said["at"])
+
+    def all(self) -> list[dict[str, Any]]:
+        return [self._said.get() for _ in range(self._said.qsize())]
+
+    def clear(self) -> None:
+        self.all()
+
+
+@contextlib.contextmanager
+def running(
+    url: str, directory: Path, name: str, kind: str, warm: bool, who: str
+) -> Iterator[Running]:
+    """The application, until it has started; ends with the context."""
+    settings = {
+        "url": url,
+        "queue": name,
+        "kind": kind,
+        "who": who,
+        "home": str(directory / f"{name}-{who}"),
+        "snapshots": str(directory / "snapshots" / name),
+    }
+    with (directory / f"{name}-{who}.log").open("w") as log:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "benchmarks.warmup", "--application", json.dumps(settings)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=log,
+            text=True,
+            start_new_session=True,
+        )
+    try:
+        application = Running(process)
+        application.next()
+        yield application
+    except queue.Empty:
+        print((directory / f"{name}-{who}.log").read_text()[-3000:])
+        raise
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+@contextlib.contextmanager
+def traffic(url: str, name: str) -> Iterator[None]:
+    """Twenty messages a second."""
+    over = threading.Event()
+
+    def run() -> None:
+        with Publisher(name, url=url) as publisher:
+            number = 0
+            while not over.wait(0.05):
+                publisher.publish(b"y", f"key-{number % 100}")
+                publisher.flush()
+                number += 1
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+
+
+def position_of(client: Client, name: str) -> int:
+    return int(client.partitions(name)[0].position or 0)
+
+
+def snapshot_at(directory: Path, name: str) -> int:
+    found = (directory / "snapshots" / name).rglob("*.snapshot")
+    return max((int(path.name.partition("_")[0]) for path in found), default=0)
+
+
+def until(condition: Any, what: str) -> None:
+    deadline = time.monotonic() + WAIT_SECONDS
+    while not condition():
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"not in time: {what}")
+        time.sleep(0.05)
+
+
+# ---------------------------------------------------------------------- the application
+
+
+def application(settings: dict[str, Any]) -> None:
+    """A driver: warms Spark up, starts its query, and says when something comes out."""
+    from pyspark.sql import Row
+
+    from counterpoise import spark as cs
+
+    home = Path(settings["home"])
+    spark = cs.session(
+        settings["who"],
+        spark__master="local[2]",
+        spark__ui__enabled="false",
+        spark__ui__showConsoleProgress="false",
+        spark__driver__host="127.0.0.1",
+        spark__driver__bindAddress="127.0.0.1",
+        spark__driver__memory="1g",
+        spark__local__dir=str(home),
+        spark__log__level="ERROR",
+        spark__sql__shuffle__partitions="2",
+        spark__sql__streaming__stateStore__providerClass=ROCKSDB,
+    )
+    options = {"url": settings["url"], "queue": settings["queue"], "clientName": settings["who"]}
+
+    # The first micro-batch of a Spark takes seconds, whatever it reads: let it be another query's.
+    def nothing(batch: Any, _: int) -> None:
+        batch.toArrow()
+
+    spark.read.format("counterpoise").options(
+        url=settings["url"], queue=settings["queue"]
+    ).load().limit(10).toArrow()
+    rate = spark.readStream.format("rate").load()
+    small = rate.writeStream.foreachBatch(nothing).trigger(availableNow=True)
+    small.option("checkpointLocation", str(home / "small")).start().awaitTermination()
+
+    def say(partition: int, epoch: int) -> None:
+        said = {"partition": partition, "epoch": epoch, "at": time.time()}
+        print(json.dumps(said), flush=True)
+
+    class Blocks(cs.PartitionState[dict[str, bytes]]):
+        """Ten kilobytes for each key."""
+
+        def empty(self, partition: int) -> dict[str, bytes]:
+            return {}
+
+        def apply(self, state: dict[str, bytes], rows: Any) -> int:
+            for key in rows["key"].to_pylist():
+                state[key] = (key.encode() * (KEY_BYTES // len(key) + 1))[:KEY_BYTES]
+            return len(state)
+
+        def dump(self, state: dict[str, bytes], file: BinaryIO) -> None:
+            pickle.dump(state, file, protocol=5)
+
+        def load(self, file: BinaryIO) -> dict[str, bytes]:
+            state: dict[str, bytes] = pickle.load(file)
+            return state
+
+    class Counted(cs.TenuredProcessor):
+        """A number for each key."""
+
+        def open(self, handle: Any) -> None:
+            self.count = handle.getValueState("count", "n long")
+
+        def clear(self) -> None:
+            self.count.clear()
+
+        def on_rows(self, key: Any, rows: list[Row], timers: Any) -> Iterator[Row]:
+            known = self.count.get()
+            n = (known[0] if known is not None else 0) + len(rows)
+            self.count.update((n,))
+            yield Row(partition=key[0], epoch=rows[-1]["epoch"], n=n)
+
+    def write(outputs: Sequence[cs.Output], _: int) -> None:
+        for one in outputs:
+            if one.value is not None:
+                say(one.partition, one.epoch)
+
+    def put_out(batch: Any, _: int) -> None:
+        rows = batch.select("partition", "epoch").toArrow().to_pylist()
+        for partition, epoch in {(row["partition"], row["epoch"]) for row in rows}:
+            say(partition, epoch)
+
+    options["warmup"] = "true"
+    if settings["kind"] == "snapshot":
+        options["warmupFrom"] = "snapshot"
+    messages = spark.readStream.format("counterpoise").options(**options).load()
+    if settings["kind"] == "snapshot":
+        handler = cs.StatefulForeachBatch(
+            options,
+            Blocks(),
+            write,
+            snapshots=cs.Snapshots(settings["snapshots"]),
+            publish_seconds=20.0,
+        )
+        writer = messages.writeStream.foreachBatch(handler)
+    else:
+        counted = messages.groupBy("partition", "key").transformWithState(
+            Counted(), "partition int, epoch long, n long", "Update", "None"
+        )
+        writer = counted.writeStream.outputMode("Update").foreachBatch(put_out)
+    query = writer.option("checkpointLocation", str(home / "checkpoint")).start()
+    print(json.dumps({"started": True}), flush=True)
+    query.awaitTermination()
+
+
+if __name__ == "__main__":
+    main()
