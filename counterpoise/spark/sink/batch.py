@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from counterpoise.spark.channel import Channel, NoChannel, driver_home
@@ -38,19 +38,20 @@ class RunningBatch:
         execution = _execution(batch)
         instance, start, end = _offsets(execution)
         channel = Channel(driver_home(), instance)
-        planned = _planned(channel, end)
+        if start == end:
+            # Spark runs it for timeouts or watermarks, and asks the source for nothing.
+            planned: Planned | None = Planned(end, end, "", "", (), ())
+        else:
+            planned = planned_for(channel, start, end)
         if planned is None:
             # Not seen on any version: Spark builds the RDD, and so asks for the plan, before.
             execution.lastExecution().toRdd().getNumPartitions()
-            planned = _planned(channel, end)
+            planned = planned_for(channel, start, end)
         if planned is None:
             raise PlanMissing(
                 "the source has not said what this micro-batch reads: is the directory for "
                 "temporary files full, or counterpoise of another version than when it started?"
             )
-        if start == end:
-            # Spark runs it for timeouts or watermarks, and has asked the source for nothing.
-            planned = replace(planned, read=(), tasks=())
         return cls(execution, str(execution.runId()), planned, channel)
 
     def still_held(
@@ -128,8 +129,15 @@ def _json(text: str) -> Json | None:
     return document if isinstance(document, dict) and VERSION_FIELD in document else None
 
 
-def _planned(channel: Channel, end: Json) -> Planned | None:
+def planned_for(channel: Channel, start: Json | None, end: Json) -> Planned | None:
+    """The plan, if it is the batch's; `start` None: of the first batch.
+
+    When a query starts again, Spark first asks for a plan from the end to the end.
+    """
     document = channel.get("plan")
     if document is None or document["end"] != end:
+        return None
+    begins = document["start"]
+    if begins == end if start is None else begins != start:
         return None
     return planned_of(document)

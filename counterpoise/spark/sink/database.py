@@ -1,7 +1,7 @@
 """Reaching the database: how a task gets its connection, and how a transaction begins.
 
 How to reach it is a secret. It is held by one small class that shows nothing of it, on the way to
-the tasks it is inside the pickled function, and errors carry neither it nor the rows.
+the tasks it is inside the pickled function, and errors do not carry it.
 """
 
 from __future__ import annotations

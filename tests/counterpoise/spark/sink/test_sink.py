@@ -18,7 +18,7 @@ from counterpoise.spark.channel import Channel
 from counterpoise.spark.offsets import Slice
 from counterpoise.spark.planned import Planned, Plans, planned_of
 from counterpoise.spark.sink import sink as module
-from counterpoise.spark.sink.batch import RunningBatch
+from counterpoise.spark.sink.batch import RunningBatch, planned_for
 from counterpoise.spark.sink.errors import InvalidSink, SinkNameInUse
 from tests.counterpoise.spark.application import until
 from tests.service import Service
@@ -266,6 +266,25 @@ def test_a_superseded_range_waits_until_the_source_has_heard_of_it(tmp_path: Pat
     assert 4 <= next(clock) < 10
     # And here it never does.
     assert running.still_held([(1, 7), (1, 6)], 20, tick) == [(1, 7)]
+
+
+def test_only_the_plan_of_the_batch_that_runs_is_taken(tmp_path: Path) -> None:
+    """Started again, Spark asks for a plan from the end to the end before that of the batch."""
+    channel = Channel(tmp_path, "one")
+    plans = Plans(channel, "id-1", "log-1")
+    at = [{"queue": "flights", "partitions": {"0": number}} for number in range(3)]
+    assert planned_for(channel, at[0], at[1]) is None
+    plans.say(at[1], at[1], [], [])
+    assert planned_for(channel, at[0], at[1]) is None
+    assert planned_for(channel, None, at[1]) is None
+    one = Slice(0, 1, "0", "9")
+    plans.say(at[0], at[1], [(one,)], [])
+    for start in (None, at[0]):
+        planned = planned_for(channel, start, at[1])
+        assert planned is not None
+        assert planned.read == (one,)
+    assert planned_for(channel, at[0], at[2]) is None
+    assert planned_for(channel, at[2], at[1]) is None
 
 
 def test_a_query_of_another_source_is_refused(spark: SparkSession, tmp_path: Path) -> None:
