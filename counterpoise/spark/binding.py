@@ -11,7 +11,7 @@ from collections.abc import Callable
 from counterpoise.errors import CounterpoiseError, ServiceUnavailable
 from counterpoise.flow import Flow
 from counterpoise.flow.view import Owned
-from counterpoise.spark.consumption import BoundFlow
+from counterpoise.spark.bound import BoundFlow
 from counterpoise.spark.errors import CannotStart
 from counterpoise.spark.flows import Flows, each, numbered
 from counterpoise.spark.handoffs import Handoffs

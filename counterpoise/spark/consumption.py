@@ -13,14 +13,13 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol
 
 from counterpoise.errors import CounterpoiseError
 from counterpoise.logs import LogUnavailable
+from counterpoise.spark.bound import BoundFlow, raise_if_over
 from counterpoise.spark.channel import Channel
 from counterpoise.spark.correspondence import Correspondent
-from counterpoise.spark.door import GivesAccess, LogDoor
-from counterpoise.spark.errors import FlowEnded
+from counterpoise.spark.door import LogDoor
 from counterpoise.spark.executor import LogPartition, LogSource
 from counterpoise.spark.handoffs import Handoffs
 from counterpoise.spark.leaving import Leaving
@@ -39,8 +38,8 @@ from counterpoise.spark.planning import (
 from counterpoise.spark.probe import LogProbe
 from counterpoise.spark.progress import Progress
 from counterpoise.spark.report import Standing
-from counterpoise.spark.settler import Settler, Tells
-from counterpoise.spark.warmup.learner import Learner, LearnsOf
+from counterpoise.spark.settler import Settler
+from counterpoise.spark.warmup.learner import Learner
 from counterpoise.wire import CommitItem, ReleaseItem
 
 logger = logging.getLogger("counterpoise.spark")
@@ -54,34 +53,6 @@ SETTLE_SECONDS = 2.0
 _STOP_SECONDS = 3.0
 # How long a query that is stopped with a micro-batch in flight waits to hear what became of it.
 _ENDED_SECONDS = 1.0
-
-
-class BoundFlow(GivesAccess, Tells, LearnsOf, Protocol):
-    """What is needed of a `Flow`."""
-
-    @property
-    def instance_id(self) -> str: ...
-
-    @property
-    def start(self) -> str | None: ...
-
-    @property
-    def flow_ids(self) -> Sequence[str]: ...
-
-    @property
-    def gone_reason(self) -> str | None: ...
-
-    @property
-    def last_error(self) -> CounterpoiseError | None: ...
-
-    @property
-    def lease_expires_at(self) -> float | None: ...
-
-    def drain(self, timeout_seconds: float | None = None) -> None: ...
-
-    def wait(self, timeout_seconds: float | None = None, after: int | None = None) -> bool: ...
-
-    def close(self, *, timeout_seconds: float = 5.0) -> None: ...
 
 
 class Consumption:
@@ -140,6 +111,7 @@ class Consumption:
         self._planned: Json | None = None
         self._leaving: Leaving | None = None
         self._closing = False
+        self._unbinding = False
         self._left = False
         self._stopped = False
 
@@ -157,9 +129,9 @@ class Consumption:
 
         Raises what ends the query: FlowEnded, AheadOfLog, InvalidPosition, InvalidOffset.
         """
-        if self._left:
+        if self._unbinding:
             return start
-        self._raise_if_over()
+        raise_if_over(self._flow, self._options.queue)
         self._measure()
         offset = self._parse(start)
         lost: Sequence[Slice] = ()
@@ -311,8 +283,9 @@ class Consumption:
 
     def left(self) -> None:
         """Everything is handed over: unbind. The query goes on and finds nothing to read."""
-        self._left = True
+        self._unbinding = True
         self._flow.close(timeout_seconds=_STOP_SECONDS)
+        self._left = True
 
     # ------------------------------------------------------------------ the end
 
@@ -330,19 +303,6 @@ class Consumption:
         self._settler.close(_STOP_SECONDS)
         self._probe.close()
         self._flow.close(timeout_seconds=_STOP_SECONDS)
-
-    def _raise_if_over(self) -> None:
-        if self._flow.status != "gone":
-            return
-        queue, reason = self._options.queue, self._flow.gone_reason or "unknown"
-        said = {
-            "replaced": "another consumer was bound with the same instanceId, so this one is over. "
-            "Two queries at a time need two instanceIds (and two checkpoints)",
-            "unbound": "an administrator has unbound this consumer",
-            "lease_expired": "its lease expired while it was being drained",
-            "queue_not_found": "the queue has been deleted",
-        }.get(reason, str(self._flow.last_error or reason))
-        raise FlowEnded(f"queue {queue!r}: {said}")
 
     # ------------------------------------------------------------------ what people see
 

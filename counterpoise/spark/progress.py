@@ -3,7 +3,8 @@
 Two rules, both from docs, *Spark*:
 
 1. A position is committed to the service only after the sink has it: the commits trail the sink.
-   What the sink has is told by the offset with which Spark asks for the next one.
+   What the sink has is told by the offset with which Spark asks for the next one, or before that
+   by Spark's event of the micro-batch (`done`).
 2. A partition is released only when nothing of it is in flight, and then at once. In flight is what
    the offset planned last has and the offset before it has not. From a release being decided on,
    nothing of the partition is planned any more, whatever becomes of the release.

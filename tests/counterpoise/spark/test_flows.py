@@ -16,7 +16,7 @@ from counterpoise.flow import Flow
 from counterpoise.flow.core import FLOW_GONE
 from counterpoise.flow.view import Owned
 from counterpoise.spark.binding import bind
-from counterpoise.spark.consumption import BoundFlow
+from counterpoise.spark.bound import BoundFlow
 from counterpoise.spark.errors import CannotStart
 from counterpoise.spark.flows import Flows
 from counterpoise.spark.handoffs import Handoffs

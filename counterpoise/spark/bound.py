@@ -1,0 +1,55 @@
+"""The flow of a query as its consumption sees it: one, or several that act as one (`flows`)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from counterpoise.errors import CounterpoiseError
+from counterpoise.spark.door import GivesAccess
+from counterpoise.spark.errors import FlowEnded
+from counterpoise.spark.settler import Tells
+from counterpoise.spark.warmup.learner import LearnsOf
+
+
+class BoundFlow(GivesAccess, Tells, LearnsOf, Protocol):
+    """What is needed of a `Flow`."""
+
+    @property
+    def instance_id(self) -> str: ...
+
+    @property
+    def start(self) -> str | None: ...
+
+    @property
+    def flow_ids(self) -> Sequence[str]: ...
+
+    @property
+    def gone_reason(self) -> str | None: ...
+
+    @property
+    def last_error(self) -> CounterpoiseError | None: ...
+
+    @property
+    def lease_expires_at(self) -> float | None: ...
+
+    def drain(self, timeout_seconds: float | None = None) -> None: ...
+
+    def wait(self, timeout_seconds: float | None = None, after: int | None = None) -> bool: ...
+
+    def close(self, *, timeout_seconds: float = 5.0) -> None: ...
+
+
+def raise_if_over(flow: BoundFlow, queue: str) -> None:
+    """Raises FlowEnded, saying why and what to do, once the flow is over for good."""
+    if flow.status != "gone":
+        return
+    reason = flow.gone_reason or "unknown"
+    said = {
+        "replaced": "another consumer was bound with the same instanceId, so this one is over. "
+        "Two queries at a time need two instanceIds (and two checkpoints)",
+        "unbound": "an administrator has unbound this consumer",
+        "lease_expired": "its lease expired while it was being drained",
+        "queue_not_found": "the queue has been deleted",
+    }.get(reason, str(flow.last_error or reason))
+    raise FlowEnded(f"queue {queue!r}: {said}")
