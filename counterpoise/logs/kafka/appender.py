@@ -156,11 +156,13 @@ class Appender:
     def close(self) -> None:
         """Let go of the producer; what it has not delivered may have arrived or not."""
         producer, self._producer = self._producer, None
+        # Before the producer says what becomes of them: it calls those failed that are on their
+        # way, but they may arrive.
+        self._lost |= {publisher for publisher, _ in () for publisher, _ in self._flying}
+        self._flying.clear()
         if producer is not None:
             producer.purge()
             producer.poll(0)
-        self._lost |= {publisher for publisher, _ in self._flying}
-        self._flying.clear()
         self._failures.clear()
 
     def abandon(self) -> Producer | None:

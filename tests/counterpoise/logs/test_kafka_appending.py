@@ -299,3 +299,24 @@ def test_after_a_fatal_error_another_producer_sends_what_has_not_arrived():
         one.append(batch_of(2), float("inf"))
     one.append(batch_of(2), float("inf"))
     assert (first.taken, second.taken) == ([b"0"], [b"1"])
+
+
+class Silent(Refusing):
+    """A producer that hears nothing, and calls all failed when it is told to give up."""
+
+    def poll(self, _seconds):
+        pass
+
+    def purge(self):
+        for _, on_delivery in self.waiting:
+            on_delivery(KafkaError(KafkaError._PURGE_INFLIGHT), None)
+
+
+def test_what_was_on_its_way_when_the_log_was_closed_is_looked_for():
+    second = Refusing([None])
+    one = appender([second, Silent([])], found=[(0, 0)])
+    with pytest.raises(LogUnavailable):
+        one.append(batch_of(2), 0.0)
+    one.close()
+    assert one.append(batch_of(2), float("inf")) == AppendResult(1, 1)
+    assert second.taken == [b"1"]
