@@ -1,5 +1,7 @@
 """Names of logs and access to them: what is refused, what fits, and that secrets stay secret."""
 
+import sys
+
 import pytest
 
 from counterpoise.logs import LogError, open_log
@@ -117,3 +119,11 @@ def test_an_access_that_does_not_fit_is_refused_without_showing_it(log, access):
 def test_a_log_shows_no_credentials():
     log = open_log("redis://host/0/q", "redis://user:hunter2@host")
     assert repr(log) == "RedisLog('redis://host/0/q')"
+
+
+def test_a_package_that_is_missing_is_named_with_what_to_install(monkeypatch):
+    for name in [name for name in sys.modules if name.startswith("counterpoise.logs.redis")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "redis", None)
+    with pytest.raises(LogError, match=r"pip install 'counterpoise\[redis\]'"):
+        open_log("redis://host/0/q")

@@ -314,6 +314,7 @@ def settled(node):
     return b"cluster_state:ok" in node.execute_command("CLUSTER", "INFO")
 
 
+@pytest.mark.long
 def test_in_a_cluster_the_log_is_found_on_its_node(tmp_path):
     with ExitStack() as stack:
         nodes = []
@@ -329,7 +330,7 @@ def test_in_a_cluster_the_log_is_found_on_its_node(tmp_path):
         clients[1].execute_command("CLUSTER", "ADDSLOTS", *range(8192, 16384))
         clients[0].execute_command("CLUSTER", "MEET", "127.0.0.1", nodes[1].port)
         for one in clients:
-            eventually(partial(settled, one))
+            eventually(partial(settled, one), 60)
         for name in ("q", "r", "s", "t"):
             # All are asked at the first node; about half are on the second.
             log = made(nodes[0].log(name))
