@@ -158,7 +158,7 @@ class Appender:
         producer, self._producer = self._producer, None
         # Before the producer says what becomes of them: it calls those failed that are on their
         # way, but they may arrive.
-        self._lost |= {publisher for publisher, _ in () for publisher, _ in self._flying}
+        self._lost |= {publisher for publisher, _ in self._flying}
         self._flying.clear()
         if producer is not None:
             producer.purge()
