@@ -130,7 +130,7 @@ def _json(text: str) -> Json | None:
 
 
 def planned_for(channel: Channel, start: Json | None, end: Json) -> Planned | None:
-    """The plan, if it is the batch's; `start` None: of the first batch.
+    """The plan, if it is the batch's; `start` None: of a query's first batch, which may be empty.
 
     When a query starts again, Spark first asks for a plan from the end to the end.
     """
@@ -138,6 +138,8 @@ def planned_for(channel: Channel, start: Json | None, end: Json) -> Planned | No
     if document is None or document["end"] != end:
         return None
     begins = document["start"]
-    if begins == end if start is None else begins != start:
-        return None
-    return planned_of(document)
+    if start is not None:
+        fits = begins == start
+    else:
+        fits = begins != end or not end["partitions"]
+    return planned_of(document) if fits else None

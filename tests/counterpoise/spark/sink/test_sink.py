@@ -285,6 +285,12 @@ def test_only_the_plan_of_the_batch_that_runs_is_taken(tmp_path: Path) -> None:
         assert planned.read == (one,)
     assert planned_for(channel, at[0], at[2]) is None
     assert planned_for(channel, at[2], at[1]) is None
+    # A query's first batch can come before there is anything to read.
+    nothing = {"queue": "flights", "partitions": {}}
+    plans.say(nothing, nothing, [], [])
+    planned = planned_for(channel, None, nothing)
+    assert planned is not None
+    assert planned.read == ()
 
 
 def test_a_query_of_another_source_is_refused(spark: SparkSession, tmp_path: Path) -> None:
