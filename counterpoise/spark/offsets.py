@@ -151,9 +151,7 @@ def offset_of(document: Mapping[str, Any], queue: str) -> Offset:
             f"{queue!r}: choose another checkpointLocation"
         )
     try:
-        ranges = {
-            int(number): _range_of(one) for number, one in document["partitions"].items()
-        }
+        ranges = {int(number): _range_of(one) for number, one in document["partitions"].items()}
         replays = {
             int(number): Replay(int(one["tenure"]), str(one["from"]), str(one["to"]))
             for number, one in document.get("replays", {}).items()
