@@ -610,21 +610,23 @@ class Checker:
 
     # The end
 
-    def unsettled(self) -> str | None:
-        """9 and 3: what is still to be done, when nothing goes wrong any more; None: nothing."""
+    def unsettled(self) -> tuple[int, str] | None:
+        """What is still to be done when nothing goes wrong any more, and the promise that is broken
+        if it stays so; None: nothing.
+        """
         if self.queue["status"] != "Ready":
-            return f"the queue is {self.queue['status']}"
+            return 9, f"the queue is {self.queue['status']}"
         if not self.balanced():
-            return "the queue is not balanced"
+            return 9, "the queue is not balanced"
         for number, row in self.partitions.items():
             if row.state != "removed" and (row.retiring or row.owner is None):
-                return f"p{number} is {'retiring' if row.retiring else row.state}"
+                return 9, f"p{number} is {'retiring' if row.retiring else row.state}"
         for number, lane in self.lanes.items():
             if lane.prefix < lane.end:
-                return f"message {lane.prefix} of p{number} was not processed"
+                return 3, f"message {lane.prefix} of p{number} was not processed"
             row = self.partitions[number]
             if row.state != "removed" and self.positions.get(number, 0) < lane.end > lane.first:
-                return f"the position of p{number} is {self.positions.get(number, 0)}"
+                return 9, f"the position of p{number} is {self.positions.get(number, 0)}"
         return None
 
 

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
+import broker.core.administering
 import broker.core.assignment
 import broker.core.binding
 import broker.core.loop
@@ -67,6 +68,10 @@ class Mutant:
                 del table[pair]
 
 
+def _unchecked(self: MemoryDatabase, commit: Any, stored: Any) -> None:
+    """In the place of the database's constraints."""
+
+
 # Epochs
 
 
@@ -78,7 +83,8 @@ def _forced_keeps_the_epoch() -> Changes:
         forced = handed_over == HandedOver.FORCED
         return grant._replace(epoch=partition.epoch) if forced else grant
 
-    return [(Draft, "drawn_up", drawn_up)]
+    # The real database would refuse it; here the checker is to.
+    return [(Draft, "drawn_up", drawn_up), (MemoryDatabase, "_check", _unchecked)]
 
 
 def _epoch_off_by_one() -> Changes:
@@ -140,7 +146,7 @@ def _commit_not_fenced() -> Changes:
 
     return [
         (MemoryDatabase, "commit", commit),
-        (MemoryDatabase, "_check", lambda self, commit, stored: None),
+        (MemoryDatabase, "_check", _unchecked),
     ]
 
 
@@ -306,13 +312,14 @@ def _revoke_taken_back() -> Changes:
 
 
 def _granted_to_the_draining() -> Changes:
-    real = broker.core.assignment.taker
+    real = Draft.drawn_up
 
-    def taker(queue, ranking):
-        draining = [flow for flow in queue.flows.values() if flow.draining]
-        return draining[0] if draining and queue.unowned else real(queue, ranking)
+    def drawn_up(self, partition, flow, handed_over, by_handoff=False):
+        draining = [flow for flow in self.queue.flows.values() if flow.draining]
+        to = draining[0] if draining and partition.owner is None else flow
+        return real(self, partition, to, handed_over, by_handoff)
 
-    return [(broker.core.loop, "taker", taker)]
+    return [(Draft, "drawn_up", drawn_up)]
 
 
 def _too_many_moves() -> Changes:
@@ -352,6 +359,15 @@ def _unsettled_is_ready() -> Changes:
         (broker.core.binding, "is_balanced", is_balanced),
         (Giving, "next", next_unless_nearly),
     ]
+
+
+def _retires_again_in_its_epoch() -> Changes:
+    """Was found by the simulation: a delayed `finished` passes, and messages are lost."""
+
+    def retire(draft, numbers):
+        draft.emit(r.PartitionsRetired(numbers))
+
+    return [(broker.core.administering, "_retire", retire)]
 
 
 # Clients
@@ -416,6 +432,7 @@ MUTANTS = {
         Mutant("a leaver's partitions go to a draining flow", _granted_to_the_draining),
         Mutant("one handoff too many", _too_many_moves),
         Mutant("Ready with a spread of two", _unsettled_is_ready),
+        Mutant("a partition retires again in its epoch", _retires_again_in_its_epoch),
         Mutant("a client takes an older view", _older_view_taken),
         Mutant("a flow that waits is not woken", _waiting_flow_is_not_woken),
     )

@@ -116,7 +116,8 @@ class World:
             loop.run_until(loop.now + STEP_SECONDS)
             while (left := self._unsettled()) is not None:
                 if loop.now > until:
-                    raise Violation(9, f"{SETTLE_SECONDS:g} s after the last fault: {left}")
+                    promise, text = left
+                    raise Violation(promise, f"{SETTLE_SECONDS:g} s after the last fault: {text}")
                 loop.run_until(loop.now + STEP_SECONDS)
         except Violation as violation:
             self.checker.found = self.checker.found or violation
@@ -170,7 +171,7 @@ class World:
         instances = [one.instance for one in self.consumers if one is not consumer]
         return not (gone or consumer.core.view.draining or consumer.instance in instances)
 
-    def _unsettled(self) -> str | None:
+    def _unsettled(self) -> tuple[int, str] | None:
         if not any(self._stays(one) for one in self.consumers) and not self._anybody():
             self._join(3.0, False)
         left = self.checker.unsettled()
@@ -183,12 +184,12 @@ class World:
                 known[core.bound.flow_id] = core.view
         for flow_id in self.checker.flows:
             if flow_id not in known:
-                return f"{flow_id} is bound, and nobody is behind it"
+                return 9, f"{flow_id} is bound, and nobody is behind it"
         for number, row in self.checker.partitions.items():
             if row.owner is not None:
                 owned = known[row.owner].partitions.get(number)
                 if owned is None or (owned.epoch, owned.state) != (row.epoch, row.state):
-                    return f"{row.owner} does not know that it owns p{number}"
+                    return 9, f"{row.owner} does not know that it owns p{number}"
         return None
 
     def _anybody(self) -> bool:
