@@ -5,6 +5,7 @@ docs/simulation.md says what is real in it and what the checker knows.
 
 from __future__ import annotations
 
+import ast
 import hashlib
 import os
 import subprocess
@@ -23,6 +24,7 @@ SEEDS = int(os.environ.get("COUNTERPOISE_SIM_SEEDS", "10000"))
 ENOUGH_FOR_COVERAGE = 3000
 # A mutant must be found within so many seeds.
 MOST_SEEDS = 1500
+STANDARD = sys.stdlib_module_names
 
 
 @pytest.mark.timeout(900)
@@ -77,6 +79,17 @@ def test_a_seed_gives_the_same_transcript_in_another_process(hash_seed: str) -> 
         check=True,
     )
     assert done.stdout.strip() == _digest(range(20))
+
+
+def test_the_checker_knows_nothing_of_the_product() -> None:
+    source = (campaign.ROOT / "tests/simulation/checker.py").read_text()
+    imported = [
+        node.module if isinstance(node, ast.ImportFrom) else node.names[0].name
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, ast.Import | ast.ImportFrom)
+    ]
+    assert imported
+    assert not [name for name in imported if name and name.split(".")[0] not in STANDARD]
 
 
 def test_recording_changes_nothing() -> None:
