@@ -5,6 +5,7 @@ from datetime import datetime
 from typing import Annotated, Literal
 
 from pydantic import (
+    AfterValidator,
     BeforeValidator,
     ConfigDict,
     Field,
@@ -28,6 +29,7 @@ from api.schemas import (
     Time,
     left_out,
 )
+from counterpoise.logs.address import refuse_credentials
 
 LOG_PATTERN = r"^(builtin:[A-Za-z0-9._-]{1,200}|[a-z][a-z0-9+.-]{1,30}://[^\s\x00-\x1f]{1,1000})$"
 
@@ -88,9 +90,18 @@ MaxConcurrentHandoffs = Annotated[
     Annotated[int, Field(ge=1, le=MOST_PARTITIONS)] | None,
     Field(description="Null: all at once. Warming counts."),
 ]
+
+
+def _without_credentials(log: str) -> str:
+    """What a queue's log carries everybody sees."""
+    refuse_credentials(log)
+    return log
+
+
 LogName = Annotated[
     str,
     StringConstraints(pattern=LOG_PATTERN),
+    AfterValidator(_without_credentials),
     Field(
         description="Where the messages are: `builtin:QUEUE`, or a URL without credentials. Naming "
         "another queue's log makes an independent set of consumers of the same messages.",

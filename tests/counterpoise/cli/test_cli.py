@@ -206,7 +206,7 @@ def test_a_wrong_address_is_said(url, says):
     "arguments",
     [
         ["nonsense"],
-        ["queues", "create", "a"],
+        ["queues", "create"],
         ["queues", "create", "a", "-p", "many"],
         ["queues", "change", "a"],
         ["publish", "a", "--key", "k", "--key-separator", "="],
