@@ -71,9 +71,19 @@ def serve(
     )
 
 
-def migrate(data_dir: DataDir = None, database_url: DatabaseUrl = None) -> None:
+def migrate(
+    data_dir: DataDir = None,
+    database_url: DatabaseUrl = None,
+    contract: Annotated[
+        bool,
+        typer.Option(
+            "--contract",
+            help="Also take away what only older versions use. When none of them runs any more.",
+        ),
+    ] = False,
+) -> None:
     """Bring the database up to date, and say what was done."""
     from broker import launch
 
-    for line in launch.migrate(data_dir=data_dir, database_url=database_url):
+    for line in launch.migrate(contract=contract, data_dir=data_dir, database_url=database_url):
         typer.echo(line)

@@ -54,12 +54,15 @@ def serve(**given: object) -> None:
         run(settings, listener)
 
 
-def migrate(**given: object) -> Iterator[str]:
-    """Bring the database up to date; a line for each tree of migrations says what was done."""
+def migrate(*, contract: bool = False, **given: object) -> Iterator[str]:
+    """Bring the database up to date; a line for each tree of migrations says what was done.
+
+    `contract`: also with what replicas of older versions cannot bear.
+    """
     settings = _settings(**given)
     configure_logging("warning", settings.log_format)
     with _ends_on_signals(), _database(settings) as settings:
-        for step in _migrated(settings):
+        for step in _migrated(settings, contract=contract):
             if step.before == step.after:
                 yield f"{step.tree}: at {step.after} already"
             else:
@@ -122,20 +125,16 @@ def _prepare(settings: Settings) -> None:
         _migrated(settings)
         return
     try:
-        behind = migrations.outdated(*_urls(settings))
+        unfit = migrations.unfit(*_urls(settings))
     except migrations.DatabaseUnreachable as error:
         _fail(Exit.DATABASE, f"cannot reach the database: {error}")
-    if behind:
-        _fail(
-            Exit.MIGRATION,
-            f"the {' and '.join(behind)} tables are not current; run 'counterpoise migrate', or "
-            "start without --no-migrate",
-        )
+    if unfit:
+        _fail(Exit.MIGRATION, " ".join(each.why for each in unfit))
 
 
-def _migrated(settings: Settings) -> list[migrations.Step]:
+def _migrated(settings: Settings, *, contract: bool = False) -> list[migrations.Step]:
     try:
-        return migrations.upgrade(*_urls(settings))
+        return migrations.upgrade(*_urls(settings), contract=contract)
     except migrations.DatabaseUnreachable as error:
         _fail(Exit.DATABASE, f"cannot reach the database: {error}")
     except migrations.MigrationFailed as error:

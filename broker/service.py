@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from time import monotonic
 from uuid import uuid4
 
 import structlog
@@ -28,6 +29,8 @@ UPKEEP_SECONDS = 60.0
 GONE_SECONDS = 24 * 3600.0
 # A retry that comes later than this would be appended a second time.
 PUBLISHER_SECONDS = 30 * 24 * 3600.0
+# How long it may take to notice that the tables were migrated past what this version serves.
+FIT_SECONDS = 10.0
 
 
 class Broker(QueueCalls, FlowCalls):
@@ -64,7 +67,7 @@ class Broker(QueueCalls, FlowCalls):
         log_urls = settings.log_urls.get_secret_value() if settings.log_urls else ""
         loghouse = Loghouse(BuiltinLogs(self._log_engine, address), OutsideLogs(log_urls))
         super().__init__(replica, loghouse)
-        self._migrated = False
+        self._fit_until = 0.0
 
     async def start(self) -> None:
         """Begins to serve. Raises StoreUnavailable."""
@@ -101,15 +104,12 @@ class Broker(QueueCalls, FlowCalls):
             await self._store.pulse()
         except StoreUnavailable:
             return views.ReadyCheck(False, False, "The database cannot be reached.")
-        if not self._migrated:
+        if self._fit_until < monotonic():
             try:
-                behind = await asyncio.to_thread(migrations.outdated, self._url, self._log_url)
+                unfit = await asyncio.to_thread(migrations.unfit, self._url, self._log_url)
             except migrations.DatabaseUnreachable as error:
                 return views.ReadyCheck(False, False, f"The database cannot be reached: {error}")
-            if behind:
-                tables = " and ".join(behind)
-                return views.ReadyCheck(
-                    True, False, f"The {tables} tables are not current; run 'counterpoise migrate'."
-                )
-            self._migrated = True
+            if unfit:
+                return views.ReadyCheck(True, False, " ".join(each.why for each in unfit))
+            self._fit_until = monotonic() + FIT_SECONDS
         return views.ReadyCheck(True, True)

@@ -4,6 +4,12 @@ The caller gives either `config.attributes["connection"]` (a SQLAlchemy connecti
 transaction) or `sqlalchemy.url`. Everything happens in one transaction under an advisory lock, so
 that processes that migrate at the same time take turns and the later ones find nothing to do. The
 version table is in the schema itself.
+
+Beside the revision it says which revisions' code the tables serve (`serves`): replicas of the
+release before, which do not know the newest revision, read it there. A revision that does not break
+them names in `serves_from` the oldest revision whose code goes on working; without it, only its own
+code does. What one revision broke stays broken in all later ones. A revision with
+`contracts = True` is not run at a start (`broker.migrations`).
 """
 
 from __future__ import annotations
@@ -47,3 +53,27 @@ def _migrate(connection: Connection, schema: str) -> None:
             connection.execute(text(f"CREATE SCHEMA {schema}"))
         context.configure(connection=connection, version_table_schema=schema, target_metadata=None)
         context.run_migrations()
+        _say_what_it_serves(connection, schema)
+
+
+def _say_what_it_serves(connection: Connection, schema: str) -> None:
+    """Keep `serves` of the version table: the revisions whose code works with the tables."""
+    table = f"{schema}.alembic_version"
+    revision = connection.execute(text(f"SELECT version_num FROM {table}")).scalar()
+    if revision is None:
+        return
+    scripts = list(context.script.walk_revisions(base="base", head=revision))[::-1]
+    chain = [script.revision for script in scripts]
+    floors = [getattr(script.module, "serves_from", script.revision) for script in scripts]
+    serves = chain[max(chain.index(floor) for floor in floors) :]
+    # Only if something is to be done, as above.
+    kept = connection.execute(
+        text("SELECT 1 FROM pg_attribute WHERE attrelid = to_regclass(:table) AND attname = :name"),
+        {"table": table, "name": "serves"},
+    ).first()
+    if kept is None:
+        connection.execute(text(f"ALTER TABLE {table} ADD COLUMN serves text[]"))
+    connection.execute(
+        text(f"UPDATE {table} SET serves = :serves WHERE serves IS DISTINCT FROM :serves"),
+        {"serves": serves},
+    )

@@ -150,8 +150,11 @@ class ServeProcess:
         log_file: Path,
         arguments: Sequence[str] = (),
         environment: Mapping[str, str] | None = None,
+        program: Sequence[str] = COUNTERPOISE,
     ) -> None:
+        """`program`: what to run in the place of `counterpoise`."""
         self.log_file = log_file
+        self.program = list(program)
         self.arguments = list(arguments)
         self.environment = {
             **{name: value for name, value in os.environ.items() if "COUNTERPOISE" not in name},
@@ -165,7 +168,7 @@ class ServeProcess:
 
     def start(self) -> "ServeProcess":
         """Start it and wait until it serves. Fails with its log when it ends instead."""
-        command = [*COUNTERPOISE, "serve", "--port", str(self.port), *self.arguments]
+        command = [*self.program, "serve", "--port", str(self.port), *self.arguments]
         with self.log_file.open("a") as log:
             self.process = subprocess.Popen(
                 command, stdout=subprocess.PIPE, stderr=log, text=True, env=self.environment
