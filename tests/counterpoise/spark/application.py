@@ -64,6 +64,7 @@ class Application:
     """The application as a process of its own, with its JVM in its process group."""
 
     module = "tests.counterpoise.spark.application"
+    patience_seconds = 90.0
 
     def __init__(
         self,
@@ -109,7 +110,11 @@ class Application:
         assert self.process.stdin is not None
         self.process.stdin.write(json.dumps(settings).encode() + b"\n")
         self.process.stdin.flush()
-        until(lambda: (self.home / "started").exists() or self.over(), f"{self.name} started", 90)
+        until(
+            lambda: (self.home / "started").exists() or self.over(),
+            f"{self.name} started",
+            self.patience_seconds,
+        )
         assert not self.over(), f"{self.name} ended:\n{self.said()}"
         return self
 
