@@ -38,7 +38,9 @@ from counterpoise.client import Client
 from counterpoise.keys import partition_of
 from counterpoise.publisher import Publisher
 
-KEY_BYTES = 10 * 1024
+# Each message adds so many entries to the state, and an entry takes so much memory (measured).
+ENTRIES = 100
+ENTRY_BYTES = 130
 WAIT_SECONDS = 300.0
 ROCKSDB = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
 
@@ -56,7 +58,7 @@ def main() -> None:
         return
     with tempfile.TemporaryDirectory() as directory, served(Path(directory)) as url:
         with Client(url) as client:
-            messages = arguments.megabytes * 1024 * 1024 // KEY_BYTES
+            messages = arguments.megabytes * 1024 * 1024 // (ENTRIES * ENTRY_BYTES)
             if arguments.only != "replay":
                 what = f"{arguments.megabytes} MB of state"
                 for warm in (True, False):
@@ -261,22 +263,22 @@ def application(settings: dict[str, Any]) -> None:
         said = {"partition": partition, "epoch": epoch, "at": time.time()}
         print(json.dumps(said), flush=True)
 
-    class Blocks(cs.PartitionState[dict[str, bytes]]):
-        """Ten kilobytes for each key."""
+    class Entries(cs.PartitionState[dict[str, dict[str, float]]]):
+        """A hundred small things for each key, as Python programs keep them."""
 
-        def empty(self, partition: int) -> dict[str, bytes]:
+        def empty(self, partition: int) -> dict[str, dict[str, float]]:
             return {}
 
-        def apply(self, state: dict[str, bytes], rows: Any) -> int:
+        def apply(self, state: dict[str, dict[str, float]], rows: Any) -> int:
             for key in rows["key"].to_pylist():
-                state[key] = (key.encode() * (KEY_BYTES // len(key) + 1))[:KEY_BYTES]
+                state[key] = {f"{key}/{n}": float(n) for n in range(ENTRIES)}
             return len(state)
 
-        def dump(self, state: dict[str, bytes], file: BinaryIO) -> None:
+        def dump(self, state: dict[str, dict[str, float]], file: BinaryIO) -> None:
             pickle.dump(state, file, protocol=5)
 
-        def load(self, file: BinaryIO) -> dict[str, bytes]:
-            state: dict[str, bytes] = pickle.load(file)
+        def load(self, file: BinaryIO) -> dict[str, dict[str, float]]:
+            state: dict[str, dict[str, float]] = pickle.load(file)
             return state
 
     class Counted(cs.TenuredProcessor):
@@ -311,7 +313,7 @@ def application(settings: dict[str, Any]) -> None:
     if settings["kind"] == "snapshot":
         handler = cs.StatefulForeachBatch(
             options,
-            Blocks(),
+            Entries(),
             write,
             snapshots=cs.Snapshots(settings["snapshots"]),
             publish_seconds=20.0,
