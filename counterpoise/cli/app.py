@@ -14,7 +14,7 @@ from typing import Annotated, Any, NoReturn
 import typer
 from typer.core import TyperGroup
 
-from counterpoise.cli import lag, messages, plugins, queues, status
+from counterpoise.cli import flows, lag, messages, plugins, queues, status
 from counterpoise.client import package_version
 from counterpoise.errors import (
     CounterpoiseError,
@@ -133,7 +133,7 @@ def demo(context: typer.Context) -> None:
 
 
 app.add_typer(queues.app, name="queues")
-app.add_typer(status.flows_app, name="flows")
+app.add_typer(flows.app, name="flows")
 app.command(name="status")(status.show_status)
 app.command(name="rebalance")(status.rebalance)
 app.command(name="lag")(lag.show_lag)

@@ -1,4 +1,4 @@
-"""`counterpoise status`, `flows list` and `rebalance`: who owns what, and why."""
+"""`counterpoise status` and `rebalance`: who owns what, and why."""
 
 from __future__ import annotations
 
@@ -8,23 +8,11 @@ from typing import Annotated
 
 import typer
 from rich.live import Live
-from rich.text import Text
 
-from counterpoise.cli.common import (
-    AsJson,
-    QueueName,
-    Url,
-    console,
-    duration,
-    print_json,
-    seconds_until,
-    table,
-)
+from counterpoise.cli.common import AsJson, QueueName, Url, console, print_json
 from counterpoise.cli.picture import Snapshot, render
 from counterpoise.client import Client
 from counterpoise.errors import ServiceUnavailable
-
-flows_app = typer.Typer(no_args_is_help=True, help="Flows: list those bound to a queue.")
 
 REFRESH_SECONDS = 0.25
 LOOK_SECONDS = 0.5
@@ -79,29 +67,3 @@ def rebalance(queue: QueueName, url: Url = None, as_json: AsJson = False) -> Non
         print_json(status.raw)
     else:
         typer.echo(f"{status.queue}: {status.status}, {len(status.handoffs)} handoffs")
-
-
-@flows_app.command("list")
-def list_flows(queue: QueueName, url: Url = None, as_json: AsJson = False) -> None:
-    """List the flows bound to a queue, the earliest first."""
-    with Client(url) as client:
-        flows = client.flows(queue)
-    if as_json:
-        print_json([flow.raw for flow in flows])
-        return
-    shown = table(
-        "FLOW", "CLIENT", "STATE", "PARTITIONS", "BOUND", "LEASE LEFT",
-        right=("PARTITIONS", "BOUND", "LEASE LEFT"),
-    )  # fmt: skip
-    for flow in flows:
-        bound = seconds_until(flow.bound_at)
-        lease = seconds_until(flow.lease_expires_at)
-        shown.add_row(
-            flow.flow_id,
-            Text(flow.client_name),
-            "draining" if flow.draining else "active" if flow.active else "standby",
-            str(flow.partitions),
-            "" if bound is None else f"{duration(-bound)} ago",
-            "" if lease is None else duration(lease),
-        )
-    console.print(shown)

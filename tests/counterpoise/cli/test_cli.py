@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 
 from counterpoise.cli.app import app
 from counterpoise.client import Client, package_version
+from counterpoise.flow import Flow
 from tests.service import eventually
 
 
@@ -92,6 +93,28 @@ def test_status_and_flows_say_who_owns_what(run, service):
         assert "token" not in json.dumps(flows)
         assert "active" in run("flows", "list", "a").output
         assert "a: Ready" in run("rebalance", "a").output
+
+
+def test_a_flow_is_drained_and_unbound_from_the_outside(run, service):
+    run("queues", "create", "a", "-p", "4", "--rebalance-delay", "0")
+    with Client(service.url) as client:
+
+        def let_go(owned, seconds_left):
+            first.release(owned.partition)
+
+        first = Flow("a", url=service.url, client_name="first", on_revoking=let_go)
+        with first, Flow("a", url=service.url, client_name="second") as second:
+            eventually(lambda: [one.partitions for one in client.flows("a")] == [2, 2])
+            done = run("flows", "drain", "a", "first", "--timeout", "30")
+            assert "first owns nothing any more" in done.stderr
+            assert [one.partitions for one in client.flows("a")] == [0, 4]
+            # Nobody is left to take them over.
+            late = run("flows", "drain", "a", "second", "--timeout", "0.3", code=1)
+            assert "second still owns 4 partitions" in late.stderr
+            run("flows", "unbind", "a", second.flow_id)
+            assert [one.client_name for one in client.flows("a")] == ["first"]
+            unknown = run("flows", "unbind", "a", "nobody", code=2)
+            assert "counterpoise flows list a" in unknown.stderr
 
 
 def test_watching_ends_with_an_interrupt_and_outlives_the_service(run, service, start):
