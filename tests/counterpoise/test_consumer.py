@@ -174,7 +174,7 @@ def test_a_queue_that_is_not_there_or_goes_away(service, client):
 def test_the_logs_address_in_the_environment_wins(service, client, publish, monkeypatch):
     publish(range(1))
     monkeypatch.setenv("COUNTERPOISE_LOG_URL", "rubbish")
-    with pytest.raises(LogError, match="scheme|Postgres URL"):
+    with pytest.raises(LogError, match=r"scheme|Postgres URL"):
         Consumer("flights", lambda owned, batch: None, url=service.url, limit=1).run()
 
 
