@@ -17,6 +17,7 @@ from tests.simulation.world import run
 STATE = Path(".sim/state.json")
 # `make test` has played those below.
 LONG_FROM = 100_000
+# So many between two notes of how far it has come.
 LONG_CHUNK = 2000
 
 

@@ -341,7 +341,7 @@ class Checker:
             raise Violation(4, f"p{number} epoch {new.epoch} is not the initial one")
         if how == "replaced":
             before = self._owners.get((number, old.epoch))
-            if before is None or self._instances[before] != self._instances[new.owner]:
+            if before is not None and self._instances[before] != self._instances[new.owner]:
                 raise Violation(4, f"p{number} was held by {before}, not by {new.owner} restarted")
         known = old_flows.get(new.owner)
         if known is not None and known.draining and new.owner != old.owner:

@@ -83,6 +83,10 @@ class Lane:
     flow_id: str
     position: int
     committed: int
+    # A release was sent. Unless it is refused, nothing more may be taken: it may have been carried
+    # out though nobody could say so.
+    let_go: bool = False
+    finished: bool = False
 
 
 class Consumer(Process):
@@ -254,7 +258,7 @@ class Consumer(Process):
         batch = []
         view = self.core.view.partitions
         for number, lane in self._lanes.items():
-            if view[number].state == "revoking":
+            if view[number].state == "revoking" or lane.let_go:
                 continue
             lane.position = max(lane.position, self.log.firsts.get(number, 0))
             end = min(lane.position + AT_ONCE, self.log.ends.get(number, 0))
@@ -289,8 +293,13 @@ class Consumer(Process):
             if owned is None or owned.epoch != lane.epoch:
                 continue
             final = number >= self.log.count and lane.position >= self.log.ends.get(number, 0)
-            finished = owned.state == "retiring" and final
-            if finished or owned.state == "revoking" or (impatient and view.draining):
+            finished = lane.finished if lane.let_go else owned.state == "retiring" and final
+            if (
+                lane.let_go
+                or finished
+                or owned.state == "revoking"
+                or (impatient and view.draining)
+            ):
                 position = str(lane.position) if lane.position > 0 else None
                 items.append(ReleaseItem(number, lane.epoch, position, finished))
         return items
@@ -300,6 +309,8 @@ class Consumer(Process):
         assert self.core.bound is not None
         flow_id = self.core.bound.flow_id
         for item in items:
+            lane = self._lanes[item.partition]
+            lane.let_go, lane.finished = True, item.finished
             self.checker.sent("release", flow_id, item.partition, item.epoch)
             if item.finished:
                 self.checker.sent("finish", flow_id, item.partition, item.epoch)
@@ -313,11 +324,14 @@ class Consumer(Process):
                 self.later(0.2, self.poke)
                 return
             for item in items:
-                if outcomes[item.partition] != "not_revoking":
-                    lane = self._lanes.get(item.partition)
-                    if lane is not None and lane.epoch == item.epoch:
-                        del self._lanes[item.partition]
-                        self._over.add((item.partition, item.epoch))
+                lane = self._lanes.get(item.partition)
+                if lane is None or lane.epoch != item.epoch:
+                    continue
+                if outcomes[item.partition] == "not_revoking":
+                    lane.let_go = False
+                else:
+                    del self._lanes[item.partition]
+                    self._over.add((item.partition, item.epoch))
             if "not_revoking" in outcomes.values():
                 self.later(0.2, self.poke)
             else:
