@@ -81,9 +81,40 @@ def migrate(
             help="Also take away what only older versions use. When none of them runs any more.",
         ),
     ] = False,
+    after_restore: Annotated[
+        bool,
+        typer.Option(
+            "--after-restore",
+            help="The database was restored from a backup: end all flows and fence whatever was "
+            "granted since. While no service runs.",
+        ),
+    ] = False,
+    epochs_above: Annotated[
+        int,
+        typer.Option(
+            min=0,
+            max=2**62,
+            help="With --after-restore: the highest epoch a sink knows, if the clock may have been "
+            "set back.",
+            show_default=False,
+        ),
+    ] = 0,
+    log_restored: Annotated[
+        bool | None,
+        typer.Option(
+            "--log-restored/--log-kept",
+            help="With --after-restore: whether the built-in log was restored too.",
+            show_default="restored if it is in the same database",
+        ),
+    ] = None,
 ) -> None:
     """Bring the database up to date, and say what was done."""
     from broker import launch
 
-    for line in launch.migrate(contract=contract, data_dir=data_dir, database_url=database_url):
+    restored = launch.Restored(epochs_above, log_restored) if after_restore else None
+    if restored is None and (epochs_above or log_restored is not None):
+        raise typer.BadParameter("give --after-restore, or leave out what belongs to it")
+    for line in launch.migrate(
+        contract=contract, restored=restored, data_dir=data_dir, database_url=database_url
+    ):
         typer.echo(line)

@@ -13,11 +13,11 @@ import sys
 from collections.abc import Callable, Iterator
 from enum import IntEnum
 from types import FrameType
-from typing import NoReturn
+from typing import NamedTuple, NoReturn
 
 from pydantic import SecretStr
 
-from broker import migrations
+from broker import migrations, restoring
 from broker.embedded import (
     DataDirectoryInUse,
     DataDirectoryOfAnotherVersion,
@@ -41,6 +41,7 @@ class Exit(IntEnum):
     DATA_DIRECTORY = 4
     DATABASE = 5
     MIGRATION = 6
+    SERVED = 7
 
 
 def serve(**given: object) -> None:
@@ -54,10 +55,20 @@ def serve(**given: object) -> None:
         run(settings, listener)
 
 
-def migrate(*, contract: bool = False, **given: object) -> Iterator[str]:
+class Restored(NamedTuple):
+    """That a database was restored from a backup; see `broker.restoring.fence`."""
+
+    epochs_above: int = 0
+    log_restored: bool | None = None
+
+
+def migrate(
+    *, contract: bool = False, restored: Restored | None = None, **given: object
+) -> Iterator[str]:
     """Bring the database up to date; a line for each tree of migrations says what was done.
 
-    `contract`: also with what replicas of older versions cannot bear.
+    `contract`: also with what replicas of older versions cannot bear. `restored`: then fence what
+    was granted after the backup; more lines say what that was.
     """
     settings = _settings(**given)
     configure_logging("warning", settings.log_format)
@@ -67,6 +78,29 @@ def migrate(*, contract: bool = False, **given: object) -> Iterator[str]:
                 yield f"{step.tree}: at {step.after} already"
             else:
                 yield f"{step.tree}: {step.before or 'nothing'} -> {step.after}"
+        if restored is not None:
+            yield from _fenced(settings, restored)
+
+
+def _fenced(settings: Settings, restored: Restored) -> Iterator[str]:
+    try:
+        done = restoring.fence(
+            *_urls(settings), above=restored.epochs_above, log_restored=restored.log_restored
+        )
+    except restoring.StillServed as error:
+        _fail(Exit.SERVED, str(error))
+    except migrations.DatabaseUnreachable as error:
+        _fail(Exit.DATABASE, f"cannot reach the database: {error}")
+    yield (
+        f"fenced: {done.queues} queues; the epochs of {done.partitions} partitions are above "
+        f"{done.epochs_above}; {done.flows} flows ended"
+    )
+    yield f"logs with a new incarnation: {', '.join(done.logs) or 'none'}"
+    for queue, count in done.ahead:
+        yield (
+            f"{queue}: {count} positions lie past the end of its log, whose backup is older; set "
+            f"them with POST /v1/queues/{queue}/positions before consumers come"
+        )
 
 
 def _settings(**given: object) -> Settings:

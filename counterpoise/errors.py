@@ -117,8 +117,9 @@ class FlowNotFound(Refused):
 class FlowGone(Refused):
     """The flow is over.
 
-    `reason` tells how: `lease_expired`, `replaced` (its instance was bound anew elsewhere), or
-    `unbound` (by this program or by an administrator).
+    `reason` tells how: `lease_expired`, `replaced` (its instance was bound anew elsewhere),
+    `unbound` (by this program or by an administrator), or `restored` (the service was restored from
+    a backup).
     """
 
     code = "flow_gone"

@@ -13,11 +13,12 @@ A flow is one consumer's binding to a queue. This is what it holds to (the contr
    tries again with growing pauses. Should it have lost a partition meanwhile, the epoch fences it:
    its commits are refused and change nothing.
 4. **Gone is final, except for an expired lease.** Told `lease_expired` (or that the service does
-   not know the flow at all), the flow has lost everything and binds again with the same
-   instance_id. Told `replaced`, another process has taken its place: binding again would take the
-   partitions back from it, and back and forth for ever. Told `unbound`, an administrator wants it
-   away. In these two cases, or when its queue was deleted, it stops and says so on use. A
-   draining flow whose lease expired has nothing left to hand off and stops as well.
+   not know the flow at all, or `restored`: it was restored from a backup), the flow has lost
+   everything and binds again with the same instance_id. Told `replaced`, another process has taken
+   its place: binding again would take the partitions back from it, and back and forth for ever.
+   Told `unbound`, an administrator wants it away. In these two cases, or when its queue was
+   deleted, it stops and says so on use. A draining flow whose lease expired has nothing left to
+   hand off and stops as well.
 5. **Every call has a higher `seq`** than those before it, retries keep theirs: a delayed retry
    cannot move a position back.
 6. **A release is the program's own act** and not told back as lost. The update that takes the
@@ -242,7 +243,7 @@ class FlowCore:
         return calls.unbind(self.settings.queue, bound.flow_id, bound.flow_token)
 
     def _may_bind_again(self, error: CounterpoiseError) -> bool:
-        expired = isinstance(error, FlowGone) and error.reason == "lease_expired"
+        expired = isinstance(error, FlowGone) and error.reason in ("lease_expired", "restored")
         unknown = isinstance(error, FlowNotFound)
         return self.settings.rebind and (expired or unknown) and not self.view.draining
 

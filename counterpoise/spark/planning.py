@@ -276,7 +276,7 @@ def check_log(start: Offset, incarnation: str) -> None:
     if start.log is not None and start.log != incarnation:
         raise InvalidOffset(
             f"the checkpoint belongs to a log of queue {start.queue!r} that was deleted and made "
-            "anew since: choose another checkpointLocation"
+            "anew, or restored from a backup, since: choose another checkpointLocation"
         )
 
 

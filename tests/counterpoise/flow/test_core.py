@@ -178,7 +178,12 @@ def test_a_call_refused_as_invalid_does_not_end_the_flow():
 
 
 @pytest.mark.parametrize(
-    "error", [gone("lease_expired"), FlowNotFound("unknown", 404, {"code": "flow_not_found"})]
+    "error",
+    [
+        gone("lease_expired"),
+        gone("restored"),
+        FlowNotFound("unknown", 404, {"code": "flow_not_found"}),
+    ],
 )
 def test_an_expired_flow_binds_again_with_the_same_instance(error):
     flow = bound_core(7, partition(0, 1))

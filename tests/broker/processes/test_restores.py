@@ -1,0 +1,187 @@
+"""A backup is taken in the middle of a rebalance, and restored after more has happened.
+
+With Postgres' own pg_dump and pg_restore, as an administrator would.
+"""
+
+import contextlib
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import psycopg
+import pytest
+
+from broker import restoring
+from broker.launch import Exit
+from broker.postgres_binaries import installed_wheel
+from broker.service import Broker
+from counterpoise import calls
+from counterpoise.client import Client
+from counterpoise.errors import FlowGone, FlowNotFound
+from counterpoise.flow import Flow
+from counterpoise.publisher import Publisher
+from counterpoise.wire import Bound, CommitItem, ReleaseItem, Update
+from tests.broker.test_cli import run
+from tests.service import Service, eventually, running, settings_for
+
+pytestmark = pytest.mark.timeout(180)
+
+
+@contextlib.contextmanager
+def serving(url: str) -> Iterator[tuple[Service, Client]]:
+    settings = settings_for(url)
+    with running(Broker(settings), settings) as service, Client(service.url) as client:
+        yield service, client
+
+
+class Database:
+    """One that can be backed up and restored."""
+
+    def __init__(self, url: str, backup: Path) -> None:
+        self.url = url
+        self.backup = str(backup)
+        self._programs = installed_wheel() / "bin"
+
+    def dump(self) -> None:
+        self._run("pg_dump", "--format=custom", f"--file={self.backup}", self.url)
+
+    def restore(self) -> None:
+        """In the place of what is there now."""
+        with psycopg.connect(self.url, autocommit=True) as connection:
+            connection.execute("DROP SCHEMA counterpoise, counterpoise_log CASCADE")
+        self._run("pg_restore", "--exit-on-error", f"--dbname={self.url}", self.backup)
+
+    def fence(self) -> str:
+        done = run(["migrate", "--after-restore", "--database-url", self.url])
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    def incarnation(self) -> str:
+        with psycopg.connect(self.url) as connection:
+            row = connection.execute("SELECT incarnation FROM counterpoise_log.logs").fetchone()
+            assert row is not None
+            return str(row[0])
+
+    def _run(self, program: str, *arguments: str) -> None:
+        done = subprocess.run(
+            [str(self._programs / program), *arguments],
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+
+
+def bind(client: Client, name: str) -> Bound:
+    return client.send(calls.bind("orders", name, name, 60.0))
+
+
+def view(client: Client, flow: Bound) -> Update:
+    update = client.send(calls.poll("orders", flow.flow_id, flow.flow_token, 0, 0.0))
+    assert update is not None
+    return update
+
+
+def release_revoked(client: Client, flow: Bound, position: str) -> None:
+    items = [
+        ReleaseItem(owned.partition, owned.epoch, position, False)
+        for owned in view(client, flow).partitions
+        if owned.state == "revoking"
+    ]
+    assert items
+    client.send(calls.release("orders", flow.flow_id, flow.flow_token, items))
+
+
+def epochs(client: Client) -> dict[int, int]:
+    return {each.partition: each.epoch for each in client.partitions("orders")}
+
+
+@pytest.mark.long
+def test_what_was_granted_after_the_backup_is_fenced(migrated_url: str, tmp_path: Path) -> None:
+    database = Database(migrated_url, tmp_path / "backup")
+    with serving(database.url) as (service, client):
+        client.create_queue("orders", 4, rebalance_delay=0, max_handoff_time=3600)
+        first = bind(client, "first")
+        eventually(lambda: len(view(client, first).partitions) == 4)
+        second = bind(client, "second")
+        eventually(lambda: client.rebalance_status("orders").status == "Rebalancing")
+        with Publisher("orders", url=service.url) as publisher:
+            publisher.publish(b"before", key="a")
+        database.dump()
+        incarnation = database.incarnation()
+
+        with Publisher("orders", url=service.url) as publisher:
+            publisher.publish(b"lost", key="a")
+        release_revoked(client, first, "1")
+        eventually(lambda: client.rebalance_status("orders").status == "Ready")
+        third = bind(client, "third")
+        eventually(lambda: client.rebalance_status("orders").status == "Rebalancing")
+        for flow in (first, second):
+            if any(owned.state == "revoking" for owned in view(client, flow).partitions):
+                release_revoked(client, flow, "2")
+        eventually(lambda: client.rebalance_status("orders").status == "Ready")
+        granted = [epochs(client)]
+        assert max(granted[0].values()) > 1
+        refused = run(["migrate", "--after-restore", "--database-url", database.url])
+        assert refused.returncode == Exit.SERVED
+        assert "stop every replica" in refused.stderr
+        owned = {flow.flow_id: view(client, flow).partitions for flow in (first, second, third)}
+        assert all(owned.values())
+
+    incarnations = [incarnation]
+    for _ in range(2):
+        # The same backup twice: what was granted in between is fenced as well.
+        database.restore()
+        assert database.incarnation() == incarnation
+        said = database.fence()
+        assert "2 flows ended" in said
+        assert "logs with a new incarnation: orders" in said
+        incarnations.append(database.incarnation())
+        with serving(database.url) as (service, client):
+            assert client.rebalance_status("orders").status == "Ready"
+            known = {each.partition: each for each in client.partitions("orders")}
+            assert all(known[n].epoch > epoch for past in granted for n, epoch in past.items())
+            assert {each.owner for each in known.values()} == {None}
+            for flow in (first, second, third):
+                items = [
+                    CommitItem(each.partition, each.epoch, "9") for each in owned[flow.flow_id]
+                ]
+                call = calls.commit("orders", flow.flow_id, flow.flow_token, items)
+                with pytest.raises(FlowGone if flow is not third else FlowNotFound) as caught:
+                    client.send(call)
+                if isinstance(caught.value, FlowGone):
+                    assert caught.value.reason == restoring.REASON
+            with Flow("orders", url=service.url, instance_id="first") as again:
+                eventually(lambda: len(again.partitions) == 4)
+                mine = dict(again.partitions)
+                assert {each.handed_over for each in mine.values()} == {"orphaned"}
+                old = [(each.partition, each.epoch, "9") for each in owned[first.flow_id]]
+                assert set(again.commit(old).values()) == {"stale_epoch"}
+                assert set(again.commit(dict.fromkeys(mine, "3")).values()) == {"ok"}
+                now = {n: each.epoch for n, each in mine.items()}
+                assert all(now[n] > epoch for past in granted for n, epoch in past.items())
+                granted.append(now)
+                with Publisher("orders", url=service.url) as publisher:
+                    publisher.publish(b"another", key="a")
+    assert len(set(incarnations)) == 3
+
+
+def test_epochs_are_above_the_one_that_is_given(migrated_url: str) -> None:
+    with serving(migrated_url) as (_, client):
+        client.create_queue("orders", 2)
+    highest = 2**60
+    with psycopg.connect(migrated_url) as connection:
+        connection.execute("UPDATE counterpoise.service SET stamped_at = stamped_at - 60")
+    assert restoring.fence(migrated_url, above=highest).epochs_above == highest
+    with serving(migrated_url) as (_, client):
+        assert set(epochs(client).values()) == {highest + 1}
+        incarnation = Database(migrated_url, Path()).incarnation()
+    with psycopg.connect(migrated_url) as connection:
+        connection.execute("UPDATE counterpoise.service SET stamped_at = stamped_at - 60")
+        connection.execute("UPDATE counterpoise.partitions SET position = '7' WHERE number = 1")
+    fenced = restoring.fence(migrated_url, log_restored=False)
+    assert (fenced.partitions, fenced.logs, fenced.ahead) == (2, (), (("orders", 1),))
+    assert Database(migrated_url, Path()).incarnation() == incarnation
+    with serving(migrated_url) as (_, client):
+        assert set(epochs(client).values()) == {highest + 2}

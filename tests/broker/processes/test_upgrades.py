@@ -1,0 +1,114 @@
+"""A release that migrates takes the place of the one before, replica by replica, at work."""
+
+import threading
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+
+import httpx
+import psycopg
+import pytest
+
+from counterpoise.client import Client
+from counterpoise.flow import Flow
+from tests.schema_levels import Release
+from tests.service import ServeProcess, eventually
+
+REPLICAS = 2
+LEASE_SECONDS = 20.0
+
+
+class Worker:
+    """A consumer that commits one position after another of whatever it owns."""
+
+    def __init__(self, url: str, stack: ExitStack) -> None:
+        self.lost: list[object] = []
+        self.committed = 0
+        self.refused: list[object] = []
+        self._stop = threading.Event()
+        flow = Flow("orders", url=url, lease_seconds=LEASE_SECONDS, on_lost=self.lost.append)
+        self.flow = stack.enter_context(flow)
+        self._thread = threading.Thread(target=self._work)
+        self._thread.start()
+        stack.callback(self.stop)
+
+    def _work(self) -> None:
+        while not self._stop.wait(0.05):
+            positions = [
+                (number, owned.epoch, str(int(owned.position or 0) + self.committed + 1))
+                for number, owned in self.flow.partitions.items()
+            ]
+            if not positions:
+                continue
+            outcomes = self.flow.commit(positions, timeout_seconds=LEASE_SECONDS)
+            self.refused += [each for each in outcomes.items() if each[1] != "ok"]
+            self.committed += 1
+
+    @property
+    def settled(self) -> bool:
+        states = [owned.state for owned in self.flow.partitions.values()]
+        return states == ["owned"] * 2
+
+    def stop(self) -> None:
+        self._stop.set()
+        self._thread.join()
+
+    def goes_on(self) -> Callable[[], bool]:
+        before = self.committed
+        return lambda: self.committed > before + 1
+
+
+@pytest.mark.long
+@pytest.mark.timeout(180)
+def test_no_flow_loses_a_partition(migrated_url: str, tmp_path: Path) -> None:
+    release = Release(tmp_path / "next", contract=True)
+    arguments = ["--database-url", migrated_url]
+    with ExitStack() as stack:
+        replicas = [
+            stack.enter_context(ServeProcess(tmp_path / f"{number}.log", arguments))
+            for number in range(REPLICAS)
+        ]
+        client = stack.enter_context(Client(replicas[0].url, timeout_seconds=15))
+        client.create_queue("orders", 8, rebalance_delay=0.2)
+        workers = [Worker(replica.url, stack) for replica in replicas for _ in range(2)]
+        eventually(lambda: all(worker.settled for worker in workers), 60)
+        for worker in workers:
+            worker.lost.clear()
+            worker.refused.clear()
+        before = {p.partition: (p.owner, p.epoch) for p in client.partitions("orders")}
+        assert None not in {owner for owner, _ in before.values()}
+
+        for replica in replicas:
+            # The first of the new release migrates at its start, while the other one is still old.
+            replica.end()
+            replica.program = release.program
+            replica.start()
+            for url in (each.url for each in replicas):
+                assert httpx.get(f"{url}/readyz", timeout=15).status_code == 200
+            for going_on in [worker.goes_on() for worker in workers]:
+                eventually(going_on, 30)
+        with psycopg.connect(migrated_url) as connection:
+            found = connection.execute("SELECT version_num FROM counterpoise.alembic_version")
+            assert found.fetchone() == ("control_next",)
+
+        # One of the old release may come back until the tables are contracted; then not any more.
+        old = ServeProcess(tmp_path / "old.log", [*arguments, "--no-migrate"])
+        with old:
+            assert httpx.get(f"{old.url}/readyz", timeout=15).status_code == 200
+            with psycopg.connect(migrated_url) as connection:
+                connection.execute(
+                    "UPDATE counterpoise.alembic_version"
+                    " SET version_num = 'control_after', serves = '{control_next,control_after}'"
+                )
+            eventually(lambda: httpx.get(f"{old.url}/readyz").status_code == 503, 30)
+            assert "newer version" in httpx.get(f"{old.url}/readyz").json()["detail"]
+            for replica in replicas:
+                assert httpx.get(f"{replica.url}/readyz", timeout=15).status_code == 200
+        with pytest.raises(AssertionError, match="newer version"):
+            old.start()
+        old.end()
+
+        for worker in workers:
+            worker.stop()
+            assert (worker.lost, worker.refused) == ([], [])
+        assert before == {p.partition: (p.owner, p.epoch) for p in client.partitions("orders")}
