@@ -1,0 +1,84 @@
+"""The sink of the fault runs: one file, to which every process appends a line per thing it did.
+
+A line is written by one `write` to a file opened for appending, so lines of several processes do
+not mix, their order in the file is the order in which they were done, and a process that is killed
+loses nothing that it wrote. The file asks nobody whether it may: it is not fenced, so that what a
+careful sink would refuse is seen here.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+
+class Handled(NamedTuple):
+    """A message was handled by a consumer that had been granted its partition."""
+
+    consumer: str
+    partition: int
+    epoch: int
+    position: int
+    key: str
+    value: str
+    # How the previous owner had let go, as the consumer was told.
+    handed_over: str
+
+
+class Granted(NamedTuple):
+    """A consumer was told of a grant."""
+
+    consumer: str
+    partition: int
+    epoch: int
+    handed_over: str
+
+
+class Acknowledged(NamedTuple):
+    """All messages of a publisher with numbers below `end` are in the log, as it was told."""
+
+    publisher: str
+    end: int
+
+
+class Failed(NamedTuple):
+    """A consumer or a publisher ended with an error."""
+
+    who: str
+    error: str
+
+
+Entry = Handled | Granted | Acknowledged | Failed
+_KINDS: dict[str, type[Entry]] = {
+    kind.__name__: kind for kind in (Handled, Granted, Acknowledged, Failed)
+}
+
+
+class Journal:
+    """For writing. Any number of threads and processes may write to the same file."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+
+    def write(self, entry: Entry) -> None:
+        line = json.dumps([type(entry).__name__, round(time.monotonic(), 4), *entry])
+        os.write(self._file, f"{line}\n".encode())
+
+    def close(self) -> None:
+        os.close(self._file)
+
+
+def parsed(lines: Iterable[str]) -> Iterator[Entry]:
+    """The entries in the order in which they were written."""
+    for line in lines:
+        kind, _, *fields = json.loads(line)
+        yield _KINDS[kind](*fields)
+
+
+def entries(path: Path) -> list[Entry]:
+    with path.open() as file:
+        return list(parsed(file))

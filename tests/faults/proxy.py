@@ -1,0 +1,203 @@
+"""A TCP proxy on loopback that breaks the network on purpose: what is behind it is away, late,
+or gone without a word, and then back.
+
+    door = Proxy("http://127.0.0.1:8001", "http://127.0.0.1:8002")   # passed on in turns
+    Client(door.url)
+    door.cut()        # every connection breaks, new ones at once (a process that died)
+    door.delay(0.2)   # every piece of data comes so much later, both ways (a slow network)
+    door.stall()      # nothing passes, nothing breaks (a network that swallows packets)
+    door.half_open()  # the servers see an end, the clients see nothing (a host that lost power)
+    door.mend()       # as if nothing had been
+
+One thread with an event loop carries all connections. Each method returns when what it does is so.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import threading
+from collections.abc import Callable
+from typing import Literal
+from urllib.parse import urlsplit, urlunsplit
+
+Weather = Literal["fair", "cut", "stalled"]
+
+
+class _Line:
+    """One client's connection and, unless it is half open, one to a server."""
+
+    def __init__(self, client: asyncio.StreamWriter, server: asyncio.StreamWriter) -> None:
+        self.client, self.server = client, server
+        self.half_open = False
+
+    def end(self) -> None:
+        for writer in (self.client, self.server):
+            writer.transport.abort()
+
+
+class Proxy:
+    """Listens on a port of its own and passes everything on, both ways."""
+
+    def __init__(self, url: str, *more_urls: str) -> None:
+        """The URLs are of the servers behind; `self.url` is the first one by way of the proxy.
+
+        A new connection goes to the next server in turn, or to one after it if that refuses.
+        """
+        parts = urlsplit(url)
+        each = [parts, *map(urlsplit, more_urls)]
+        self._targets = [(one.hostname or "127.0.0.1", one.port or 0) for one in each]
+        self._listener = socket.create_server(("127.0.0.1", 0), backlog=512)
+        port = self._listener.getsockname()[1]
+        user, at, _ = parts.netloc.rpartition("@")
+        self.url = urlunsplit(parts._replace(netloc=f"{user}{at}127.0.0.1:{port}"))
+        self.refused = 0
+        self._weather: Weather = "fair"
+        self._delay_seconds = 0.0
+        self._turn = 0
+        self._lines: set[_Line] = set()
+        self._passing = asyncio.Event()
+        self._passing.set()
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._run, name="proxy", daemon=True)
+        self._thread.start()
+
+    # What a test does to the network
+
+    def cut(self) -> None:
+        """Break all connections, and every new one at once."""
+        self._do(self._cut)
+
+    def delay(self, seconds: float) -> None:
+        """Let every piece of data through that much later."""
+        self._do(lambda: setattr(self, "_delay_seconds", seconds))
+
+    def stall(self) -> None:
+        """Hold all data back and break nothing; new connections are taken and hear nothing."""
+        self._do(self._stall)
+
+    def half_open(self) -> None:
+        """End all connections for the servers only. New ones are passed on as ever."""
+        self._do(self._half_open)
+
+    def mend(self) -> None:
+        """Let everything through again; what was held back goes on."""
+        self._do(self._mend)
+
+    def close(self) -> None:
+        """The end."""
+        if not self._loop.is_running():
+            return
+        self.cut()
+        self._do(self._loop.stop)
+        self._thread.join(10)
+        self._listener.close()
+
+    def __enter__(self) -> Proxy:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # In the loop's thread
+
+    def _run(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        try:
+            self._loop.run_until_complete(
+                asyncio.start_server(self._accept, sock=self._listener.dup())
+            )
+            self._loop.run_forever()
+        finally:
+            tasks = asyncio.all_tasks(self._loop)
+            for task in tasks:
+                task.cancel()
+            self._loop.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
+            self._loop.close()
+
+    def _do(self, action: Callable[[], object]) -> None:
+        done = threading.Event()
+
+        def run() -> None:
+            try:
+                action()
+            finally:
+                done.set()
+
+        self._loop.call_soon_threadsafe(run)
+        assert done.wait(10), "the proxy's loop is stuck"
+
+    def _cut(self) -> None:
+        self._weather = "cut"
+        for line in self._lines:
+            line.end()
+        self._lines.clear()
+        self._passing.set()
+
+    def _stall(self) -> None:
+        self._weather = "stalled"
+        self._passing.clear()
+
+    def _half_open(self) -> None:
+        for line in self._lines:
+            line.half_open = True
+            line.server.transport.abort()
+
+    def _mend(self) -> None:
+        self._weather = "fair"
+        self._delay_seconds = 0.0
+        self._passing.set()
+        for line in [one for one in self._lines if one.half_open]:
+            # The host is up again, and knows nothing of these.
+            line.end()
+
+    async def _accept(self, reader: asyncio.StreamReader, client: asyncio.StreamWriter) -> None:
+        if self._weather == "cut":
+            self.refused += 1
+            client.transport.abort()
+            return
+        await self._passing.wait()
+        found = await self._connect()
+        if found is None:
+            self.refused += 1
+            client.transport.abort()
+            return
+        replies, server = found
+        line = _Line(client, server)
+        self._lines.add(line)
+        try:
+            await asyncio.gather(
+                self._pass(reader, server, line), self._pass(replies, client, line)
+            )
+        finally:
+            line.end()
+            self._lines.discard(line)
+
+    async def _connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter] | None:
+        self._turn += 1
+        for number in range(len(self._targets)):
+            host, port = self._targets[(self._turn + number) % len(self._targets)]
+            with contextlib.suppress(OSError):
+                return await asyncio.open_connection(host, port)
+        return None
+
+    async def _pass(
+        self, source: asyncio.StreamReader, sink: asyncio.StreamWriter, line: _Line
+    ) -> None:
+        with contextlib.suppress(OSError):
+            while data := await source.read(65536):
+                if self._delay_seconds:
+                    await asyncio.sleep(self._delay_seconds)
+                await self._passing.wait()
+                if line.half_open:
+                    if sink is line.client:
+                        break
+                    continue
+                sink.write(data)
+                await sink.drain()
+        if line.half_open and sink is line.client:
+            # The server's end; the client is not told.
+            return
+        await self._passing.wait()
+        line.end()

@@ -1,0 +1,191 @@
+"""What the fault runs are played on: real processes on loopback, each of which can be broken.
+
+    consumers, publishers ──door (a proxy)──► two replicas ──back (a proxy)──► Postgres
+                          └──────────────── the log ──────────back (a proxy)──►
+
+Postgres is a process of its own with `fsync` on. All consumers and publishers reach whichever
+replica the door gives them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import TypeVar
+
+from broker.embedded import EmbeddedPostgres
+from counterpoise.client import Client
+from counterpoise.errors import CounterpoiseError
+from counterpoise.logs import open_log
+from tests.faults.checker import Stored
+from tests.faults.journal import Journal
+from tests.faults.proxy import Proxy
+from tests.service import ServeProcess
+
+T = TypeVar("T")
+
+QUEUE = "orders"
+# Reads the log and never commits, so that nothing is trimmed before the checker has seen it.
+AUDIT = "audit"
+
+
+class Postgres:
+    """A Postgres with `fsync` on, to be started, ended and killed by the main thread."""
+
+    def __init__(self, directory: Path) -> None:
+        self._server = EmbeddedPostgres(directory)
+        self.url = self._server.start()
+
+    def start(self) -> None:
+        """Again, on the same port."""
+        assert self._server.start() == self.url, "another port, or password"
+
+    def end(self) -> None:
+        self._server.stop()
+
+    def kill(self) -> None:
+        """Kill the postmaster and all its children, so that nothing is written any more."""
+        process = self._server._process
+        assert process is not None
+        victims = [process.pid, *_children(process.pid)]
+        for victim in victims:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(victim, signal.SIGKILL)
+        process.wait()
+        self._server.stop()
+
+
+def _children(pid: int) -> list[int]:
+    text = Path(f"/proc/{pid}/task/{pid}/children").read_text()
+    return [int(one) for one in text.split()]
+
+
+class Worker:
+    """A process of `tests.faults.worker`; it can be killed and started again."""
+
+    def __init__(self, log_file: Path, role: str, *arguments: object) -> None:
+        self._log_file = log_file
+        self._command = [sys.executable, "-m", "tests.faults.worker", role, *map(str, arguments)]
+        self.process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> Worker:
+        with self._log_file.open("a") as log:
+            self.process = subprocess.Popen(
+                self._command, stderr=log, cwd=Path(__file__).parents[2]
+            )
+        return self
+
+    def send(self, signum: int) -> None:
+        assert self.process is not None
+        self.process.send_signal(signum)
+
+    def end(self, signum: int = signal.SIGTERM, seconds: float = 60.0) -> None:
+        """Send a signal and wait; what does not end then is killed, and that is an error."""
+        if self.process is None:
+            return
+        if self.process.poll() is None:
+            self.process.send_signal(signum)
+            self.process.send_signal(signal.SIGCONT)
+        try:
+            self.process.wait(seconds)
+        finally:
+            if self.process.poll() is None:
+                self.process.kill()
+                self.process.wait()
+            self.process = None
+
+
+class Stage:
+    """Everything that runs, and what can be asked of it from outside. A context manager."""
+
+    def __init__(self, directory: Path, *, replicas: int = 2) -> None:
+        self.directory = directory
+        self.journal_file = directory / "journal"
+        Journal(self.journal_file).close()
+        self._held = contextlib.ExitStack()
+        with contextlib.ExitStack() as starting:
+            self.postgres = Postgres(directory / "postgres")
+            starting.callback(self.postgres.end)
+            self.back = starting.enter_context(Proxy(self.postgres.url))
+            self.replicas = [
+                ServeProcess(directory / f"replica{number}.log", ["--database-url", self.back.url])
+                for number in range(replicas)
+            ]
+            for replica in self.replicas:
+                starting.enter_context(replica)
+            self.door = starting.enter_context(Proxy(*(each.url for each in self.replicas)))
+            self._held = starting.pop_all()
+
+    def __enter__(self) -> Stage:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._held.close()
+
+    def consumers(self, name: str, count: int, lease_seconds: float) -> Worker:
+        """A process with `count` consumers NAME-0, NAME-1, ..."""
+        return self._worker("consume", name, count, lease_seconds)
+
+    def publishers(self, name: str, count: int, messages_per_second: float) -> Worker:
+        """A process with `count` publishers, each of which publishes that much."""
+        return self._worker("publish", name, count, messages_per_second)
+
+    def _worker(self, role: str, name: str, count: int, figure: float) -> Worker:
+        arguments = (self.door.url, QUEUE, self.journal_file, name, count, figure)
+        worker = Worker(self.directory / f"{name}.log", role, *arguments).start()
+        self._held.callback(lambda: worker.end(signal.SIGKILL))
+        return worker
+
+    def make_queues(self, partition_count: int, **settings: float) -> None:
+        """The queue that is worked through, and the one that keeps its log from being trimmed."""
+        self.ask(lambda client: client.create_queue(QUEUE, partition_count, **settings))
+        self.ask(lambda client: client.create_queue(AUDIT, log=f"builtin:{QUEUE}"))
+
+    def ask(self, call: Callable[[Client], T], seconds: float = 60.0) -> T:
+        """Ask the replicas directly, one after the other, until one of them answers."""
+        deadline = time.monotonic() + seconds
+        for replica in self._in_turns():
+            try:
+                with Client(replica.url, timeout_seconds=2) as client:
+                    return call(client)
+            except CounterpoiseError:
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(0.05)
+        raise AssertionError
+
+    def _in_turns(self) -> Iterator[ServeProcess]:
+        while True:
+            yield from [each for each in self.replicas if each.process] or self.replicas
+
+    def owners(self) -> dict[str, list[int]]:
+        """The partitions that each consumer's process holds, by the client's name."""
+        names = {
+            flow.flow_id: flow.client_name for flow in self.ask(lambda client: client.flows(QUEUE))
+        }
+        held: dict[str, list[int]] = {name: [] for name in names.values()}
+        for each in self.ask(lambda client: client.partitions(QUEUE)):
+            if each.owner is not None:
+                held.setdefault(names.get(each.owner, "?"), []).append(each.partition)
+        return held
+
+    def log(self, partitions: Sequence[int]) -> dict[int, list[Stored]]:
+        """All that these partitions of the log hold; straight from Postgres."""
+        log = open_log(f"builtin:{QUEUE}", self.postgres.url)
+        try:
+            return {
+                partition: [
+                    Stored(int(row["position"]), row["key"], row["value"].decode())
+                    for batch in log.read(partition, "0", None, max_messages=10**9)
+                    for row in batch.select(["position", "key", "value"]).to_pylist()
+                ]
+                for partition in partitions
+            }
+        finally:
+            log.close()

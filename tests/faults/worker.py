@@ -1,0 +1,116 @@
+"""A process of plain consumers, or of publishers, for the fault runs.
+
+    python -m tests.faults.worker consume URL QUEUE JOURNAL NAME COUNT LEASE_SECONDS
+    python -m tests.faults.worker publish URL QUEUE JOURNAL NAME COUNT MESSAGES_PER_SECOND
+
+SIGTERM: consumers hand over what they own and leave, publishers deliver what they have taken. What
+ends one of them otherwise is in the journal.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+from counterpoise import Consumer, Publisher
+from counterpoise.consumer import Message
+from counterpoise.flow.view import Owned
+from tests.faults.journal import Acknowledged, Failed, Granted, Handled, Journal
+
+KEYS = 40
+
+
+def consume(url: str, queue: str, journal: Journal, name: str, lease: str) -> Consumer:
+    who = f"{name}/{os.getpid()}"
+
+    def handle(message: Message) -> None:
+        journal.write(
+            Handled(
+                who,
+                message.partition,
+                message.epoch,
+                int(message.position),
+                message.key or "",
+                message.value.decode(),
+                message.owned.handed_over or "unknown",
+            )
+        )
+
+    def granted(owned: Owned) -> None:
+        journal.write(Granted(who, owned.partition, owned.epoch, owned.handed_over or "unknown"))
+
+    return Consumer(
+        queue,
+        each=handle,
+        url=url,
+        client_name=name,
+        instance_id=name,
+        lease_seconds=float(lease),
+        on_granted=granted,
+        # Longer than any fault of these runs.
+        log_appears_seconds=300.0,
+    )
+
+
+def publish(
+    url: str, queue: str, journal: Journal, name: str, rate: str, stopping: threading.Event
+) -> None:
+    """Numbered messages, each once, also where an earlier process of this name was killed."""
+    pause = 1 / float(rate)
+    with Publisher(queue, url=url, publisher_id=name, timeout_seconds=300.0) as publisher:
+        number = publisher.next_sequence
+        flushed = time.monotonic()
+        while not stopping.wait(pause):
+            publisher.publish(f"{name}:{number}".encode(), key=f"{name}-{number % KEYS}")
+            number += 1
+            if time.monotonic() > flushed + 0.5:
+                publisher.flush()
+                journal.write(Acknowledged(name, number))
+                flushed = time.monotonic()
+        publisher.flush()
+        journal.write(Acknowledged(name, number))
+
+
+def main(arguments: list[str]) -> None:
+    role, url, queue, path, name, count, figure = arguments
+    journal = Journal(Path(path))
+    stopping = threading.Event()
+    names = [f"{name}-{number}" for number in range(int(count))]
+    runs: list[Callable[[], None]] = []
+    if role == "consume":
+        consumers = [consume(url, queue, journal, one, figure) for one in names]
+        runs = [one.run for one in consumers]
+    else:
+        consumers = []
+        runs = [partial(publish, url, queue, journal, one, figure, stopping) for one in names]
+
+    def stop(*_: object) -> None:
+        stopping.set()
+        for consumer in consumers:
+            consumer.stop()
+
+    signal.signal(signal.SIGTERM, stop)
+
+    def guarded(one: str, run: Callable[[], None]) -> None:
+        try:
+            run()
+        except Exception as error:
+            journal.write(Failed(one, f"{type(error).__name__}: {error}"))
+
+    threads = [
+        threading.Thread(target=guarded, args=pair) for pair in zip(names, runs, strict=True)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
