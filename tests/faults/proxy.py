@@ -92,7 +92,6 @@ class Proxy:
         self.cut()
         self._do(self._loop.stop)
         self._thread.join(10)
-        self._listener.close()
 
     def __enter__(self) -> Proxy:
         return self
@@ -104,12 +103,13 @@ class Proxy:
 
     def _run(self) -> None:
         asyncio.set_event_loop(self._loop)
+        server = self._loop.run_until_complete(
+            asyncio.start_server(self._accept, sock=self._listener)
+        )
         try:
-            self._loop.run_until_complete(
-                asyncio.start_server(self._accept, sock=self._listener.dup())
-            )
             self._loop.run_forever()
         finally:
+            server.close()
             tasks = asyncio.all_tasks(self._loop)
             for task in tasks:
                 task.cancel()

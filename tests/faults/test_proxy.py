@@ -1,0 +1,143 @@
+"""The proxy of the fault runs does to connections what it says."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from tests.faults.proxy import Proxy
+from tests.service import eventually
+
+
+class Echo:
+    """A server that sends back what it gets, after its name."""
+
+    def __init__(self, name: bytes) -> None:
+        self._name = name
+        self.ended = 0
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.url = f"tcp://127.0.0.1:{self._listener.getsockname()[1]}"
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                connection, _ = self._listener.accept()
+            except OSError:
+                return
+            threading.Thread(target=self._serve, args=(connection,), daemon=True).start()
+
+    def _serve(self, connection: socket.socket) -> None:
+        with connection:
+            try:
+                while data := connection.recv(1000):
+                    connection.sendall(self._name + data)
+            except OSError:
+                pass
+        self.ended += 1
+
+    def close(self) -> None:
+        # Wakes the thread that waits in accept, which close alone does not.
+        self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+
+
+@pytest.fixture
+def echo() -> Iterator[Echo]:
+    echo = Echo(b"1:")
+    yield echo
+    echo.close()
+
+
+@pytest.fixture
+def proxy(echo: Echo) -> Iterator[Proxy]:
+    with Proxy(echo.url) as proxy:
+        yield proxy
+
+
+def connect(proxy: Proxy) -> socket.socket:
+    host, port = proxy.url.removeprefix("tcp://").split(":")
+    return socket.create_connection((host, int(port)), timeout=5)
+
+
+def broken(connection: socket.socket) -> bool:
+    try:
+        return connection.recv(10) == b""
+    except ConnectionError:
+        return True
+
+
+def say(connection: socket.socket, what: bytes) -> bytes:
+    connection.sendall(what)
+    return connection.recv(100)
+
+
+def test_what_is_cut_breaks_and_can_be_mended(proxy: Proxy, echo: Echo) -> None:
+    with connect(proxy) as old:
+        assert say(old, b"a") == b"1:a"
+        proxy.cut()
+        assert broken(old)
+        with connect(proxy) as new:
+            assert broken(new)
+        assert proxy.refused == 1
+        proxy.mend()
+        with connect(proxy) as new:
+            assert say(new, b"b") == b"1:b"
+    eventually(lambda: echo.ended == 2)
+
+
+def test_what_is_stalled_hears_nothing_and_goes_on_later(proxy: Proxy) -> None:
+    with connect(proxy) as old:
+        assert say(old, b"a") == b"1:a"
+        proxy.stall()
+        with connect(proxy) as new:
+            for connection in (old, new):
+                connection.settimeout(0.1)
+                with pytest.raises(TimeoutError):
+                    say(connection, b"b")
+            proxy.mend()
+            for connection in (old, new):
+                connection.settimeout(5)
+                assert connection.recv(10) == b"1:b"
+
+
+def test_what_is_half_open_ends_for_the_server_only(proxy: Proxy, echo: Echo) -> None:
+    with connect(proxy) as old:
+        assert say(old, b"a") == b"1:a"
+        proxy.half_open()
+        eventually(lambda: echo.ended == 1)
+        old.settimeout(0.1)
+        with pytest.raises(TimeoutError):
+            say(old, b"b")
+        with connect(proxy) as new:
+            assert say(new, b"c") == b"1:c"
+            proxy.mend()
+            old.settimeout(5)
+            assert broken(old)
+            assert say(new, b"d") == b"1:d"
+
+
+def test_what_is_delayed_comes_later(proxy: Proxy) -> None:
+    proxy.delay(0.05)
+    with connect(proxy) as connection:
+        began = time.monotonic()
+        assert say(connection, b"a") == b"1:a"
+        assert time.monotonic() - began >= 0.1
+
+
+def test_servers_take_turns_and_one_that_is_away_is_passed_over(echo: Echo) -> None:
+    other = Echo(b"2:")
+    with Proxy(echo.url, other.url) as proxy:
+        answers = []
+        for _ in range(4):
+            with connect(proxy) as connection:
+                answers.append(say(connection, b"a"))
+        assert sorted(answers) == [b"1:a", b"1:a", b"2:a", b"2:a"]
+        other.close()
+        for _ in range(3):
+            with connect(proxy) as connection:
+                assert say(connection, b"a") == b"1:a"
