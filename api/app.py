@@ -9,6 +9,7 @@ from starlette.routing import BaseRoute
 from api import flows, problems, queues, service
 from api.limits import RequestLimits
 from api.metrics import CountRequests, Metrics
+from api.rates import LimitRates, Rates
 from api.streams import OpenCalls
 from broker.service import Broker
 from broker.settings import Settings
@@ -48,7 +49,14 @@ def create_app(broker: Broker, settings: Settings) -> FastAPI:
     app.state.settings = settings
     app.state.open_calls = OpenCalls()
     app.state.metrics = Metrics(app.state.open_calls, broker.tally)
+    app.state.rates = Rates(
+        settings.flow_requests_per_second,
+        settings.address_requests_per_second,
+        app.state.metrics.registry,
+        settings.request_limit_bytes,
+    )
     problems.add_handlers(app)
     app.add_middleware(RequestLimits, limit_bytes=settings.request_limit_bytes)
+    app.add_middleware(LimitRates, rates=app.state.rates)
     app.add_middleware(CountRequests, metrics=app.state.metrics)
     return app

@@ -162,9 +162,11 @@ async def bind(request: Request, queue: Name, body: flow_schemas.BindRequest) ->
     An `instance_id` that is bound already is a restarted consumer: the new flow takes the old one's
     place and partitions at once, with new epochs, and the old flow is gone (`replaced`).
     """
-    return await broker_of(request).bind(
+    bound = await broker_of(request).bind(
         queue, body.client_name, body.instance_id, body.lease_seconds, body.warmup
     )
+    request.app.state.rates.admit(bound.flow_token)
+    return bound
 
 
 @ROUTER.delete(

@@ -99,6 +99,9 @@ def _describe(operation: dict[str, Any], route: Route, shared: dict[str, Any]) -
             name = "_or_".join(codes)
             shared[name] = problems.described(codes)
             operation["responses"][status] = {"$ref": f"#/components/responses/{name}"}
+    # Whatever is called too often.
+    shared["too_many_requests"] = problems.described(["too_many_requests"])
+    operation["responses"]["429"] = {"$ref": "#/components/responses/too_many_requests"}
     operation["responses"] = dict(sorted(operation["responses"].items()))
 
 

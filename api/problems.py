@@ -43,6 +43,7 @@ CODES: dict[str, tuple[int, str]] = {
     **{kind.code: (status, kind.title()) for kind, status in _BROKER_STATUSES.items()},
     "not_found": (404, "There is nothing at this path."),
     "method_not_allowed": (405, "This path does not take this method."),
+    "too_many_requests": (429, "The caller asks too much."),
     "too_large": (413, "The request body is too large."),
     "unsupported_media_type": (415, "The request body is not JSON."),
     "internal": (500, "The service made a mistake."),
@@ -68,6 +69,8 @@ DETAILS = {
     "unavailable": "The service cannot reach its database; try again in a moment.",
     "not_found": "There is nothing at /v1/queue; /docs lists every call.",
     "method_not_allowed": "This path takes GET, POST.",
+    "too_many_requests": "You ask more than the service grants one caller, or than it can do now; "
+    "try again in 1 s, and ask for several partitions at once.",
     "too_large": "A request body may have 8388608 bytes; send fewer partitions at once.",
     "unsupported_media_type": "Send the body as JSON with 'Content-Type: application/json'.",
     "internal": "The service's log has the details under the id 4d1c6f2e; the request may or may "
@@ -138,7 +141,7 @@ def described(codes: Sequence[str]) -> dict[str, Any]:
             }
         },
     }
-    if status == 503:
+    if status in (429, 503):
         response["headers"] = {
             "Retry-After": {
                 "description": "Seconds to wait before trying again.",

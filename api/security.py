@@ -73,6 +73,7 @@ async def authorize(request: Request, requirement: Requirement) -> None:
             await request.app.state.broker.authenticate(
                 request.path_params["queue"], request.path_params["flow"], token
             )
+            request.app.state.rates.admit(token)
         except FlowGone:
             if not requirement.gone_may:
                 raise

@@ -60,6 +60,16 @@ class Settings(BaseSettings):
     request_limit_bytes: Annotated[int, Field(ge=1024, le=2**30)] = Field(
         default=8 * 2**20, description="The largest request body."
     )
+    flow_requests_per_second: float = Field(
+        default=100.0,
+        ge=0,
+        description="What one flow may ask, in bursts of ten times that; 0: no limit.",
+    )
+    address_requests_per_second: float = Field(
+        default=1000.0,
+        ge=0,
+        description="What all callers of one address may ask that are not flows; 0: no limit.",
+    )
     history_days: float = Field(
         default=7.0, gt=0, description="How long the history of rebalances and changes is kept."
     )

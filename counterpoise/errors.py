@@ -58,6 +58,12 @@ class ServiceFailed(ServiceUnavailable):
     code = "internal"
 
 
+class TooManyRequests(ServiceUnavailable):
+    """This program asks too much, or the service is overloaded: wait for `retry_after` seconds."""
+
+    code = "too_many_requests"
+
+
 class BadAnswer(ServiceUnavailable):
     """An answer arrived that this client cannot read: cut short, or not what the contract says."""
 
@@ -220,6 +226,8 @@ def error_of(
         )
     message = str(problem.get("detail") or problem.get("title") or f"HTTP {status}")
     code = str(problem.get("code", ""))
+    if code == TooManyRequests.code:
+        return TooManyRequests(message, retry_after)
     if status == 503 or status in _TRANSIENT_STATUSES:
         return ServiceUnavailable(message, retry_after)
     if status >= 500:

@@ -64,12 +64,14 @@ Program: TypeAlias = Generator[Effect, Sent, R]
 def pause_after(failures: int, chance: float, error: CounterpoiseError, longest: float) -> float:
     """How long to wait after so many failures in a row (>= 1), in seconds.
 
-    Doubles each time, up to `longest` (or what the service asked for), and is spread over its
-    upper half, so that the clients of a service that comes back do not come all at once.
+    Doubles each time, up to `longest`, and is spread over its upper half, so that the clients of a
+    service that comes back do not come all at once. What the service asked for is the least, as
+    long as that is not longer than `longest`.
     """
     grown = min(longest, FIRST_PAUSE_SECONDS * 2.0 ** min(failures - 1, 16))
     asked = error.retry_after if isinstance(error, ServiceUnavailable) else None
-    return max(grown, min(asked or 0.0, longest)) * (0.5 + 0.5 * chance)
+    spread = 0.5 + 0.5 * chance
+    return max(grown * spread, min((asked or 0.0) * (0.5 + spread), longest))
 
 
 def keep_bound(core: FlowCore) -> Program[None]:

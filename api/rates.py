@@ -1,0 +1,217 @@
+"""How much one caller may ask, so that a flood harms its sender and nobody else.
+
+Three measures, each cheap enough to refuse thousands of requests a second:
+
+- **A rate for each caller** (`Rates`). A flow is known by its token, but only once the token has
+  proved right (`admit`): with made-up tokens nobody gets a rate of his own. Everybody else is known
+  by address. Many flows on one machine thus do not share a rate, and a flood without a token does
+  not touch the flows at the same address. A big body counts as several requests.
+- **At most so many at work** (`MOST_AT_WORK`). Callers who each keep their rate can still be too
+  many. Then requests are refused that can wait; renewals of leases (polls and heartbeats of flows
+  that keep their rate) never are, so an overload costs nobody a partition.
+- **A refusal takes its time** (`HOLD_SECONDS`): a caller that does not heed `Retry-After` gets at
+  most a few refusals a second on each connection, instead of keeping the service busy with them.
+
+The rate is a token bucket kept as one number (the generic cell rate algorithm): the time at which
+the bucket would be full again. A request is in time if that lies at most a burst ahead.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+
+from prometheus_client import CollectorRegistry, Counter
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from api.problems import problem
+
+BURST_SECONDS = 10.0
+MOST_CALLERS = 100_000
+MOST_AT_WORK = 256
+HOLD_SECONDS = 0.25
+MOST_HELD = 1000
+BYTES_A_REQUEST = 65536
+# What is counted for a body of a length that is not said.
+UNKNOWN_BYTES = 2**20
+
+# Answers to these come when they come, and what they cost is little.
+_WAITING = ("/updates", "/heartbeat", "/events")
+_RENEWALS = ("/updates", "/heartbeat")
+_PROBES = frozenset(("/healthz", "/readyz", "/metrics"))
+
+
+class Bucket:
+    """Who asked how much lately: by caller the time at which it has its whole burst again."""
+
+    def __init__(
+        self, per_second: float, burst_seconds: float = BURST_SECONDS, most: int = MOST_CALLERS
+    ) -> None:
+        """`per_second` 0: no limit. Of more than `most` callers the longest silent is forgotten."""
+        self._cost = 1 / per_second if per_second else 0.0
+        self._burst_seconds = burst_seconds
+        self._most = most
+        self._full_at: OrderedDict[object, float] = OrderedDict()
+
+    def __contains__(self, caller: object) -> bool:
+        return caller in self._full_at
+
+    def __len__(self) -> int:
+        return len(self._full_at)
+
+    def remember(self, caller: object) -> None:
+        """Begin to count for this caller."""
+        self._full_at.setdefault(caller, 0.0)
+        if len(self._full_at) > self._most:
+            self._full_at.popitem(last=False)
+
+    def take(self, caller: object, requests: float, now: float) -> float:
+        """0 if it may ask this much now, and it is counted; else the seconds until it may."""
+        if not self._cost:
+            return 0.0
+        full_at = max(self._full_at.get(caller, 0.0), now)
+        # Whatever is more than a burst waits for a whole one.
+        late = min(full_at + requests * self._cost - now, full_at - now + self._burst_seconds)
+        # Sums of floats may be off by a hair.
+        if late > self._burst_seconds + 1e-6:
+            return late - self._burst_seconds
+        self._full_at[caller] = full_at + requests * self._cost
+        self._full_at.move_to_end(caller)
+        self.remember(caller)
+        return 0.0
+
+
+class Rates:
+    """The rates of one application's callers; per second, 0 for no limit."""
+
+    def __init__(
+        self,
+        flow_per_second: float,
+        address_per_second: float,
+        registry: CollectorRegistry,
+        limit_bytes: int = 2**30,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Bodies above `limit_bytes` are refused unread, so they count no more than that."""
+        self.flows = Bucket(flow_per_second)
+        self.addresses = Bucket(address_per_second)
+        self.at_work = 0
+        self.held = 0
+        self._limit_bytes = limit_bytes
+        self._monotonic = monotonic
+        self._refused = Counter(
+            "counterpoise_http_refused",
+            "Requests answered 429, by what was exceeded: the rate of a flow or an address, or "
+            "what the service can do at once.",
+            ("limit",),
+            registry=registry,
+        )
+
+    def admit(self, token: str) -> None:
+        """This token is a flow's, which has a rate of its own from now on."""
+        self.flows.remember(token.encode("latin-1", "replace"))
+
+    def wait_seconds(self, scope: Scope) -> float:
+        """0 if this request may be carried out now, else when to try again; counts it."""
+        now = self._monotonic()
+        token, length = _token_and_length(scope)
+        requests = 1 + min(length, self._limit_bytes) // BYTES_A_REQUEST
+        path: str = scope["path"]
+        if token in self.flows:
+            wait = self.flows.take(token, requests, now)
+            if wait:
+                self._refused.labels("flow").inc()
+                return wait
+            if path.endswith(_RENEWALS):
+                return 0.0
+        else:
+            # Counted apart, so that a flood from the same address fails neither probes nor flows
+            # whose token this replica does not know yet.
+            kind = "probe" if path in _PROBES else "token" if token else "open"
+            caller = (_network(scope), kind)
+            wait = self.addresses.take(caller, requests, now)
+            if wait:
+                self._refused.labels("address").inc()
+                return wait
+            if path in _PROBES:
+                return 0.0
+        if self.at_work >= MOST_AT_WORK:
+            self._refused.labels("service").inc()
+            return 1.0
+        return 0.0
+
+
+class LimitRates:
+    """ASGI middleware: 429 with `Retry-After` for whoever asks too much."""
+
+    def __init__(self, app: ASGIApp, rates: Rates) -> None:
+        self.app = app
+        self.rates = rates
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        wait_seconds = self.rates.wait_seconds(scope)
+        if wait_seconds:
+            await self._refuse(scope, receive, send, wait_seconds)
+        elif scope["path"].endswith(_WAITING):
+            await self.app(scope, receive, send)
+        else:
+            self.rates.at_work += 1
+            try:
+                await self.app(scope, receive, send)
+            finally:
+                self.rates.at_work -= 1
+
+    async def _refuse(
+        self, scope: Scope, receive: Receive, send: Send, wait_seconds: float
+    ) -> None:
+        if self.rates.held < MOST_HELD:
+            self.rates.held += 1
+            try:
+                await asyncio.sleep(min(wait_seconds, HOLD_SECONDS))
+            finally:
+                self.rates.held -= 1
+        seconds = max(1, math.ceil(wait_seconds))
+        headers = {"Retry-After": str(seconds)}
+        if _has_body(scope):
+            # It is not read, so the connection cannot be used again.
+            headers["Connection"] = "close"
+        response = problem(
+            "too_many_requests",
+            f"You ask more than the service grants one caller, or than it can do now; try again in "
+            f"{seconds} s, and ask for several partitions at once.",
+            headers=headers,
+        )
+        await response(scope, receive, send)
+
+
+def _token_and_length(scope: Scope) -> tuple[bytes, int]:
+    """The bearer token (empty without one), and the body's length as far as it is said."""
+    token, length = b"", 0
+    for name, value in scope["headers"]:
+        if name == b"authorization":
+            token = value.partition(b" ")[2].strip()
+        elif name == b"content-length" and value.isdigit():
+            length = int(value)
+        elif name == b"transfer-encoding":
+            length = UNKNOWN_BYTES
+    return token, length
+
+
+def _has_body(scope: Scope) -> bool:
+    return any(
+        name == b"transfer-encoding" or (name == b"content-length" and value != b"0")
+        for name, value in scope["headers"]
+    )
+
+
+def _network(scope: Scope) -> str:
+    """The caller's address; of IPv6 the 64 bits that a site has, as it can use any of the rest."""
+    client = scope.get("client")
+    host: str = client[0] if client else ""
+    return ":".join(host.split(":")[:4]) if host.count(":") > 4 else host

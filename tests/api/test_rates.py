@@ -1,0 +1,207 @@
+"""A flood harms its sender and nobody else: rates, refusals, and readers that are slow."""
+
+import contextlib
+import json
+import socket
+import time
+from collections.abc import Iterator
+from urllib.parse import urlsplit
+
+import httpx
+import pytest
+from prometheus_client import CollectorRegistry
+from starlette.types import Scope
+
+from api.rates import MOST_AT_WORK, Bucket, Rates
+from broker.service import Broker
+from counterpoise.client import Client
+from counterpoise.errors import TooManyRequests
+from counterpoise.flow import Flow
+from tests.api.conformance import conforms
+from tests.api.test_problems import problem
+from tests.service import Service, eventually, running, settings_for
+
+
+class Clock:
+    now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def rates(clock: Clock) -> Rates:
+    """10 a second for a flow, 100 for an address; bursts are of ten times that."""
+    return Rates(10, 100, CollectorRegistry(), 2**20, clock)
+
+
+def request(
+    path: str = "/v1/queues", token: str = "", host: str = "192.0.2.1", length: int = 0
+) -> Scope:
+    headers = [(b"content-length", str(length).encode())] if length else []
+    if token:
+        headers.append((b"authorization", f"Bearer {token}".encode()))
+    return {"type": "http", "path": path, "headers": headers, "client": (host, 5000)}
+
+
+def asked(rates: Rates, scope: Scope, times: int) -> int:
+    """How many of these requests were not refused."""
+    return sum(not rates.wait_seconds(scope) for _ in range(times))
+
+
+def test_a_burst_and_then_the_rate() -> None:
+    bucket = Bucket(10, burst_seconds=2)
+    assert [bucket.take("a", 1, 100.0) for _ in range(20)] == [0.0] * 20
+    assert bucket.take("a", 1, 100.0) == pytest.approx(0.1)
+    assert bucket.take("a", 5, 100.0) == pytest.approx(0.5)
+    assert bucket.take("b", 1, 100.0) == 0.0
+    assert bucket.take("a", 1, 100.11) == 0.0
+    assert bucket.take("a", 1, 100.11) > 0.0
+    assert bucket.take("a", 20, 103.0) == 0.0
+
+
+def test_more_than_a_burst_takes_a_whole_one() -> None:
+    bucket = Bucket(10, burst_seconds=2)
+    assert bucket.take("a", 1000, 100.0) == 0.0
+    assert bucket.take("a", 1, 150.0) > 0.0
+    assert bucket.take("a", 1, 200.0) == 0.0
+
+
+def test_no_limit() -> None:
+    bucket = Bucket(0)
+    assert not any(bucket.take("a", 100, 1.0) for _ in range(10_000))
+
+
+def test_callers_are_forgotten_the_longest_silent_first() -> None:
+    bucket = Bucket(10, most=2)
+    for caller in ("a", "b", "a", "c"):
+        bucket.take(caller, 1, 100.0)
+    assert ("a" in bucket, "b" in bucket, "c" in bucket) == (True, False, True)
+
+
+def test_flows_at_one_address_do_not_share_a_rate(rates: Rates) -> None:
+    for token in ("one", "other"):
+        rates.admit(token)
+    assert asked(rates, request(token="one"), 1000) == 100
+    assert asked(rates, request(token="other"), 50) == 50
+
+
+def test_a_flood_without_a_token_touches_no_flow_at_its_address(rates: Rates) -> None:
+    rates.admit("known")
+    assert asked(rates, request(), 5000) == 1000
+    assert asked(rates, request(token="known"), 50) == 50
+    assert asked(rates, request(token="bound elsewhere"), 50) == 50
+    assert asked(rates, request("/readyz"), 50) == 50
+    assert asked(rates, request(host="192.0.2.2"), 50) == 50
+
+
+def test_made_up_tokens_share_the_rate_of_their_address(rates: Rates) -> None:
+    assert sum(not rates.wait_seconds(request(token=str(n))) for n in range(5000)) == 1000
+
+
+def test_an_ipv6_site_is_one_caller(rates: Rates) -> None:
+    hosts = (f"2001:db8:0:1:{n:x}:2:3:4" for n in range(5000))
+    assert sum(not rates.wait_seconds(request(host=host)) for host in hosts) == 1000
+    assert rates.wait_seconds(request(host="2001:db8:0:2:1:2:3:4")) == 0.0
+
+
+def test_big_bodies_count_more(rates: Rates) -> None:
+    rates.admit("known")
+    assert asked(rates, request(token="known", length=10 * 65536), 100) == 9
+
+
+def test_with_too_much_at_work_renewals_go_first(rates: Rates) -> None:
+    rates.admit("known")
+    rates.at_work = MOST_AT_WORK
+    flow = "/v1/queues/q/flows/f"
+    assert rates.wait_seconds(request(f"{flow}/heartbeat", "known")) == 0.0
+    assert rates.wait_seconds(request(f"{flow}/updates", "known")) == 0.0
+    assert rates.wait_seconds(request("/readyz")) == 0.0
+    assert rates.wait_seconds(request(f"{flow}/commit", "known")) > 0.0
+    assert rates.wait_seconds(request(f"{flow}/heartbeat", "unknown")) > 0.0
+    assert rates.wait_seconds(request()) > 0.0
+
+
+# A service
+
+
+@pytest.fixture
+def strict(migrated_url: str) -> Iterator[Service]:
+    """20 requests a second for a flow, in bursts of 200; 500 for an address."""
+    settings = settings_for(
+        migrated_url, flow_requests_per_second=20, address_requests_per_second=500
+    )
+    with running(Broker(settings), settings) as service:
+        yield service
+
+
+def test_who_asks_too_much_is_told_to_wait(strict: Service) -> None:
+    with strict.http as http, Client(strict.url) as client:
+        http.event_hooks["response"] = [conforms]
+        http.post("/queues", json={"name": "q", "partition_count": 2}).raise_for_status()
+        flows = [http.post("/queues/q/flows", json={"client_name": "c"}).json() for _ in range(2)]
+        paths = [f"/queues/q/flows/{flow['flow_id']}/heartbeat" for flow in flows]
+        tokens = [{"Authorization": f"Bearer {flow['flow_token']}"} for flow in flows]
+        answer = http.post(paths[0], headers=tokens[0])
+        deadline = time.monotonic() + 30
+        while answer.status_code == 200:
+            assert time.monotonic() < deadline
+            answer = http.post(paths[0], headers=tokens[0])
+        problem(answer, 429, "too_many_requests")
+        assert answer.headers["retry-after"] == "1"
+        assert http.post(paths[1], headers=tokens[1]).status_code == 200
+        assert len(client.flows("q")) == 2
+        eventually(lambda: http.post(paths[0], headers=tokens[0]).status_code == 200)
+        metrics = httpx.get(f"{strict.url}/metrics").text
+        assert 'counterpoise_http_refused_total{limit="flow"}' in metrics
+
+
+def test_a_flow_that_is_told_to_wait_waits_and_goes_on(strict: Service) -> None:
+    with Client(strict.url) as client:
+        client.create_queue("q", 1, rebalance_delay=0)
+        with Flow("q", url=strict.url, lease_seconds=5.0) as flow:
+            eventually(lambda: flow.partitions)
+            flow_id = flow.flow_id
+            for position in range(240):
+                assert flow.commit({0: str(position)}, timeout_seconds=30) == {0: "ok"}
+
+            def commit_without_patience() -> None:
+                for _ in range(240):
+                    flow.commit({0: "1"}, timeout_seconds=0)
+
+            with pytest.raises(TooManyRequests) as caught:
+                commit_without_patience()
+            assert caught.value.retry_after == 1.0
+            assert (flow.status, flow.flow_id) == ("bound", flow_id)
+
+
+def test_a_slow_reader_gets_the_latest_and_not_what_it_missed(service: Service) -> None:
+    """What is sent to a reader that does not read is bounded by its connection's buffers."""
+    changes = 60
+    with Client(service.url) as client, contextlib.closing(socket.socket()) as reader:
+        client.create_queue("q", 3000, rebalance_delay=0)
+        bound = client.bind("q", "slow", lease_seconds=300)
+        eventually(lambda: len(client.partitions("q")) == 3000)
+        reader.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 8192)
+        parts = urlsplit(service.url)
+        reader.connect((parts.hostname, parts.port))
+        request = (
+            f"GET /v1/queues/q/flows/{bound.flow_id}/updates HTTP/1.1\r\nHost: localhost\r\n"
+            f"Authorization: Bearer {bound.flow_token}\r\nAccept: text/event-stream\r\n\r\n"
+        )
+        reader.sendall(request.encode())
+        for change in range(changes):
+            client.change_queue("q", partition_count=3001 + change)
+        reader.settimeout(20)
+        seen: list[int] = []
+        with reader.makefile("rb") as lines:
+            while not seen or seen[-1] < 3000 + changes:
+                line = lines.readline()
+                if line.startswith(b"data: {"):
+                    seen.append(len(json.loads(line[6:])["partitions"]))
+        assert len(seen) < changes / 2
