@@ -58,6 +58,7 @@ class Campaign:
         self._publishers: Worker | None = None
         self._counts = 0
         self._turn = 0
+        self._guests = 0
         self.result = Result(Verdict())
 
     def run(self, seconds: float) -> Result:
@@ -87,6 +88,7 @@ class Campaign:
             self._kill_consumers,
             self._resize,
             self._restart_consumers,
+            self._force,
             self._freeze_consumers,
             self._freeze_replica,
             self._kill_postgres,
@@ -135,12 +137,33 @@ class Campaign:
         """A process of ten consumers; when had the others what was theirs?"""
         index = self._rng.randrange(PROCESSES)
         worker, name = self._consumers[index], f"c{index}"
+        eventually(lambda: self._held_by(name), 30)
         self._count("ten consumers killed")
         worker.end(signal.SIGKILL)
         killed = time.monotonic()
-        eventually(lambda: not self._stage.owners().get(name), LEASE_SECONDS + 30)
+        eventually(lambda: not self._held_by(name), LEASE_SECONDS + 30)
         self.result.lost_after_seconds.append(time.monotonic() - killed)
         worker.start()
+
+    def _held_by(self, name: str) -> int:
+        """How many partitions the consumers of a process hold."""
+        owners = self._stage.owners().items()
+        return sum(len(held) for who, held in owners if who.startswith(f"{name}-"))
+
+    def _force(self) -> None:
+        """Others come, and who is to hand over to them is frozen: they are given it by force."""
+        self._guests += 1
+        name = f"guest{self._guests}"
+        guests = self._stage.consumers(name, 5, LEASE_SECONDS)
+        eventually(lambda: any(who.startswith(f"{name}-") for who in self._stage.owners()), 30)
+        self._count("all consumers frozen while others joined")
+        for worker in self._consumers:
+            worker.send(signal.SIGSTOP)
+        time.sleep(LEASE_SECONDS - 0.7)
+        for worker in self._consumers:
+            worker.send(signal.SIGCONT)
+        self._pause(0.5, 1.0)
+        guests.end()
 
     def _restart_consumers(self) -> None:
         """They hand over in order; nothing of what they had is repeated."""

@@ -165,7 +165,7 @@ class Stage:
             yield from [each for each in self.replicas if each.process] or self.replicas
 
     def owners(self) -> dict[str, list[int]]:
-        """The partitions that each consumer's process holds, by the client's name."""
+        """The partitions that each consumer holds, by its name."""
         names = {
             flow.flow_id: flow.client_name for flow in self.ask(lambda client: client.flows(QUEUE))
         }
