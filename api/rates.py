@@ -173,7 +173,7 @@ class LimitRates:
         if self.rates.held < MOST_HELD:
             self.rates.held += 1
             try:
-                await asyncio.sleep(min(wait_seconds, HOLD_SECONDS))
+                await asyncio.sleep(HOLD_SECONDS)
             finally:
                 self.rates.held -= 1
         seconds = max(1, math.ceil(wait_seconds))

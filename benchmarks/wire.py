@@ -17,6 +17,7 @@ class Caller:
         assert parts.hostname is not None
         self._host, self._port = parts.hostname, parts.port or 80
         self._idle: list[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = []
+        self._writers: list[asyncio.StreamWriter] = []
 
     async def __aenter__(self) -> Self:
         return self
@@ -24,13 +25,18 @@ class Caller:
     async def __aexit__(
         self, _: type[BaseException] | None, __: BaseException | None, ___: TracebackType | None
     ) -> None:
-        for _reader, writer in self._idle:
+        for writer in self._writers:
             writer.close()
 
     async def open(self, connections: int) -> None:
         """Opens so many connections, so that the first calls need not."""
         for _ in range(connections):
-            self._idle.append(await asyncio.open_connection(self._host, self._port))
+            self._idle.append(await self._connect())
+
+    async def _connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        reader, writer = await asyncio.open_connection(self._host, self._port)
+        self._writers.append(writer)
+        return reader, writer
 
     async def __call__(
         self, method: str, path: str, body: object = None, token: str | None = None
@@ -43,11 +49,7 @@ class Caller:
             head += f"Authorization: Bearer {token}\r\n"
         if data:
             head += f"Content-Type: application/json\r\nContent-Length: {len(data)}\r\n"
-        reader, writer = (
-            self._idle.pop()
-            if self._idle
-            else await asyncio.open_connection(self._host, self._port)
-        )
+        reader, writer = self._idle.pop() if self._idle else await self._connect()
         writer.write(head.encode() + b"\r\n" + data)
         status, length = 0, 0
         status = int((await reader.readline()).split()[1])

@@ -17,7 +17,7 @@ from typing import NamedTuple, NoReturn
 
 from pydantic import SecretStr
 
-from broker import migrations, restoring
+from broker import migrations, pooling, restoring
 from broker.embedded import (
     DataDirectoryInUse,
     DataDirectoryOfAnotherVersion,
@@ -26,6 +26,7 @@ from broker.embedded import (
     EmbeddedPostgresError,
     default_data_dir,
 )
+from broker.postgres_keeper import PostgresKeeper
 from broker.settings import Settings, SettingsError, load
 from broker.telemetry import configure_logging
 
@@ -147,7 +148,8 @@ def _database(settings: Settings) -> Iterator[Settings]:
     except EmbeddedPostgresError as error:
         _fail(Exit.DATABASE, str(error))
     try:
-        yield settings.model_copy(update={"database_url": SecretStr(url)})
+        with PostgresKeeper(postgres, url):
+            yield settings.model_copy(update={"database_url": SecretStr(url)})
     finally:
         _ignore_signals()
         postgres.stop()
@@ -155,6 +157,14 @@ def _database(settings: Settings) -> Iterator[Settings]:
 
 def _prepare(settings: Settings) -> None:
     """Reach the database and see that its tables are current, or make them so."""
+    try:
+        for url in _urls(settings):
+            if url is not None:
+                pooling.refuse_pooling(url)
+    except migrations.DatabaseUnreachable as error:
+        _fail(Exit.DATABASE, f"cannot reach the database: {error}")
+    except pooling.Pooled as error:
+        _fail(Exit.DATABASE, str(error))
     if settings.auto_migrate:
         _migrated(settings)
         return

@@ -33,6 +33,8 @@ def test_every_setting_is_a_variable_of_the_environment(monkeypatch: pytest.Monk
         "auto_migrate": "false",
         "trusted_network": "1",
         "request_limit_bytes": "2048",
+        "flow_requests_per_second": "0",
+        "address_requests_per_second": "20.5",
         "history_days": "0.5",
         "shutdown_seconds": "1",
         "log_level": "debug",

@@ -1,0 +1,190 @@
+"""Whether 5,000 flows on one replica keep their leases, alone and next to floods.
+
+    python -m benchmarks.overload [--flows 5000] [--lease 30] [--seconds 20] [--connections 50]
+
+A real service process on an embedded Postgres (durable: fsync is on), asked over HTTP on loopback.
+The flows poll as clients do: they wait for a third of the lease and ask again. Next to them, one
+after the other: nobody, callers without a token, a flow that heartbeats without pause, callers
+with made-up tokens. Figures: how long a poll takes beyond the wait it asked for, the highest of all
+being what brings a lease closest to its end; what the floods got; the service's memory. All callers
+share the machine with the service.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from benchmarks.binds import served
+from benchmarks.wire import Caller
+
+QUEUE = "overload"
+
+
+def main() -> None:
+    """Parse the arguments, measure, print."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--url", help="of a running service, instead of one of our own")
+    parser.add_argument("--flows", type=int, default=5000)
+    parser.add_argument("--lease", type=float, default=30.0)
+    parser.add_argument("--seconds", type=float, default=20.0)
+    parser.add_argument("--connections", type=int, default=50)
+    arguments = parser.parse_args()
+    if arguments.url is not None:
+        asyncio.run(measure(arguments.url, arguments))
+        return
+    with tempfile.TemporaryDirectory() as directory, served(Path(directory)) as url:
+        asyncio.run(measure(url, arguments))
+
+
+@dataclass
+class Flows:
+    """Flows that poll; `late` are the seconds that polls took beyond what they asked for."""
+
+    call: Caller
+    lease: float
+    bound: list[dict[str, Any]] = field(default_factory=list)
+    late: list[float] = field(default_factory=list)
+    failed: Counter[str] = field(default_factory=Counter)
+    _tasks: list[asyncio.Task[None]] = field(default_factory=list)
+
+    async def bind(self, count: int) -> None:
+        """Binds so many and lets each poll until `stop`; a refused bind is repeated."""
+        gate = asyncio.Semaphore(200)
+
+        async def one(number: int) -> None:
+            body = {"client_name": "b", "instance_id": f"b-{number}", "lease_seconds": self.lease}
+            async with gate:
+                while True:
+                    try:
+                        bound = await self.call("POST", f"/queues/{QUEUE}/flows", body)
+                        break
+                    except RuntimeError as error:
+                        self.failed[str(error).split()[2]] += 1
+                        await asyncio.sleep(1)
+            self.bound.append(bound)
+            # Spread, as flows that bound at different times would be.
+            wait = self.lease / 3 * (0.05 + 0.95 * number / count)
+            self._tasks.append(asyncio.create_task(self._poll(bound, wait)))
+
+        await asyncio.gather(*(one(number) for number in range(count)))
+
+    async def _poll(self, bound: dict[str, Any], wait: float) -> None:
+        path = f"/queues/{QUEUE}/flows/{bound['flow_id']}/updates"
+        after = bound["update"]["revision"]
+        while True:
+            began = time.monotonic()
+            try:
+                answer = await self.call(
+                    "GET", f"{path}?after={after}&wait={wait:.3f}", token=bound["flow_token"]
+                )
+            except RuntimeError as error:
+                self.failed[str(error).split()[2]] += 1
+                await asyncio.sleep(0.5)
+                continue
+            if answer is None:
+                self.late.append(time.monotonic() - began - wait)
+            else:
+                after = answer["revision"]
+            wait = self.lease / 3
+
+    async def stop(self) -> None:
+        """No more polls."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+
+async def flood(
+    call: Caller, seconds: float, connections: int, path: str, token: Callable[[], str | None]
+) -> Counter[str]:
+    """Heartbeats (with a token) or reads without pause; how many got which answer."""
+    answers: Counter[str] = Counter()
+    until = time.monotonic() + seconds
+
+    async def one() -> None:
+        while time.monotonic() < until:
+            sent = token()
+            try:
+                await call("GET" if sent is None else "POST", path, token=sent)
+                answers["200"] += 1
+            except RuntimeError as error:
+                answers[str(error).split()[2]] += 1
+
+    await asyncio.gather(*(one() for _ in range(connections)))
+    return answers
+
+
+async def measure(url: str, arguments: argparse.Namespace) -> None:
+    """All measurements; prints as it goes."""
+    async with Caller(url) as call, Caller(url) as other:
+        await call("POST", "/queues", {"name": QUEUE, "partition_count": 1, "rebalance_delay": 0})
+        flows = Flows(call, arguments.lease)
+        before = memory_mb(url)
+        began = time.monotonic()
+        await flows.bind(arguments.flows)
+        print(f"{arguments.flows} flows bound in {time.monotonic() - began:.1f} s", end="")
+        print(f", refused meanwhile: {dict(flows.failed) or 'none'}")
+        a_flow = flows.bound[0]
+        heartbeat = f"/queues/{QUEUE}/flows/{a_flow['flow_id']}/heartbeat"
+        numbers = iter(range(10**9))
+        floods: list[tuple[str, str, Callable[[], str | None]] | None] = [
+            None,
+            ("without a token", f"/queues/{QUEUE}", lambda: None),
+            ("a flow's heartbeats", heartbeat, lambda: str(a_flow["flow_token"])),
+            ("made-up tokens", heartbeat, lambda: f"made-up-{next(numbers)}"),
+        ]
+        for each in floods:
+            flows.late.clear()
+            flows.failed.clear()
+            if each is None:
+                await asyncio.sleep(arguments.seconds)
+                name, answers = "nobody", Counter[str]()
+            else:
+                name, path, token = each
+                answers = await flood(other, arguments.seconds, arguments.connections, path, token)
+            show(name, flows, answers, arguments.seconds)
+        bound = (await call("GET", f"/queues/{QUEUE}"))["flow_count"]
+        print(f"flows bound at the end: {bound} of {arguments.flows}", end="")
+        if before is not None:
+            print(f"; the service's memory: {before:.0f} -> {memory_mb(url) or 0:.0f} MB", end="")
+        print()
+        await flows.stop()
+        if bound != arguments.flows:
+            raise SystemExit("flows have lost their leases")
+
+
+def show(name: str, flows: Flows, answers: Counter[str], seconds: float) -> None:
+    late = sorted(flows.late) or [0.0]
+    middle, most = late[len(late) // 2], late[-1]
+    nearly = late[int(len(late) * 0.99)]
+    got = ", ".join(f"{count / seconds:.0f}/s {code}" for code, count in sorted(answers.items()))
+    print(
+        f"next to {name:20s} {len(late) / seconds:5.0f} polls/s, late by {middle * 1000:.0f} ms"
+        f" (99 %: {nearly * 1000:.0f} ms, most: {most * 1000:.0f} ms)"
+        f", failed: {dict(flows.failed) or 'none'}{'; flood: ' + got if got else ''}",
+        flush=True,
+    )
+
+
+def memory_mb(url: str) -> float | None:
+    """The resident memory of the service as its metrics tell it; None where they do not."""
+    import httpx
+
+    for line in httpx.get(f"{url}/metrics", timeout=30).text.splitlines():
+        if line.startswith("process_resident_memory_bytes "):
+            return float(line.split()[1]) / 2**20
+    return None
+
+
+if __name__ == "__main__":
+    print(f"{os.cpu_count()} processors, load {os.getloadavg()[0]:.1f}")
+    main()
