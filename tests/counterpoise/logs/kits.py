@@ -1,7 +1,7 @@
 """What the contract suite needs of each kind of log, beside the log itself: to act as the service.
 
 A kit makes one log, `flights`-like, with as many partitions as asked for. What a kind of log cannot
-do it says in `lacks`, and the tests of that promise skip it (`need`):
+do it says in `lacks`, and the tests of that promise (`needs`) are not collected for it:
 
 * `idempotence`: a repeated append is dropped by (publisher, sequence)
 * `atomicity`: a batch is appended as a whole or not at all
@@ -29,12 +29,8 @@ from counterpoise.logs.postgres import PostgresLog
 from tests.log_support import with_logs
 from tests.redis_server import RedisServer
 
-
-def need(kit: "LogKit", *promises: str) -> None:
-    """Skip the test for a log that lacks one of these."""
-    lacking = kit.lacks & set(promises)
-    if lacking:
-        pytest.skip(f"this log has no {', '.join(sorted(lacking))}")
+needs = pytest.mark.needs
+"""`@needs("trimming")`: the test is about promises that not every kind of log gives."""
 
 
 class LogKit(Protocol):
@@ -185,3 +181,6 @@ class KafkaKit(_Opening):
 
     def drop(self) -> None:
         self._kafka.delete_topic(self._topic)
+
+
+KITS: Mapping[str, type[LogKit]] = {"builtin": PostgresKit, "redis": RedisKit, "kafka": KafkaKit}

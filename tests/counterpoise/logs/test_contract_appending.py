@@ -22,7 +22,7 @@ from counterpoise.logs import (
     Message,
     StalePartitionCount,
 )
-from tests.counterpoise.logs.kits import need
+from tests.counterpoise.logs.kits import needs
 from tests.log_support import append, texts
 
 text_without_nul = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"))
@@ -96,8 +96,8 @@ def test_what_no_log_can_hold_is_refused_with_a_reason(any_log):
     assert texts(any_log, 0) == []
 
 
+@needs("atomicity")
 def test_a_partition_that_does_not_exist_spoils_the_whole_batch(any_log, kit):
-    need(kit, "atomicity")
     with pytest.raises(LogError, match="out of range"):
         any_log.append(AppendBatch("p", 0, 4, [0, 4], [Message(b"a"), Message(b"b")]))
     assert texts(any_log, 0) == []
@@ -165,38 +165,38 @@ def test_a_reader_that_follows_the_end_misses_nothing_while_many_append(any_log,
 # ------------------------------------------------------------------ once
 
 
+@needs("idempotence")
 def test_a_repeated_append_changes_nothing(any_log, kit):
-    need(kit, "idempotence")
     assert append(any_log, "a", "b") == AppendResult(2, 0)
     assert append(any_log, "a", "b") == AppendResult(0, 2)
     assert texts(any_log, 0) == ["a", "b"]
     assert any_log.next_sequence("p") == 2
 
 
+@needs("idempotence")
 def test_of_an_overlapping_append_only_the_new_messages_are_taken(any_log, kit):
-    need(kit, "idempotence")
     append(any_log, "a", "b")
     assert append(any_log, "b", "c", first=1) == AppendResult(1, 1)
     assert texts(any_log, 0) == ["a", "b", "c"]
 
 
+@needs("idempotence", "shrinking")
 def test_a_repetition_is_recognised_after_a_resize_that_routes_it_elsewhere(any_log, kit):
-    need(kit, "idempotence", "shrinking")
     append(any_log, "a", partition=3)
     kit.resize(2)
     assert append(any_log, "a", partition=1, partition_count=2) == AppendResult(0, 1)
     assert texts(any_log, 1) == []
 
 
+@needs("idempotence")
 def test_publishers_do_not_share_sequences(any_log, kit):
-    need(kit, "idempotence")
     append(any_log, "a", publisher="p")
     assert append(any_log, "a", publisher="q") == AppendResult(1, 0)
     assert any_log.next_sequence("nobody") == 0
 
 
+@needs("idempotence", "memory")
 def test_many_repetitions_at_once_are_appended_once(any_log, kit):
-    need(kit, "idempotence", "memory")
     with ThreadPoolExecutor(4) as pool:
         logs = [kit.open() for _ in range(4)]
         results = list(pool.map(lambda one: append(one, "a", "b", "c"), logs))
@@ -207,8 +207,8 @@ def test_many_repetitions_at_once_are_appended_once(any_log, kit):
 # ------------------------------------------------------------------ resize
 
 
+@needs("staleness")
 def test_an_append_with_another_partition_count_is_refused_with_the_current_one(any_log, kit):
-    need(kit, "staleness")
     for routed_with in (3, 5):
         with pytest.raises(StalePartitionCount) as refusal:
             append(any_log, "a", partition_count=routed_with)
@@ -217,8 +217,8 @@ def test_an_append_with_another_partition_count_is_refused_with_the_current_one(
     assert any_log.next_sequence("p") == 0
 
 
+@needs("shrinking")
 def test_a_resize_that_comes_late_changes_nothing(any_log, kit):
-    need(kit, "shrinking")
     assert kit.resize(6, revision=9)
     assert not kit.resize(3, revision=8)
     assert any_log.bounds([]).partition_count == 6
@@ -230,9 +230,9 @@ def test_a_resize_that_comes_late_changes_nothing(any_log, kit):
     max_examples=10, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(st.lists(st.integers(1, 4), min_size=1, max_size=4))
+@needs("shrinking", "staleness")
 def test_nothing_is_appended_behind_an_end_that_was_final(any_log, kit, counts):
     """Two publishers race resizes; what bounds() called final must never grow."""
-    need(kit, "shrinking", "staleness")
     stop = threading.Event()
     publisher = uuid.uuid4().hex
 

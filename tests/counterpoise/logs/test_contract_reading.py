@@ -18,7 +18,7 @@ from counterpoise.logs import (
 )
 from counterpoise.logs import redis as redis_log
 from counterpoise.logs.kafka import reader as kafka_reader
-from tests.counterpoise.logs.kits import need
+from tests.counterpoise.logs.kits import needs
 from tests.log_support import append, texts
 
 
@@ -46,10 +46,10 @@ def chunk(monkeypatch):
     fetched=st.integers(1, 7),
     most_bytes=st.none() | st.integers(1, 60),
 )
+@needs("density")
 def test_any_range_in_any_chunks_is_exactly_those_messages(
     any_log, kit, chunk, start, end, most, fetched, most_bytes
 ):
-    need(kit, "density")
     values = [f"{number:02}" for number in range(20)]
     if not texts(any_log, 0):
         append(any_log, *values)
@@ -151,8 +151,8 @@ def test_several_threads_may_use_one_log(any_log):
 # ------------------------------------------------------------------ nothing skipped silently
 
 
+@needs("trimming")
 def test_reading_what_was_trimmed_fails_instead_of_skipping_it(any_log, kit):
-    need(kit, "trimming")
     append(any_log, "a", "b", "c")
     kit.trim({0: "2"})
     assert texts(any_log, 0, "2") == ["c"]
@@ -162,8 +162,8 @@ def test_reading_what_was_trimmed_fails_instead_of_skipping_it(any_log, kit):
     assert any_log.bounds([0]).starts == {0: "2"}
 
 
+@needs("trimming")
 def test_a_trim_amid_a_reading_is_noticed(any_log, kit, chunk):
-    need(kit, "trimming")
     chunk(1)
     append(any_log, "a", "b", "c")
     reading = any_log.read(0, "0", None, max_messages=10)
@@ -173,8 +173,8 @@ def test_a_trim_amid_a_reading_is_noticed(any_log, kit, chunk):
         next(reading)
 
 
+@needs("trimming")
 def test_trimming_never_goes_past_the_end_nor_back(any_log, kit):
-    need(kit, "trimming")
     append(any_log, "a", "b")
     kit.trim({0: "100"})
     kit.trim({0: "1", 3: "7"})
@@ -184,9 +184,9 @@ def test_trimming_never_goes_past_the_end_nor_back(any_log, kit):
     assert texts(any_log, 0, "2") == ["c"]
 
 
+@needs("shrinking")
 def test_what_was_discarded_is_passed_over_without_an_error_and_positions_go_on(any_log, kit):
     """A micro-batch planned before a resize with discard must not fail its query."""
-    need(kit, "shrinking")
     append(any_log, "a", "b", partition=3)
     kit.resize(3)
     assert kit.discard([2, 3]) == {3}
@@ -200,16 +200,16 @@ def test_what_was_discarded_is_passed_over_without_an_error_and_positions_go_on(
     assert texts(any_log, 3, "2") == ["c"]
 
 
+@needs("shrinking")
 def test_a_partition_outside_the_count_can_be_read_to_its_end(any_log, kit):
-    need(kit, "shrinking")
     append(any_log, "a", "b", partition=3)
     kit.resize(2)
     assert texts(any_log, 3) == ["a", "b"]
     assert any_log.bounds([3]).is_final(3)
 
 
+@needs("dropping")
 def test_a_position_of_a_log_that_was_dropped_and_made_again_is_noticed(any_log, kit):
-    need(kit, "dropping")
     append(any_log, "a", "b")
     before = any_log.bounds([0])
     kit.drop()
@@ -237,8 +237,8 @@ def test_bounds_of_partitions_the_log_never_had_are_empty(any_log):
     assert any_log.bounds([]).partition_count == 4
 
 
+@needs("density")
 def test_limit_plans_ends_that_hold_no_more_than_asked(any_log, kit):
-    need(kit, "density")
     for partition, count in enumerate([5, 1, 0, 9]):
         append(any_log, *map(str, range(count)), partition=partition, publisher=f"p{partition}")
     starts = {0: "0", 1: "0", 2: "0", 3: "4"}
@@ -266,9 +266,9 @@ def test_the_backlog_is_what_lies_between_position_and_end(any_log, kit):
     max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(st.lists(st.integers(0, 9), max_size=15), st.integers(0, 10), st.integers(0, 5))
+@needs("times")
 def test_from_a_time_on_nothing_published_since_is_missed(any_log, kit, seconds, asked, trimmed):
     """Also where publishers give times that are not in order: the first that is late enough."""
-    need(kit, "times")
     base = datetime(2026, 1, 1, tzinfo=UTC)
     begin = any_log.bounds([0]).ends[0]
     if "trimming" not in kit.lacks:
