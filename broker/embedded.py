@@ -145,6 +145,18 @@ class EmbeddedPostgres:
         what to do.
         """
         assert threading.current_thread() is threading.main_thread(), "not the main thread"
+        return self._start()
+
+    def restart(self) -> str:
+        """Start it again after it has ended by itself, as `start` does; see broker.postgres_keeper.
+
+        To be called from a thread that lives until `stop`: Postgres ends with that thread.
+        """
+        # What the ended one held.
+        self.stop()
+        return self._start()
+
+    def _start(self) -> str:
         assert self.poll() is not None or self._process is None, "started already"
         try:
             lock_fd = self._take_locks()

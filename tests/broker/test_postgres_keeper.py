@@ -1,0 +1,79 @@
+"""A Postgres of the service's own that ends is started again, where everybody knows it."""
+
+from __future__ import annotations
+
+import os
+import signal
+from functools import partial
+from pathlib import Path
+
+import psycopg
+import pytest
+import structlog
+
+from broker.embedded import EmbeddedPostgres
+from broker.postgres_keeper import PostgresKeeper
+from tests.conftest import FAST
+from tests.service import eventually
+
+
+def started_at(url: str) -> object:
+    """Since when it runs; None if it does not."""
+    try:
+        with psycopg.connect(url, connect_timeout=5) as connection:
+            row = connection.execute("SELECT pg_postmaster_start_time()").fetchone()
+    except psycopg.OperationalError:
+        return None
+    return row[0] if row else None
+
+
+def is_new(url: str, before: set[object]) -> bool:
+    return started_at(url) not in before
+
+
+def kept(url: str) -> list[tuple]:
+    with psycopg.connect(url, connect_timeout=5) as connection:
+        return connection.execute("SELECT n FROM kept").fetchall()
+
+
+def kill(directory: Path) -> None:
+    file = directory / "postgres" / "postmaster.pid"
+    os.kill(int(file.read_text().split()[0]), signal.SIGKILL)
+
+
+def test_a_postgres_that_is_killed_runs_again(tmp_path: Path) -> None:
+    postgres = EmbeddedPostgres(tmp_path, settings=FAST)
+    url = postgres.start()
+    try:
+        with psycopg.connect(url) as connection:
+            connection.execute("CREATE TABLE kept (n integer)")
+            connection.execute("INSERT INTO kept VALUES (7)")
+        with PostgresKeeper(postgres, url):
+            for _ in range(2):
+                before = {None, started_at(url)}
+                kill(tmp_path)
+                eventually(partial(is_new, url, before), 30)
+                assert kept(url) == [(7,)]
+    finally:
+        postgres.stop()
+    assert started_at(url) is None
+
+
+def test_what_keeps_it_from_starting_is_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("broker.postgres_keeper.PAUSE_SECONDS", 0.1)
+    postgres = EmbeddedPostgres(tmp_path, settings=FAST)
+    url = postgres.start()
+    version = tmp_path / "postgres" / "PG_VERSION"
+    try:
+        with structlog.testing.capture_logs() as logs, PostgresKeeper(postgres, url):
+            right = version.read_text()
+            version.write_text("7\n")
+            kill(tmp_path)
+            eventually(lambda: sum("yet" in line["event"] for line in logs) > 1, 30)
+            assert "was made by Postgres 7" in logs[-1]["error"]
+            version.write_text(right)
+            eventually(lambda: started_at(url), 30)
+    finally:
+        postgres.stop()
