@@ -132,9 +132,9 @@ def test_with_too_much_at_work_renewals_go_first(rates: Rates) -> None:
 
 @pytest.fixture
 def strict(migrated_url: str) -> Iterator[Service]:
-    """20 requests a second for a flow, in bursts of 200; 500 for an address."""
+    """4 requests a second for a flow, in bursts of 40; 500 for an address."""
     settings = settings_for(
-        migrated_url, flow_requests_per_second=20, address_requests_per_second=500
+        migrated_url, flow_requests_per_second=4, address_requests_per_second=500
     )
     with running(Broker(settings), settings) as service:
         yield service
@@ -167,12 +167,12 @@ def test_a_flow_that_is_told_to_wait_waits_and_goes_on(strict: Service) -> None:
         with Flow("q", url=strict.url, lease_seconds=5.0) as flow:
             eventually(lambda: flow.partitions)
             flow_id = flow.flow_id
-            for position in range(240):
+            for position in range(50):
                 assert flow.commit({0: str(position)}, timeout_seconds=30) == {0: "ok"}
 
             def commit_without_patience() -> None:
-                for _ in range(240):
-                    flow.commit({0: "1"}, timeout_seconds=0)
+                for _ in range(100):
+                    flow.commit({0: "1"}, timeout_seconds=1)
 
             with pytest.raises(TooManyRequests) as caught:
                 commit_without_patience()
