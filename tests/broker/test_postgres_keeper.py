@@ -42,7 +42,7 @@ def kill(directory: Path) -> None:
 
 
 def test_a_postgres_that_is_killed_runs_again(tmp_path: Path) -> None:
-    postgres = EmbeddedPostgres(tmp_path, settings=FAST)
+    postgres = EmbeddedPostgres(tmp_path)
     url = postgres.start()
     try:
         with psycopg.connect(url) as connection:
