@@ -82,6 +82,10 @@ openapi: setup ## write openapi.yaml anew from what the app serves
 serve: setup ## run the service on 127.0.0.1:8640
 	@$(BIN)/counterpoise serve $(ARGS)
 
+.PHONY: faults
+faults: setup ## kill, freeze and cut off real processes for five minutes (docs/faults.md)
+	@$(BIN)/python -m tests.faults $(ARGS)
+
 .PHONY: model
 model: setup ## check the model of the handoff with spin (docs/model.md)
 	@$(BIN)/python -m tests.model.checker
