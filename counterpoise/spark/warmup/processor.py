@@ -71,7 +71,10 @@ class TenuredProcessor(StatefulProcessor):
 
     @abstractmethod
     def on_rows(self, key: Any, rows: list[Row], timers: Any) -> Iterator[Row] | None:
-        """Change the state of the key by rows of one tenure, in order; yields what comes out."""
+        """Change the state of the key by rows of one tenure, in order; yields what comes out.
+
+        Rows with names (`Row(n=1)`): Spark takes no others from a processor.
+        """
 
 
 def _order(position: str) -> tuple[int, str]:

@@ -1,0 +1,113 @@
+"""Counts and sums per key in Postgres, exactly once, by applications that come, go and crash.
+
+    python docs/examples/per_key_counts.py --mock
+
+starts everything on this machine: two applications share a queue of orders, one of them is killed
+amid its work, and at the end the table must equal what was published. With a service and a database
+of your own, in as many terminals as you like, each under another name:
+
+    counterpoise queues create orders --partitions 8
+    export COUNTERPOISE_SINK_URL=postgresql://writer:…@db/results
+    python docs/examples/per_key_counts.py --name first
+
+Why the counts are right
+------------------------
+A count is changed, not replaced: a message counted twice shows for good. And after a crash messages
+do come twice, because the new owner goes on where the service knows that the old one was done,
+which is behind what it wrote. `FencedSink` keeps the next position of each partition in the same
+transaction as the counts, and hands `add` only rows that no transaction has had yet.
+
+So the aggregation belongs *into* `add`. Spark's own `groupBy("key").count()` would make rows of
+several messages, and of such a row nobody could say whether it was written (docs/sink.md).
+"""
+
+import json
+from collections import Counter
+from typing import Any
+
+import psycopg
+from _surroundings import SMALL, Given, Stage, main, verdict
+from sqlalchemy import text
+
+from counterpoise.spark import FencedSink, drain_on_sigterm, session
+
+TABLE = "CREATE TABLE totals (customer text PRIMARY KEY, orders bigint, amount bigint)"
+ADD = text(
+    "INSERT INTO totals VALUES (:customer, :orders, :amount) ON CONFLICT (customer) DO UPDATE "
+    "SET orders = totals.orders + excluded.orders, amount = totals.amount + excluded.amount"
+)
+
+
+def add(connection: Any, rows: Any, scope: Any) -> None:
+    """On the executors, in the transaction of the fence: `rows` (pyarrow) were never added yet."""
+    sums = rows.group_by("key").aggregate([("amount", "count"), ("amount", "sum")])
+    connection.execute(
+        ADD,
+        [
+            {"customer": one["key"], "orders": one["amount_count"], "amount": one["amount_sum"]}
+            for one in sums.to_pylist()
+        ],
+    )
+
+
+def application(given: Given) -> None:
+    """What each of the applications does."""
+    spark = session(given.name, **SMALL)
+    drain_on_sigterm(spark)  # told to end, it hands everything over first
+    orders = (
+        spark.readStream.format("counterpoise")
+        .option("queue", given.queue)
+        .option("url", given.service)
+        .option("clientName", given.name)
+        .option("leaseSeconds", 4)  # how long its partitions wait for it when it dies
+        .option("maxMessagesPerTrigger", 500)
+        .load()
+        # Any work by row. The sink needs partition and position.
+        .selectExpr(
+            "partition",
+            "position",
+            "key",
+            "cast(get_json_object(cast(value as string), '$.amount') as bigint) as amount",
+        )
+    )
+    # None: the database's address comes from COUNTERPOISE_SINK_URL.
+    sink = FencedSink(None, add, name="totals")
+    query = (
+        orders.writeStream.foreachBatch(sink).option("checkpointLocation", given.checkpoint).start()
+    )
+    query.awaitTermination()
+
+
+def play(stage: Stage) -> None:
+    """Two share; one is killed amid its work; the other goes on alone."""
+    stage.open(partition_count=4)
+    with psycopg.connect(stage.results, autocommit=True) as database:
+        database.execute(TABLE)
+        orders: Counter[str] = Counter()
+        amounts: Counter[str] = Counter()
+
+        def publish(count: int) -> None:
+            for number in range(count):
+                customer = f"customer-{number % 40}"
+                value = json.dumps({"amount": number})
+                stage.publisher.publish(value.encode(), key=customer)
+                orders[customer] += 1
+                amounts[customer] += number
+            stage.publisher.flush()
+
+        publish(1000)
+        stage.start("first", "second")
+        stage.until_done()
+        publish(6000)
+        stage.kill("first")  # amid its work
+        stage.until_done()
+        rows = database.execute("SELECT customer, orders, amount FROM totals").fetchall()
+    written = sum(row[1] for row in rows)
+    verdict(
+        {row[0]: row[1:] for row in rows} == {one: (orders[one], amounts[one]) for one in orders},
+        f"{orders.total()} orders published, {written} counted, for {len(rows)} customers",
+    )
+
+
+if __name__ == "__main__":
+    main(__doc__, application, play, queue="orders")
