@@ -217,6 +217,23 @@ class Sink:
         (self.home / "held").unlink(missing_ok=True)
 
 
+def run_until_told(query: Any, home: Path) -> None:
+    """Say that the query runs; stop it when standard input ends, raise what ends it before."""
+    told = threading.Event()
+
+    def listen() -> None:
+        sys.stdin.read()
+        told.set()
+
+    threading.Thread(target=listen, daemon=True).start()
+    (home / "started").touch()
+    while query.isActive and not told.wait(0.1):
+        pass
+    if error := query.exception():
+        raise error
+    query.stop()
+
+
 def run(settings: Mapping[str, Any]) -> None:
     """The application itself."""
     from counterpoise.spark import drain_on_sigterm, session
@@ -234,19 +251,7 @@ def run(settings: Mapping[str, Any]) -> None:
         .start()
     )
 
-    told = threading.Event()
-
-    def listen() -> None:
-        sys.stdin.read()
-        told.set()
-
-    threading.Thread(target=listen, daemon=True).start()
-    (home / "started").touch()
-    while query.isActive and not told.wait(0.1):
-        pass
-    if error := query.exception():
-        raise error
-    query.stop()
+    run_until_told(query, home)
     spark.stop()
 
 

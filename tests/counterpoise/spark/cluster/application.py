@@ -10,14 +10,13 @@ from __future__ import annotations
 import json
 import os
 import sys
-import threading
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import pyspark
 
-from tests.counterpoise.spark.application import SMALL, Application, Sink
+from tests.counterpoise.spark.application import SMALL, Application, Sink, run_until_told
 
 
 class ClusterApplication(Application):
@@ -84,19 +83,7 @@ def run(settings: Mapping[str, Any]) -> None:
     found = spark.sparkContext.parallelize(range(4), 4).mapPartitions(where_it_is).collect()
     (home / "executors").write_text(json.dumps(found))
 
-    told = threading.Event()
-
-    def listen() -> None:
-        sys.stdin.read()
-        told.set()
-
-    threading.Thread(target=listen, daemon=True).start()
-    (home / "started").touch()
-    while query.isActive and not told.wait(0.1):
-        pass
-    if error := query.exception():
-        raise error
-    query.stop()
+    run_until_told(query, home)
     spark.stop()
 
 

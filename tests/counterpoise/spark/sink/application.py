@@ -18,13 +18,12 @@ import json
 import os
 import signal
 import sys
-import threading
 import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from tests.counterpoise.spark.application import SMALL, Application, until
+from tests.counterpoise.spark.application import SMALL, Application, run_until_told, until
 
 
 class FencedApplication(Application):
@@ -163,19 +162,7 @@ def run(settings: Mapping[str, Any]) -> None:
         .start()
     )
 
-    told = threading.Event()
-
-    def listen() -> None:
-        sys.stdin.read()
-        told.set()
-
-    threading.Thread(target=listen, daemon=True).start()
-    (home / "started").touch()
-    while query.isActive and not told.wait(0.1):
-        pass
-    if error := query.exception():
-        raise error
-    query.stop()
+    run_until_told(query, home)
     spark.stop()
 
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import pickle
 import sys
-import threading
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -27,7 +26,7 @@ from counterpoise.spark import (
     TenuredProcessor,
     session,
 )
-from tests.counterpoise.spark.application import SMALL, Application, Sink
+from tests.counterpoise.spark.application import SMALL, Application, Sink, run_until_told
 
 ROCKSDB = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
 COUNTED = "partition int, position string, epoch long, key string, value binary"
@@ -132,19 +131,7 @@ def run(settings: Mapping[str, Any]) -> None:
         )
         writer = counted.writeStream.outputMode("Update").foreachBatch(sink)
     query = writer.option("checkpointLocation", str(home / "checkpoint")).start()
-    told = threading.Event()
-
-    def listen() -> None:
-        sys.stdin.read()
-        told.set()
-
-    threading.Thread(target=listen, daemon=True).start()
-    (home / "started").touch()
-    while query.isActive and not told.wait(0.1):
-        pass
-    if error := query.exception():
-        raise error
-    query.stop()
+    run_until_told(query, home)
     if handler is not None:
         handler.close()
     spark.stop()
