@@ -128,3 +128,14 @@ def test_postgres_that_is_away_is_said_to_be_and_all_resumes(stage: Stage) -> No
 
 def _ready(url: str) -> bool:
     return httpx.get(f"{url}/readyz", timeout=15).status_code == 200
+
+
+def test_a_service_that_is_away_for_ten_leases_costs_nobody_anything(stage: Stage) -> None:
+    """The flows are at the replica that comes back first: they have nobody else to turn to."""
+    one, two = stage.replicas
+    with everything_is_kept(stage, "away"):
+        one.kill()
+        two.kill()
+        pause(AWAY_SECONDS)
+        one.start()
+    two.start()
