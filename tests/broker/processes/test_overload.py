@@ -1,7 +1,7 @@
 """Many flows on one replica next to floods: nobody's lease ends.
 
-How many a machine carries is the benchmark's (`python -m benchmarks overload`); here the rates are so
-low that every flood is above them, however slow the machine.
+How many a machine carries is the benchmark's (`python -m benchmarks overload`); here the rates are
+so low that every flood is above them, however slow the machine.
 """
 
 from collections import Counter
