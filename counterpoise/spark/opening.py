@@ -16,6 +16,7 @@ from counterpoise.client import Client
 from counterpoise.errors import CounterpoiseError, ServiceUnavailable
 from counterpoise.logs import Bounds, LogNotFound, LogUnavailable
 from counterpoise.spark.binding import bind
+from counterpoise.spark.bound import BoundFlow
 from counterpoise.spark.channel import Channel
 from counterpoise.spark.consumption import Consumption
 from counterpoise.spark.door import LogDoor
@@ -86,7 +87,7 @@ def open_consumption(
             wake=wake,
             cores=options.max_input_partitions or cores,
             max_handoff_seconds=queue.max_handoff_time,
-            settled=lambda: _until_ready(options),
+            settled=lambda: until_settled(options, flow),
             channel=channel,
             plans=Plans(channel, queue.id, bounds.incarnation) if channel is not None else None,
             handoffs=handoffs,
@@ -129,14 +130,21 @@ def _queue(options: SourceOptions, give_up_at: float) -> Queue:
             time.sleep(_PAUSE_SECONDS)
 
 
-def _until_ready(options: SourceOptions) -> None:
-    """Wait until the queue has worked off what our bind has begun."""
+def until_settled(options: SourceOptions, flow: BoundFlow) -> None:
+    """Wait until the queue has worked off what our bind has begun, and the flow has heard of it.
+
+    The service is Ready before its update has come: what the flow holds by then may be nothing.
+    """
     give_up_at = time.monotonic() + _SETTLE_SECONDS + options.start_timeout_seconds
     with Client(options.url) as client:
-        while time.monotonic() < give_up_at:
+        while time.monotonic() < give_up_at and flow.status != "gone":
             try:
                 if client.rebalance_status(options.queue).status == "Ready":
-                    return
+                    ours = frozenset(flow.flow_ids)
+                    bound = client.flows(options.queue)
+                    granted = sum(one.partitions for one in bound if one.flow_id in ours)
+                    if granted == len(flow.partitions):
+                        return
             except ServiceUnavailable as error:
                 logger.warning("counterpoise: %s", error)
             time.sleep(_PAUSE_SECONDS)

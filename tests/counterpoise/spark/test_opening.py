@@ -1,0 +1,37 @@
+"""What a query waits for before it begins."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import SimpleNamespace
+from typing import Any, cast
+
+from counterpoise.client import Client
+from counterpoise.spark.bound import BoundFlow
+from counterpoise.spark.opening import until_settled
+from counterpoise.spark.options import read_options
+from tests.service import Service
+
+
+class LateFlow:
+    """A flow whose update comes after the service has long been Ready."""
+
+    status = "bound"
+
+    def __init__(self, flow_id: str) -> None:
+        self.flow_ids = (flow_id,)
+        self.looks = 0
+
+    @property
+    def partitions(self) -> Mapping[int, Any]:
+        self.looks += 1
+        return dict.fromkeys(range(4), SimpleNamespace()) if self.looks > 2 else {}
+
+
+def test_what_is_there_now_is_asked_of_a_view_that_is_up_to_date(service: Service) -> None:
+    with Client(service.url) as client:
+        client.create_queue("flights", 4, rebalance_delay=0.0)
+        flow = LateFlow(client.bind("flights", "late").flow_id)
+        options = read_options({"queue": "flights", "url": service.url})
+        until_settled(options, cast(BoundFlow, flow))
+    assert flow.looks == 3
