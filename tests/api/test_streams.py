@@ -3,7 +3,8 @@
 import asyncio
 import json
 import threading
-from collections.abc import AsyncIterator, Callable, Generator
+from collections.abc import AsyncIterator, Callable, Generator, MutableMapping
+from typing import Any
 
 import httpx
 import pytest
@@ -208,6 +209,43 @@ async def test_silence_is_broken_by_comments() -> None:
     wire.hung_up.set()
     await call
     assert wire.ended
+
+
+async def test_a_slow_reader_gets_the_latest_late_and_nothing_is_queued_for_it() -> None:
+    latest, asked = 0, 0
+    sent: list[bytes] = []
+    is_sending, may_go_on = asyncio.Event(), asyncio.Event()
+
+    async def views() -> AsyncIterator[bytes]:
+        nonlocal asked
+        while True:
+            asked += 1
+            yield b"view %d" % latest
+
+    async def receive() -> dict[str, str]:
+        return await asyncio.Event().wait() or {}  # never hangs up
+
+    async def send(message: MutableMapping[str, Any]) -> None:
+        if message.get("body", b"").startswith(b"view"):
+            sent.append(message["body"])
+            is_sending.set()
+            await may_go_on.wait()
+            may_go_on.clear()
+
+    stream = EventStream(views(), bytes, OpenCalls())
+    call = asyncio.create_task(stream({"type": "http"}, receive, send))
+    await is_sending.wait()
+    for _ in range(10_000):
+        latest += 1
+        await asyncio.sleep(0)
+    assert (sent, asked) == ([b"view 0"], 1)
+    is_sending.clear()
+    may_go_on.set()
+    await is_sending.wait()
+    assert (sent, asked) == ([b"view 0", b"view 10000"], 2)
+    call.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await call
 
 
 async def test_a_flow_that_leaves_ends_its_stream_with_the_problem() -> None:
