@@ -155,6 +155,8 @@ class Restorer(Generic[S]):
                 logger.warning("counterpoise: %s; trying an older snapshot", error)
                 continue
             cell.position = cell.published = snapshot.position
+            # The next one can wait: publishing now would hold up the first micro-batch of a grant.
+            cell.published_at = time.monotonic()
             cell.clean = True
             return
         cell.state = self._how.empty(cell.partition)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import pickle
+import time
 from pathlib import Path
 from typing import BinaryIO
 
@@ -99,6 +100,16 @@ def test_from_the_newest_snapshot_that_is_not_ahead(
     cell = at(restorer, "12")
     assert (cell.state, how.loaded) == (TEXTS[:12], 1)
     assert cell.published == "9"
+
+
+def test_what_was_just_loaded_is_not_published_at_once(
+    restorer: Restorer[list[str]], incarnation: str
+) -> None:
+    published = at(restorer, "5")
+    assert published.published_at == 0.0  # built from the log: nobody has it yet
+    restorer.publish(published, 1, incarnation)
+    began = time.monotonic()
+    assert at(restorer, "9").published_at >= began
 
 
 def test_a_state_that_is_ahead_is_not_used(
