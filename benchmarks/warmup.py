@@ -158,6 +158,7 @@ def running(
         "url": url,
         "queue": name,
         "kind": kind,
+        "warm": warm,
         "who": who,
         "home": str(directory / f"{name}-{who}"),
         "snapshots": str(directory / "snapshots" / name),
@@ -306,9 +307,10 @@ def application(settings: dict[str, Any]) -> None:
         for partition, epoch in {(row["partition"], row["epoch"]) for row in rows}:
             say(partition, epoch)
 
-    options["warmup"] = "true"
-    if settings["kind"] == "snapshot":
-        options["warmupFrom"] = "snapshot"
+    if settings["kind"] == "replay":
+        options["warmup"] = "true"  # without it there is no history; the queue gives no time
+    elif settings["warm"]:
+        options |= {"warmup": "true", "warmupFrom": "snapshot"}
     messages = spark.readStream.format("counterpoise").options(**options).load()
     if settings["kind"] == "snapshot":
         handler = cs.StatefulForeachBatch(
