@@ -198,7 +198,7 @@ def test_a_query_that_comes_back_within_the_holddown_has_its_partitions_at_once(
     until(lambda: client.flows("flights"), "bound")
     client.rebalance_now("flights")
     publish(service, "flights", 20)
-    until(lambda: len(sink.rows) == 20, "the first messages")
+    until(lambda: all_committed(client, 20), "the first messages")
     query.stop()
     until(lambda: not client.flows("flights"), "it unbinds")
     assert client.rebalance_status("flights").status == "Holddown"

@@ -8,7 +8,7 @@ Where it holds is told by a file, as in the other application, but there are mor
 * `after`: in `foreachBatch`, after the sink, before Spark's commit log.
 
 To stop it between Spark's commit log and its commit at the service it runs with a trigger interval
-that never comes round: positions are committed when Spark asks for more.
+and without Spark's events: then positions are committed when Spark asks for more, and not before.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from tests.counterpoise.spark.application import SMALL, Application, run_until_t
 
 
 class FencedApplication(Application):
-    """`interval_seconds`: its trigger's."""
+    """`interval_seconds`: its trigger's. With one, it hears none of Spark's events."""
 
     module = "tests.counterpoise.spark.sink.application"
 
@@ -143,6 +143,9 @@ def run(settings: Mapping[str, Any]) -> None:
     home = Path(settings["home"])
     name = settings["name"]
     spark = session(name, **SMALL, spark__master="local[2]", spark__local__dir=str(home / "spark"))
+    interval = float((home / "interval").read_text())
+    if interval:
+        spark.streams.removeListener(vars(spark)["_counterpoise_listener"])
     sink = FencedSink(
         (home / "database").read_text(), WriteEvents(home, name), name="events", confirm_seconds=30
     )
@@ -158,7 +161,7 @@ def run(settings: Mapping[str, Any]) -> None:
         messages.where("not key like '%3'")
         .writeStream.foreachBatch(write)
         .option("checkpointLocation", str(home / "checkpoint"))
-        .trigger(processingTime=f"{(home / 'interval').read_text()} seconds")
+        .trigger(processingTime=f"{interval} seconds")
         .start()
     )
 

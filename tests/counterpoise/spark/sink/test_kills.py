@@ -3,7 +3,7 @@
 The steps of a micro-batch, and where each is stopped: planned (`before` the sink), in the
 transactions of its partitions (`inside` all tasks; `inside` one while others have committed),
 written (`after` the sink, before Spark's commit log), and in Spark's commit log, before the commit
-at the service (the trigger's interval keeps Spark from asking for more).
+at the service (the trigger's interval keeps Spark from asking for more, and its events are lost).
 """
 
 from __future__ import annotations
