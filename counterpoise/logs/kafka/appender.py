@@ -28,6 +28,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
 
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
@@ -58,6 +59,8 @@ PRODUCER = {
 """librdkafka's properties for publishing, besides the access."""
 
 _POLL_SECONDS = 0.1
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_MILLISECOND = timedelta(milliseconds=1)
 
 
 @dataclass(slots=True)
@@ -259,7 +262,7 @@ def _encoded(message: Published) -> _Encoded:
     tombstone = not message.value and headers.pop(TOMBSTONE, None) == "true"
     milliseconds = 0
     if message.published_at is not None:
-        milliseconds = int(message.published_at.timestamp() * 1000)
+        milliseconds = (message.published_at - _EPOCH) // _MILLISECOND
         # librdkafka takes 0 for "now", and Kafka holds nothing before.
         if milliseconds <= 0:
             raise InvalidMessage("Kafka holds no times before 1970; published_at must be later")

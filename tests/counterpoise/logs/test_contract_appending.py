@@ -8,7 +8,7 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta, timezone
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from counterpoise.logs import (
@@ -44,6 +44,7 @@ messages = st.builds(
     max_examples=50, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(st.lists(st.tuples(st.integers(0, 3), messages), min_size=1, max_size=20))
+@example([(0, Message(b"", published_at=datetime(1971, 1, 25, 0, 0, 0, 2000, UTC)))])
 def test_every_column_comes_back_as_it_went_in(any_log, kit, routed):
     if "microseconds" in kit.lacks:
         routed = [(partition, _in_milliseconds(message)) for partition, message in routed]
@@ -74,7 +75,8 @@ def _in_milliseconds(message):
     at = message.published_at
     if at is None:
         return message
-    at = at.replace(year=max(1971, at.year), microsecond=at.microsecond // 1000 * 1000)
+    at = max(at, datetime(1971, 1, 1, tzinfo=UTC))
+    at = at.replace(microsecond=at.microsecond // 1000 * 1000)
     return replace(message, published_at=at)
 
 
