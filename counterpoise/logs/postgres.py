@@ -24,7 +24,6 @@ from counterpoise.logs import (
     AppendBatch,
     AppendResult,
     Bounds,
-    InvalidPosition,
     LogError,
     LogNotFound,
     PositionAhead,
@@ -32,7 +31,7 @@ from counterpoise.logs import (
 )
 from counterpoise.logs.admission import ByteAdmission
 from counterpoise.logs.connection import LogConnection, Row, stale_partition_count
-from counterpoise.logs.shares import contiguous_backlog, fair_shares
+from counterpoise.logs.numbered import NumberedLog
 
 CHUNK_MESSAGES = 8192
 CHUNK_BYTES = 8 * 1024 * 1024
@@ -64,14 +63,15 @@ _PARTITION = """SELECT p.first_position, p.next_position, p.discarded_position
         ON p.log_id = l.log_id AND p.partition = %b
     WHERE l.name = %b"""
 
-_TOO_LARGE = 2**63
 _EPOCH_2000_MICROSECONDS = 946_684_800_000_000
 _TIME = MESSAGE_SCHEMA.field("published_at").type
 _HEADERS = MESSAGE_SCHEMA.field("headers").type
 
 
-class PostgresLog:
+class PostgresLog(NumberedLog):
     """The built-in log `name`, reached by a Postgres URL. See `counterpoise.logs.Log`."""
+
+    kind = "the built-in log"
 
     def __init__(self, name: str, url: str, *, timeout_seconds: float = 30.0) -> None:
         """Nothing is connected yet. Raises LogError if the URL is not one of Postgres."""
@@ -123,8 +123,8 @@ class PostgresLog:
         max_messages: int,
         max_bytes: int | None = None,
     ) -> Iterator[pa.RecordBatch]:
-        position = _number(start)
-        last = self._end_from(partition, position) if end is None else _number(end)
+        position = self.number(start)
+        last = self._end_from(partition, position) if end is None else self.number(end)
         messages_left = max_messages
         bytes_left = CHUNK_BYTES if max_bytes is None else max_bytes
         missing_before = False
@@ -170,42 +170,9 @@ class PostgresLog:
                 starts[partition], ends[partition] = str(first), str(following)
         return Bounds(rows[0][0], rows[0][1], starts, ends)
 
-    def limit(
-        self,
-        starts: Mapping[int, str],
-        max_messages: int,
-        bounds: Bounds | None = None,
-        *,
-        max_bytes: int | None = None,
-    ) -> Mapping[int, str]:
-        if bounds is None:
-            bounds = self.bounds(list(starts))
-        begins = {}
-        backlogs = {}
-        for partition, start in starts.items():
-            end = _number(bounds.ends[partition])
-            if _number(start) > end:
-                raise PositionAhead(partition, start, str(end))
-            begins[partition] = max(_number(start), _number(bounds.starts[partition]))
-            backlogs[partition] = end - begins[partition]
-        if max_bytes is None:
-            shares = fair_shares(backlogs, max_messages)
-        else:
-            shares = self._admission.admit(begins, backlogs, max_messages, max_bytes)
-        return {
-            partition: str(begins[partition] + shares[partition]) if shares[partition] else start
-            for partition, start in starts.items()
-        }
-
-    def backlog(self, positions: Mapping[int, str | None], bounds: Bounds) -> Mapping[int, int]:
-        return contiguous_backlog(positions, bounds, _number)
-
-    def compare(self, a: str, b: str) -> int:
-        return _number(a) - _number(b)
-
     def trim(self, below: Mapping[int, str]) -> None:
         """Needs the rights of the service; a reader's credentials do not suffice."""
-        positions = [_number(position) for position in below.values()]
+        positions = [self.number(position) for position in below.values()]
         self._connection.query(
             "SELECT counterpoise_log.trim(%b, %b::integer[], %b::bigint[])",
             [self.name, list(below), positions],
@@ -224,6 +191,15 @@ class PostgresLog:
 
     def close(self) -> None:
         self._connection.close()
+
+    def _admit(
+        self,
+        begins: Mapping[int, int],
+        backlogs: Mapping[int, int],
+        max_messages: int,
+        max_bytes: int,
+    ) -> Mapping[int, int]:
+        return self._admission.admit(begins, backlogs, max_messages, max_bytes)
 
     def _partition(self, partition: int) -> tuple[int, int, int]:
         """First, next and discarded position of a partition, zeros if the log never had it."""
@@ -249,15 +225,6 @@ class PostgresLog:
         if position > following:
             raise PositionAhead(partition, str(position), str(following))
         return None if position == following else position
-
-
-def _number(position: str) -> int:
-    """A position as the number it is; raises InvalidPosition."""
-    if position.isascii() and position.isdecimal():
-        number = int(position) if len(position) < 20 else _TOO_LARGE
-        if number < _TOO_LARGE:
-            return number
-    raise InvalidPosition(f"{position!r} is not a position of the built-in log")
 
 
 def _unless_empty(column: list[Any]) -> list[Any] | None:

@@ -32,8 +32,8 @@ from counterpoise.logs import (
 from counterpoise.logs import redis_scripts as scripts
 from counterpoise.logs.redis_connection import Script
 from counterpoise.logs.redis_rows import Entry, contiguous_from, microseconds, record_batch
-from counterpoise.logs.redis_upkeep import RedisUpkeep, number_of
-from counterpoise.logs.shares import contiguous_backlog, fair_shares
+from counterpoise.logs.redis_upkeep import RedisUpkeep
+from counterpoise.logs.shares import fair_shares
 
 CHUNK_MESSAGES = 4096
 CHUNK_BYTES = 8 * 1024 * 1024
@@ -104,8 +104,8 @@ class RedisLog(RedisUpkeep):
         max_messages: int,
         max_bytes: int | None = None,
     ) -> Iterator[pa.RecordBatch]:
-        position = number_of(start)
-        last = None if end is None else number_of(end)
+        position = self.number(start)
+        last = None if end is None else self.number(end)
         messages_left = max_messages
         bytes_left = CHUNK_BYTES if max_bytes is None else max_bytes
         missing_before = False
@@ -161,36 +161,6 @@ class RedisLog(RedisUpkeep):
                 ends[partition], starts[partition] = state.decode().split(" ")[:2]
         return Bounds(int(count), incarnation.decode(), starts, ends)
 
-    def limit(
-        self,
-        starts: Mapping[int, str],
-        max_messages: int,
-        bounds: Bounds | None = None,
-        *,
-        max_bytes: int | None = None,
-    ) -> Mapping[int, str]:
-        if bounds is None:
-            bounds = self.bounds(list(starts))
-        backlogs = self.backlog(starts, bounds)
-        shares = fair_shares(backlogs, max_messages)
-        begins = {
-            partition: max(number_of(start), number_of(bounds.starts[partition]))
-            for partition, start in starts.items()
-        }
-        ends = {partition: begins[partition] + shares[partition] for partition in starts}
-        if max_bytes is not None:
-            ends = self._within(begins, ends, backlogs, max_bytes)
-        return {
-            partition: str(ends[partition]) if ends[partition] > begins[partition] else start
-            for partition, start in starts.items()
-        }
-
-    def backlog(self, positions: Mapping[int, str | None], bounds: Bounds) -> Mapping[int, int]:
-        return contiguous_backlog(positions, bounds, number_of)
-
-    def compare(self, a: str, b: str) -> int:
-        return number_of(a) - number_of(b)
-
     def next_sequence(self, publisher: str) -> int:
         """As the port says, but a call that is still on its way to the server is not waited for.
 
@@ -222,41 +192,41 @@ class RedisLog(RedisUpkeep):
         )
         return found
 
-    def _within(
+    def _admit(
         self,
         begins: Mapping[int, int],
-        ends: Mapping[int, int],
         backlogs: Mapping[int, int],
+        max_messages: int,
         max_bytes: int,
-    ) -> dict[int, int]:
-        """The ends drawn in so that about `max_bytes` of values lie before them, fairly.
+    ) -> Mapping[int, int]:
+        """Every partition gets as many messages as fit in its share of the bytes.
 
-        Every partition gets as many messages as fit in its share of the bytes. What the shares
-        leave over goes to those that used least of theirs, a message to each, until nothing is
-        left. So at least one message comes, one of any size gets its turn, and `max_bytes` is
-        passed by less than one message.
+        What the shares leave over goes to those that used least of theirs, a message to each, until
+        nothing is left. So at least one message comes, one of any size gets its turn, and
+        `max_bytes` is passed by less than one message.
         """
-        partitions = [partition for partition in ends if ends[partition] > begins[partition]]
+        counts = fair_shares(backlogs, max_messages)
+        partitions = [partition for partition, count in counts.items() if count]
         if not partitions:
-            return dict(ends)
+            return counts
         keys = [self._partitions, *map(self._stream, partitions)]
-        ranges = [[partition, begins[partition], ends[partition]] for partition in partitions]
+        ranges = [[p, begins[p], begins[p] + counts[p]] for p in partitions]
         weighed = self._redis.script(_WEIGH, keys, *(x for one in ranges for x in one), retry=True)
         # What was trimmed meanwhile is not read any more.
         sizes = {p: max(0, int(size)) for p, size in zip(partitions, weighed, strict=True)}
         if sum(sizes.values()) <= max_bytes:
-            return dict(ends)
+            return counts
         shares = fair_shares(sizes, max(1, max_bytes))
         asked = [part for one in ranges for part in (*one, shares[one[0]])]
         fitting = self._redis.script(_FIT, keys, *asked, retry=True)
-        within = dict(ends)
+        within = dict(counts)
         left, unused, follow = max_bytes, {}, {}
         for partition, (end, size, next_size) in zip(partitions, fitting, strict=True):
-            within[partition] = int(end)
+            within[partition] = int(end) - begins[partition]
             left -= int(size)
             unused[partition] = shares[partition] - int(size)
             follow[partition] = int(next_size)
-        waiting = [p for p in partitions if within[p] < ends[p]]
+        waiting = [p for p in partitions if within[p] < counts[p]]
         for partition in sorted(waiting, key=lambda p: (-unused[p], -backlogs[p], p)):
             if left <= 0:
                 break

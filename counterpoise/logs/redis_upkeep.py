@@ -8,7 +8,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from counterpoise.logs import (
-    InvalidPosition,
     LogError,
     LogNotFound,
     LogOwned,
@@ -16,6 +15,7 @@ from counterpoise.logs import (
 )
 from counterpoise.logs import redis_scripts as scripts
 from counterpoise.logs.address import parse_log
+from counterpoise.logs.numbered import NumberedLog
 from counterpoise.logs.redis_connection import RedisConnection, Script
 
 logger = logging.getLogger("counterpoise.logs")
@@ -24,7 +24,6 @@ TRIM_MESSAGES = 10_000
 FIND_MESSAGES = 1000
 
 _LEAST_VERSION = (6, 2)
-_MOST_POSITION = 10**18
 
 _TRIM = Script(scripts.TRIM)
 _ENSURE = Script(scripts.ENSURE)
@@ -34,8 +33,11 @@ _DROP = Script(scripts.DROP)
 _FIND_TIME = Script(scripts.FIND_TIME)
 
 
-class RedisUpkeep:
+class RedisUpkeep(NumberedLog):
     """The log's keys and connection, and the calls of `ManagedLog`."""
+
+    kind = "a log in Redis"
+    too_large = 10**18  # the id of a stream's entry holds that much
 
     def __init__(self, log: str, access: str | None = None, *, timeout_seconds: float = 30.0):
         """`log` is the queue's, `access` a URL with credentials. Raises LogError for bad ones."""
@@ -57,7 +59,7 @@ class RedisUpkeep:
         begin: Iterable[Any] = (
             part
             for partition, position in (begins or {}).items()
-            if number_of(position) > 0
+            if self.number(position) > 0
             for part in (partition, position)
         )
         incarnation, owner_id, queue, behind = self._redis.script(
@@ -114,7 +116,7 @@ class RedisUpkeep:
 
     def trim(self, below: Mapping[int, str]) -> None:
         for partition, position in below.items():
-            number = number_of(position)
+            number = self.number(position)
             keys = [self._partitions, self._stream(partition)]
             while self._redis.script(_TRIM, keys, partition, number, TRIM_MESSAGES, retry=True):
                 pass
@@ -165,12 +167,3 @@ class RedisUpkeep:
                 f"the Redis of {self._log} evicts keys when its memory is full (maxmemory-policy "
                 f"{policy}), so messages would vanish: set maxmemory-policy noeviction"
             )
-
-
-def number_of(position: str) -> int:
-    """A position as the number it is; raises InvalidPosition."""
-    if position.isascii() and position.isdecimal():
-        number = int(position) if len(position) < 20 else _MOST_POSITION
-        if number < _MOST_POSITION:
-            return number
-    raise InvalidPosition(f"{position!r} is not a position of a log in Redis")

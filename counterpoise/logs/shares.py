@@ -1,14 +1,8 @@
-"""How many messages there are, and how many to read of each partition when not all can be."""
+"""How many messages to read of each partition when not all can be."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING
-
-from counterpoise.logs.errors import PositionAhead
-
-if TYPE_CHECKING:
-    from counterpoise.logs import Bounds
+from collections.abc import Mapping
 
 
 def fair_shares(backlogs: Mapping[int, int], max_messages: int) -> dict[int, int]:
@@ -29,17 +23,3 @@ def fair_shares(backlogs: Mapping[int, int], max_messages: int) -> dict[int, int
         shares[partition] = min(backlogs[partition], left // (len(waiting) - served))
         left -= shares[partition]
     return shares
-
-
-def contiguous_backlog(
-    positions: Mapping[int, str | None], bounds: Bounds, number: Callable[[str], int]
-) -> dict[int, int]:
-    """`Log.backlog` where positions are numbers, which `number` reads; exact if without holes."""
-    counts = {}
-    for partition, position in positions.items():
-        start, end = number(bounds.starts[partition]), number(bounds.ends[partition])
-        at = start if position is None else max(start, number(position))
-        if at > end:
-            raise PositionAhead(partition, str(at), str(end))
-        counts[partition] = end - at
-    return counts

@@ -10,27 +10,22 @@ rows are of no epoch (null), since nobody was granted what they read.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, TypeVar
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 
 from counterpoise.client import Client
-from counterpoise.errors import CounterpoiseError, ServiceUnavailable
-from counterpoise.logs import LogNotFound, LogUnavailable
 from counterpoise.spark.door import LogDoor
-from counterpoise.spark.errors import CannotStart, SourceError
-from counterpoise.spark.executor import LogPartition, LogSource, read_slices
+from counterpoise.spark.executor import LogPartition, log_partition, read_slices
 from counterpoise.spark.extent import Known, chosen, extents
 from counterpoise.spark.options import SourceOptions
+from counterpoise.spark.patience import patiently
 from counterpoise.spark.planning import pack
 from counterpoise.spark.probe import ask_bounds
 from counterpoise.wire import LogAccess, LogView
 
-T = TypeVar("T")
-
-_PAUSE_SECONDS = 0.25
 _CALL_SECONDS = 10.0
 
 
@@ -69,7 +64,7 @@ class CounterpoiseBatchReader(DataSourceReader):
         give_up_at = time.monotonic() + options.start_timeout_seconds
         timeout_seconds = max(0.1, min(_CALL_SECONDS, options.start_timeout_seconds))
         with Client(options.url, timeout_seconds=timeout_seconds) as client:
-            return _patiently(lambda: self._plan(client), options, give_up_at)
+            return patiently(lambda: self._plan(client), options, give_up_at)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         assert isinstance(partition, LogPartition)
@@ -90,31 +85,9 @@ class CounterpoiseBatchReader(DataSourceReader):
             slices = extents(options.starting, options.ending, known, log, bounds)
         finally:
             door.close()
-        source = LogSource(door.name, door.access, options.on_trimmed, options.read_timeout_seconds)
         most = options.max_input_partitions or self._cores
-        return [LogPartition(source, group) for group in pack(slices, most)]
+        return [log_partition(door, options, group) for group in pack(slices, most)]
 
     def __getstate__(self) -> dict[str, Any]:
         """For the tasks: options alone, and none of them a secret."""
         return {"_options": self._options.for_tasks(), "_cores": self._cores}
-
-
-def _patiently(act: Callable[[], T], options: SourceOptions, give_up_at: float) -> T:
-    """Try until it is done or the time for starting is over. Raises CannotStart."""
-    where = f"queue {options.queue!r}"
-    while True:
-        try:
-            return act()
-        except (ServiceUnavailable, LogUnavailable, LogNotFound) as error:
-            if time.monotonic() + _PAUSE_SECONDS > give_up_at:
-                what = "service" if isinstance(error, ServiceUnavailable) else "log"
-                raise CannotStart(
-                    f"{where}: no {what} within {options.start_timeout_seconds:g} s: {error}. "
-                    "Check the options 'url' and 'logUrl' (or COUNTERPOISE_URL and "
-                    "COUNTERPOISE_LOG_URL), and that this machine reaches both"
-                ) from None
-        except SourceError:
-            raise
-        except CounterpoiseError as error:
-            raise CannotStart(f"{where}: {error}") from None
-        time.sleep(_PAUSE_SECONDS)

@@ -20,7 +20,7 @@ from counterpoise.spark.bound import BoundFlow, raise_if_over
 from counterpoise.spark.channel import Channel
 from counterpoise.spark.correspondence import Correspondent
 from counterpoise.spark.door import LogDoor
-from counterpoise.spark.executor import LogPartition, LogSource
+from counterpoise.spark.executor import LogPartition, log_partition
 from counterpoise.spark.handoffs import Handoffs
 from counterpoise.spark.leaving import Leaving
 from counterpoise.spark.offsets import Json, Offset, Slice, offset_of, replay_slices, slices
@@ -222,18 +222,13 @@ class Consumption:
         self._handoffs.skipped(sorted_out.skipped)
         # History is read whoever owns the partition now: the next offset builds on it.
         read = [*sorted_out.read, *replay_slices(before, after)]
-        groups = [self._partition(group) for group in pack(read, self._cores)]
+        groups = [
+            log_partition(self._door, self._options, group) for group in pack(read, self._cores)
+        ]
         if self._plans is not None:
             self._plans.say(start, end, [one.slices for one in groups], sorted_out.skipped)
         self._sorted = (start, end, groups)
         return groups
-
-    def _partition(self, group: tuple[Slice, ...]) -> LogPartition:
-        options = self._options
-        source = LogSource(
-            self._door.name, self._door.access, options.on_trimmed, options.read_timeout_seconds
-        )
-        return LogPartition(source, group)
 
     def _known_view(self) -> View | None:
         """What the flow holds, once that is certain; None if it does not become so for a while."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import pyarrow as pa
@@ -21,9 +21,11 @@ from counterpoise.logs import (
     PositionTrimmed,
     open_log,
 )
+from counterpoise.spark.door import LogDoor
 from counterpoise.spark.errors import Trimmed
 from counterpoise.spark.extent import NO_EPOCH
 from counterpoise.spark.offsets import Slice
+from counterpoise.spark.options import SourceOptions
 
 logger = logging.getLogger("counterpoise.spark")
 
@@ -71,6 +73,12 @@ class LogPartition(InputPartition):
 
     def __repr__(self) -> str:
         return f"LogPartition({self.source.log}: {list(self.slices)})"
+
+
+def log_partition(door: LogDoor, options: SourceOptions, slices: Sequence[Slice]) -> LogPartition:
+    """What the driver plans for one task."""
+    source = LogSource(door.name, door.access, options.on_trimmed, options.read_timeout_seconds)
+    return LogPartition(source, tuple(slices))
 
 
 Opener = Callable[[LogSource], Log]

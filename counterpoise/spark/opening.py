@@ -1,8 +1,4 @@
-"""The start of a query: bind, reach the log, and fail clearly if that cannot be done.
-
-Once started, a query outlives a service or a log that is away for a while. At the start it tries
-for `startTimeoutSeconds` only: a wrong address looks the same as a service that is down.
-"""
+"""The start of a query: bind, reach the log, and fail clearly if that cannot be done."""
 
 from __future__ import annotations
 
@@ -13,24 +9,21 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from counterpoise.client import Client
-from counterpoise.errors import CounterpoiseError, ServiceUnavailable
-from counterpoise.logs import Bounds, LogNotFound, LogUnavailable
+from counterpoise.errors import ServiceUnavailable
 from counterpoise.spark.binding import bind
 from counterpoise.spark.bound import BoundFlow
 from counterpoise.spark.channel import Channel
 from counterpoise.spark.consumption import Consumption
 from counterpoise.spark.door import LogDoor
-from counterpoise.spark.errors import CannotStart
 from counterpoise.spark.handoffs import Handoffs
 from counterpoise.spark.leaving import nobody_else
 from counterpoise.spark.options import SourceOptions
+from counterpoise.spark.patience import PAUSE_SECONDS, patiently
 from counterpoise.spark.planned import Plans
 from counterpoise.spark.probe import ask_bounds
-from counterpoise.wire import Queue
 
 logger = logging.getLogger("counterpoise.spark")
 
-_PAUSE_SECONDS = 0.25
 # A rebalance under way may include warm-ups; do not wait for those for ever.
 _SETTLE_SECONDS = 60.0
 
@@ -39,6 +32,7 @@ _SETTLE_SECONDS = 60.0
 class Opened:
     """A running consumption and what belongs to it."""
 
+    options: SourceOptions
     consumption: Consumption
     door: LogDoor
 
@@ -47,7 +41,9 @@ class Opened:
         self.consumption.available_now(self._ends)
 
     def _ends(self, partitions: list[int]) -> Mapping[int, str]:
-        return _first_bounds(self.door, partitions, time.monotonic() + _SETTLE_SECONDS).ends
+        give_up_at = time.monotonic() + _SETTLE_SECONDS
+        bounds = patiently(lambda: ask_bounds(self.door, partitions)[0], self.options, give_up_at)
+        return bounds.ends
 
 
 def open_consumption(
@@ -76,8 +72,9 @@ def open_consumption(
     )
     try:
         door = LogDoor(flow, options.log_url)
-        bounds = _first_bounds(door, [], give_up_at)
-        queue = _queue(options, give_up_at)
+        bounds = patiently(lambda: ask_bounds(door, [])[0], options, give_up_at)
+        with Client(options.url) as client:
+            queue = patiently(lambda: client.queue(options.queue), options, give_up_at)
         channel = Channel(home, flow.instance_id) if home is not None else None
         consumption = Consumption(
             options,
@@ -97,37 +94,7 @@ def open_consumption(
     except BaseException:
         flow.close(timeout_seconds=1.0)
         raise
-    return Opened(consumption, door)
-
-
-def _first_bounds(door: LogDoor, partitions: list[int], give_up_at: float) -> Bounds:
-    while True:
-        try:
-            return ask_bounds(door, partitions)[0]
-        except (LogUnavailable, LogNotFound) as error:
-            # Not found: the service makes a queue's log just after the queue.
-            if time.monotonic() + _PAUSE_SECONDS > give_up_at:
-                raise CannotStart(
-                    f"the log {door.name} cannot be read: {error}. Check the option 'logUrl' (or "
-                    "COUNTERPOISE_LOG_URL) if it is set, and that this machine reaches the log"
-                ) from None
-        except CounterpoiseError as error:
-            raise CannotStart(f"the log {door.name} cannot be read: {error}") from None
-        time.sleep(_PAUSE_SECONDS)
-
-
-def _queue(options: SourceOptions, give_up_at: float) -> Queue:
-    """The queue: its id, and how long its handoffs take."""
-    with Client(options.url) as client:
-        while True:
-            try:
-                return client.queue(options.queue)
-            except ServiceUnavailable as error:
-                if time.monotonic() + _PAUSE_SECONDS > give_up_at:
-                    raise CannotStart(f"queue {options.queue!r}: {error}") from None
-            except CounterpoiseError as error:
-                raise CannotStart(f"queue {options.queue!r}: {error}") from None
-            time.sleep(_PAUSE_SECONDS)
+    return Opened(options, consumption, door)
 
 
 def until_settled(options: SourceOptions, flow: BoundFlow) -> None:
@@ -147,4 +114,4 @@ def until_settled(options: SourceOptions, flow: BoundFlow) -> None:
                         return
             except ServiceUnavailable as error:
                 logger.warning("counterpoise: %s", error)
-            time.sleep(_PAUSE_SECONDS)
+            time.sleep(PAUSE_SECONDS)

@@ -34,7 +34,6 @@ from counterpoise.logs import (
     AppendBatch,
     AppendResult,
     Bounds,
-    InvalidPosition,
     LogError,
     LogNotFound,
     LogOwner,
@@ -52,19 +51,20 @@ from counterpoise.logs.kafka.rows import raw_bytes
 from counterpoise.logs.kafka.sizes import SAMPLED_MESSAGES, Sizes
 from counterpoise.logs.kafka.tails import find_appends
 from counterpoise.logs.kafka.topic import Topic
-from counterpoise.logs.shares import contiguous_backlog, fair_shares
+from counterpoise.logs.numbered import NumberedLog
+from counterpoise.logs.shares import fair_shares
 
 __all__ = ["KafkaLog", "raw_bytes"]
 
-_TOO_LARGE = 2**63
 
-
-class KafkaLog:
+class KafkaLog(NumberedLog):
     """The topic that a log names. See `counterpoise.logs.Log` and `ManagedLog`.
 
     Threads read side by side; appends take turns. A forked child connects for itself, but must not
     go on with the publisher of its parent.
     """
+
+    kind = "a Kafka log"
 
     def __init__(self, log: str, access: str | None = None, *, timeout_seconds: float = 30.0):
         """Nothing is connected yet. `log` is `kafka://host:port[,…]/TOPIC`, `access` a secret.
@@ -135,13 +135,13 @@ class KafkaLog:
         max_bytes: int | None = None,
     ) -> Iterator[pa.RecordBatch]:
         """See `Log.read`. An `end` that the partition does not have yet is waited for, in time."""
-        position = _number(start)
+        position = self.number(start)
         if end is None:
-            last = _number(self.bounds([partition]).ends[partition])
+            last = self.number(self.bounds([partition]).ends[partition])
             if position > last:
                 raise PositionAhead(partition, start, str(last))
         else:
-            last = _number(end)
+            last = self.number(end)
         if position >= last or max_messages < 1 or (max_bytes is not None and max_bytes < 1):
             return
         self._begin()
@@ -180,49 +180,33 @@ class KafkaLog:
             starts[partition], ends[partition] = str(first[partition]), str(following[partition])
         return Bounds(shape.partition_count, shape.incarnation, starts, ends)
 
-    def limit(
+    def _admit(
         self,
-        starts: Mapping[int, str],
+        begins: Mapping[int, int],
+        backlogs: Mapping[int, int],
         max_messages: int,
-        bounds: Bounds | None = None,
-        *,
-        max_bytes: int | None = None,
-    ) -> Mapping[int, str]:
-        """See `Log.limit`. `max_bytes` is kept on average, by a sample of what waits."""
-        if bounds is None:
-            bounds = self.bounds(list(starts))
-        backlogs = self.backlog(starts, bounds)
-        ends = {partition: _number(bounds.ends[partition]) for partition in starts}
-        begins = {partition: ends[partition] - backlogs[partition] for partition in starts}
-        if max_bytes is not None and any(backlogs.values()):
+        max_bytes: int,
+    ) -> Mapping[int, int]:
+        """`max_bytes` is kept on average, by a sample of what waits."""
+        if any(backlogs.values()):
             mean_bytes = self._sizes.mean_bytes(begins, backlogs)
             max_messages = min(max_messages, max(1, int(max_bytes / mean_bytes)))
-        shares = fair_shares(backlogs, max_messages)
-        return {
-            partition: str(begins[partition] + shares[partition]) if shares[partition] else start
-            for partition, start in starts.items()
-        }
+        return fair_shares(backlogs, max_messages)
 
     def _sample(self, partition: int, position: int) -> list[int]:
         until = str(position + SAMPLED_MESSAGES)
         end = self.bounds([partition]).ends[partition]
-        until = min(until, end, key=_number)
+        until = min(until, end, key=self.number)
         return [
             len(value)
             for batch in self.read(partition, str(position), until, max_messages=SAMPLED_MESSAGES)
             for value in batch["value"].to_pylist()
         ]
 
-    def backlog(self, positions: Mapping[int, str | None], bounds: Bounds) -> Mapping[int, int]:
-        return contiguous_backlog(positions, bounds, _number)
-
-    def compare(self, a: str, b: str) -> int:
-        return _number(a) - _number(b)
-
     def trim(self, below: Mapping[int, str]) -> None:
         """Does nothing: what a topic keeps, and for how long, is for Kafka to decide."""
         for position in below.values():
-            _number(position)
+            self.number(position)
 
     # ------------------------------------------------------------------ for the service
 
@@ -288,12 +272,3 @@ def _after_fork() -> None:
 
 
 os.register_at_fork(after_in_child=_after_fork)
-
-
-def _number(position: str) -> int:
-    """A position as the number it is; raises InvalidPosition."""
-    if position.isascii() and position.isdecimal():
-        number = int(position) if len(position) < 20 else _TOO_LARGE
-        if number < _TOO_LARGE:
-            return number
-    raise InvalidPosition(f"{position!r} is not a position of a Kafka log")

@@ -1,0 +1,82 @@
+"""What the logs share whose positions are decimal numbers: all that we have."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import ClassVar
+
+from counterpoise.logs import Bounds, InvalidPosition, PositionAhead
+from counterpoise.logs.shares import fair_shares
+
+
+class NumberedLog(ABC):
+    """The calls of `counterpoise.logs.Log` that only compare positions and count between them.
+
+    What they say of numbers of messages is exact where positions have no holes. A subclass says in
+    `kind` what it is, for errors, and which number is the first too large for a position.
+    """
+
+    kind: ClassVar[str]
+    too_large: ClassVar[int] = 2**63
+
+    @abstractmethod
+    def bounds(self, partitions: Sequence[int]) -> Bounds:
+        """See `Log.bounds`."""
+
+    @abstractmethod
+    def _admit(
+        self,
+        begins: Mapping[int, int],
+        backlogs: Mapping[int, int],
+        max_messages: int,
+        max_bytes: int,
+    ) -> Mapping[int, int]:
+        """How many messages from each of `begins` on, fairly, to keep both limits.
+
+        At least one if there is any in `backlogs` (with the same keys).
+        """
+
+    @classmethod
+    def number(cls, position: str) -> int:
+        """A position as the number it is; raises InvalidPosition."""
+        if position.isascii() and position.isdecimal():
+            number = int(position) if len(position) < 20 else cls.too_large
+            if number < cls.too_large:
+                return number
+        raise InvalidPosition(f"{position!r} is not a position of {cls.kind}")
+
+    def compare(self, a: str, b: str) -> int:
+        return self.number(a) - self.number(b)
+
+    def backlog(self, positions: Mapping[int, str | None], bounds: Bounds) -> Mapping[int, int]:
+        counts = {}
+        for partition, position in positions.items():
+            start = self.number(bounds.starts[partition])
+            end = self.number(bounds.ends[partition])
+            at = start if position is None else max(start, self.number(position))
+            if at > end:
+                raise PositionAhead(partition, str(at), str(end))
+            counts[partition] = end - at
+        return counts
+
+    def limit(
+        self,
+        starts: Mapping[int, str],
+        max_messages: int,
+        bounds: Bounds | None = None,
+        *,
+        max_bytes: int | None = None,
+    ) -> Mapping[int, str]:
+        if bounds is None:
+            bounds = self.bounds(list(starts))
+        backlogs = self.backlog(starts, bounds)
+        begins = {p: self.number(bounds.ends[p]) - backlogs[p] for p in starts}
+        if max_bytes is None:
+            shares: Mapping[int, int] = fair_shares(backlogs, max_messages)
+        else:
+            shares = self._admit(begins, backlogs, max_messages, max_bytes)
+        return {
+            partition: str(begins[partition] + shares[partition]) if shares[partition] else start
+            for partition, start in starts.items()
+        }
