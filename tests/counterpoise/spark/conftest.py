@@ -1,4 +1,4 @@
-"""One Spark session for all tests that can share a process."""
+"""One Spark session for all tests that can share a process, and a client of the service."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from counterpoise.client import Client
 from tests.counterpoise.spark.application import SMALL
+from tests.service import Service
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -23,3 +25,9 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     spark = session("tests", **SMALL, spark__master="local[2]", spark__local__dir=str(directory))
     yield spark
     spark.stop()
+
+
+@pytest.fixture
+def client(service: Service) -> Iterator[Client]:
+    with Client(service.url) as client:
+        yield client

@@ -13,7 +13,7 @@ from pyspark.errors import StreamingQueryException
 from counterpoise.client import Client
 from counterpoise.flow import Flow
 from counterpoise.logs import open_log
-from tests.counterpoise.spark.test_source import publish
+from tests.counterpoise.spark.queries import publish
 from tests.log_support import until
 from tests.service import Service
 

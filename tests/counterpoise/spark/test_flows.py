@@ -22,7 +22,7 @@ from counterpoise.spark.flows import Flows
 from counterpoise.spark.handoffs import Handoffs
 from counterpoise.spark.options import SourceOptions
 from counterpoise.wire import ReleaseItem
-from tests.counterpoise.spark.test_source import Collected, publish, start
+from tests.counterpoise.spark.queries import Collected, publish, start
 from tests.log_support import until
 from tests.service import Service
 

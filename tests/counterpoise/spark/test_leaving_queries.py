@@ -14,7 +14,7 @@ from counterpoise.client import Client
 from counterpoise.flow import Flow
 from counterpoise.spark import DrainTimedOut, QueueListener, drain
 from tests.counterpoise.spark.application import until
-from tests.counterpoise.spark.test_source import Collected, committed, publish
+from tests.counterpoise.spark.queries import Collected, committed, publish
 from tests.service import Service
 
 if TYPE_CHECKING:
@@ -22,12 +22,6 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
 
 HOUR = "1 hour"
-
-
-@pytest.fixture
-def client(service: Service) -> Iterator[Client]:
-    with Client(service.url) as client:
-        yield client
 
 
 class Held(Collected):

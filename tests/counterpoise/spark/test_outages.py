@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,18 +13,12 @@ import pytest
 from counterpoise.client import Client
 from tests.counterpoise.spark.application import until
 from tests.counterpoise.spark.proxy import Proxy
-from tests.counterpoise.spark.test_source import committed, publish, start
+from tests.counterpoise.spark.queries import committed, publish, start
 from tests.service import Service
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
-
-
-@pytest.fixture
-def client(service: Service) -> Iterator[Client]:
-    with Client(service.url) as client:
-        yield client
 
 
 class Sink:

@@ -3,63 +3,19 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
-from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 from pyspark.errors import AnalysisException, StreamingQueryException
 
 from counterpoise.client import Client
-from counterpoise.publisher import Publisher
 from tests.counterpoise.spark.application import until
+from tests.counterpoise.spark.queries import Collected, committed, publish, start
 from tests.service import Service
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
-    from pyspark.sql.streaming.query import StreamingQuery
-
-
-@pytest.fixture
-def client(service: Service) -> Iterator[Client]:
-    with Client(service.url) as client:
-        yield client
-
-
-class Collected:
-    """A sink in this process: what came, batch by batch."""
-
-    def __init__(self) -> None:
-        self.rows: list[Any] = []
-        self.partitions_read: list[int] = []
-
-    def __call__(self, batch: Any, _: int) -> None:
-        self.partitions_read.append(batch.rdd.getNumPartitions())
-        self.rows.extend(batch.collect())
-
-
-def start(
-    spark: SparkSession, sink: Callable[..., None], checkpoint: Path, **options: str | int
-) -> StreamingQuery:
-    stream = spark.readStream.format("counterpoise").options(**options).load()
-    writer = stream.writeStream.foreachBatch(sink)
-    return writer.option("checkpointLocation", str(checkpoint)).start()
-
-
-def publish(service: Service, queue: str, count: int, first: int = 0) -> None:
-    with Publisher(queue, url=service.url) as publisher:
-        for number in range(first, first + count):
-            publisher.publish(
-                f"v{number}".encode(),
-                key=f"k{number % 17}",
-                headers={"n": str(number)} if number % 2 else None,
-                published_at=datetime(2013, 1, 1, 0, 0, number % 60, tzinfo=UTC),
-            )
-
-
-def committed(client: Client, queue: str) -> dict[int, str | None]:
-    return {one.partition: one.position for one in client.partitions(queue)}
 
 
 def test_messages_arrive_once_with_all_columns_and_are_committed(

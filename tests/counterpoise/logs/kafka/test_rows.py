@@ -1,6 +1,5 @@
 """What comes of records that other programs wrote: bytes that are no text, tombstones, headers."""
 
-import uuid
 from datetime import UTC, datetime
 
 import pytest
@@ -9,23 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from counterpoise.keys import partition_of
-from counterpoise.logs import AppendBatch, Message, open_log
+from counterpoise.logs import AppendBatch, Message
 from counterpoise.logs.kafka import raw_bytes
 from counterpoise.logs.kafka.rows import text_of
-
-
-@pytest.fixture
-def topic(kafka):
-    name = uuid.uuid4().hex
-    kafka.create_topic(name, 4)
-    return name
-
-
-@pytest.fixture
-def log(kafka, topic):
-    log = open_log(kafka.log(topic), timeout_seconds=10)
-    yield log
-    log.close()
 
 
 @pytest.fixture

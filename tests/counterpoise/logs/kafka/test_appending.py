@@ -2,7 +2,6 @@
 
 import subprocess
 import sys
-import uuid
 from datetime import UTC, datetime
 
 import pytest
@@ -24,13 +23,6 @@ from counterpoise.logs.kafka.access import parse_access
 from counterpoise.logs.kafka.appender import Appender, Progress, append_header
 from counterpoise.logs.kafka.failures import Trouble
 from tests.log_support import append, texts
-
-
-@pytest.fixture
-def topic(kafka):
-    name = uuid.uuid4().hex
-    kafka.create_topic(name, 4)
-    return name
 
 
 @pytest.fixture

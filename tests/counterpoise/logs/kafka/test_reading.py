@@ -7,7 +7,6 @@ partition made up here, which tells what a consumer with `enable.partition.eof` 
 import subprocess
 import sys
 import time
-import uuid
 
 import pytest
 from confluent_kafka import KafkaError, KafkaException
@@ -224,20 +223,6 @@ def test_what_librdkafka_answers_is_said_in_the_logs_words():
 
 
 # ------------------------------------------------------------------ the mock cluster
-
-
-@pytest.fixture
-def topic(kafka):
-    name = uuid.uuid4().hex
-    kafka.create_topic(name, 4)
-    return name
-
-
-@pytest.fixture
-def log(kafka, topic):
-    log = open_log(kafka.log(topic), timeout_seconds=10)
-    yield log
-    log.close()
 
 
 def test_what_retention_has_removed_is_said_and_not_skipped(kafka, topic, log):
