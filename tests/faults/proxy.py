@@ -153,6 +153,11 @@ class Proxy:
             line.end()
 
     async def _accept(self, reader: asyncio.StreamReader, client: asyncio.StreamWriter) -> None:
+        # Cancelled when the proxy closes; asyncio would print that as an error of ours.
+        with contextlib.suppress(asyncio.CancelledError):
+            await self._carry(reader, client)
+
+    async def _carry(self, reader: asyncio.StreamReader, client: asyncio.StreamWriter) -> None:
         if self._weather == "cut":
             self.refused += 1
             client.transport.abort()

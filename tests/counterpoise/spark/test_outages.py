@@ -12,8 +12,8 @@ import pytest
 
 from counterpoise.client import Client
 from tests.counterpoise.spark.application import until
-from tests.counterpoise.spark.proxy import Proxy
 from tests.counterpoise.spark.queries import committed, publish, start
+from tests.faults.proxy import Proxy
 from tests.service import Service
 
 if TYPE_CHECKING:
