@@ -73,9 +73,11 @@ def leads(log: str) -> bool:
 class Loghouse:
     """The logs, as the service sees them."""
 
-    def __init__(self, builtin: BuiltinLogs, outside: OutsideLogs) -> None:
+    def __init__(self, builtin: BuiltinLogs, outside: OutsideLogs, keep_messages: int = 0) -> None:
+        """`keep_messages`: how many of each partition stay once every reader is past them."""
         self._builtin = builtin
         self._outside = outside
+        self._keep_messages = keep_messages
 
     async def access(self, log: str, purpose: Literal["read", "publish"]) -> LogAccess | None:
         """Credentials for a queue's log; None where the consumer must bring its own.
@@ -208,15 +210,19 @@ class Loghouse:
     ) -> None:
         """The regular upkeep of one log.
 
-        Its count is the owner's, and what every reader has processed is trimmed. `committed`: for
+        Its count is the owner's, and what every reader has processed is trimmed, but for the last
+        messages if some are to be kept. `committed`: for
         each queue that reads the log, its positions by partition.
         """
         name = builtin_name(log)
         readers = list(committed)
         try:
             floor = trim_floor(
-                {number: None if at is None else int(at) for number, at in positions.items()}
-                for positions in readers
+                (
+                    {number: None if at is None else int(at) for number, at in positions.items()}
+                    for positions in readers
+                ),
+                self._keep_messages,
             )
             if name is None:
                 await self._outside.keep(

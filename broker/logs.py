@@ -48,12 +48,14 @@ class PartitionBounds:
     next: int
 
 
-def trim_floor(committed: Iterable[Mapping[int, int | None]]) -> dict[int, int]:
+def trim_floor(
+    committed: Iterable[Mapping[int, int | None]], keep_messages: int = 0
+) -> dict[int, int]:
     """Below which position each partition may be trimmed, given what each reading queue committed.
 
     One mapping {partition: position} for each queue that reads the log. Nothing is trimmed of a
     partition that one of them has not committed anything of (absent or None), and nothing at all
-    when nobody reads (the contract, *Logs*).
+    when nobody reads (the contract, *Logs*). The last `keep_messages` that all have processed stay.
     """
     floor: dict[int, int] | None = None
     for positions in committed:
@@ -66,7 +68,11 @@ def trim_floor(committed: Iterable[Mapping[int, int | None]]) -> dict[int, int]:
                 for partition, position in floor.items()
                 if partition in known
             }
-    return floor or {}
+    return {
+        partition: position - keep_messages
+        for partition, position in (floor or {}).items()
+        if position >= keep_messages
+    }
 
 
 class BuiltinLogs:

@@ -65,7 +65,11 @@ class Broker(QueueCalls, FlowCalls):
             pool_pre_ping=True,
         )
         log_urls = settings.log_urls.get_secret_value() if settings.log_urls else ""
-        loghouse = Loghouse(BuiltinLogs(self._log_engine, address), OutsideLogs(log_urls))
+        loghouse = Loghouse(
+            BuiltinLogs(self._log_engine, address),
+            OutsideLogs(log_urls),
+            settings.log_keep_messages,
+        )
         super().__init__(replica, loghouse)
         self._fit_until = 0.0
 

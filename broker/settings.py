@@ -48,6 +48,13 @@ class Settings(BaseSettings):
         description="How the service reaches logs in Redis and Kafka: URLs with credentials, "
         "separated by blanks, e.g. redis://user:password@host:6379.",
     )
+    log_keep_messages: int = Field(
+        default=0,
+        ge=0,
+        le=2**62,
+        description="How many messages of each partition the built-in and Redis logs keep after "
+        "every queue has processed them, for warm-ups and for reading again.",
+    )
     database_pool_size: int = Field(default=10, ge=2, le=1000, description="Connections at most.")
     auto_migrate: bool = Field(
         default=True, description="Bring the database up to date at start (see `migrate`)."

@@ -128,6 +128,13 @@ async def test_an_interrupted_drop_is_completed_by_the_next(logs, log, log_url):
 positions = st.dictionaries(st.integers(0, 4), st.none() | st.integers(0, 50))
 
 
+@given(st.lists(positions, max_size=4), st.integers(0, 60))
+def test_what_is_kept_is_so_many_messages_below_what_all_have_committed(committed, keep):
+    most = trim_floor(committed)
+    kept = trim_floor(committed, keep)
+    assert kept == {n: at - keep for n, at in most.items() if at >= keep}
+
+
 @given(st.lists(positions, max_size=4))
 def test_the_floor_never_lies_above_what_anyone_has_committed(committed):
     floor = trim_floor(committed)

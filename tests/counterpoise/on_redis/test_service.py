@@ -37,11 +37,11 @@ def consume(world, queue, count, **options):
     return sorted(value.decode() for value in seen)
 
 
-def keep(world):
+def keep(world, **settings):
     """The regular upkeep, now, by another replica of the service."""
 
     async def upkeep():
-        broker = Broker(world.service.settings)
+        broker = Broker(world.service.settings.model_copy(update=settings))
         await broker.start()
         try:
             await broker.keep_logs()
@@ -83,6 +83,29 @@ def test_messages_come_through_once_also_while_the_queue_grows_and_shrinks(world
         for thread in threads:
             thread.join(20)
     assert sorted(value.decode() for _, value in seen) == values
+
+
+@pytest.mark.parametrize("kind", ["builtin", "redis"])
+def test_the_last_messages_stay_where_they_are_to_be_kept(world, kind):
+    world.client.create_queue(
+        "flights", 1, log=world.log if kind == "redis" else None, rebalance_delay=0
+    )
+    publish(world, "flights", [f"v{n}" for n in range(20)])
+    assert len(consume(world, "flights", 20)) == 20
+    eventually(lambda: world.client.partitions("flights")[0].position == "20")
+    if kind == "redis":
+        log = open_log(world.log, world.access)
+    else:
+        access = world.client.log_access("flights", "read").access
+        log = open_log("builtin:flights", access.url)
+    keep(world, log_keep_messages=50)
+    assert log.bounds([0]).starts == {0: "0"}
+    keep(world, log_keep_messages=5)
+    assert log.bounds([0]).starts == {0: "15"}
+    assert texts(log, 0, "15") == [f"v{n}" for n in range(15, 20)]
+    keep(world)
+    assert log.bounds([0]).starts == {0: "20"}
+    log.close()
 
 
 def test_positions_trimming_and_lag(world):
