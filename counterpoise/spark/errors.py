@@ -44,7 +44,7 @@ class FlowEnded(SourceError):
 
 
 class Trimmed(SourceError):
-    """The log was trimmed below what has been processed: messages are gone unread."""
+    """What a micro-batch was to read has been trimmed: read by a later owner, or gone unread."""
 
     code = "trimmed"
 

@@ -152,9 +152,14 @@ def _read(
             return
         except PositionTrimmed as error:
             if source.on_trimmed == "fail" and not one.replay:
+                overtaken = (
+                    "if another flow has taken the partition over and read on while this query "
+                    "stood still, start the query again, and it skips them. If not, messages are "
+                    "gone unread: "
+                )
                 raise Trimmed(
-                    f"{error}: messages are gone that were never read. Set the option onTrimmed to "
-                    "'earliest' to go on with what is left"
+                    f"{error}: {'' if one.epoch == NO_EPOCH else overtaken}"
+                    "set the option onTrimmed to 'earliest' to go on with what is left"
                 ) from error
             if one.replay:
                 logger.warning("counterpoise: %s; the state restored lacks what it held", error)

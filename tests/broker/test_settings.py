@@ -36,6 +36,7 @@ def test_every_setting_is_a_variable_of_the_environment(monkeypatch: pytest.Monk
         "flow_requests_per_second": "0",
         "address_requests_per_second": "20.5",
         "history_days": "0.5",
+        "log_keep_messages": "50000",
         "shutdown_seconds": "1",
         "log_level": "debug",
         "log_format": "json",

@@ -121,7 +121,7 @@ def test_a_range_that_was_trimmed_fails_unless_the_user_wants_what_is_left(
     admin.close()
     whole = {"startingPositions": '{"0": "2"}', "endingPositions": '{"0": "8"}'}
     said = failure(load(spark, service, **whole))
-    assert "Set the option onTrimmed to 'earliest'" in said
+    assert "set the option onTrimmed to 'earliest'" in said
     rows = load(spark, service, **whole, onTrimmed="earliest").collect()
     assert [int(row.position) for row in rows] == [5, 6, 7]
     # A snapshot begins with what there is.
