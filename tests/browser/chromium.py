@@ -1,0 +1,135 @@
+"""A headless Chromium, told what to do over its DevTools protocol."""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from websockets.sync.client import ClientConnection, connect
+
+FLAGS = [
+    "--headless",
+    "--no-sandbox",  # as root there is none
+    "--disable-gpu",
+    "--disable-dev-shm-usage",
+    "--no-first-run",
+    "--window-size=1200,900",
+    "--remote-debugging-port=0",
+    "--remote-allow-origins=*",
+]
+
+
+@contextmanager
+def chromium(program: str, directory: Path) -> Iterator[Browser]:
+    """Runs it; its profile is in `directory`."""
+    process = subprocess.Popen(
+        [program, *FLAGS, f"--user-data-dir={directory / 'profile'}", "about:blank"],
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        with connect(_address(process), max_size=None, close_timeout=1) as socket:
+            yield Browser(socket)
+    finally:
+        process.terminate()
+        process.communicate(timeout=20)
+
+
+def _address(process: subprocess.Popen[str]) -> str:
+    """Where it takes commands."""
+    assert process.stderr is not None
+    said = []
+    for line in process.stderr:
+        said.append(line)
+        if found := re.search(r"DevTools listening on (ws://\S+)", line):
+            return found[1]
+    raise RuntimeError(f"Chromium did not start:\n{''.join(said)}")
+
+
+class Browser:
+    """What it can be told."""
+
+    def __init__(self, socket: ClientConnection) -> None:
+        self._socket = socket
+        self._number = 0
+        self._told: list[dict[str, Any]] = []
+
+    def open(self, url: str) -> Page:
+        """A new page of this address."""
+        target = self.ask("Target.createTarget", {"url": "about:blank"})["targetId"]
+        attached = self.ask("Target.attachToTarget", {"targetId": target, "flatten": True})
+        page = Page(self, attached["sessionId"])
+        for domain in ("Runtime", "Log", "Page"):
+            page.ask(f"{domain}.enable")
+        page.ask("Page.navigate", {"url": url})
+        return page
+
+    def ask(
+        self, method: str, parameters: dict[str, Any] | None = None, session: str | None = None
+    ) -> dict[str, Any]:
+        """One command; its result."""
+        self._number += 1
+        command = {"id": self._number, "method": method, "params": parameters or {}}
+        if session is not None:
+            command["sessionId"] = session
+        self._socket.send(json.dumps(command))
+        while True:
+            message = json.loads(self._socket.recv(timeout=30))
+            if message.get("id") != self._number:
+                self._told.append(message)
+                continue
+            if "error" in message:
+                raise RuntimeError(f"{method}: {message['error']}")
+            result: dict[str, Any] = message["result"]
+            return result
+
+    def told(self, session: str) -> list[dict[str, Any]]:
+        """The events that a page has raised so far."""
+        return [one for one in self._told if one.get("sessionId") == session]
+
+
+class Page:
+    """A page that is open."""
+
+    def __init__(self, browser: Browser, session: str) -> None:
+        self._browser = browser
+        self._session = session
+
+    def ask(self, method: str, parameters: dict[str, Any] | None = None) -> dict[str, Any]:
+        return self._browser.ask(method, parameters, self._session)
+
+    def run(self, expression: str) -> Any:
+        """What the expression is in the page, awaited."""
+        given = {"expression": expression, "returnByValue": True, "awaitPromise": True}
+        answer = self.ask("Runtime.evaluate", given)
+        assert "exceptionDetails" not in answer, answer
+        return answer["result"].get("value")
+
+    def text(self, selector: str = "body") -> str:
+        """What is to be read there; empty while there is no such element."""
+        return str(self.run(f"document.querySelector({json.dumps(selector)})?.innerText ?? ''"))
+
+    def faults(self) -> list[str]:
+        """Exceptions and errors that the page's console shows."""
+        faults = []
+        for one in self._browser.told(self._session):
+            if one["method"] == "Runtime.exceptionThrown":
+                faults.append(str(one["params"]["exceptionDetails"]))
+            elif one["method"] == "Log.entryAdded" and one["params"]["entry"]["level"] == "error":
+                faults.append(str(one["params"]["entry"]))
+        return faults
+
+    def dark(self) -> None:
+        """As who prefers dark colours sees it."""
+        features = [{"name": "prefers-color-scheme", "value": "dark"}]
+        self.ask("Emulation.setEmulatedMedia", {"features": features})
+
+    def photograph(self, path: Path) -> None:
+        """Write a picture of what is seen."""
+        path.write_bytes(base64.b64decode(self.ask("Page.captureScreenshot")["data"]))

@@ -1,0 +1,107 @@
+"""The page at `/`, in a real browser: it shows who owns what, and follows what changes."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from counterpoise.client import Client
+from counterpoise.flow import Flow
+from counterpoise.publisher import Publisher
+from tests.browser.chromium import Browser, Page, chromium
+from tests.service import Service, eventually
+
+PROGRAM = shutil.which("chromium") or shutil.which("chromium-browser")
+pytestmark = [
+    pytest.mark.long,
+    pytest.mark.skipif(PROGRAM is None, reason="not installed: chromium"),
+]
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+    assert PROGRAM is not None
+    with chromium(PROGRAM, tmp_path_factory.mktemp("browser")) as browser:
+        yield browser
+
+
+@pytest.fixture
+def client(service: Service) -> Iterator[Client]:
+    with Client(service.url) as client:
+        yield client
+
+
+@pytest.fixture
+def page(browser: Browser, service: Service) -> Iterator[Page]:
+    page = browser.open(service.url)
+    yield page
+    assert page.faults() == []
+
+
+def rows(page: Page) -> list[str]:
+    """The table of flows, a line each."""
+    lines = page.run("[...document.querySelectorAll('#queue tr')].map((row) => row.innerText)")
+    assert isinstance(lines, list)
+    return [str(line) for line in lines]
+
+
+def test_it_says_what_to_do_where_there_is_no_queue_and_shows_one_when_it_comes(
+    page: Page, client: Client
+) -> None:
+    eventually(lambda: "counterpoise queues create" in page.text("#queues"))
+    client.create_queue("flights", 4)
+    eventually(lambda: "flights" in page.text("#queues") and "Ready" in page.text("#queue"))
+    assert "None is bound." in page.text("#queue")
+
+
+def test_it_follows_partitions_to_those_who_come_and_go(
+    page: Page, client: Client, service: Service, tmp_path: Path
+) -> None:
+    client.create_queue("flights", 5, rebalance_delay=0, max_handoff_time=60)
+    with Publisher("flights", url=service.url) as publisher:
+        for number in range(50):
+            publisher.publish(b"x", f"k{number}")
+    with Flow("flights", url=service.url, client_name="first") as first:
+        eventually(lambda: any("first" in one and "0–4" in one for one in rows(page)))
+        first.commit({0: "1"})
+        with Flow("flights", url=service.url, client_name="second") as second:
+            eventually(lambda: "On their way" in page.text("#queue"))
+            assert "Rebalancing" in page.text("#queues")
+            page.photograph(tmp_path / "rebalancing.png")
+            for number in (3, 4):
+                first.release(number, epoch=1)
+            eventually(lambda: any("second" in one and "3–4" in one for one in rows(page)))
+            assert second.partitions.keys() == {3, 4}
+            titles = page.run("[...document.querySelectorAll('#partitions i')].map((i) => i.title)")
+            assert "owner first" in titles[0]
+            assert "owner second" in titles[4]
+            eventually(lambda: "lag\n49" in page.text("#queue dl"))
+            page.dark()
+            page.photograph(tmp_path / "dark.png")
+    eventually(lambda: "None is bound." in page.text("#queue"))
+
+
+def test_names_are_shown_and_never_run(page: Page, client: Client, service: Service) -> None:
+    client.create_queue("flights", 1, rebalance_delay=0)
+    name = "<img src=x onerror=\"document.title='run'\">"
+    with Flow("flights", url=service.url, client_name=name):
+        eventually(lambda: name in page.text("#queue"))
+        assert page.run("document.title") == "Counterpoise"
+        assert page.run("document.querySelectorAll('img').length") == 0
+
+
+def test_it_says_that_the_service_is_away_and_goes_on_when_it_is_back(
+    browser: Browser, client: Client, service: Service
+) -> None:
+    page = browser.open(service.url)
+    client.create_queue("flights", 2)
+    eventually(lambda: "flights" in page.text("#queue h2"))
+    page.ask("Network.enable")
+    offline = {"latency": 0, "downloadThroughput": -1, "uploadThroughput": -1}
+    page.ask("Network.emulateNetworkConditions", {"offline": True, **offline})
+    eventually(lambda: "does not answer" in page.text("#notice"), 20)
+    page.ask("Network.emulateNetworkConditions", {"offline": False, **offline})
+    eventually(lambda: not page.text("#notice"), 20)
