@@ -10,17 +10,11 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import os
 import statistics
-import subprocess
-import sys
-import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
+from benchmarks.service import measure_a_service
 from benchmarks.wire import Caller
 
 BIND_SECONDS = 0.015
@@ -30,41 +24,10 @@ CROWD_SECONDS = 5.0
 def main() -> None:
     """Parse the arguments, measure, print."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--url", help="of a running service, instead of one of our own")
     parser.add_argument("--rounds", type=int, default=200)
     parser.add_argument("--flows", type=int, default=1000)
     parser.add_argument("--partitions", type=int, default=10_000)
-    arguments = parser.parse_args()
-    if arguments.url is not None:
-        asyncio.run(measure(arguments.url, arguments))
-        return
-    with tempfile.TemporaryDirectory() as directory, served(Path(directory)) as url:
-        asyncio.run(measure(url, arguments))
-
-
-@contextmanager
-def served(directory: Path) -> Iterator[str]:
-    """`counterpoise serve` on a database of its own; its URL."""
-    command = [str(Path(sys.executable).with_name("counterpoise")), "serve", "--port", "0"]
-    environment = {k: v for k, v in os.environ.items() if not k.startswith("COUNTERPOISE_")}
-    with (directory / "log").open("w") as log:
-        process = subprocess.Popen(
-            [*command, "--data-dir", str(directory / "data")],
-            stdout=subprocess.PIPE,
-            stderr=log,
-            text=True,
-            env=environment,
-        )
-    try:
-        assert process.stdout is not None
-        line = process.stdout.readline()
-        found = [word for word in line.split() if word.startswith("http://")]
-        if not found:
-            raise RuntimeError(f"the service did not start:\n{(directory / 'log').read_text()}")
-        yield found[0].rstrip("/.,")
-    finally:
-        process.terminate()
-        process.wait(30)
+    measure_a_service(measure, parser)
 
 
 async def measure(url: str, arguments: argparse.Namespace) -> None:

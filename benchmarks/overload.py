@@ -15,15 +15,13 @@ from __future__ import annotations
 import argparse
 import asyncio
 import os
-import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
-from benchmarks.binds import served
+from benchmarks.service import measure_a_service
 from benchmarks.wire import Caller
 
 QUEUE = "overload"
@@ -32,17 +30,11 @@ QUEUE = "overload"
 def main() -> None:
     """Parse the arguments, measure, print."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--url", help="of a running service, instead of one of our own")
     parser.add_argument("--flows", type=int, default=5000)
     parser.add_argument("--lease", type=float, default=30.0)
     parser.add_argument("--seconds", type=float, default=20.0)
     parser.add_argument("--connections", type=int, default=50)
-    arguments = parser.parse_args()
-    if arguments.url is not None:
-        asyncio.run(measure(arguments.url, arguments))
-        return
-    with tempfile.TemporaryDirectory() as directory, served(Path(directory)) as url:
-        asyncio.run(measure(url, arguments))
+    measure_a_service(measure, parser)
 
 
 @dataclass

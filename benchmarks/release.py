@@ -24,7 +24,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from benchmarks.binds import served
+from benchmarks.service import served
 from counterpoise.client import Client
 from counterpoise.flow import Flow
 from counterpoise.publisher import Publisher

@@ -26,7 +26,7 @@ import uuid
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from benchmarks.binds import served
+from benchmarks.service import served
 from counterpoise.client import Client
 from counterpoise.publisher import Publisher
 

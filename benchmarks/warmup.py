@@ -33,7 +33,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from benchmarks.binds import served
+from benchmarks.service import served
 from counterpoise.client import Client
 from counterpoise.keys import partition_of
 from counterpoise.publisher import Publisher

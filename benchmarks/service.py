@@ -1,0 +1,53 @@
+"""The service that is measured: `counterpoise serve` as a process, on a database of its own."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+
+@contextmanager
+def served(directory: Path) -> Iterator[str]:
+    """`counterpoise serve` on a database of its own; its URL."""
+    command = [str(Path(sys.executable).with_name("counterpoise")), "serve", "--port", "0"]
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("COUNTERPOISE_")}
+    with (directory / "log").open("w") as log:
+        process = subprocess.Popen(
+            [*command, "--data-dir", str(directory / "data")],
+            stdout=subprocess.PIPE,
+            stderr=log,
+            text=True,
+            env=environment,
+        )
+    try:
+        assert process.stdout is not None
+        line = process.stdout.readline()
+        found = [word for word in line.split() if word.startswith("http://")]
+        if not found:
+            raise RuntimeError(f"the service did not start:\n{(directory / 'log').read_text()}")
+        yield found[0].rstrip("/.,")
+    finally:
+        process.terminate()
+        process.wait(30)
+
+
+def measure_a_service(
+    measure: Callable[[str, argparse.Namespace], Coroutine[Any, Any, None]],
+    parser: argparse.ArgumentParser,
+) -> None:
+    """Run `measure` with its URL and the arguments; `--url` names another than one of our own."""
+    parser.add_argument("--url", help="of a running service, instead of one of our own")
+    arguments = parser.parse_args()
+    if arguments.url is not None:
+        asyncio.run(measure(arguments.url, arguments))
+        return
+    with tempfile.TemporaryDirectory() as directory, served(Path(directory)) as url:
+        asyncio.run(measure(url, arguments))
