@@ -29,32 +29,20 @@ def publish(service, client):
     return publish_numbers
 
 
-class Running:
-    """A consumer in a thread, and the messages it has handled, in order.
+class InThread:
+    """A consumer in a thread; what ends it is raised by `stop`."""
 
-    `act(message)` is called before a message counts as handled; it may raise or wait.
-    """
+    consumer: Consumer
 
-    def __init__(self, url, act=lambda message: None, queue="flights", **options):
-        self.seen: list = []
+    def __init__(self):
         self.error: BaseException | None = None
-        self.act = act
-        self.consumer = Consumer(queue, each=self.each, url=url, **options)
         self.thread = threading.Thread(target=self.run)
-
-    def each(self, message):
-        self.act(message)
-        self.seen.append(message)
 
     def run(self):
         try:
             self.consumer.run()
         except BaseException as error:
             self.error = error
-
-    @property
-    def numbers(self):
-        return [int(message.value) for message in self.seen]
 
     @property
     def partitions(self):
@@ -76,6 +64,27 @@ class Running:
     def join(self):
         self.thread.join(30)
         assert not self.thread.is_alive()
+
+
+class Running(InThread):
+    """The messages it has handled, in order.
+
+    `act(message)` is called before a message counts as handled; it may raise or wait.
+    """
+
+    def __init__(self, url, act=lambda message: None, queue="flights", **options):
+        super().__init__()
+        self.seen: list = []
+        self.act = act
+        self.consumer = Consumer(queue, each=self.each, url=url, **options)
+
+    def each(self, message):
+        self.act(message)
+        self.seen.append(message)
+
+    @property
+    def numbers(self):
+        return [int(message.value) for message in self.seen]
 
 
 @pytest.fixture

@@ -1,6 +1,5 @@
 """The plain consumer on a real queue: everything once, in order, whoever comes and goes."""
 
-import threading
 import time
 from collections import defaultdict
 
@@ -11,64 +10,23 @@ from counterpoise.consumer import Consumer
 from counterpoise.errors import FlowGone, QueueNotFound
 from counterpoise.logs import LogError
 from counterpoise.publisher import Publisher
+from tests.counterpoise.consumer.conftest import InThread
 from tests.service import eventually
 
 
-@pytest.fixture
-def client(service):
-    with Client(service.url) as client:
-        client.create_queue("flights", 4, rebalance_delay=0, max_handoff_time=5)
-        yield client
-
-
-@pytest.fixture
-def publish(service, client):
-    def publish_numbers(numbers, keys=7):
-        with Publisher("flights", url=service.url) as publisher:
-            for number in numbers:
-                publisher.publish(str(number).encode(), key=f"k{number % keys}")
-
-    return publish_numbers
-
-
-class Running:
-    """A consumer in a thread, and what it has handled: (key, number) in order."""
+class Running(InThread):
+    """What it has handled: (key, number) in order."""
 
     def __init__(self, url, slow_seconds=0.0, **options):
+        super().__init__()
         self.handled: list = []
-        self.error: Exception | None = None
         self.slow_seconds = slow_seconds
         self.consumer = Consumer("flights", self.handle, url=url, **options)
-        self.thread = threading.Thread(target=self.run)
 
     def handle(self, owned, batch):
         time.sleep(self.slow_seconds)
         for message in batch.to_pylist():
             self.handled.append((message["key"], int(message["value"])))
-
-    def run(self):
-        try:
-            self.consumer.run()
-        except Exception as error:
-            self.error = error
-
-    @property
-    def partitions(self):
-        return set(self.consumer.flow.partitions)
-
-    def __enter__(self):
-        self.thread.start()
-        return self
-
-    def __exit__(self, *_):
-        self.stop(now=True)
-
-    def stop(self, now=False):
-        self.consumer.stop(now=now)
-        self.thread.join(30)
-        assert not self.thread.is_alive()
-        if self.error is not None:
-            raise self.error
 
 
 def in_order(*consumers):
