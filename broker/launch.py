@@ -43,6 +43,7 @@ class Exit(IntEnum):
     DATABASE = 5
     MIGRATION = 6
     SERVED = 7
+    NOT_FENCED = 8
 
 
 def serve(**given: object) -> None:
@@ -167,13 +168,14 @@ def _prepare(settings: Settings) -> None:
         _fail(Exit.DATABASE, str(error))
     if settings.auto_migrate:
         _migrated(settings)
-        return
     try:
-        unfit = migrations.unfit(*_urls(settings))
+        unfit = [] if settings.auto_migrate else migrations.unfit(*_urls(settings))
+        if unfit:
+            _fail(Exit.MIGRATION, " ".join(each.why for each in unfit))
+        if restoring.moved(_urls(settings)[0]):
+            _fail(Exit.NOT_FENCED, restoring.NOT_FENCED)
     except migrations.DatabaseUnreachable as error:
         _fail(Exit.DATABASE, f"cannot reach the database: {error}")
-    if unfit:
-        _fail(Exit.MIGRATION, " ".join(each.why for each in unfit))
 
 
 def _migrated(settings: Settings, *, contract: bool = False) -> list[migrations.Step]:

@@ -22,6 +22,10 @@ and would grant the same epochs a second time, to others. So before anybody serv
    positions of those that were lost. What sinks and checkpoints know of the old incarnation is then
    not applied to the new one.
 
+A dump that was restored is noticed (`moved`): its tables are others than those that they were
+copied from. A copy of Postgres' own files, a snapshot of the disk or a standby that took over is
+not; nothing in such a database says that time went back.
+
 All of it is one transaction for each database, the log's first: if the second does not happen,
 the command is repeated, and repeating it does no harm but to raise and end everything again.
 """
@@ -43,6 +47,18 @@ REASON = "restored"
 SERVED_SECONDS = 3
 
 
+NOT_FENCED = (
+    "The tables are a copy of others, restored from a dump or moved to another database: stop "
+    "every replica and run 'counterpoise migrate --after-restore', so that nothing granted since "
+    "the copy counts."
+)
+
+# The cluster, the database, the table: none of it is in a dump.
+_HERE = """concat_ws('/', (SELECT system_identifier FROM pg_control_system()),
+    (SELECT oid FROM pg_database WHERE datname = current_database()),
+    'counterpoise.service'::regclass::oid)"""
+
+
 class StillServed(Exception):
     """A service stamps this database: it has queues of before the restore in memory."""
 
@@ -59,6 +75,22 @@ class Fenced:
     flows: int
     logs: tuple[str, ...]
     ahead: tuple[tuple[str, int], ...]
+
+
+def moved(database_url: str) -> bool:
+    """Whether the tables are a copy that nobody has fenced. Remembers where they are, once. Blocks.
+
+    Raises DatabaseUnreachable. The tables must be there.
+    """
+    with _connected(database_url) as control:
+        row = control.execute(
+            f"SELECT home, home IS NOT DISTINCT FROM {_HERE} FROM counterpoise.service"
+        ).fetchone()
+        assert row is not None
+        home, here = row
+        if home is None:
+            control.execute(f"UPDATE counterpoise.service SET home = {_HERE} WHERE home IS NULL")
+        return home is not None and not here
 
 
 def fence(
@@ -181,5 +213,6 @@ def _fence(
     for queue, name, number, position in control.execute(_POSITIONS).fetchall():
         if position > ends.get((name, number), 0):
             ahead[str(queue)] = ahead.get(str(queue), 0) + 1
+    control.execute(f"UPDATE counterpoise.service SET home = {_HERE}")
     control.commit()
     return Fenced(floor - 1, queues, partitions, flows, tuple(logs), tuple(sorted(ahead.items())))

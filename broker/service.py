@@ -9,7 +9,7 @@ from uuid import uuid4
 import structlog
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
-from broker import migrations, views
+from broker import migrations, restoring, views
 from broker.alarms import Alarms, SchedulerAlarms
 from broker.core.errors import BrokerError
 from broker.flow_calls import FlowCalls
@@ -111,9 +111,12 @@ class Broker(QueueCalls, FlowCalls):
         if self._fit_until < monotonic():
             try:
                 unfit = await asyncio.to_thread(migrations.unfit, self._url, self._log_url)
+                moved = not unfit and await asyncio.to_thread(restoring.moved, self._url)
             except migrations.DatabaseUnreachable as error:
                 return views.ReadyCheck(False, False, f"The database cannot be reached: {error}")
             if unfit:
                 return views.ReadyCheck(True, False, " ".join(each.why for each in unfit))
+            if moved:
+                return views.ReadyCheck(True, False, restoring.NOT_FENCED)
             self._fit_until = monotonic() + FIT_SECONDS
         return views.ReadyCheck(True, True)

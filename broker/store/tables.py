@@ -147,6 +147,8 @@ service = Table(
     Column("id", SmallInteger, primary_key=True, autoincrement=False),
     Column("stamped_at", Double),
     Column("gap_seconds", Double, nullable=False),
+    # Where these tables are (`broker.restoring.moved`).
+    Column("home", Text),
 )
 
 outages = Table(

@@ -8,6 +8,7 @@ import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
+import httpx
 import psycopg
 import pytest
 
@@ -93,6 +94,10 @@ def release_revoked(client: Client, flow: Bound, position: str) -> None:
     client.send(calls.release("orders", flow.flow_id, flow.flow_token, items))
 
 
+def ready(service: Service) -> int:
+    return httpx.get(f"{service.url}/readyz").status_code
+
+
 def epochs(client: Client) -> dict[int, int]:
     return {each.partition: each.epoch for each in client.partitions("orders")}
 
@@ -108,6 +113,7 @@ def test_what_was_granted_after_the_backup_is_fenced(migrated_url: str, tmp_path
         eventually(lambda: client.rebalance_status("orders").status == "Rebalancing")
         with Publisher("orders", url=service.url) as publisher:
             publisher.publish(b"before", key="a")
+        assert ready(service) == 200
         database.dump()
         incarnation = database.incarnation()
 
@@ -134,11 +140,17 @@ def test_what_was_granted_after_the_backup_is_fenced(migrated_url: str, tmp_path
         # The same backup twice: what was granted in between is fenced as well.
         database.restore()
         assert database.incarnation() == incarnation
+        refused = run(["serve", "--port", "0", "--database-url", database.url])
+        assert refused.returncode == Exit.NOT_FENCED
+        assert "migrate --after-restore" in refused.stderr
+        with serving(database.url) as (service, _):
+            assert ready(service) == 503
         said = database.fence()
         assert "2 flows ended" in said
         assert "logs with a new incarnation: orders" in said
         incarnations.append(database.incarnation())
         with serving(database.url) as (service, client):
+            assert ready(service) == 200
             assert client.rebalance_status("orders").status == "Ready"
             known = {each.partition: each for each in client.partitions("orders")}
             assert all(known[n].epoch > epoch for past in granted for n, epoch in past.items())
