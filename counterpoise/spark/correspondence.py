@@ -47,7 +47,7 @@ class Speaker(Protocol):
 
 
 class Correspondent:
-    """Begins with a clean channel: what was said to a query before is not for this one."""
+    """Hears and speaks for one source, by the channel that is this source's own."""
 
     def __init__(self, channel: Channel, speaker: Speaker) -> None:
         self._channel = channel
@@ -57,7 +57,7 @@ class Correspondent:
         self._held: tuple[object, ...] = ()
         self._said: Json | None = None
         self._said_at = 0.0
-        self._failed = False
+        self._failed: set[tuple[Callable[[], None], type[Exception]]] = set()
         self._drained = False
         self._ended = False
         self._hearing = threading.Lock()
@@ -65,14 +65,13 @@ class Correspondent:
 
     def start(self) -> None:
         """Begin to listen and to speak."""
-        self._channel.clear()
         self._thread.start()
 
     def close(self) -> None:
         """Say no more, and take back what was said: nothing of it is true any longer."""
         self._closed.set()
         self._thread.join(1.0)
-        self._channel.drop("view", "drain", "done")
+        self._channel.drop("view", "plan", "ready", "drain", "done")
 
     def wait_ended(self, timeout_seconds: float) -> None:
         """Wait until the driver has told all it will tell of this query, in about that time."""
@@ -91,10 +90,11 @@ class Correspondent:
     def _guarded(self, act: Callable[[], None]) -> None:
         try:
             act()
-        except Exception:
-            if not self._failed:
+        except Exception as error:
+            # Each kind once: it is tried again twenty times a second.
+            if (act, type(error)) not in self._failed:
                 logger.exception("counterpoise: the channel to the driver fails")
-            self._failed = True
+            self._failed.add((act, type(error)))
 
     def _hear_done(self) -> None:
         with self._hearing:

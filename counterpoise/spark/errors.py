@@ -1,7 +1,7 @@
 """What ends a query: each says what is wrong and what to do about it.
 
-Nothing transient is here. A service or a log that is away shows in the query's progress and in the
-log of the application, and the query goes on as soon as it is back.
+Nothing transient is here but `Unforeseen`. A service or a log that is away shows in the query's
+progress and in the log of the application, and the query goes on as soon as it is back.
 """
 
 from counterpoise.errors import CounterpoiseError
@@ -47,6 +47,12 @@ class Trimmed(SourceError):
     """What a micro-batch was to read has been trimmed: read by a later owner, or gone unread."""
 
     code = "trimmed"
+
+
+class Unforeseen(SourceError):
+    """Something failed in a way that the source does not know: a defect. It is tried again."""
+
+    code = "unforeseen"
 
 
 class AheadOfLog(SourceError):

@@ -8,6 +8,7 @@ longer than a call waits would never be read.)
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -20,10 +21,12 @@ from counterpoise.logs import (
     LogAccessRefused,
 )
 from counterpoise.spark.door import LogDoor
-from counterpoise.spark.errors import AheadOfLog
+from counterpoise.spark.errors import AheadOfLog, Unforeseen
 from counterpoise.spark.planning import Answer, Question, answer_to
 from counterpoise.spark.warmup.floor import EARLIEST, Floor, find_floor
 from counterpoise.spark.warmup.history import earliest
+
+logger = logging.getLogger("counterpoise.spark")
 
 _FIRST_PAUSE_SECONDS = 0.1
 _LONGEST_PAUSE_SECONDS = 2.0
@@ -136,6 +139,10 @@ class LogProbe:
             fatal = reason
         except CounterpoiseError as reason:
             error = reason
+        except Exception as reason:  # were the thread to end, the query would idle for ever
+            if not isinstance(self.last_error, Unforeseen):
+                logger.exception("counterpoise: asking the log failed; it is tried again")
+            error = Unforeseen(f"asking the log failed: {reason!r}")
         with self._changed:
             self._fatal, self.last_error = fatal, error or fatal
             if error is not None:

@@ -1,7 +1,9 @@
 """Telling the service what is done, beside the thread that Spark waits for.
 
 What there is to tell is worked out anew each time from the progress and the view (level-triggered):
-a call that failed, or whose answer was lost, is simply made again with what is true by then.
+a call that failed, or whose answer was lost, is simply made again with what is true by then. So it
+is with what fails in a way that nobody has foreseen: were the thread to end, nothing would be
+committed or released any more while the query goes on as if all were well.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ from typing import Protocol
 from counterpoise.errors import CounterpoiseError
 from counterpoise.flow.core import FLOW_GONE
 from counterpoise.flow.view import Owned
+from counterpoise.spark.errors import Unforeseen
 from counterpoise.spark.progress import Progress, Todo
 from counterpoise.wire import CommitItem, ReleaseItem
 
@@ -92,15 +95,14 @@ class Settler:
         self._closed.set()
         self._wake.set()
         self._thread.join(timeout_seconds)
-        with self._lock:
-            todo = self._due(parting=True)
         try:
-            self._tell(todo, timeout_seconds)
-        except CounterpoiseError as error:
+            self._settle(True, timeout_seconds)
+        except Exception as error:
             logger.warning(
                 "counterpoise: the last positions could not be committed (%s); "
                 "what they cover will be read again",
                 error,
+                exc_info=None if isinstance(error, CounterpoiseError) else error,
             )
 
     def _run(self) -> None:
@@ -108,21 +110,29 @@ class Settler:
         while not self._closed.is_set():
             self._wake.wait(_LOOK_AGAIN_SECONDS)
             self._wake.clear()
-            if self._closed.is_set() or self._flow.status != "bound":
-                continue
-            with self._lock:
-                todo = self._due(parting=self._hand_over_all)
             try:
-                self._tell(todo, _CALL_SECONDS)
+                if self._closed.is_set() or self._flow.status != "bound":
+                    continue
+                self._settle(self._hand_over_all, _CALL_SECONDS)
                 self._beside()
                 self.last_error = None
                 failures = 0
+                continue
             except CounterpoiseError as error:
                 self.last_error = error
-                pause = min(_LONGEST_PAUSE_SECONDS, _FIRST_PAUSE_SECONDS * 2**failures)
-                failures = min(failures + 1, 10)
-                self._closed.wait(pause)
-                self._wake.set()
+            except Exception as error:
+                if not isinstance(self.last_error, Unforeseen):
+                    logger.exception("counterpoise: telling the service failed; it is tried again")
+                self.last_error = Unforeseen(f"telling the service failed: {error!r}")
+            pause = min(_LONGEST_PAUSE_SECONDS, _FIRST_PAUSE_SECONDS * 2**failures)
+            failures = min(failures + 1, 10)
+            self._closed.wait(pause)
+            self._wake.set()
+
+    def _settle(self, parting: bool, timeout_seconds: float) -> None:
+        with self._lock:
+            todo = self._due(parting)
+        self._tell(todo, timeout_seconds)
 
     def _due(self, parting: bool) -> Todo:
         view, draining = self._flow.partitions, self._flow.draining

@@ -14,6 +14,8 @@ from datetime import UTC, datetime, timedelta
 from counterpoise.logs import Log
 
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+# No log reaches back so far; and a calendar has an end, so that not every time can be counted back.
+_LONGEST_SECONDS = 36_500 * 86400
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,19 +34,25 @@ EARLIEST = Floor()
 
 
 def floor_of(text: str) -> Floor:
-    """The floor that an option names. Raises ValueError, saying what it may be."""
+    """The floor that an option names; a time of more than a century is `earliest`.
+
+    Raises ValueError, saying what it may be.
+    """
     lowered = text.strip().lower()
     if lowered == "earliest":
         return EARLIEST
     if lowered == "snapshot":
         return Floor(snapshot=True)
-    found = re.fullmatch(r"([0-9]+)([smhd]?)", lowered, re.ASCII)
+    found = re.fullmatch(r"([0-9]{1,18})([smhd]?)", lowered, re.ASCII)
     if found is None:
         raise ValueError(
             "is earliest, a number of messages (50000), a time (90s, 30m, 2h, 7d) or snapshot"
         )
     number, unit = int(found[1]), found[2]
-    return Floor(seconds=float(number * _UNITS[unit])) if unit else Floor(messages=number)
+    if not unit:
+        return Floor(messages=number)
+    seconds = number * _UNITS[unit]
+    return Floor(seconds=float(seconds)) if seconds <= _LONGEST_SECONDS else EARLIEST
 
 
 def find_floor(

@@ -29,7 +29,6 @@ class Talk:
     def __init__(self, log: PostgresLog, url: str, home: Path) -> None:
         self.flow = FlowDouble(Queue.of(4), threading.Event(), url)
         self.driver = Channel(home, "me")
-        self.driver.put("drain", {"timeout_seconds": 0})  # said to the query before this one
         self.alone = True
         self.consumption = Consumption(
             SourceOptions("flights"),
@@ -221,3 +220,17 @@ def test_a_channel_that_cannot_be_used_costs_the_query_nothing(
     until(lambda: "the channel to the driver fails" in caplog.text)
     talk.consumption.next_offset(first, None)
     until(lambda: talk.position() == "1")
+
+
+def test_each_way_in_which_the_channel_fails_is_logged_once(
+    talk: Talk, caplog: pytest.LogCaptureFixture
+) -> None:
+    talk.driver.put("ready", {"partitions": "none"})
+    until(lambda: "'str' object has no attribute 'items'" in caplog.text)
+    talk.driver.put("ready", {"partitions": {"0": {}}})
+    until(lambda: "KeyError: 'epoch'" in caplog.text)
+    talk.driver.put("ready", {"partitions": {"1": {}}})
+    talk.driver.put("done", {"offset": {"partitions": 0}, "ended": True})
+    talk.driver.put("drain", {"timeout_seconds": "soon"})
+    until(lambda: "could not convert string to float" in caplog.text)
+    assert caplog.text.count("KeyError: 'epoch'") == 1

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import threading
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 
 import pytest
 
@@ -47,10 +49,14 @@ def log() -> SlowLog:
 
 @pytest.fixture
 def probe(log: SlowLog) -> LogProbe:
+    return probe_of(log)
+
+
+def probe_of(log: Log, clock: Callable[[], float] = time.monotonic) -> LogProbe:
     def opener(name: str, access: str | None) -> Log:
         return log
 
-    probe = LogProbe(LogDoor(Access(), None, opener))
+    probe = LogProbe(LogDoor(Access(), None, opener), clock)
     probe.start()
     return probe
 
@@ -83,4 +89,37 @@ def test_an_answer_to_another_question_is_not_given(log: SlowLog, probe: LogProb
     until(lambda: probe._answer is not None)
     assert probe.ask(Question({0: "3"}), max_age=0.0, patience=0.01) is None
     log.may_answer.release(10)
+    probe.close()
+
+
+class DefectiveLog(NumberLog):
+    """Fails in a way that nobody has foreseen, while `defective`."""
+
+    def __init__(self) -> None:
+        super().__init__(1)
+        self.defective = True
+
+    def bounds(self, partitions: Sequence[int]) -> Bounds:
+        if self.defective:
+            raise OverflowError("date value out of range")
+        return super().bounds(partitions)
+
+    def close(self) -> None:
+        pass
+
+
+def test_an_error_that_nobody_has_foreseen_is_shown_and_does_not_end_the_thread(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    log = DefectiveLog()
+    log.publish(0, 3)
+    probe = probe_of(log)
+    question = Question({0: "0"})
+    with caplog.at_level(logging.ERROR, "counterpoise.spark"):
+        assert probe.ask(question, max_age=0.0, patience=5.0) is None
+    assert "date value out of range" in str(probe.last_error)
+    assert "Traceback" in caplog.text
+    log.defective = False
+    until(lambda: probe.ask(question, max_age=0.0, patience=0.1) is not None)
+    assert probe.last_error is None
     probe.close()

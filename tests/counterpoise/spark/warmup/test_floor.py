@@ -30,7 +30,12 @@ def test_what_an_option_says(text: str, floor: Floor) -> None:
     assert floor_of(text) == floor
 
 
-@pytest.mark.parametrize("text", ["", "latest", "-5", "5 h", "1w", "1.5h"])
+@pytest.mark.parametrize("text", ["999999d", "999999999999999999d", "36501d"])
+def test_a_time_longer_than_any_log_means_all_there_is(text: str) -> None:
+    assert floor_of(text) == EARLIEST
+
+
+@pytest.mark.parametrize("text", ["", "latest", "-5", "5 h", "1w", "1.5h", "9" * 5000 + "d"])
 def test_what_no_option_may_say(text: str) -> None:
     with pytest.raises(ValueError, match="earliest, a number"):
         floor_of(text)
@@ -62,3 +67,8 @@ def test_a_time_is_found_in_the_log(log: PostgresLog, hours: float, found: str) 
     log.append(AppendBatch("p", 0, 4, [0] * 10, messages))
     floor = Floor(seconds=hours * 3600)
     assert find_floor(floor, log, 0, "0", "10", lambda: NOON) == found
+
+
+def test_the_longest_time_that_is_taken_as_one_is_found(log: PostgresLog) -> None:
+    log.append(AppendBatch("p", 0, 4, [0], [Message(b"x")]))
+    assert find_floor(floor_of("36500d"), log, 0, "0", "1") == "0"
