@@ -64,6 +64,8 @@ class Lane:
     in_hand: int = 0
     # Whether there was more in the log when it was read last.
     more: bool = False
+    # How often what was read ahead was dropped: a piece taken before is not put back.
+    drops: int = 0
     queued: bool = False
     failure: Failure | None = None
     not_before: float = 0.0
@@ -90,13 +92,15 @@ class Lane:
         """Forget what was read ahead; it can be read again."""
         self.waiting.clear()
         self.waiting_messages = self.waiting_bytes = 0
+        self.drops += 1
         self.more = False
         self.read_to = self.position
 
 
 @dataclass(frozen=True)
 class Piece:
-    """What a worker has in hand: some messages of a lane."""
+    """What a worker has in hand: some messages of a lane, taken when it had so many `drops`."""
 
     lane: Lane
     chunk: Chunk
+    drops: int

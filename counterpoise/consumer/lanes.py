@@ -11,7 +11,9 @@ in this order:
    message was handled. That holds for the *partition*: a grant that follows another of the same
    partition waits until the hands are off the earlier one.
 2. **What is handled is a prefix.** A piece that is left in the middle (it failed, its turn was
-   over, the partition was revoked) goes back to the front of its lane from `position` on.
+   over, the partition was revoked) goes back to the front of its lane from `position` on. If the
+   lane has let go of what waited meanwhile, it is to be read again from `position`: then neither
+   a piece taken before that goes back, nor is added what was being read.
 3. **Lanes know nothing of each other.** Those with something to do stand in a line; a worker
    takes the first, and puts it back at the end when its turn is over. A lane that fails waits by
    itself, in the time its policy gives it.
@@ -157,10 +159,16 @@ class Lanes:
                 if commit:
                     self._wake_settler()
 
-    def add(self, lane: Lane, chunks: Iterable[Chunk], read_to: str, *, more: bool) -> None:
-        """What was read from `lane.read_to` up to `read_to`."""
+    def add(
+        self, lane: Lane, start: str, chunks: Iterable[Chunk], read_to: str, *, more: bool
+    ) -> None:
+        """What was read from `start`, which was `lane.read_to` then, up to `read_to`.
+
+        If the lane has let go of what waited since, there is a hole before `start`: it is read
+        again from where the lane is now.
+        """
         with self._changed:
-            if lane.stopping or lane.quarantined:
+            if lane.stopping or lane.quarantined or lane.read_to != start:
                 return
             for chunk in chunks:
                 lane.waiting.append(chunk)
@@ -221,7 +229,7 @@ class Lanes:
         self._busy.add(lane.partition)
         if lane.more and self._wants(lane.partition):
             self._wake_reader()
-        return Piece(lane, chunk)
+        return Piece(lane, chunk, lane.drops)
 
     def _count(self, lane: Lane, chunk: Chunk, sign: int) -> None:
         lane.waiting_messages += sign * chunk.batch.num_rows
@@ -241,13 +249,13 @@ class Lanes:
             self._busy.discard(lane.partition)
             self.handled += handled
             self._uncommitted += handled
-            if not lane.stopping and not lane.quarantined and handled < rows:
+            if lane.stopping or lane.quarantined:
+                lane.drop_waiting()
+            elif handled < rows and piece.drops == lane.drops:  # else it is read again
                 rest = piece.chunk if handled == 0 else piece.chunk.split(handled)[1]
                 for chunk in reversed(rest.one_by_one() if split else [rest]):
                     lane.waiting.appendleft(chunk)
                     self._count(lane, chunk, 1)
-            elif lane.stopping or lane.quarantined:
-                lane.drop_waiting()
             current = self._lanes.get(lane.partition)
             if current is not None:
                 self._stand(current)
@@ -257,13 +265,16 @@ class Lanes:
             self._changed.notify_all()
 
     def quarantine(self, lane: Lane) -> None:
-        """Begin no message of the lane any more, but keep it."""
+        """Begin no message of the lane any more, but keep it. For whoever has it in hand."""
         with self._changed:
             lane.quarantined = True
             lane.drop_waiting()
 
     def resume_lane(self, partition: int) -> bool:
-        """Work on a quarantined partition again, from its position; False if it is not one."""
+        """Work on a quarantined partition again, from its position; False if it is not one.
+
+        The hand that put it in quarantine may still be on it, and the reader amid a read of it.
+        """
         with self._changed:
             lane = self._lanes.get(partition)
             if lane is None or not lane.quarantined:

@@ -125,7 +125,7 @@ class Reader:
                 )
                 raise
             return False
-        self._lanes.add(lane, chunks, reached, more=reached != end)
+        self._lanes.add(lane, start, chunks, reached, more=reached != end)
         return True
 
     def _is_ours(self, lane: Lane) -> bool:

@@ -68,8 +68,12 @@ def fill(lanes, most=10**9):
         start = int(lane.read_to)
         count = min(most, lanes.room(lane)[0])
         if count:
-            end = start + count
-            lanes.add(lane, [chunk_of(lane.partition, start, end)], str(end), more=True)
+            read(lanes, lane, start, start + count)
+
+
+def read(lanes, lane, start, end):
+    """What a reader that began at `start` brings."""
+    lanes.add(lane, str(start), [chunk_of(lane.partition, start, end)], str(end), more=True)
 
 
 def handle(piece, count=None):
@@ -192,6 +196,49 @@ def test_a_quarantined_lane_keeps_its_position_and_can_be_resumed():
     assert lanes.take(5, 0).chunk.start == "2"
 
 
+def rest_of(lanes):
+    """The positions that workers are given from now on."""
+    given = []
+    while (piece := lanes.take(3, 0)) is not None:
+        given += [int(one) for one in piece.chunk.batch.column("position").to_pylist()]
+        lanes.put_back(piece, handle(piece))
+    return given
+
+
+def test_what_was_being_read_when_a_lane_was_quarantined_is_not_added_behind_a_hole():
+    lanes = make(View(0))
+    fill(lanes)
+    piece = lanes.take(10, 0)
+    lane, start = piece.lane, int(piece.lane.read_to)
+    assert start == 10
+    # The log is being read from 10 on: meanwhile this happens.
+    done = handle(piece, 4)
+    lanes.quarantine(lane)
+    lanes.put_back(piece, done)
+    assert lanes.resume_lane(0)
+    read(lanes, lane, start, 15)
+    assert rest_of(lanes) == []
+    fill(lanes)
+    assert rest_of(lanes) == list(range(4, 14))
+
+
+@pytest.mark.parametrize("read_meanwhile", [False, True])
+def test_a_lane_can_be_resumed_before_the_hand_is_off(read_meanwhile):
+    """As `on_quarantined` does, or somebody who sees it in `status`."""
+    lanes = make(View(0))
+    fill(lanes)
+    piece = lanes.take(5, 0)
+    done = handle(piece, 2)
+    lanes.quarantine(piece.lane)
+    assert lanes.resume_lane(0)
+    if read_meanwhile:
+        fill(lanes)
+        assert lanes.take(5, 0) is None
+    lanes.put_back(piece, done)
+    fill(lanes)
+    assert rest_of(lanes) == list(range(2, 12))
+
+
 def test_a_retiring_lane_that_is_taken_back_is_read_on():
     view = View(0)
     lanes = make(view)
@@ -210,8 +257,8 @@ def test_a_retiring_lane_that_is_taken_back_is_read_on():
 def test_a_stretch_without_messages_is_passed():
     lanes = make(View(0, 1))
     idle, other = lanes.snapshot()
-    lanes.add(idle, [], "7", more=False)
-    lanes.add(other, [chunk_of(1, 0, 3)], "9", more=False)
+    lanes.add(idle, "0", [], "7", more=False)
+    lanes.add(other, "0", [chunk_of(1, 0, 3)], "9", more=False)
     assert (idle.position, idle.read_to) == ("7", "7")
     piece = lanes.take(None, 0)
     lanes.put_back(piece, handle(piece))
@@ -234,7 +281,7 @@ def test_nothing_is_begun_while_paused_or_after_the_end():
 
 @pytest.mark.parametrize("seed", range(6))
 def test_whatever_happens_each_partition_is_handled_in_order_once_per_epoch(seed):
-    """Workers, a reader, and ownership that comes, goes, is revoked and granted anew."""
+    """Workers, a reader, quarantines that are soon ended, and ownership that comes and goes."""
     rng = random.Random(seed)
     view = View(*range(4))
     lanes = make(view, max_messages=8)
@@ -261,6 +308,10 @@ def test_whatever_happens_each_partition_is_handled_in_order_once_per_epoch(seed
                 done += 1
             if rng.random() < 0.3:
                 ended.wait(0.0005)
+            if rng.random() < 0.1 and done < len(positions):
+                lanes.quarantine(piece.lane)
+                if rng.random() < 0.5:
+                    lanes.resume_lane(piece.lane.partition)
             hands[piece.lane.partition].release()
             lanes.put_back(piece, done, split=rng.random() < 0.1)
 
@@ -274,6 +325,7 @@ def test_whatever_happens_each_partition_is_handled_in_order_once_per_epoch(seed
         until = time.monotonic() + 20
         while lanes.handled < 500 and time.monotonic() < until:
             fill(lanes, most=rng.randint(1, 8))
+            lanes.resume_lane(rng.randrange(4))
             for lane in lanes.snapshot():
                 if lane.waiting_messages + lane.in_hand > 16:
                     wrong.append(f"{lane.waiting_messages} wait, {lane.in_hand} are in hand")

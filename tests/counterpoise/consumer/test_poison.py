@@ -113,6 +113,20 @@ def test_quarantine_stops_one_partition_until_somebody_tries_again(
     assert in_order(one)
 
 
+def test_a_quarantine_can_be_ended_by_its_own_alarm(running, publish):
+    publish(range(60))
+    told = []
+
+    def resume(number, failure):
+        told.append(one.consumer.resume(number))
+
+    with running(Picky(times=2), on_poison="quarantine", on_quarantined=resume) as one:
+        eventually(lambda: len(set(one.numbers)) == 60)
+    assert told == [True, True]
+    assert sorted(one.numbers) == list(range(60))
+    assert in_order(one)
+
+
 def test_a_quarantined_partition_is_handed_over_at_its_poison(client, running, publish):
     publish(range(60))
     with running(Picky(), on_poison="quarantine") as one:
