@@ -50,6 +50,10 @@ _ACCESS_FORMS: Mapping[Kind, str] = {
     "redis": "redis://user:password@host:port",
     "kafka": "kafka://user:password@host:port",
 }
+_ENCODE = "percent-encode special characters of the password (@ is %40, / is %2F, # is %23)"
+# A host and port as Postgres's driver takes it; the host may be empty or an address in brackets.
+_HOST = re.compile(r"(?:\[[^][@]+\]|[^][:@]*)(?::[0-9]*)?")
+_SETTING = re.compile(r"[a-z._]+")
 # What a secret is called in the query strings of usual clients.
 _SECRET = re.compile(r"pass|pwd|secret|token|credential|user|auth|key|sasl", re.IGNORECASE)
 
@@ -138,9 +142,13 @@ def check_access(address: LogAddress, url: str) -> None:
             f"{_ACCESS_FORMS[address.kind]}"
         )
     if kind == "builtin":
+        _refuse_misread(url)
         return
     parts = _split(url)
-    _hosts(parts, kind)
+    if len(_hosts(parts, kind)) > 1 and kind == "redis":
+        raise LogError("an access to Redis has one host")
+    if parts.fragment:
+        raise LogError(f"this access has a '#': {_ENCODE}")
     database, name = _place(parts, kind)
     if name not in (None, address.name) or database not in (None, address.database):
         raise LogError(
@@ -169,6 +177,29 @@ def environment_access(log: str) -> str | None:
     """The access to this log in the environment's COUNTERPOISE_LOG_URL, None without one."""
     urls = os.environ.get(ENVIRONMENT, "")
     return fitting(log, urls) if urls and kind_of(log) is not None else None
+
+
+def setting(name: str) -> str:
+    """How messages name a setting that an access should not have.
+
+    What cannot be the name of one may be the end of a password with a `?` in it.
+    """
+    return f"setting {name!r}" if _SETTING.fullmatch(name) else "such setting"
+
+
+def _refuse_misread(url: str) -> None:
+    """Raises LogError if Postgres's driver would take a piece of the password for something else.
+
+    It ends the user and password at the first `@`, and looks for that before the first `/`. What it
+    took for host and port it quotes when it cannot connect.
+    """
+    authority, _, rest = url.partition("://")[2].partition("/")
+    _, found, after = authority.partition("@")
+    hosts = (after if found else authority).partition("?")[0].split(",")
+    if "@" in rest.partition("?")[0] or not all(map(_HOST.fullmatch, hosts)):
+        raise LogError(
+            f"the access to the built-in log looks like {_ACCESS_FORMS['builtin']}: {_ENCODE}"
+        )
 
 
 def _fits(address: LogAddress, url: str) -> bool:

@@ -19,15 +19,14 @@ import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from counterpoise.logs.address import LogAddress
+from counterpoise.logs.address import LogAddress, setting
 from counterpoise.logs.errors import LogAccessRefused, LogError, LogUnavailable
 
 T = TypeVar("T")
 
 _CONNECT_SECONDS = 10.0
 _TLS_OPTIONS = ("ssl_ca_certs", "ssl_cert_reqs", "ssl_certfile", "ssl_keyfile")
-# What passes by itself or by what an operator does, and what to say of it. Errors inside a script
-# carry these words somewhere in the text.
+# What passes by itself or by what an operator does, and what to say of it.
 _PASSING: Mapping[str, str] = {
     "OOM": "it has reached its maxmemory and takes no messages before some are trimmed",
     "READONLY": "it is a replica and takes no messages",
@@ -41,6 +40,18 @@ _PASSING: Mapping[str, str] = {
     "BUSY": "it is busy with another script",
     "max number of clients": "it has too many clients (maxclients)",
 }
+# The client takes these codes off the text and says them by the error's type. A subclass comes
+# before its base.
+_PASSING_TYPES: Mapping[type[Exception], str] = {
+    redis.exceptions.OutOfMemoryError: "OOM",
+    redis.exceptions.ReadOnlyError: "READONLY",
+    redis.exceptions.BusyLoadingError: "LOADING",
+    redis.exceptions.MasterDownError: "MASTERDOWN",
+    redis.exceptions.ClusterDownError: "CLUSTERDOWN",
+    redis.exceptions.TryAgainError: "TRYAGAIN",
+    redis.exceptions.AskError: "ASK",
+}
+# The others are in the text, and so are all of what failed inside a script of a server before 7.
 _PASSING_WORD = re.compile(r"(?:^|[\s-])(" + "|".join(_PASSING) + r")\b")
 # Inside scripts, servers before 7 say it without a code.
 _REFUSED_WORD = re.compile(
@@ -145,9 +156,9 @@ class RedisConnection:
                 f"the Redis at {self.where} refused the credentials or lacks some (user and "
                 f"password belong to COUNTERPOISE_LOG_URL or logUrl): {message}"
             )
-        word = _PASSING_WORD.search(message)
-        if word is not None or isinstance(error, redis.exceptions.BusyLoadingError):
-            why = _PASSING[word.group(1)] if word is not None else _PASSING["LOADING"]
+        passing = _passing(error)
+        if passing is not None:
+            why = _PASSING[passing]
             return LogUnavailable(f"the Redis at {self.where} cannot do that now: {why}")
         if isinstance(error, redis.exceptions.TimeoutError):
             seconds = self._options["socket_timeout"]
@@ -155,6 +166,15 @@ class RedisConnection:
         if isinstance(error, redis.exceptions.ConnectionError):
             return LogUnavailable(f"the Redis at {self.where} cannot be reached: {message}")
         return LogError(f"the Redis at {self.where} failed: {message}")
+
+
+def _passing(error: Exception) -> str | None:
+    """Which of what passes (the keys of _PASSING) this error is, None for others."""
+    for kind, code in _PASSING_TYPES.items():
+        if isinstance(error, kind):
+            return code
+    word = _PASSING_WORD.search(str(error))
+    return word.group(1) if word is not None else None
 
 
 def _refused(error: Exception) -> bool:
@@ -188,7 +208,7 @@ def _options(address: LogAddress, access: str | None, timeout_seconds: float) ->
         for name, value in parse_qsl(parts.query, keep_blank_values=True):
             if name not in _TLS_OPTIONS:
                 raise LogError(
-                    f"access to Redis has no setting {name!r}; there are {', '.join(_TLS_OPTIONS)}"
+                    f"access to Redis has no {setting(name)}; there are {', '.join(_TLS_OPTIONS)}"
                 )
             options[name] = value
     if secure:

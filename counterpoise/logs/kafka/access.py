@@ -16,6 +16,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from urllib.parse import parse_qsl, unquote, urlsplit
 
+from counterpoise.logs.address import setting
 from counterpoise.logs.errors import LogError
 
 PROPERTIES = frozenset(
@@ -94,9 +95,9 @@ def parse_access(log: str, access: str | None) -> Access:
         name = _ALIASES.get(name, name)
         if name not in PROPERTIES:
             near = difflib.get_close_matches(name, PROPERTIES, 1)
-            hint = f"; did you mean {near[0]}?" if near else ""
+            hint = f"; did you mean {near[0]}?" if near else "."
             raise LogError(
-                f"an access to Kafka takes no setting {name!r}{hint} It takes "
+                f"an access to Kafka takes no {setting(name)}{hint} It takes "
                 f"{', '.join(sorted(PROPERTIES))}"
             )
         properties[name] = value

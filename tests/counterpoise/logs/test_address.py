@@ -107,6 +107,16 @@ def test_the_environment_is_asked_for_known_kinds_only(monkeypatch):
         ("redis://host/0/q", "redis://u:hunter2@host?color=hunter2"),
         ("redis://host/0/q", "redis://u:hunter2@host?ssl_ca_certs=hunter2"),
         ("redis://host/0/q", "redis://u:hunter2@host:port"),
+        ("redis://host/0/q", "redis://u:hunter2@host,host:6380"),
+        ("redis://host/0/q", "redis://u:12?hunter2@host"),
+        ("redis://host/0/q", "redis://u:12#hunter2@host"),
+        ("kafka://host/q", "kafka://u:12?hunter2@host"),
+        ("kafka://host/q", "kafka://u:12#hunter2@host"),
+        ("builtin:q", "postgresql://u:hunt@hunter2@host/db"),
+        ("builtin:q", "postgresql://u:hunt@hunter2@host?sslmode=require"),
+        ("builtin:q", "postgresql://u:hunter2/rest@host:5432/db"),
+        ("builtin:q", "postgresql://u:12/hunter2@host:5432/db"),
+        ("builtin:q", "postgresql://u:pw@host:hunter2/db"),
     ],
 )
 def test_an_access_that_does_not_fit_is_refused_without_showing_it(log, access):
@@ -114,6 +124,34 @@ def test_an_access_that_does_not_fit_is_refused_without_showing_it(log, access):
         open_log(log, access)
     assert "hunter2" not in str(refusal.value)
     assert "hunter2" not in repr(refusal.value.__cause__)
+
+
+@pytest.mark.parametrize("password", ["a@b", "a/b", "1/b"])
+def test_a_password_that_a_url_cannot_hold_is_refused_with_what_to_do(password):
+    with pytest.raises(LogError, match="percent-encode"):
+        open_log("builtin:q", f"postgresql://u:{password}@host:5432/db")
+
+
+def test_an_access_to_redis_has_one_host():
+    with pytest.raises(LogError, match="has one host"):
+        open_log("redis://a/0/q", "redis://u:p@a:6379,b:6379")
+
+
+@pytest.mark.parametrize(
+    "access",
+    [
+        "postgresql:///db?host=/run/postgresql",
+        "postgresql://u@/db?host=/run/postgresql",
+        "postgresql://u:p%40ss@%2Frun%2Fpostgresql/db",
+        "postgresql://u:p@a:1,b:2/db?target_session_attrs=read-write",
+        "postgresql://u:p@[::1]:5432/db",
+        "postgresql://u:p?#s@host/db",
+        "postgresql://host/?user=u@domain&password=p@ss",
+        "postgres://host",
+    ],
+)
+def test_usual_accesses_to_the_builtin_log_are_taken(access):
+    open_log("builtin:q", access)
 
 
 def test_a_log_shows_no_credentials():
