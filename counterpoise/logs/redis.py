@@ -48,12 +48,13 @@ _FIT = Script(scripts.FIT)
 
 
 class _Chunk(NamedTuple):
-    """A partition's state, and the end of the next chunk to read."""
+    """A partition's state, the end of the next chunk to read, and where its first message is."""
 
     following: int
     first: int
     discarded: int
     end: int
+    there: int
 
 
 class RedisLog(RedisUpkeep):
@@ -124,10 +125,11 @@ class RedisLog(RedisUpkeep):
             if position < chunk.discarded:
                 position = chunk.discarded
                 continue
-            if position < chunk.first:
-                raise PositionTrimmed(partition, str(position), str(chunk.first))
             if position == chunk.following:
                 return
+            if position < chunk.there:
+                # Trimmed, or lost by the server.
+                raise PositionTrimmed(partition, str(position), str(chunk.there))
             entries = contiguous_from(position, self._entries(partition, position, chunk.end))
             if entries:
                 yield record_batch(partition, position, entries)

@@ -11,15 +11,17 @@ All keys of the log NAME have one hash tag, so they are on one node of a cluster
     counterpoise:{NAME}:stream:P        stream the messages of partition P
     counterpoise:{NAME}:publisher:ID    string "incarnation last_sequence", expires
 
-`next` is the position that the next message gets, `first` the first one that can be read,
+`next` is the position that the next message gets, `first` where those begin that can be read,
 `discarded` up to where messages were discarded, `bytes` how many bytes of values were ever
 appended, `latest` the latest time any of its messages was published.
 
 The message at position p has the id `p-b`, where b - 1 is how many bytes of values lie before it.
-So a position is found without an index, a stream has no holes, and how many bytes a range has is
-the difference of two ids. Its fields are `t` (published, microseconds since 1970), `v` (value), and
-where they are needed `m` (the latest time before it, if later than its own), `k` (key), `h`
-(headers, JSON).
+So a position is found without an index, and how many bytes a range has is the difference of two
+ids. Between `first` and `next` a stream has no holes but where the server lost messages: then
+ENSURE moves `next` on, behind every position that somebody knows. What lies before the hole can
+still be read, and reading the hole itself is an error until every reader is past it (TRIM). A
+message's fields are `t` (published, microseconds since 1970), `v` (value), and where they are
+needed `m` (the latest time before it, if later than its own), `k` (key), `h` (headers, JSON).
 """
 
 from __future__ import annotations
@@ -41,6 +43,13 @@ local function keep(key, partition, state)
     redis.call('HSET', key, partition, table.concat({text(state.next), text(state.first),
         text(state.discarded), text(state.bytes),
         state.latest and text(state.latest) or '-'}, ' '))
+end
+-- The first message at this position or behind it: its position, its id's bytes, its fields.
+local function next_message(key, position)
+    local found = redis.call('XRANGE', key, text(position) .. '-0', '+', 'COUNT', 1)
+    if not found[1] then return nil end
+    local at, bytes = string.match(found[1][1], '^(%d+)-(%d+)$')
+    return tonumber(at), tonumber(bytes), found[1][2]
 end
 """
 
@@ -122,17 +131,11 @@ return {'ok', '-1'}
 """
 
 _BYTES = """
-local function before(key, position)
-    local found = redis.call('XRANGE', key, position .. '-0', '+', 'COUNT', 1)
-    if not found[1] then return nil end
-    local at, bytes = string.match(found[1][1], '^(%d+)-(%d+)$')
-    if at ~= position then return nil end
-    return tonumber(bytes) - 1
-end
--- Bytes of values before a position, nil if the message is gone.
+-- Bytes of values before a position, nil if it was trimmed.
 local function bytes_before(key, state, position)
-    if position >= state.next then return state.bytes end
-    return before(key, text(position))
+    if position < state.first then return nil end
+    local at, bytes = next_message(key, position)
+    return at and bytes - 1 or state.bytes
 end
 -- The first end in (start, last] before which there are `most` bytes or more, else `last`.
 local function reaching(key, state, start, last, most)
@@ -159,7 +162,7 @@ end
 
 # KEYS meta, partitions, stream
 # ARGV partition, start, end or '', most messages, most bytes
-# Answers next, first, discarded, and the end of a chunk from start
+# Answers next, first, discarded, the end of a chunk from start, and the first message from start on
 PLAN = (
     _STATE
     + _BYTES
@@ -171,7 +174,8 @@ last = math.min(last, state.next, start + tonumber(ARGV[4]))
 if start >= state.first and start < last then
     last = reaching(KEYS[3], state, start, last, tonumber(ARGV[5]))
 end
-return {'ok', text(state.next), text(state.first), text(state.discarded), text(last)}
+local there = next_message(KEYS[3], math.max(start, state.first)) or state.next
+return {'ok', text(state.next), text(state.first), text(state.discarded), text(last), text(there)}
 """
 )
 
@@ -223,6 +227,8 @@ TRIM = (
     + """
 local state = state_of(KEYS[1], ARGV[1])
 local below = math.min(tonumber(ARGV[2]), state.next)
+-- Where messages were lost, those that can be read begin behind that.
+if below >= state.first then below = next_message(KEYS[2], below) or state.next end
 if below > state.first then
     state.first = below
     keep(KEYS[1], ARGV[1], state)
@@ -256,8 +262,8 @@ end
 local behind = 0
 for i = 6, #ARGV, 2 do
     local at, state = tonumber(ARGV[i + 1]), state_of(KEYS[2], ARGV[i])
-    if state.next < at then
-        state.next, state.first = at, at
+    if state.next < at and at < 9007199254740992 then
+        state.next = at
         keep(KEYS[2], ARGV[i], state)
         behind = behind + 1
     end
@@ -318,16 +324,15 @@ local wanted = tonumber(ARGV[2])
 if state.next <= state.first or not state.latest or state.latest < wanted then
     return {text(state.next), 1}
 end
--- The time of a message, and the latest up to it.
+-- The time of the first message from there on, the latest up to it, and its position.
 local function times(position)
-    local found = redis.call('XRANGE', KEYS[2], text(position) .. '-0', '+', 'COUNT', 1)
-    if not found[1] then return nil end
-    local fields = found[1][2]
+    local there, _, fields = next_message(KEYS[2], position)
+    if not there then return nil end
     local own, latest = tonumber(fields[2]), nil
     for i = 5, #fields, 2 do
         if fields[i] == 'm' then latest = tonumber(fields[i + 1]) end
     end
-    return own, latest or own
+    return own, latest or own, there
 end
 local at = tonumber(ARGV[3])
 if not at or at < state.first then
@@ -342,9 +347,10 @@ if not at or at < state.first then
 end
 for _ = 1, tonumber(ARGV[4]) do
     if at >= state.next then return {text(state.next), 1} end
-    local own = times(at)
-    if own and own >= wanted then return {text(at), 1} end
-    at = at + 1
+    local own, _, there = times(at)
+    if not there then return {text(state.next), 1} end
+    if own >= wanted then return {text(there), 1} end
+    at = there + 1
 end
 return {text(at), 0}
 """

@@ -37,7 +37,7 @@ class RedisUpkeep(NumberedLog):
     """The log's keys and connection, and the calls of `ManagedLog`."""
 
     kind = "a log in Redis"
-    too_large = 10**18  # the id of a stream's entry holds that much
+    too_large = 2**53  # the scripts count exactly up to there
 
     def __init__(self, log: str, access: str | None = None, *, timeout_seconds: float = 30.0):
         """`log` is the queue's, `access` a URL with credentials. Raises LogError for bad ones."""

@@ -2,10 +2,13 @@
 
 import os
 import socket
+import socketserver
 import time
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
+from datetime import UTC, datetime
 from functools import partial
+from threading import Thread
 
 import pytest
 
@@ -13,6 +16,7 @@ from counterpoise.logs import (
     MAX_MESSAGE_BYTES,
     AppendBatch,
     AppendResult,
+    InvalidPosition,
     LogAccessRefused,
     LogError,
     LogNotFound,
@@ -23,6 +27,7 @@ from counterpoise.logs import (
     PositionTrimmed,
     open_log,
     open_managed,
+    redis_upkeep,
 )
 from counterpoise.logs import redis as redis_log
 from tests.log_support import append, texts
@@ -30,6 +35,10 @@ from tests.redis_server import RedisServer
 from tests.service import eventually
 
 OWNER = LogOwner("id", "flights", 1.0)
+
+
+def at(seconds):
+    return datetime.fromtimestamp(seconds, UTC)
 
 
 def made(url, access=None, count=4, seconds=5.0):
@@ -104,6 +113,55 @@ def test_a_log_that_lost_its_last_messages_goes_on_behind_what_was_read(log):
     assert texts(log, 0, "5") == ["f"]
     with pytest.raises(PositionTrimmed):
         texts(log, 0, "4")
+
+
+def test_what_a_log_still_has_can_be_read_up_to_what_it_lost(log):
+    append(log, "a", "b", "c")
+    log.ensure(4, OWNER, {0: "1000"})
+    append(log, "d", first=3)
+    assert log.bounds([0]).starts == {0: "0"}
+    reading = log.read(0, "0", None, max_messages=100)
+    assert next(reading)["value"].to_pylist() == [b"a", b"b", b"c"]
+    # Nobody passes over what is gone without being told where it goes on.
+    with pytest.raises(PositionTrimmed) as gone:
+        next(reading)
+    assert (gone.value.position, gone.value.first) == ("3", "1000")
+    assert texts(log, 0, "1000") == ["d"]
+    assert log.limit({0: "0"}, 100, max_bytes=2) == {0: "2"}
+    assert log.position_at(time.time() + 60)[0] == "1001"
+
+
+def test_a_time_is_found_behind_what_a_log_lost(log):
+    log.append(AppendBatch("p", 0, 4, [0], [Message(b"a", published_at=at(10))]))
+    log.ensure(4, OWNER, {0: "5000"})
+    assert log.position_at(20.0)[0] == "5000"
+    log.append(AppendBatch("p", 1, 4, [0], [Message(b"b", published_at=at(30))]))
+    assert log.position_at(5.0)[0] == "0"
+    assert log.position_at(20.0)[0] == "5000"
+
+
+def test_a_log_that_lost_everything_tells_those_who_had_read_nothing(log, redis_server):
+    log.ensure(4, OWNER, {0: "5"})
+    append(log, "f")
+    with pytest.raises(PositionTrimmed):
+        texts(log, 0, log.bounds([0]).starts[0])
+    # Once all have processed something, nobody looks for what is gone any more.
+    log.trim({0: "3"})
+    assert log.bounds([0]).starts == {0: "5"}
+    assert texts(log, 0, "5") == ["f"]
+
+
+def test_no_position_is_one_that_redis_cannot_count(log):
+    too_large = str(2**53)
+    with pytest.raises(InvalidPosition):
+        log.ensure(4, OWNER, {0: too_large})
+    with pytest.raises(InvalidPosition):
+        texts(log, 0, too_large)
+    keys = [log._meta, log._partitions]
+    log._redis.script(
+        redis_upkeep._ENSURE, keys, 4, OWNER.queue_id, "", "", "", 0, too_large, retry=True
+    )
+    assert log.bounds([0]).ends == {0: "0"}
 
 
 def test_an_idle_connection_that_was_cut_is_replaced(log, redis_server):
@@ -212,6 +270,55 @@ def test_a_replica_says_that_it_takes_no_messages(redis_server, tmp_path, log):
             append(follower, "b", first=1)
 
 
+@contextmanager
+def answering(line):
+    """A server of one line: it says this to every script, and OK to all else."""
+
+    class Answer(socketserver.StreamRequestHandler):
+        def handle(self):
+            while head := self.rfile.readline():
+                words = []
+                for _ in range(int(head[1:])):
+                    words.append(self.rfile.read(int(self.rfile.readline()[1:]) + 2)[:-2])
+                self.wfile.write(line if words[0].startswith(b"EVAL") else b"+OK\r\n")
+
+    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), Answer) as server:
+        server.daemon_threads = True
+        thread = Thread(target=server.serve_forever, args=(0.01,))
+        thread.start()
+        try:
+            yield f"redis://127.0.0.1:{server.server_address[1]}/0/q"
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+# From Redis 7 on the code comes first inside scripts too, and the client takes it off.
+@pytest.mark.parametrize(
+    ("line", "why"),
+    [
+        ("OOM command not allowed when used memory > 'maxmemory'. script: 9a41.", "maxmemory"),
+        ("READONLY You can't write against a read only replica. script: 9a41.", "replica"),
+        ("CLUSTERDOWN The cluster is down", "cluster is down"),
+        ("CLUSTERDOWN Hash slot not served", "cluster is down"),
+        ("MASTERDOWN Link with MASTER is down and replica-serve-stale-data is 'no'.", "primary"),
+        ("TRYAGAIN Multiple keys request during rehashing of slot", "moves the log's slot"),
+        ("ASK 3999 127.0.0.1:6381", "moves the log's slot"),
+        ("MISCONF Redis is configured to save RDB snapshots, but it's unable to.", "persist"),
+        ("NOREPLICAS Not enough good replicas to write.", "replicas"),
+        ("LOADING Redis is loading the dataset in memory", "loading"),
+        ("BUSY Redis is busy running a script.", "busy"),
+        ("ERR max number of clients reached", "maxclients"),
+    ],
+)
+def test_what_passes_by_itself_is_worth_another_try(line, why):
+    with answering(f"-{line}\r\n".encode()) as url:
+        log = open_log(url, timeout_seconds=5)
+        with pytest.raises(LogUnavailable, match=why):
+            append(log, "a")
+        log.close()
+
+
 def test_a_server_that_says_nothing_does_not_hold_a_call_for_ever():
     with socket.create_server(("127.0.0.1", 0)) as silent:
         port = silent.getsockname()[1]
@@ -275,7 +382,7 @@ def test_a_message_that_is_missing_without_a_reason_is_an_error(log, redis_serve
         admin.xdel(f"counterpoise:{{{log.name}}}:stream:0", "1-2")
     reading = log.read(0, "0", None, max_messages=10)
     assert next(reading)["value"].to_pylist() == [b"a"]
-    with pytest.raises(LogError, match="lacks position 1"):
+    with pytest.raises(PositionTrimmed, match="cannot be read from 1"):
         next(reading)
 
 
