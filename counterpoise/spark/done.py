@@ -14,7 +14,7 @@ from pathlib import Path
 
 from pyspark.sql import SparkSession
 
-from counterpoise.spark.channel import Channel
+from counterpoise.spark.channel import DriverEnd
 from counterpoise.spark.events import EventListener, ours
 from counterpoise.spark.offsets import Json
 
@@ -34,11 +34,11 @@ class DoneListener(EventListener):
             end = source["endOffset"]
             document = {"offset": end, "batch": progress["batchId"], "ended": False}
             said[end["instance"]] = document
-            Channel(self._home, end["instance"]).put("done", document)
+            DriverEnd(self._home, end["instance"]).put("done", document)
 
     def terminated(self, run_id: str) -> None:
         for instance, document in self._said.pop(run_id, {}).items():
-            Channel(self._home, instance).put("done", {**document, "ended": True})
+            DriverEnd(self._home, instance).put("done", {**document, "ended": True})
 
 
 def listen(spark: SparkSession, home: str | Path) -> None:

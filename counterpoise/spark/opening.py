@@ -12,7 +12,7 @@ from counterpoise.client import Client
 from counterpoise.errors import ServiceUnavailable
 from counterpoise.spark.binding import bind
 from counterpoise.spark.bound import BoundFlow
-from counterpoise.spark.channel import Channel
+from counterpoise.spark.channel import source_end
 from counterpoise.spark.consumption import Consumption
 from counterpoise.spark.door import LogDoor
 from counterpoise.spark.handoffs import Handoffs
@@ -53,11 +53,13 @@ def open_consumption(
     *,
     renew_while: Callable[[], bool],
     home: str | None = None,
+    known_as: str | None = None,
     available_now: bool = False,
 ) -> Opened:
     """Bind and start. `home`: where to talk with the driver. Raises CannotStart.
 
-    `available_now`: a query that ends by itself does not ask for warm-ups.
+    `known_as`: the instance in the checkpoint, by which the driver finds us too. `available_now`: a
+    query that ends by itself does not ask for warm-ups.
     """
     give_up_at = time.monotonic() + options.start_timeout_seconds
     wake = threading.Event()
@@ -75,7 +77,7 @@ def open_consumption(
         bounds = patiently(lambda: ask_bounds(door, [])[0], options, give_up_at)
         with Client(options.url) as client:
             queue = patiently(lambda: client.queue(options.queue), options, give_up_at)
-        channel = Channel(home, flow.instance_id) if home is not None else None
+        channel = None if home is None else source_end(home, flow.instance_id, known_as)
         consumption = Consumption(
             options,
             flow,

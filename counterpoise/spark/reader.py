@@ -25,7 +25,6 @@ from pyspark.sql.streaming.datasource import (
     SupportsTriggerAvailableNow,
 )
 
-from counterpoise.spark.channel import Channel
 from counterpoise.spark.executor import LogPartition, read_slices
 from counterpoise.spark.offsets import Json, Offset, offset_of
 from counterpoise.spark.opening import Opened, open_consumption
@@ -97,20 +96,10 @@ class CounterpoiseStreamReader(DataSourceStreamReader, SupportsTriggerAvailableN
                 self._cores,
                 renew_while=self._is_driven,
                 home=self._home,
+                known_as=offset.instance,
                 available_now=self._available_now,
             )
-            self._say_alias(offset.instance)
         return self._opened
-
-    def _say_alias(self, before: str | None) -> None:
-        """The driver finds us by an offset, and the one in the checkpoint may have another name."""
-        now = self._options.instance_id or before
-        if self._home is not None and before is not None:
-            former = Channel(self._home, before)
-            if now != before:
-                former.put("alias", {"instance": now})
-            else:
-                former.drop("alias")
 
     def _is_driven(self) -> bool:
         """Whether Spark still asks: a query that hangs must not keep its partitions."""

@@ -11,15 +11,13 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructType
 
 from counterpoise.spark.batch import CounterpoiseBatchReader
-from counterpoise.spark.channel import driver_home
+from counterpoise.spark.channel import FORMAT, driver_home
 from counterpoise.spark.done import listen
 from counterpoise.spark.errors import CannotStart, InvalidSchema
 from counterpoise.spark.executor import ARROW_SCHEMA, SCHEMA
 from counterpoise.spark.java import ensure_java
 from counterpoise.spark.options import read_options
 from counterpoise.spark.reader import CounterpoiseStreamReader
-
-FORMAT = "counterpoise"
 
 
 class CounterpoiseDataSource(DataSource):

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from counterpoise.spark.channel import Channel, NoChannel, driver_home
+from counterpoise.spark.channel import Channel, NoChannel, channel_to
 from counterpoise.spark.offsets import VERSION_FIELD, Json
 from counterpoise.spark.planned import Planned, planned_of
 from counterpoise.spark.sink.errors import PlanMissing
@@ -37,7 +37,7 @@ class RunningBatch:
         """The batch that `foreachBatch` was called with. Raises NoChannel, PlanMissing."""
         execution = _execution(batch)
         instance, start, end = _offsets(execution)
-        channel = Channel(driver_home(), instance)
+        channel = channel_to(instance)
         if start == end:
             # Spark runs it for timeouts or watermarks, and asks the source for nothing.
             planned: Planned | None = Planned(end, end, "", "", (), ())

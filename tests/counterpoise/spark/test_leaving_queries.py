@@ -12,7 +12,8 @@ import pytest
 
 from counterpoise.client import Client
 from counterpoise.flow import Flow
-from counterpoise.spark import DrainTimedOut, QueueListener, drain
+from counterpoise.spark import DrainTimedOut, QueueListener, drain, draining
+from counterpoise.spark.channel import NoChannel
 from tests.counterpoise.spark.application import until
 from tests.counterpoise.spark.queries import Collected, committed, publish
 from tests.service import Service
@@ -147,6 +148,26 @@ def test_a_drain_that_times_out_says_what_is_left_and_stops(
     # Spark has interrupted the micro-batch, or it came too late for that.
     done = (tmp_path / "checkpoint" / "commits" / "0").exists()
     assert committed(client, "flights")[0] in ((None, "5") if done else (None,))
+
+
+@pytest.mark.long
+def test_queries_of_other_sources_are_not_waited_for_whatever_they_have_read(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    (tmp_path / "empty").mkdir()
+    counting = spark.readStream.format("rate").load()
+    idle = spark.readStream.text(str(tmp_path / "empty"))
+    queries = [one.writeStream.format("noop").start() for one in (counting, idle)]
+    try:
+        until(lambda: all(query.lastProgress for query in queries), "both have looked for rows")
+        draining._wait(queries, 0.0, lenient=True)  # as on SIGTERM: they are stopped plainly
+        for query in queries:
+            with pytest.raises(NoChannel, match=r"query\.stop"):
+                drain(query, 60)
+            assert not query.isActive
+    finally:
+        for query in queries:
+            query.stop()
 
 
 @pytest.mark.long
