@@ -9,7 +9,7 @@ from starlette.routing import BaseRoute
 from api import flows, problems, queues, service
 from api.limits import RequestLimits
 from api.metrics import CountRequests, Metrics
-from api.rates import LimitRates, Rates
+from api.rates import LimitRates, LimitWork, Rates
 from api.streams import OpenCalls
 from broker.service import Broker
 from broker.settings import Settings
@@ -55,7 +55,9 @@ def create_app(broker: Broker, settings: Settings) -> FastAPI:
         app.state.metrics.registry,
         settings.request_limit_bytes,
     )
+    service.share_probes(app.state)
     problems.add_handlers(app)
+    app.add_middleware(LimitWork, rates=app.state.rates)
     app.add_middleware(RequestLimits, limit_bytes=settings.request_limit_bytes)
     app.add_middleware(LimitRates, rates=app.state.rates)
     app.add_middleware(CountRequests, metrics=app.state.metrics)

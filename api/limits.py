@@ -1,26 +1,35 @@
-"""What a request may be, checked before anything reads it: its size and its media type.
+"""What a request may be, checked before anything reads it: its size, its media type, its haste.
 
 The limit holds for bodies that declare their length and for chunked ones alike; no more than the
-limit is ever read into memory.
+limit is ever read into memory. A body is read whole before the call begins, and has so long to
+arrive: whoever sends slowly keeps a connection busy and nothing else.
 """
 
-import contextlib
+import asyncio
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from api.problems import problem
+
+BODY_SECONDS = 10.0
 
 
 class _TooLarge(Exception):
     """The body went past the limit while it was being read."""
 
 
-class RequestLimits:
-    """ASGI middleware: 413 for bodies above `limit_bytes`, 415 for ones that are not JSON."""
+class _HungUp(Exception):
+    """The caller has gone amid its body."""
 
-    def __init__(self, app: ASGIApp, limit_bytes: int) -> None:
+
+class RequestLimits:
+    """ASGI middleware: 413 for bodies above `limit_bytes`, 415 for ones that are not JSON, 408 for
+    ones that have not arrived after `body_seconds`."""
+
+    def __init__(self, app: ASGIApp, limit_bytes: int, body_seconds: float = BODY_SECONDS) -> None:
         self.app = app
         self.limit_bytes = limit_bytes
+        self.body_seconds = body_seconds
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -43,29 +52,42 @@ class RequestLimits:
         await self._limited(scope, receive, send)
 
     async def _limited(self, scope: Scope, receive: Receive, send: Send) -> None:
-        seen_bytes = 0
-        too_large = started = False
-
-        async def counted() -> Message:
-            nonlocal seen_bytes, too_large
-            message = await receive()
-            seen_bytes += len(message.get("body", b""))
-            if seen_bytes > self.limit_bytes:
-                too_large = True
-                raise _TooLarge
-            return message
-
-        async def guarded(message: Message) -> None:
-            # Whatever the application makes of the failed read, this answer is the true one.
-            nonlocal started
-            if not too_large:
-                started = True
-                await send(message)
-
-        with contextlib.suppress(_TooLarge):
-            await self.app(scope, counted, guarded)
-        if too_large and not started:
+        try:
+            async with asyncio.timeout(self.body_seconds):
+                body = await self._body(receive)
+        except _HungUp:
+            return
+        except _TooLarge:
             await self._refuse(scope, receive, send)
+            return
+        except TimeoutError:
+            response = problem(
+                "body_timeout",
+                f"The body did not arrive within {self.body_seconds:g} s; send it at once.",
+                headers={"Connection": "close"},
+            )
+            await response(scope, receive, send)
+            return
+        whole: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
+
+        async def replayed() -> Message:
+            return whole.pop() if whole else await receive()
+
+        await self.app(scope, replayed, send)
+
+    async def _body(self, receive: Receive) -> bytes:
+        pieces: list[bytes] = []
+        size = 0
+        while True:
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                raise _HungUp
+            pieces.append(message.get("body", b""))
+            size += len(pieces[-1])
+            if size > self.limit_bytes:
+                raise _TooLarge
+            if not message.get("more_body"):
+                return b"".join(pieces)
 
     async def _refuse(self, scope: Scope, receive: Receive, send: Send) -> None:
         response = problem(

@@ -44,13 +44,14 @@ CODES: dict[str, tuple[int, str]] = {
     "not_found": (404, "There is nothing at this path."),
     "method_not_allowed": (405, "This path does not take this method."),
     "too_many_requests": (429, "The caller asks too much."),
+    "body_timeout": (408, "The request body did not arrive in time."),
     "too_large": (413, "The request body is too large."),
     "unsupported_media_type": (415, "The request body is not JSON."),
     "internal": (500, "The service made a mistake."),
 }
 
 # What a call with a request body may answer besides.
-OF_A_BODY = ("too_large", "unsupported_media_type")
+OF_A_BODY = ("body_timeout", "too_large", "unsupported_media_type")
 
 DETAILS = {
     "invalid": "partition_count: Input should be greater than or equal to 1",
@@ -71,6 +72,7 @@ DETAILS = {
     "method_not_allowed": "This path takes GET, POST.",
     "too_many_requests": "You ask more than the service grants one caller, or than it can do now; "
     "try again in 1 s, and ask for several partitions at once.",
+    "body_timeout": "The body did not arrive within 10 s; send it at once.",
     "too_large": "A request body may have 8388608 bytes; send fewer partitions at once.",
     "unsupported_media_type": "Send the body as JSON with 'Content-Type: application/json'.",
     "internal": "The service's log has the details under the id 4d1c6f2e; the request may or may "

@@ -8,7 +8,9 @@ Three measures, each cheap enough to refuse thousands of requests a second:
   not touch the flows at the same address. A big body counts as several requests.
 - **At most so many at work** (`MOST_AT_WORK`). Callers who each keep their rate can still be too
   many. Then requests are refused that can wait; renewals of leases (polls and heartbeats of flows
-  that keep their rate) never are, so an overload costs nobody a partition.
+  that keep their rate) never are, so an overload costs nobody a partition. A request is at work
+  from when it is there as a whole until its answer begins: neither a slow sender nor a slow reader
+  takes a place.
 - **A refusal takes its time** (`HOLD_SECONDS`): a caller that does not heed `Retry-After` gets at
   most a few refusals a second on each connection, instead of keeping the service busy with them.
 
@@ -25,7 +27,8 @@ from collections import OrderedDict
 from collections.abc import Callable
 
 from prometheus_client import CollectorRegistry, Counter
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.responses import Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from api.problems import problem
 
@@ -115,33 +118,32 @@ class Rates:
         self.flows.remember(token.encode("latin-1", "replace"))
 
     def wait_seconds(self, scope: Scope) -> float:
-        """0 if this request may be carried out now, else when to try again; counts it."""
+        """0 if its caller may ask this now, else when to try again; counts it."""
         now = self._monotonic()
         token, length = _token_and_length(scope)
         requests = 1 + min(length, self._limit_bytes) // BYTES_A_REQUEST
-        path: str = scope["path"]
         if token in self.flows:
             wait = self.flows.take(token, requests, now)
             if wait:
                 self._refused.labels("flow").inc()
-                return wait
-            if path.endswith(_RENEWALS):
-                return 0.0
-        else:
-            # Counted apart, so that a flood from the same address fails neither probes nor flows
-            # whose token this replica does not know yet.
-            kind = "probe" if path in _PROBES else "token" if token else "open"
-            caller = (_network(scope), kind)
-            wait = self.addresses.take(caller, requests, now)
-            if wait:
-                self._refused.labels("address").inc()
-                return wait
-            if path in _PROBES:
-                return 0.0
-        if self.at_work >= MOST_AT_WORK:
-            self._refused.labels("service").inc()
-            return 1.0
-        return 0.0
+            return wait
+        # Counted apart, so that a flood from the same address fails neither probes nor flows whose
+        # token this replica does not know yet.
+        kind = "probe" if scope["path"] in _PROBES else "token" if token else "open"
+        wait = self.addresses.take((_network(scope), kind), requests, now)
+        if wait:
+            self._refused.labels("address").inc()
+        return wait
+
+    def too_much(self, scope: Scope) -> bool:
+        """Whether so much is at work that this request, which is here as a whole, has to wait."""
+        path: str = scope["path"]
+        if self.at_work < MOST_AT_WORK or path in _PROBES:
+            return False
+        if path.endswith(_RENEWALS) and _token_and_length(scope)[0] in self.flows:
+            return False
+        self._refused.labels("service").inc()
+        return True
 
 
 class LimitRates:
@@ -157,37 +159,67 @@ class LimitRates:
             return
         wait_seconds = self.rates.wait_seconds(scope)
         if wait_seconds:
-            await self._refuse(scope, receive, send, wait_seconds)
-        elif scope["path"].endswith(_WAITING):
+            # A body is not read, so the connection cannot be used again.
+            headers = {"Connection": "close"} if _has_body(scope) else {}
+            refusal = await _refusal(self.rates, wait_seconds, headers)
+            await refusal(scope, receive, send)
+        else:
+            await self.app(scope, receive, send)
+
+
+class LimitWork:
+    """ASGI middleware: 429 while as many are at work as can be. Inside of all that waits."""
+
+    def __init__(self, app: ASGIApp, rates: Rates) -> None:
+        self.app = app
+        self.rates = rates
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+        elif self.rates.too_much(scope):
+            refusal = await _refusal(self.rates, 1.0, {})
+            await refusal(scope, receive, send)
+        elif scope["path"].endswith(_WAITING) or scope["path"] in _PROBES:
             await self.app(scope, receive, send)
         else:
-            self.rates.at_work += 1
-            try:
-                await self.app(scope, receive, send)
-            finally:
+            await self._work(scope, receive, send)
+
+    async def _work(self, scope: Scope, receive: Receive, send: Send) -> None:
+        at_work = True
+        self.rates.at_work += 1
+
+        def done() -> None:
+            nonlocal at_work
+            if at_work:
+                at_work = False
                 self.rates.at_work -= 1
 
-    async def _refuse(
-        self, scope: Scope, receive: Receive, send: Send, wait_seconds: float
-    ) -> None:
-        if self.rates.held < MOST_HELD:
-            self.rates.held += 1
-            try:
-                await asyncio.sleep(HOLD_SECONDS)
-            finally:
-                self.rates.held -= 1
-        seconds = max(1, math.ceil(wait_seconds))
-        headers = {"Retry-After": str(seconds)}
-        if _has_body(scope):
-            # It is not read, so the connection cannot be used again.
-            headers["Connection"] = "close"
-        response = problem(
-            "too_many_requests",
-            f"You ask more than the service grants one caller, or than it can do now; try again in "
-            f"{seconds} s, and ask for several partitions at once.",
-            headers=headers,
-        )
-        await response(scope, receive, send)
+        async def answered(message: Message) -> None:
+            done()
+            await send(message)
+
+        try:
+            await self.app(scope, receive, answered)
+        finally:
+            done()
+
+
+async def _refusal(rates: Rates, wait_seconds: float, headers: dict[str, str]) -> Response:
+    """The answer 429, after it has taken its time."""
+    if rates.held < MOST_HELD:
+        rates.held += 1
+        try:
+            await asyncio.sleep(HOLD_SECONDS)
+        finally:
+            rates.held -= 1
+    seconds = max(1, math.ceil(wait_seconds))
+    return problem(
+        "too_many_requests",
+        f"You ask more than the service grants one caller, or than it can do now; try again in "
+        f"{seconds} s, and ask for several partitions at once.",
+        headers={**headers, "Retry-After": str(seconds)},
+    )
 
 
 def _token_and_length(scope: Scope) -> tuple[bytes, int]:

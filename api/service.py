@@ -5,20 +5,26 @@ import importlib.resources
 
 import orjson
 from fastapi import APIRouter, Response
+from starlette.datastructures import State
 from starlette.requests import Request
 
 from api import problems, schemas
+from api.kept import Kept
+from api.metrics import Metrics
 from api.openapi import document
-from api.queues import broker_of
 from api.routing import Route
 from api.security import Role, allow
 from broker.core.errors import Unavailable
-from broker.views import QueueView
+from broker.service import Broker
+from broker.views import QueueView, ReadyCheck
 
 ROUTER = APIRouter(route_class=Route, tags=["Service"])
 
 # More than this many queues are not exported one by one.
 MOST_QUEUES_IN_METRICS = 1000
+# Anybody may ask for these, as often as he likes, and each costs a look at the database.
+METRICS_SECONDS = 1.0
+READY_SECONDS = 0.2
 
 _PAGES = importlib.resources.files("api") / "dashboard"
 _PAGE_HEADERS = {
@@ -29,6 +35,21 @@ _PAGE_HEADERS = {
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",
 }
+
+
+def share_probes(state: State) -> None:
+    """What `/metrics` and `/readyz` answer is made once for all who ask at the same time."""
+    broker: Broker = state.broker
+
+    async def exposition() -> bytes:
+        queues: tuple[QueueView, ...] = ()
+        with contextlib.suppress(Unavailable):
+            queues = (await broker.list_queues(MOST_QUEUES_IN_METRICS, None)).items
+        metrics: Metrics = state.metrics
+        return metrics.exposition(queues)
+
+    state.exposition = Kept(exposition, METRICS_SECONDS)
+    state.readiness = Kept(broker.ready_check, READY_SECONDS)
 
 
 @ROUTER.get(
@@ -53,7 +74,7 @@ async def healthz() -> dict[str, str]:
 @allow(Role.ANYONE)
 async def readyz(request: Request) -> dict[str, str]:
     """Whether this replica can serve: the database is reachable, its migrations are current."""
-    check = await broker_of(request).ready_check()
+    check: ReadyCheck = await request.app.state.readiness.get()
     if not check.ready:
         raise Unavailable(check.problem or "The service is not ready.")
     return {"status": "ready"}
@@ -68,11 +89,9 @@ async def readyz(request: Request) -> dict[str, str]:
 )
 @allow(Role.ANYONE)
 async def metrics(request: Request) -> Response:
-    """Requests, results and queues. Without a database the queues are left out."""
-    queues: tuple[QueueView, ...] = ()
-    with contextlib.suppress(Unavailable):
-        queues = (await broker_of(request).list_queues(MOST_QUEUES_IN_METRICS, None)).items
-    content = request.app.state.metrics.exposition(queues)
+    """Requests, results and queues, up to a second old. Without a database the queues are left
+    out."""
+    content = await request.app.state.exposition.get()
     return Response(content, media_type="text/plain; version=0.0.4; charset=utf-8")
 
 

@@ -1,5 +1,6 @@
 """A flood harms its sender and nobody else: rates, refusals, and readers that are slow."""
 
+import asyncio
 import contextlib
 import json
 import socket
@@ -10,8 +11,9 @@ from urllib.parse import urlsplit
 import httpx
 import pytest
 from prometheus_client import CollectorRegistry
-from starlette.types import Scope
+from starlette.types import Message, Scope
 
+from api.limits import RequestLimits
 from api.rates import MOST_AT_WORK, Bucket, Rates
 from broker.service import Broker
 from counterpoise.client import Client
@@ -119,12 +121,12 @@ def test_with_too_much_at_work_renewals_go_first(rates: Rates) -> None:
     rates.admit("known")
     rates.at_work = MOST_AT_WORK
     flow = "/v1/queues/q/flows/f"
-    assert rates.wait_seconds(request(f"{flow}/heartbeat", "known")) == 0.0
-    assert rates.wait_seconds(request(f"{flow}/updates", "known")) == 0.0
-    assert rates.wait_seconds(request("/readyz")) == 0.0
-    assert rates.wait_seconds(request(f"{flow}/commit", "known")) > 0.0
-    assert rates.wait_seconds(request(f"{flow}/heartbeat", "unknown")) > 0.0
-    assert rates.wait_seconds(request()) > 0.0
+    assert not rates.too_much(request(f"{flow}/heartbeat", "known"))
+    assert not rates.too_much(request(f"{flow}/updates", "known"))
+    assert not rates.too_much(request("/readyz"))
+    assert rates.too_much(request(f"{flow}/commit", "known"))
+    assert rates.too_much(request(f"{flow}/heartbeat", "unknown"))
+    assert rates.too_much(request())
 
 
 # A service
@@ -178,6 +180,44 @@ def test_a_flow_that_is_told_to_wait_waits_and_goes_on(strict: Service) -> None:
                 commit_without_patience()
             assert caught.value.retry_after == 1.0
             assert (flow.status, flow.flow_id) == ("bound", flow_id)
+
+
+def test_slow_bodies_take_nobody_s_place(service: Service) -> None:
+    parts = urlsplit(service.url)
+    head = (
+        "POST /v1/queues HTTP/1.1\r\nHost: localhost\r\n"
+        "Content-Type: application/json\r\nContent-Length: 10\r\n\r\n{"
+    )
+    with contextlib.ExitStack() as stack, Client(service.url) as client:
+        client.create_queue("q", 1, rebalance_delay=0)
+        for _ in range(MOST_AT_WORK):
+            slow = stack.enter_context(socket.create_connection((parts.hostname, parts.port)))
+            slow.sendall(head.encode())
+        with Flow("q", url=service.url) as flow:
+            eventually(lambda: flow.partitions)
+            assert flow.commit({0: "1"}) == {0: "ok"}
+        assert service.app.state.rates.at_work == 0
+
+
+async def test_a_body_that_does_not_come_is_not_waited_for() -> None:
+    said: list[Message] = []
+
+    async def never() -> Message:
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    async def send(message: Message) -> None:
+        said.append(message)
+
+    async def refuse(*_: object) -> None:
+        raise AssertionError
+
+    limits = RequestLimits(refuse, limit_bytes=1000, body_seconds=0.01)
+    scope = request(length=10)
+    scope["headers"].append((b"content-type", b"application/json"))
+    await limits(scope, never, send)
+    assert said[0]["status"] == 408
+    assert json.loads(said[1]["body"])["code"] == "body_timeout"
 
 
 def test_a_slow_reader_gets_the_latest_and_not_what_it_missed(service: Service) -> None:
