@@ -16,11 +16,13 @@ which the other partitions go on; the messages behind it wait, since their order
   publisher once.
 
 What cannot be stored as a dead letter is not passed. If that may pass by itself (the service or the
-log is away) it is tried again, as long as the partition is ours; else the consumer halts.
+log is away) it is tried again, as long as the partition is ours; else the consumer halts, with a
+note that names the place and what the handler raised.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -30,7 +32,7 @@ from counterpoise.client import Client
 from counterpoise.consumer.lane import Failure
 from counterpoise.consumer.message import Message
 from counterpoise.errors import CounterpoiseError
-from counterpoise.publisher import Publisher
+from counterpoise.publisher import Publisher, PublisherIdInUse
 
 HEADER = "counterpoise-dead-letter-"
 LONGEST_ERROR_CHARACTERS = 1000
@@ -96,14 +98,18 @@ class DeadLetter:
         if not isinstance(self.to, str):
             self.to(message, failure)
             return
-        with Publisher(
-            self.to,
-            url=self._url,
-            token=self._token,
-            log_url=self._log_url,
-            publisher_id=letter_id(message, origin),
-            timeout_seconds=STORE_SECONDS,
-        ) as publisher:
+        # In use: another consumer has stored this very letter since we looked.
+        with (
+            contextlib.suppress(PublisherIdInUse),
+            Publisher(
+                self.to,
+                url=self._url,
+                token=self._token,
+                log_url=self._log_url,
+                publisher_id=letter_id(message, origin),
+                timeout_seconds=STORE_SECONDS,
+            ) as publisher,
+        ):
             if publisher.next_sequence == 0:
                 publisher.publish(message.value, message.key, headers(message, failure, origin))
                 publisher.flush()

@@ -216,6 +216,12 @@ class Worker:
             except (ServiceUnavailable, LogUnavailable) as error:
                 logger.warning("%s: could not store the dead letter, again later: %s", place, error)
                 return time.monotonic() + max(0.1, rules.backoff_seconds)
+            except Exception as error:
+                error.add_note(
+                    f"{place} could not be stored as a dead letter, after {failure.attempts} "
+                    f"attempts to handle it that ended with {failure.error!r}"
+                )
+                raise
             self.dead_lettered += 1
             logger.error(
                 "%s: passed on to %r after %d attempts: %r",

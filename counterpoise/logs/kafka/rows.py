@@ -3,8 +3,9 @@
 A record has bytes where a row has text, may lack a value, and may repeat a header's name. What
 cannot be said in a row is written so that nothing is lost that matters, always the same way:
 
-* A key or a header's value that is not UTF-8 becomes the text `base64:` and its bytes in base64
-  (`raw_bytes` turns it back). Keys that differ stay different, and the partition is Kafka's.
+* A key or a header's value that is not UTF-8, or has a NUL, which no log holds in a text (numbers
+  of Java's serializers often do), becomes the text `base64:` and its bytes in base64 (`raw_bytes`
+  turns it back). Keys that differ stay different, and the partition is Kafka's.
 * A record without a value (a tombstone of a compacted topic) has an empty value, and the header
   `counterpoise-tombstone` says `true`. Publishing that header with an empty value makes one.
 * Of headers of the same name the last one counts, as in Kafka's own lookups; without a value it is
@@ -22,6 +23,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 from confluent_kafka import TIMESTAMP_NOT_AVAILABLE, Message
 
 from counterpoise.logs import MESSAGE_SCHEMA
@@ -36,11 +38,13 @@ Header = tuple[str, bytes | None]
 
 
 def text_of(raw: bytes) -> str:
-    """Bytes as text: decoded if they are UTF-8, else in base64 with a mark."""
-    try:
-        return raw.decode()
-    except UnicodeDecodeError:
-        return _BASE64 + base64.b64encode(raw).decode()
+    """Bytes as text: decoded if they are UTF-8 without a NUL, else in base64 with a mark."""
+    if b"\0" not in raw:
+        try:
+            return raw.decode()
+        except UnicodeDecodeError:
+            pass
+    return _BASE64 + base64.b64encode(raw).decode()
 
 
 def raw_bytes(text: str) -> bytes:
@@ -83,11 +87,14 @@ def record_batch(partition: int, messages: Sequence[Message]) -> pa.RecordBatch:
 
 
 def _texts(keys: list[bytes | None]) -> pa.Array:
-    try:
-        # Arrow checks that they are UTF-8, all at once.
-        return pa.array(keys, pa.binary()).cast(pa.string())
-    except pa.ArrowInvalid:
-        return pa.array([None if key is None else text_of(key) for key in keys], pa.string())
+    raw = pa.array(keys, pa.binary())
+    if not pc.any(pc.match_substring(raw, "\0")).as_py():
+        try:
+            # Arrow checks that they are UTF-8, all at once.
+            return raw.cast(pa.string())
+        except pa.ArrowInvalid:
+            pass
+    return pa.array([None if key is None else text_of(key) for key in keys], pa.string())
 
 
 def _shown(headers: Iterable[Header] | None, tombstone: bool) -> list[tuple[str, str]]:

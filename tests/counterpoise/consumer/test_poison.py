@@ -1,14 +1,21 @@
 """Messages that cannot be handled: halt, quarantine, dead-letter, and crashes in between."""
 
+import re
 import subprocess
 import sys
 import threading
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime
 
 import pytest
 
-from counterpoise.consumer import Consumer, DeadLetter, SameQueue
+from counterpoise.consumer import Consumer, DeadLetter, Failure, SameQueue
+from counterpoise.consumer.message import Message, Ownership
+from counterpoise.consumer.poison import Origin
+from counterpoise.delivery import Delivery
 from counterpoise.errors import QueueNotFound, Unreachable
+from counterpoise.flow.view import Owned
 from counterpoise.publisher import Publisher
 from tests.counterpoise.consumer.conftest import in_order, positions
 from tests.service import eventually
@@ -193,6 +200,49 @@ def test_what_cannot_be_stored_is_not_passed(client, running, publish):
     with running() as two:
         eventually(lambda: len(one.seen) + len(two.seen) == 60)
     assert POISON in two.numbers
+
+
+def test_what_kept_a_letter_from_being_stored_names_the_place_and_the_poison(running, publish):
+    publish(range(60))
+
+    def store(message, failure):
+        raise OSError("disk full")
+
+    one = running(Picky(), on_poison=DeadLetter(store), attempts=2, backoff_seconds=0.01)
+    one.thread.start()
+    one.join()
+    assert isinstance(one.error, OSError)
+    (note,) = one.error.__notes__
+    assert re.search(r"partition \d epoch 1 position \d+", note)
+    assert "could not be stored as a dead letter" in note
+    assert "ValueError('23 is poison')" in note
+
+
+def test_a_letter_that_another_consumer_stores_at_the_same_time_is_stored(
+    service, client, dead, monkeypatch
+):
+    """After a forced handoff both may have the message in hand."""
+    both_have_asked = threading.Barrier(2)
+    asked = Delivery.next_sequence
+
+    def next_sequence(self):
+        found = asked(self)
+        both_have_asked.wait(10)
+        return found
+
+    monkeypatch.setattr(Delivery, "next_sequence", next_sequence)
+    owned = Ownership(Owned(0, 1, "owned", "7", "initial"), dict)
+    message = Message(0, 1, "7", "k", b"v", {}, datetime.now(UTC), owned)
+    policy = DeadLetter("dead", url=service.url)
+
+    def store(attempts):
+        failure = Failure("7", attempts, ValueError("poison"))
+        policy.store(message, failure, Origin("flights", "builtin:flights", "i"))
+
+    with ThreadPoolExecutor(2) as pool:
+        assert list(pool.map(store, (1, 2))) == [None, None]
+    ends = (int(one.end) for one in client.partitions("dead"))
+    assert sum(ends) == 1
 
 
 def test_a_queue_for_dead_letters_is_looked_for_before_anything_is_handled(service, client):

@@ -37,6 +37,11 @@ def test_bytes_come_back_from_the_text_they_are_shown_as(raw):
     assert raw_bytes(text_of(raw)) == raw
 
 
+@given(st.binary(max_size=20))
+def test_what_bytes_are_shown_as_can_be_published(raw):
+    Message(b"", text_of(raw)).size_bytes()
+
+
 @given(st.binary(max_size=20), st.binary(max_size=20))
 def test_keys_that_differ_are_shown_differently(one, other):
     assert (text_of(one) == text_of(other)) == (one == other)
@@ -47,6 +52,19 @@ def test_a_key_that_is_not_text_is_shown_in_base64_and_only_it(log, topic, forei
         foreign.produce(topic, b"v", key=key, partition=0)
     foreign.flush(10)
     assert [row["key"] for row in rows(log)] == ["plain", "base64:/wA=", None]
+
+
+def test_what_is_read_can_be_published_also_the_numbers_of_java_serializers(log, topic, foreign):
+    """A NUL is a character of UTF-8, and yet no log holds it in a text."""
+    for number in (7, 0x41424344):
+        raw = number.to_bytes(4, "big")
+        foreign.produce(topic, b"v", key=raw, partition=0, headers=[("number", raw)])
+    foreign.flush(10)
+    read = rows(log)
+    assert [row["key"] for row in read] == ["base64:AAAABw==", "ABCD"]
+    for row in read:
+        assert Message(b"v", row["key"], dict(row["headers"])).size_bytes() > 0
+        assert raw_bytes(row["key"]) == raw_bytes(dict(row["headers"])["number"])
 
 
 def test_headers_are_shown_as_text_the_last_of_a_name_counts(log, topic, foreign):
