@@ -24,6 +24,8 @@ from broker.rendering import (
 from broker.store.ports import QueueGone, StoreUnavailable
 
 DECIMAL = re.compile("[0-9]{1,18}")
+# How many revisions are read for a reader of events at a time, however many it missed.
+EVENTS_AT_ONCE = 200
 
 
 class Overviews(Calls):
@@ -132,7 +134,7 @@ class Overviews(Calls):
             while not self._replica.stopping:
                 changed.clear()
                 try:
-                    entries = await self._store.entries_after(queue_id, seen)
+                    entries = await self._store.entries_after(queue_id, seen, EVENTS_AT_ONCE)
                 except QueueGone:
                     raise QueueNotFound(name) from None
                 except KeyError:

@@ -85,9 +85,11 @@ class MemoryStore:
     async def revisions(self, queue_ids: Sequence[str]) -> Mapping[str, int]:
         return await self._call("revisions", lambda: self.database.revisions(queue_ids))
 
-    async def entries_after(self, queue_id: str, revision: int) -> Sequence[Entry]:
+    async def entries_after(
+        self, queue_id: str, revision: int, limit: int | None = None
+    ) -> Sequence[Entry]:
         return await self._call(
-            "entries_after", lambda: self.database.entries_after(queue_id, revision)
+            "entries_after", lambda: self.database.entries_after(queue_id, revision, limit)
         )
 
     async def history(self, queue_id: str, limit: int, before: int | None) -> Sequence[Entry]:
@@ -99,10 +101,10 @@ class MemoryStore:
     async def expiries(self, queue_id: str) -> Expiry:
         return await self._call("expiries", lambda: self.database.expiries(queue_id))
 
-    async def renew(self, flow_ids: Sequence[str]) -> Mapping[str, Lease]:
+    async def renew(self, flow_ids: Sequence[str]) -> Mapping[str, Lease | None]:
         return await self._call("renew", lambda: self.database.renew(flow_ids))
 
-    async def commit_positions(self, items: Sequence[PositionCommit]) -> Sequence[Result]:
+    async def commit_positions(self, items: Sequence[PositionCommit]) -> Sequence[Result | None]:
         return await self._call("commit_positions", lambda: self.database.commit_positions(items))
 
     async def positions(

@@ -87,6 +87,9 @@ class MemoryDatabase:
         self.outages: list[Outage] = []
         self.outage_ids = itertools.count(1)
         self.listeners: list[Listener] = []
+        # Flows, and partitions as (queue, number), that somebody's transaction holds.
+        self.held_flows: set[str] = set()
+        self.held_partitions: set[tuple[str, int]] = set()
 
     # Serving
 
@@ -170,12 +173,14 @@ class MemoryDatabase:
 
     # Records
 
-    def entries_after(self, queue_id: str, revision: int) -> Sequence[Entry]:
+    def entries_after(
+        self, queue_id: str, revision: int, limit: int | None = None
+    ) -> Sequence[Entry]:
         stored = self._queue(queue_id)
-        found = [_decoded(entry) for entry in stored.entries if entry[0].revision > revision]
+        found = [entry for entry in stored.entries if entry[0].revision > revision]
         if len(found) != max(0, stored.row["revision"] - revision):
             raise KeyError(revision)
-        return found
+        return [_decoded(entry) for entry in found[:limit]]
 
     def history(self, queue_id: str, limit: int, before: int | None) -> Sequence[Entry]:
         stored = self.queues.get(queue_id)
@@ -304,27 +309,34 @@ class MemoryDatabase:
     def leases(self, flow_ids: Sequence[str]) -> Mapping[str, float]:
         return {flow.values.id: flow.lease_expires_at for flow in self._bound(flow_ids)}
 
-    def renew(self, flow_ids: Sequence[str]) -> Mapping[str, Lease]:
+    def renew(self, flow_ids: Sequence[str]) -> Mapping[str, Lease | None]:
         now = self.clock()
-        leases = {}
+        leases: dict[str, Lease | None] = {}
         for flow in self._bound(flow_ids):
+            if flow.values.id in self.held_flows:
+                leases[flow.values.id] = None
+                continue
             flow.lease_expires_at = now + flow.values.lease_seconds
             leases[flow.values.id] = Lease(flow.lease_expires_at, flow.values.view_revision)
         return leases
 
-    def commit_positions(self, items: Sequence[PositionCommit]) -> Sequence[Result]:
+    def commit_positions(self, items: Sequence[PositionCommit]) -> Sequence[Result | None]:
         self.renew([item.flow_id for item in items])
         return [self._commit_position(item) for item in items]
 
-    def _commit_position(self, item: PositionCommit) -> Result:
+    def _commit_position(self, item: PositionCommit) -> Result | None:
         stored = self.queues.get(item.queue_id)
         values = stored.partitions.get(item.partition) if stored else None
         if stored is None or values is None or values.state == State.REMOVED:
             return Result(item.partition, Outcome.NO_SUCH_PARTITION)
+        if (item.queue_id, item.partition) in self.held_partitions:
+            return None
         if item.epoch < values.epoch:
             return Result(item.partition, Outcome.STALE_EPOCH, values.epoch)
         if item.epoch > values.epoch or values.owner != item.flow_id:
             return Result(item.partition, Outcome.NOT_OWNER)
+        if item.flow_id in self.held_flows:
+            return None
         if self._may_write(stored, item.partition, item.epoch, item.flow_id, item.seq):
             _, seq = stored.positions[item.partition]
             stored.positions[item.partition] = (

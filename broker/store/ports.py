@@ -245,8 +245,10 @@ class Store(Protocol):
     async def revisions(self, queue_ids: Sequence[str]) -> Mapping[str, int]:
         """The committed revisions of those of these queues that exist."""
 
-    async def entries_after(self, queue_id: str, revision: int) -> Sequence[Entry]:
-        """What was committed after `revision`, in order.
+    async def entries_after(
+        self, queue_id: str, revision: int, limit: int | None = None
+    ) -> Sequence[Entry]:
+        """What was committed after `revision`, in order, of that the first `limit` entries.
 
         Raises QueueGone; KeyError if it is not kept any more.
         """
@@ -269,17 +271,21 @@ class Store(Protocol):
         `pulse` has noticed it.
         """
 
-    async def renew(self, flow_ids: Sequence[str]) -> Mapping[str, Lease]:
+    async def renew(self, flow_ids: Sequence[str]) -> Mapping[str, Lease | None]:
         """Begins the leases of these flows anew; flows that are not bound are missing from the
         answer.
+
+        Waits for nobody: None means that another transaction holds the flow (it may be that of a
+        frozen replica); ask again.
         """
 
-    async def commit_positions(self, items: Sequence[PositionCommit]) -> Sequence[Result]:
+    async def commit_positions(self, items: Sequence[PositionCommit]) -> Sequence[Result | None]:
         """Commits positions and renews the leases of the flows named, in one transaction; one
         result per item.
 
         Items are fenced by flow and epoch in the statement itself; results as in the contract,
-        *HTTP*.
+        *HTTP*. Waits for nobody: None means that nothing was done for this item, because another
+        transaction holds its partition or its flow; ask again.
         """
 
     async def positions(

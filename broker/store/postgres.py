@@ -34,7 +34,7 @@ from broker.core.queue import Queue
 from broker.store import writing
 from broker.store.bulk import any_of
 from broker.store.connections import Connections
-from broker.store.leases import DUE, EXPIRIES, RENEW, STAMP, outage_of, pulse_after_gap
+from broker.store.leases import BOUND, DUE, EXPIRIES, RENEW, STAMP, outage_of, pulse_after_gap
 from broker.store.notifications import Notifications
 from broker.store.ports import (
     Commit,
@@ -195,19 +195,26 @@ class PostgresStore:
 
     # Records
 
-    async def entries_after(self, queue_id: str, revision: int) -> Sequence[Entry]:
+    async def entries_after(
+        self, queue_id: str, revision: int, limit: int | None = None
+    ) -> Sequence[Entry]:
         missed = and_(records.c.queue_id == queues.c.id, records.c.revision > revision)
         query = (
             select(queues.c.revision.label("current"), *_ENTRY)
             .select_from(queues.outerjoin(records, missed))
             .where(queues.c.id == queue_id)
             .order_by(records.c.revision)
+            .limit(limit)
         )
         found = await self._all(query)
         if not found:
             raise QueueGone(queue_id)
         kept = [row for row in found if row.revision is not None]
-        if len(kept) != max(0, found[0].current - revision):
+        missed_count = max(0, found[0].current - revision)
+        if len(kept) != (missed_count if limit is None else min(limit, missed_count)):
+            raise KeyError(revision)
+        # The oldest are forgotten first.
+        if kept and kept[0].revision != revision + 1:
             raise KeyError(revision)
         return [_entry(row) for row in kept]
 
@@ -258,13 +265,19 @@ class PostgresStore:
             over, min((row.lease_expires_at for row in found if not row.over), default=None)
         )
 
-    async def renew(self, flow_ids: Sequence[str]) -> Mapping[str, Lease]:
-        found = await self._all(RENEW, {"flow_ids": sorted(set(flow_ids))})
-        return {row.id: Lease(row.lease_expires_at, row.view_revision) for row in found}
+    async def renew(self, flow_ids: Sequence[str]) -> Mapping[str, Lease | None]:
+        asked = set(flow_ids)
+        found = await self._all(RENEW, {"flow_ids": sorted(asked)})
+        leases = {row.id: Lease(row.lease_expires_at, row.view_revision) for row in found}
+        missing = sorted(asked - leases.keys())
+        if not missing:
+            return leases
+        held = await self._all(BOUND, {"flow_ids": missing})
+        return leases | dict.fromkeys((row.id for row in held), None)
 
-    async def commit_positions(self, items: Sequence[PositionCommit]) -> Sequence[Result]:
+    async def commit_positions(self, items: Sequence[PositionCommit]) -> Sequence[Result | None]:
         turns = rounds(items)
-        results: dict[int, Result] = {}
+        results: dict[int, Result | None] = {}
         connections = self._connections
         async with connections.single() if len(turns) == 1 else connections.transaction() as one:
             for places in turns:

@@ -27,6 +27,8 @@ async def test_entries_are_what_was_committed(store: Store, orders: Replica) -> 
         Entry(entry.revision, entry.at, entry.records, entry.rebalance_id, commit.commit_id)
         for entry in commit.entries
     ]
+    assert await store.entries_after(orders.id, 1, limit=1) == entries[:1]
+    assert await store.entries_after(orders.id, 1, limit=99) == entries
     assert await store.entries_after(orders.id, orders.queue.revision) == []
     assert await store.entries_after(orders.id, 99) == []
 
@@ -63,6 +65,8 @@ async def test_what_is_old_is_forgotten(store: Store, orders: Replica) -> None:
     ]
     with pytest.raises(KeyError):
         await store.entries_after(orders.id, newest - 2)
+    with pytest.raises(KeyError):
+        await store.entries_after(orders.id, newest - 2, limit=1)
     with pytest.raises(KeyError):
         await store.entries_after(orders.id, 0)
     await store.purge(flows_before=now + 60, records_before=9000.0)
