@@ -70,6 +70,7 @@ class LogCalls(Overviews):
                 )
             if kind_of(log) is not None:
                 _refuse_nonsense(where)
+                _refuse_ahead(where, await self._loghouse.reached(log, sorted(where)))
             positions: dict[int, str | None] = dict(where)
         else:
             found = await self._loghouse.positions(log, where)
@@ -114,18 +115,27 @@ class LogCalls(Overviews):
                 await self._follow_topic(reading)
                 continue
             owner = _owner_among(reading)
-            if owner is None:
+            if owner is None or not await self._is_there(owner):
                 continue
+            log_owner = Owner(owner.id, owner.created_at, owner.name)
             await self._loghouse.keep(
                 owner.log,
-                Owner(owner.id, owner.created_at, owner.name),
+                log_owner,
                 owner.partition_count,
                 owner.revision,
                 [await self._committed(reader) for reader in reading],
             )
+            if not await self._is_there(owner):
+                # It was deleted meanwhile, and the upkeep may have made its log again.
+                await self._loghouse.drop(owner.log, log_owner)
+                continue
             for reader in reading:
                 if reader.partition_count != owner.partition_count:
                     await self._follow(reader.name, owner.partition_count, discard=False)
+
+    async def _is_there(self, queue: views.QueueView) -> bool:
+        """Whether this queue still exists, and not only another of its name."""
+        return await self._store.find(queue.name) == queue.id
 
     async def _follow_topic(self, readers: Sequence[views.QueueView]) -> None:
         """Queues have as many partitions as the topic that they read; a topic only grows."""
@@ -235,4 +245,21 @@ def _refuse_nonsense(positions: Mapping[int, str | None]) -> None:
             f"{positions[wrong[0]]!r} is not a position of this queue's log; those are "
             "decimal numbers.",
             [(f"positions.{number}", "is not a decimal number") for number in wrong],
+        )
+
+
+def _refuse_ahead(positions: Mapping[int, str | None], reached: Mapping[int, str]) -> None:
+    """A position that a partition has not reached is a mistake: what is published next would lie
+    below it, and be passed over. `reached`: where partitions end, as far as the log says so."""
+    ahead = sorted(
+        number
+        for number, position in positions.items()
+        if position is not None and number in reached and int(position) > int(reached[number])
+    )
+    if ahead:
+        first = ahead[0]
+        raise Invalid(
+            f"The log's partition {first} ends at {reached[first]}, and {positions[first]} lies "
+            "behind that; send 'latest' for the end.",
+            [(f"positions.{number}", f"lies behind {reached[number]}") for number in ahead],
         )

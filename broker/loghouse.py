@@ -143,7 +143,7 @@ class Loghouse:
             if name is None:
                 await self._outside.drop(log, owner)
             else:
-                await self._builtin.drop(name)
+                await self._builtin.drop(name, owner)
         except (SQLAlchemyError, OSError, LogError) as error:
             _log.warning("a log could not be dropped", log=log, error=str(error))
 
@@ -172,6 +172,19 @@ class Loghouse:
             return {}
         except (SQLAlchemyError, OSError):
             raise Unavailable(LOG_AWAY) from None
+
+    async def reached(self, log: str, partitions: Sequence[int]) -> Mapping[int, str]:
+        """Where these partitions of a log end; nothing if the log does not say."""
+        if kind_of(log) is None:
+            return {}
+        name = builtin_name(log)
+        if name is None:
+            return await self._outside.reached(log, partitions)
+        try:
+            known = await self._builtin.bounds(name, partitions)
+        except (SQLAlchemyError, OSError, LogNotFound):
+            return {}
+        return {n: str(known[n].next) if n in known else "0" for n in partitions}
 
     async def spans(self, log: str, positions: Mapping[int, str | None]) -> Mapping[int, Span]:
         """For show: where these partitions of a log start and end, and what is left from there on.
@@ -234,7 +247,7 @@ class Loghouse:
             if await self._builtin.partition_count(name) != partition_count:
                 await self._builtin.set_partition_count(name, partition_count, revision)
             if floor:
-                await self._builtin.trim(name, floor)
+                await self._builtin.trim(name, floor, owner)
         except (SQLAlchemyError, OSError, LogNotFound, LogError, ValueError) as error:
             _log.warning("the upkeep of a log failed", log=log, error=str(error))
 

@@ -23,7 +23,7 @@ from broker.views import LogAccess
 SWEEP_MESSAGES = 10_000
 # While a resize waits for an append under way, other appends wait for the resize.
 _LOCK_SECONDS = 5
-_EXCLUSIVE = "SELECT * FROM counterpoise_log.lock_log(:name, true)"
+_LOCK = "SELECT * FROM counterpoise_log.lock_log(:name, :exclusive)"
 _UNKNOWN_LOG = "CP002"
 
 
@@ -73,6 +73,11 @@ def trim_floor(
         for partition, position in (floor or {}).items()
         if position >= keep_messages
     }
+
+
+def _may_touch(log: Mapping[str, Any], owner: Owner | None) -> bool:
+    """Whether a call on behalf of `owner` means this log; one that names nobody means any."""
+    return owner is None or log["owner_id"] in (None, owner.queue_id)
 
 
 class BuiltinLogs:
@@ -181,23 +186,33 @@ class BuiltinLogs:
         await self._sweep(name)
         return result
 
-    async def drop(self, name: str) -> None:
-        """Delete the log with all it holds. One made again under its name is another log."""
+    async def drop(self, name: str, owner: Owner | None = None) -> None:
+        """Delete the log with all it holds.
+
+        With `owner` only if it is that queue's, or nobody's: this call may come late, and the log
+        that a later queue of the same name has by then is another one.
+        """
         try:
             async with self._engine.begin() as connection:
                 log = await self._lock(connection, name)
-                await connection.execute(
-                    text("DELETE FROM counterpoise_log.logs WHERE log_id = :log_id"),
-                    {"log_id": log["log_id"]},
-                )
+                if _may_touch(log, owner):
+                    await connection.execute(
+                        text("DELETE FROM counterpoise_log.logs WHERE log_id = :log_id"),
+                        {"log_id": log["log_id"]},
+                    )
         except LogNotFound:
             pass
         await self.sweep_dropped()
 
-    async def trim(self, name: str, below: Mapping[int, int]) -> None:
-        """Delete what lies below these positions (see `trim_floor`), in short transactions."""
+    async def trim(self, name: str, below: Mapping[int, int], owner: Owner | None = None) -> None:
+        """Delete what lies below these positions (see `trim_floor`), in short transactions.
+
+        With `owner` nothing if the log is another queue's: those are not its positions.
+        """
         async with self._engine.begin() as connection:
-            await self._known(connection, name)
+            # Nobody drops it before this ends, so the name stays that of the log looked at.
+            if not _may_touch(await self._lock(connection, name, exclusive=False), owner):
+                return
             await connection.execute(
                 text(
                     "SELECT counterpoise_log.trim(:name, CAST(:partitions AS integer[]),"
@@ -278,11 +293,12 @@ class BuiltinLogs:
                     "   JOIN counterpoise_log.partitions AS mine"
                     "     ON mine.log_id = m.log_id AND mine.partition = m.partition"
                     "     AND m.position >= mine.first_position"
-                    "   WHERE m.log_id = :log_id AND m.published_at >= :time"
+                    "   WHERE m.log_id = :log_id"
+                    "     AND m.published_at >= to_timestamp(CAST(:time AS double precision))"
                     "   GROUP BY m.partition"
                     " ) AS since USING (partition) WHERE p.log_id = :log_id ORDER BY p.partition"
                 ),
-                {"log_id": log["log_id"], "time": datetime.fromtimestamp(time, UTC)},
+                {"log_id": log["log_id"], "time": time},
             )
             return {row[0]: row[1] for row in rows}
 
@@ -297,12 +313,17 @@ class BuiltinLogs:
             {"name": name},
         )
 
-    async def _lock(self, connection: AsyncConnection, name: str) -> Mapping[str, Any]:
-        """Keep appends away until the transaction ends; the log's row as it then is."""
+    async def _lock(
+        self, connection: AsyncConnection, name: str, exclusive: bool = True
+    ) -> Mapping[str, Any]:
+        """Keep resizes and drops away until the transaction ends, and appends too if `exclusive`.
+
+        Returns the log's row as it then is.
+        """
         await self._known(connection, name)
         await connection.execute(text(f"SET LOCAL lock_timeout = '{_LOCK_SECONDS}s'"))
         try:
-            locked = await connection.execute(text(_EXCLUSIVE), {"name": name})
+            locked = await connection.execute(text(_LOCK), {"name": name, "exclusive": exclusive})
         except DBAPIError as error:
             if getattr(error.orig, "sqlstate", None) == _UNKNOWN_LOG:
                 raise LogNotFound(f"there is no log {name!r}") from None

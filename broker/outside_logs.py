@@ -18,6 +18,7 @@ from broker.core.errors import Invalid, Unavailable
 from broker.logs import Owner
 from counterpoise.logs import (
     Bounds,
+    InvalidPosition,
     LogError,
     LogNotFound,
     LogOwner,
@@ -93,8 +94,9 @@ class OutsideLogs:
     ) -> None:
         """The regular upkeep of a log that an owner decides about. Raises LogError.
 
-        A log that is gone is made anew, beginning where its readers had got to; `committed` is that
-        for each of them. What lies below `floor` is trimmed.
+        A log that is gone is made anew, and one that lost messages goes on, where its furthest
+        reader had got to; `committed` is that for each of them. What lies below `floor` is trimmed.
+        What is no position of this log (a client may commit anything) decides nothing.
         """
 
         def act(it: ManagedLog) -> None:
@@ -102,7 +104,9 @@ class OutsideLogs:
             for positions in committed:
                 for number, position in positions.items():
                     known = highest.get(number)
-                    if known is None or it.compare(position, known) > 0:
+                    if _is_position(it, position) and (
+                        known is None or it.compare(position, known) > 0
+                    ):
                         highest[number] = position
             try:
                 ends = it.bounds(sorted(highest)).ends
@@ -112,8 +116,9 @@ class OutsideLogs:
             it.ensure(partition_count, _log_owner(owner), lost)
             if it.partition_count() != partition_count:
                 it.set_partition_count(partition_count, revision)
-            if floor:
-                it.trim(floor)
+            below = {n: at for n, at in floor.items() if _is_position(it, at)}
+            if below:
+                it.trim(below)
 
         await self._ask(log, act, LONG_SECONDS)
 
@@ -147,6 +152,13 @@ class OutsideLogs:
             self._away_until[log] = self._monotonic() + AWAY_SECONDS
             return None
 
+    async def reached(self, log: str, partitions: Sequence[int]) -> Mapping[int, str]:
+        """Where partitions end: nothing if the log does not say."""
+        try:
+            return (await self._ask(log, lambda it: it.bounds(partitions))).ends
+        except LogError:
+            return {}
+
     def close(self) -> None:
         """Let go of all connections."""
         for opened in self._open.values():
@@ -172,6 +184,14 @@ class OutsideLogs:
             return await asyncio.wait_for(running, seconds)
         except TimeoutError:
             raise LogUnavailable(f"the log {log} did not answer within {seconds:g} s") from None
+
+
+def _is_position(log: ManagedLog, text: str) -> bool:
+    try:
+        log.compare(text, text)
+    except InvalidPosition:
+        return False
+    return True
 
 
 def check_log(log: str) -> None:

@@ -74,7 +74,7 @@ class QueueCalls(LogCalls):
                 await self._loghouse.make(
                     log, settings.partition_count, Owner(queue.id, queue.created_at, queue.name)
                 )
-            except (Unavailable, Invalid):
+            except BaseException:
                 with suppress(StoreUnavailable, QueueGone):
                     await self._store.delete(queue.id, force=True)
                 raise

@@ -197,6 +197,7 @@ class House:
         self.told: list[tuple[Any, ...]] = []
         self.error: BrokerError | None = None
         self.topics: dict[str, int] = {}
+        self.ended: dict[int, str] = {}
 
     async def access(self, log: str, purpose: str) -> None:
         if self.error is not None:
@@ -220,6 +221,10 @@ class House:
     async def spans(self, log: str, positions: Mapping[int, Any]) -> Mapping[int, Any]:
         """The log does not say where it ends."""
         return {}
+
+    async def reached(self, log: str, partitions: Iterable[int]) -> Mapping[int, str]:
+        """Where these partitions end, as far as a test says it."""
+        return {number: self.ended[number] for number in partitions if number in self.ended}
 
     async def keep(
         self,

@@ -1,11 +1,14 @@
 """The calls of administrators."""
 
 import asyncio
+from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from broker import views
 from broker.core.errors import Invalid, QueueExists, QueueInUse, QueueNotFound
+from broker.overviews import EVENTS_AT_ONCE
 from broker.store.memory import Fault
 from tests.broker.shell import World, settle, spec, virtual
 
@@ -42,6 +45,47 @@ class TestDeleting:
         await one.delete_queue("orders", force=False)
         dropped = [told for told in one.house.told if told[0] == "drop"]
         assert dropped == [("drop", "builtin:orders")]
+
+    @virtual
+    async def test_a_log_is_not_made_again_for_a_queue_that_is_deleted_meanwhile(self) -> None:
+        world = World()
+        one, two = await world.replica(), await world.replica()
+        logs = {name: f"redis://host/0/{name}" for name in ("first", "second", "third")}
+        for name, log in logs.items():
+            await one.create_queue(replace(spec(name), log=log))
+        keep = two.house.keep
+
+        async def slowly(log: str, *told: Any) -> None:
+            # Of all three it was known that they exist when the upkeep began.
+            if log == logs["first"]:
+                await one.delete_queue("first", force=False)
+                await one.delete_queue("second", force=False)
+            await keep(log, *told)
+
+        two.house.keep = slowly  # type: ignore[assignment,method-assign]
+        await two.keep_logs()
+        assert [(what, log) for what, log, *_ in two.house.told] == [
+            ("keep", logs["first"]),
+            ("drop", logs["first"]),
+            ("keep", logs["third"]),
+        ]
+
+    @pytest.mark.parametrize("error", [RuntimeError, asyncio.CancelledError])
+    @virtual
+    async def test_a_queue_whose_log_cannot_be_made_is_not_there(
+        self, error: type[BaseException]
+    ) -> None:
+        world = World()
+        one = await world.replica()
+
+        async def fails(*told: Any) -> None:
+            raise error
+
+        one.house.make = fails  # type: ignore[method-assign]
+        with pytest.raises(error):
+            await one.create_queue(spec())
+        with pytest.raises(QueueNotFound):
+            await one.queue("orders")
 
     @virtual
     async def test_a_new_queue_is_at_hand_where_it_was_made(self) -> None:
@@ -213,6 +257,22 @@ class TestEvents:
         following.cancel()
 
     @virtual
+    async def test_who_missed_much_reads_it_in_pieces(self) -> None:
+        world = World()
+        one, two = await world.replica(), await world.replica()
+        await one.create_queue(spec())
+        for n in range(EVENTS_AT_ONCE):
+            await one.join("orders", str(n), lease=60)
+        last = (await one.queue("orders")).revision
+        assert last > EVENTS_AT_ONCE
+        seen = []
+        async for event in two.events("orders", 0):
+            seen.append(event.revision)
+            if event.revision == last:
+                break
+        assert seen == list(range(1, last + 1))
+
+    @virtual
     async def test_an_outage_of_the_store_loses_none(self) -> None:
         world = World()
         one, two = await world.replica(), await world.replica()
@@ -246,6 +306,18 @@ class TestPositions:
         late = await two.commit("orders", flow, 10, [views.CommitItem(0, 1, "60")])
         assert late.results[0].outcome == "stale_epoch"
         assert late.update.partitions[0].position == "10"
+
+    @virtual
+    async def test_a_position_that_the_log_has_not_reached_is_refused(self) -> None:
+        world = World()
+        one = await world.replica()
+        await one.create_queue(spec())
+        one.house.ended = {0: "10", 1: "9"}
+        with pytest.raises(Invalid, match="partition 1 ends at 9"):
+            await one.set_positions("orders", {0: "10", 1: "10"})
+        assert (await one.queue("orders")).revision == 1
+        # Where the log does not say, the administrator is believed.
+        await one.set_positions("orders", {0: "10", 1: None, 2: "77"})
 
     @virtual
     async def test_what_is_removed_meanwhile_keeps_its_position(self) -> None:

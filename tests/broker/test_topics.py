@@ -127,6 +127,9 @@ def test_positions_are_found_in_the_topic(client, kafka, topic, log):
     kafka.delete_records(topic, 1, 1)
     assert positions(client, "earliest") == {0: "0", 1: "1", 2: "0"}
     assert positions(client, "latest") == {0: "0", 1: "3", 2: "0"}
+    assert positions(client, {1: "2"}) == {0: "0", 1: "2", 2: "0"}
+    with pytest.raises(Invalid, match="partition 1 ends at 3"):
+        client.set_positions("orders", {1: "4"})
 
 
 def positions(client, where):

@@ -98,8 +98,10 @@ def test_a_flow_by_hand(client):
 
 def test_positions_are_set_to_an_end_a_time_or_each(client):
     client.create_queue("a", 2)
-    client.set_positions("a", {0: "5", 1: None})
-    assert client.partitions("a")[0].position == "5"
+    client.set_positions("a", {0: "0", 1: None})
+    assert client.partitions("a")[0].position == "0"
+    with pytest.raises(Invalid, match="partition 0 ends at 0"):
+        client.set_positions("a", {0: "5"})
     client.set_positions("a", "earliest")
     client.set_positions("a", datetime.now(UTC))
     with pytest.raises(Invalid):

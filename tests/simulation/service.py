@@ -126,6 +126,9 @@ class Log:
         """Nobody looks."""
         return {}
 
+    async def reached(self, log: str, partitions: Sequence[int]) -> Mapping[int, str]:
+        return {number: str(self.ends.get(number, 0)) for number in partitions}
+
     async def keep(
         self, name: str, owner: object, count: int, revision: int, committed: Sequence[Any]
     ) -> None:

@@ -7,12 +7,14 @@ import threading
 import pytest
 from typer.testing import CliRunner
 
+from broker.outside_logs import OutsideLogs
 from broker.service import Broker
 from counterpoise.cli.app import app
 from counterpoise.consumer import Consumer
 from counterpoise.errors import Invalid, QueueInUse
-from counterpoise.logs import LogNotFound, open_log
+from counterpoise.logs import LogNotFound, PositionTrimmed, open_log, open_managed
 from counterpoise.publisher import Publisher
+from counterpoise.wire import CommitItem
 from tests.counterpoise.on_redis.conftest import SECRET
 from tests.log_support import texts
 from tests.service import eventually
@@ -164,6 +166,72 @@ def test_a_log_that_redis_has_lost_is_made_anew_and_messages_are_not_mistaken(wo
     publish(world, "flights", ["d"])
     # Position 2 was committed, where `c` was; now `d` is there, and nothing was skipped or doubled.
     assert consume(world, "flights", 1) == ["d"]
+
+
+def test_what_a_queue_has_not_processed_stays_when_redis_loses_what_another_had(world):
+    world.client.create_queue("flights", 1, log=world.log, rebalance_delay=0)
+    world.client.create_queue("copy", log=world.log, rebalance_delay=0)
+    publish(world, "flights", [f"v{n}" for n in range(10)])
+    assert len(consume(world, "flights", 10)) == 10
+    eventually(lambda: world.client.partitions("flights")[0].position == "10")
+    with world.redis.client() as admin:
+        admin.xtrim("counterpoise:{flights}:stream:0", minid="0")
+        for entry, _ in admin.xrange("counterpoise:{flights}:stream:0")[5:]:
+            admin.xdel("counterpoise:{flights}:stream:0", entry)
+        _, *state = admin.hget("counterpoise:{flights}:partitions", "0").split()
+        admin.hset("counterpoise:{flights}:partitions", "0", b" ".join([b"5", *state]))
+    with pytest.raises(Invalid, match="partition 0 ends at 5"):
+        world.client.set_positions("copy", {0: "6"})
+    keep(world)
+    publish(world, "flights", ["new"])
+    log = open_log(world.log, world.access)
+    assert log.bounds([0]).starts == {0: "0"}
+    assert texts(log, 0, "0", "5") == [f"v{n}" for n in range(5)]
+    assert consume(world, "flights", 1) == ["new"]
+    # Whoever has not processed what is gone is told so and passes over nothing.
+    world.client.set_positions("copy", {0: "5"})
+    with pytest.raises(PositionTrimmed):
+        consume(world, "copy", 1)
+    world.client.set_positions("copy", {0: "10"})
+    keep(world)
+    assert log.bounds([0]).starts == {0: "10"}
+    log.close()
+
+
+def test_a_position_that_no_log_can_have_stops_nobodys_upkeep(world):
+    world.client.create_queue("flights", 2, log=world.log, rebalance_delay=0)
+    publish(world, "flights", [f"v{n}" for n in range(20)])
+    log = open_managed(world.log, world.access, timeout_seconds=5)
+    ends = log.bounds([0, 1]).ends
+    bound = world.client.bind("flights", "one", lease_seconds=60)
+    eventually(lambda: {one.owner for one in world.client.partitions("flights")} == {bound.flow_id})
+    world.client.commit(
+        "flights",
+        bound.flow_id,
+        bound.flow_token,
+        [CommitItem(0, 1, "999999999999999999"), CommitItem(1, 1, ends[1])],
+    )
+    keep(world)
+    bounds = log.bounds([0, 1])
+    assert bounds.ends == ends
+    assert bounds.starts == {0: "0", 1: ends[1]}
+    log.close()
+
+
+def test_an_upkeep_does_not_bring_the_log_of_a_deleted_queue_back(world, monkeypatch):
+    world.client.create_queue("flights", 1, log=world.log)
+    upkeep = OutsideLogs.keep
+
+    async def slowly(self, *told):
+        await asyncio.to_thread(world.client.delete_queue, "flights")
+        await upkeep(self, *told)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(OutsideLogs, "keep", slowly)
+        keep(world)
+    with world.redis.client() as admin:
+        assert admin.keys("*") == []
+    world.client.create_queue("flights", 1, log=world.log)
 
 
 def test_a_log_of_somebody_else_is_not_taken(world):
