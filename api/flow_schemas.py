@@ -7,6 +7,7 @@ from pydantic import ConfigDict, Field, JsonValue, StringConstraints
 from api.queue_schemas import LogCredentials, Start
 from api.schemas import (
     EXAMPLE_FLOW,
+    EXAMPLE_QUEUE_ID,
     EXAMPLE_TIME,
     MOST_INT64,
     MOST_PARTITIONS,
@@ -132,6 +133,7 @@ class Bound(AnswerModel):
                 {
                     "flow_id": EXAMPLE_FLOW,
                     "flow_token": "cpf_3q2-7w…",
+                    "queue_id": EXAMPLE_QUEUE_ID,
                     "lease_seconds": 10.0,
                     "log": "builtin:flights",
                     "start": "earliest",
@@ -149,6 +151,11 @@ class Bound(AnswerModel):
     flow_token: str = Field(
         description="The flow's secret, sent with its calls as `Authorization: Bearer`. Told only "
         "here: the service keeps just a hash."
+    )
+    queue_id: str = Field(
+        examples=[EXAMPLE_QUEUE_ID],
+        description="The queue's `id`. A flow that is bound again and told another one was of a "
+        "queue that was deleted and made again: what it knows of the old one counts for nothing.",
     )
     lease_seconds: float
     log: str = Field(examples=["builtin:flights"])

@@ -16,6 +16,7 @@ from pydantic import (
 )
 
 from api.schemas import (
+    EXAMPLE_QUEUE_ID,
     EXAMPLE_TIME,
     MOST_PARTITIONS,
     AnswerModel,
@@ -34,7 +35,7 @@ from counterpoise.logs.address import refuse_credentials
 LOG_PATTERN = r"^(builtin:[A-Za-z0-9._-]{1,200}|[a-z][a-z0-9+.-]{1,30}://[^\s\x00-\x1f]{1,1000})$"
 
 EXAMPLE_QUEUE: dict[str, JsonValue] = {
-    "id": "0198c0dc-11aa-7b02-8c41-5d0e9f6a7b8c",
+    "id": EXAMPLE_QUEUE_ID,
     "name": "flights",
     "partition_count": 8,
     "operational_partition_count": 8,

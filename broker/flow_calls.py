@@ -71,6 +71,7 @@ class FlowCalls(FlowViews):
             return views.BoundView(
                 flow_id=flow_id,
                 flow_token=token,
+                queue_id=coordinator.queue_id,
                 lease_seconds=lease_seconds,
                 log=log,
                 start=start,

@@ -201,6 +201,7 @@ class BoundView:
 
     flow_id: str
     flow_token: str = field(repr=False)
+    queue_id: str
     lease_seconds: float
     log: str
     start: str

@@ -124,8 +124,8 @@ class FlowGone(Refused):
     """The flow is over.
 
     `reason` tells how: `lease_expired`, `replaced` (its instance was bound anew elsewhere),
-    `unbound` (by this program or by an administrator), or `restored` (the service was restored from
-    a backup).
+    `unbound` (by this program or by an administrator), `restored` (the service was restored from
+    a backup), or `queue_recreated` (the queue was deleted and another of its name made).
     """
 
     code = "flow_gone"

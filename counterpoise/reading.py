@@ -242,6 +242,7 @@ def bound(body: Json) -> Bound:
         start=str(body["start"]),
         update=update(body["update"]),
         log_access=log_access(body.get("log_access")),
+        queue_id=_text(body.get("queue_id")),
     )
 
 

@@ -199,7 +199,7 @@ class LogView:
 
 @dataclass(frozen=True)
 class Bound:
-    """The answer to bind."""
+    """The answer to bind; `queue_id` is None from a service that does not tell it."""
 
     flow_id: str
     flow_token: str = field(repr=False)
@@ -208,6 +208,7 @@ class Bound:
     start: str
     update: Update
     log_access: LogAccess | None = None
+    queue_id: str | None = None
 
 
 @dataclass(frozen=True)

@@ -95,13 +95,20 @@ class BaseFlow:
         return () if self.flow_id is None else (self.flow_id,)
 
     @property
+    def queue_id(self) -> str | None:
+        """What tells the queue from others of its name; None before the first bind, or if the
+        service does not say.
+        """
+        return self._core.queue_id
+
+    @property
     def status(self) -> str:
         """`new` (not opened), `binding`, `bound` or `gone`."""
         return self._core.status
 
     @property
     def gone_reason(self) -> str | None:
-        """Why the flow is gone: `unbound`, `replaced`, `lease_expired`, or the code of an error."""
+        """Why the flow is gone: the reason of a `FlowGone`, or the code of another error."""
         return self._core.gone_reason
 
     @property

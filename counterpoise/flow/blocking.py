@@ -55,8 +55,8 @@ class Flow(BaseFlow):
     background, so that the lease of a program that is stuck expires. Callbacks: see `Callbacks`.
 
     Nothing happens before `open`. Methods raise once the flow is gone for good: `FlowGone` with
-    the reason `replaced` or `unbound`, `QueueNotFound`, ...; before that they raise only
-    `ServiceUnavailable`, when the service did not answer within `timeout_seconds`.
+    the reason `replaced`, `unbound` or `queue_recreated`, `QueueNotFound`, ...; before that they
+    raise only `ServiceUnavailable`, when the service did not answer within `timeout_seconds`.
     """
 
     def _set_up(self) -> None:

@@ -18,12 +18,17 @@ A flow is one consumer's binding to a queue. This is what it holds to (the contr
    its place: binding again would take the partitions back from it, and back and forth for ever.
    Told `unbound`, an administrator wants it away. In these two cases, or when its queue was
    deleted, it stops and says so on use. A draining flow whose lease expired has nothing left to
-   hand off and stops as well.
+   hand off and stops as well. While it binds again, only the service's own refusal is final, not
+   what answers in its place.
 5. **Every call has a higher `seq`** than those before it, retries keep theirs: a delayed retry
    cannot move a position back.
 6. **A release is the program's own act** and not told back as lost. The update that takes the
    partition out of the view can overtake the answer to the release; so the notice waits for the
    answer, and is given only if the release did not succeed.
+7. **Bound once, bound to one queue.** The name may be that of another queue by the time it binds
+   again: that one's epochs begin anew, and so the program would take its partitions for those it
+   had, and their positions too. Nothing of it is shown; the new flow is unbound, the old one over
+   (`queue_recreated`).
 
 Bind always carries an `instance_id`, so a bind that is repeated because its answer was lost
 replaces the flow that nobody knows of.
@@ -46,6 +51,7 @@ from counterpoise.errors import (
     FlowGone,
     FlowNotFound,
     Forbidden,
+    Invalid,
     NotBound,
     QueueNotFound,
     ServiceUnavailable,
@@ -80,6 +86,8 @@ ItemT = TypeVar("ItemT", CommitItem, ReleaseItem, ReadyItem)
 Build: TypeAlias = Callable[[str, str, str, Sequence[ItemT], int], Call[Results]]
 
 _ENDS_A_FLOW = (FlowGone, FlowNotFound, QueueNotFound, Unauthorized, Forbidden)
+# What ends it while it binds again.
+_ENDS_A_REBIND = (*_ENDS_A_FLOW, Invalid)
 
 
 @dataclass(frozen=True)
@@ -126,12 +134,15 @@ class FlowCore:
         # The last thing that went wrong, None once the service answers again.
         self.last_error: CounterpoiseError | None = None
         self.lease_expires_at: float | None = None
+        # The queue it is bound to for good, once a service has named it (rule 7).
+        self.queue_id: str | None = None
         # As told at the latest bind.
         self.log: str | None = None
         self.start: str | None = None
         self.log_access: LogAccess | None = None
         # The service's clock (Unix seconds) minus ours, from the latest update.
         self.clock_offset: float | None = None
+        self._was_bound = False
         self._seq = 0
         self._acknowledged: dict[tuple[int, int], tuple[int, str]] = {}
         self._releasing: dict[tuple[int, int], Request] = {}
@@ -160,11 +171,17 @@ class FlowCore:
         )
 
     def bind_answered(self, bound: Bound, sent_at: float, now: float) -> Call[None] | None:
-        """Bound. Returns the unbind to send if the flow was closed while the bind was under way."""
+        """Bound. Returns the unbind to send if the flow is over: it was closed while the bind was
+        under way, or the queue is another one (rule 7).
+        """
+        if self.status == "binding" and self._was_bound_elsewhere(bound):
+            self._end(_queue_recreated(self.settings.queue))
         if self.status != "binding":
             return calls.unbind(self.settings.queue, bound.flow_id, bound.flow_token)
         self.status = "bound"
+        self._was_bound = True
         self.bound = bound
+        self.queue_id = self.queue_id or bound.queue_id
         self.log, self.start, self.log_access = bound.log, bound.start, bound.log_access
         self.last_error = None
         self._renewed(sent_at)
@@ -221,14 +238,13 @@ class FlowCore:
         self.last_error = error
         if isinstance(error, ServiceUnavailable):
             return
-        if current is not None and not isinstance(error, _ENDS_A_FLOW):
+        final = _ENDS_A_REBIND if current is None else _ENDS_A_FLOW
+        if self._was_bound and not isinstance(error, final):
             return  # one call was refused; or something in between answers in the service's place
         if current is not None and self._may_bind_again(error):
             self._forget_flow("binding")
             return
-        self.error = error
-        self.gone_reason = error.reason if isinstance(error, FlowGone) else error.code
-        self._forget_flow("gone")
+        self._end(error)
 
     def leave(self) -> Call[None] | None:
         """The program is done with the flow. Returns the unbind to send, if it was bound."""
@@ -241,6 +257,16 @@ class FlowCore:
         if bound is None:
             return None
         return calls.unbind(self.settings.queue, bound.flow_id, bound.flow_token)
+
+    def _was_bound_elsewhere(self, bound: Bound) -> bool:
+        """Whether the queue of this name is another than before; an older service cannot tell."""
+        return None not in (self.queue_id, bound.queue_id) and self.queue_id != bound.queue_id
+
+    def _end(self, error: CounterpoiseError) -> None:
+        """Gone for good, because of this."""
+        self.error = self.last_error = error
+        self.gone_reason = error.reason if isinstance(error, FlowGone) else error.code
+        self._forget_flow("gone")
 
     def _may_bind_again(self, error: CounterpoiseError) -> bool:
         expired = isinstance(error, FlowGone) and error.reason in ("lease_expired", "restored")
@@ -434,3 +460,11 @@ class FlowCore:
         expires_at = sent_at + self.lease_seconds
         if self.lease_expires_at is None or expires_at > self.lease_expires_at:
             self.lease_expires_at = expires_at
+
+
+def _queue_recreated(queue: str) -> FlowGone:
+    return FlowGone(
+        f"queue {queue!r} was deleted and made again since this flow was bound; "
+        "open a new flow to consume the new queue",
+        problem={"code": FlowGone.code, "reason": "queue_recreated"},
+    )

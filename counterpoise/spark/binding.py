@@ -71,6 +71,8 @@ def _open(flows: list[Flow], options: SourceOptions) -> None:
     seconds = max(0.1, options.start_timeout_seconds)
     try:
         each(flows, lambda flow: flow.open(seconds))
+        if len({flow.queue_id for flow in flows} - {None}) > 1:
+            raise CounterpoiseError("it was deleted and made again just now; start once more")
     except BaseException as error:
         each(flows, lambda flow: flow.close(timeout_seconds=1.0))
         if isinstance(error, ServiceUnavailable):

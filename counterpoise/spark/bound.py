@@ -51,5 +51,7 @@ def raise_if_over(flow: BoundFlow, queue: str) -> None:
         "unbound": "an administrator has unbound this consumer",
         "lease_expired": "its lease expired while it was being drained",
         "queue_not_found": "the queue has been deleted",
+        "queue_recreated": "the queue has been deleted and made again. To consume the new one, "
+        "start the query again with another checkpointLocation",
     }.get(reason, str(flow.last_error or reason))
     raise FlowEnded(f"queue {queue!r}: {said}")

@@ -38,7 +38,7 @@ class CannotStart(SourceError):
 
 
 class FlowEnded(SourceError):
-    """The flow is over for good: replaced, unbound by an administrator, or its queue deleted."""
+    """The flow is over for good: replaced, unbound by an administrator, or its queue is no more."""
 
     code = "flow_ended"
 

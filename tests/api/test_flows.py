@@ -20,6 +20,7 @@ def test_binding(api: httpx.Client) -> None:
     assert consumer.bound["lease_seconds"] == 30
     assert (consumer.bound["log"], consumer.bound["start"]) == ("builtin:q", "earliest")
     assert consumer.bound["log_access"]["url"].startswith("postgresql://")
+    assert consumer.bound["queue_id"] == api.get("/queues/q").json()["id"]
     assert len(consumer.bound["flow_token"]) >= 32
     consumer.until("owned", 0, 1)
     assert consumer.view["active"]

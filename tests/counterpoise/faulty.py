@@ -61,6 +61,8 @@ class FaultyService:
         self.view: dict[str, Any] = {"revision": 1, "partitions": [self.owned(0, 1)]}
         self.binds = 0
         self.lease_seconds = 3.0
+        # Of the queue that answers now; None: a service that does not say.
+        self.queue_id: str | None = None
         self.changed = threading.Condition()
         self.stopped = False
         self.unbound: set[str] = set()
@@ -109,6 +111,8 @@ class FaultyService:
                 "start": "earliest",
             }
             body |= {"lease_seconds": self.lease_seconds, "log": "builtin:flights"}
+            if self.queue_id is not None:
+                body["queue_id"] = self.queue_id
             return Answer(201, body | {"update": self.update()})
         if path.endswith("/updates"):
             asked = dict(part.split("=") for part in query.split("&"))

@@ -10,7 +10,7 @@ from counterpoise.consumer import Consumer
 from counterpoise.errors import FlowGone, QueueNotFound
 from counterpoise.logs import LogError
 from counterpoise.publisher import Publisher
-from tests.counterpoise.consumer.conftest import InThread
+from tests.counterpoise.consumer.conftest import InThread, positions
 from tests.service import eventually
 
 
@@ -127,6 +127,30 @@ def test_a_queue_that_is_not_there_or_goes_away(service, client):
     client.delete_queue("flights", force=True)
     one.thread.join(10)
     assert isinstance(one.error, QueueNotFound | FlowGone)
+
+
+def test_a_queue_made_again_is_not_taken_for_the_one_that_was_consumed(service, client, publish):
+    publish(range(20))
+    well = [True]
+    one = Running(service.url, lease_seconds=1, renew_while=lambda: well[0])
+    one.thread.start()
+    try:
+        eventually(lambda: len(one.handled) == 20)
+        well[0] = False
+        eventually(lambda: client.flows("flights") == [])
+        client.delete_queue("flights")
+        client.create_queue("flights", 4, rebalance_delay=0)
+        publish(range(30))
+        well[0] = True
+        eventually(lambda: not one.thread.is_alive())
+    finally:
+        one.consumer.stop(now=True)
+        one.join()
+    assert isinstance(one.error, FlowGone)
+    assert one.error.reason == "queue_recreated"
+    assert set(positions(client).values()) == {None}
+    with Running(service.url) as another:
+        eventually(lambda: len(another.handled) == 30)
 
 
 def test_the_logs_address_in_the_environment_wins(service, client, publish, monkeypatch):

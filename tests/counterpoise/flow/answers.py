@@ -28,9 +28,10 @@ def update(revision, *partitions, flow_id="f1", draining=False, now=0.0):
     return Update("flights", flow_id, revision, owned, draining, time, tuple(partitions))
 
 
-def bound(revision, *partitions, flow_id="f1", lease_seconds=9.0, now=0.0):
+def bound(revision, *partitions, flow_id="f1", lease_seconds=9.0, now=0.0, queue_id="q1"):
     view = update(revision, *partitions, flow_id=flow_id, now=now)
-    return Bound(flow_id, "secret", lease_seconds, "builtin:flights", "earliest", view)
+    log = "builtin:flights"
+    return Bound(flow_id, "secret", lease_seconds, log, "earliest", view, queue_id=queue_id)
 
 
 def results(*outcomes, view=None):

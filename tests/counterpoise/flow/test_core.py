@@ -9,6 +9,7 @@ from counterpoise.errors import (
     NotBound,
     NotCounterpoise,
     QueueNotFound,
+    Refused,
     Unreachable,
 )
 from counterpoise.wire import CommitItem, ReadyItem, ReleaseItem
@@ -246,6 +247,35 @@ def test_a_bind_that_is_refused_ends_the_flow_and_one_that_fails_does_not():
         flow.check()
 
 
+@pytest.mark.parametrize(
+    "error",
+    [NotCounterpoise("default backend - 404"), Refused("a gateway", 404, {"code": 5})],
+    ids=["no problem document", "a problem document of somebody else"],
+)
+def test_what_answers_in_the_services_place_does_not_end_a_flow_that_binds_again(error):
+    flow = bound_core(7, partition(0, 1))
+    flow.call_failed("f1", gone("lease_expired"))
+    flow.call_failed(None, error)
+    assert (flow.status, flow.last_error) == ("binding", error)
+    flow.bind_answered(bound(3, partition(0, 2), flow_id="f2"), sent_at=1.0, now=1.0)
+    assert (flow.status, flow.last_error) == ("bound", None)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        QueueNotFound("no queue", 404, {"code": "queue_not_found"}),
+        Invalid("no", 422, {"code": "invalid"}),
+        gone("replaced"),
+    ],
+)
+def test_what_the_service_itself_refuses_ends_a_flow_that_binds_again(error):
+    flow = bound_core(7, partition(0, 1))
+    flow.call_failed("f1", gone("lease_expired"))
+    flow.call_failed(None, error)
+    assert (flow.status, flow.error) == ("gone", error)
+
+
 def test_left_while_a_bind_was_under_way_it_unbinds_what_it_got():
     flow = core()
     flow.open()
@@ -369,3 +399,40 @@ def test_a_lease_that_expires_during_a_release():
     flow.unanswered(request)
     assert told(flow) == ["lost 0@1"]
     assert flow.status == "binding"
+
+
+# ------------------------------------------------------------------ 7. one queue
+
+
+def test_bound_again_to_another_queue_of_the_same_name_it_leaves_that_alone_and_is_over():
+    flow = bound_core(7, partition(0, 1))
+    request = flow.commit([CommitItem(0, 1, "5")])
+    flow.call_failed("f1", gone("lease_expired"))
+    told(flow)
+    version = flow.version
+    another = bound(3, partition(0, 1), flow_id="f2", queue_id="q2")
+    undo = flow.bind_answered(another, sent_at=1.0, now=1.0)
+    assert (undo.method, undo.path) == ("DELETE", "/queues/flights/flows/f2")
+    assert (flow.status, flow.gone_reason) == ("gone", "queue_recreated")
+    assert flow.version > version
+    assert told(flow) == []
+    assert dict(flow.view.partitions) == {}
+    assert flow.queue_id == "q1"
+    for use in (flow.check, lambda: flow.commit([CommitItem(0, 1, "5")])):
+        with pytest.raises(FlowGone, match="deleted and made again") as raised:
+            use()
+        assert raised.value.reason == "queue_recreated"
+    assert flow.last_error is flow.error
+    flow.unanswered(request)
+    assert told(flow) == []
+
+
+@pytest.mark.parametrize(("first", "second"), [("q1", None), (None, "q1"), (None, None)])
+def test_a_service_that_does_not_name_the_queue_is_taken_at_its_word(first, second):
+    flow = core()
+    flow.open()
+    flow.bind_answered(bound(1, partition(0, 1), queue_id=first), sent_at=0.0, now=0.0)
+    flow.call_failed("f1", gone("lease_expired"))
+    again = bound(3, partition(0, 2), flow_id="f2", queue_id=second)
+    assert flow.bind_answered(again, sent_at=1.0, now=1.0) is None
+    assert (flow.status, flow.queue_id) == ("bound", first or second)

@@ -179,6 +179,36 @@ def test_an_expired_lease_is_bound_again_and_the_old_epochs_are_over(faulty, mak
         assert len({seen.body["instance_id"] for seen in faulty.requests("/flows")}) == 1
 
 
+def test_an_ingress_without_a_service_behind_it_does_not_end_a_flow_that_binds_again(faulty, make):
+    def script(seen):
+        if "/flows/f1/" in seen.path:
+            return problem(410, "flow_gone", reason="lease_expired")
+        rollout = faulty.binds == 1 and len(faulty.requests("/flows")) < 4
+        return Answer(404, text="default backend - 404") if rollout else None
+
+    with make() as flow:
+        faulty.script = script
+        until(lambda: flow.flow_id == "f2")
+        assert flow.last_error is None
+
+
+def test_a_queue_made_again_ends_the_flow_and_the_new_queue_is_left_alone(faulty, make):
+    told = []
+    faulty.queue_id = "q1"
+    with make(on_granted=lambda owned: told.append(owned.epoch)) as flow:
+        faulty.script = lambda seen: (
+            problem(410, "flow_gone", reason="lease_expired") if "/flows/f1/" in seen.path else None
+        )
+        faulty.queue_id = "q2"
+        until(lambda: flow.status == "gone")
+        until(lambda: faulty.unbound == {"f2"})
+        with pytest.raises(FlowGone, match="deleted and made again"):
+            flow.commit([(0, 1, "5")])
+        assert flow.gone_reason == "queue_recreated"
+        assert [seen for seen in faulty.requests("/commit") if "/flows/f2/" in seen.path] == []
+    assert told == [1]
+
+
 def test_replaced_it_does_not_bind_again_and_says_so(faulty, make):
     with make() as flow:
         faulty.script = lambda seen: (

@@ -144,6 +144,30 @@ def test_the_queue_is_deleted_under_a_flow(flow, flights):
         first.commit({0: "5"})
 
 
+def test_a_flow_does_not_take_a_queue_made_again_for_its_own(flow, flights):
+    """It slept beyond its lease; epoch 1 of the new queue is not epoch 1 of the old one."""
+    well = [True]
+    granted: list = []
+    first = flow(lease_seconds=1, renew_while=lambda: well[0], on_granted=granted.append)
+    owns(first, 4)
+    assert first.queue_id == flights.queue("flights").id
+    well[0] = False
+    eventually(lambda: flights.flows("flights") == [])
+    flights.delete_queue("flights")
+    flights.create_queue("flights", 4, rebalance_delay=0)
+    assert first.commit([(0, 1, "5")]) == {0: "flow_gone"}
+    well[0] = True
+    eventually(lambda: first.status == "gone")
+    with pytest.raises(FlowGone, match="deleted and made again"):
+        first.commit([(0, 1, "5")])
+    assert first.gone_reason == "queue_recreated"
+    eventually(lambda: flights.flows("flights") == [])
+    assert {one.position for one in flights.partitions("flights")} == {None}
+    assert len(granted) == 4
+    # A new one consumes the new queue.
+    owns(flow(), 4)
+
+
 def test_a_flow_drains_and_the_others_take_over(flow):
     first = flow()
     owns(first, 4)

@@ -22,6 +22,7 @@ from counterpoise.spark.flows import Flows
 from counterpoise.spark.handoffs import Handoffs
 from counterpoise.spark.options import SourceOptions
 from counterpoise.wire import ReleaseItem
+from tests.counterpoise.faulty import Answer, Seen, faulty_service
 from tests.counterpoise.spark.queries import Collected, publish, start
 from tests.log_support import until
 from tests.service import Service
@@ -165,6 +166,31 @@ def test_an_unknown_queue_leaves_no_flow_behind(service: Service, client: Client
 
 
 # ------------------------------------------------------------------ on the way between our own
+
+
+def test_flows_that_were_bound_to_two_queues_of_one_name_are_not_taken_for_one() -> None:
+    with faulty_service() as faulty:
+        faulty.queue_id = "q1"
+
+        def made_again(seen: Seen) -> Answer | None:
+            if not seen.path.endswith("/flows") or not seen.body["instance_id"].endswith("#2"):
+                return None
+            answer = {"flow_id": "f9", "flow_token": "t", "lease_seconds": 3.0, "queue_id": "q2"}
+            answer |= {"log": "builtin:flights", "start": "earliest"}
+            return Answer(201, answer | {"update": faulty.update() | {"flow_id": "f9"}})
+
+        faulty.script = made_again
+        options = SourceOptions("flights", faulty.url, flows=2)
+        with pytest.raises(CannotStart, match="deleted and made again"):
+            bind(
+                options,
+                "app",
+                warmup=False,
+                renew_while=lambda: True,
+                wake=threading.Event(),
+                handoffs=Handoffs(),
+            )
+        assert faulty.unbound == {"f1", "f9"}
 
 
 class Fixed(SimpleNamespace):
