@@ -9,7 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sqlalchemy.ext.asyncio import create_async_engine
 
+from broker.loghouse import Loghouse
 from broker.logs import BuiltinLogs, LogNotFound, Owner, PartitionBounds, trim_floor
+from broker.outside_logs import OutsideLogs
 from counterpoise.logs import AppendBatch, Message, StalePartitionCount
 from counterpoise.logs import LogNotFound as LogGone
 from tests.log_support import append, log, log_url, texts
@@ -123,6 +125,35 @@ async def test_an_interrupted_drop_is_completed_by_the_next(logs, log, log_url):
     assert stored(log_url) == 0
 
 
+FIRST, SECOND = Owner("first", 1000.0), Owner("second", 2000.0)
+
+
+async def made_again(logs, log):
+    """A queue was deleted and another made of the same name, into which somebody published."""
+    assert await logs.ensure("flights", 4, FIRST)
+    await logs.drop("flights", FIRST)
+    assert await logs.ensure("flights", 4, SECOND)
+    append(log, "a", "b", "c")
+
+
+async def test_a_drop_that_comes_late_spares_the_log_of_a_later_queue(logs, log, log_url):
+    """A replica deleted the queue, was paused, and meanwhile it was made again."""
+    await made_again(logs, log)
+    await Loghouse(logs, OutsideLogs()).drop("builtin:flights", FIRST)
+    assert texts(log, 0) == ["a", "b", "c"]
+    append(log, "d", first=3)
+    await Loghouse(logs, OutsideLogs()).drop("builtin:flights", SECOND)
+    assert stored(log_url) == 0
+
+
+async def test_a_log_that_belongs_to_nobody_is_dropped_and_trimmed_by_its_name(logs, log, log_url):
+    append(log, "a", "b", "c")
+    await logs.trim("flights", {0: 2}, FIRST)
+    assert texts(log, 0, "2") == ["c"]
+    await logs.drop("flights", FIRST)
+    assert stored(log_url) == 0
+
+
 # ------------------------------------------------------------------ trim
 
 positions = st.dictionaries(st.integers(0, 4), st.none() | st.integers(0, 50))
@@ -172,6 +203,25 @@ async def test_an_interrupted_trim_is_completed_by_the_next(logs, log, log_url):
     assert stored(log_url) == 1
 
 
+async def test_a_trim_that_comes_late_spares_the_log_of_a_later_queue(
+    logs, log, log_url, monkeypatch
+):
+    """The upkeep of a queue was under way when that was deleted and made again."""
+    ensure = logs.ensure
+
+    async def overtaken(*given):
+        fits = await ensure(*given)
+        monkeypatch.undo()
+        await made_again(logs, log)
+        return fits
+
+    monkeypatch.setattr(logs, "ensure", overtaken)
+    await Loghouse(logs, OutsideLogs()).keep("builtin:flights", FIRST, 4, 1, [{0: "2"}])
+    assert texts(log, 0) == ["a", "b", "c"]
+    await Loghouse(logs, OutsideLogs()).keep("builtin:flights", SECOND, 4, 1, [{0: "2"}])
+    assert stored(log_url) == 1
+
+
 async def test_publishers_that_have_been_silent_are_forgotten(logs, log, log_url):
     append(log, "a", publisher="old")
     append(log, "a", publisher="new")
@@ -198,6 +248,8 @@ async def test_the_position_of_a_time_skips_nothing_published_since(logs, log):
     assert await logs.position_at("flights", 20.0) == {0: 1, 1: 1, 2: 0, 3: 0}
     assert await logs.position_at("flights", 35.0) == {0: 3, 1: 1, 2: 0, 3: 0}
     assert await logs.position_at("flights", 60.0) == {0: 4, 1: 1, 2: 0, 3: 1}
+    # Later than the last moment that Python's calendar knows.
+    assert await logs.position_at("flights", 253402300800.0) == {0: 4, 1: 1, 2: 0, 3: 1}
     await logs.trim("flights", {0: 3})
     assert await logs.position_at("flights", 0.0) == {0: 3, 1: 0, 2: 0, 3: 0}
 
