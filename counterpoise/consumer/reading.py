@@ -28,6 +28,7 @@ from counterpoise.logs import (
     LogNotFound,
     LogUnavailable,
     PositionAhead,
+    PositionTrimmed,
     open_log,
 )
 from counterpoise.logs.address import environment_access
@@ -183,9 +184,17 @@ def read_range(
 
     Not much more than `max_bytes` of values, but at least one message if there is any.
     """
-    batches = list(
-        log.read(partition, start, end, max_messages=max_messages + 1, max_bytes=max_bytes)
-    )
+    batches: list[pa.RecordBatch] = []
+    try:
+        for batch in log.read(
+            partition, start, end, max_messages=max_messages + 1, max_bytes=max_bytes
+        ):
+            batches.append(batch)
+    except PositionTrimmed as gone:
+        # What came before the gap is processed first; who reads on there is told again.
+        if not batches:
+            raise
+        return _chunks(batches, gone.position), gone.position
     count = sum(batch.num_rows for batch in batches)
     size = sum(_value_bytes(batch) for batch in batches)
     if count <= max_messages and size < max_bytes:
