@@ -120,6 +120,12 @@ class Publisher:
         with self._changed:
             return first + self._accepted
 
+    @property
+    def unconfirmed(self) -> int:
+        """How many of the messages that were taken are not known to be in the log (yet)."""
+        with self._changed:
+            return self._accepted - self._delivered
+
     def publish(
         self,
         value: bytes,
@@ -176,13 +182,12 @@ class Publisher:
             return
         with self._changed:
             error, self._error = self._error, None
-            unsent = self._accepted - self._delivered
             self._changed.notify_all()
         self._delivery.close()
         if self._own_client is not None:
             self._own_client.close()
         if error is not None:
-            error.add_note(f"{unsent} messages are not known to be in the log")
+            error.add_note(f"{self.unconfirmed} messages are not known to be in the log")
             raise error
 
     def __enter__(self) -> Self:
@@ -200,6 +205,8 @@ class Publisher:
             if error is None:
                 raise
             error.add_note(f"and closing the publisher failed: {on_close}")
+            for note in getattr(on_close, "__notes__", ()):
+                error.add_note(note)
 
     # ------------------------------------------------------------------ callers, condition held
 

@@ -42,7 +42,7 @@ class Commands(TyperGroup):
         try:
             return super().invoke(ctx)
         except CounterpoiseError as error:
-            fail(_worded(error))
+            fail(_with_notes(_worded(error), error))
         except KeyboardInterrupt:
             raise SystemExit(130) from None
         except BrokenPipeError:
@@ -52,7 +52,12 @@ class Commands(TyperGroup):
         except Exception as error:
             if not isinstance(error, OSError) and not _ours(ctx, error):
                 raise
-            fail(f"{type(error).__name__}: {error}")
+            fail(_with_notes(f"{type(error).__name__}: {error}", error))
+
+
+def _with_notes(said: str, error: Exception) -> str:
+    """Where it went wrong and what that means is in the notes of an error."""
+    return "; ".join([said, *getattr(error, "__notes__", ())])
 
 
 def _worded(error: CounterpoiseError) -> str:

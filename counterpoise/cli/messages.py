@@ -67,14 +67,18 @@ def publish(
         raise typer.BadParameter("give either --key or --key-separator")
     separator = _separator(key_separator)
     count = 0
+    publisher = Publisher(queue, url=url)
     try:
-        with _input(file) as lines, Publisher(queue, url=url) as publisher:
+        with publisher, _input(file) as lines:
             for number, line in enumerate(lines, 1):
                 value = line.rstrip(b"\r\n")
                 publisher.publish(*_split(number, value, separator, key))
                 count = number
     except KeyboardInterrupt:
-        say(f"counterpoise: interrupted after {count} messages, which are published")
+        # Closing may have failed, or have been interrupted itself.
+        lacking = publisher.unconfirmed
+        fate = f"{lacking} of them not known to be in the log" if lacking else "which are published"
+        say(f"counterpoise: interrupted after {count} messages, {fate}")
         raise
     if not quiet:
         say(f"published {count} messages to {queue}")

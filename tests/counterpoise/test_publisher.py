@@ -341,11 +341,19 @@ def test_close_says_how_many_messages_are_not_known_to_be_in_the_log(service):
     publisher = Publisher("flights", url=service.url, timeout_seconds=0.3)
     publisher.publish(b"a")
     publisher.publish(b"b")
+    assert publisher.unconfirmed == 2
     with pytest.raises(ServiceUnavailable) as failure:
         publisher.close()
     assert "2 messages" in failure.value.__notes__[0]
     publisher.close()
+    assert publisher.unconfirmed == 2
     service.start()
+
+
+def test_what_is_in_the_log_is_confirmed(publisher):
+    publisher.publish(b"a")
+    publisher.flush()
+    assert publisher.unconfirmed == 0
 
 
 def test_an_error_of_the_program_is_not_hidden_by_one_of_closing(service):
@@ -358,7 +366,9 @@ def test_an_error_of_the_program_is_not_hidden_by_one_of_closing(service):
 
     with pytest.raises(ZeroDivisionError) as failure:
         fail()
-    assert "closing the publisher failed" in failure.value.__notes__[-1]
+    closing, unconfirmed = failure.value.__notes__
+    assert "closing the publisher failed" in closing
+    assert unconfirmed == "1 messages are not known to be in the log"
     service.start()
 
 

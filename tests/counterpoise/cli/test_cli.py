@@ -6,13 +6,19 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import nullcontext
+from functools import partial
 
 import pytest
 from typer.testing import CliRunner
 
+from counterpoise.cli import messages
 from counterpoise.cli.app import app
 from counterpoise.client import Client, package_version
+from counterpoise.delivery import Delivery
 from counterpoise.flow import Flow
+from counterpoise.logs import LogUnavailable
+from counterpoise.publisher import Publisher
 from tests.service import eventually
 
 
@@ -162,6 +168,39 @@ def test_a_line_that_cannot_be_published_is_named(run):
     run("queues", "create", "a", "-p", "3")
     said = run("publish", "a", "--key-separator", "=", stdin="a=1\nb\n", code=1).stderr
     assert "line 2 has no '=' between key and value" in said
+
+
+def interrupted(lines):
+    """Lines of an input that ends with Ctrl-C."""
+    yield from lines
+    raise KeyboardInterrupt
+
+
+def test_an_interrupted_publish_says_what_is_published(run, monkeypatch):
+    run("queues", "create", "a", "-p", "3")
+    monkeypatch.setattr(messages, "_input", lambda file: nullcontext(interrupted([b"1\n", b"2\n"])))
+    said = run("publish", "a", code=130).stderr
+    assert said == "counterpoise: interrupted after 2 messages, which are published\n"
+
+
+def test_an_interrupted_publish_without_its_log_says_what_may_be_lost(run, monkeypatch):
+    run("queues", "create", "a", "-p", "3")
+
+    def nowhere(self, log, batch):
+        raise LogUnavailable("no log answers")
+
+    monkeypatch.setattr(Delivery, "_append", nowhere)
+    hasty = partial(Publisher, timeout_seconds=0.3)
+    monkeypatch.setattr("counterpoise.publisher.Publisher", hasty)
+    monkeypatch.setattr(messages, "_input", lambda file: nullcontext(interrupted([b"1\n", b"2\n"])))
+    said = run("publish", "a", code=130).stderr
+    assert said == (
+        "counterpoise: interrupted after 2 messages, 2 of them not known to be in the log\n"
+    )
+    # What ends it otherwise says so too.
+    monkeypatch.setattr(messages, "_input", lambda file: nullcontext([b"1\n", b"2\n"]))
+    said = run("publish", "a", code=1).stderr
+    assert said == "counterpoise: no log answers; 2 messages are not known to be in the log\n"
 
 
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
