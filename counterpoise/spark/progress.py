@@ -18,11 +18,11 @@ No clock, no I/O, no threads: the reader holds a lock.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from counterpoise.flow.view import Owned, Warming
 from counterpoise.logs import Bounds
-from counterpoise.spark.offsets import Offset, Replay, Slice, slices
+from counterpoise.spark.offsets import Offset, Replay, Slice, replay_slices, slices
 from counterpoise.spark.planning import Answer, Key, View, done, is_ours, plan
 from counterpoise.spark.warmup.history import Portions, Restore, restore_of
 from counterpoise.wire import CommitItem, ReleaseItem
@@ -37,6 +37,15 @@ class Todo:
 
     def __bool__(self) -> bool:
         return bool(self.commits or self.releases)
+
+
+@dataclass(frozen=True, slots=True)
+class Here:
+    """The state of a partition that we held last under `epoch`: of `tenure`, at `position`."""
+
+    epoch: int
+    position: str
+    tenure: int
 
 
 @dataclass
@@ -62,6 +71,8 @@ class Progress:
     aims: dict[Key, str] = field(default_factory=dict)
     near: set[Key] = field(default_factory=set)
     gaps: dict[Key, tuple[str, str]] = field(default_factory=dict)
+    # States that are complete, by partition; not those of which anything is in flight.
+    here: dict[int, Here] = field(default_factory=dict)
 
     # ------------------------------------------------------------------ what Spark says
 
@@ -84,6 +95,7 @@ class Progress:
         self.start = start
         self.in_flight = frozenset()
         self._forget(view)
+        self._remember(view)
         return lost
 
     def skip(self, superseded: Iterable[Slice]) -> None:
@@ -109,19 +121,22 @@ class Progress:
     def restores(self, view: View, warming: Mapping[int, Warming]) -> tuple[Restore, ...]:
         """Whose state is to be restored from history: what is coming, and what was granted anew.
 
-        What goes on from our own ranges has its state. So has what nobody has processed before.
+        What goes on from our own ranges has its state, and what went from one of our flows to
+        another. So has what nobody has processed before.
         """
         assert self.start is not None
         found: list[Restore | None] = []
+        self._remember(view)
         closed = self.given_up | self.settled | self.anchors.keys()
         for number, held in sorted(view.items()):
             if held.state == "revoking" or (number, held.epoch) in closed:
                 continue
-            if done(self.start, held, self.skipped) is None:
+            if self._here(held) is None:
                 found.append(restore_of(held, self.start.replays.get(number), {}))
         for number, coming in sorted(warming.items()):
-            if number in view:
-                continue
+            known = self.here.get(number)
+            if number in view or (known is not None and known.epoch == coming.epoch):
+                continue  # on its way between two flows of ours
             if coming.position is None:
                 self.near.add((number, coming.epoch))
             found.append(restore_of(coming, self.start.replays.get(number), self.aims))
@@ -174,16 +189,37 @@ class Progress:
         if planned is not None:
             self.aims.update(history.aims)
             self.in_flight = frozenset(one.partition for one in slices(self.start, planned))
+            for one in (*slices(self.start, planned), *replay_slices(self.start, planned)):
+                self.here.pop(one.partition, None)
         return planned
 
     def _tenures(self, begins: Iterable[int], view: View, history: Portions) -> Mapping[int, int]:
         """Whose state the rows of these partitions belong to, where that is not the epoch's."""
-        assert self.start is not None
         tenures = dict(history.tenures)
         for number in begins:
-            if done(self.start, view[number], self.skipped) is not None:
-                tenures[number] = self.start.ranges[number].state_of
+            here = self._here(view[number])
+            if here is not None:
+                tenures[number] = here.tenure
         return tenures
+
+    def _here(self, held: Owned) -> Here | None:
+        """The state that the partition goes on with, if it is here.
+
+        That of our own range; or the one that stood where this epoch begins when we lost the epoch
+        before: the partition came back, or went to another flow of ours.
+        """
+        assert self.start is not None
+        end = done(self.start, held, self.skipped)
+        if end is not None:
+            return Here(held.epoch, end, self.start.ranges[held.partition].state_of)
+        known = self.here.get(held.partition)
+        if known is None or known.position != held.position:
+            return None
+        return replace(known, epoch=held.epoch) if held.epoch - known.epoch in (0, 1) else None
+
+    def _remember(self, view: View) -> None:
+        found = {number: self._here(held) for number, held in view.items()}
+        self.here.update({number: here for number, here in found.items() if here is not None})
 
     def _replays(
         self, answer: Answer, asked: View, view: View, warming: Mapping[int, Warming]

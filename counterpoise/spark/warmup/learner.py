@@ -5,9 +5,11 @@ restores the state, and says in the document `ready` of the channel what it has 
 
     {"partitions": {"3": {"epoch": 2}}}
 
-by the epoch of the present owner, which the driver was told. Either way the settler's thread tells
-the service; and asks it how far the owners have come, because no update says so. That renews the
-lease, so it is done only when Spark has asked for an offset since: a query that hangs must lose it.
+by the epoch of the present owner, which the driver was told. What comes from another flow of the
+same query is ready as it is: state is kept by query, so it is here already. In all cases the
+settler's thread tells the service; and asks it how far the owners have come, because no update says
+so. That renews the lease, so it is done only when Spark has asked for an offset since: a query that
+hangs must lose it.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 from counterpoise.flow.core import FLOW_GONE
-from counterpoise.flow.view import Warming
+from counterpoise.flow.view import Owned, Warming
 from counterpoise.spark.options import SourceOptions
 from counterpoise.spark.planning import Key, View
 from counterpoise.spark.progress import Progress
@@ -31,6 +33,9 @@ _CALL_SECONDS = 5.0
 
 class LearnsOf(Protocol):
     """The part of a flow that is needed here."""
+
+    @property
+    def partitions(self) -> Mapping[int, Owned]: ...
 
     @property
     def warming(self) -> Mapping[int, Warming]: ...
@@ -98,7 +103,7 @@ class Learner:
 
     def tell(self) -> None:
         """Tell the service who is ready, and ask how far the owners are. Raises its errors."""
-        warming = self._flow.warming if self._on else {}
+        warming = self._warming()
         live = {(number, one.epoch) for number, one in warming.items()}
         self._told &= live
         if not warming:
@@ -112,5 +117,19 @@ class Learner:
             self._asked, self._refresh_at = False, now + REFRESH_SECONDS
             self._flow.refresh(timeout_seconds=_CALL_SECONDS)
 
+    def _warming(self) -> Mapping[int, Warming]:
+        return self._flow.warming if self._on else {}
+
     def _near(self) -> frozenset[Key]:
-        return frozenset(list(self._progress.near)) if self._replays else self._restored
+        restored = frozenset(list(self._progress.near)) if self._replays else self._restored
+        return restored | self._ours()
+
+    def _ours(self) -> set[Key]:
+        """What the query owns already, by the flow that is to hand it to another of ours."""
+        warming = self._warming()
+        owned = self._flow.partitions
+        return {
+            (number, one.epoch)
+            for number, one in warming.items()
+            if number in owned and owned[number].epoch == one.epoch
+        }

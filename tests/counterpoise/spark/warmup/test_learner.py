@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from counterpoise.flow.view import Owned, Warming
 from counterpoise.logs.postgres import PostgresLog
 from counterpoise.spark.channel import Channel
 from counterpoise.spark.consumption import Consumption
@@ -169,5 +170,57 @@ def test_with_snapshots_the_driver_says_who_is_ready(
         flow.grant(0)
         # Its state is the driver's affair.
         assert ends(next_offset(consumption, EMPTY)) == {"0": ("4", "6")}
+    finally:
+        consumption.stop()
+
+
+class TwoFlows(FlowDouble):
+    """Two flows of ours, seen as one: the second learns, and the first may not know that its
+    ownership is over (`stale`)."""
+
+    stale: Mapping[int, Owned] | None = None
+
+    @property
+    def partitions(self) -> Mapping[int, Owned]:
+        return super().partitions if self.stale is None else self.stale
+
+    @property
+    def warming(self) -> Mapping[int, Warming]:
+        partitions = self.queue.partitions.values()
+        return {
+            one.number: Warming(one.number, one.epoch, one.position)
+            for one in partitions
+            if one.learner == "second"
+        }
+
+
+@pytest.mark.parametrize("snapshot", [False, True])
+def test_what_comes_from_another_flow_of_ours_is_ready_at_once(
+    log_url: str, log: PostgresLog, snapshot: bool
+) -> None:
+    flow = TwoFlows(Queue.of(2), threading.Event(), log_url)
+    append(log, "a", "b", "c")
+    flow.grant(0)
+    floor = Floor(snapshot=snapshot)
+    consumption = running(flow, log, warmup=True, warmup_from=floor)
+    consumption.start()
+    try:
+        offset = next_offset(consumption, EMPTY)
+        assert (ends(offset), replays(offset)) == ({"0": ("0", "3")}, {})
+        assert consumption.next_offset(offset, None) is offset
+        until(lambda: flow.queue.partitions[0].position == "3")
+        flow.queue.partitions[0].learner = "second"
+        flow.wake.set()
+        until(lambda: flow.ready_told == [(0, 1)])
+        # Nothing is replayed of what is being worked here.
+        assert consumption.next_offset(offset, None) is offset
+        # What somebody else has had since is not, and the epoch tells.
+        flow.stale = dict(flow.partitions)
+        flow.queue.partitions[0].grant("other")
+        flow.queue.partitions[0].learner = "second"
+        for _ in range(2):
+            flow.wake.set()
+            until(lambda: not flow.wake.is_set())
+        assert flow.ready_told == [(0, 1)]
     finally:
         consumption.stop()

@@ -1,10 +1,10 @@
 """Whatever happens: when a row is processed, the state of its partition is that of all rows before.
 
 The world of `test_progress_properties`, with an owner beside us that keeps partitions for a while,
-warm-ups that begin and are called off, and a state store as Spark keeps it: a version for each
-micro-batch, so what a micro-batch that did not end has done is undone. The state of a partition is
-the list of positions it was made of, with its tenure, kept as docs, *Warm-up*, ask of a processor:
-rows of another tenure find it empty.
+warm-ups that begin and are called off, handoffs from one flow of ours to another, and a state store
+as Spark keeps it: a version for each micro-batch, so what one that did not end has done is undone.
+The state of a partition is the list of positions it was made of, with its tenure, kept as docs,
+*Warm-up*, ask of a processor: rows of another tenure find it empty.
 """
 
 from __future__ import annotations
@@ -74,6 +74,23 @@ class LearningWorld(World):
             one.leave("graceful")
             one.grant("me")
 
+    def warm_within(self, number: int) -> None:
+        """Another flow of ours is to have what one of ours owns."""
+        one = self.queue.partitions[number]
+        if one.owner == "me" and self.bound:
+            one.learner = "second"
+
+    def move_within(self, number: int) -> None:
+        """It was released, or its flow is gone: the other one of ours is granted it."""
+        one = self.queue.partitions[number]
+        if one.owner is None and one.learner == "second" and self.bound:
+            one.grant("me")
+
+    def force_within(self, number: int) -> None:
+        one = self.queue.partitions[number]
+        if one.owner == "me" and one.learner == "second" and self.bound:
+            one.grant("me", "forced")
+
     def reset(self, number: int) -> None:
         """An administrator sets the position back; the owner goes on there under a new epoch.
 
@@ -88,7 +105,12 @@ class LearningWorld(World):
 
     @property
     def coming(self) -> dict[int, Warming]:
-        return dict(self.queue.warming("me")) if self.bound else {}
+        """Also what our second flow has not been told yet that the first has released."""
+        if not self.bound:
+            return {}
+        within = [one for one in self.queue.partitions.values() if one.learner == "second"]
+        ours = {one.number: Warming(one.number, one.epoch, one.position) for one in within}
+        return dict(self.queue.warming("me")) | ours
 
     def ask(self, _: int = 0, *, released_meanwhile: bool = False, journaled: bool = True) -> None:
         if self.in_flight:
@@ -182,8 +204,14 @@ LEARNING: dict[Event, int] = {
     LearningWorld.warm: 4,
     LearningWorld.hand_to_us: 3,
     LearningWorld.call_off: 1,
+    LearningWorld.warm_within: 3,
+    LearningWorld.move_within: 3,
 }
-DISTURBED: dict[Event, int] = {LearningWorld.other_restarts: 1, LearningWorld.reset: 1}
+DISTURBED: dict[Event, int] = {
+    LearningWorld.other_restarts: 1,
+    LearningWorld.reset: 1,
+    LearningWorld.force_within: 1,
+}
 
 
 def simulate(seed: int, calm: bool, limit: int | None, steps: int) -> LearningWorld:
@@ -214,3 +242,63 @@ def test_the_simulation_does_replay_and_compare() -> None:
     worlds = [simulate(seed, seed % 2 == 0, 5, 300) for seed in range(20)]
     assert sum(world.replayed for world in worlds) > 100
     assert sum(world.compared for world in worlds) > 100
+
+
+def owning(messages_done: int) -> LearningWorld:
+    """Partition 0 is ours, so much of it is done, and the service knows."""
+    world = LearningWorld(None)
+    world.grant(0)
+    for _ in range(messages_done // 3):
+        world.publish(0)
+        world.ask()
+        world.finish_batch()
+    world.ask()
+    world.settle()
+    assert world.queue.partitions[0].position == str(messages_done)
+    return world
+
+
+def test_a_state_goes_on_when_its_partition_goes_to_another_flow_of_ours() -> None:
+    world = owning(3)
+    for _ in range(2):
+        world.warm_within(0)
+        world.revoke(0)
+        world.ask()
+        world.settle()
+        assert world.view == {}
+        assert set(world.coming) == {0}, "the second flow has not been told yet"
+        world.ask()
+        world.move_within(0)
+        world.ask()
+    assert not world.in_flight, "nothing is to be restored"
+    world.publish(0)
+    world.ask()
+    world.finish_batch()
+    (one,) = world.checkpoint.start.ranges.values()
+    assert (one.epoch, one.state_of, world.replayed) == (3, 1, 0)
+
+
+def test_a_state_is_ahead_when_its_partition_was_taken_while_it_was_in_flight() -> None:
+    world = owning(3)
+    world.publish(0)
+    world.ask()
+    world.plan_slices()
+    world.warm_within(0)
+    world.force_within(0)
+    world.finish_batch()
+    world.run_to_the_end()
+    assert world.store[0] == (2, list(range(6)))
+    assert world.replayed == 1
+
+
+def test_a_state_is_ahead_when_its_partition_was_taken_before_the_service_knew() -> None:
+    world = owning(3)
+    world.publish(0)
+    world.ask()
+    world.finish_batch()
+    world.ask()
+    world.warm_within(0)
+    world.force_within(0)
+    world.run_to_the_end()
+    assert world.store[0] == (2, list(range(6)))
+    assert world.replayed == 1
