@@ -132,7 +132,8 @@ class StatefulForeachBatch(Generic[S]):
         """The partition's cell, locked, with its state at the start of the range."""
         cell = self._cell(one.partition)
         held.enter_context(cell.lock)
-        if cell.epoch is not None and cell.epoch != one.epoch:
+        goes_on = cell.epoch == one.epoch - 1 and cell.position == one.start
+        if cell.epoch is not None and cell.epoch != one.epoch and not goes_on:
             cell.drop()  # of another tenure
         cell.epoch = one.epoch
         give_up_at = time.monotonic() + self._options.read_timeout_seconds
@@ -229,6 +230,8 @@ class StatefulForeachBatch(Generic[S]):
         cell = self._cell(number)
         if cell.epoch is not None and cell.epoch > epoch:
             return False  # granted meanwhile
+        if cell.epoch == epoch:
+            return True  # we are the owner: it is on its way to another flow of ours
         if cell.epoch is not None:
             # Worked here before, and by somebody else since.
             self._let_go(cell)
@@ -290,7 +293,10 @@ class StatefulForeachBatch(Generic[S]):
         self._ready = ready
         document = {"partitions": {str(n): {"epoch": epoch} for n, epoch in sorted(ready.items())}}
         channel = self._channel or self._find_channel()
-        if channel is not None and document != self._said:
+        if channel is None:
+            return
+        # A query that begins anew has cleared the channel.
+        if document != self._said or channel.stamp("ready") is None:
             channel.put("ready", document)
             self._said = document
 

@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pytest
 
+from counterpoise.logs.postgres import PostgresLog
 from counterpoise.spark import Snapshots, StatefulForeachBatch
-from counterpoise.spark.channel import NoChannel
+from counterpoise.spark.channel import Channel, NoChannel, driver_home
 from counterpoise.spark.errors import InvalidOption, InvalidSchema
 from counterpoise.spark.executor import ARROW_SCHEMA, SCHEMA
+from counterpoise.spark.offsets import Slice
 from counterpoise.spark.warmup.handler import rows_of
-from tests.counterpoise.spark.warmup.test_state import Letters
+from tests.counterpoise.spark.warmup.test_state import TEXTS, Letters
+from tests.log_support import append, log, log_url, until
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+__all__ = ["log", "log_url"]
 
 
 def test_options_are_checked_at_once(tmp_path: Path) -> None:
@@ -44,3 +50,57 @@ def test_the_rows_are_those_of_the_source(spark: SparkSession) -> None:
     assert pa.types.is_map(table.schema.field("headers").type)
     with pytest.raises(InvalidSchema, match="select and filter within apply"):
         rows_of(rows.drop("headers"))
+
+
+def test_a_query_that_begins_anew_hears_again_who_is_ready(tmp_path: Path) -> None:
+    """It clears the channel, and the handler is the same."""
+    channel = Channel(driver_home(), "again")
+    options = {"queue": "q", "instanceId": "again", "warmup": "true", "warmupFrom": "snapshot"}
+    warming = {"epoch": 2, "state": "warming", "position": None, "handed_over": None}
+    view = {"status": "bound", "partitions": {"3": warming}}
+    handler = StatefulForeachBatch(
+        options, Letters(), lambda *_: None, snapshots=Snapshots(tmp_path)
+    )
+    try:
+        for _ in range(2):
+            channel.clear()
+            channel.put("view", view)
+            until(lambda: channel.get("ready") == {"partitions": {"3": {"epoch": 2}}})
+    finally:
+        handler.close()
+        channel.clear()
+
+
+def test_a_state_goes_on_when_its_partition_goes_to_another_flow_of_ours(
+    tmp_path: Path, log: PostgresLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    append(log, *TEXTS)
+    channel = Channel(driver_home(), "within")
+    options = {"queue": "q", "instanceId": "within", "warmup": "true", "warmupFrom": "snapshot"}
+    snapshots = Snapshots(tmp_path)
+    handler = StatefulForeachBatch(options, Letters(), lambda *_: None, snapshots=snapshots)
+    monkeypatch.setattr(handler, "_queue_id", "queue-1")
+    monkeypatch.setattr(handler, "_log", lambda: log)
+    monkeypatch.setattr(handler, "_incarnation", "log-1")
+
+    def prepared(epoch: int, start: str) -> list[str]:
+        with contextlib.ExitStack() as held:
+            cell = handler._prepared(Slice(0, epoch, start, "20"), held)
+            assert cell.state is not None
+            return cell.state
+
+    try:
+        state = prepared(1, "5")
+        assert state == TEXTS[:5]
+        # One flow has released it, and the other has not been told yet.
+        warming = {"epoch": 1, "state": "warming", "position": "4", "handed_over": None}
+        channel.put("view", {"status": "bound", "partitions": {"0": warming}})
+        until(lambda: channel.get("ready") == {"partitions": {"0": {"epoch": 1}}})
+        assert prepared(2, "5") is state
+        # It was taken at another position; somebody else had it in between.
+        taken = prepared(3, "3")
+        assert taken == TEXTS[:3]
+        assert prepared(5, "3") is not taken
+    finally:
+        handler.close()
+        channel.clear()
