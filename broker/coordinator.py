@@ -19,7 +19,7 @@ pause in which nobody served (a frozen process wakes up) leases and deadlines ha
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from typing import Any, TypeVar
 
 import structlog
@@ -29,6 +29,7 @@ from broker.core import commands as c
 from broker.core.errors import BrokerError, QueueNotFound, Unavailable
 from broker.core.queue import Queue
 from broker.core.replay import replay_all
+from broker.patience import pauses
 from broker.store.ports import (
     Conflict,
     Entry,
@@ -64,12 +65,14 @@ class Coordinator:
         on_change: Callable[[Coordinator, frozenset[str] | None, bool], None],
         on_alarm: Callable[[Coordinator, float | None], None],
         on_commit: Callable[[Sequence[Entry]], None] = lambda entries: None,
+        renewing: Container[str] = (),
     ) -> None:
         """`on_change(self, flows whose views changed, whether it was this replica)` follows every
         commit; None for the flows: any of them may have.
 
         `on_alarm(self, time)` says when to call `advance` next (Unix seconds of the store, None:
-        not at all). `on_commit(entries)` is told what this replica itself has committed.
+        not at all). `on_commit(entries)` is told what this replica itself has committed. `renewing`
+        has the flows whose renewals wait in this replica.
         """
         self.queue_id = queue_id
         self.name = name
@@ -80,6 +83,7 @@ class Coordinator:
         self._on_change = on_change
         self._on_alarm = on_alarm
         self._on_commit = on_commit
+        self._renewing = renewing
         self._alarm: float | None = None
         self._queue: Queue | None = None
         self._asks: list[Ask] = []
@@ -260,7 +264,7 @@ class Coordinator:
                 elif asks and await self._replay_missed(queue):
                     continue
                 elif turn.renewed:
-                    await self._store.renew(turn.renewed)
+                    await self._renew(turn.renewed)
                 break
             except Conflict:
                 turn.take_back()
@@ -300,17 +304,27 @@ class Coordinator:
             turn.decide(c.MoveDeadlines(outage.id, outage.began, outage.seconds))
 
     async def _do_what_is_due(self, turn: Turn, spared: frozenset[str]) -> None:
-        """Unbinds the flows whose leases are over (but those in `spared`, which live), and advances
-        the queue."""
+        """Unbinds the flows whose leases are over, and advances the queue.
+
+        Not those in `spared`, which live, nor those whose renewals this replica has kept waiting.
+        """
         queue = turn.queue
         expiry = await self._store.expiries(self.queue_id)
         self._next_lease = expiry.next_at
         for flow_id in expiry.expired:
-            if flow_id in queue.flows and flow_id not in spared:
+            if flow_id in queue.flows and flow_id not in spared and flow_id not in self._renewing:
                 turn.expire(flow_id)
         due = queue.next_deadline()
         if due is not None and due <= turn.now:
             turn.decide(c.Advance())
+
+    async def _renew(self, flow_ids: Sequence[str]) -> None:
+        for pause in pauses():
+            leases = await self._store.renew(flow_ids)
+            flow_ids = [flow_id for flow_id, lease in leases.items() if lease is None]
+            if not flow_ids:
+                return
+            await asyncio.sleep(pause)
 
     def _note_leases(self, turn: Turn) -> None:
         """Leases that began in this turn may be the next to end."""

@@ -15,7 +15,7 @@ from uuid import uuid4
 
 from broker import views
 from broker.batches import Batcher
-from broker.coordinator import UNAVAILABLE, Coordinator
+from broker.coordinator import Coordinator
 from broker.core import commands as c
 from broker.core.errors import (
     FlowGone,
@@ -23,12 +23,11 @@ from broker.core.errors import (
     Forbidden,
     Invalid,
     Unauthorized,
-    Unavailable,
 )
-from broker.flow_views import FlowViews
+from broker.flow_views import FlowViews, Held
 from broker.loghouse import Loghouse
 from broker.replica import Replica
-from broker.store.ports import PositionCommit, StoreUnavailable
+from broker.store.ports import PositionCommit
 from broker.turns import Ask
 
 MOST_KNOWN_TOKENS = 100_000
@@ -39,7 +38,7 @@ class FlowCalls(FlowViews):
 
     def __init__(self, replica: Replica, loghouse: Loghouse) -> None:
         super().__init__(replica, loghouse)
-        self._commits: Batcher[Sequence[PositionCommit], Sequence[c.Result]] = Batcher(
+        self._commits: Batcher[Sequence[PositionCommit], Sequence[c.Result | None]] = Batcher(
             self._commit_many, most=100
         )
 
@@ -129,7 +128,7 @@ class FlowCalls(FlowViews):
                 PositionCommit(queue_id, flow_id, seq, item.partition, item.epoch, item.position)
                 for item in items
             ]
-            results = await self._commits.ask(commits) if commits else ()
+            results = await self._commit_all(flow_id, commits)
             if all(result.outcome is not c.Outcome.OK for result in results):
                 # Is it bound at all?
                 await self._renew(name, flow_id)
@@ -192,13 +191,34 @@ class FlowCalls(FlowViews):
             await self._view(coordinator, flow_id),
         )
 
+    async def _commit_all(
+        self, flow_id: str, commits: Sequence[PositionCommit]
+    ) -> Sequence[c.Result]:
+        """One result for each; those that somebody holds are asked for again."""
+        results: dict[int, c.Result] = {}
+
+        async def ask() -> Sequence[c.Result] | Held:
+            left = [place for place in range(len(commits)) if place not in results]
+            if left:
+                answers = await self._commits.ask([commits[place] for place in left])
+                results.update(
+                    (place, answer)
+                    for place, answer in zip(left, answers, strict=True)
+                    if answer is not None
+                )
+            if len(results) < len(commits):
+                return Held.HELD
+            return [results[place] for place in range(len(commits))]
+
+        return await self._until_free(flow_id, ask)
+
     async def _commit_many(
         self, calls: Sequence[Sequence[PositionCommit]]
-    ) -> Sequence[Sequence[c.Result]]:
+    ) -> Sequence[Sequence[c.Result | None]]:
         """Commits of several flows in one transaction; two of the same flow go one after the
         other.
         """
-        answers: list[Sequence[c.Result]] = [()] * len(calls)
+        answers: list[Sequence[c.Result | None]] = [()] * len(calls)
         waiting = list(enumerate(calls))
         while waiting:
             seen: set[str] = set()
@@ -208,12 +228,7 @@ class FlowCalls(FlowViews):
                 flow_id = call[0].flow_id
                 (later if flow_id in seen else now).append((place, call))
                 seen.add(flow_id)
-            try:
-                flat = await self._store.commit_positions(
-                    [item for _, call in now for item in call]
-                )
-            except StoreUnavailable:
-                raise Unavailable(UNAVAILABLE) from None
+            flat = await self._store.commit_positions([item for _, call in now for item in call])
             results = iter(flat)
             for place, call in now:
                 answers[place] = [next(results) for _ in call]

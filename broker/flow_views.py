@@ -8,9 +8,11 @@ batches.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from enum import Enum
+from typing import TypeVar
 
 from broker import views
 from broker.batches import Batcher
@@ -24,9 +26,18 @@ from broker.core.errors import (
 )
 from broker.core.queue import Queue
 from broker.loghouse import Loghouse
+from broker.patience import pauses
 from broker.rendering import update_view
 from broker.replica import Replica
 from broker.store.ports import FlowRow, Lease, StoreUnavailable
+
+T = TypeVar("T")
+
+
+class Held(Enum):
+    """Instead of an answer: somebody else holds the rows, ask again."""
+
+    HELD = "held"
 
 
 class FlowViews(Calls):
@@ -35,7 +46,7 @@ class FlowViews(Calls):
     def __init__(self, replica: Replica, loghouse: Loghouse) -> None:
         super().__init__(replica, loghouse)
         self._tokens: dict[str, tuple[str, bytes]] = {}
-        self._renewals: Batcher[str, Lease | None] = Batcher(self._renew_many)
+        self._renewals: Batcher[str, Lease | Held | None] = Batcher(self._renew_many)
         self._positions: Batcher[tuple[str, Sequence[int]], dict[int, tuple[int, str | None]]] = (
             Batcher(self._positions_of_many)
         )
@@ -186,17 +197,32 @@ class FlowViews(Calls):
     # Rows
 
     async def _renew(self, name: str, flow_id: str) -> Lease:
-        try:
-            lease = await self._renewals.ask(flow_id)
-        except StoreUnavailable:
-            raise Unavailable(UNAVAILABLE) from None
+        lease = await self._until_free(flow_id, lambda: self._renewals.ask(flow_id))
         if lease is None:
             raise await self._missing(name, flow_id)
         return lease
 
-    async def _renew_many(self, flow_ids: Sequence[str]) -> Sequence[Lease | None]:
+    async def _renew_many(self, flow_ids: Sequence[str]) -> Sequence[Lease | Held | None]:
         leases = await self._store.renew(sorted(set(flow_ids)))
-        return [leases.get(flow_id) for flow_id in flow_ids]
+        return [
+            (leases[flow_id] or Held.HELD) if flow_id in leases else None for flow_id in flow_ids
+        ]
+
+    async def _until_free(self, flow_id: str, ask: Callable[[], Awaitable[T | Held]]) -> T:
+        """The answer of `ask`, by which this flow renews its lease, once nobody holds its rows.
+
+        Meanwhile the flow is not taken for dead here. Raises Unavailable.
+        """
+        try:
+            with self._replica.renewing(flow_id):
+                for pause in pauses():
+                    answer = await ask()
+                    if not isinstance(answer, Held):
+                        return answer
+                    await asyncio.sleep(pause)
+        except StoreUnavailable:
+            pass
+        raise Unavailable(UNAVAILABLE)
 
     async def _positions_of(
         self, queue_id: str, numbers: Sequence[int]

@@ -9,6 +9,7 @@ in memory that fell behind (a notification may be lost with its sender).
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from time import monotonic
@@ -54,6 +55,7 @@ class Replica:
         self._coordinators: dict[str, Coordinator] = {}
         self._used: dict[str, float] = {}
         # Events are kept in the order in which they came, so that they are woken in it.
+        self._renewing: Counter[str] = Counter()
         self._watchers: dict[str, dict[str, dict[asyncio.Event, None]]] = {}
         self._to_notify: set[str] = set()
         self._outage_id = 0
@@ -124,6 +126,7 @@ class Replica:
                 self._changed,
                 self._alarm,
                 self.tally.note,
+                self._renewing,
             )
         elif name:
             coordinator.name = name
@@ -177,6 +180,17 @@ class Replica:
                 del of_queue[flow_id]
             if not of_queue:
                 del self._watchers[queue_id]
+
+    @contextmanager
+    def renewing(self, flow_id: str) -> Iterator[None]:
+        """While the flow's renewal is under way it is alive, however long the store takes."""
+        self._renewing[flow_id] += 1
+        try:
+            yield
+        finally:
+            self._renewing[flow_id] -= 1
+            if not self._renewing[flow_id]:
+                del self._renewing[flow_id]
 
     def _wake(self, queue_id: str, touched: frozenset[str] | None) -> None:
         """Wakes those who watch the queue or these flows of it; None: all."""

@@ -8,9 +8,9 @@ refuses holds nobody for ever.
 from __future__ import annotations
 
 import re
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
-from typing import Any
+from typing import Any, TypeVar
 from uuid import uuid4
 
 import asyncpg
@@ -21,6 +21,8 @@ from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 
 from broker.store.ports import StoreUnavailable
+
+T = TypeVar("T")
 
 # SQLSTATEs, or the first letters of them, that say nothing against the statement itself: connection
 # lost, refused credentials, no such database, resources exhausted, operator intervention (shutdown,
@@ -42,6 +44,14 @@ UNAVAILABLE = (
 )
 # A constraint refused what the service tried: a defect.
 CONSTRAINT_VIOLATION = "23"
+# A replica that freezes within a transaction holds what it has locked for no longer than this.
+# Between two statements there is nothing to wait for, but a loop that has much else to do may be
+# late: then the transaction is made again.
+IDLE_SECONDS = 2.0
+
+
+class TransactionLost(StoreUnavailable):
+    """The connection ended before the transaction was to be committed, so nothing was written."""
 
 
 class Connections:
@@ -101,10 +111,23 @@ class Connections:
 
     @asynccontextmanager
     async def transaction(self) -> AsyncIterator[AsyncConnection]:
-        """For several statements in one transaction. Raises StoreUnavailable."""
+        """For several statements in one transaction. Raises StoreUnavailable, TransactionLost."""
         with _unavailable():
             async with self._engine.begin() as connection:
-                yield connection
+                with _lost():
+                    yield connection
+
+    async def carry_out(self, work: Callable[[AsyncConnection], Awaitable[T]]) -> T:
+        """Does `work` in a transaction, and once more if that was lost before its end.
+
+        Raises StoreUnavailable.
+        """
+        try:
+            async with self.transaction() as connection:
+                return await work(connection)
+        except TransactionLost:
+            async with self.transaction() as connection:
+                return await work(connection)
 
     @asynccontextmanager
     async def snapshot(self) -> AsyncIterator[AsyncConnection]:
@@ -139,7 +162,7 @@ class Connections:
             # The server gives up first, so that we hear of it.
             "statement_timeout": str(milliseconds * 9 // 10),
             "lock_timeout": str(milliseconds // 3),
-            "idle_in_transaction_session_timeout": str(milliseconds),
+            "idle_in_transaction_session_timeout": str(int(IDLE_SECONDS * 1000)),
             "tcp_keepalives_idle": "30",
             "tcp_keepalives_interval": "10",
             "tcp_keepalives_count": "3",
@@ -153,10 +176,23 @@ def _refuse_closed(_: Any, record: Any, __: Any) -> None:
 
 
 @contextmanager
+def _lost() -> Iterator[None]:
+    """Turns the loss of the connection into TransactionLost."""
+    try:
+        yield
+    except DBAPIError as error:
+        if error.connection_invalidated:
+            raise TransactionLost(_reason(error)) from error
+        raise
+
+
+@contextmanager
 def _unavailable() -> Iterator[None]:
     """Turns what means that the database cannot be reached into StoreUnavailable."""
     try:
         yield
+    except StoreUnavailable:
+        raise
     except Exception as error:
         reason = _reason(error)
         if reason is not None:

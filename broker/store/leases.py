@@ -53,13 +53,14 @@ RENEW_ALIVE = (
     .values(lease_expires_at=NOW + flows.c.lease_seconds)
 )
 
-# Leases.
+# Leases. A renewal waits for nobody: rows of many queues go out together, and who holds one may be
+# frozen. What it leaves out for that is asked for again.
 
 _leased = (
     select(flows.c.id)
     .where(any_of(flows.c.id, "flow_ids"), bound)
     .order_by(flows.c.id)
-    .with_for_update(key_share=True)
+    .with_for_update(key_share=True, skip_locked=True)
     .cte("leased")
 )
 RENEWAL = (
@@ -68,6 +69,7 @@ RENEWAL = (
     .values(lease_expires_at=NOW + flows.c.lease_seconds)
 )
 RENEW = RENEWAL.returning(flows.c.id, flows.c.lease_expires_at, flows.c.view_revision)
+BOUND = select(flows.c.id).where(any_of(flows.c.id, "flow_ids"), bound)
 EXPIRIES = (
     select(flows.c.id, flows.c.lease_expires_at, LEASE_OVER.label("over"))
     .where(flows.c.queue_id == bindparam("queue"), bound)

@@ -1,7 +1,8 @@
 """Commits of positions: many partitions of many flows in one statement, each fenced by itself.
 
 The statement renews the leases of the flows, locks the partitions in order and writes where flow,
-epoch and seq let it; the outcomes are read from the rows as they were locked.
+epoch and seq let it; the outcomes are read from the rows as they were locked. It waits for no lock
+(see `broker.store.leases`): what another transaction holds is left out, and asked for again.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from sqlalchemy import Integer, Text, bindparam, func, or_, select, update
+from sqlalchemy import Integer, Text, bindparam, exists, func, or_, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from broker.core.commands import Outcome, Result
@@ -42,6 +43,7 @@ _locked = (
         or_(_item.seq.is_(None), partitions.c.seq.is_(None), _item.seq > partitions.c.seq).label(
             "later"
         ),
+        exists().where(_renewed.c.id == _item.flow_id).label("renewed"),
     )
     .where(
         partitions.c.queue_id == _item.queue_id,
@@ -50,7 +52,7 @@ _locked = (
         select(func.count()).select_from(_renewed).scalar_subquery() >= 0,
     )
     .order_by(partitions.c.queue_id, partitions.c.number)
-    .with_for_update(key_share=True, of=partitions)
+    .with_for_update(key_share=True, of=partitions, skip_locked=True)
     .cte("locked")
 )
 _written = (
@@ -61,14 +63,22 @@ _written = (
         _locked.c.epoch == _locked.c.current_epoch,
         _locked.c.owned,
         _locked.c.later,
+        _locked.c.renewed,
     )
     .values(position=_locked.c.position, seq=func.coalesce(_locked.c.seq, partitions.c.seq))
     .returning(partitions.c.number)
     .cte("written")
 )
 COMMIT_POSITIONS = select(
-    _locked.c.nth, _locked.c.current_epoch, _locked.c.owned, _locked.c.removed
+    _locked.c.nth,
+    _locked.c.current_epoch,
+    _locked.c.owned,
+    _locked.c.removed,
+    _locked.c.renewed,
 ).add_cte(_written)
+_THERE = select(_item.nth).where(
+    partitions.c.queue_id == _item.queue_id, partitions.c.number == _item.number
+)
 ALL_POSITIONS = select(partitions.c.number, partitions.c.epoch, partitions.c.position).where(
     partitions.c.queue_id == bindparam("queue")
 )
@@ -78,8 +88,7 @@ POSITIONS = ALL_POSITIONS.where(any_of(partitions.c.number, "numbers"))
 def rounds(items: Sequence[PositionCommit]) -> list[list[int]]:
     """Places of the items: no partition twice in a round, its items in order from round to round.
 
-    A statement can write a row once. Every round but the first has only partitions of the first, so
-    all locks are taken there, and all leases renewed.
+    A statement can write a row once.
     """
     found: list[list[int]] = []
     times: dict[tuple[str, int], int] = {}
@@ -94,27 +103,36 @@ def rounds(items: Sequence[PositionCommit]) -> list[list[int]]:
 
 async def commit_positions(
     connection: AsyncConnection, items: Sequence[PositionCommit], places: Sequence[int]
-) -> dict[int, Result]:
-    """Commits the items at these places, one round; the first renews the flows of all items."""
+) -> dict[int, Result | None]:
+    """Commits the items at these places, one round; None: somebody else holds the row."""
     rows = [
         (nth, item.queue_id, item.flow_id, item.seq, item.partition, item.epoch, item.position)
         for nth, item in ((place, items[place]) for place in places)
     ]
     parameters = {
-        "flow_ids": sorted({item.flow_id for item in items}) if 0 in places else [],
+        "flow_ids": sorted({items[place].flow_id for place in places}),
         **_ITEMS.parameters(rows),
     }
     found = (await connection.execute(COMMIT_POSITIONS, parameters)).all()
     by_place: dict[int, Any] = {row.nth: row for row in found}
-    return {place: _result(items[place], by_place.get(place)) for place in places}
+    held: set[int] = set()
+    missing = [row for row in rows if row[0] not in by_place]
+    if missing:
+        held.update((await connection.execute(_THERE, _ITEMS.parameters(missing))).scalars())
+    return {
+        place: None if place in held else _result(items[place], by_place.get(place))
+        for place in places
+    }
 
 
-def _result(item: PositionCommit, row: Any) -> Result:
-    """The first outcome that applies (the contract, *HTTP*)."""
+def _result(item: PositionCommit, row: Any) -> Result | None:
+    """The first outcome that applies (the contract, *HTTP*); None if the flow's row is held."""
     if row is None or row.removed:
         return Result(item.partition, Outcome.NO_SUCH_PARTITION)
     if item.epoch < row.current_epoch:
         return Result(item.partition, Outcome.STALE_EPOCH, row.current_epoch)
     if item.epoch > row.current_epoch or not row.owned:
         return Result(item.partition, Outcome.NOT_OWNER)
+    if not row.renewed:
+        return None
     return Result(item.partition, Outcome.OK)

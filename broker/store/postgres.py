@@ -99,21 +99,18 @@ class PostgresStore:
         if stamped:
             now, *outage = tuple(stamped[0])
             return Pulse(now, outage_of(outage))
-        async with self._connections.transaction() as connection:
-            return await pulse_after_gap(connection, gap_seconds)
+        return await self._connections.carry_out(lambda one: pulse_after_gap(one, gap_seconds))
 
     # Queues
 
     async def create(self, commit: Commit) -> None:
-        async with self._connections.transaction() as connection:
-            await writing.create(connection, commit)
+        await self._connections.carry_out(lambda one: writing.create(one, commit))
         if len(commit.partitions) >= ANALYZE_FROM:
             # Plans made when the table was small would read all of it.
             await self._run(text(f"ANALYZE {partitions.fullname}"))
 
     async def commit(self, commit: Commit) -> None:
-        async with self._connections.transaction() as connection:
-            await writing.write(connection, commit)
+        await self._connections.carry_out(lambda one: writing.write(one, commit))
 
     async def delete(self, queue_id: str, *, force: bool) -> None:
         lock = select(queues.c.id).where(queues.c.id == queue_id).with_for_update()

@@ -17,6 +17,7 @@ from sqlalchemy.dialects.postgresql import insert as postgresql_insert
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from broker.store.bulk import Rows
+from broker.store.connections import IDLE_SECONDS
 from broker.store.flow_writes import insert_flows, update_flows
 from broker.store.partition_writes import insert_partitions, write_partitions
 from broker.store.ports import Commit, Conflict, NameTaken, QueueGone
@@ -76,6 +77,19 @@ RECORD = insert(records).from_select(
 )
 
 
+# What is large takes time between its statements (`connections.IDLE_SECONDS`): to encode it.
+LARGE = 5000
+LARGE_ROWS_PER_SECOND = 10_000
+TAKE_TIME = select(
+    func.set_config("idle_in_transaction_session_timeout", bindparam("limit", type_=Text), True)
+)
+
+
+def _idle_limit(commit: Commit) -> str:
+    seconds = IDLE_SECONDS + len(commit.partitions) / LARGE_ROWS_PER_SECOND
+    return f"{int(seconds * 1000)}ms"
+
+
 async def create(connection: AsyncConnection, commit: Commit) -> None:
     """Inserts a queue with its partitions, flows and first records. Raises NameTaken."""
     row = {"id": commit.queue.id, **queue_values(commit.queue, commit.next_deadline)}
@@ -93,6 +107,8 @@ async def write(connection: AsyncConnection, commit: Commit) -> None:
 
     Where it raises, the transaction must be rolled back.
     """
+    if len(commit.partitions) >= LARGE:
+        await connection.execute(TAKE_TIME, {"limit": _idle_limit(commit)})
     await _move_queue(connection, commit)
     await update_flows(connection, commit)
     await insert_flows(connection, commit)

@@ -6,8 +6,8 @@ no test waits for a lease to end.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable, Sequence
-from contextlib import AsyncExitStack
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, AsyncExitStack, contextmanager
 from itertools import count
 from typing import Any, Protocol
 from uuid import uuid4
@@ -33,6 +33,11 @@ class Ground(Protocol):
     async def store(self) -> Store:
         """A store of its own on the database, started; stopped with the ground."""
 
+    def holding(
+        self, flow_ids: Sequence[str], partitions: Sequence[tuple[str, int]] = ()
+    ) -> AbstractContextManager[None]:
+        """Somebody's transaction holds these flows, and partitions as (queue, number)."""
+
     def pass_time(self, seconds: float) -> None:
         """Whatever was to happen in the future is nearer by so much, the last stamp farther."""
 
@@ -46,6 +51,15 @@ class MemoryGround:
 
     async def store(self) -> Store:
         return MemoryStore(self.database)
+
+    @contextmanager
+    def holding(
+        self, flow_ids: Sequence[str], partitions: Sequence[tuple[str, int]] = ()
+    ) -> Iterator[None]:
+        database = self.database
+        database.held_flows, database.held_partitions = {*flow_ids}, {*partitions}
+        yield
+        database.held_flows, database.held_partitions = set(), set()
 
     def pass_time(self, seconds: float) -> None:
         self.now += seconds
@@ -63,6 +77,23 @@ class PostgresGround:
         self._stack.push_async_callback(store.stop)
         await store.start()
         return store
+
+    @contextmanager
+    def holding(
+        self, flow_ids: Sequence[str], partitions: Sequence[tuple[str, int]] = ()
+    ) -> Iterator[None]:
+        with psycopg.connect(self.url) as connection:
+            connection.execute(
+                "SELECT FROM counterpoise.flows WHERE id = ANY(%s) FOR NO KEY UPDATE",
+                [[*flow_ids]],
+            )
+            for place in partitions:
+                connection.execute(
+                    "SELECT FROM counterpoise.partitions WHERE queue_id = %s AND number = %s"
+                    " FOR NO KEY UPDATE",
+                    place,
+                )
+            yield
 
     def pass_time(self, seconds: float) -> None:
         by = {"by": seconds}

@@ -33,6 +33,7 @@ async def test_renewing_begins_a_lease_anew(ground: Ground, store: Store, orders
     leases = await store.renew(["B", "A", "nobody", "A"])
     now = (await store.pulse()).now
     assert leases.keys() == {"A", "B"}
+    assert leases["A"] is not None
     assert leases["A"].expires_at == near(now + 10)
     assert leases["A"].view_revision == orders.queue.flows["A"].view_revision
     assert await store.leases(["A"]) == {"A": leases["A"].expires_at}
