@@ -24,11 +24,11 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from counterpoise.flow.view import Owned
 from counterpoise.logs import Bounds, Log
-from counterpoise.spark.errors import AheadOfLog, InvalidOffset
+from counterpoise.spark.errors import InvalidOffset
 from counterpoise.spark.offsets import Offset, Range, Replay, Slice
 from counterpoise.spark.warmup.history import (
     FindFloor,
@@ -93,7 +93,9 @@ class Question:
 class Answer:
     """Read [begins, ends), and replay `history`.
 
-    `bounds`: what the log said, at `asked_at` (monotonic) or later.
+    `bounds`: what the log said, at `asked_at` (monotonic) or later. `ahead`: left out, because the
+    log says that the partition ends before its position; (position, end). `beyond`: those whose
+    position lies behind their target.
     """
 
     question: Question
@@ -102,6 +104,8 @@ class Answer:
     ends: Mapping[int, str]
     asked_at: float = 0.0
     history: Portions = NO_HISTORY
+    ahead: Mapping[int, tuple[str, str]] = field(default_factory=dict)
+    beyond: frozenset[int] = frozenset()
 
 
 def answer_to(
@@ -114,54 +118,48 @@ def answer_to(
     """What to read, now that the log has said where its partitions start and end.
 
     A position below its partition's start stays as it is: whether what is missing was discarded on
-    purpose is seen on reading. Raises AheadOfLog, InvalidPosition. Asks nothing of the log unless
-    bytes are limited, or by `find_floor`; then LogUnavailable too.
+    purpose is seen on reading. A partition that ends before its position is left out: a log may say
+    so for a while and be right again (docs, *Logs*). Raises InvalidPosition. Asks nothing of the
+    log unless bytes are limited, or by `find_floor`; then LogUnavailable too.
     """
     undecided = bounds.ends if question.latest else bounds.starts
     begins = {
         number: undecided[number] if position is None else position
         for number, position in question.positions.items()
     }
-    ahead = [
-        f"partition {number} at {begin}, which ends at {bounds.ends[number]}"
-        for number, begin in begins.items()
-        if log.compare(begin, bounds.ends[number]) > 0
-    ]
-    if ahead:
-        raise AheadOfLog(
-            f"the log ends before the position to go on from: {'; '.join(ahead[:10])}. It was "
-            "restored or made anew: reset the queue's positions and choose another "
-            "checkpointLocation"
-        )
     within = bounds
+    beyond: frozenset[int] = frozenset()
     targets = question.targets
     if targets is not None:
-        begins = {
-            number: begin
-            for number, begin in begins.items()
-            if number in targets and log.compare(begin, targets[number]) < 0
-        }
+        # Negative: there is something to read. Null: what was to be read is done.
+        left = {n: log.compare(begin, targets[n]) for n, begin in begins.items() if n in targets}
+        begins = {n: begins[n] for n, compared in left.items() if compared}
+        beyond = frozenset(n for n, compared in left.items() if compared > 0)
         within = replace(bounds, ends={n: _lower(log, bounds.ends[n], targets[n]) for n in begins})
-    if not question.restores:
-        ends = _ends(begins, question.max_messages, question.max_bytes, within, log)
-        return Answer(question, bounds, begins, ends, asked_at)
-    return _with_history(question, log, bounds, within, begins, asked_at, find_floor)
+    ahead = {
+        number: (begin, bounds.ends[number])
+        for number, begin in begins.items()
+        if log.compare(begin, bounds.ends[number]) > 0
+    }
+    begins = {n: begin for n, begin in begins.items() if n not in ahead and n not in beyond}
+    answer = Answer(question, bounds, begins, {}, asked_at, ahead=ahead, beyond=beyond)
+    if question.restores:
+        return _with_history(answer, log, within, find_floor)
+    ends = _ends(begins, question.max_messages, question.max_bytes, within, log)
+    return replace(answer, ends=ends)
 
 
-def _with_history(
-    question: Question,
-    log: Log,
-    bounds: Bounds,
-    within: Bounds,
-    begins: Mapping[int, str],
-    asked_at: float,
-    find_floor: FindFloor,
-) -> Answer:
+def _with_history(answer: Answer, log: Log, within: Bounds, find_floor: FindFloor) -> Answer:
     """The answer where state is to be restored: of a partition that is held and lacks history,
     that is read instead of what is new."""
-    found = stages(question.restores, log, bounds, find_floor)
+    question, bounds, begins = answer.question, answer.bounds, answer.begins
+    # Where the log ends before the position, what is there of the history is not all of it.
+    restores = [
+        one for one in question.restores if log.compare(one.target, bounds.ends[one.partition]) <= 0
+    ]
+    found = stages(restores, log, bounds, find_floor)
     lacking = {n: one for n, one in found.items() if log.compare(one.begin, one.target) < 0}
-    coming = {one.partition for one in question.restores if not one.granted}
+    coming = {one.partition for one in restores if not one.granted}
     held = {n: one for n, one in lacking.items() if n not in coming and n in begins}
     work = {**begins, **{n: one.begin for n, one in held.items()}}
     work_ends = {**within.ends, **{n: one.target for n, one in held.items()}}
@@ -180,16 +178,12 @@ def _with_history(
         replace(bounds, ends={**bounds.ends, **{n: one.target for n, one in beside.items()}}),
         log,
     )
-    history = portions(
-        question.restores, found, {**history_ends, **{n: ends[n] for n in held}}, log
-    )
-    return Answer(
-        question,
-        bounds,
-        {n: begin for n, begin in begins.items() if n not in held},
-        {n: end for n, end in ends.items() if n not in held},
-        asked_at,
-        history,
+    history = portions(restores, found, {**history_ends, **{n: ends[n] for n in held}}, log)
+    return replace(
+        answer,
+        begins={n: begin for n, begin in begins.items() if n not in held},
+        ends={n: end for n, end in ends.items() if n not in held},
+        history=history,
     )
 
 

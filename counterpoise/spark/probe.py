@@ -11,7 +11,8 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from counterpoise.errors import CounterpoiseError
 from counterpoise.logs import (
@@ -19,6 +20,7 @@ from counterpoise.logs import (
     InvalidPosition,
     Log,
     LogAccessRefused,
+    LogUnavailable,
 )
 from counterpoise.spark.door import LogDoor
 from counterpoise.spark.errors import AheadOfLog, Unforeseen
@@ -31,7 +33,31 @@ logger = logging.getLogger("counterpoise.spark")
 _FIRST_PAUSE_SECONDS = 0.1
 _LONGEST_PAUSE_SECONDS = 2.0
 
+# How long a log may end before a position until that is taken for the truth. A leader of Kafka
+# that has just taken over says so for a moment; a Redis that has lost its last messages does until
+# the service has made that good, within a minute (docs, Logs). To end the query would be wrong in
+# both cases, and what there is to do about a log that was restored or made anew does harm in them.
+# Few looks prove nothing, however far apart they are.
+AHEAD_SECONDS = 180.0
+_AHEAD_LOOKS = 3
+
 FATAL = (AheadOfLog, InvalidPosition)
+
+
+@dataclass(frozen=True, slots=True)
+class _Ahead:
+    """Since when, and at how many looks in a row, the log ended at `end`, before `position`."""
+
+    position: str
+    end: str
+    since: float
+    looks: int = 0
+
+    def __str__(self) -> str:
+        return f"at {self.position}, which ends at {self.end}"
+
+    def is_lasting(self, now: float) -> bool:
+        return self.looks >= _AHEAD_LOOKS and now - self.since >= AHEAD_SECONDS
 
 
 class LogProbe:
@@ -51,6 +77,7 @@ class LogProbe:
         self._answer: Answer | None = None
         self._given = True
         self._fatal: CounterpoiseError | None = None
+        self._ahead: Mapping[int, _Ahead] = {}
         self._failures = 0
         self._not_before = 0.0
         self._closed = False
@@ -71,7 +98,7 @@ class LogProbe:
         """The answer if there is one not older than `max_age`, or comes within `patience`, seconds.
 
         Else one that came too late for the call that asked, once. Raises what no waiting will
-        mend: AheadOfLog, InvalidPosition.
+        mend: AheadOfLog, once waiting has not mended it, and InvalidPosition.
         """
         with self._changed:
             now = self._clock()
@@ -133,8 +160,10 @@ class LogProbe:
         answer: Answer | None = None
         fatal: CounterpoiseError | None = None
         error: CounterpoiseError | None = None
+        waits: CounterpoiseError | None = None
         try:
             answer = self._answer_to(question, asked_at)
+            waits = self._look_at(answer)
         except FATAL as reason:
             fatal = reason
         except CounterpoiseError as reason:
@@ -144,7 +173,7 @@ class LogProbe:
                 logger.exception("counterpoise: asking the log failed; it is tried again")
             error = Unforeseen(f"asking the log failed: {reason!r}")
         with self._changed:
-            self._fatal, self.last_error = fatal, error or fatal
+            self._fatal, self.last_error = fatal, error or fatal or waits
             if error is not None:
                 pause = min(_LONGEST_PAUSE_SECONDS, _FIRST_PAUSE_SECONDS * 2**self._failures)
                 self._failures = min(self._failures + 1, 10)
@@ -153,6 +182,31 @@ class LogProbe:
                 self._failures, self._not_before = 0, 0.0
                 self._answer, self._given = answer or self._answer, False
             self._changed.notify_all()
+
+    def _look_at(self, answer: Answer) -> CounterpoiseError | None:
+        """What to say of partitions that end before their position.
+
+        Raises AheadOfLog when one has done so for too long.
+        """
+        now, before = self._clock(), self._ahead
+        ahead: dict[int, _Ahead] = {}
+        for number, (position, end) in answer.ahead.items():
+            seen = before.get(number)
+            if seen is None or seen.position != position:
+                seen = _Ahead(position, end, now)
+            ahead[number] = replace(seen, end=end, looks=seen.looks + 1)
+        self._ahead = ahead
+        if not ahead:
+            return None
+        what = "the log ends before the position to go on from: "
+        lasting = {n: one for n, one in ahead.items() if one.is_lasting(now)}
+        which = [f"partition {n} {one}" for n, one in list((lasting or ahead).items())[:10]]
+        if lasting:
+            raise AheadOfLog(
+                f"{what}{'; '.join(which)}, for more than {AHEAD_SECONDS:g} s. It was restored or "
+                "made anew: reset the queue's positions and choose another checkpointLocation"
+            )
+        return LogUnavailable(f"{what}{'; '.join(which)}. This is waited for, as it may pass")
 
     def _answer_to(self, question: Question, asked_at: float) -> Answer:
         bounds, log = ask_bounds(self._door, question.partitions)

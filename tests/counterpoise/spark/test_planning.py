@@ -3,8 +3,8 @@ import pytest
 from hypothesis import given
 
 from counterpoise.flow.view import Owned
-from counterpoise.spark.errors import AheadOfLog, InvalidOffset
-from counterpoise.spark.offsets import Offset, Range, Slice
+from counterpoise.spark.errors import InvalidOffset
+from counterpoise.spark.offsets import Offset, Range, Replay, Slice
 from counterpoise.spark.planning import (
     Question,
     answer_to,
@@ -14,6 +14,7 @@ from counterpoise.spark.planning import (
     plan,
     sort_out,
 )
+from counterpoise.spark.warmup.history import Restore
 from tests.counterpoise.spark.doubles import NumberLog
 
 
@@ -61,11 +62,42 @@ def test_an_offset_keeps_what_is_held_and_drops_what_is_not() -> None:
     assert plan(start, view, {0: "5"}, {0: "5"}, "me", "log-1") is None
 
 
-def test_a_position_beyond_the_log_is_refused() -> None:
-    log = NumberLog(1)
+def test_a_partition_that_ends_before_its_position_is_left_out_and_the_others_are_read() -> None:
+    log = NumberLog(2)
     log.publish(0, 5)
-    with pytest.raises(AheadOfLog, match="partition 0 at 6"):
-        answer_to(Question({0: "6"}), log, log.bounds([0]))
+    log.publish(1, 5)
+    answer = answer_to(Question({0: "6", 1: "2"}, max_messages=10), log, log.bounds([0, 1]))
+    assert (answer.begins, answer.ends) == ({1: "2"}, {1: "5"})
+    assert answer.ahead == {0: ("6", "5")}
+
+
+def test_what_is_read_up_to_its_target_does_not_wait_for_a_log_that_ends_before_it() -> None:
+    log = NumberLog(3)
+    for number in range(3):
+        log.publish(number, 5)
+    targets = {0: "6", 1: "9", 2: "3"}
+    question = Question({0: "6", 1: "8", 2: "6"}, targets=targets)
+    answer = answer_to(question, log, log.bounds([0, 1, 2]))
+    assert answer.ahead == {1: ("8", "5"), 2: ("6", "5")}
+    # A target that lies before the position is not believed: the log said it at such a moment.
+    assert answer.beyond == {2}
+
+
+@pytest.mark.parametrize("granted", [True, False])
+def test_no_state_is_taken_for_restored_while_the_log_ends_before_the_position(
+    granted: bool,
+) -> None:
+    log = NumberLog(1)
+    log.publish(0, 8)
+    restore = Restore(0, 2, "10", granted, Replay(2, "0", "8"))
+    question = Question({0: "10"} if granted else {}, restores=(restore,))
+    answer = answer_to(question, log, log.bounds([0]))
+    assert not answer.begins
+    assert not answer.history.tenures
+    assert not answer.history.near
+    log.publish(0, 2)
+    answer = answer_to(question, log, log.bounds([0]))
+    assert answer.history.replays == {0: Replay(2, "8", "10")}
 
 
 def test_no_position_means_what_the_queue_starts_with() -> None:
