@@ -40,6 +40,16 @@ class BoundFlow(GivesAccess, Tells, LearnsOf, Protocol):
     def close(self, *, timeout_seconds: float = 5.0) -> None: ...
 
 
+def in_doubt(flow: BoundFlow, now: float) -> bool:
+    """Whether the lease may be over without anybody having noticed: this process stood still.
+
+    The flow asks at once. Being cut off is something else: it was tried, and failed.
+    """
+    expires_at = flow.lease_expires_at
+    bound = flow.status == "bound" and flow.last_error is None
+    return bound and expires_at is not None and now >= expires_at
+
+
 def raise_if_over(flow: BoundFlow, queue: str) -> None:
     """Raises FlowEnded, saying why and what to do, once the flow is over for good."""
     if flow.status != "gone":

@@ -15,8 +15,8 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 
 from counterpoise.errors import CounterpoiseError
-from counterpoise.logs import LogUnavailable
-from counterpoise.spark.bound import BoundFlow, raise_if_over
+from counterpoise.spark.available_now import AvailableNow
+from counterpoise.spark.bound import BoundFlow, in_doubt, raise_if_over
 from counterpoise.spark.channel import Channel
 from counterpoise.spark.correspondence import Correspondent
 from counterpoise.spark.door import LogDoor
@@ -28,7 +28,6 @@ from counterpoise.spark.options import SourceOptions
 from counterpoise.spark.pace import Pace
 from counterpoise.spark.planned import Plans
 from counterpoise.spark.planning import (
-    Answer,
     Question,
     View,
     check_log,
@@ -47,7 +46,6 @@ logger = logging.getLogger("counterpoise.spark")
 # How old what the log said may be, and how long to wait for something younger.
 MAX_AGE_SECONDS = 0.05
 PATIENCE_SECONDS = 0.5
-PAUSE_SECONDS = 0.1
 # How long a micro-batch waits to know what the flow still holds, when that is not known.
 SETTLE_SECONDS = 2.0
 _STOP_SECONDS = 3.0
@@ -76,7 +74,7 @@ class Consumption:
         wake: threading.Event,
         cores: int,
         max_handoff_seconds: float | None = None,
-        settled: Callable[[], None] | None = None,
+        settled: Callable[[], None] = lambda: None,
         channel: Channel | None = None,
         plans: Plans | None = None,
         handoffs: Handoffs | None = None,
@@ -89,7 +87,6 @@ class Consumption:
         self._incarnation = incarnation
         self._cores = cores
         self._max_handoff_seconds = max_handoff_seconds
-        self._settled = settled
         self._clock = clock
         self._wake = wake
         self._lock = threading.Lock()
@@ -105,7 +102,9 @@ class Consumption:
             beside=self._learner.tell,
         )
         self._correspondent = Correspondent(channel, self) if channel is not None else None
-        self._targets: Mapping[int, str] | None = None
+        self._available_now = AvailableNow(
+            *(options, flow, lambda: self._probe.last_error, settled, clock)
+        )
         self._parsed: tuple[Json, Offset] | None = None
         self._sorted: tuple[Json, Json, list[LogPartition]] | None = None
         self._planned: Json | None = None
@@ -127,37 +126,60 @@ class Consumption:
     def next_offset(self, start: Json, max_messages: int | None) -> Json:
         """The offset after `start`, or `start` itself when there is nothing to read now.
 
-        Raises what ends the query: FlowEnded, AheadOfLog, InvalidPosition, InvalidOffset.
+        Raises what ends the query: FlowEnded, AheadOfLog, InvalidPosition, InvalidOffset,
+        Unfinished.
         """
         if self._unbinding:
             return start
         raise_if_over(self._flow, self._options.queue)
         self._measure()
-        offset = self._parse(start)
+        self._finished(self._parse(start))
+        if self._available_now.targets is None:
+            return self._planned_after(start, max_messages) or start
+        # "Nothing to read" would be the end of the query.
+        return self._available_now.until_known(lambda: self._surely_after(start, max_messages))
+
+    def _finished(self, offset: Offset) -> None:
         lost: Sequence[Slice] = ()
         with self._lock:
-            bound, asked = self._flow.status == "bound", self._flow.partitions
+            bound, view = self._flow.status == "bound", self._flow.partitions
             if offset is not self._progress.start or self._progress.in_flight:
-                lost = self._progress.finished(offset, asked)
+                lost = self._progress.finished(offset, view)
                 self._wake.set()
-            positions = {} if self._closing else self._progress.wanted(asked)
-            restores = () if self._closing else self._learner.restores(asked)
         if bound:
             self._report_lost(lost)
-        if not (positions or restores) or self._in_doubt():
+
+    def _surely_after(self, start: Json, max_messages: int | None) -> Json | None:
+        """The same as the other; `start` only if it is certain that there is nothing to read."""
+        if self._unbinding:
             return start
-        answer = self._ask(
-            Question(
-                positions,
-                self._flow.start == "latest",
-                max_messages,
-                self._targets,
-                self._options.max_bytes_per_trigger,
-                restores,
-            )
+        if not self._available_now.settle():
+            return None
+        found = self._planned_after(start, max_messages)
+        certain = found is not start or self._closing or self._available_now.is_settled()
+        return found if certain else None
+
+    def _planned_after(self, start: Json, max_messages: int | None) -> Json | None:
+        """The offset after `start`, `start` when there is nothing to read, None: not known now."""
+        with self._lock:
+            asked = self._flow.partitions
+            positions = {} if self._closing else self._progress.wanted(asked)
+            restores = () if self._closing else self._learner.restores(asked)
+        if not (positions or restores):
+            return start
+        if in_doubt(self._flow, self._clock()):
+            return None
+        question = Question(
+            positions,
+            self._flow.start == "latest",
+            max_messages,
+            self._available_now.targets,
+            self._options.max_bytes_per_trigger,
+            restores,
         )
+        answer = self._probe.ask(question, MAX_AGE_SECONDS, PATIENCE_SECONDS)
         if answer is None:
-            return start
+            return None
         with self._lock:
             if self._closing:
                 return start
@@ -171,38 +193,14 @@ class Consumption:
         if due or self._learner.has_news():
             self._wake.set()
         if planned is None or self._planned is None:
-            return start
+            return start if self._available_now.is_done(answer) else None
         self._pace.planned(self._clock())
         return self._planned
 
-    def _ask(self, question: Question) -> Answer | None:
-        if self._targets is None:
-            return self._probe.ask(question, MAX_AGE_SECONDS, PATIENCE_SECONDS)
-        # "Nothing to read" would be the end of the query.
-        give_up_at = self._clock() + self._options.start_timeout_seconds
-        while (answer := self._probe.ask(question, MAX_AGE_SECONDS, PATIENCE_SECONDS)) is None:
-            if self._clock() >= give_up_at:
-                raise self._probe.last_error or LogUnavailable("the log did not answer in time")
-            time.sleep(PAUSE_SECONDS)
-        return answer
-
     def available_now(self, ends: Callable[[list[int]], Mapping[int, str]]) -> None:
         """Read what is there now of what the flow gets now, and no more (Trigger.AvailableNow)."""
-        if self._targets is None:
-            if self._settled is not None:
-                self._settled()
-            self._targets = ends(sorted(self._flow.partitions))
-
-    def _in_doubt(self) -> bool:
-        """Whether the lease may be over without anybody having noticed: this process stood still.
-
-        The flow asks at once. Being cut off is something else: it was tried, and failed.
-        """
-        flow = self._flow
-        if flow.status != "bound":
-            return False
-        expires_at = flow.lease_expires_at
-        return flow.last_error is None and expires_at is not None and self._clock() >= expires_at
+        if not self._unbinding:
+            self._available_now.aim(ends)
 
     # ------------------------------------------------------------------ what a batch reads
 
@@ -233,7 +231,7 @@ class Consumption:
     def _known_view(self) -> View | None:
         """What the flow holds, once that is certain; None if it does not become so for a while."""
         give_up_at = self._clock() + SETTLE_SECONDS
-        while self._flow.status == "binding" or self._in_doubt():
+        while self._flow.status == "binding" or in_doubt(self._flow, self._clock()):
             left = give_up_at - self._clock()
             if left <= 0:
                 return None

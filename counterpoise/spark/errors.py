@@ -37,6 +37,12 @@ class CannotStart(SourceError):
     code = "cannot_start"
 
 
+class Unfinished(SourceError):
+    """A query with Trigger.AvailableNow could not find out whether it has read everything."""
+
+    code = "unfinished"
+
+
 class FlowEnded(SourceError):
     """The flow is over for good: replaced, unbound by an administrator, or its queue is no more."""
 

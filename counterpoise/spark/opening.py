@@ -15,6 +15,7 @@ from counterpoise.spark.bound import BoundFlow
 from counterpoise.spark.channel import source_end
 from counterpoise.spark.consumption import Consumption
 from counterpoise.spark.door import LogDoor
+from counterpoise.spark.errors import Unfinished
 from counterpoise.spark.handoffs import Handoffs
 from counterpoise.spark.leaving import nobody_else
 from counterpoise.spark.options import SourceOptions
@@ -103,12 +104,18 @@ def until_settled(options: SourceOptions, flow: BoundFlow) -> None:
     """Wait until the queue has worked off what our bind has begun, and the flow has heard of it.
 
     The service is Ready before its update has come: what the flow holds by then may be nothing.
+    What is still on its way when time is up is worked by its owners. Raises Unfinished when nobody
+    may work it: in a holddown, or when the service does not say.
     """
+    waits_for = "the service does not answer"
     give_up_at = time.monotonic() + _SETTLE_SECONDS + options.start_timeout_seconds
     with Client(options.url) as client:
         while time.monotonic() < give_up_at and flow.status != "gone":
             try:
-                if client.rebalance_status(options.queue).status == "Ready":
+                status = client.rebalance_status(options.queue).status
+                waits_for = f"it is still in {status}"
+                if status == "Ready":
+                    waits_for = "the flow was not told yet"
                     ours = frozenset(flow.flow_ids)
                     bound = client.flows(options.queue)
                     granted = sum(one.partitions for one in bound if one.flow_id in ours)
@@ -116,4 +123,10 @@ def until_settled(options: SourceOptions, flow: BoundFlow) -> None:
                         return
             except ServiceUnavailable as error:
                 logger.warning("counterpoise: %s", error)
+                waits_for = str(error)
             time.sleep(PAUSE_SECONDS)
+    if flow.status != "gone" and waits_for != "it is still in Rebalancing":
+        raise Unfinished(
+            f"queue {options.queue!r}: it could not be found out in time what this query gets: "
+            f"{waits_for}. Start the query again: it goes on where it has stopped"
+        )

@@ -9,6 +9,7 @@ to bind, and only then is it known which slices are still held (docs, *Spark*).
 
 from __future__ import annotations
 
+import math
 import signal
 import threading
 import time
@@ -60,13 +61,16 @@ class CounterpoiseStreamReader(DataSourceStreamReader, SupportsTriggerAvailableN
         self._available_now = True
 
     def latestOffset(self, start: Json, limit: ReadLimit) -> Json:  # noqa: N802
-        self._asked_at = time.monotonic()
-        opened = self._open(start)
-        if self._available_now:
-            opened.aim_at_now()
-        self._asked_at = time.monotonic()
         most = limit.max_rows if isinstance(limit, ReadMaxRows) else None
-        return opened.consumption.next_offset(start, most)
+        opened = self._open(start)
+        # Trigger.AvailableNow may wait here for longer than a micro-batch may take.
+        self._asked_at = math.inf
+        try:
+            if self._available_now:
+                opened.aim_at_now()
+            return opened.consumption.next_offset(start, most)
+        finally:
+            self._asked_at = time.monotonic()
 
     def reportLatestOffset(self) -> Json | None:  # noqa: N802
         return None if self._opened is None else self._opened.consumption.report()

@@ -6,8 +6,11 @@ from collections.abc import Mapping
 from types import SimpleNamespace
 from typing import Any, cast
 
+import pytest
+
 from counterpoise.client import Client
 from counterpoise.spark.bound import BoundFlow
+from counterpoise.spark.errors import Unfinished
 from counterpoise.spark.opening import until_settled
 from counterpoise.spark.options import read_options
 from tests.service import Service
@@ -26,6 +29,18 @@ class LateFlow:
     def partitions(self) -> Mapping[int, Any]:
         self.looks += 1
         return dict.fromkeys(range(4), SimpleNamespace()) if self.looks > 2 else {}
+
+
+def test_a_queue_whose_holddown_is_not_over_in_time_has_given_nothing_yet(
+    service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("counterpoise.spark.opening._SETTLE_SECONDS", 0.1)
+    with Client(service.url) as client:
+        client.create_queue("flights", 4, rebalance_delay=3600.0)
+        flow = LateFlow(client.bind("flights", "late").flow_id)
+        options = {"queue": "flights", "url": service.url, "startTimeoutSeconds": "0.1"}
+        with pytest.raises(Unfinished, match="Holddown"):
+            until_settled(read_options(options), cast(BoundFlow, flow))
 
 
 def test_what_is_there_now_is_asked_of_a_view_that_is_up_to_date(service: Service) -> None:
