@@ -13,7 +13,8 @@ did. So whichever replica a flow asks, it finds what it was told by another.
 
 **Nothing that depends on the time is decided before the store was asked for it**, because after a
 pause in which nobody served (a frozen process wakes up) leases and deadlines have to be moved first
-(the contract, *Flow*).
+(the contract, *Flow*). And what begins a deadline is committed soon after it was decided or is
+decided anew (`Overdue`): else an owner might be forced before it was told to let go.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ from broker.store.ports import (
     Conflict,
     Entry,
     LeaseRenewed,
+    Overdue,
     PositionBehind,
     QueueGone,
     Store,
@@ -48,6 +50,8 @@ MOST_AT_ONCE = 1000
 # A turn decides no longer than this, and never holds up other queues for much longer than a step.
 TURN_SECONDS = 0.25
 STEP_SECONDS = 0.02
+# How long a commit that begins handoffs may take: at first, and each time that it took longer.
+LATE_SECONDS = (1.0, 2.0, 4.0, 8.0)
 UNAVAILABLE = "The service cannot reach its database right now; try again."
 Look = tuple[Callable[[Queue], Any], asyncio.Future[Any]]
 
@@ -246,19 +250,22 @@ class Coordinator:
         spared = frozenset(ask.renews for ask in asks if ask.renews is not None)
         behind: frozenset[Late] = frozenset()
         advance = False
+        late_seconds = iter(LATE_SECONDS)
+        within = next(late_seconds)
         while True:
             advance, self._advance = advance or self._advance, False
-            looked = advance or not self._clock.fresh or self._is_due(queue)
+            overdue = within > LATE_SECONDS[0]
+            looked = advance or overdue or not self._clock.fresh or self._is_due(queue)
             now = (await self._clock.look(self._store)).now if looked else self._clock.now()
             turn = Turn(queue, now, self._new_id())
             self._uncommitted = True
             try:
-                self._move_deadlines(turn)
+                await self._move_deadlines(turn)
                 if looked:
                     await self._do_what_is_due(turn, spared)
                 answers = await _answers(turn, asks, behind)
                 if turn.commit.entries:
-                    commit = turn.finish()
+                    commit = turn.finish(within)
                     await self._store.commit(commit)
                     self._on_commit(commit.entries)
                 elif asks and await self._replay_missed(queue):
@@ -269,6 +276,11 @@ class Coordinator:
             except Conflict:
                 turn.take_back()
                 await self._replay_missed(queue)
+            except Overdue:
+                turn.take_back()
+                within = next(late_seconds, 0.0)
+                if not within:
+                    raise StoreUnavailable("commits take too long") from None
             except LeaseRenewed as renewed:
                 turn.take_back()
                 spared |= renewed.flow_ids
@@ -297,10 +309,14 @@ class Coordinator:
         due = queue.next_deadline()
         return due is not None and due <= self._clock.now()
 
-    def _move_deadlines(self, turn: Turn) -> None:
-        """Before anything else, the deadlines get back the time in which nobody served."""
-        outage = self._clock.outage
-        if outage is not None and outage.id > turn.queue.outage_seen:
+    async def _move_deadlines(self, turn: Turn) -> None:
+        """Before anything else, the deadlines get back all the time in which nobody served."""
+        latest, seen = self._clock.outage, turn.queue.outage_seen
+        if latest is None or latest.id <= seen:
+            return
+        # Without handoffs it is enough to know the last one.
+        outages = await self._store.outages(seen) if turn.queue.handoffs else (latest,)
+        for outage in outages:
             turn.decide(c.MoveDeadlines(outage.id, outage.began, outage.seconds))
 
     async def _do_what_is_due(self, turn: Turn, spared: frozenset[str]) -> None:

@@ -22,6 +22,8 @@ from broker.store.ports import Commit, Entry, PositionWrite
 
 # Where every partition of the built-in log begins.
 EARLIEST = "0"
+# A store that is slow writes so many partitions.
+ROWS_PER_SECOND = 10_000
 
 
 @dataclass(slots=True, eq=False)
@@ -65,6 +67,7 @@ class Turn:
         self._first_positions: dict[int, str] = {}
         self._renewed: set[str] = set()
         self._raised: set[int] = set()
+        self._revokes = False
         self.commit = Commit(
             queue,
             queue.revision,
@@ -114,6 +117,8 @@ class Turn:
                     self._left[record.flow_id] = record.reason
                 elif isinstance(record, r.Granted):
                     self._raised.update(grant.partition for grant in record.grants)
+                elif isinstance(record, r.RevokesStarted | r.WarmupsEnded):
+                    self._revokes = True
                 elif isinstance(record, r.EpochsRaised):
                     self._raised.update(record.partitions)
                 elif isinstance(record, r.PartitionsAdded) and queue.settings.start == "latest":
@@ -191,8 +196,12 @@ class Turn:
             if write.partition in partitions
         )
 
-    def finish(self) -> Commit:
-        """The transaction, with the rows that changed."""
+    def finish(self, late_seconds: float) -> Commit:
+        """The transaction, with the rows that changed.
+
+        If owners are told to let go, their time runs from when that was decided; so then it must be
+        committed within `late_seconds`, or somewhat longer if it is large.
+        """
         partitions: dict[int, Partition] = {}
         flows: dict[str, Flow] = {}
         for changed in self.queue.journal.changed_since(self._mark):
@@ -211,6 +220,8 @@ class Turn:
         commit.expired = frozenset(self._expired)
         commit.renewed = frozenset(self._renewed & self.queue.flows.keys())
         commit.next_deadline = self.queue.next_deadline()
+        if self._revokes:
+            commit.valid_until = self.now + late_seconds + len(partitions) / ROWS_PER_SECOND
         return commit
 
     def take_back(self) -> None:

@@ -23,6 +23,7 @@ from broker.store.ports import (
     Expiry,
     FlowRow,
     Lease,
+    Outage,
     PositionCommit,
     Pulse,
     QueueRow,
@@ -117,6 +118,9 @@ class MemoryStore:
 
     async def flow(self, flow_id: str) -> FlowRow | None:
         return await self._call("flow", lambda: self.database.flow(flow_id))
+
+    async def outages(self, after: int) -> Sequence[Outage]:
+        return await self._call("outages", lambda: self.database.outages_after(after))
 
     async def due(self, limit: int) -> Sequence[str]:
         return await self._call("due", lambda: self.database.due(limit))

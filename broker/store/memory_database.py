@@ -28,6 +28,7 @@ from broker.store.ports import (
     LeaseRenewed,
     NameTaken,
     Outage,
+    Overdue,
     PositionBehind,
     PositionCommit,
     Pulse,
@@ -224,6 +225,8 @@ class MemoryDatabase:
         }
         if behind:
             raise PositionBehind(frozenset(behind))
+        if commit.valid_until is not None and self.clock() > commit.valid_until:
+            raise Overdue(commit.queue.id)
         self._write(commit, stored)
 
     def _may_write(
@@ -362,6 +365,9 @@ class MemoryDatabase:
         if flow is None:
             return None
         return FlowRow(flow_id, flow.queue_id, flow.token_hash, flow.reason)
+
+    def outages_after(self, after: int) -> Sequence[Outage]:
+        return [outage for outage in self.outages if outage.id > after]
 
     def due(self, limit: int) -> Sequence[str]:
         now = self.clock()

@@ -74,6 +74,10 @@ class PositionBehind(StoreError):
         self.partitions = partitions
 
 
+class Overdue(StoreError):
+    """The commit came after its `valid_until`; nothing was committed."""
+
+
 @dataclass(frozen=True, slots=True)
 class Entry:
     """The records committed under one revision.
@@ -124,6 +128,8 @@ class Commit:
     - `positions`: positions set by an administrator, unfenced.
     - `first_positions`: where partitions begin that have no position yet.
     - `next_deadline`: when the queue must be advanced, for the sweep.
+    - `valid_until`: the commit holds only if the store has carried it out by then (by its clock,
+      waits for locks counted), for deadlines in it run from when it was decided.
     """
 
     queue: Queue
@@ -140,6 +146,7 @@ class Commit:
     positions: Mapping[int, str | None] = field(default_factory=dict)
     first_positions: Mapping[int, str] = field(default_factory=dict)
     next_deadline: float | None = None
+    valid_until: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -259,8 +266,8 @@ class Store(Protocol):
         """
 
     async def commit(self, commit: Commit) -> None:
-        """Commits. Raises Conflict, QueueGone, LeaseRenewed or PositionBehind, and then nothing is
-        written.
+        """Commits. Raises Conflict, QueueGone, LeaseRenewed, PositionBehind or Overdue, and then
+        nothing is written.
         """
 
     async def expiries(self, queue_id: str) -> Expiry:
@@ -298,6 +305,9 @@ class Store(Protocol):
 
     async def flow(self, flow_id: str) -> FlowRow | None:
         """What is known of a flow, also for 24 hours after it left."""
+
+    async def outages(self, after: int) -> Sequence[Outage]:
+        """The outages with an id above `after`, in order."""
 
     async def due(self, limit: int) -> Sequence[str]:
         """Queues with something to do: their next deadline has come, or a lease is over."""

@@ -43,6 +43,7 @@ from broker.store.ports import (
     FlowRow,
     FlowsBound,
     Lease,
+    Outage,
     PositionCommit,
     Pulse,
     QueueGone,
@@ -301,6 +302,10 @@ class PostgresStore:
         query = select(flows.c.id, flows.c.queue_id, flows.c.token_hash, flows.c.reason)
         found = await self._all(query.where(flows.c.id == flow_id))
         return FlowRow(*tuple(found[0])) if found else None
+
+    async def outages(self, after: int) -> Sequence[Outage]:
+        query = select(outages).where(outages.c.id > after).order_by(outages.c.id)
+        return [Outage(*tuple(row)) for row in await self._all(query)]
 
     async def due(self, limit: int) -> Sequence[str]:
         return [row.id for row in await self._all(DUE, {"limit": limit})]

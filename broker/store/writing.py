@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from sqlalchemy import Text, bindparam, func, insert, literal, select, true, update
+from sqlalchemy import Double, Text, bindparam, extract, func, insert, literal, select, true, update
 from sqlalchemy.dialects.postgresql import insert as postgresql_insert
 from sqlalchemy.ext.asyncio import AsyncConnection
 
@@ -20,7 +20,7 @@ from broker.store.bulk import Rows
 from broker.store.connections import IDLE_SECONDS
 from broker.store.flow_writes import insert_flows, update_flows
 from broker.store.partition_writes import insert_partitions, write_partitions
-from broker.store.ports import Commit, Conflict, NameTaken, QueueGone
+from broker.store.ports import Commit, Conflict, NameTaken, Overdue, QueueGone
 from broker.store.rows import encode, queue_values
 from broker.store.tables import queues, records
 
@@ -77,6 +77,7 @@ RECORD = insert(records).from_select(
 )
 
 
+OVERDUE = select(extract("epoch", func.clock_timestamp()) > bindparam("until", type_=Double))
 # What is large takes time between its statements (`connections.IDLE_SECONDS`): to encode it.
 LARGE = 5000
 LARGE_ROWS_PER_SECOND = 10_000
@@ -103,7 +104,7 @@ async def create(connection: AsyncConnection, commit: Commit) -> None:
 
 
 async def write(connection: AsyncConnection, commit: Commit) -> None:
-    """Writes a commit. Raises Conflict, QueueGone, LeaseRenewed or PositionBehind.
+    """Writes a commit. Raises Conflict, QueueGone, LeaseRenewed, PositionBehind or Overdue.
 
     Where it raises, the transaction must be rolled back.
     """
@@ -113,6 +114,11 @@ async def write(connection: AsyncConnection, commit: Commit) -> None:
     await update_flows(connection, commit)
     await insert_flows(connection, commit)
     await write_partitions(connection, commit)
+    if commit.valid_until is not None:
+        # Last, when everything that may have to wait has waited.
+        late = await connection.execute(OVERDUE, {"until": commit.valid_until})
+        if late.scalar_one():
+            raise Overdue(commit.queue.id)
 
 
 async def _move_queue(connection: AsyncConnection, commit: Commit) -> None:

@@ -16,7 +16,7 @@ def test_an_instance_that_returns_and_brings_the_number_back_makes_two_entries()
     orders.bind("C")
     turn = Turn(orders.queue, orders.now, "commit")
     turn.decide(c.Bind("A2", "i-A", "etl", 10.0))
-    entries = turn.finish().entries
+    entries = turn.finish(1.0).entries
     assert [entry.rebalance_id for entry in entries] == [2, 3]
     assert orders.queue.status == "Ready"
     assert orders.owners() == {"A2": [0, 1], "C": [2, 3]}
@@ -29,7 +29,7 @@ def test_a_partition_whose_positions_were_set_was_granted_and_not_forced() -> No
     orders.raise_epochs(1)
     turn = Turn(orders.queue, orders.now, "commit")
     turn.decide(c.RebalanceNow())
-    (entry,) = history(turn.finish().entries)
+    (entry,) = history(turn.finish(1.0).entries)
     assert (entry.handoffs, entry.forced, entry.granted) == (0, 0, 1)
 
 
@@ -38,7 +38,7 @@ def test_a_discarded_handoff_is_told_with_its_epoch_and_how_long_it_took() -> No
     orders.bind("B")
     turn = Turn(orders.queue, orders.now + 2.0, "commit")
     turn.decide(c.Change({"partition_count": 3}, discard=True))
-    records = [record for entry in turn.finish().entries for record in entry.records]
+    records = [record for entry in turn.finish(1.0).entries for record in entry.records]
     begun = Entry(1, orders.now, (RebalanceStarted(2, "bind", orders.now),), 2)
     (told,) = history([begun, Entry(2, orders.now, tuple(records), 2)])
     (move,) = [move for move in told.moves if move.outcome == "discarded"]

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from broker import views
-from broker.core.errors import FlowGone
+from broker.core.errors import FlowGone, Unavailable
 from tests.broker.shell import Service, World, freeze, settle, spec, virtual
 
 
@@ -144,6 +144,80 @@ async def test_one_frozen_replica_of_two_decides_nothing_from_the_past() -> None
         gate.set()
     await asyncio.sleep(3)
     assert await one.view("orders", second) == before == {2: (2, "owned"), 3: (2, "owned")}
+    world.check("orders")
+
+
+@virtual
+async def test_an_owner_is_told_to_let_go_before_it_is_forced() -> None:
+    """The commit is held up for longer than a handoff takes, while another replica serves."""
+    world = World()
+    one, two = await world.replica(), await world.replica()
+    await one.create_queue(spec(max_handoff_time=3.0))
+    first = await one.join("orders", "first", lease=60)
+    gate = one.net.hold("commit")
+    joining = asyncio.ensure_future(one.join("orders", "second", lease=60))
+    await one.net.met("commit")
+    await asyncio.sleep(5)
+    gate.set()
+    await joining
+    assert not world.database.outages
+    assert [deadline for deadline in await deadlines(two) if deadline] == [
+        pytest.approx(world.now + 3, abs=0.1)
+    ] * 2
+    view = await two.view("orders", first)
+    assert sorted(state for _, state in view.values()) == ["owned"] * 2 + ["revoking"] * 2
+    world.check("orders")
+
+
+@pytest.mark.parametrize(("takes", "works"), [(1.5, True), (5.0, True), (20.0, False)])
+@virtual
+async def test_a_database_that_is_always_late_gets_more_time(takes: float, works: bool) -> None:
+    """Whatever it is asked takes long; in the end it is told or the caller is."""
+    world = World()
+    one = await world.replica()
+    await one.create_queue(spec(max_handoff_time=30.0))
+    await one.join("orders", "first", lease=600)
+
+    async def late(method: str) -> None:
+        if method == "commit":
+            await asyncio.sleep(takes)
+
+    one.net.before = late
+    tries = one.net.calls["commit"]
+    if works:
+        await one.join("orders", "second", lease=600)
+        assert len(await deadlines(one)) == 2
+    else:
+        with pytest.raises(Unavailable):
+            await one.join("orders", "second", lease=600)
+        one.net.before = None
+        await one.join("orders", "second", lease=600)
+    assert one.net.calls["commit"] - tries <= 5
+    world.check("orders")
+
+
+@virtual
+async def test_deadlines_get_back_every_outage_there_was() -> None:
+    """The database comes back and goes again before anybody could commit."""
+    world = World()
+    one = await world.replica()
+    await one.create_queue(spec(max_handoff_time=8.0))
+    first = await one.join("orders", "first", lease=600)
+    await one.join("orders", "second", lease=600)
+    before = await deadlines(one)
+    one.alarms.stop()
+    for seconds in (10.0, 12.0):
+        freeze(seconds)
+        await one.database.pulse()
+    passed = sum(outage.seconds for outage in world.database.outages)
+    assert len(world.database.outages) == 2
+    await one.replica.sweep()
+    await settle()
+    after = await deadlines(one)
+    moved = [new - old for new, old in zip(after, before, strict=True) if new and old]
+    assert moved == [pytest.approx(passed)] * 2
+    assert passed >= 22
+    assert len(await one.view("orders", first)) == 4
     world.check("orders")
 
 

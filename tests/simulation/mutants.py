@@ -186,8 +186,8 @@ def _position_passed_over() -> Changes:
 def _release_forgets_the_position() -> Changes:
     real = Turn.finish
 
-    def finish(self):
-        commit = real(self)
+    def finish(self, late_seconds):
+        commit = real(self, late_seconds)
         commit.writes = ()
         return commit
 
@@ -227,7 +227,10 @@ def _leases_run_in_an_outage() -> Changes:
 
 
 def _deadlines_run_in_an_outage() -> Changes:
-    return [(Coordinator, "_move_deadlines", lambda self, turn: None)]
+    async def move_deadlines(self, turn):
+        return None
+
+    return [(Coordinator, "_move_deadlines", move_deadlines)]
 
 
 def _frozen_replica_trusts_its_clock() -> Changes:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
+import psycopg
 import pytest
 
 from broker.core import commands as c
@@ -13,11 +14,19 @@ from broker.store.ports import (
     FlowsBound,
     LeaseRenewed,
     NameTaken,
+    Overdue,
     QueueGone,
     Store,
     StoreUnavailable,
 )
-from tests.broker.store.support import Ground, MemoryGround, Replica, bind, token_hash
+from tests.broker.store.support import (
+    Ground,
+    MemoryGround,
+    PostgresGround,
+    Replica,
+    bind,
+    token_hash,
+)
 from tests.core.oracle import snapshot
 
 
@@ -49,6 +58,32 @@ async def test_a_commit_is_there_for_every_replica(ground: Ground, orders: Repli
     await orders.bind("A", "B")
     other = await Replica(await ground.store()).follow(orders.id)
     assert snapshot(other.queue) == snapshot(orders.queue)
+
+
+async def test_a_commit_that_comes_late_writes_nothing(store: Store, orders: Replica) -> None:
+    now = (await store.pulse()).now
+    before = snapshot(orders.queue)
+    with pytest.raises(Overdue):
+        await orders.do(bind("A"), valid_until=now - 0.01)
+    assert snapshot(await store.load(orders.id)) == snapshot(orders.queue) == before
+    await orders.do(bind("A"), valid_until=now + 30)
+    assert snapshot(await store.load(orders.id)) == snapshot(orders.queue)
+
+
+async def test_a_wait_for_a_lock_makes_a_commit_late(postgres: PostgresGround) -> None:
+    """Also if who held the lock has changed nothing."""
+    store = await postgres.store()
+    orders = Replica(store)
+    await orders.create(2)
+    with psycopg.connect(postgres.url) as holder:
+        holder.execute("SELECT FROM counterpoise.queues FOR UPDATE")
+        until = (await store.pulse()).now + 0.3
+        binding = asyncio.ensure_future(orders.do(bind("A"), valid_until=until))
+        while (await store.pulse()).now <= until:  # noqa: ASYNC110 - the database's clock
+            await asyncio.sleep(0.02)
+    with pytest.raises(Overdue):
+        await binding
+    assert not (await store.load(orders.id)).flows
 
 
 async def test_a_loaded_queue_is_nobody_elses(store: Store, orders: Replica) -> None:

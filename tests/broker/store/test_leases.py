@@ -183,6 +183,9 @@ async def test_one_of_all_replicas_notices_an_outage(
     second = (await store.pulse()).outage
     assert second is not None
     assert second.id > first.id
+    assert await store.outages(first.id - 1) == [first, second]
+    assert await store.outages(first.id) == [second]
+    assert await store.outages(second.id) == []
 
 
 async def test_a_replica_that_restarts_among_others_extends_nothing(
