@@ -13,6 +13,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
 from counterpoise.errors import CounterpoiseError
 from counterpoise.spark.available_now import AvailableNow
@@ -30,7 +31,7 @@ from counterpoise.spark.planned import Plans
 from counterpoise.spark.planning import (
     Question,
     View,
-    check_log,
+    check_place,
     pack,
     sort_out,
 )
@@ -56,12 +57,12 @@ _ENDED_SECONDS = 1.0
 class Consumption:
     """What runs from the first offset of a query to its end.
 
-    `flow` is bound, and sets `wake` whenever its view changes. `incarnation` is the log's. `cores`:
-    how many tasks read at most. `max_handoff_seconds`: the queue's, None if not known. `settled`
-    waits until the queue has given its flows what they get (for `available_now`). `channel`: to the
-    driver. `plans`: what each micro-batch reads, told to it. `handoffs` is told by the flow what
-    comes and goes. `nobody_else` asks the service whether a draining flow keeps what it has,
-    because nobody can take it; it may raise.
+    `flow` is bound, and sets `wake` whenever its view changes. `incarnation` is the log's, and
+    `queue_id` the queue's. `cores`: how many tasks read at most. `max_handoff_seconds`: the
+    queue's, None if not known. `settled` waits until the queue has given its flows what they get
+    (for `available_now`). `channel`: to the driver. `plans`: what each micro-batch reads, told to
+    it. `handoffs` is told by the flow what comes and goes. `nobody_else` asks the service whether a
+    draining flow keeps what it has, because nobody can take it; it may raise.
     """
 
     def __init__(
@@ -71,6 +72,7 @@ class Consumption:
         door: LogDoor,
         incarnation: str,
         *,
+        queue_id: str | None = None,
         wake: threading.Event,
         cores: int,
         max_handoff_seconds: float | None = None,
@@ -85,6 +87,7 @@ class Consumption:
         self._flow = flow
         self._door = door
         self._incarnation = incarnation
+        self._queue_id = queue_id
         self._cores = cores
         self._max_handoff_seconds = max_handoff_seconds
         self._clock = clock
@@ -187,7 +190,7 @@ class Consumption:
             coming = self._learner.coming()
             planned = self._progress.plan(answer, asked, view, self._flow.instance_id, coming)
             if planned is not None:
-                self._planned = planned.to_json()
+                self._planned = replace(planned, queue_id=self._queue_id).to_json()
             due = self._progress.due(view)
         self._learner.warn()
         if due or self._learner.has_news():
@@ -209,7 +212,7 @@ class Consumption:
         if self._sorted is not None and self._sorted[:2] == (start, end):
             return self._sorted[2]
         before, after = self._parse(start), offset_of(end, self._options.queue)
-        check_log(after, self._incarnation)
+        check_place(after, self._incarnation, self._queue_id)
         planned = slices(before, after)
         view = self._known_view() if planned else None
         sorted_out = sort_out(planned, view)
@@ -348,6 +351,6 @@ class Consumption:
         """The offset; parsed once for the many times that an idle query asks."""
         if self._parsed is None or self._parsed[0] != document:
             offset = offset_of(document, self._options.queue)
-            check_log(offset, self._incarnation)
+            check_place(offset, self._incarnation, self._queue_id)
             self._parsed = (document, offset)
         return self._parsed[1]

@@ -19,8 +19,8 @@ offset that there is nothing to add to is given back as it came.
 
 `instance` is the instance_id of the flow. In the checkpoint it lets a restarted query take its own
 place again (the contract, *What triggers what*, 12) when the user has not chosen one. `log` names
-the incarnation of the log, so that positions of a log that was dropped and made anew are never
-mistaken for positions of this one.
+the incarnation of the log and `queueId` the queue's id, so that positions of a log or a queue that
+was dropped and made anew are never mistaken for positions of this one.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ class Slice:
 class Offset:
     """One offset. `ranges` and `replays` by partition.
 
-    `instance` and `log` are None before the first bind.
+    `instance`, `log` and `queue_id` are None before the first bind.
     """
 
     queue: str
@@ -97,6 +97,7 @@ class Offset:
     instance: str | None = None
     log: str | None = None
     replays: Mapping[int, Replay] = field(default_factory=dict)
+    queue_id: str | None = None
 
     def to_json(self) -> Json:
         """The dict to give to Spark."""
@@ -105,6 +106,8 @@ class Offset:
             head["instance"] = self.instance
         if self.log is not None:
             head["log"] = self.log
+        if self.queue_id is not None:
+            head["queueId"] = self.queue_id
         head["partitions"] = {
             str(number): _range_to_json(one) for number, one in sorted(self.ranges.items())
         }
@@ -158,7 +161,8 @@ def offset_of(document: Mapping[str, Any], queue: str) -> Offset:
         }
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise InvalidOffset(f"the checkpoint has a broken offset: {error!r}") from error
-    return Offset(queue, ranges, document.get("instance"), document.get("log"), replays)
+    instance, log, queue_id = (document.get(name) for name in ("instance", "log", "queueId"))
+    return Offset(queue, ranges, instance, log, replays, queue_id)
 
 
 def slices(start: Offset, end: Offset) -> list[Slice]:

@@ -84,6 +84,7 @@ def open_consumption(
             flow,
             door,
             bounds.incarnation,
+            queue_id=queue.id,
             wake=wake,
             cores=options.max_input_partitions or cores,
             max_handoff_seconds=queue.max_handoff_time,

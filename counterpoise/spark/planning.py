@@ -265,8 +265,13 @@ def sort_out(planned: Iterable[Slice], view: View | None) -> Sorted:
     return Sorted(read, skipped)
 
 
-def check_log(start: Offset, incarnation: str) -> None:
-    """Raises InvalidOffset if the offset speaks of another incarnation of the log."""
+def check_place(start: Offset, incarnation: str, queue_id: str | None = None) -> None:
+    """Raises InvalidOffset if the offset speaks of another queue or incarnation of the log."""
+    if start.queue_id is not None and queue_id is not None and start.queue_id != queue_id:
+        raise InvalidOffset(
+            f"the checkpoint belongs to a queue {start.queue!r} that was deleted and made anew "
+            "since: choose another checkpointLocation"
+        )
     if start.log is not None and start.log != incarnation:
         raise InvalidOffset(
             f"the checkpoint belongs to a log of queue {start.queue!r} that was deleted and made "

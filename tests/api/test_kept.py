@@ -27,7 +27,7 @@ async def test_it_is_made_once_for_all_who_wait_and_again_when_it_is_old() -> No
 
 
 async def test_a_failure_is_not_kept() -> None:
-    answers = [OSError("away"), 7]
+    answers: list[OSError | int] = [OSError("away"), 7]
 
     async def make() -> int:
         answer = answers.pop(0)

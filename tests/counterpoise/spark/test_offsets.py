@@ -25,7 +25,7 @@ def test_the_text_is_a_function_of_the_content() -> None:
     )
 
 
-WARM = Offset("q", {2: Range(3, "0", "4", 1)}, "me", "log-1", {7: Replay(5, "0", "9")})
+WARM = Offset("q", {2: Range(3, "0", "4", 1)}, "me", "log-1", {7: Replay(5, "0", "9")}, "id-1")
 
 
 @pytest.mark.parametrize("offset", [FULL, Offset("q"), WARM])

@@ -8,7 +8,7 @@ from counterpoise.spark.offsets import Offset, Range, Replay, Slice
 from counterpoise.spark.planning import (
     Question,
     answer_to,
-    check_log,
+    check_place,
     continues,
     pack,
     plan,
@@ -122,9 +122,18 @@ def test_targets_bound_what_is_read_and_the_limit_is_shared_below_them() -> None
 
 
 def test_a_log_made_anew_does_not_fit_an_old_checkpoint() -> None:
-    check_log(Offset("q"), "log-2")
+    check_place(Offset("q"), "log-2")
     with pytest.raises(InvalidOffset, match="made anew"):
-        check_log(Offset("q", {}, "me", "log-1"), "log-2")
+        check_place(Offset("q", {}, "me", "log-1"), "log-2")
+
+
+def test_nor_does_a_queue_made_anew_whose_log_outlived_it() -> None:
+    old = Offset("q", {}, "me", "log-1", queue_id="first")
+    check_place(old, "log-1", "first")
+    check_place(old, "log-1")
+    check_place(Offset("q", {}, "me", "log-1"), "log-1", "second")
+    with pytest.raises(InvalidOffset, match="queue 'q' that was deleted"):
+        check_place(old, "log-1", "second")
 
 
 @given(
