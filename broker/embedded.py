@@ -25,8 +25,9 @@ What holds, and by what means:
   names when complete.
 
 The directory: `service.lock`, `postgres.lock`, `password`, `port` (the last one; taken again when
-it is free, so that consumers which know it can go on after a restart), `postgres.log` (and `.1`,
-the previous run's), `postgres/` (the cluster).
+it is free, so that consumers which know it can go on after a restart of the service; while the
+service runs its Postgres never gets another), `postgres.log` (and `.1`, the previous run's),
+`postgres/` (the cluster).
 """
 
 import contextlib
@@ -37,7 +38,7 @@ import socket
 import subprocess
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
 
@@ -132,6 +133,7 @@ class EmbeddedPostgres:
         self._start_seconds = start_seconds
         self._stop_seconds = stop_seconds
         self._process: subprocess.Popen[bytes] | None = None
+        self._port: int | None = None
         # What `stop` gives back, the last taken first.
         self._held = contextlib.ExitStack()
 
@@ -145,18 +147,19 @@ class EmbeddedPostgres:
         what to do.
         """
         assert threading.current_thread() is threading.main_thread(), "not the main thread"
-        return self._start()
+        return self._start(self._launch_on_a_free_port)
 
     def restart(self) -> str:
         """Start it again after it has ended by itself, as `start` does; see broker.postgres_keeper.
 
-        To be called from a thread that lives until `stop`: Postgres ends with that thread.
+        On the port it had, which by now is known to many: PostgresDidNotStart while another program
+        has it. To be called from a thread that lives until `stop`: Postgres ends with that thread.
         """
         # What the ended one held.
         self.stop()
-        return self._start()
+        return self._start(self._launch_on_its_port)
 
-    def _start(self) -> str:
+    def _start(self, launch: Callable[[Cluster], int]) -> str:
         assert self.poll() is not None or self._process is None, "started already"
         try:
             lock_fd = self._take_locks()
@@ -165,14 +168,14 @@ class EmbeddedPostgres:
             self._held.callback(binaries.close)
             cluster = Cluster(path, binaries, lock_fd, self._start_seconds)
             password = self._prepare(cluster)
-            port = self._launch_on_a_free_port(cluster)
+            self._port = launch(cluster)
         except OSError as error:
             self.stop()
             raise self._unwritable(error) from error
         except BaseException:
             self.stop()
             raise
-        return f"postgresql://{USER}:{password}@{HOST}:{port}/{DATABASE}"
+        return f"postgresql://{USER}:{password}@{HOST}:{self._port}/{DATABASE}"
 
     def poll(self) -> int | None:
         """The exit code of Postgres once it has ended, None while it runs or before it is
@@ -251,10 +254,21 @@ class EmbeddedPostgres:
             _write_private(password_file, password)
         return password_file.read_text("ascii").strip()
 
+    def _launch_on_its_port(self, cluster: Cluster) -> int:
+        """On the port it had before, or not at all."""
+        assert self._port is not None, "never started"
+        try:
+            if _free_port(self._port) != self._port:
+                raise _PortTaken
+            self._launch(cluster, self._port, self._new_log())
+        except _PortTaken:
+            raise PostgresDidNotStart(
+                f"port {self._port} on {HOST} is taken by another program"
+            ) from None
+        return self._port
+
     def _launch_on_a_free_port(self, cluster: Cluster) -> int:
-        log = self.data_dir / "postgres.log"
-        if log.exists():
-            log.replace(log.with_name("postgres.log.1"))
+        log = self._new_log()
         port_file = self.data_dir / "port"
         wanted = _read_port(port_file)
         for _ in range(10):
@@ -265,6 +279,12 @@ class EmbeddedPostgres:
                 _write_private(port_file, str(port))
                 return port
         raise PostgresDidNotStart(f"no port stayed free on {HOST} until Postgres listened on it")
+
+    def _new_log(self) -> Path:
+        log = self.data_dir / "postgres.log"
+        if log.exists():
+            log.replace(log.with_name("postgres.log.1"))
+        return log
 
     def _launch(self, cluster: Cluster, port: int, log_file: Path) -> None:
         settings = {**self._settings, "port": str(port)}

@@ -63,7 +63,7 @@ class PostgresKeeper:
             _log.error("Postgres cannot be started yet", error=str(error))
             return False
         if url != self._url:
-            _log.error("Postgres cannot be started yet", error="its port is taken by another")
+            _log.error("Postgres cannot be started yet", error="it has another password now")
             self._postgres.stop()
             return False
         _log.info("Postgres runs again")

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import psycopg
 import pytest
@@ -41,6 +44,21 @@ def kill(directory: Path) -> None:
     os.kill(int(file.read_text().split()[0]), signal.SIGKILL)
 
 
+def take(url: str) -> socket.socket:
+    """Listen where an ended Postgres did, as soon as its last process has let go."""
+    listener = socket.socket()
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+
+    def bound() -> bool:
+        with suppress(OSError):
+            listener.bind(("127.0.0.1", urlsplit(url).port or 0))
+        return listener.getsockname()[1] != 0
+
+    eventually(bound)
+    listener.listen()
+    return listener
+
+
 def test_a_postgres_that_is_killed_runs_again(tmp_path: Path) -> None:
     postgres = EmbeddedPostgres(tmp_path)
     url = postgres.start()
@@ -74,6 +92,29 @@ def test_what_keeps_it_from_starting_is_tried_again(
             eventually(lambda: sum("yet" in line["event"] for line in logs) > 1, 30)
             assert "was made by Postgres 7" in logs[-1]["error"]
             version.write_text(right)
+            eventually(lambda: started_at(url), 30)
+    finally:
+        postgres.stop()
+
+
+def test_it_waits_for_its_port_when_another_program_has_taken_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("broker.postgres_keeper.PAUSE_SECONDS", 0.1)
+    postgres = EmbeddedPostgres(tmp_path, settings=FAST)
+    url = postgres.start()
+    try:
+        kill(tmp_path)
+        with (
+            take(url) as other,
+            structlog.testing.capture_logs() as logs,
+            PostgresKeeper(postgres, url),
+        ):
+            eventually(lambda: sum("yet" in line["event"] for line in logs) > 1, 30)
+            assert f"port {urlsplit(url).port} on 127.0.0.1 is taken" in logs[-1]["error"]
+            # A service that is started anew now wants the same one.
+            assert (tmp_path / "port").read_text().strip() == str(urlsplit(url).port)
+            other.close()
             eventually(lambda: started_at(url), 30)
     finally:
         postgres.stop()
