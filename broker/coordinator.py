@@ -222,9 +222,10 @@ class Coordinator:
         try:
             entries = await self._store.entries_after(self.queue_id, queue.revision)
         except KeyError:
-            # This replica was away for longer than records are kept; the next use loads anew.
+            # This replica was away for longer than records are kept, or a newer version says what
+            # this one does not know; the next use loads anew.
             self._queue = None
-            raise StoreUnavailable("the records that this replica missed are gone") from None
+            raise StoreUnavailable("the records that this replica missed are of no use") from None
         for entry in entries:
             replay_all(queue, entry.records, entry.revision)
         if entries:

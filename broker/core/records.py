@@ -288,6 +288,7 @@ Record = (
 )
 
 _KINDS: dict[str, type[Any]] = {kind.__name__: kind for kind in Record.__args__}
+_FIELDS = {kind: frozenset(field.name for field in fields(kind)) for kind in _KINDS.values()}
 _ITEMS: dict[str, type[Any]] = {
     "grants": Grant,
     "moves": Move,
@@ -308,11 +309,14 @@ def to_json(record: Record) -> dict[str, Any]:
 def from_json(values: Mapping[str, Any]) -> Record:
     """The record that `to_json` made the values of.
 
-    Raises KeyError for a kind this version does not know: a replica of an older version must not
-    guess.
+    Raises KeyError for a kind or a field this version does not know: a replica of an older version
+    must not guess.
     """
     arguments = dict(values)
     kind = _KINDS[arguments.pop("kind")]
+    unknown = arguments.keys() - _FIELDS[kind]
+    if unknown:
+        raise KeyError(*sorted(unknown))
     for name, item in _ITEMS.items():
         if name in arguments:
             arguments[name] = tuple(item(*value) for value in arguments[name])

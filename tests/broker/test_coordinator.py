@@ -3,6 +3,7 @@
 import asyncio
 from typing import Any
 
+import orjson
 import pytest
 
 from broker import views
@@ -417,6 +418,25 @@ class TestCatchingUp:
             await two.update("orders", flow)
         await two.update("orders", flow)
         assert picture(world.check("orders")) == picture(world.stored("orders")[1])
+
+    @virtual
+    async def test_a_replica_that_cannot_read_a_newer_ones_records_loads_anew(self) -> None:
+        world = World()
+        one, two = await world.replica(), await world.replica()
+        two.database.deaf = True
+        two.net.fail("revisions", Fault.LOST, times=1000)
+        await one.create_queue(spec())
+        await two.queue("orders")
+        flow = await one.join("orders", "first", lease=60)
+        queue_id, _ = world.stored("orders")
+        entries = world.database.queues[queue_id].entries
+        entry, records = entries[-1]
+        newer = [record | {"new_field": 1} for record in orjson.loads(records)]
+        entries[-1] = entry, orjson.dumps(newer)
+        with pytest.raises(Unavailable):
+            await two.update("orders", flow)
+        await two.update("orders", flow)
+        world.check("orders")
 
     @virtual
     async def test_a_queue_deleted_elsewhere_ends_what_waits_here(self) -> None:

@@ -51,6 +51,13 @@ def test_a_record_survives_json(record: r.Record) -> None:
             assert type(one) is type(other)
 
 
+def test_an_unknown_field_is_not_ignored() -> None:
+    """It may be why a newer version does something else than this one would."""
+    values = r.to_json(r.DeadlinesMoved(1, 2.0, 3.0)) | {"but_not": [4]}
+    with pytest.raises(KeyError, match="but_not"):
+        r.from_json(values)
+
+
 def test_an_unknown_kind_is_not_guessed() -> None:
     with pytest.raises(KeyError, match="PartitionsSplit"):
         r.from_json({"kind": "PartitionsSplit", "at": 1.0})
