@@ -30,6 +30,8 @@ Purpose = Literal["read", "publish"]
 
 ROTATE_SECONDS = 30 * 60.0
 VALID_SECONDS = 2 * 60 * 60.0
+# A bind waits for it: one that gets no answer is sent again, and holds up what is behind it.
+GET_SECONDS = 5.0
 # How often a service that may not create roles looks whether it may now.
 _REFUSED_SECONDS = 60.0
 # "counterp" with another last byte than the migrations' lock.
@@ -65,14 +67,22 @@ class LogCredentials:
     async def get(self, purpose: Purpose) -> LogAccess | None:
         """Credentials for at least `valid_seconds - rotate_seconds`; None without CREATEROLE.
 
-        Mostly from memory; raises SQLAlchemy's errors when it must ask the database and cannot.
+        Mostly from memory, where nobody waits for the database. Raises SQLAlchemy's errors and
+        OSError when it must be asked and cannot, TimeoutError after GET_SECONDS without an answer.
         """
-        async with self._lock:
-            known = self._current.get(purpose)
-            if known is None or known[0] <= self._monotonic():
-                known = await self._shared(purpose)
-                self._current[purpose] = known
-            return known[1]
+        known = self._known(purpose)
+        if known is None:
+            async with asyncio.timeout(GET_SECONDS), self._lock:
+                # Another call may have asked meanwhile.
+                known = self._known(purpose)
+                if known is None:
+                    known = self._current[purpose] = await self._shared(purpose)
+                    await self._drop_expired()
+        return known[1]
+
+    def _known(self, purpose: Purpose) -> tuple[float, LogAccess | None] | None:
+        known = self._current.get(purpose)
+        return None if known is None or known[0] <= self._monotonic() else known
 
     async def _shared(self, purpose: Purpose) -> tuple[float, LogAccess | None]:
         """The credentials all replicas use now, made if need be, and how long to remember them."""
@@ -91,7 +101,6 @@ class LogCredentials:
             if getattr(error.orig, "sqlstate", None) == _INSUFFICIENT_PRIVILEGE:
                 return asked_at + _REFUSED_SECONDS, None
             raise
-        await self._drop_expired()
         url = self._address.set(username=row.role, password=row.password)
         access = LogAccess(url.render_as_string(hide_password=False), row.valid_until)
         return asked_at + max(0.0, self._rotate_seconds - row.age), access

@@ -3,12 +3,15 @@
 Consumers and publishers talk to the log themselves (counterpoise.logs); what decides what must
 exist is the control plane, and this module carries it out. It is told only what has been committed
 there, so every call is idempotent: after a crash it is simply repeated. The log may be in another
-database than the control tables. Database errors are SQLAlchemy's.
+database than the control tables. Database errors are SQLAlchemy's, and OSError while it cannot be
+reached: TimeoutError, which is one, when it does not answer in time.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import asyncio
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
@@ -18,9 +21,16 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from broker.log_credentials import LogCredentials, Purpose
+from broker.log_engine import STATEMENT_SECONDS
 from broker.views import LogAccess
 
 SWEEP_MESSAGES = 10_000
+# A call is given up before whoever asked for it gives up waiting for the answer (10 s). Looking up
+# times and dropping take as long as there is to do.
+CALL_SECONDS = 8.0
+LONG_SECONDS = 60.0
+# For each statement of the upkeep: deleting SWEEP_MESSAGES large messages does take minutes.
+SWEEP_SECONDS = STATEMENT_SECONDS
 # While a resize waits for an append under way, other appends wait for the resize.
 _LOCK_SECONDS = 5
 _LOCK = "SELECT * FROM counterpoise_log.lock_log(:name, :exclusive)"
@@ -98,7 +108,7 @@ class BuiltinLogs:
         A log that an earlier queue of the same name left behind is dropped first. False: the log is
         that of a later one, so the caller is out of date.
         """
-        async with self._engine.begin() as connection:
+        async with self._transaction() as connection:
             await self._insert(connection, name, partition_count, owner)
             if owner is not None:
                 log = await self._known(connection, name)
@@ -143,7 +153,7 @@ class BuiltinLogs:
         call that comes late, after one with a higher revision, changes nothing and answers False.
         Raises LogNotFound, and SQLAlchemy's DBAPIError when an append does not end within seconds.
         """
-        async with self._engine.begin() as connection:
+        async with self._transaction() as connection:
             log = await self._lock(connection, name)
             if revision is not None and revision < log["revision"]:
                 return False
@@ -167,7 +177,7 @@ class BuiltinLogs:
         Only of partitions outside the log's partition count: one that is in use again is left
         alone, for this call may come late. Readers of what vanished find nothing, without error.
         """
-        async with self._engine.begin() as connection:
+        async with self._transaction() as connection:
             log = await self._lock(connection, name)
             discarded = await connection.scalars(
                 text(
@@ -193,7 +203,7 @@ class BuiltinLogs:
         that a later queue of the same name has by then is another one.
         """
         try:
-            async with self._engine.begin() as connection:
+            async with self._transaction(LONG_SECONDS) as connection:
                 log = await self._lock(connection, name)
                 if _may_touch(log, owner):
                     await connection.execute(
@@ -209,7 +219,7 @@ class BuiltinLogs:
 
         With `owner` nothing if the log is another queue's: those are not its positions.
         """
-        async with self._engine.begin() as connection:
+        async with self._transaction() as connection:
             # Nobody drops it before this ends, so the name stays that of the log looked at.
             if not _may_touch(await self._lock(connection, name, exclusive=False), owner):
                 return
@@ -237,7 +247,7 @@ class BuiltinLogs:
 
         A retry that comes even later would be appended a second time: choose days.
         """
-        async with self._engine.begin() as connection:
+        async with self._transaction(SWEEP_SECONDS) as connection:
             result = await connection.execute(
                 text(
                     "DELETE FROM counterpoise_log.publishers"
@@ -249,7 +259,7 @@ class BuiltinLogs:
 
     async def partition_count(self, name: str) -> int:
         """The partition count the log works with. Raises LogNotFound."""
-        async with self._engine.connect() as connection:
+        async with self._transaction() as connection:
             return int((await self._known(connection, name))["partition_count"])
 
     async def bounds(
@@ -259,7 +269,7 @@ class BuiltinLogs:
 
         Raises LogNotFound.
         """
-        async with self._engine.connect() as connection:
+        async with self._transaction() as connection:
             log = await self._known(connection, name)
             rows = await connection.execute(
                 text(
@@ -282,7 +292,7 @@ class BuiltinLogs:
         `time` is in Unix seconds. Nothing published since then lies below, also where publishers
         gave times that are not in order; without such a message it is the partition's end.
         """
-        async with self._engine.connect() as connection:
+        async with self._transaction(LONG_SECONDS) as connection:
             log = await self._known(connection, name)
             rows = await connection.execute(
                 text(
@@ -301,6 +311,18 @@ class BuiltinLogs:
                 {"log_id": log["log_id"], "time": time},
             )
             return {row[0]: row[1] for row in rows}
+
+    @asynccontextmanager
+    async def _transaction(self, seconds: float | None = None) -> AsyncIterator[AsyncConnection]:
+        """A transaction that is given up with TimeoutError after CALL_SECONDS, or so many."""
+        try:
+            async with (
+                asyncio.timeout(CALL_SECONDS if seconds is None else seconds),
+                self._engine.begin() as connection,
+            ):
+                yield connection
+        except TimeoutError:
+            raise TimeoutError("the log's database did not answer in time") from None
 
     async def _add_partitions(self, connection: AsyncConnection, name: str) -> None:
         await connection.execute(
@@ -349,7 +371,7 @@ class BuiltinLogs:
         """Run a statement that deletes a bounded number of messages until it finds none."""
         total = 0
         while True:
-            async with self._engine.begin() as connection:
+            async with self._transaction(SWEEP_SECONDS) as connection:
                 deleted = await connection.scalar(text(statement), parameters) or 0
             if not deleted:
                 return total

@@ -7,12 +7,12 @@ from time import monotonic
 from uuid import uuid4
 
 import structlog
-from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
 from broker import migrations, restoring, views
 from broker.alarms import Alarms, SchedulerAlarms
 from broker.core.errors import BrokerError
 from broker.flow_calls import FlowCalls
+from broker.log_engine import log_engine
 from broker.loghouse import Loghouse
 from broker.logs import BuiltinLogs
 from broker.outside_logs import OutsideLogs
@@ -59,11 +59,7 @@ class Broker(QueueCalls, FlowCalls):
             lambda: uuid4().hex,
         )
         address = self._log_url or self._url
-        self._log_engine: AsyncEngine = create_async_engine(
-            address.replace("postgresql://", "postgresql+asyncpg://", 1),
-            pool_size=2,
-            pool_pre_ping=True,
-        )
+        self._log_engine = log_engine(address)
         log_urls = settings.log_urls.get_secret_value() if settings.log_urls else ""
         loghouse = Loghouse(
             BuiltinLogs(self._log_engine, address),
