@@ -107,7 +107,12 @@ class Loghouse:
         return await self._outside.partition_count(log)
 
     async def resized(
-        self, log: str, partition_count: int, revision: int, discarded: Iterable[int] = ()
+        self,
+        log: str,
+        owner: Owner,
+        partition_count: int,
+        revision: int,
+        discarded: Iterable[int] = (),
     ) -> None:
         """The owner has another partition count; what is discarded is deleted.
 
@@ -120,9 +125,9 @@ class Loghouse:
             if name is None:
                 await self._outside.resized(log, partition_count, revision, numbers)
                 return
-            await self._builtin.set_partition_count(name, partition_count, revision)
+            await self._builtin.set_partition_count(name, partition_count, revision, owner)
             if numbers:
-                await self._builtin.discard(name, numbers)
+                await self._builtin.discard(name, numbers, owner)
         except (SQLAlchemyError, OSError, LogNotFound, LogError) as error:
             _log.warning("the log does not know its partition count yet", log=log, error=str(error))
             if numbers:
@@ -245,7 +250,7 @@ class Loghouse:
             if not await self._builtin.ensure(name, partition_count, owner):
                 return
             if await self._builtin.partition_count(name) != partition_count:
-                await self._builtin.set_partition_count(name, partition_count, revision)
+                await self._builtin.set_partition_count(name, partition_count, revision, owner)
             if floor:
                 await self._builtin.trim(name, floor, owner)
         except (SQLAlchemyError, OSError, LogNotFound, LogError, ValueError) as error:

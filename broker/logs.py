@@ -145,17 +145,23 @@ class BuiltinLogs:
         )
 
     async def set_partition_count(
-        self, name: str, partition_count: int, revision: int | None = None
+        self,
+        name: str,
+        partition_count: int,
+        revision: int | None = None,
+        owner: Owner | None = None,
     ) -> bool:
         """Refuse appends routed with another count from now on. Whether that is what now holds.
 
         Waits for the appends under way. `revision` is the queue's revision that set this count: a
-        call that comes late, after one with a higher revision, changes nothing and answers False.
-        Raises LogNotFound, and SQLAlchemy's DBAPIError when an append does not end within seconds.
+        call that comes late, after one with a higher revision, changes nothing and answers False;
+        so does one of an `owner` whose log it is not. Raises LogNotFound, and SQLAlchemy's
+        DBAPIError when an append does not end within seconds.
         """
         async with self._transaction() as connection:
             log = await self._lock(connection, name)
-            if revision is not None and revision < log["revision"]:
+            late = revision is not None and revision < log["revision"]
+            if late or not _may_touch(log, owner):
                 return False
             await connection.execute(
                 text(
@@ -171,14 +177,19 @@ class BuiltinLogs:
             await self._add_partitions(connection, name)
             return True
 
-    async def discard(self, name: str, partitions: Iterable[int]) -> frozenset[int]:
+    async def discard(
+        self, name: str, partitions: Iterable[int], owner: Owner | None = None
+    ) -> frozenset[int]:
         """Delete what these partitions hold; their positions count on. Returns those it did.
 
-        Only of partitions outside the log's partition count: one that is in use again is left
-        alone, for this call may come late. Readers of what vanished find nothing, without error.
+        Only of partitions outside the log's partition count, and with `owner` only of that queue's
+        log: one that is in use again is left alone, for this call may come late. Readers of what
+        vanished find nothing, without error.
         """
         async with self._transaction() as connection:
             log = await self._lock(connection, name)
+            if not _may_touch(log, owner):
+                return frozenset()
             discarded = await connection.scalars(
                 text(
                     "UPDATE counterpoise_log.partitions"

@@ -143,15 +143,16 @@ class QueueCalls(LogCalls):
         that was cut short makes up for it.
         """
 
-        def look(queue: Queue) -> tuple[str, int, int, list[int]]:
+        def look(queue: Queue) -> tuple[Owner, str, int, int, list[int]]:
             removed = [p.number for p in queue.partitions if p.state is State.REMOVED]
-            return queue.settings.log, queue.settings.partition_count, queue.revision, removed
+            of = Owner(queue.id, queue.created_at, queue.name)
+            return of, queue.settings.log, queue.settings.partition_count, queue.revision, removed
 
         await self._ask(name, lambda: Ask(c.Change(changes, discard)))
-        log, count, revision, removed = await self._read(name, look, fresh=False)
+        owner, log, count, revision, removed = await self._read(name, look, fresh=False)
         if "partition_count" not in changes or not await self._owns(name, log):
             return
-        await self._loghouse.resized(log, count, revision, removed if discard else ())
+        await self._loghouse.resized(log, owner, count, revision, removed if discard else ())
         for follower in await self._followers(name, log):
             await self._follow(follower, count, discard)
 

@@ -206,7 +206,9 @@ class House:
     async def make(self, *told: Any) -> None:
         self.told.append(("make", *told))
 
-    async def resized(self, log: str, count: int, revision: int, gone: Iterable[int] = ()) -> None:
+    async def resized(
+        self, log: str, owner: Owner, count: int, revision: int, gone: Iterable[int] = ()
+    ) -> None:
         self.told.append(("resized", log, count, sorted(gone)))
 
     async def drop(self, log: str, owner: Owner) -> None:

@@ -261,6 +261,10 @@ async def test_a_queue_made_again_starts_with_an_empty_log_even_if_the_drop_was_
     assert await logs.ensure("again", 3, second)
     assert await logs.partition_count("again") == 3
     assert await logs.set_partition_count("again", 5, revision=2)
-    # A replica that still knows only the first queue must not bring its log back.
+    # A replica that still knows only the first queue must not bring its log back, nor resize it.
+    assert not await logs.set_partition_count("again", 1, revision=10, owner=first)
+    assert await logs.set_partition_count("again", 5, revision=3, owner=second)
+    assert await logs.discard("again", [5], owner=first) == frozenset()
+    assert await logs.discard("again", [5], owner=second) == frozenset()
     assert not await logs.ensure("again", 4, first)
     assert await logs.partition_count("again") == 5

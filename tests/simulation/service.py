@@ -111,7 +111,9 @@ class Log:
     async def make(self, name: str, count: int, owner: object) -> None:
         self.count = count
 
-    async def resized(self, name: str, count: int, revision: int, gone: Sequence[int] = ()) -> None:
+    async def resized(
+        self, name: str, owner: object, count: int, revision: int, gone: Sequence[int] = ()
+    ) -> None:
         if revision >= self.revision:
             self.count, self.revision = count, revision
         for number in gone:
