@@ -75,7 +75,7 @@ def test_an_append_that_runs_out_of_time_is_repeated_without_a_second_message(ka
                 log.append(spread(40, 40))
     finally:
         kafka.start_brokers()
-    log._timeout_seconds = 20
+    log._timeout_seconds = 60
     assert log.append(spread(40, 40)) == AppendResult(40, 0)
     assert log.append(spread(40, 40)) == AppendResult(0, 40)
     assert all_texts(opened()) == expected(80)
