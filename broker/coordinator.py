@@ -276,7 +276,10 @@ class Coordinator:
                 break
             except Conflict:
                 turn.take_back()
-                await self._replay_missed(queue)
+                if not await self._replay_missed(queue):
+                    # It went back in time (docs, *Back up and restore*): no turn would ever fit.
+                    self._queue = None
+                    raise StoreUnavailable("the database is behind what it had committed") from None
             except Overdue:
                 turn.take_back()
                 within = next(late_seconds, 0.0)

@@ -1,6 +1,7 @@
 """The mailbox of a queue: nothing is seen before it is committed, nor told from the past."""
 
 import asyncio
+import copy
 from typing import Any
 
 import orjson
@@ -437,6 +438,21 @@ class TestCatchingUp:
             await two.update("orders", flow)
         await two.update("orders", flow)
         world.check("orders")
+
+    @virtual
+    async def test_a_database_that_went_back_is_loaded_anew_and_not_asked_for_ever(self) -> None:
+        world = World()
+        one = await world.replica()
+        await one.create_queue(spec())
+        tables = (world.database.queues, world.database.flows)
+        backup = copy.deepcopy(tables)
+        await one.join("orders", "first", lease=60)
+        world.database.queues, world.database.flows = backup
+        with pytest.raises(Unavailable):
+            await asyncio.wait_for(one.join("orders", "second", lease=60), 60)
+        await one.join("orders", "third", lease=60)
+        (flow,) = world.check("orders").flows.values()
+        assert flow.client_name == "client third"
 
     @virtual
     async def test_a_queue_deleted_elsewhere_ends_what_waits_here(self) -> None:

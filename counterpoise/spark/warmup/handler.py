@@ -295,7 +295,7 @@ class StatefulForeachBatch(Generic[S]):
         channel = self._channel or self._find_channel()
         if channel is None:
             return
-        # A query that begins anew has cleared the channel.
+        # A query that begins anew has a channel of its own, where nothing was said yet.
         if document != self._said or channel.stamp("ready") is None:
             channel.put("ready", document)
             self._said = document
