@@ -128,6 +128,7 @@ async def test_the_address_may_say_what_libpq_knows(log_url: str, log: object, s
     await engine.dispose()
 
 
+@pytest.mark.long
 def test_a_bind_is_told_that_the_log_is_silent_and_the_service_stops(
     migrated_url: str, short: None
 ) -> None:

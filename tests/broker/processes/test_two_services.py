@@ -25,6 +25,7 @@ def pair(migrated_url: str, tmp_path: Path) -> Iterator[Pair]:
             yield one, two
 
 
+@pytest.mark.long
 async def test_a_crowd_on_two_services(pair: Pair, crowd_of: CrowdOf) -> None:
     one, two = pair
     async with AsyncClient(one.url) as first, AsyncClient(two.url) as second:

@@ -75,6 +75,7 @@ async def test_connections_that_were_ended_are_replaced_unnoticed(
     await asyncio.gather(*(store.pulse() for _ in range(5)))
 
 
+@pytest.mark.long
 async def test_a_commit_that_is_cut_off_writes_nothing_or_all(postgres: PostgresGround) -> None:
     """Its connection is ended while it waits for a lock."""
     store = await postgres.store()

@@ -231,6 +231,7 @@ def test_two_services_share_one_queue(services):
         assert first.partitions[3].position == "9"
 
 
+@pytest.mark.long
 def test_a_restart_of_the_service_costs_nothing(served):
     with Client(served.url) as client:
         client.create_queue("flights", 4, rebalance_delay=0)

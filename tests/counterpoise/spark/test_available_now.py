@@ -284,6 +284,7 @@ def test_one_that_goes_on_to_do_so_is_an_error_in_the_end(world: World) -> None:
     assert world.now > AHEAD_SECONDS
 
 
+@pytest.mark.long
 def test_a_micro_batch_that_outlasts_the_lease_does_not_end_the_query(
     service: Service, client: Client
 ) -> None:

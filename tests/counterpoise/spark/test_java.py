@@ -56,6 +56,7 @@ def nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
 
+@pytest.mark.long
 def test_spark_runs_on_the_java_of_the_wheel(tmp_path: Path) -> None:
     environment = dict(os.environ, XDG_CACHE_HOME=str(tmp_path), SPARK_LOCAL_IP="127.0.0.1")
     environment.pop("JAVA_HOME", None)

@@ -62,6 +62,7 @@ def expected(count):
 # ------------------------------------------------------------------ while the publisher lives
 
 
+@pytest.mark.long
 def test_an_append_that_runs_out_of_time_is_repeated_without_a_second_message(kafka, opened):
     log = opened(timeout_seconds=1)
     log.append(spread(0, 40))

@@ -276,6 +276,7 @@ def test_a_partition_that_the_topic_does_not_have_ends_a_reading_with_a_reason(l
         texts(log, 9, "0", "5")
 
 
+@pytest.mark.long
 def test_a_cluster_that_goes_away_ends_every_call_in_time_and_comes_back(kafka, topic):
     log = open_log(kafka.log(topic), timeout_seconds=1)
     append(log, "a", "b")

@@ -170,6 +170,7 @@ def test_rows_that_were_shuffled_are_brought_together_again(stage: Stage) -> Non
     assert stage.high_water() == positions
 
 
+@pytest.mark.long
 def test_what_was_written_and_comes_again_is_dropped(stage: Stage) -> None:
     """The query fails after the sink, before Spark's commit log, and starts again."""
     sink = FencedSink.to_table(stage.url, "events")
