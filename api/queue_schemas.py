@@ -34,6 +34,8 @@ from counterpoise.logs.address import refuse_credentials
 
 LOG_PATTERN = r"^(builtin:[A-Za-z0-9._-]{1,200}|[a-z][a-z0-9+.-]{1,30}://[^\s\x00-\x1f]{1,1000})$"
 
+UNREACHABLE_NAMES = (".", "..")
+
 EXAMPLE_QUEUE: dict[str, JsonValue] = {
     "id": EXAMPLE_QUEUE_ID,
     "name": "flights",
@@ -99,6 +101,18 @@ def _without_credentials(log: str) -> str:
     return log
 
 
+def _reachable(name: str) -> str:
+    """Clients normalise `/queues/..` before they send it: such a queue nobody could ask for."""
+    if name in UNREACHABLE_NAMES:
+        raise ValueError(f"{name!r} is a step in a path, not a name: choose another")
+    return name
+
+
+NewQueueName = Annotated[
+    QueueName,
+    AfterValidator(_reachable),
+    Field(json_schema_extra={"not": {"enum": [*UNREACHABLE_NAMES]}}),
+]
 LogName = Annotated[
     str,
     StringConstraints(pattern=LOG_PATTERN),
@@ -119,7 +133,7 @@ class QueueCreate(RequestModel):
         json_schema_extra={"examples": [{"name": "flights", "partition_count": 8}]}
     )
 
-    name: QueueName
+    name: NewQueueName
     partition_count: PartitionCount = left_out(
         description="Required, unless `log` is another queue's: then it is that queue's."
     )

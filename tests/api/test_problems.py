@@ -121,6 +121,8 @@ def test_a_limit_is_digits(http: httpx.Client, limit: str) -> None:
         ({"name": "q/r", "partition_count": 1}, "name"),
         ({"name": "", "partition_count": 1}, "name"),
         ({"name": "q\n", "partition_count": 1}, "name"),
+        ({"name": ".", "partition_count": 1}, "name"),
+        ({"name": "..", "partition_count": 1}, "name"),
         ({"name": "q", "partition_count": 1, "access_type": "shared"}, "access_type"),
         ({"name": "q", "partition_count": 1, "rebalance_delay": -0.1}, "rebalance_delay"),
         ({"name": "q", "partition_count": 1, "rebalance_delay": 3600.1}, "rebalance_delay"),

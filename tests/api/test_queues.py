@@ -45,7 +45,7 @@ def test_falsy_settings_are_settings(api: httpx.Client) -> None:
 
 
 def test_names_at_the_edges(api: httpx.Client) -> None:
-    for name in ("a", "x" * 200, "-", "_._", "0"):
+    for name in ("a", "x" * 200, "-", "_._", "0", "..."):
         create_queue(api, name, 1)
         assert api.get(f"/queues/{name}").json()["name"] == name
 
