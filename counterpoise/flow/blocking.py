@@ -284,10 +284,10 @@ class Flow(BaseFlow):
                 self._publish(version)
 
     def _publish(self, version: int) -> None:
+        due = self._core.notices.take()
         if self._callbacks.any:
-            for notice in self._core.notices:
+            for notice in due:
                 self._to_tell.put(notice)
-        self._core.notices.clear()
         if self._core.version != version:
             self._changed.notify_all()
 

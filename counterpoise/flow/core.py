@@ -22,9 +22,7 @@ A flow is one consumer's binding to a queue. This is what it holds to (the contr
    what answers in its place.
 5. **Every call has a higher `seq`** than those before it, retries keep theirs: a delayed retry
    cannot move a position back.
-6. **A release is the program's own act** and not told back as lost. The update that takes the
-   partition out of the view can overtake the answer to the release; so the notice waits for the
-   answer, and is given only if the release did not succeed.
+6. **A release is the program's own act** and not told back as lost (`notices.py`).
 7. **Bound once, bound to one queue.** The name may be that of another queue by the time it binds
    again: that one's epochs begin anew, and so the program would take its partitions for those it
    had, and their positions too. Nothing of it is shown; the new flow is unbound, the old one over
@@ -40,7 +38,7 @@ hold a lock.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import TypeAlias, TypeVar
 
@@ -57,16 +55,8 @@ from counterpoise.errors import (
     ServiceUnavailable,
     Unauthorized,
 )
-from counterpoise.flow.view import (
-    NOTHING,
-    Lost,
-    Notice,
-    View,
-    WarmingEnded,
-    WarmingStarted,
-    changes,
-    view_of,
-)
+from counterpoise.flow.notices import Notices, Request
+from counterpoise.flow.view import NOTHING, View, changes, view_of
 from counterpoise.wire import (
     Bound,
     CommitItem,
@@ -81,7 +71,6 @@ from counterpoise.wire import (
 # The outcome of every item of a call whose flow was over before the service could take it.
 FLOW_GONE = "flow_gone"
 
-Item: TypeAlias = CommitItem | ReleaseItem | ReadyItem
 ItemT = TypeVar("ItemT", CommitItem, ReleaseItem, ReadyItem)
 Build: TypeAlias = Callable[[str, str, str, Sequence[ItemT], int], Call[Results]]
 
@@ -102,20 +91,6 @@ class FlowSettings:
     rebind: bool = True
 
 
-@dataclass
-class Request:
-    """A commit, release or ready on its way: sent as often as needed, always the same.
-
-    `withheld` are the notices that wait for its answer (rule 6).
-    """
-
-    flow_id: str
-    call: Call[Results]
-    items: Sequence[Item]
-    seq: int
-    withheld: list[Notice] = field(default_factory=list)
-
-
 class FlowCore:
     """The state of one flow. `status` goes new → binding ⇄ bound → gone."""
 
@@ -127,7 +102,7 @@ class FlowCore:
         self.view: View = NOTHING
         # Raised at every change that a program can see; what `wait` waits for.
         self.version = 0
-        self.notices: list[Notice] = []
+        self.notices = Notices()
         # Why the flow is gone, and the exception to raise on use.
         self.gone_reason: str | None = None
         self.error: CounterpoiseError | None = None
@@ -145,9 +120,6 @@ class FlowCore:
         self._was_bound = False
         self._seq = 0
         self._acknowledged: dict[tuple[int, int], tuple[int, str]] = {}
-        self._releasing: dict[tuple[int, int], Request] = {}
-        self._withholding: dict[int, Request] = {}
-        self._released: set[tuple[int, int]] = set()
         self._last_epochs: dict[int, int] = {}
 
     # -------------------------------------------------------------- binding and polling
@@ -276,15 +248,14 @@ class FlowCore:
     def _forget_flow(self, status: str, tell: bool = True) -> None:
         """Nothing is owned any more, by the flow as it was."""
         lost = list(changes(self.view, NOTHING)) if tell else []
-        for notice in lost:
-            self._tell(notice)
+        self.notices.add(lost)
+        self.notices.forget_released()
         self.status = status
         self.bound = None
         self.update = None
         self.view = NOTHING
         self.lease_expires_at = None
         self._acknowledged.clear()
-        self._released.clear()
         self.version += 1
 
     def log_access_ends_soon(self, now: float) -> bool:
@@ -316,8 +287,7 @@ class FlowCore:
         """A release to send, or None as above. Until it is answered, rule 6."""
         request = self._request(calls.release, items)
         if request is not None:
-            for item in items:
-                self._releasing.setdefault((item.partition, item.epoch), request)
+            self.notices.releasing(request)
         return request
 
     def ready(self, items: Sequence[ReadyItem]) -> Request | None:
@@ -346,11 +316,9 @@ class FlowCore:
             for item, result in zip(request.items, results.results, strict=True)
             if result.outcome == "ok"
         ]
-        self._released.update(
-            (item.partition, item.epoch) for item in accepted if isinstance(item, ReleaseItem)
-        )
+        self.notices.released([item for item in accepted if isinstance(item, ReleaseItem)])
         self._acknowledge([item for item in accepted if isinstance(item, CommitItem)], request.seq)
-        self._settle(request)
+        self.notices.settle(request)
         if self.bound is not None and self.bound.flow_id == request.flow_id:
             self.last_error = None
             self._renewed(sent_at)
@@ -360,7 +328,7 @@ class FlowCore:
 
     def unanswered(self, request: Request) -> None:
         """Nobody waits for the answer to this request any more."""
-        self._settle(request)
+        self.notices.settle(request)
 
     def _request(self, build: Build[ItemT], items: Sequence[ItemT]) -> Request | None:
         self.check()
@@ -370,19 +338,6 @@ class FlowCore:
         flow_id, token = self.bound.flow_id, self.bound.flow_token
         call = build(self.settings.queue, flow_id, token, items, self._seq)
         return Request(flow_id, call, items, self._seq)
-
-    def _settle(self, request: Request) -> None:
-        """Nothing waits for this request any more: tell what it held back (rule 6)."""
-        for item in request.items:
-            key = (item.partition, item.epoch)
-            if self._releasing.get(key) is request:
-                del self._releasing[key]
-            if self._withholding.get(item.partition) is request:
-                del self._withholding[item.partition]
-        withheld = list(request.withheld)
-        request.withheld.clear()
-        for notice in withheld:
-            self._tell(notice)
 
     def _acknowledge(self, accepted: Sequence[CommitItem], seq: int) -> None:
         """Positions that the service took under `seq`; a later one may have come before."""
@@ -427,34 +382,13 @@ class FlowCore:
         old, self.view = self.view, view_of(update, now, known)
         self.update = update
         self.clock_offset = update.now.timestamp() - now
-        for notice in changes(old, self.view):
-            self._tell(notice)
+        self.notices.add(changes(old, self.view))
         held = {(owned.partition, owned.epoch) for owned in self.view.partitions.values()}
-        self._released &= held
+        self.notices.held(held)
         for key in [key for key in self._acknowledged if key not in held]:
             del self._acknowledged[key]
         self._last_epochs.update(held)
         self.version += 1
-
-    def _tell(self, notice: Notice) -> None:
-        """Give out a notice, or hold it back while a release decides about one before it."""
-        about = (
-            notice.warming if isinstance(notice, WarmingStarted | WarmingEnded) else notice.owned
-        )
-        holder = self._withholding.get(about.partition)
-        if holder is not None:
-            holder.withheld.append(notice)
-            return
-        if isinstance(notice, Lost):
-            key = (about.partition, about.epoch)
-            if key in self._released:
-                self._released.discard(key)
-                return
-            if key in self._releasing:
-                self._withholding[about.partition] = self._releasing[key]
-                self._releasing[key].withheld.append(notice)
-                return
-        self.notices.append(notice)
 
     def _renewed(self, sent_at: float) -> None:
         expires_at = sent_at + self.lease_seconds

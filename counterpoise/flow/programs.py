@@ -14,7 +14,8 @@ from typing import Any, TypeAlias, TypeVar
 from counterpoise import calls
 from counterpoise.calls import Call
 from counterpoise.errors import CounterpoiseError, FlowGone, FlowNotFound, ServiceUnavailable
-from counterpoise.flow.core import FLOW_GONE, FlowCore, Item, Request
+from counterpoise.flow.core import FLOW_GONE, FlowCore
+from counterpoise.flow.notices import Item, Request
 from counterpoise.wire import CommitItem, LogAccess, ReadyItem, ReleaseItem, Update
 
 R = TypeVar("R")

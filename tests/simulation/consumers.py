@@ -166,11 +166,10 @@ class Consumer(Process):
 
     def _noticed(self) -> None:
         core = self.core
-        for notice in core.notices:
+        for notice in core.notices.take():
             if isinstance(notice, Granted):
                 owned = notice.owned
                 self.checker.granted(self.name, owned.partition, owned.epoch)
-        core.notices.clear()
         if core.version != self._version:
             self._version = core.version
             self._warm_up()

@@ -53,15 +53,14 @@ def bound_core(revision, *partitions, **settings):
     flow = core(**settings)
     flow.open()
     flow.bind_answered(bound(revision, *partitions), sent_at=0.0, now=0.0)
-    flow.notices.clear()
+    flow.notices.take()
     return flow
 
 
 def told(flow):
     """The notices since the last call, as text: `granted 3@2`, ..."""
     said = []
-    for notice in flow.notices:
+    for notice in flow.notices.take():
         about = getattr(notice, "owned", None) or notice.warming
         said.append(f"{type(notice).__name__.lower()} {about.partition}@{about.epoch}")
-    flow.notices.clear()
     return said

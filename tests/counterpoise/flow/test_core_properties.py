@@ -103,9 +103,8 @@ class WhatAProgramIsTold(RuleBasedStateMachine):
         self.pending = []
 
     def hear(self):
-        for notice in self.flow.notices:
+        for notice in self.flow.notices.take():
             self.program.hear(notice)
-        self.flow.notices.clear()
 
     def deliver(self, view):
         self.flow.poll_answered(self.flow.bound.flow_id, view, sent_at=0.0, now=0.0)
