@@ -3,6 +3,8 @@
 import asyncio
 import time
 from collections.abc import AsyncIterator
+from datetime import datetime, timedelta, tzinfo
+from typing import Self
 
 import pytest
 
@@ -38,6 +40,62 @@ async def test_a_stall_of_the_loop_drops_no_alarm(alarms: SchedulerAlarms) -> No
     time.sleep(1.5)  # noqa: ASYNC251
     async with asyncio.timeout(5):
         await asyncio.gather(*(event.wait() for event in events))
+
+
+class Wall(datetime):
+    """The host's wall clock, which may be set."""
+
+    set_by = timedelta()
+
+    @classmethod
+    def now(cls, tz: tzinfo | None = None) -> Self:
+        return super().now(tz) + cls.set_by
+
+
+@pytest.fixture
+def wall(monkeypatch: pytest.MonkeyPatch) -> type[Wall]:
+    """In the place of the wall clock, for the alarms and for APScheduler."""
+    for module in ("broker.alarms", "apscheduler.schedulers.base", "apscheduler.triggers.date"):
+        monkeypatch.setattr(f"{module}.datetime", Wall)
+    monkeypatch.setattr(Wall, "set_by", timedelta())
+    return Wall
+
+
+@pytest.mark.parametrize("step", [timedelta(hours=-1), timedelta(hours=1), timedelta(days=20_000)])
+async def test_alarms_ring_although_the_hosts_clock_was_set(
+    wall: type[Wall], alarms: SchedulerAlarms, step: timedelta
+) -> None:
+    """Late by the time at most until that is noticed."""
+    if step > timedelta(days=1):
+        # From the time of a host that does not know it yet.
+        wall.set_by = -step
+        alarms.set("known", None, lambda: None)
+    again, done = asyncio.Semaphore(0), asyncio.Event()
+
+    async def sweep() -> None:
+        again.release()
+
+    alarms.every("sweep", 0.1, sweep)
+    alarms.set("done", 1.0, done.set)
+    async with asyncio.timeout(30):
+        await again.acquire()
+        wall.set_by += step
+        for _ in range(5):
+            await again.acquire()
+        await done.wait()
+
+
+async def test_what_fails_is_called_again(alarms: SchedulerAlarms) -> None:
+    times = asyncio.Semaphore(0)
+
+    async def work() -> None:
+        times.release()
+        raise RuntimeError("this time")
+
+    alarms.every("w", 0.02, work)
+    async with asyncio.timeout(30):
+        for _ in range(3):
+            await times.acquire()
 
 
 async def test_what_comes_again_and_again_never_runs_twice_at_a_time(
