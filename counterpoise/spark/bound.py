@@ -19,6 +19,9 @@ class BoundFlow(GivesAccess, Tells, LearnsOf, Protocol):
     def instance_id(self) -> str: ...
 
     @property
+    def queue_id(self) -> str | None: ...
+
+    @property
     def start(self) -> str | None: ...
 
     @property
@@ -58,9 +61,11 @@ def raise_if_over(flow: BoundFlow, queue: str) -> None:
     said = {
         "replaced": "another consumer was bound with the same instanceId, so this one is over. "
         "Two queries at a time need two instanceIds (and two checkpoints)",
-        "unbound": "an administrator has unbound this consumer",
-        "lease_expired": "its lease expired while it was being drained",
-        "queue_not_found": "the queue has been deleted",
+        "unbound": "an administrator has unbound this consumer. Start the query again to come back",
+        "lease_expired": "its lease expired while it was being drained. Start the query again to "
+        "come back",
+        "queue_not_found": "the queue has been deleted. Make it again and start the query with "
+        "another checkpointLocation, or let the query end",
         "queue_recreated": "the queue has been deleted and made again. To consume the new one, "
         "start the query again with another checkpointLocation",
     }.get(reason, str(flow.last_error or reason))

@@ -122,8 +122,9 @@ class Correspondent:
         stamp = self._channel.stamp(name)
         if stamp == self._seen.get(name):
             return None
+        document = self._channel.get(name)
         self._seen[name] = stamp
-        return self._channel.get(name)
+        return document
 
     def _say(self) -> None:
         held, now = self._speaker.held(), time.monotonic()

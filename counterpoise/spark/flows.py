@@ -67,6 +67,11 @@ class Flows:
         return self._flows[0].instance_id
 
     @property
+    def queue_id(self) -> str | None:
+        """Of the queue that all are bound to; None if the service does not say."""
+        return self._flows[0].queue_id
+
+    @property
     def flow_ids(self) -> Sequence[str]:
         """Of all that are bound."""
         return tuple(flow_id for flow in self._flows for flow_id in flow.flow_ids)

@@ -15,7 +15,7 @@ from counterpoise.spark.bound import BoundFlow
 from counterpoise.spark.channel import source_end
 from counterpoise.spark.consumption import Consumption
 from counterpoise.spark.door import LogDoor
-from counterpoise.spark.errors import Unfinished
+from counterpoise.spark.errors import CannotStart, Unfinished
 from counterpoise.spark.handoffs import Handoffs
 from counterpoise.spark.leaving import nobody_else
 from counterpoise.spark.options import SourceOptions
@@ -78,6 +78,10 @@ def open_consumption(
         bounds = patiently(lambda: ask_bounds(door, [])[0], options, give_up_at)
         with Client(options.url) as client:
             queue = patiently(lambda: client.queue(options.queue), options, give_up_at)
+        if flow.queue_id not in (None, queue.id):
+            raise CannotStart(
+                f"queue {options.queue!r} was deleted and made again just now; start once more"
+            )
         channel = None if home is None else source_end(home, flow.instance_id, known_as)
         consumption = Consumption(
             options,

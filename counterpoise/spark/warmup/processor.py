@@ -59,6 +59,15 @@ class TenuredProcessor(StatefulProcessor):
         for _ in out or ():
             pass
 
+    def handleExpiredTimer(  # noqa: N802
+        self,
+        key: Any,
+        timerValues: Any,  # noqa: N803
+        expiredTimerInfo: Any,  # noqa: N803
+    ) -> Iterator[Row]:
+        self.on_timer(key, timerValues, expiredTimerInfo)
+        return iter(())
+
     # ------------------------------------------------------------------ for the user
 
     @abstractmethod
@@ -74,6 +83,13 @@ class TenuredProcessor(StatefulProcessor):
         """Change the state of the key by rows of one tenure, in order; yields what comes out.
 
         Rows with names (`Row(n=1)`): Spark takes no others from a processor.
+        """
+
+    def on_timer(self, key: Any, timers: Any, expired: Any) -> None:
+        """Change or drop the state of the key when a timer of its expires.
+
+        Nothing comes out of a timer: it fires wherever there is state of the key, also where the
+        partition has gone from, and no sink could tell the two outputs apart.
         """
 
 

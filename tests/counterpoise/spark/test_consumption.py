@@ -41,6 +41,7 @@ class FlowDouble:
         self.lease_expires_at: float | None = None
         self.draining = False
         self.instance_id = "me"
+        self.queue_id = "queue-1"
         self.log = "builtin:flights"
         self.start = "earliest"
         self.away = False

@@ -9,9 +9,10 @@ from typing import Any, cast
 import pytest
 
 from counterpoise.client import Client
+from counterpoise.spark.binding import bind
 from counterpoise.spark.bound import BoundFlow
-from counterpoise.spark.errors import Unfinished
-from counterpoise.spark.opening import until_settled
+from counterpoise.spark.errors import CannotStart, Unfinished
+from counterpoise.spark.opening import open_consumption, until_settled
 from counterpoise.spark.options import read_options
 from tests.service import Service
 
@@ -41,6 +42,28 @@ def test_a_queue_whose_holddown_is_not_over_in_time_has_given_nothing_yet(
         options = {"queue": "flights", "url": service.url, "startTimeoutSeconds": "0.1"}
         with pytest.raises(Unfinished, match="Holddown"):
             until_settled(read_options(options), cast(BoundFlow, flow))
+
+
+def test_a_queue_made_again_between_the_bind_and_the_first_look_is_not_taken_for_the_old_one(
+    service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its id goes into the checkpoint and the sink's rows; the epochs are the other queue's."""
+
+    def bind_and_lose(*arguments: Any, **named: Any) -> BoundFlow:
+        flow = bind(*arguments, **named)
+        client.delete_queue("flights", force=True)
+        client.create_queue("flights", 4)
+        return flow
+
+    monkeypatch.setattr("counterpoise.spark.opening.bind", bind_and_lose)
+    bounds = SimpleNamespace(incarnation="log-1")
+    monkeypatch.setattr("counterpoise.spark.opening.ask_bounds", lambda *_: (bounds, None))
+    with Client(service.url) as client:
+        client.create_queue("flights", 4)
+        options = read_options({"queue": "flights", "url": service.url})
+        with pytest.raises(CannotStart, match="start once more"):
+            open_consumption(options, "app", 1, renew_while=lambda: True)
+        assert not client.flows("flights")
 
 
 def test_what_is_there_now_is_asked_of_a_view_that_is_up_to_date(service: Service) -> None:

@@ -24,9 +24,14 @@ from counterpoise.spark import (
     Snapshots,
     StatefulForeachBatch,
     TenuredProcessor,
-    session,
 )
-from tests.counterpoise.spark.application import SMALL, Application, Sink, run_until_told
+from tests.counterpoise.spark.application import (
+    LOCAL,
+    Application,
+    Sink,
+    run_until_told,
+    session_for,
+)
 
 ROCKSDB = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
 COUNTED = "partition int, position string, epoch long, key string, value binary"
@@ -38,12 +43,20 @@ class StatefulApplication(Application):
     module = "tests.counterpoise.spark.warmup.application"
 
     def __init__(
-        self, name: str, directory: Path, url: str, queue: str, kind: str, **options: object
+        self,
+        name: str,
+        directory: Path,
+        url: str,
+        queue: str,
+        kind: str,
+        *,
+        master: str = LOCAL,
+        **options: Any,
     ) -> None:
-        given: dict[str, object] = {"warmup": "true", **options}
+        given: dict[str, Any] = {"warmup": "true", **options}
         if kind == "snapshot":
             given["warmupFrom"] = "snapshot"
-        super().__init__(name, directory, url, queue, drain_seconds=None, **given)
+        super().__init__(name, directory, url, queue, master=master, **given)
         settings = {"kind": kind, "shared": str(directory / "snapshots")}
         (self.home / "settings").write_text(json.dumps(settings))
 
@@ -101,13 +114,7 @@ def run(settings: Mapping[str, Any]) -> None:
     home = Path(settings["home"])
     own = json.loads((home / "settings").read_text())
     sink = Sink(home)
-    spark = session(
-        settings["name"],
-        **SMALL,
-        spark__master="local[2]",
-        spark__local__dir=str(home / "spark"),
-        spark__sql__streaming__stateStore__providerClass=ROCKSDB,
-    )
+    spark = session_for(settings, spark__sql__streaming__stateStore__providerClass=ROCKSDB)
     options = settings["options"]
     messages = spark.readStream.format("counterpoise").options(**options).load()
     handler: StatefulForeachBatch[Counter[str]] | None = None

@@ -17,6 +17,7 @@ from counterpoise.spark.executor import ARROW_SCHEMA, SCHEMA
 from counterpoise.spark.offsets import Slice
 from counterpoise.spark.warmup.handler import rows_of
 from tests.counterpoise.spark.warmup.test_state import TEXTS, Letters
+from tests.counterpoise.spark.warmup.test_tending import reach
 from tests.log_support import append, log, log_url, until
 
 if TYPE_CHECKING:
@@ -79,9 +80,7 @@ def test_a_state_goes_on_when_its_partition_goes_to_another_flow_of_ours(
     options = {"queue": "q", "instanceId": "within", "warmup": "true", "warmupFrom": "snapshot"}
     snapshots = Snapshots(tmp_path)
     handler = StatefulForeachBatch(options, Letters(), lambda *_: None, snapshots=snapshots)
-    monkeypatch.setattr(handler, "_queue_id", "queue-1")
-    monkeypatch.setattr(handler, "_log", lambda: log)
-    monkeypatch.setattr(handler, "_incarnation", "log-1")
+    reach(handler._states, log, monkeypatch)
 
     def prepared(epoch: int, start: str) -> list[str]:
         with contextlib.ExitStack() as held:

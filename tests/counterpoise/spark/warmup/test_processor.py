@@ -45,6 +45,9 @@ class Letters(TenuredProcessor):
         self.letters.update((text,))
         yield Row(text=text)
 
+    def on_timer(self, key: Any, timers: Any, expired: Any) -> None:
+        self.letters.clear()
+
 
 def row(value: str, position: int, tenure: int, replay: bool = False) -> Row:
     return Row(value=value, position=str(position), tenure=tenure, replay=replay)
@@ -75,6 +78,13 @@ def test_another_tenure_finds_nothing(letters: Letters) -> None:
 
 def test_rows_come_in_the_order_of_their_positions(letters: Letters) -> None:
     assert out(letters, row("c", 10, 1), row("a", 2, 1), row("b", 9, 1)) == ["abc"]
+
+
+def test_a_timer_changes_state_and_puts_nothing_out(letters: Letters) -> None:
+    """It fires also where the partition has gone from."""
+    assert out(letters, row("a", 0, 1)) == ["a"]
+    assert list(letters.handleExpiredTimer((0, "k"), None, None)) == []
+    assert out(letters, row("b", 1, 1)) == ["b"]
 
 
 def test_fresh_is_told_once_for_each_tenure() -> None:

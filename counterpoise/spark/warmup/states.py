@@ -1,0 +1,120 @@
+"""The states of the partitions that a query works or warms up, and how they come and go."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from typing import Generic, Literal, TypeVar
+
+from counterpoise.client import Client
+from counterpoise.errors import CounterpoiseError
+from counterpoise.logs import Log, LogAccessRefused
+from counterpoise.spark.batch import QueueAccess
+from counterpoise.spark.door import LogDoor
+from counterpoise.spark.options import SourceOptions
+from counterpoise.spark.warmup.snapshots import SnapshotStore
+from counterpoise.spark.warmup.state import Cell, PartitionState, Restorer
+
+logger = logging.getLogger("counterpoise.spark")
+
+S = TypeVar("S")
+
+
+class States(Generic[S]):
+    """A cell for each partition. Any thread may call; each cell has a lock of its own.
+
+    Nothing is asked of anybody before the first need.
+    """
+
+    def __init__(
+        self,
+        options: SourceOptions,
+        how: PartitionState[S],
+        snapshots: SnapshotStore,
+        without_snapshot: Literal["replay", "empty"],
+    ) -> None:
+        self._options = options
+        self._how = how
+        self._snapshots = snapshots
+        self._without_snapshot = without_snapshot
+        self._cells: dict[int, Cell[S]] = {}
+        self._guard = threading.Lock()
+        self._opening = threading.Lock()
+        self._client = Client(options.url)
+        self._door: LogDoor | None = None
+        self._queue_id: str | None = None
+        self._incarnation: str | None = None
+
+    def all(self) -> list[Cell[S]]:
+        """Those there are now."""
+        with self._guard:
+            return list(self._cells.values())
+
+    def cell(self, partition: int) -> Cell[S]:
+        """The partition's; a new one if there is none."""
+        with self._guard:
+            return self._cells.setdefault(partition, Cell(partition))
+
+    def bring_to(self, cell: Cell[S], position: str) -> None:
+        """Make it the state before `position`. Raises CounterpoiseError, and what `how` raises."""
+        self._restorer().bring_to(cell, position)
+
+    def publish(self, cell: Cell[S]) -> None:
+        """Publish it if it is worked here and has news. What stands against that is only logged:
+        the state is here all the same, and can be built from the log elsewhere.
+        """
+        if cell.epoch is None or not cell.usable():
+            return
+        try:
+            restorer = self._restorer()
+            assert self._incarnation is not None, "a usable state was restored from the log"
+            if restorer.publish(cell, cell.epoch, self._incarnation):
+                logger.info("counterpoise: published partition %d", cell.partition)
+        except (OSError, CounterpoiseError) as error:
+            logger.warning(
+                "counterpoise: the state of partition %d is not published: %s",
+                *(cell.partition, error),
+            )
+        except Exception:
+            logger.exception(
+                "counterpoise: the state of partition %d cannot be dumped", cell.partition
+            )
+
+    def let_go(self, cell: Cell[S]) -> None:
+        """The partition is somebody else's, or not coming any more: publish it and forget it."""
+        try:
+            self.publish(cell)
+        finally:
+            with self._guard:
+                self._cells.pop(cell.partition, None)
+
+    def close(self) -> None:
+        """Publish all that is worked here."""
+        try:
+            for cell in self.all():
+                self.publish(cell)
+        finally:
+            if self._door is not None:
+                self._door.close()
+            self._client.close()
+
+    def _restorer(self) -> Restorer[S]:
+        if self._queue_id is None:
+            self._queue_id = self._client.queue(self._options.queue).id
+        return Restorer(
+            self._how, self._snapshots, self._queue_id, self._log, self._without_snapshot
+        )
+
+    def _log(self) -> Log:
+        """The log, with credentials that it accepts."""
+        with self._opening:
+            if self._door is None:
+                access = QueueAccess(self._client, self._options.queue)
+                self._door = LogDoor(access, self._options.log_url)
+            log = self._door.open()
+            try:
+                self._incarnation = log.bounds([]).incarnation
+            except LogAccessRefused:
+                log = self._door.open(fresh=True)
+                self._incarnation = log.bounds([]).incarnation
+            return log

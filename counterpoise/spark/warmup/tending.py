@@ -1,0 +1,209 @@
+"""The thread beside Spark's: it warms up what comes, publishes what is here, drops what has gone.
+
+What it knows of the flow is the document `view` that the source says through the channel; what it
+answers is the document `ready`. Trouble with one partition, be it the log's or the user's own code,
+makes that one wait and no other.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Generic, TypeVar
+
+from counterpoise.errors import CounterpoiseError
+from counterpoise.spark.channel import Channel, channel_to, driver_home
+from counterpoise.spark.offsets import Json
+from counterpoise.spark.options import SourceOptions
+from counterpoise.spark.warmup.snapshots import json_or_none
+from counterpoise.spark.warmup.state import Cell
+from counterpoise.spark.warmup.states import States
+
+logger = logging.getLogger("counterpoise.spark")
+
+S = TypeVar("S")
+
+LOOK_SECONDS = 0.05
+# A step of a warm-up that took no longer was short enough for the partition to be near.
+NEAR_SECONDS = 1.0
+ABSENT_SECONDS = 1.0
+FIRST_PAUSE_SECONDS = 0.1
+LONGEST_PAUSE_SECONDS = 2.0
+
+
+class Tending(Generic[S]):
+    """Runs from `start` to `close`. `channel` is set once the query has called; before that, its
+    channel is looked for.
+    """
+
+    def __init__(self, options: SourceOptions, states: States[S], publish_seconds: float) -> None:
+        self.channel: Channel | None = None
+        self._options = options
+        self._states = states
+        self._publish_seconds = publish_seconds
+        self._ready: dict[int, int] = {}
+        self._said: Json | None = None
+        self._pauses: dict[int, tuple[float, float]] = {}
+        self._absent: dict[int, float] = {}
+        self._ambiguous = False
+        self._closed = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="counterpoise-states", daemon=True)
+
+    def start(self) -> None:
+        """Begin."""
+        self._thread.start()
+
+    def close(self) -> bool:
+        """End; whether that was still to be done."""
+        if self._closed.is_set():
+            return False
+        self._closed.set()
+        self._thread.join()
+        return True
+
+    def follow(self, view: Json) -> None:
+        """One look at what the source says: a step for each partition, then say what is ready."""
+        partitions = {int(number): one for number, one in view["partitions"].items()}
+        self._drop_absent(partitions)
+        ready: dict[int, int] = {}
+        in_flight = set(view.get("inFlight", ()))
+        for number, one in partitions.items():
+            if self._closed.is_set():
+                return
+            if one["state"] == "warming":
+                epoch = one["epoch"]
+                if self._warm(number, epoch, one["position"]) or self._ready.get(number) == epoch:
+                    ready[number] = epoch
+            elif number not in in_flight:
+                self._keep(number, one)
+        self._say_ready(ready)
+
+    def _run(self) -> None:
+        while not self._closed.wait(LOOK_SECONDS):
+            try:
+                view = self._view()
+                if view is not None:
+                    self.follow(view)
+            except CounterpoiseError as error:
+                logger.info("counterpoise: states wait: %s", error)
+                self._closed.wait(LONGEST_PAUSE_SECONDS)
+            except Exception:
+                logger.exception("counterpoise: warm-up of states failed; it is tried again")
+                self._closed.wait(LONGEST_PAUSE_SECONDS)
+
+    # ------------------------------------------------------------------ a partition
+
+    def _drop_absent(self, partitions: dict[int, Json]) -> None:
+        now = time.monotonic()
+        for cell in self._states.all():
+            # A view can be older than the micro-batch that has made the cell.
+            if cell.partition in partitions:
+                self._absent.pop(cell.partition, None)
+            elif now - self._absent.setdefault(cell.partition, now) > ABSENT_SECONDS:
+                self._let_go(cell)
+
+    def _warm(self, number: int, epoch: int, position: str | None) -> bool:
+        """One step of a warm-up; whether it was short enough to be ready."""
+        if position is None:
+            return True
+        cell = self._states.cell(number)
+        if cell.epoch is not None and cell.epoch > epoch:
+            return False  # granted meanwhile
+        if cell.epoch == epoch:
+            return True  # we are the owner: it is on its way to another flow of ours
+        if cell.epoch is not None:
+            # Worked here before, and by somebody else since.
+            self._let_go(cell)
+            cell = self._states.cell(number)
+        began = time.monotonic()
+        if not self._patiently(cell, position):
+            return False
+        return time.monotonic() - began < NEAR_SECONDS
+
+    def _keep(self, number: int, one: Json) -> None:
+        """A partition that is ours, of which nothing is in flight: restore it or publish it."""
+        cell = self._states.cell(number)
+        position = one["position"]
+        if position is not None and not cell.usable():
+            self._patiently(cell, position)
+        if one["state"] == "revoking" or self._is_due(cell):
+            self._states.publish(cell)
+
+    def _is_due(self, cell: Cell[S]) -> bool:
+        return time.monotonic() - cell.published_at >= self._publish_seconds
+
+    def _let_go(self, cell: Cell[S]) -> None:
+        self._states.let_go(cell)
+        self._pauses.pop(cell.partition, None)
+        self._absent.pop(cell.partition, None)
+
+    def _patiently(self, cell: Cell[S], position: str) -> bool:
+        """Bring the cell there; False if it did not work, or it is too early to try again."""
+        now = time.monotonic()
+        not_before, pause = self._pauses.get(cell.partition, (0.0, FIRST_PAUSE_SECONDS))
+        if now < not_before:
+            return False
+        try:
+            self._states.bring_to(cell, position)
+        except Exception as error:
+            # The user's own code may fail too, and says where.
+            unforeseen = None if isinstance(error, CounterpoiseError) else error
+            logger.warning(
+                "counterpoise: the state of partition %d: %s",
+                *(cell.partition, error),
+                exc_info=unforeseen,
+            )
+            longer = min(LONGEST_PAUSE_SECONDS, 2 * pause)
+            self._pauses[cell.partition] = (time.monotonic() + pause, longer)
+            return False
+        self._pauses.pop(cell.partition, None)
+        return True
+
+    # ------------------------------------------------------------------ the channel
+
+    def _view(self) -> Json | None:
+        """What the source says of this query's flow, if it is bound."""
+        channel = self.channel or self._find_channel()
+        view = None if channel is None else channel.get("view")
+        return view if view is not None and view.get("status") == "bound" else None
+
+    def _find_channel(self) -> Channel | None:
+        """The channel of the query, before it has called us."""
+        options = self._options
+        if options.instance_id is not None:
+            return channel_to(options.instance_id)
+        found = [view for view in _views(driver_home()) if view.get("queue") == options.queue]
+        if len(found) == 1:
+            return channel_to(found[0]["instance"])
+        if found and not self._ambiguous:
+            self._ambiguous = True
+            logger.warning(
+                "counterpoise: %d queries of this application read the queue %r: set the option "
+                "instanceId, so that warm-up can begin before the first micro-batch",
+                *(len(found), options.queue),
+            )
+        return None
+
+    def _say_ready(self, ready: dict[int, int]) -> None:
+        self._ready = ready
+        document = {"partitions": {str(n): {"epoch": epoch} for n, epoch in sorted(ready.items())}}
+        channel = self.channel or self._find_channel()
+        if channel is None:
+            return
+        # A query that begins anew has a channel of its own, where nothing was said yet.
+        if document != self._said or channel.stamp("ready") is None:
+            channel.put("ready", document)
+            self._said = document
+
+
+def _views(home: str) -> Iterator[Json]:
+    """The views that all sources of this application say."""
+    for directory in Path(home).iterdir():
+        with contextlib.suppress(OSError):
+            view = json_or_none((directory / "view.json").read_bytes())
+            if isinstance(view, dict):
+                yield view
