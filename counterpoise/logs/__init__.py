@@ -25,8 +25,9 @@ Everything a consumer concludes from positions rests on these promises of a log:
    says that a partition is outside the log's partition count, the end that the same call returned
    is final: nothing will ever be appended there under the old count (`Bounds.is_final`).
 5. **Nothing is skipped silently.** Reading from a position that has been trimmed raises
-   `PositionTrimmed`; from one the partition has not reached, `PositionAhead`. What an
-   administrator *discarded* (the contract, *Resize*) is the exception: it was meant to vanish.
+   `PositionTrimmed`; from one the partition has not reached, `PositionAhead`; to one it has not
+   reached, `LogBehind`, after what is there. What an administrator *discarded* (the contract,
+   *Resize*) is the exception: it was meant to vanish.
 6. **Position numbers are not used twice**, also not after a trim, a discard or a resize to and
    fro: a partition's positions only grow, as long as the log exists. A log dropped and made again
    under its name has another `incarnation`, and its positions begin anew.
@@ -49,6 +50,7 @@ from counterpoise.logs.errors import (
     InvalidMessage,
     InvalidPosition,
     LogAccessRefused,
+    LogBehind,
     LogError,
     LogNotFound,
     LogOwned,
@@ -69,6 +71,7 @@ __all__ = [
     "InvalidPosition",
     "Log",
     "LogAccessRefused",
+    "LogBehind",
     "LogError",
     "LogNotFound",
     "LogOwned",
@@ -201,8 +204,9 @@ class Log(Protocol):
 
         `end` None means the end of the partition as it is found. At most `max_messages` come, and
         no more follow once `max_bytes` of values have come (at least one message always does).
-        Memory is bounded whatever the range. Raises PositionTrimmed, PositionAhead,
-        InvalidPosition, LogNotFound, LogUnavailable.
+        Otherwise the range comes whole or an error does: LogBehind where the partition ends before
+        it (a log may wait for it first). Memory is bounded whatever the range. Raises
+        PositionTrimmed, PositionAhead, InvalidPosition, LogNotFound, LogUnavailable.
         """
         ...
 

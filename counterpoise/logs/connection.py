@@ -27,6 +27,7 @@ Row = tuple[Any, ...]
 # What the schema's functions raise (migrations/log).
 _STALE_PARTITION_COUNT = "CP001"
 _LOG_NOT_FOUND = "CP002"
+_OUT_OF_RANGE = "CP003"
 # SQLSTATE classes and codes of what passes by itself: connection, rollback, resources, operator,
 # lock not available, read-only (a standby that has not taken over yet).
 _TRANSIENT_CLASSES = ("08", "40", "53", "57", "58", "XX")
@@ -163,7 +164,7 @@ def _in_our_words(error: psycopg.Error) -> LogError:
     }
     if state in special:
         return special[state]()
-    if state.startswith(("22", "23")):
+    if state.startswith(("22", "23")) or state == _OUT_OF_RANGE:
         return InvalidMessage(f"the log refused the messages: {message}")
     return LogError(f"the log failed: {message} ({state})")
 

@@ -26,6 +26,26 @@ class LogAccessRefused(LogUnavailable):
     code = "log_access_refused"
 
 
+class LogBehind(LogUnavailable):
+    """A range was asked for that reaches beyond the end of its partition.
+
+    The log had given that end before, so whoever answers now has not caught up yet, or messages
+    were lost. What is there was given first. `end` is the partition's end, `wanted` the range's.
+    """
+
+    code = "log_behind"
+
+    def __init__(self, partition: int, end: str, wanted: str) -> None:
+        super().__init__(
+            f"partition {partition} ends at position {end}, where {wanted} had been its end: the "
+            "server that answers may not have caught up yet. If it never does, messages were lost: "
+            "reset the queue's positions, and start again"
+        )
+        self.partition = partition
+        self.end = end
+        self.wanted = wanted
+
+
 class LogNotFound(LogError):
     """The log does not exist (any more)."""
 

@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
-from counterpoise.logs import Bounds, InvalidPosition, PositionAhead
+from counterpoise.logs import Bounds, InvalidPosition, LogError, PositionAhead
 from counterpoise.logs.shares import fair_shares
 
 
@@ -45,6 +45,15 @@ class NumberedLog(ABC):
             if number < cls.too_large:
                 return number
         raise InvalidPosition(f"{position!r} is not a position of {cls.kind}")
+
+    @staticmethod
+    def lacks(partition: int, position: int) -> LogError:
+        """For a message that is neither there nor known to be gone."""
+        return LogError(
+            f"the log lacks position {position} of partition {partition}, though it was neither "
+            "trimmed nor discarded: somebody else has deleted it, or the log is damaged. Restore "
+            f"the log, or reset the queue's positions to {position + 1} or later to pass over it"
+        )
 
     def compare(self, a: str, b: str) -> int:
         return self.number(a) - self.number(b)

@@ -24,6 +24,7 @@ from counterpoise.logs import (
     AppendBatch,
     AppendResult,
     Bounds,
+    LogBehind,
     LogError,
     LogNotFound,
     PositionAhead,
@@ -150,12 +151,10 @@ class PostgresLog(NumberedLog):
                     bytes_left -= sum(len(row[3]) for row in rows)
                 missing_before = False
                 continue
-            resumed = self._after_gap(partition, position)
-            if resumed is None:
-                return
+            resumed = self._after_gap(partition, position, last)
             # Once, the message may have been appended between the two statements.
             if resumed == position and missing_before:
-                raise LogError(f"the log lacks position {position} of partition {partition}")
+                raise self.lacks(partition, position)
             missing_before = resumed == position
             position = resumed
 
@@ -215,8 +214,8 @@ class PostgresLog(NumberedLog):
             raise PositionAhead(partition, str(position), str(end))
         return end
 
-    def _after_gap(self, partition: int, position: int) -> int | None:
-        """Where to read on when there was no message at `position`: None at the end."""
+    def _after_gap(self, partition: int, position: int, last: int) -> int:
+        """Where to read on when there was no message at `position`, which is before `last`."""
         first, following, discarded = self._partition(partition)
         if position < discarded:
             return discarded
@@ -224,7 +223,9 @@ class PostgresLog(NumberedLog):
             raise PositionTrimmed(partition, str(position), str(first))
         if position > following:
             raise PositionAhead(partition, str(position), str(following))
-        return None if position == following else position
+        if position == following:
+            raise LogBehind(partition, str(following), str(last))
+        return position
 
 
 def _unless_empty(column: list[Any]) -> list[Any] | None:

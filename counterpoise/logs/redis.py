@@ -24,7 +24,7 @@ from counterpoise.logs import (
     AppendResult,
     Bounds,
     InvalidMessage,
-    LogError,
+    LogBehind,
     PositionAhead,
     PositionTrimmed,
     StalePartitionCount,
@@ -125,8 +125,10 @@ class RedisLog(RedisUpkeep):
             if position < chunk.discarded:
                 position = chunk.discarded
                 continue
-            if position == chunk.following:
+            if position >= last:
                 return
+            if position == chunk.following:
+                raise LogBehind(partition, str(position), str(last))
             if position < chunk.there:
                 # Trimmed, or lost by the server.
                 raise PositionTrimmed(partition, str(position), str(chunk.there))
@@ -138,7 +140,7 @@ class RedisLog(RedisUpkeep):
                 if max_bytes is not None:
                     bytes_left -= sum(len(fields[3]) for _, fields in entries)
             elif missing_before:
-                raise LogError(f"the log lacks position {position} of partition {partition}")
+                raise self.lacks(partition, position)
             # Once, it may have been trimmed between the two calls; that is then seen.
             missing_before = not entries
 

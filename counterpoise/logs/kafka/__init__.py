@@ -34,6 +34,7 @@ from counterpoise.logs import (
     AppendBatch,
     AppendResult,
     Bounds,
+    InvalidMessage,
     LogError,
     LogNotFound,
     LogOwner,
@@ -106,7 +107,9 @@ class KafkaLog(NumberedLog):
                 raise StalePartitionCount(batch.partition_count, count)
             for partition in batch.partitions:
                 if not 0 <= partition < count:
-                    raise LogError(f"partition {partition} is out of range: the log has {count}")
+                    raise InvalidMessage(
+                        f"partition {partition} is out of range: the log has {count}"
+                    )
             return self._appender.append(batch, deadline)
 
     def next_sequence(self, publisher: str) -> int:

@@ -25,7 +25,7 @@ from collections.abc import Callable, Iterator
 import pyarrow as pa
 from confluent_kafka import Consumer, KafkaError, Message, TopicPartition
 
-from counterpoise.logs import LogError, LogUnavailable
+from counterpoise.logs import LogBehind, LogError
 from counterpoise.logs.kafka.failures import Trouble, is_passing
 from counterpoise.logs.kafka.rows import record_batch
 
@@ -196,10 +196,7 @@ class RangeReader:
         if self._trouble.refused() or (now >= self._deadline and self._ends_at is None):
             raise self._trouble.too_late(f"reading partition {self._partition}")
         if now >= self._deadline:
-            raise LogUnavailable(
-                f"partition {self._partition} ends at {self._ends_at} where {self._end} had been "
-                "its end; the broker that leads it now may not have caught up yet"
-            )
+            raise LogBehind(self._partition, str(self._ends_at), str(self._end))
         if now >= self._look_again_at:
             self._look_again_at = now + _QUIET_SECONDS
             wrong = self._explain(self._following, self._deadline)

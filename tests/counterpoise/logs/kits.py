@@ -13,7 +13,6 @@ do it says in `lacks`, and the tests of that promise (`needs`) are not collected
 * `memory`: who repeats an append or asks for sequences need not be who appended
 * `microseconds`: times come back exactly, from whatever century
 * `times`: positions are found by time
-* `overreach`: a reading to an end that the partition does not have yet ends without it
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -38,7 +37,7 @@ class LogKit(Protocol):
 
     lacks: frozenset[str]
 
-    def open(self) -> Log:
+    def open(self, timeout_seconds: float = 10) -> Log:
         """A log object of its own, to be closed by `close`; any number of them."""
         ...
 
@@ -58,12 +57,12 @@ class LogKit(Protocol):
 
 
 class _Opening:
-    def __init__(self, opener: Callable[[], Log]) -> None:
+    def __init__(self, opener: Callable[[float], Log]) -> None:
         self._opener = opener
         self._opened: list[Log] = []
 
-    def open(self) -> Log:
-        log = self._opener()
+    def open(self, timeout_seconds: float = 10) -> Log:
+        log = self._opener(timeout_seconds)
         self._opened.append(log)
         return log
 
@@ -78,7 +77,7 @@ class PostgresKit(_Opening):
     lacks: frozenset[str] = frozenset()
 
     def __init__(self, url: str) -> None:
-        super().__init__(lambda: PostgresLog("flights", url, timeout_seconds=10))
+        super().__init__(lambda timeout: PostgresLog("flights", url, timeout_seconds=timeout))
         self._url = url
 
     def make(self, partition_count: int) -> None:
@@ -112,7 +111,7 @@ class RedisKit(_Opening):
 
     def __init__(self, server: RedisServer, name: str) -> None:
         self.url = server.log(name)
-        super().__init__(lambda: open_log(self.url, timeout_seconds=10))
+        super().__init__(lambda timeout: open_log(self.url, timeout_seconds=timeout))
         self._service = open_managed(self.url, None, timeout_seconds=10)
         self._opened.append(self._service)
         self.owner = LogOwner("id", "flights", 1.0)
@@ -149,7 +148,6 @@ class KafkaKit(_Opening):
             "atomicity",
             "memory",
             "microseconds",
-            "overreach",
             "shrinking",
             "times",  # the mock's: Kafka has them
             "trimming",
@@ -158,7 +156,7 @@ class KafkaKit(_Opening):
 
     def __init__(self, kafka: MockKafka, topic: str) -> None:
         url = kafka.log(topic)
-        super().__init__(lambda: open_log(url, timeout_seconds=10))
+        super().__init__(lambda timeout: open_log(url, timeout_seconds=timeout))
         self._kafka = kafka
         self._topic = topic
         self._service = open_managed(url, None, timeout_seconds=10)

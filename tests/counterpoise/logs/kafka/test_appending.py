@@ -13,7 +13,6 @@ from counterpoise.logs import (
     AppendBatch,
     AppendResult,
     InvalidMessage,
-    LogError,
     LogUnavailable,
     Message,
     open_log,
@@ -224,7 +223,7 @@ def test_a_publisher_that_is_killed_again_and_again_publishes_each_message_once(
 
 def test_a_partition_out_of_range_is_refused_before_anything_is_appended(opened):
     log = opened()
-    with pytest.raises(LogError, match="out of range"):
+    with pytest.raises(InvalidMessage, match="out of range"):
         log.append(AppendBatch("p", 0, 4, [0, 4], [Message(b"a"), Message(b"b")]))
     assert all_texts(log) == []
     assert append(log, "a") == AppendResult(1, 0)
