@@ -70,6 +70,7 @@ from counterpoise.wire import (
 
 # The outcome of every item of a call whose flow was over before the service could take it.
 FLOW_GONE = "flow_gone"
+LOG_ACCESS_LEFT_SECONDS = 3600.0
 
 ItemT = TypeVar("ItemT", CommitItem, ReleaseItem, ReadyItem)
 Build: TypeAlias = Callable[[str, str, str, Sequence[ItemT], int], Call[Results]]
@@ -259,11 +260,15 @@ class FlowCore:
         self.version += 1
 
     def log_access_ends_soon(self, now: float) -> bool:
-        """Whether the log's credentials expire within five minutes, or are not known to last."""
+        """Whether the log's credentials expire within an hour, as far as that is known.
+
+        The service's are good for an hour and a half when handed out. Tasks of Spark are given what
+        is at hand, and cannot fetch others.
+        """
         access = self.log_access
         if access is None or access.expires_at is None or self.clock_offset is None:
             return False
-        return access.expires_at.timestamp() - self.clock_offset < now + 300.0
+        return access.expires_at.timestamp() - self.clock_offset < now + LOG_ACCESS_LEFT_SECONDS
 
     # -------------------------------------------------------------- what the program asks for
 

@@ -6,6 +6,7 @@ gives. What the service gives is renewed before it expires and when the log refu
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from typing import Protocol
 
@@ -16,6 +17,8 @@ from counterpoise.wire import LogAccess
 
 # So short that a log that is away is noticed within a handoff.
 CALL_TIMEOUT_SECONDS = 5.0
+# A service that is away is asked so rarely: the call takes its time, and reading waits for it.
+ASK_AGAIN_SECONDS = 30.0
 
 
 class GivesAccess(Protocol):
@@ -38,13 +41,21 @@ def open_bounded(log: str, access: str | None) -> Log:
 class LogDoor:
     """Opens the log of a bound flow, and opens it anew when the credentials have changed."""
 
-    def __init__(self, flow: GivesAccess, url: str | None, opener: OpenLog = open_bounded) -> None:
+    def __init__(
+        self,
+        flow: GivesAccess,
+        url: str | None,
+        opener: OpenLog = open_bounded,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._flow = flow
         self._fixed = url or None
         self._opener = opener
         self._log: Log | None = None
         self._name: str | None = None
         self._access: str | None = None
+        self._clock = clock
+        self._ask_again_at = clock()
 
     @property
     def name(self) -> str:
@@ -76,8 +87,12 @@ class LogDoor:
         own = self._fixed or environment_access(self.name)
         if own is not None:
             return own
+        if self._access is not None and not fresh and self._clock() < self._ask_again_at:
+            return self._access
         try:
             given = self._flow.log_access(fresh=fresh)
         except CounterpoiseError:
-            return self._access  # the service is away; what we have may last
+            # The service is away; what we have may last.
+            self._ask_again_at = self._clock() + ASK_AGAIN_SECONDS
+            return self._access
         return given.url if given is not None else None

@@ -17,7 +17,12 @@ from pyspark.sql.datasource import InputPartition
 
 from counterpoise.logs import (
     Log,
+    LogAccessRefused,
+    LogBehind,
+    LogError,
+    LogNotFound,
     LogUnavailable,
+    PositionAhead,
     PositionTrimmed,
     open_log,
 )
@@ -26,6 +31,7 @@ from counterpoise.spark.errors import Trimmed
 from counterpoise.spark.extent import NO_EPOCH
 from counterpoise.spark.offsets import Slice
 from counterpoise.spark.options import SourceOptions
+from counterpoise.spark.probe import AHEAD_SECONDS
 
 logger = logging.getLogger("counterpoise.spark")
 
@@ -106,8 +112,10 @@ def read_slices(
 ) -> Iterator[pa.RecordBatch]:
     """The rows of all slices, in order within each partition, as batches of ARROW_SCHEMA.
 
-    A log that is away is tried again for `timeout_seconds` after what it gave last; then the task
-    fails. Raises Trimmed, and what else the log refuses.
+    A log that is away, or lags behind what it said, is tried again for `timeout_seconds` after what
+    it gave last; then the task fails. One that says that it is not there, or ends before the range
+    begins, has lost messages and may be about to be made good (docs, *Logs*): that is waited for as
+    the probe waits for it. Raises Trimmed, and what else the log refuses.
     """
     log = open_source(partition.source)
     for one in partition.slices:
@@ -138,6 +146,7 @@ def _read(
     begin = one.start
     given = False
     give_up_at = clock() + source.timeout_seconds
+    lost_since: float | None = None
     pause = _FIRST_PAUSE_SECONDS
     while True:
         try:
@@ -147,7 +156,7 @@ def _read(
                 if batch.num_rows:
                     yield batch
                     begin, given = batch.column(1)[batch.num_rows - 1].as_py(), True
-                    give_up_at = clock() + source.timeout_seconds
+                    give_up_at, lost_since = clock() + source.timeout_seconds, None
                     pause = _FIRST_PAUSE_SECONDS
             return
         except PositionTrimmed as error:
@@ -168,15 +177,39 @@ def _read(
             if log.compare(error.first, one.end) >= 0:
                 return
             begin, given = error.first, False
-        except LogUnavailable as error:
+        except (LogUnavailable, LogNotFound, PositionAhead) as error:
             log.close()
-            if clock() + pause > give_up_at:
+            now = clock()
+            if isinstance(error, LogUnavailable):
+                lost_since = None
+            elif lost_since is None:
+                lost_since = now
+            until = give_up_at
+            if lost_since is not None:
+                until = min(give_up_at, lost_since + AHEAD_SECONDS)
+            if now + pause > until:
+                error.add_note(_what_to_do(error))
                 raise
             logger.warning(
                 "counterpoise: partition %d, reading from %s: %s", one.partition, begin, error
             )
             sleep(pause)
             pause = min(_LONGEST_PAUSE_SECONDS, 2 * pause)
+
+
+def _what_to_do(error: LogError) -> str:
+    """For a log that was waited for in vain."""
+    if isinstance(error, LogAccessRefused):
+        return (
+            "a task has the credentials of its micro-batch and cannot fetch others: start the "
+            "query again, and it gets new ones (or correct those of logUrl or COUNTERPOISE_LOG_URL)"
+        )
+    if isinstance(error, LogUnavailable) and not isinstance(error, LogBehind):
+        return (
+            "this was waited for as long as readTimeoutSeconds says. Start the query again once "
+            "the log is back, and it goes on with the same messages"
+        )
+    return "this was waited for, as it can pass; it has not"
 
 
 def _after(batch: pa.RecordBatch, last: str) -> pa.RecordBatch:

@@ -89,7 +89,7 @@ class SourceOptions:
     warmup: bool = False
     warmup_from: Floor = EARLIEST
     start_timeout_seconds: float = 30.0
-    read_timeout_seconds: float = 600.0
+    read_timeout_seconds: float = 3600.0
     starting: Edge = "earliest"
     ending: Edge = "latest"
     # The names of the options that the user gave.

@@ -53,6 +53,7 @@ class Proxy:
         user, at, _ = parts.netloc.rpartition("@")
         self.url = urlunsplit(parts._replace(netloc=f"{user}{at}127.0.0.1:{port}"))
         self.refused = 0
+        self.passed_on = 0
         self._weather: Weather = "fair"
         self._delay_seconds = 0.0
         self._turn = 0
@@ -168,6 +169,7 @@ class Proxy:
             self.refused += 1
             client.transport.abort()
             return
+        self.passed_on += 1
         replies, server = found
         line = _Line(client, server)
         self._lines.add(line)

@@ -1,5 +1,7 @@
 """The rules of the flow, one by one (see the docstring of `counterpoise.flow.core`)."""
 
+from datetime import timedelta
+
 import pytest
 
 from counterpoise.errors import (
@@ -12,8 +14,9 @@ from counterpoise.errors import (
     Refused,
     Unreachable,
 )
-from counterpoise.wire import CommitItem, ReadyItem, ReleaseItem
+from counterpoise.wire import CommitItem, LogAccess, ReadyItem, ReleaseItem
 from tests.counterpoise.flow.answers import (
+    EPOCH,
     bound,
     bound_core,
     core,
@@ -436,3 +439,15 @@ def test_a_service_that_does_not_name_the_queue_is_taken_at_its_word(first, seco
     again = bound(3, partition(0, 2), flow_id="f2", queue_id=second)
     assert flow.bind_answered(again, sent_at=1.0, now=1.0) is None
     assert (flow.status, flow.queue_id) == ("bound", first or second)
+
+
+# ------------------------------------------------------------------ the way to the log
+
+
+def test_credentials_are_renewed_an_hour_before_they_expire_by_the_service_s_clock():
+    flow = bound_core(7)
+    assert not flow.log_access_ends_soon(0.0)
+    # The service's clock shows EPOCH at our time 0; handed out for two hours.
+    flow.log_access = LogAccess("postgresql://u@h/d", EPOCH + timedelta(hours=2))
+    assert not flow.log_access_ends_soon(3599.0)
+    assert flow.log_access_ends_soon(3601.0)

@@ -3,14 +3,24 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pyarrow as pa
 import pytest
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType, _parse_datatype_string
 
-from counterpoise.logs import MESSAGE_SCHEMA, Log, LogAccessRefused, LogUnavailable, PositionTrimmed
+from counterpoise.logs import (
+    MESSAGE_SCHEMA,
+    Log,
+    LogAccessRefused,
+    LogBehind,
+    LogError,
+    LogNotFound,
+    LogUnavailable,
+    PositionAhead,
+    PositionTrimmed,
+)
 from counterpoise.logs.postgres import PostgresLog
 from counterpoise.spark.errors import Trimmed
 from counterpoise.spark.executor import (
@@ -22,6 +32,7 @@ from counterpoise.spark.executor import (
     read_slices,
 )
 from counterpoise.spark.offsets import Slice
+from counterpoise.spark.probe import AHEAD_SECONDS
 from tests.counterpoise.spark.doubles import NumberLog
 from tests.log_support import append, log, log_url
 
@@ -54,18 +65,27 @@ class FailingLog(NumberLog):
 
 
 class Clock:
-    def __init__(self) -> None:
+    """Passes by sleeping; before the second sleep something may happen."""
+
+    def __init__(self, happens: Callable[[], object] = lambda: None) -> None:
         self.now = 0.0
+        self._happens = happens
+        self._sleeps = 0
 
     def __call__(self) -> float:
         return self.now
 
     def sleep(self, seconds: float) -> None:
         self.now += seconds
+        self._sleeps += 1
+        if self._sleeps == 2:
+            self._happens()
 
 
-def read(log: Log, *slices: Slice, source: LogSource = SOURCE) -> pa.Table:
-    clock = Clock()
+def read(
+    log: Log, *slices: Slice, source: LogSource = SOURCE, clock: Clock | None = None
+) -> pa.Table:
+    clock = clock or Clock()
     partition = LogPartition(source, slices)
     batches = read_slices(partition, open_source=lambda _: log, sleep=clock.sleep, clock=clock)
     return pa.Table.from_batches(batches, schema=ARROW_SCHEMA)
@@ -124,6 +144,65 @@ def test_a_log_that_stays_away_fails_the_task_after_its_time() -> None:
     with pytest.raises(LogUnavailable):
         read(log, Slice(0, 1, "0", "6"))
     assert log.closed < 20
+
+
+def test_a_planned_range_is_waited_for_where_the_log_ends_before_it(log: PostgresLog) -> None:
+    """Never cut short: the micro-batch would count as done, and what comes later as read."""
+    for there in (("a", "b", "c"), ("c", "d")):
+        start = log.bounds([0]).ends[0]
+        append(log, *there, first=int(start))
+
+        def catch_up() -> None:
+            append(log, "e", "f", first=int(log.bounds([0]).ends[0]))
+
+        wanted = int(start) + len(there) + 2
+        table = read(log, Slice(0, 1, start, str(wanted)), clock=Clock(catch_up))
+        assert table.column("value").to_pylist() == [*(t.encode() for t in there), b"e", b"f"]
+    # One that begins where the log ends.
+    end = int(log.bounds([0]).ends[0])
+    clock = Clock(lambda: append(log, "g", first=end))
+    assert positions(read(log, Slice(0, 1, str(end), str(end + 1)), clock=clock)) == [str(end)]
+
+
+def test_a_planned_range_that_never_comes_fails_the_task(log: PostgresLog) -> None:
+    append(log, "a", "b", "c")
+    with pytest.raises(LogBehind, match="reset the queue's positions"):
+        read(log, Slice(0, 1, "0", "5"))
+
+
+def test_a_log_that_lost_its_data_is_waited_for_until_it_is_made_anew() -> None:
+    gone: list[Exception] = [LogNotFound("no log"), PositionAhead(0, "0", "0"), LogNotFound("no")]
+    made_anew = FailingLog({0: list(gone), 2: list(gone)})
+    assert positions(read(made_anew, Slice(0, 1, "0", "4"))) == ["0", "1", "2", "3"]
+    # What could not be kept is told like any other loss.
+    lost = FailingLog({1: [LogNotFound("no log"), PositionTrimmed(0, "1", "4")]})
+    with pytest.raises(Trimmed):
+        read(lost, Slice(0, 1, "1", "6"))
+
+
+@pytest.mark.parametrize("lasting", [LogNotFound("no log"), PositionAhead(0, "0", "0")])
+def test_a_log_that_stays_lost_fails_the_task_in_the_time_the_probe_gives_it(
+    lasting: LogError,
+) -> None:
+    clock = Clock()
+    log = FailingLog({0: [lasting for _ in range(1000)]})
+    patient = LogSource("builtin:flights", None, timeout_seconds=3600)
+    with pytest.raises(type(lasting)):
+        read(log, Slice(0, 1, "0", "6"), source=patient, clock=clock)
+    assert AHEAD_SECONDS - 10 < clock.now <= AHEAD_SECONDS
+    # What it said before it was away does not count.
+    clock = Clock()
+    away: list[Exception] = [LogUnavailable("away") for _ in range(60)]
+    log = FailingLog({0: [lasting, *away, lasting, lasting]})
+    assert len(positions(read(log, Slice(0, 1, "0", "6"), source=patient, clock=clock))) == 6
+    assert clock.now > AHEAD_SECONDS
+
+
+def test_credentials_that_stay_refused_fail_the_task_with_what_to_do() -> None:
+    log = FailingLog({0: [LogAccessRefused("expired") for _ in range(1000)]})
+    with pytest.raises(LogAccessRefused) as refused:
+        read(log, Slice(0, 1, "0", "6"))
+    assert "start the query again, and it gets new ones" in " ".join(refused.value.__notes__)
 
 
 def test_trimmed_messages_fail_the_task_or_are_passed_over() -> None:

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import psycopg
 import pytest
 
 from counterpoise.client import Client
@@ -120,3 +121,60 @@ def test_neither_the_service_nor_the_log_being_away_ends_a_query(
         to_service.close()
         to_log.close()
     assert sorted(sink.values) == list(range(50))
+
+
+@pytest.mark.long
+def test_a_micro_batch_in_the_checkpoint_is_never_cut_short_by_a_log_that_ends_before_it(
+    spark: SparkSession, service: Service, client: Client, migrated_url: str, tmp_path: Path
+) -> None:
+    """As a standby that lags shows it, and a failover that has yet to get back what it lost."""
+    client.create_queue("flights", 1, rebalance_delay=0)
+    publish(service, "flights", 20)
+    access = client.log_access("flights", "read").access
+    assert access is not None
+    to_log = Proxy(access.url)
+    sink = Sink()
+    options: dict[str, str | int] = {
+        "url": service.url,
+        "logUrl": to_log.url,
+        "queue": "flights",
+        "leaseSeconds": 60,
+    }
+
+    def fail() -> None:
+        # A holddown that outlasts the restart: what it owned waits for it.
+        client.change_queue("flights", rebalance_delay=600)
+        raise RuntimeError("amid the micro-batch")
+
+    sink.before_tasks = fail
+    query = start(spark, sink, tmp_path / "checkpoint", **options)
+    until(query.exception, "the query fails amid its micro-batch")
+    assert not sink.values
+    connection = psycopg.connect(migrated_url, autocommit=True)
+    connection.execute(
+        "CREATE TABLE lost AS SELECT * FROM counterpoise_log.messages WHERE position >= 15"
+    )
+    connection.execute("DELETE FROM counterpoise_log.messages WHERE position >= 15")
+    connection.execute("UPDATE counterpoise_log.partitions SET next_position = 15")
+
+    def come_back() -> None:
+        before = to_log.passed_on
+        # One connection at most is the first of the task.
+        until(lambda: to_log.passed_on > before + 2, "a task has tried in vain", 60)
+        connection.execute("INSERT INTO counterpoise_log.messages SELECT * FROM lost")
+        connection.execute("UPDATE counterpoise_log.partitions SET next_position = 20")
+
+    def lag() -> None:
+        threading.Thread(target=come_back, daemon=True).start()
+
+    sink.before_tasks = lag
+    query = start(spark, sink, tmp_path / "checkpoint", **options)
+    try:
+        until(lambda: len(sink.values) >= 20 or query.exception(), "the whole micro-batch")
+        assert query.exception() is None
+        assert sink.values == list(range(20))
+        until(lambda: committed(client, "flights") == {0: "20"}, "it is committed")
+    finally:
+        query.stop()
+        to_log.close()
+        connection.close()
