@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager
 from fastapi import FastAPI
 from starlette.routing import BaseRoute
 
-from api import flows, problems, queues, service
+from api import flows, problems, queue_events, queues, service
 from api.limits import RequestLimits
 from api.metrics import CountRequests, Metrics
 from api.rates import LimitRates, LimitWork, Rates
@@ -17,7 +17,8 @@ from broker.settings import Settings
 
 def all_routes() -> list[BaseRoute]:
     """Every route, the most often called first: they are tried in order."""
-    return [*flows.ROUTER.routes, *queues.ROUTER.routes, *service.ROUTER.routes]
+    parts = (flows, queues, queue_events, service)
+    return [route for part in parts for route in part.ROUTER.routes]
 
 
 def create_app(broker: Broker, settings: Settings) -> FastAPI:

@@ -10,7 +10,7 @@ from pydantic import BaseModel
 from starlette.requests import Request
 
 from api import flow_schemas, problems, schemas
-from api.queues import Name, broker_of, last_event_id
+from api.parameters import Name, broker_of, last_event_id
 from api.routing import Route, number, served_by, whole_number
 from api.security import Role, allow, by_flow
 from api.streams import EventStream, OpenCalls, event

@@ -1,69 +1,21 @@
 """The calls on queues: what administrators and dashboards use."""
 
-from collections.abc import Mapping, Sequence
 from datetime import datetime
-from functools import partial
 from typing import Annotated, Any
 
-import orjson
-from fastapi import APIRouter, Path, Query, Response
-from pydantic import BeforeValidator
+from fastapi import APIRouter, Query, Response
 from starlette.requests import Request
 
-from api import problems, queue_schemas, rebalance_schemas, schemas
-from api.routing import Route, served_by, whole_number
+from api import problems, queue_schemas, rebalance_schemas
+from api.parameters import Cursor, Flag, Limit, Name, broker_of
+from api.routing import Route
 from api.security import Role, allow
-from api.streams import EventStream, event
 from broker import views
-from broker.service import Broker
 
 ROUTER = APIRouter(prefix="/v1/queues", route_class=Route)
 
-
-def _whole(value: object) -> object:
-    """Digits alone: pydantic would take blanks and underscores too."""
-    if isinstance(value, str) and not (value.isascii() and value.isdecimal()):
-        raise ValueError("should be a whole number")
-    return value
-
-
-def _true_or_false(value: object) -> object:
-    """What JSON calls a boolean: pydantic would take `on`, `y` and more."""
-    if isinstance(value, str) and value not in ("true", "false"):
-        raise ValueError("should be true or false")
-    return value
-
-
-Flag = Annotated[bool, BeforeValidator(_true_or_false)]
-Name = Annotated[
-    str,
-    Path(
-        pattern=schemas.QUEUE_NAME_PATTERN,
-        description="The name of the queue.",
-        openapi_examples={"flights": {"value": "flights"}},
-    ),
-]
-Limit = Annotated[
-    int,
-    BeforeValidator(_whole),
-    Query(ge=1, le=1000, description="How many items to answer at most."),
-]
-Cursor = Annotated[
-    str | None,
-    Query(
-        max_length=500,
-        pattern=r"^[\x21-\x7e]+$",
-        description="The `next_cursor` of the page before.",
-    ),
-]
-
 ADMINISTRATION = ("unauthorized", "forbidden", "invalid", "unavailable")
 ON_A_QUEUE = (*ADMINISTRATION, "queue_not_found")
-
-
-def broker_of(request: Request) -> Broker:
-    broker: Broker = request.app.state.broker
-    return broker
 
 
 @ROUTER.post(
@@ -278,83 +230,3 @@ async def log_access(
     has changed; consumers when the credentials they got at bind are about to expire.
     """
     return await broker_of(request).log_access(queue, body.purpose)
-
-
-async def _serve_events(request: Request) -> Response:
-    queue = request.path_params["queue"]
-    broker = broker_of(request)
-    await broker.queue(queue)
-    after = last_event_id(request)
-    encode = partial(_change_event, queue)
-    return EventStream(broker.events(queue, after), encode, request.app.state.open_calls)
-
-
-@ROUTER.get(
-    "/{queue}/events",
-    response_class=Response,
-    tags=["Rebalancing"],
-    summary="Follow a queue's changes",
-    response_description="Server-sent events named `change`, until either side ends it.",
-    responses={
-        **problems.document(*ON_A_QUEUE),
-        200: {
-            "content": {
-                "text/event-stream": {
-                    "schema": {"type": "string"},
-                    "example": "id: 42\nevent: change\n"
-                    'data: {"queue":"flights","revision":42,"at":"2026-11-20T10:00:00.250Z",'
-                    '"changes":[{"type":"…"}]}\n\n',
-                }
-            }
-        },
-    },
-    openapi_extra={
-        "parameters": [
-            {
-                "name": "Last-Event-ID",
-                "in": "header",
-                "required": False,
-                "description": "Resume after this revision; without it, from now on.",
-                "schema": {"type": "integer", "minimum": 0, "maximum": schemas.MOST_INT64},
-            }
-        ]
-    },
-)
-@allow(Role.VIEWER)
-@served_by(_serve_events)
-async def events(queue: Name) -> None:
-    """Every change as it is committed, for dashboards: one event for each revision.
-
-    An event's id is its revision; `Last-Event-ID` resumes. An error during the stream is a last
-    event named `problem`.
-    """
-
-
-def last_event_id(request: Request) -> int | None:
-    """The revision that a stream resumes after, None without the header."""
-    text = request.headers.get("last-event-id")
-    if text is None:
-        return None
-    return whole_number(text, "Last-Event-ID", 0, schemas.MOST_INT64)
-
-
-def _change_event(queue: str, item: views.EventView) -> bytes:
-    document = {
-        "queue": queue,
-        "revision": item.revision,
-        "at": schemas.rfc3339(item.at),
-        "changes": [_with_times(change) for change in item.changes],
-    }
-    return event("change", orjson.dumps(document), item.revision)
-
-
-def _with_times(value: object, name: str = "") -> object:
-    """A change as it goes over the wire: its times as text (see `EventView`)."""
-    match value:
-        case Mapping():
-            return {str(key): _with_times(inner, str(key)) for key, inner in value.items()}
-        case float() if name == "deadline" or name.endswith(("_at", "_until")):
-            return schemas.rfc3339(value)
-        case Sequence() if not isinstance(value, str):
-            return [_with_times(inner) for inner in value]
-    return value
