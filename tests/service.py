@@ -61,7 +61,7 @@ class Service:
         return time.monotonic() - started
 
 
-def eventually(condition: Callable[[], object], seconds: float = 10.0) -> None:
+def eventually(condition: Callable[[], object], seconds: float = 30.0) -> None:
     """Wait until the condition holds; fail if it does not in time."""
     deadline = time.monotonic() + seconds
     while not condition():

@@ -20,7 +20,7 @@ def client(service):
 @pytest.fixture
 def flights(client):
     """A queue that rebalances at once."""
-    client.create_queue("flights", 4, rebalance_delay=0, max_handoff_time=2)
+    client.create_queue("flights", 4, rebalance_delay=0, max_handoff_time=60)
     return client
 
 
@@ -57,7 +57,7 @@ def test_a_flow_that_joins_gets_its_share_in_order(flow):
     owns(first, 2)
     owns(second, 2)
     assert sorted(partition for partition, _ in told) == [2, 3]
-    assert all(1.0 < left <= 2.0 for _, left in told)
+    assert all(50 < left <= 60 for _, left in told)
     assert {
         number: (owned.epoch, owned.position, owned.handed_over)
         for number, owned in second.partitions.items()
@@ -97,7 +97,8 @@ def test_a_successor_that_warms_up_is_told_and_says_ready(flow):
     assert dict(second.warming) == {}
 
 
-def test_a_flow_whose_renewals_stop_loses_and_comes_back(flow):
+def test_a_flow_whose_renewals_stop_loses_and_comes_back(flow, flights):
+    flights.change_queue("flights", max_handoff_time=2)
     well = [True]
     lost: list = []
     first = flow(lease_seconds=1, renew_while=lambda: well[0], on_lost=lost.append)
@@ -109,8 +110,8 @@ def test_a_flow_whose_renewals_stop_loses_and_comes_back(flow):
     owns(second, 4)
     well[0] = True
     eventually(lambda: first.status == "bound" and first.flow_id != old)
-    eventually(lambda: sorted(owned.partition for owned in lost) == [0, 1, 2, 3])
-    eventually(lambda: len(first.partitions) == 2, 15)
+    eventually(lambda: {owned.partition for owned in lost} == {0, 1, 2, 3})
+    owns(first, 2)
 
 
 def test_the_same_instance_elsewhere_takes_over_and_the_first_stops(flow):
@@ -124,7 +125,7 @@ def test_the_same_instance_elsewhere_takes_over_and_the_first_stops(flow):
     assert first.gone_reason == "replaced"
     with pytest.raises(FlowGone):
         first.commit({0: "6"})
-    time.sleep(0.3)
+    second.wait(0.3)
     assert second.status == "bound"
 
 
@@ -151,6 +152,7 @@ def test_a_flow_does_not_take_a_queue_made_again_for_its_own(flow, flights):
     first = flow(lease_seconds=1, renew_while=lambda: well[0], on_granted=granted.append)
     owns(first, 4)
     assert first.queue_id == flights.queue("flights").id
+    before = len(granted)
     well[0] = False
     eventually(lambda: flights.flows("flights") == [])
     flights.delete_queue("flights")
@@ -163,7 +165,7 @@ def test_a_flow_does_not_take_a_queue_made_again_for_its_own(flow, flights):
     assert first.gone_reason == "queue_recreated"
     eventually(lambda: flights.flows("flights") == [])
     assert {one.position for one in flights.partitions("flights")} == {None}
-    assert len(granted) == 4
+    assert len(granted) == before
     # A new one consumes the new queue.
     owns(flow(), 4)
 
@@ -214,7 +216,7 @@ def test_growing_brings_new_partitions_to_flows_that_are_bound(flow, flights):
 def test_two_services_share_one_queue(services):
     first_service, second_service = services(2)
     with Client(first_service.url) as client:
-        client.create_queue("flights", 4, rebalance_delay=0)
+        client.create_queue("flights", 4, rebalance_delay=0, max_handoff_time=60)
     with Flow("flights", url=first_service.url) as first:
         release = first.release
         first_released = []
@@ -236,7 +238,7 @@ def test_a_restart_of_the_service_costs_nothing(served):
     with Client(served.url) as client:
         client.create_queue("flights", 4, rebalance_delay=0)
         lost: list = []
-        with Flow("flights", url=served.url, lease_seconds=3, on_lost=lost.append) as flow:
+        with Flow("flights", url=served.url, lease_seconds=6, on_lost=lost.append) as flow:
             owns(flow, 4)
             flow.commit({0: "5"})
             flow_id, epochs = flow.flow_id, {n: o.epoch for n, o in flow.partitions.items()}
@@ -245,7 +247,7 @@ def test_a_restart_of_the_service_costs_nothing(served):
             assert len(flow.partitions) == 4
             with pytest.raises(CounterpoiseError):
                 flow.commit({0: "6"}, timeout_seconds=0.3)
-            time.sleep(4)  # longer than the lease
+            eventually(lambda: time.monotonic() > flow.lease_expires_at)
             served.start()
             eventually(lambda: flow.last_error is None, 20)
             assert flow.commit({0: "7"}) == {0: "ok"}
@@ -263,11 +265,11 @@ async def test_the_same_with_asyncio(service, flights):
 
     first = AsyncFlow("flights", url=service.url, on_revoking=revoking)
     async with first:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             while len(first.partitions) < 4:
                 await first.wait()
         async with AsyncFlow("flights", url=service.url, on_granted=granted.append) as second:
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(30):
                 while len(second.partitions) < 2:
                     await second.wait()
             assert {owned.position for owned in second.partitions.values()} == {"7"}
