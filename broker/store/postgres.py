@@ -70,11 +70,13 @@ class PostgresStore:
         listen_url: str | None = None,
         connect_seconds: float = 5.0,
         answer_seconds: float = 30.0,
+        heartbeat_seconds: float = 5.0,
     ) -> None:
         """`transaction_pooling`: `database_url` leads to pgbouncer or the like in transaction mode.
 
         Through that nothing is heard of other replicas (the sweep still finds what they did), so
-        `listen_url` may name the database itself.
+        `listen_url` may name the database itself. `heartbeat_seconds`: how long it may be quiet
+        there before it is asked whether it is there at all.
         """
         self._connections = Connections(
             database_url,
@@ -84,7 +86,9 @@ class PostgresStore:
             answer_seconds=answer_seconds,
         )
         listening = self._connections if listen_url is None else Connections(listen_url, 1)
-        self._notifications = Notifications(listening.connect, replica_id=uuid4().hex)
+        self._notifications = Notifications(
+            listening.connect, uuid4().hex, heartbeat_seconds=heartbeat_seconds
+        )
 
     async def start(self) -> None:
         await self._all(select(literal(1)))
