@@ -18,7 +18,16 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+import pyspark
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+LOCAL = "local[2]"
+# Two executors with a JVM and a core each, to which tasks go over the network as on any cluster.
+CLUSTER = "local-cluster[2,1,1024]"
 
 SMALL = {
     "spark__ui__enabled": "false",
@@ -34,6 +43,10 @@ SMALL = {
         "org.apache.spark.sql.execution.streaming.checkpointing."
         "FileSystemBasedCheckpointFileManager"
     ),
+}
+SMALL_EXECUTORS = {
+    "spark__executor__memory": "512m",
+    "spark__executor__extraJavaOptions": "-XX:+UseSerialGC -XX:TieredStopAtLevel=1",
 }
 STOP_SECONDS = 30.0
 
@@ -73,11 +86,15 @@ class Application:
         url: str,
         queue: str,
         *,
+        master: str = LOCAL,
         drain_seconds: float | None = None,
-        **options: object,
+        **options: Any,
     ) -> None:
         """`drain_seconds`: drain on SIGTERM, within so much time. `options` are the source's."""
         self.name = name
+        self.master = master
+        if master == CLUSTER:
+            self.patience_seconds = 240.0  # four more JVMs
         self.drain_seconds = drain_seconds
         self.home = directory / name
         self.home.mkdir(parents=True, exist_ok=True)
@@ -87,6 +104,11 @@ class Application:
 
     def start(self) -> Application:
         """Start it and wait until its query runs."""
+        self.launch()
+        return self.until_started()
+
+    def launch(self) -> None:
+        """Start it, and do not wait."""
         (self.home / "started").unlink(missing_ok=True)
         environment = {
             **{key: value for key, value in os.environ.items() if "COUNTERPOISE" not in key},
@@ -95,6 +117,7 @@ class Application:
         settings = {
             "name": self.name,
             "home": str(self.home),
+            "master": self.master,
             "options": {key: str(value) for key, value in self.options.items()},
             "drain_seconds": self.drain_seconds,
         }
@@ -110,12 +133,15 @@ class Application:
         assert self.process.stdin is not None
         self.process.stdin.write(json.dumps(settings).encode() + b"\n")
         self.process.stdin.flush()
+
+    def until_started(self) -> Application:
+        """Wait until its query runs; fail with what it said if it ends instead."""
         until(
             lambda: (self.home / "started").exists() or self.over(),
             f"{self.name} started",
             self.patience_seconds,
         )
-        assert not self.over(), f"{self.name} ended:\n{self.said()}"
+        assert not self.over(), f"{self.name} ended:\n{self.said()[-8000:]}"
         return self
 
     def over(self) -> bool:
@@ -234,14 +260,38 @@ def run_until_told(query: Any, home: Path) -> None:
     query.stop()
 
 
-def run(settings: Mapping[str, Any]) -> None:
-    """The application itself."""
-    from counterpoise.spark import drain_on_sigterm, session
+def own_spark_home(home: Path) -> None:
+    """Workers leave their directories in Spark's home: give this application one of its own."""
+    spark_home = home / "spark-home"
+    if not spark_home.exists():
+        spark_home.mkdir()
+        for part in Path(pyspark.__file__).parent.iterdir():
+            (spark_home / part.name).symlink_to(part)
+    os.environ["SPARK_HOME"] = str(spark_home)
+
+
+def session_for(settings: Mapping[str, Any], **config: str) -> SparkSession:
+    """The application's session, with the master that it was told; `config` goes before `SMALL`."""
+    from counterpoise.spark import session
 
     home = Path(settings["home"])
-    spark = session(
-        settings["name"], **SMALL, spark__master="local[2]", spark__local__dir=str(home / "spark")
+    executors: dict[str, str] = {}
+    if settings["master"] == CLUSTER:
+        own_spark_home(home)
+        executors = SMALL_EXECUTORS
+    return session(
+        settings["name"],
+        **{**SMALL, **executors, "spark__local__dir": str(home / "spark"), **config},
+        spark__master=settings["master"],
     )
+
+
+def run(settings: Mapping[str, Any]) -> None:
+    """The application itself."""
+    from counterpoise.spark import drain_on_sigterm
+
+    home = Path(settings["home"])
+    spark = session_for(settings)
     if settings["drain_seconds"] is not None:
         drain_on_sigterm(spark, settings["drain_seconds"])
     messages = spark.readStream.format("counterpoise").options(**settings["options"]).load()

@@ -1,0 +1,152 @@
+"""An application with Spark's pages, its event log and its log at INFO, in which much goes wrong.
+
+It reads a queue in Redis into a fenced sink, reads it and another queue as batches, and fails where
+secrets are at hand: a task whose log refuses the password, a query whose sink is out of reach. What
+it plans it explains. Then it waits to be told to end, so that somebody can look at its pages.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sys
+import traceback
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import redis
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
+
+from counterpoise.spark import FencedSink
+from tests.counterpoise.spark.application import (
+    SMALL,
+    Application,
+    run_until_told,
+    session_for,
+    until,
+)
+
+LOGGING = """
+rootLogger.level = info
+logger.spark.name = org.apache.spark
+logger.spark.level = info
+logger.often.name = org.apache.spark.sql.execution.streaming.runtime.MicroBatchExecutionContext
+logger.often.level = warn
+rootLogger.appenderRef.all.ref = all
+appender.all.type = Console
+appender.all.name = all
+appender.all.target = SYSTEM_ERR
+appender.all.layout.type = PatternLayout
+appender.all.layout.pattern = %p %c: %m%n%ex
+"""
+WATCHED = {
+    "spark__ui__enabled": "true",
+    "spark__ui__port": "0",
+    "spark__eventLog__enabled": "true",
+    "spark__eventLog__compress": "false",
+    "spark__sql__maxMetadataStringLength": "10000",
+    "spark__sql__streaming__metricsEnabled": "true",
+}
+COLUMNS = ("partition", "position", "value")
+
+
+class WatchedApplication(Application):
+    """`_sink`: the sink's database. `_away`: the same, where nobody listens."""
+
+    module = "tests.counterpoise.on_redis.watched"
+    patience_seconds = 240.0  # it starts when all is done
+
+    def page(self) -> str:
+        """The address of its pages, once all is done."""
+        return (self.home / "page").read_text()
+
+
+def explained(frame: DataFrame) -> DataFrame:
+    for mode in ("extended", "codegen", "cost", "formatted"):
+        frame.explain(mode=mode)
+    return frame
+
+
+def failed(exception: BaseException | None, with_text: str) -> None:
+    """Show it as programs do; it has to be the one that was meant."""
+    assert exception is not None, f"nothing has failed with {with_text}"
+    traceback.print_exception(exception)
+    assert with_text in str(exception)
+
+
+@contextlib.contextmanager
+def another_password(access: str) -> Any:
+    """Redis takes another password than that of `access`, and knows nobody any more."""
+    with redis.Redis.from_url(access) as admin:
+        before = admin.config_get("requirepass")["requirepass"]
+        admin.config_set("requirepass", "another")
+        try:
+            admin.client_kill_filter(_type="normal", skipme=True)
+            yield
+        finally:
+            admin.config_set("requirepass", before)
+
+
+def run(settings: Mapping[str, Any]) -> None:
+    """The application itself."""
+    home = Path(settings["home"])
+    options = dict(settings["options"])
+    sink_url, away_url = options.pop("_sink"), options.pop("_away")
+    events = home / "events"
+    events.mkdir()
+    (home / "log4j2.properties").write_text(LOGGING)
+    options_of_java = SMALL["spark__driver__extraJavaOptions"]
+    spark = session_for(
+        settings,
+        **WATCHED,
+        spark__eventLog__dir=events.as_uri(),
+        spark__driver__extraJavaOptions=(
+            f"{options_of_java} -Dlog4j2.configurationFile={home / 'log4j2.properties'}"
+        ),
+    )
+
+    def stream(name: str, sink: FencedSink) -> StreamingQuery:
+        messages = spark.readStream.format("counterpoise").options(**options, instanceId=name)
+        return (
+            messages.load()
+            .writeStream.foreachBatch(sink)
+            .queryName(name)
+            .option("checkpointLocation", str(home / "checkpoints" / name))
+            .start()
+        )
+
+    spark.sparkContext.setLogLevel("INFO")
+    fails = stream("fails", FencedSink.to_table(away_url, "elsewhere", retry_seconds=0.2))
+    until(lambda: not fails.isActive, "a stream has failed")
+    failed(fails.exception(), "onnection")
+    query = stream("works", FencedSink.to_table(sink_url, "events", columns=COLUMNS))
+    until(lambda: query.recentProgress or query.exception(), "another has worked")
+    query.processAllAvailable()
+    query.explain(extended=True)
+    read_as_batches(spark, options)
+    (home / "page").write_text(spark.sparkContext.uiWebUrl or "")
+    run_until_told(query, home)
+    spark.stop()
+
+
+def read_as_batches(spark: SparkSession, options: Mapping[str, str]) -> None:
+    reader = spark.read.format("counterpoise")
+    where = {name: options[name] for name in ("url", "queue", "logUrl")}
+    explained(reader.options(**where).load()).collect()
+    # In the built-in log, with what the service gives for it.
+    explained(reader.options(url=options["url"], queue="inside", logUrl="").load()).collect()
+    messages = reader.options(**where, readTimeoutSeconds="0").load()
+    assert messages.rdd.getNumPartitions()  # planned
+    with another_password(options["logUrl"]):
+        try:
+            messages.collect()
+        except Exception as error:
+            failed(error, "LogAccessRefused")
+        else:
+            failed(None, "LogAccessRefused")
+
+
+if __name__ == "__main__":
+    run(json.loads(sys.stdin.readline()))
