@@ -1,8 +1,10 @@
 """`make faults`: break everything that may break, and see that the promises hold.
 
-    python -m tests.faults [--seconds 300] [--seed 1] [--keep DIRECTORY]
+    python -m tests.faults [--seconds 300] [--seed 1] [--keep DIRECTORY] [--complete]
 
-Exits with 1 when a promise was broken. `--keep` leaves journal and logs in a new directory.
+Two acts: the campaign, for that long, and then a full disk. Exits with 1 when a promise was broken,
+and with `--complete` also when an act could not be played here. `--keep` leaves journal and logs in
+a new directory.
 """
 
 from __future__ import annotations
@@ -13,14 +15,21 @@ import tempfile
 import time
 from pathlib import Path
 
-from tests.faults.campaign import LEASE_SECONDS, run
+from tests.faults import campaign, disk
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m tests.faults", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.faults",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     parser.add_argument("--seconds", type=float, default=300.0, help="how long things break")
     parser.add_argument("--seed", type=int, default=1, help="which faults in which order")
     parser.add_argument("--keep", type=Path, help="where journal and logs are left")
+    parser.add_argument(
+        "--complete", action="store_true", help="fail where something cannot be broken here"
+    )
     given = parser.parse_args()
     began = time.monotonic()
 
@@ -30,14 +39,21 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="counterpoise-faults-") as temporary:
         directory = given.keep or Path(temporary)
         directory.mkdir(parents=True, exist_ok=True)
-        result = run(directory, given.seconds, given.seed, say)
-    print(f"\n{result.table()}")
-    in_time = result.slowest_seconds <= LEASE_SECONDS + 1
-    if not in_time:
-        print("a killed consumer kept partitions for longer than its lease and a second")
-    if not result.verdict.kept:
-        print(f"\nPROMISES BROKEN\n{result.verdict.examples()}")
-    return 0 if in_time and result.verdict.kept else 1
+        result = campaign.run(directory, given.seconds, given.seed, say)
+        full = disk.run(directory / "disk", given.seed, say)
+    complaints = result.complaints()
+    print(f"\n{result.table()}\n")
+    if full is None:
+        print(f"   - x {disk.KIND}: {disk.NOT_RUN}")
+        if given.complete:
+            complaints.append(f"not complete: {disk.KIND} was not run")
+    else:
+        print(f"{disk.TIMES:>4} x {disk.KIND}\n\n{full.table()}")
+        if not full.kept:
+            complaints.append(f"PROMISES BROKEN WITH A FULL DISK\n{full.examples()}")
+    for complaint in complaints:
+        print(f"\n{complaint}")
+    return 1 if complaints else 0
 
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
-"""The long run: a replica dies every few seconds, and other things break in between, while forty
-consumers work, publishers write, and partitions are resized.
+"""The long run: every few seconds something breaks, while forty consumers work, publishers write,
+and partitions are resized; about half of the time while one of the two replicas is dead, and half
+while both serve.
 
 Which faults come in which order follows from the seed; what then happens does not, these are real
 processes. So a violation is believed, and a seed is not a way to see it again.
@@ -7,141 +8,205 @@ processes. So a violation is believed, and a seed is not a way to see it again.
 
 from __future__ import annotations
 
+import contextlib
 import random
 import signal
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
-from tests.faults.checker import Verdict, check
-from tests.faults.journal import Handled, entries
-from tests.faults.stage import QUEUE, Stage, Worker
-from tests.service import eventually
+from tests.faults.checker import Verdict
+from tests.faults.journal import SERVICE
+from tests.faults.stage import LEASE_SECONDS, QUEUE, Stage, Worker
+from tests.service import ServeProcess, eventually
 
-LEASE_SECONDS = 4.0
 PROCESSES, CONSUMERS_EACH = 4, 10
 PUBLISHERS, MESSAGES_PER_SECOND = 3, 40
 COUNTS = (60, 48, 72, 50, 80, 60)
-SETTLE_SECONDS = 120.0
+KILLED = "a replica killed"
+# In a run of this length each kind of fault has its turn.
+COMPLETE_SECONDS = 300.0
+
+
+class Kind(NamedTuple):
+    """A kind of fault. `act` returns when it is over."""
+
+    name: str
+    act: Callable[[], None]
+    # Whether one replica is dead meanwhile; None: half of the times.
+    amid_death: bool | None = None
+
+
+class Done(NamedTuple):
+    """How often something was done, and how often while all replicas were up."""
+
+    times: int = 0
+    all_up: int = 0
 
 
 @dataclass
 class Result:
     """What was done, how the promises fared, and how soon the killed lost what they had."""
 
-    verdict: Verdict
-    faults: dict[str, int] = field(default_factory=dict)
+    seconds: float
+    verdict: Verdict = field(default_factory=Verdict)
+    faults: dict[str, Done] = field(default_factory=dict)
     lost_after_seconds: list[float] = field(default_factory=list)
 
-    @property
-    def slowest_seconds(self) -> float:
-        return max(self.lost_after_seconds, default=0.0)
-
     def table(self) -> str:
-        done = "\n".join(f"{count:>4} x {name}" for name, count in sorted(self.faults.items()))
+        done = "\n".join(
+            f"{each.times:>5}  {each.all_up:>8}  {name}"
+            for name, each in sorted(self.faults.items())
+        )
+        slowest = max(self.lost_after_seconds, default=0.0)
         return (
-            f"{done}\n\n{self.verdict.table()}\n\n"
-            f"killed consumers lost their partitions within {self.slowest_seconds:.2f} s at most"
+            f"times   both up  what (both up: while no replica was dead)\n{done}\n\n"
+            f"{self.verdict.table()}\n\n"
+            f"killed consumers lost their partitions within {slowest:.2f} s at most"
             f" (lease {LEASE_SECONDS:g} s, killed {len(self.lost_after_seconds)} times)"
         )
+
+    def complaints(self) -> list[str]:
+        """Why the run has not shown what it is to show; nothing: it has."""
+        found = []
+        if not self.verdict.kept:
+            found.append(f"PROMISES BROKEN\n{self.verdict.examples()}")
+        if not self.lost_after_seconds:
+            found.append("no consumer was killed, so nobody knows how soon they lose partitions")
+        elif max(self.lost_after_seconds) > LEASE_SECONDS + 1:
+            found.append("a killed consumer kept partitions for longer than its lease and a second")
+        if self.missing and self.seconds >= COMPLETE_SECONDS:
+            found.append(f"did not occur: {', '.join(self.missing)}")
+        return found
+
+    @property
+    def missing(self) -> list[str]:
+        """The kinds of faults that have not occurred."""
+        return [name for name, each in self.faults.items() if not each.times]
 
 
 class Campaign:
     """One run on a stage of its own."""
 
-    def __init__(self, stage: Stage, seed: int, say: Callable[[str], None]) -> None:
+    def __init__(self, stage: Stage, seconds: float, seed: int, say: Callable[[str], None]) -> None:
         self._stage = stage
+        self._seconds = seconds
         self._rng = random.Random(seed)
         self._say = say
         self._consumers: list[Worker] = []
         self._publishers: Worker | None = None
         self._counts = 0
-        self._turn = 0
+        self._victims = 0
         self._guests = 0
-        self.result = Result(Verdict())
+        self._kinds = [
+            Kind("ten consumers killed", self._kill_consumers),
+            Kind("ten consumers drained and started again", self._restart_consumers),
+            Kind("ten consumers frozen for longer than their lease", self._freeze_consumers),
+            Kind("all consumers frozen while others joined", self._force),
+            Kind("three publishers killed", self._kill_publishers),
+            Kind("partitions resized", self._resize),
+            Kind("the only replica frozen", self._freeze_replica, amid_death=True),
+            Kind("one replica frozen, then woken (zombie)", self._zombie, amid_death=False),
+            Kind("Postgres killed", self._kill_postgres),
+            Kind("Postgres restarted", self._restart_postgres),
+            Kind("connections to the service cut", self._cut_door),
+            Kind("connections to the service stalled", self._stall_door),
+            Kind("connections to the service half open", self._half_open_door),
+            Kind("connections to Postgres cut", self._cut_back),
+            Kind("connections to Postgres stalled", self._stall_back),
+            Kind("connections to Postgres half open", self._half_open_back),
+            Kind("everything delayed by 0.1 s", self._delay_everything),
+        ]
+        self.result = Result(
+            seconds, faults={KILLED: Done(), **{kind.name: Done() for kind in self._kinds}}
+        )
 
-    def run(self, seconds: float) -> Result:
+    def run(self) -> Result:
         stage = self._stage
-        stage.make_queues(COUNTS[0], rebalance_delay=0.5, max_handoff_time=2.0)
+        stage.make_queues(COUNTS[0])
         self._consumers = [
-            stage.consumers(f"c{number}", CONSUMERS_EACH, LEASE_SECONDS)
-            for number in range(PROCESSES)
+            stage.consumers(f"c{number}", CONSUMERS_EACH) for number in range(PROCESSES)
         ]
         self._publishers = stage.publishers("p", PUBLISHERS, MESSAGES_PER_SECOND)
         count = PROCESSES * CONSUMERS_EACH
         eventually(lambda: sum(map(bool, stage.owners().values())) == count, 60)
         self._say(f"{count} consumers own partitions")
-        ends = time.monotonic() + seconds
-        faults = self._faults()
-        while time.monotonic() < ends:
-            self._step(next(faults))
-        self._settle()
+        ends = time.monotonic() + self._seconds
+        turns = self._turns()
+        while time.monotonic() < ends or self._goes_on(ends):
+            self._play(*next(turns))
+        self._say("faults are over")
+        verdict = stage.settle(self._publishers, self._consumers, max(COUNTS))
+        self.result.verdict = verdict
+        self._say("everybody has left")
         return self.result
 
-    # Faults
+    def _goes_on(self, ends: float) -> bool:
+        """Whether a long run, on a slow machine, has not come to all kinds of faults in time."""
+        late = time.monotonic() - ends
+        complete = self._seconds >= COMPLETE_SECONDS
+        return complete and bool(self.result.missing) and late < self._seconds
 
-    def _faults(self) -> Iterator[Callable[[], None]]:
-        """Each once, in some order, and again."""
-        each: list[Callable[[], None]] = [
-            self._resize,
-            self._kill_consumers,
-            self._resize,
-            self._restart_consumers,
-            self._force,
-            self._freeze_consumers,
-            self._freeze_replica,
-            self._kill_postgres,
-            self._restart_postgres,
-            self._kill_publishers,
-            self._cut_door,
-            self._stall_door,
-            self._half_open_door,
-            self._delay_everything,
-            self._cut_back,
-        ]
+    # Turns
+
+    def _turns(self) -> Iterator[tuple[Kind, bool]]:
+        """Each kind once, in some order, and again; and whether a replica is dead meanwhile."""
+        order = list(self._kinds)
+        self._rng.shuffle(order)
+        # In a short run, too, consumers are killed: that is what tells how soon they are missed.
+        order.sort(key=lambda kind: kind.act != self._kill_consumers)
+        amid_death = {kind.name: bool(number % 2) for number, kind in enumerate(order)}
         while True:
-            self._rng.shuffle(each)
-            yield from each
+            for kind in order:
+                chosen = kind.amid_death
+                yield kind, amid_death[kind.name] if chosen is None else chosen
+                amid_death[kind.name] ^= True
+            self._rng.shuffle(order)
 
-    def _step(self, fault: Callable[[], None]) -> None:
-        """A replica dies, something else happens meanwhile, the replica comes back."""
-        victim = self._stage.replicas[self._turn % len(self._stage.replicas)]
-        self._turn += 1
-        victim.kill()
-        self._count("a replica killed")
-        self._pause(0.2, 0.6)
-        fault()
-        self._pause(0.2, 0.6)
-        victim.start()
+    def _play(self, kind: Kind, amid_death: bool) -> None:
+        """The fault; if so wished a replica dies before it and comes back after it."""
+        with self._dead_replica() if amid_death else contextlib.nullcontext():
+            self._count(kind.name, all_up=not amid_death)
+            kind.act()
         self._pause(0.5, 1.5)
 
-    def _count(self, name: str) -> None:
-        self.result.faults[name] = self.result.faults.get(name, 0) + 1
-        self._say(name)
+    @contextlib.contextmanager
+    def _dead_replica(self) -> Iterator[None]:
+        number = self._victims % len(self._stage.replicas)
+        with self._stage.fault(f"replica{number}", "killed"):
+            self._count(KILLED, all_up=True)
+            self._stage.replicas[number].kill()
+            self._pause(0.2, 0.6)
+            yield
+            self._pause(0.2, 0.6)
+            self._stage.replicas[number].start()
+        self._victims += 1
+
+    def _count(self, name: str, *, all_up: bool) -> None:
+        done = self.result.faults.get(name, Done())
+        self.result.faults[name] = Done(done.times + 1, done.all_up + all_up)
+        self._say(name + (" (both replicas up)" if all_up else " (one replica is dead)"))
 
     def _pause(self, least: float, most: float) -> None:
         time.sleep(self._rng.uniform(least, most))
 
-    def _alive(self) -> int:
-        """The index of the replica that is not being killed."""
-        return self._turn % len(self._stage.replicas)
+    # Faults of consumers and publishers
 
     def _resize(self) -> None:
         self._counts += 1
         count = COUNTS[self._counts % len(COUNTS)]
-        self._count("partitions resized")
         self._stage.ask(lambda client: client.change_queue(QUEUE, partition_count=count))
 
     def _kill_consumers(self) -> None:
         """A process of ten consumers; when had the others what was theirs?"""
-        index = self._rng.randrange(PROCESSES)
-        worker, name = self._consumers[index], f"c{index}"
-        eventually(lambda: self._held_by(name), 30)
-        self._count("ten consumers killed")
-        worker.end(signal.SIGKILL)
+        worker = self._rng.choice(self._consumers)
+        eventually(lambda: self._held_by(worker.name), 30)
+        with self._stage.fault(worker.name, "killed"):
+            worker.end(signal.SIGKILL)
         killed = time.monotonic()
-        eventually(lambda: not self._held_by(name), LEASE_SECONDS + 30)
+        eventually(lambda: not self._held_by(worker.name), LEASE_SECONDS + 30)
         self.result.lost_after_seconds.append(time.monotonic() - killed)
         worker.start()
 
@@ -154,112 +219,118 @@ class Campaign:
         """Others come, and who is to hand over to them is frozen: they are given it by force."""
         self._guests += 1
         name = f"guest{self._guests}"
-        guests = self._stage.consumers(name, 5, LEASE_SECONDS)
+        guests = self._stage.consumers(name, 5)
         eventually(lambda: any(who.startswith(f"{name}-") for who in self._stage.owners()), 30)
-        self._count("all consumers frozen while others joined")
-        for worker in self._consumers:
-            worker.send(signal.SIGSTOP)
-        time.sleep(LEASE_SECONDS - 0.7)
-        for worker in self._consumers:
-            worker.send(signal.SIGCONT)
+        with contextlib.ExitStack() as frozen:
+            for worker in self._consumers:
+                frozen.enter_context(self._frozen(worker))
+            time.sleep(LEASE_SECONDS - 0.7)
         self._pause(0.5, 1.0)
         guests.end()
 
     def _restart_consumers(self) -> None:
         """They hand over in order; nothing of what they had is repeated."""
         worker = self._rng.choice(self._consumers)
-        self._count("ten consumers drained and started again")
         worker.end()
         worker.start()
 
     def _freeze_consumers(self) -> None:
-        worker = self._rng.choice(self._consumers)
-        self._count("ten consumers frozen for longer than their lease")
-        worker.send(signal.SIGSTOP)
-        time.sleep(LEASE_SECONDS * 1.5)
-        worker.send(signal.SIGCONT)
+        with self._frozen(self._rng.choice(self._consumers)):
+            time.sleep(LEASE_SECONDS * 1.5)
 
-    def _freeze_replica(self) -> None:
-        process = self._stage.replicas[self._alive()].process
-        assert process is not None
-        self._count("the other replica frozen")
-        process.send_signal(signal.SIGSTOP)
-        time.sleep(self._rng.uniform(1.0, LEASE_SECONDS * 1.5))
-        process.send_signal(signal.SIGCONT)
-
-    def _kill_postgres(self) -> None:
-        self._count("Postgres killed")
-        self._stage.postgres.kill()
-        self._pause(0.1, 2.0)
-        self._stage.postgres.start()
-
-    def _restart_postgres(self) -> None:
-        self._count("Postgres restarted")
-        self._stage.postgres.end()
-        self._stage.postgres.start()
+    @contextlib.contextmanager
+    def _frozen(self, worker: Worker) -> Iterator[None]:
+        with self._stage.fault(worker.name, "frozen"):
+            worker.send(signal.SIGSTOP)
+            yield
+            worker.send(signal.SIGCONT)
 
     def _kill_publishers(self) -> None:
-        self._count("three publishers killed")
         assert self._publishers is not None
         self._publishers.end(signal.SIGKILL)
         self._publishers.start()
 
+    # Faults of the service and of Postgres
+
+    def _freeze_replica(self) -> None:
+        """The only one that is left, so that nobody serves."""
+        (alive,) = [each for each in self._stage.replicas if each.process]
+        self._freeze(alive, lambda: self._pause(1.0, LEASE_SECONDS * 1.5))
+
+    def _zombie(self) -> None:
+        """A replica sleeps for longer than the leases, and wakes with a memory of the queue, and
+        requests of consumers, that its peer has gone beyond.
+        """
+        zombie, peer = self._rng.sample(self._stage.replicas, 2)
+        self._counts += 1
+        count = COUNTS[self._counts % len(COUNTS)]
+
+        def meanwhile() -> None:
+            self._pause(0.2, 1.0)
+            self._stage.ask(
+                lambda client: client.change_queue(QUEUE, partition_count=count), replicas=[peer]
+            )
+            time.sleep(LEASE_SECONDS * 1.5)
+
+        self._freeze(zombie, meanwhile)
+
+    def _freeze(self, replica: ServeProcess, meanwhile: Callable[[], None]) -> None:
+        assert replica.process is not None
+        with self._stage.fault(SERVICE, "a replica frozen"):
+            replica.process.send_signal(signal.SIGSTOP)
+            try:
+                meanwhile()
+            finally:
+                replica.process.send_signal(signal.SIGCONT)
+
+    def _kill_postgres(self) -> None:
+        with self._stage.fault(SERVICE, "Postgres killed"):
+            self._stage.postgres.kill()
+            self._pause(0.1, 2.0)
+            self._stage.postgres.start()
+
+    def _restart_postgres(self) -> None:
+        with self._stage.fault(SERVICE, "Postgres restarted"):
+            self._stage.postgres.end()
+            self._stage.postgres.start()
+
+    # Faults of the network
+
     def _cut_door(self) -> None:
-        self._count("connections to the service cut")
-        self._stage.door.cut()
-        self._pause(0.2, 2.0)
-        self._stage.door.mend()
+        self._break(self._stage.door.cut, 0.2, 2.0)
 
     def _stall_door(self) -> None:
-        self._count("connections to the service stalled")
-        self._stage.door.stall()
-        self._pause(1.0, LEASE_SECONDS * 1.5)
-        self._stage.door.mend()
+        self._break(self._stage.door.stall, 1.0, LEASE_SECONDS * 1.5)
 
     def _half_open_door(self) -> None:
-        self._count("connections to the service half open")
-        self._stage.door.half_open()
-        self._pause(1.0, 3.0)
-        self._stage.door.mend()
-
-    def _delay_everything(self) -> None:
-        self._count("everything delayed by 0.1 s")
-        for proxy in (self._stage.door, self._stage.back):
-            proxy.delay(0.1)
-        self._pause(2.0, 3.0)
-        for proxy in (self._stage.door, self._stage.back):
-            proxy.mend()
+        self._break(self._stage.door.half_open, 1.0, 3.0)
 
     def _cut_back(self) -> None:
-        self._count("connections to Postgres cut")
-        self._stage.back.cut()
-        self._pause(0.2, 2.0)
-        self._stage.back.mend()
+        self._break(self._stage.back.cut, 0.2, 2.0)
 
-    # The end
+    def _stall_back(self) -> None:
+        self._break(self._stage.back.stall, 1.0, LEASE_SECONDS * 1.5)
 
-    def _settle(self) -> None:
-        """All faults are over: sooner or later all that was published is handled."""
-        self._say("faults are over")
-        assert self._publishers is not None
-        self._publishers.end()
-        partitions = range(max(COUNTS))
-        log = self._stage.log(partitions)
-        wanted = {(n, one.position) for n, messages in log.items() for one in messages}
-        give_up = time.monotonic() + SETTLE_SECONDS
-        while time.monotonic() < give_up and not wanted <= self._handled():
-            time.sleep(0.5)
-        for worker in self._consumers:
-            worker.end()
-        self._say("everybody has left")
-        self.result.verdict = check(log, entries(self._stage.journal_file))
+    def _half_open_back(self) -> None:
+        self._break(self._stage.back.half_open, 1.0, 3.0)
 
-    def _handled(self) -> set[tuple[int, int]]:
-        sink = entries(self._stage.journal_file)
-        return {(one.partition, one.position) for one in sink if isinstance(one, Handled)}
+    def _delay_everything(self) -> None:
+        def delay() -> None:
+            for proxy in (self._stage.door, self._stage.back):
+                proxy.delay(0.1)
+
+        self._break(delay, 2.0, 3.0)
+
+    def _break(self, harm: Callable[[], None], least_seconds: float, most_seconds: float) -> None:
+        """Do harm to the network for a while."""
+        with self._stage.fault(SERVICE, "network"):
+            harm()
+            self._pause(least_seconds, most_seconds)
+            for proxy in (self._stage.door, self._stage.back):
+                proxy.mend()
 
 
 def run(directory: Path, seconds: float, seed: int, say: Callable[[str], None]) -> Result:
     """Set the stage in `directory`, play, and clear it. From the main thread."""
     with Stage(directory) as stage:
-        return Campaign(stage, seed, say).run(seconds)
+        return Campaign(stage, seconds, seed, say).run()

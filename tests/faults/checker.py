@@ -1,22 +1,25 @@
 """Were the promises kept? Answered from the log and the sink alone.
 
-The checker knows what was in the log and what the consumers wrote down that they did
-(`tests.faults.journal`), in that order, and nothing of the service: neither its tables nor its
-answers, nor which faults there were.
+The checker knows what was in the log, what the consumers wrote down that they did, and what the run
+wrote down that it broke (`tests.faults.journal`), in that order, and nothing of the service's
+tables. What the service says of a grant is believed only where a fault explains it.
 
 * **Nothing is lost.** Every number that a publisher was told is in the log is there, once and in
   order; every message of the log was handled, and what was handled is in the log.
-* **One owner for each epoch.** Of a partition and an epoch, all was handled by one consumer, and
-  once a later epoch's owner has begun, an earlier one's does nothing any more, unless it was
-  superseded by force.
+* **One owner for each epoch.** Of a partition and an epoch, all was handled by one consumer. Epochs
+  rise: once a later epoch's owner has begun, an earlier one's does nothing any more, and is granted
+  nothing, unless a fault kept from him that he had been superseded.
 * **Order.** Within an epoch the positions rise without a hole; an epoch begins at or before the
   end of what was handled before it; the messages of a key are handled in the order of the log the
   first time. (A resize moves keys to other partitions; between partitions the order of a key is
   not promised, and not looked at.)
 * **No duplicates without a cause.** What is handled a second time was so under a later epoch, and
-  one of the grants in between was not graceful. Within an epoch nothing repeats. A grant that
-  nobody was told of, because the next one followed at once, counts as a cause: `unseen` says how
-  often that was needed.
+  one of the grants in between was not graceful, and a fault explains that (`tests.faults.excuses`).
+  Within an epoch nothing repeats.
+* **Unseen.** Where a consumer dies or freezes, a grant may follow of which nobody is told, because
+  the next one comes at once. Nobody knows how that came about, so it excuses next to nothing: only
+  near a fault, and only UNSEEN_MOST messages of a whole run.
+* **Something was looked at.** A run in which nothing was handled has kept no promise.
 """
 
 from __future__ import annotations
@@ -26,12 +29,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from tests.faults.journal import Acknowledged, Entry, Failed, Granted, Handled
+from tests.faults import excuses
+from tests.faults.excuses import Faults, Grants
+from tests.faults.journal import Acknowledged, Entry, Failed, Granted, Handled, Line
 
-# Ways of letting go after which messages may come again (the contract, *FlowChangeUpdate*).
-UNGRACEFUL = frozenset({"forced", "orphaned", "replaced"})
 REPEATED = "repeated after force or a crash"
-UNSEEN = "  of which unseen"
+UNSEEN = "  of which only an unseen grant explains"
+UNSEEN_MOST = 10
 LATE = "late, superseded by force"
 PROMISES = ("lost", "double ownership", "out of order", "duplicate", "failed")
 
@@ -70,41 +74,68 @@ class Verdict:
         )
 
 
-def check(log: Mapping[int, Sequence[Stored]], journal: Iterable[Entry]) -> Verdict:
-    """`log`: of each partition all its messages in order, as the log gives them."""
+def check(
+    log: Mapping[int, Sequence[Stored]], journal: Iterable[Line], reach_seconds: float
+) -> Verdict:
+    """`log`: of each partition all its messages in order, as the log gives them.
+
+    `reach_seconds`: for how long after a fault what it may cause is put down to it.
+    """
     verdict = Verdict()
-    sink = list(journal)
-    handled = [entry for entry in sink if isinstance(entry, Handled)]
-    grants = {
-        (entry.partition, entry.epoch): entry.handed_over
-        for entry in sink
-        if isinstance(entry, Handled | Granted)
-    }
-    ways = Counter(grants.values())
+    lines = list(journal)
+    sink = [line.entry for line in lines]
+    handled = [(at, entry) for at, entry in lines if isinstance(entry, Handled)]
+    faults = Faults(lines, reach_seconds)
+    grants = Grants(lines, faults)
+    _count(verdict, log, lines, faults, grants)
+    if not handled:
+        verdict.violations["lost"].append("nothing was handled at all")
+    _look_at_publishers(verdict, log, sink)
+    _look_for_losses(verdict, log, (entry for _, entry in handled))
+    _look_at_owners(verdict, lines, faults)
+    by_partition: dict[int, list[tuple[float, Handled]]] = defaultdict(list)
+    for at, entry in handled:
+        by_partition[entry.partition].append((at, entry))
+    for partition in sorted(by_partition):
+        _look_at_partition(verdict, by_partition[partition], faults, grants)
+    if verdict.counts[UNSEEN] > UNSEEN_MOST:
+        verdict.violations["duplicate"].append(
+            f"{verdict.counts[UNSEEN]} messages came again after grants that nobody saw"
+        )
+    verdict.violations["failed"] += [
+        f"{entry.who}: {entry.error}" for entry in sink if isinstance(entry, Failed)
+    ]
+    return verdict
+
+
+def _count(
+    verdict: Verdict,
+    log: Mapping[int, Sequence[Stored]],
+    lines: Sequence[Line],
+    faults: Faults,
+    grants: Grants,
+) -> None:
+    handled = [entry for _, entry in lines if isinstance(entry, Handled)]
+    times = [line.at for line in lines] or [0.0]
+    took = max(times) - min(times)
+    disturbed = faults.disturbed_seconds(min(times), max(times))
     verdict.counts.update(
         {
             "messages in the log": sum(map(len, log.values())),
             "handled": len(handled),
             "partitions": len(log),
-            "grants seen": len(grants),
-            **{f"  {way}": ways[way] for way in sorted(ways)},
+            "grants seen": len(grants.seen),
+            **{f"  {way}": grants.ways[way] for way in sorted(grants.ways)},
+            "  unseen, between those": len(list(grants.unseen())),
+            "  ungraceful, which no fault explains": len(list(grants.unexplained())),
             "consumers": len({entry.consumer for entry in handled}),
+            "seconds": round(took),
+            "  in which nothing excuses everybody": round(took - disturbed),
+            REPEATED: 0,
+            UNSEEN: 0,
+            LATE: 0,
         }
     )
-    for name in (REPEATED, UNSEEN, LATE):
-        verdict.counts[name] += 0
-    _look_at_publishers(verdict, log, sink)
-    _look_for_losses(verdict, log, handled)
-    _look_at_owners(verdict, sink)
-    by_partition: dict[int, list[Handled]] = defaultdict(list)
-    for entry in handled:
-        by_partition[entry.partition].append(entry)
-    for partition in sorted(by_partition):
-        _look_at_partition(verdict, by_partition[partition], grants)
-    verdict.violations["failed"] += [
-        f"{entry.who}: {entry.error}" for entry in sink if isinstance(entry, Failed)
-    ]
-    return verdict
 
 
 def _look_at_publishers(
@@ -159,34 +190,43 @@ def _look_for_losses(
     ]
 
 
-def _look_at_owners(verdict: Verdict, sink: Iterable[Entry]) -> None:
+def _look_at_owners(verdict: Verdict, lines: Iterable[Line], faults: Faults) -> None:
     owners: dict[tuple[int, int], str] = {}
-    for entry in sink:
+    newest: dict[int, int] = {}
+    for at, entry in lines:
         if not isinstance(entry, Handled | Granted):
             continue
+        where = f"partition {entry.partition} epoch {entry.epoch}"
+        last = newest.get(entry.partition, 0)
+        late = entry.epoch < last and (entry.partition, entry.epoch) not in owners
+        # The answer that told him so may have been on its way for long.
+        if late and not faults.explain(at, entry.consumer):
+            verdict.violations["double ownership"].append(
+                f"{where}: granted to {entry.consumer} after epoch {last}"
+            )
+        newest[entry.partition] = max(last, entry.epoch)
         owner = owners.setdefault((entry.partition, entry.epoch), entry.consumer)
         if owner != entry.consumer:
-            verdict.violations["double ownership"].append(
-                f"partition {entry.partition} epoch {entry.epoch}: {owner} and {entry.consumer}"
-            )
+            verdict.violations["double ownership"].append(f"{where}: {owner} and {entry.consumer}")
 
 
 def _look_at_partition(
-    verdict: Verdict, entries: Sequence[Handled], grants: Mapping[tuple[int, int], str]
+    verdict: Verdict, entries: Sequence[tuple[float, Handled]], faults: Faults, grants: Grants
 ) -> None:
-    """`entries`: all that was handled of one partition, in the order in which it was."""
-    partition = entries[0].partition
+    """`entries`: all that was handled of one partition and when, in the order in which it was."""
+    partition = entries[0][1].partition
     under: dict[int, int] = {}  # position -> the latest epoch under which it was handled
     last: dict[int, int] = {}  # epoch -> its last position
     numbers: dict[str, int] = {}  # key -> the last number that was new
     newest, end = 0, 0
-    for entry in entries:
+    for at, entry in entries:
         where = f"partition {partition} epoch {entry.epoch} position {entry.position}"
         if entry.epoch < newest:
             # Somebody who did not know yet that he had been superseded.
-            if _cause(grants, partition, entry.epoch, newest) is None:
+            cause = grants.cause(partition, entry.epoch, newest)
+            if cause is None or not faults.explain(at, entry.consumer):
                 verdict.violations["double ownership"].append(
-                    f"{where}: {entry.consumer} went on after epoch {newest} had begun in order"
+                    f"{where}: {entry.consumer} went on after epoch {newest} had begun"
                 )
             verdict.counts[LATE] += 1
         newest = max(newest, entry.epoch)
@@ -208,19 +248,10 @@ def _look_at_partition(
                 )
             numbers[entry.key] = number
         elif earlier != entry.epoch:
-            cause = _cause(grants, partition, *sorted((earlier, entry.epoch)))
+            cause = grants.cause(partition, *sorted((earlier, entry.epoch)))
             if cause is None:
                 verdict.violations["duplicate"].append(f"{where}: was handled in epoch {earlier}")
             verdict.counts[REPEATED] += 1
-            verdict.counts[UNSEEN] += cause == "unseen"
+            verdict.counts[UNSEEN] += cause == excuses.UNSEEN
         under[entry.position] = max(entry.epoch, earlier or 0)
         end = max(end, entry.position + 1)
-
-
-def _cause(
-    grants: Mapping[tuple[int, int], str], partition: int, earlier: int, later: int
-) -> str | None:
-    """Why what was done under `earlier` may come again under `later`; None: there is no reason."""
-    ways = [grants.get((partition, epoch)) for epoch in range(earlier + 1, later + 1)]
-    found = next((way for way in ways if way in UNGRACEFUL), None)
-    return found or ("unseen" if None in ways else None)

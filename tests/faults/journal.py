@@ -1,4 +1,5 @@
-"""The sink of the fault runs: one file, to which every process appends a line per thing it did.
+"""The sink of the fault runs: one file, to which every process appends a line per thing it did,
+and the run itself a line when a fault begins and when it is over.
 
 A line is written by one `write` to a file opened for appending, so lines of several processes do
 not mix, their order in the file is the order in which they were done, and a process that is killed
@@ -52,10 +53,35 @@ class Failed(NamedTuple):
     error: str
 
 
-Entry = Handled | Granted | Acknowledged | Failed
+# Whom a fault hits that hits everybody: the service, its database, or the network before either.
+SERVICE = "service"
+
+
+class Fault(NamedTuple):
+    """A fault began. It hits the process of that name, with all its consumers, or the SERVICE."""
+
+    target: str
+    kind: str
+
+
+class Mended(NamedTuple):
+    """The fault of this target and kind is over."""
+
+    target: str
+    kind: str
+
+
+Entry = Handled | Granted | Acknowledged | Failed | Fault | Mended
 _KINDS: dict[str, type[Entry]] = {
-    kind.__name__: kind for kind in (Handled, Granted, Acknowledged, Failed)
+    kind.__name__: kind for kind in (Handled, Granted, Acknowledged, Failed, Fault, Mended)
 }
+
+
+class Line(NamedTuple):
+    """What was written, and when: seconds of the monotonic clock that all processes share."""
+
+    at: float
+    entry: Entry
 
 
 class Journal:
@@ -72,13 +98,13 @@ class Journal:
         os.close(self._file)
 
 
-def parsed(lines: Iterable[str]) -> Iterator[Entry]:
-    """The entries in the order in which they were written."""
+def parsed(lines: Iterable[str]) -> Iterator[Line]:
+    """What was written, in the order in which it was."""
     for line in lines:
-        kind, _, *fields = json.loads(line)
-        yield _KINDS[kind](*fields)
+        kind, at, *fields = json.loads(line)
+        yield Line(at, _KINDS[kind](*fields))
 
 
-def entries(path: Path) -> list[Entry]:
+def read(path: Path) -> list[Line]:
     with path.open() as file:
         return list(parsed(file))

@@ -17,14 +17,14 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TypeVar
+from typing import Self, TypeVar
 
 from broker.embedded import EmbeddedPostgres
 from counterpoise.client import Client
 from counterpoise.errors import CounterpoiseError
 from counterpoise.logs import open_log
-from tests.faults.checker import Stored
-from tests.faults.journal import Journal
+from tests.faults.checker import Stored, Verdict, check
+from tests.faults.journal import Fault, Handled, Journal, Mended, read
 from tests.faults.proxy import Proxy
 from tests.service import ServeProcess
 
@@ -33,6 +33,10 @@ T = TypeVar("T")
 QUEUE = "orders"
 # Reads the log and never commits, so that nothing is trimmed before the checker has seen it.
 AUDIT = "audit"
+LEASE_SECONDS, HOLDDOWN_SECONDS, HANDOFF_SECONDS = 4.0, 0.5, 2.0
+# For how long after a fault what it may cause is put down to it; a lease may end a second late.
+REACH_SECONDS = LEASE_SECONDS + HOLDDOWN_SECONDS + HANDOFF_SECONDS + 1.0
+SETTLE_SECONDS = 120.0
 
 
 class Postgres:
@@ -69,8 +73,9 @@ def _children(pid: int) -> list[int]:
 class Worker:
     """A process of `tests.faults.worker`; it can be killed and started again."""
 
-    def __init__(self, log_file: Path, role: str, *arguments: object) -> None:
+    def __init__(self, log_file: Path, name: str, role: str, *arguments: object) -> None:
         self._log_file = log_file
+        self.name = name
         self._command = [sys.executable, "-m", "tests.faults.worker", role, *map(str, arguments)]
         self.process: subprocess.Popen[bytes] | None = None
 
@@ -101,36 +106,42 @@ class Worker:
             self.process = None
 
 
-class Stage:
-    """Everything that runs, and what can be asked of it from outside. A context manager."""
+class Scene:
+    """Replicas behind a door, and who works there. A context manager."""
 
-    def __init__(self, directory: Path, *, replicas: int = 2) -> None:
+    door: Proxy
+
+    def __init__(self, directory: Path) -> None:
         self.directory = directory
         self.journal_file = directory / "journal"
-        Journal(self.journal_file).close()
+        self._journal = Journal(self.journal_file)
+        self.replicas: list[ServeProcess] = []
         self._held = contextlib.ExitStack()
-        with contextlib.ExitStack() as starting:
-            self.postgres = Postgres(directory / "postgres")
-            starting.callback(self.postgres.end)
-            self.back = starting.enter_context(Proxy(self.postgres.url))
-            self.replicas = [
-                ServeProcess(directory / f"replica{number}.log", ["--database-url", self.back.url])
-                for number in range(replicas)
-            ]
-            for replica in self.replicas:
-                starting.enter_context(replica)
-            self.door = starting.enter_context(Proxy(*(each.url for each in self.replicas)))
-            self._held = starting.pop_all()
+        self._held.callback(self._journal.close)
 
-    def __enter__(self) -> Stage:
+    @property
+    def log_url(self) -> str:
+        """The database with the log, past all proxies."""
+        raise NotImplementedError
+
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
         self._held.close()
 
-    def consumers(self, name: str, count: int, lease_seconds: float) -> Worker:
+    @contextlib.contextmanager
+    def fault(self, target: str, kind: str) -> Iterator[None]:
+        """While this lasts `target` is broken, as the checker will be told."""
+        self._journal.write(Fault(target, kind))
+        try:
+            yield
+        finally:
+            self._journal.write(Mended(target, kind))
+
+    def consumers(self, name: str, count: int) -> Worker:
         """A process with `count` consumers NAME-0, NAME-1, ..."""
-        return self._worker("consume", name, count, lease_seconds)
+        return self._worker("consume", name, count, LEASE_SECONDS)
 
     def publishers(self, name: str, count: int, messages_per_second: float) -> Worker:
         """A process with `count` publishers, each of which publishes that much."""
@@ -138,31 +149,43 @@ class Stage:
 
     def _worker(self, role: str, name: str, count: int, figure: float) -> Worker:
         arguments = (self.door.url, QUEUE, self.journal_file, name, count, figure)
-        worker = Worker(self.directory / f"{name}.log", role, *arguments).start()
+        worker = Worker(self.directory / f"{name}.log", name, role, *arguments).start()
         self._held.callback(lambda: worker.end(signal.SIGKILL))
         return worker
 
-    def make_queues(self, partition_count: int, **settings: float) -> None:
+    def make_queues(self, partition_count: int) -> None:
         """The queue that is worked through, and the one that keeps its log from being trimmed."""
-        self.ask(lambda client: client.create_queue(QUEUE, partition_count, **settings))
+        self.ask(
+            lambda client: client.create_queue(
+                QUEUE,
+                partition_count,
+                rebalance_delay=HOLDDOWN_SECONDS,
+                max_handoff_time=HANDOFF_SECONDS,
+            )
+        )
         self.ask(lambda client: client.create_queue(AUDIT, log=f"builtin:{QUEUE}"))
 
-    def ask(self, call: Callable[[Client], T], seconds: float = 60.0) -> T:
-        """Ask the replicas directly, one after the other, until one of them answers."""
-        deadline = time.monotonic() + seconds
-        for replica in self._in_turns():
-            try:
-                with Client(replica.url, timeout_seconds=2) as client:
-                    return call(client)
-            except CounterpoiseError:
-                if time.monotonic() > deadline:
-                    raise
-                time.sleep(0.05)
-        raise AssertionError
+    def ask(
+        self,
+        call: Callable[[Client], T],
+        seconds: float = 60.0,
+        replicas: Sequence[ServeProcess] = (),
+    ) -> T:
+        """Ask the replicas directly, one after the other, until one of them answers.
 
-    def _in_turns(self) -> Iterator[ServeProcess]:
+        `replicas`: only these; otherwise all that run.
+        """
+        deadline = time.monotonic() + seconds
         while True:
-            yield from [each for each in self.replicas if each.process] or self.replicas
+            running = [each for each in self.replicas if each.process] or self.replicas
+            for replica in replicas or running:
+                try:
+                    with Client(replica.url, timeout_seconds=2) as client:
+                        return call(client)
+                except CounterpoiseError:
+                    if time.monotonic() > deadline:
+                        raise
+                    time.sleep(0.05)
 
     def owners(self) -> dict[str, list[int]]:
         """The partitions that each consumer holds, by its name."""
@@ -175,9 +198,30 @@ class Stage:
                 held.setdefault(names.get(each.owner, "?"), []).append(each.partition)
         return held
 
-    def log(self, partitions: Sequence[int]) -> dict[int, list[Stored]]:
+    def settle(
+        self, publishers: Worker, consumers: Sequence[Worker], partition_count: int
+    ) -> Verdict:
+        """All faults are over: sooner or later all that was published is handled. Then all leave,
+        and the checker has its say.
+        """
+        publishers.end()
+        log = self._log(partition_count)
+        wanted = {(n, one.position) for n, messages in log.items() for one in messages}
+        give_up = time.monotonic() + SETTLE_SECONDS
+        while time.monotonic() < give_up and not wanted <= self.handled():
+            time.sleep(0.5)
+        for worker in consumers:
+            worker.end()
+        return check(log, read(self.journal_file), REACH_SECONDS)
+
+    def handled(self) -> set[tuple[int, int]]:
+        """Partition and position of all that was handled so far."""
+        sink = (line.entry for line in read(self.journal_file))
+        return {(one.partition, one.position) for one in sink if isinstance(one, Handled)}
+
+    def _log(self, partition_count: int) -> dict[int, list[Stored]]:
         """All that these partitions of the log hold; straight from Postgres."""
-        log = open_log(f"builtin:{QUEUE}", self.postgres.url)
+        log = open_log(f"builtin:{QUEUE}", self.log_url)
         try:
             return {
                 partition: [
@@ -185,7 +229,31 @@ class Stage:
                     for batch in log.read(partition, "0", None, max_messages=10**9)
                     for row in batch.select(["position", "key", "value"]).to_pylist()
                 ]
-                for partition in partitions
+                for partition in range(partition_count)
             }
         finally:
             log.close()
+
+
+class Stage(Scene):
+    """Replicas with a Postgres that others look after, and proxies before both."""
+
+    def __init__(self, directory: Path, *, replicas: int = 2) -> None:
+        super().__init__(directory)
+        with contextlib.ExitStack() as starting:
+            starting.push(self._held)
+            self.postgres = Postgres(directory / "postgres")
+            starting.callback(self.postgres.end)
+            self.back = starting.enter_context(Proxy(self.postgres.url))
+            self.replicas = [
+                ServeProcess(directory / f"replica{number}.log", ["--database-url", self.back.url])
+                for number in range(replicas)
+            ]
+            for replica in self.replicas:
+                starting.enter_context(replica)
+            self.door = starting.enter_context(Proxy(*(each.url for each in self.replicas)))
+            self._held = starting.pop_all()
+
+    @property
+    def log_url(self) -> str:
+        return self.postgres.url
