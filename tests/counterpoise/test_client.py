@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import itertools
 import threading
 from datetime import UTC, datetime
 
@@ -125,19 +126,39 @@ def test_access_to_the_log_is_given_and_never_shown(client):
     assert password not in repr(view)
 
 
+@contextlib.contextmanager
+def changing_the_queue(client):
+    """Give the event stream something to tell, again and again."""
+    told = threading.Event()
+
+    def change():
+        for delay in itertools.count():
+            client.change_queue("a", max_handoff_time=5 + delay % 100)
+            if told.wait(0.1):
+                return
+
+    changing = threading.Thread(target=change)
+    changing.start()
+    try:
+        yield
+    finally:
+        told.set()
+        changing.join()
+
+
 def test_events_are_told_as_they_are_committed(client):
     client.create_queue("a", 1, rebalance_delay=0)
     events = client.events("a")
-    binding = threading.Timer(0.2, lambda: client.bind("a", "me"))
-    binding.start()
-    with contextlib.closing(events):
+    # The stream tells what happens from when it is open, and only it knows when that is.
+    with changing_the_queue(client), contextlib.closing(events):
         event = next(events)
-    binding.join()
     assert event.revision is not None
     assert event.revision > 1
 
 
-def test_the_same_with_asyncio(service):
+def test_the_same_with_asyncio(service, client):
+    blocking = client
+
     async def use():
         async with AsyncClient(service.url) as client:
             await client.create_queue("a", 3, rebalance_delay=0)
@@ -146,24 +167,11 @@ def test_the_same_with_asyncio(service):
             flow = ("a", bound.flow_id, bound.flow_token)
             await client.heartbeat(*flow)
             assert len(await client.partitions("a")) == 3
-            async for event in client.events("a"):
-                assert event.data
-                break
+            with changing_the_queue(blocking):
+                async for event in client.events("a"):
+                    assert event.data
+                    break
             with pytest.raises(QueueNotFound):
                 await client.queue("b")
 
-    async def all_of_it():
-        unbind = asyncio.create_task(_change_soon(service.url))
-        await use()
-        await unbind
-
-    asyncio.run(all_of_it())
-
-
-async def _change_soon(url):
-    """Give the event stream something to tell."""
-    async with AsyncClient(url) as client:
-        for delay in range(20):
-            await asyncio.sleep(0.1)
-            with contextlib.suppress(QueueNotFound):
-                await client.change_queue("a", max_handoff_time=5 + delay)
+    asyncio.run(use())

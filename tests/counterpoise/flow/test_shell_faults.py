@@ -73,7 +73,7 @@ def make(request, faulty):
     return make_flow
 
 
-def until(condition, seconds=10.0):
+def until(condition, seconds=30.0):
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, "it did not happen"
@@ -126,7 +126,8 @@ def test_polls_that_fail_cost_nothing(faulty, make, fault):
 
 
 def test_a_poll_that_is_never_answered_is_repeated_within_the_lease(faulty, make):
-    faulty.script = failing("/updates", Stall(20), 1)
+    faulty.lease_seconds = 8
+    faulty.script = failing("/updates", Stall(60), 1)
     with make():
         until(lambda: len(faulty.requests("/updates")) >= 2)
         first, second = faulty.requests("/updates")[:2]
@@ -246,7 +247,7 @@ def test_opening_does_not_have_to_wait(faulty, make):
     flow.open(wait_seconds=0)
     try:
         assert flow.status == "binding"
-        assert flow.wait(10)
+        assert flow.wait(30)
         assert flow.status == "bound"
     finally:
         flow.close()
@@ -273,12 +274,12 @@ def test_callbacks_may_use_the_flow_and_fail_without_harm(faulty, make, caplog):
         ) as flow,
         caplog.at_level(logging.ERROR),
     ):
-        now = "2026-11-20T10:00:02.000Z"
-        faulty.show(faulty.owned(0, 1, "revoking", deadline=now))
+        in_a_minute = "2026-11-20T10:01:00.000Z"
+        faulty.show(faulty.owned(0, 1, "revoking", deadline=in_a_minute))
         until(lambda: released)
         owned, left = released[0]
         assert owned.partition == 0
-        assert 1.0 < left <= 2.0
+        assert 50 < left <= 60
         assert "a defect of the program's" in caplog.text
         assert flow.status == "bound"
 
@@ -300,14 +301,19 @@ def test_a_callback_may_commit(faulty):
 
 
 def test_nothing_is_renewed_while_the_program_says_so(faulty, make):
-    well = [True]
-    with make(renew_while=lambda: well[0]):
+    well, refused = [True], [0]
+
+    def is_well():
+        refused[0] += not well[0]
+        return well[0]
+
+    with make(renew_while=is_well):
         until(lambda: faulty.requests("/updates"))
         well[0] = False
         faulty.show(faulty.owned(0, 1))  # ends the poll under way
-        time.sleep(0.4)
+        until(lambda: refused[0])
         count = len(faulty.requests("/updates"))
-        time.sleep(1.2)
+        until(lambda: refused[0] >= 3)
         assert len(faulty.requests("/updates")) == count
         well[0] = True
         until(lambda: len(faulty.requests("/updates")) > count)
@@ -316,8 +322,9 @@ def test_nothing_is_renewed_while_the_program_says_so(faulty, make):
 def test_a_service_that_answers_polls_at_once_is_not_hammered(faulty, make):
     faulty.script = lambda seen: Answer(204) if "/updates" in seen.path else None
     with make():
-        time.sleep(1.0)
-        assert 3 < len(faulty.requests("/updates")) < 30
+        until(lambda: len(faulty.requests("/updates")) >= 20)
+        seen = faulty.requests("/updates")
+        assert seen[19].at - seen[0].at >= 0.6
 
 
 def test_closing_ends_in_time_when_nobody_answers(faulty, make):
@@ -377,8 +384,9 @@ async def test_a_commit_that_is_cancelled_leaves_the_flow_whole(faulty):
             async with asyncio.timeout(0.2):
                 await flow.release(0, epoch=1)
         faulty.show()
-        await flow.wait(5)
-        await asyncio.sleep(0.1)
+        async with asyncio.timeout(30):
+            while not lost:
+                await flow.wait(1)
         assert [owned.partition for owned in lost] == [0]
 
 
@@ -390,5 +398,5 @@ async def test_async_callbacks_are_awaited(faulty):
         granted.set()
 
     async with AsyncFlow("flights", url=faulty.url, on_granted=on_granted):
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(30):
             await granted.wait()
