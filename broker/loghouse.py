@@ -123,7 +123,7 @@ class Loghouse:
         name = builtin_name(log)
         try:
             if name is None:
-                await self._outside.resized(log, partition_count, revision, numbers)
+                await self._outside.resized(log, owner, partition_count, revision, numbers)
                 return
             await self._builtin.set_partition_count(name, partition_count, revision, owner)
             if numbers:

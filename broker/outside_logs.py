@@ -65,14 +65,20 @@ class OutsideLogs:
             raise _unusable(error) from None
 
     async def resized(
-        self, log: str, partition_count: int, revision: int, discarded: Sequence[int]
+        self,
+        log: str,
+        owner: Owner,
+        partition_count: int,
+        revision: int,
+        discarded: Sequence[int],
     ) -> None:
         """The owner has another count; what is discarded is deleted. Raises LogError."""
+        of = _log_owner(owner)
 
         def act(it: ManagedLog) -> None:
-            it.set_partition_count(partition_count, revision)
+            it.set_partition_count(partition_count, revision, of)
             if discarded:
-                it.discard(discarded)
+                it.discard(discarded, of)
 
         await self._ask(log, act)
 
@@ -99,6 +105,8 @@ class OutsideLogs:
         What is no position of this log (a client may commit anything) decides nothing.
         """
 
+        of = _log_owner(owner)
+
         def act(it: ManagedLog) -> None:
             highest: dict[int, str] = {}
             for positions in committed:
@@ -113,12 +121,12 @@ class OutsideLogs:
                 lost = {n: at for n, at in highest.items() if it.compare(at, ends[n]) > 0}
             except LogNotFound:
                 lost = highest
-            it.ensure(partition_count, _log_owner(owner), lost)
+            it.ensure(partition_count, of, lost)
             if it.partition_count() != partition_count:
-                it.set_partition_count(partition_count, revision)
+                it.set_partition_count(partition_count, revision, of)
             below = {n: at for n, at in floor.items() if _is_position(it, at)}
             if below:
-                it.trim(below)
+                it.trim(below, of)
 
         await self._ask(log, act, LONG_SECONDS)
 

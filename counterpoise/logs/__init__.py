@@ -277,7 +277,8 @@ class LogOwner:
 class ManagedLog(Log, Protocol):
     """A log outside the service as the service treats it: made, resized and dropped with its queue.
 
-    All calls may be repeated. Raises LogUnavailable, LogError; LogNotFound where it says so.
+    All calls may be repeated. Raises LogUnavailable, LogError; LogNotFound where it says so. What
+    names an `owner` changes nothing when the log is another queue's: it came too late.
     """
 
     def ensure(
@@ -296,7 +297,9 @@ class ManagedLog(Log, Protocol):
         """How many partitions the log has. Raises LogNotFound."""
         ...
 
-    def set_partition_count(self, partition_count: int, revision: int) -> bool:
+    def set_partition_count(
+        self, partition_count: int, revision: int, owner: LogOwner | None = None
+    ) -> bool:
         """Refuse appends routed with another count from now on; False if that comes too late.
 
         `revision` is the queue's that set the count; lower ones than seen change nothing. Raises
@@ -304,7 +307,11 @@ class ManagedLog(Log, Protocol):
         """
         ...
 
-    def discard(self, partitions: Sequence[int]) -> frozenset[int]:
+    def trim(self, below: Mapping[int, str], owner: LogOwner | None = None) -> None:
+        """As any log's."""
+        ...
+
+    def discard(self, partitions: Sequence[int], owner: LogOwner | None = None) -> frozenset[int]:
         """Delete what these hold and return which: those outside the count. Raises LogNotFound."""
         ...
 

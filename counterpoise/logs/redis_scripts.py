@@ -220,25 +220,34 @@ return answers
 """
 )
 
-# KEYS partitions, stream   ARGV partition, position, step
+# What a late call of a queue that is gone must not touch. `id` '' is anybody.
+_OWNED = """
+local function owned_by(key, id)
+    return id == '' or redis.call('HGET', key, 'owner_id') == id
+end
+"""
+
+# KEYS meta, partitions, stream   ARGV partition, position, step, queue id or ''
 # Answers whether something is left to delete
 TRIM = (
     _STATE
+    + _OWNED
     + """
-local state = state_of(KEYS[1], ARGV[1])
+if not owned_by(KEYS[1], ARGV[4]) then return 0 end
+local state = state_of(KEYS[2], ARGV[1])
 local below = math.min(tonumber(ARGV[2]), state.next)
 -- Where messages were lost, those that can be read begin behind that.
-if below >= state.first then below = next_message(KEYS[2], below) or state.next end
+if below >= state.first then below = next_message(KEYS[3], below) or state.next end
 if below > state.first then
     state.first = below
-    keep(KEYS[1], ARGV[1], state)
+    keep(KEYS[2], ARGV[1], state)
 end
-local oldest = redis.call('XRANGE', KEYS[2], '-', '+', 'COUNT', 1)
+local oldest = redis.call('XRANGE', KEYS[3], '-', '+', 'COUNT', 1)
 if not oldest[1] then return 0 end
 local at = tonumber(string.match(oldest[1][1], '^(%d+)-'))
 if at >= state.first then return 0 end
 local cut = math.min(state.first, at + tonumber(ARGV[3]))
-redis.call('XTRIM', KEYS[2], 'MINID', '=', text(cut) .. '-0')
+redis.call('XTRIM', KEYS[3], 'MINID', '=', text(cut) .. '-0')
 return cut < state.first and 1 or 0
 """
 )
@@ -272,24 +281,32 @@ return {there[1], there[2], there[3], behind}
 """
 )
 
-# KEYS meta   ARGV partition_count, revision
-SET_COUNT = """
+# KEYS meta   ARGV partition_count, revision, queue id or ''
+SET_COUNT = (
+    _OWNED
+    + """
 local revision = redis.call('HGET', KEYS[1], 'revision')
 if not revision then return {'missing'} end
-if tonumber(ARGV[2]) < tonumber(revision) then return {'ok', 0} end
+if tonumber(ARGV[2]) < tonumber(revision) or not owned_by(KEYS[1], ARGV[3]) then
+    return {'ok', 0}
+end
 redis.call('HSET', KEYS[1], 'partition_count', ARGV[1], 'revision', ARGV[2])
 return {'ok', 1}
 """
+)
 
-# KEYS meta, partitions, streams…   ARGV partitions…
+# KEYS meta, partitions, streams…   ARGV queue id or '', partitions…
 # Answers the partitions whose messages were deleted
 DISCARD = (
     _STATE
+    + _OWNED
     + """
 local count = redis.call('HGET', KEYS[1], 'partition_count')
 if not count then return {'missing'} end
 local done = {}
-for i, partition in ipairs(ARGV) do
+if not owned_by(KEYS[1], ARGV[1]) then return {'ok', done} end
+for i = 1, #ARGV - 1 do
+    local partition = ARGV[1 + i]
     if tonumber(partition) >= tonumber(count) then
         local state = state_of(KEYS[2], partition)
         state.first, state.discarded = state.next, state.next

@@ -33,6 +33,10 @@ _DROP = Script(scripts.DROP)
 _FIND_TIME = Script(scripts.FIND_TIME)
 
 
+def _id_of(owner: LogOwner | None) -> str:
+    return "" if owner is None else owner.queue_id
+
+
 class RedisUpkeep(NumberedLog):
     """The log's keys and connection, and the calls of `ManagedLog`."""
 
@@ -96,14 +100,18 @@ class RedisUpkeep(NumberedLog):
             raise self._not_found()
         return int(count)
 
-    def set_partition_count(self, partition_count: int, revision: int) -> bool:
-        answer = self._redis.script(_SET_COUNT, [self._meta], partition_count, revision, retry=True)
+    def set_partition_count(
+        self, partition_count: int, revision: int, owner: LogOwner | None = None
+    ) -> bool:
+        answer = self._redis.script(
+            _SET_COUNT, [self._meta], partition_count, revision, _id_of(owner), retry=True
+        )
         return bool(self._there(answer)[1])
 
-    def discard(self, partitions: Sequence[int]) -> frozenset[int]:
+    def discard(self, partitions: Sequence[int], owner: LogOwner | None = None) -> frozenset[int]:
         keys = [self._meta, self._partitions, *map(self._stream, partitions)]
-        answer = self._there(self._redis.script(_DISCARD, keys, *partitions, retry=True))
-        return frozenset(map(int, answer[1]))
+        answer = self._redis.script(_DISCARD, keys, _id_of(owner), *partitions, retry=True)
+        return frozenset(map(int, self._there(answer)[1]))
 
     def position_at(self, time: float) -> Mapping[int, str]:
         known = self._redis.call(lambda client: client.hkeys(self._partitions), retry=True)
@@ -114,11 +122,11 @@ class RedisUpkeep(NumberedLog):
         keys = [self._meta, self._partitions, self._stream(0)]
         self._redis.script(_DROP, keys, owner.queue_id, retry=True)
 
-    def trim(self, below: Mapping[int, str]) -> None:
+    def trim(self, below: Mapping[int, str], owner: LogOwner | None = None) -> None:
         for partition, position in below.items():
-            number = self.number(position)
-            keys = [self._partitions, self._stream(partition)]
-            while self._redis.script(_TRIM, keys, partition, number, TRIM_MESSAGES, retry=True):
+            keys = [self._meta, self._partitions, self._stream(partition)]
+            step = (partition, self.number(position), TRIM_MESSAGES, _id_of(owner))
+            while self._redis.script(_TRIM, keys, *step, retry=True):
                 pass
 
     def _stream(self, partition: int) -> bytes:

@@ -206,7 +206,7 @@ class KafkaLog(NumberedLog):
             for value in batch["value"].to_pylist()
         ]
 
-    def trim(self, below: Mapping[int, str]) -> None:
+    def trim(self, below: Mapping[int, str], owner: LogOwner | None = None) -> None:
         """Does nothing: what a topic keeps, and for how long, is for Kafka to decide."""
         for position in below.values():
             self.number(position)
@@ -222,7 +222,9 @@ class KafkaLog(NumberedLog):
     def partition_count(self) -> int:
         return self._topic.shape(self._begin()).partition_count
 
-    def set_partition_count(self, partition_count: int, revision: int) -> bool:
+    def set_partition_count(
+        self, partition_count: int, revision: int, owner: LogOwner | None = None
+    ) -> bool:
         """Raises LogError unless that is what the topic has."""
         if partition_count != self.partition_count():
             raise LogError(
@@ -231,7 +233,7 @@ class KafkaLog(NumberedLog):
             )
         return True
 
-    def discard(self, partitions: Sequence[int]) -> frozenset[int]:
+    def discard(self, partitions: Sequence[int], owner: LogOwner | None = None) -> frozenset[int]:
         """Raises LogError: a topic never loses partitions."""
         raise LogError(f"the partitions of topic {self.name!r} are Kafka's; none can be discarded")
 

@@ -234,6 +234,26 @@ def test_publisher_and_service_need_the_rights_that_are_documented(redis_server,
         one.close()
 
 
+def test_a_late_call_of_a_queue_that_is_gone_touches_nothing(redis_server, log):
+    """Its name is another queue's by now, and so is the log; revisions have begun anew."""
+    append(log, "a", "b", "c")
+    service = open_managed(redis_server.log(log.name), None, timeout_seconds=10)
+    gone = LogOwner("gone", OWNER.queue, 0.0)
+    assert not service.set_partition_count(1, 57, gone)
+    assert service.partition_count() == 4
+    assert service.set_partition_count(3, 1, OWNER)
+    append(log, "x", partition=2, first=3, partition_count=3)
+    assert service.set_partition_count(2, 2, OWNER)
+    assert service.discard([2], gone) == frozenset()
+    service.trim({0: "3"}, gone)
+    assert texts(log, 0) == ["a", "b", "c"]
+    assert texts(log, 2) == ["x"]
+    assert service.discard([2], OWNER) == {2}
+    service.trim({0: "2"}, OWNER)
+    assert log.bounds([0]).starts == {0: "2"}
+    service.close()
+
+
 def test_a_server_that_is_full_takes_nothing_of_a_batch_and_says_so(tmp_path):
     with RedisServer(tmp_path, maxmemory="3mb") as server:
         log = made(server.log("q"))
