@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -46,7 +46,32 @@ def load(spark: SparkSession, service: Service, **options: Any) -> DataFrame:
 def test_a_snapshot_has_all_messages_and_leaves_no_trace(
     spark: SparkSession, service: Service, client: Client, queue: str
 ) -> None:
-    messages = load(spark, service)
+    check_snapshot(spark, service, client, queue)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("log_settings", ["redis", "kafka"], indirect=True)
+def test_so_has_one_of_a_log_elsewhere(
+    spark: SparkSession,
+    service: Service,
+    client: Client,
+    log_settings: Callable[[int], dict[str, Any]],
+) -> None:
+    client.create_queue("elsewhere", rebalance_delay=0, **log_settings(4))
+    publish(service, "elsewhere", 100)
+    check_snapshot(spark, service, client, "elsewhere")
+    rows = load(
+        spark,
+        service,
+        queue="elsewhere",
+        startingPositions='{"0": "3"}',
+        endingPositions='{"0": 5}',
+    ).collect()
+    assert [(row.partition, row.position) for row in rows] == [(0, "3"), (0, "4")]
+
+
+def check_snapshot(spark: SparkSession, service: Service, client: Client, queue: str) -> None:
+    messages = load(spark, service, queue=queue)
     stream = spark.readStream.format("counterpoise").options(url=service.url, queue=queue).load()
     assert messages.schema == stream.schema
     rows = messages.collect()

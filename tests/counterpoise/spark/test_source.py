@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from pyspark.errors import AnalysisException, StreamingQueryException
@@ -59,9 +60,13 @@ def test_messages_arrive_once_with_all_columns_and_are_committed(
 
 @pytest.mark.long
 def test_a_query_goes_on_where_it_stopped_and_available_now_drains(
-    spark: SparkSession, service: Service, client: Client, tmp_path: Path
+    spark: SparkSession,
+    service: Service,
+    client: Client,
+    tmp_path: Path,
+    log_settings: Callable[[int], dict[str, Any]],
 ) -> None:
-    client.create_queue("flights", 4, rebalance_delay=0.2)
+    client.create_queue("flights", rebalance_delay=0.2, **log_settings(4))
     publish(service, "flights", 50)
     sink = Collected()
 

@@ -1,0 +1,42 @@
+"""`counterpoise lag` on logs of every kind, between a publisher and a consumer."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from counterpoise.cli.app import app
+from counterpoise.client import Client
+from counterpoise.consumer import Consumer
+from counterpoise.publisher import Publisher
+from tests.service import Service
+
+
+@pytest.mark.long
+def test_it_says_what_is_left_of_what_was_published(
+    service: Service, log_settings: Callable[[int], dict[str, Any]]
+) -> None:
+    def lag(*options: str) -> str:
+        told = CliRunner().invoke(app, ["lag", "flights", "--url", service.url, *options])
+        assert told.exit_code == 0, told.output
+        return told.output
+
+    with Client(service.url) as client:
+        client.create_queue("flights", rebalance_delay=0, **log_settings(2))
+    with Publisher("flights", url=service.url) as publisher:
+        for number in range(10):
+            publisher.publish(b"v", key=f"k{number}")
+    assert "10 messages behind" in lag()
+    before = json.loads(lag("--json"))
+    ends = {one["partition"]: int(one["end"]) for one in before["partitions"]}
+    assert (before["lag"], sum(ends.values())) == (10, 10)
+    assert {one["position"] for one in before["partitions"]} == {None}
+    Consumer("flights", lambda owned, batch: None, url=service.url, limit=10).run()
+    after = json.loads(lag("--json"))
+    assert after["lag"] == 0
+    assert {one["partition"]: int(one["position"] or 0) for one in after["partitions"]} == ends
+    assert "flights: 0 messages behind" in lag()
