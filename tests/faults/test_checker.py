@@ -172,7 +172,7 @@ def test_what_the_service_calls_ungraceful_needs_a_fault_for_a_cause(way: str) -
 
     def run(*before: Entry) -> list[Entry]:
         return [
-            *did("p-1", 1, [0, 1, 2], "initial"),
+            *did("p1-1", 1, [0, 1, 2], "initial"),
             *before,
             *did("q-1", 2, range(1, 6), way),
             *did("q-2", 1, range(6), "initial", partition=1),
@@ -180,11 +180,11 @@ def test_what_the_service_calls_ungraceful_needs_a_fault_for_a_cause(way: str) -
 
     assert broken(judged(LOG, run())) == ["duplicate"]
     # Of somebody else, or too long before.
-    for target in ("q", "p-2", "p-11", "p-1-1"):
+    for target in ("q", "p", "p1-2", "p1-11", "p1-1-1"):
         assert broken(judged(LOG, run(*fault(target)))) == ["duplicate"]
-    assert broken(judged(LOG, run(*fault("p"), *later(REACH_SECONDS + 1)))) == ["duplicate"]
+    assert broken(judged(LOG, run(*fault("p1"), *later(REACH_SECONDS + 1)))) == ["duplicate"]
     # Of the previous owner, of his process, of everybody; over just now, or not at all.
-    for target in ("p-1", "p", SERVICE):
+    for target in ("p1-1", "p1", SERVICE):
         assert judged(LOG, run(*fault(target))).kept
         assert judged(LOG, run(*fault(target), *later(REACH_SECONDS - 1))).kept
         assert judged(LOG, run(Fault(target, "killed"), *later(REACH_SECONDS + 1))).kept
