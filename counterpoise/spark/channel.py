@@ -20,6 +20,7 @@ was killed or has yet to end, is never heard as the word of this one.
 | `drain` | driver | leave in order, within a time |
 | `alias` | source | which source speaks for the instance now (or was that in its checkpoint) |
 | `done` | driver | which micro-batch is in Spark's commit log, and whether the query has ended |
+| `refusal` | driver | why the query must end: it runs in a way that is not supported |
 
 Nothing in them is a secret. The directory goes with the driver; what a dead one left is in the
 system's directory for temporary files.
@@ -52,7 +53,7 @@ logger = logging.getLogger("counterpoise.spark")
 FORMAT = "counterpoise"
 """What Spark calls the source."""
 
-Name = Literal["plan", "view", "ready", "drain", "done", "alias"]
+Name = Literal["plan", "view", "ready", "drain", "done", "refusal", "alias"]
 
 
 class NoChannel(SourceError):

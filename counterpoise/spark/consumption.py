@@ -39,6 +39,7 @@ from counterpoise.spark.probe import LogProbe
 from counterpoise.spark.progress import Progress
 from counterpoise.spark.report import Standing
 from counterpoise.spark.settler import Settler
+from counterpoise.spark.tracking import raise_if_refused
 from counterpoise.spark.warmup.learner import Learner
 from counterpoise.wire import CommitItem, ReleaseItem
 
@@ -104,6 +105,7 @@ class Consumption:
             *(flow, self._progress, self._lock, wake, self._refused, self._handoffs.released),
             beside=self._learner.tell,
         )
+        self._channel = channel
         self._correspondent = Correspondent(channel, self) if channel is not None else None
         self._available_now = AvailableNow(
             *(options, flow, lambda: self._probe.last_error, settled, clock)
@@ -130,8 +132,10 @@ class Consumption:
         """The offset after `start`, or `start` itself when there is nothing to read now.
 
         Raises what ends the query: FlowEnded, AheadOfLog, InvalidPosition, InvalidOffset,
-        Unfinished.
+        Unfinished, Unsupported.
         """
+        if self._channel is not None:
+            raise_if_refused(self._channel)
         if self._unbinding:
             return start
         raise_if_over(self._flow, self._options.queue)

@@ -10,6 +10,7 @@ too early.
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from pathlib import Path
 
 from pyspark.sql import SparkSession
@@ -17,16 +18,23 @@ from pyspark.sql import SparkSession
 from counterpoise.spark.channel import DriverEnd
 from counterpoise.spark.events import EventListener, ours
 from counterpoise.spark.offsets import Json
+from counterpoise.spark.tracking import refuse_asynchronous
 
 logger = logging.getLogger("counterpoise.spark")
 
 
 class DoneListener(EventListener):
-    """Writes the document `done` of every source of ours."""
+    """Writes the document `done` of every source of ours. `on_start` gets each query's id."""
 
-    def __init__(self, home: str | Path) -> None:
+    def __init__(
+        self, home: str | Path, on_start: Callable[[str], None] = lambda query_id: None
+    ) -> None:
         self._home = home
+        self._on_start = on_start
         self._said: dict[str, dict[str, Json]] = {}
+
+    def started(self, query_id: str) -> None:
+        self._on_start(query_id)
 
     def progressed(self, progress: Json) -> None:
         said = self._said.setdefault(str(progress["runId"]), {})
@@ -45,7 +53,7 @@ def listen(spark: SparkSession, home: str | Path) -> None:
     """Add the listener to the session, once. Without it, positions trail by a trigger."""
     if getattr(spark, "_counterpoise_listener", None) is not None:
         return
-    listener = DoneListener(home)
+    listener = DoneListener(home, lambda query_id: refuse_asynchronous(spark, query_id))
     try:
         spark.streams.addListener(listener)
     except Exception as error:

@@ -31,6 +31,12 @@ class InvalidOffset(SourceError):
     code = "invalid_offset"
 
 
+class Unsupported(SourceError):
+    """The query runs in a way of Spark's in which the source cannot keep its promises."""
+
+    code = "unsupported"
+
+
 class CannotStart(SourceError):
     """The query could not bind its flow or reach the log in the time it has for that."""
 

@@ -27,7 +27,10 @@ logger = logging.getLogger("counterpoise.spark")
 
 
 class EventListener(StreamingQueryListener):
-    """For subclasses: `progressed`, `idle` and `terminated` are told of queries by their run."""
+    """For subclasses: told of queries by their run, and of their start by the query's id."""
+
+    def started(self, query_id: str) -> None:
+        """The query begins; it has no offsets yet, and waits until this returns."""
 
     def progressed(self, progress: Json) -> None:
         """A micro-batch is in the commit log; `progress` is as Spark writes it."""
@@ -41,7 +44,7 @@ class EventListener(StreamingQueryListener):
     # ------------------------------------------------------------------ what Spark calls
 
     def onQueryStarted(self, event: QueryStartedEvent) -> None:  # noqa: N802
-        pass
+        self.started(str(event.id))
 
     def onQueryProgress(self, event: QueryProgressEvent) -> None:  # noqa: N802
         self.progressed(json.loads(event.progress.json))
@@ -67,7 +70,10 @@ class _Relay:
         self._listener = listener
 
     def onQueryStarted(self, event: Any) -> None:  # noqa: N802
-        pass
+        try:
+            self._listener.started(event.id().toString())
+        except Exception:
+            logger.exception("counterpoise: a query's start could not be taken in")
 
     def onQueryProgress(self, event: Any) -> None:  # noqa: N802
         try:
