@@ -16,19 +16,16 @@ from dataclasses import dataclass, field
 from itertools import combinations
 from typing import Any, TypeVar
 
+from tests.simulation.asked import Asked
+from tests.simulation.deadlines import ACCURACY, Deadlines
+from tests.simulation.progress import Progress
+from tests.simulation.violation import Violation
+
 OWNED = ("owned", "warming", "revoking")
 # No replica served if none stamped for longer.
 OUTAGE_SECONDS = 3.0
-ACCURACY = 1e-4
-
-
-class Violation(Exception):
-    """A promise was broken. `promise` is its number; 0: the service failed in itself."""
-
-    def __init__(self, promise: int, text: str) -> None:
-        super().__init__(f"promise {promise}: {text}")
-        self.promise = promise
-        self.text = text
+# Whoever works goes on only when calls that got lost are given up: so long after a disturbance.
+WORK_SECONDS = 1.5
 
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -51,7 +48,9 @@ def _told(method: F) -> F:
 
 @dataclass(slots=True)
 class Transaction:
-    """What one transaction changed. `positions` of the partitions named, as they are after it."""
+    """What one transaction changed. `positions` of the partitions named, as they are after it;
+    `reset`: those of them that an administrator has set.
+    """
 
     now: float
     revisions: Sequence[int]
@@ -61,6 +60,7 @@ class Transaction:
     left: Mapping[str, str]
     renewed: Collection[str]
     positions: Mapping[int, str | None]
+    reset: Collection[int]
 
 
 @dataclass(slots=True)
@@ -69,6 +69,7 @@ class Lane:
 
     end: int = 0
     first: int = 0
+    writes: int = 0
     processed: set[int] = field(default_factory=set)
     # Everything below was processed, or was discarded.
     prefix: int = 0
@@ -83,14 +84,16 @@ class Began:
 
     positions: Mapping[int, int]
     epochs: Mapping[int, int]
-    resets: int
+    transactions: int
 
 
 class Checker:
     """Watches one queue."""
 
-    def __init__(self, slack_seconds: float) -> None:
-        """`slack_seconds`: how late after a deadline an undisturbed service may act."""
+    def __init__(self, slack_seconds: float, pause_seconds: float) -> None:
+        """`slack_seconds`: how late after a deadline an undisturbed service may act;
+        `pause_seconds`: how long an undisturbed consumer at work may do nothing in a partition.
+        """
         self.slack_seconds = slack_seconds
         self.found: Violation | None = None
         self.on_violation: Callable[[Violation], object] = lambda violation: None
@@ -104,16 +107,17 @@ class Checker:
         self.stamped_at: float | None = None
         self.lanes: defaultdict[int, Lane] = defaultdict(Lane)
         self.transactions = 0
+        self.asked = Asked()
+        self.deadlines = Deadlines()
+        self._progress = Progress(pause_seconds)
         self._owners: dict[tuple[int, int], str] = {}
         self._instances: dict[str, str] = {}
         self._views: dict[tuple[str, int], Any] = {}
         self._sent: set[tuple[Any, ...]] = set()
         self._told: set[tuple[str, int, int]] = set()
-        self._owed: dict[int, tuple[float, float]] = {}
-        self._set_by_admin: set[int] = set()
-        self._resets = 0
-        self._asked_to_rebalance = False
-        self._disturbed_until = 0.0
+        # The last transaction that set a partition's position as an administrator asked.
+        self._reset_by: dict[int, int] = {}
+        self._disturbed_until = self._hindered_until = 0.0
         self._fewest = 0
         self._made = 0
 
@@ -122,6 +126,11 @@ class Checker:
     def disturbed(self, until: float) -> None:
         """Replicas cannot be expected to be in time before `until`."""
         self._disturbed_until = max(self._disturbed_until, until)
+        self.hindered(until + WORK_SECONDS)
+
+    def hindered(self, until: float) -> None:
+        """Nobody can be expected to get on with his work before `until`."""
+        self._hindered_until = max(self._hindered_until, until)
 
     def published(self, partition: int) -> None:
         """One more message."""
@@ -140,12 +149,10 @@ class Checker:
             raise Violation(3, f"p{partition} was trimmed up to {first}, before it was processed")
 
     def sent(self, *what: Any) -> None:
-        """A client (or an administrator) sent this. See `_explained` for the shapes."""
+        """A client sent this: `release`, `finish`, `ready` with the flow, the partition and the
+        epoch, `position` with the position too, `unbind` with the flow.
+        """
         self._sent.add(what)
-        if what[0] == "positions":
-            self._set_by_admin.update(what[1])
-        elif what[0] == "rebalance":
-            self._asked_to_rebalance = True
 
     @_told
     def granted(self, process: str, partition: int, epoch: int) -> None:
@@ -171,6 +178,7 @@ class Checker:
                     raise Violation(4, f"{what}, after {highest} in epoch {other}, gracefully")
         lane.highest[epoch] = max(position, lane.highest.get(epoch, -1))
         lane.processed.add(position)
+        lane.writes += 1
         while lane.prefix in lane.processed:
             lane.prefix += 1
 
@@ -185,10 +193,11 @@ class Checker:
         for flow_id, ends in self.leases.items():
             if ends > began:
                 self.leases[flow_id] = now + self.flows[flow_id].lease_seconds
-        for number, row in self.partitions.items():
-            if row.deadline is not None and row.deadline > began and row.handoff_since < now:
-                # Whoever decides next owes the handoff the time that nobody served.
-                self._owed[number] = (row.handoff_since, row.deadline + now - began)
+        self.deadlines.outage(began, now)
+
+    def came_late(self, now: float) -> None:
+        """A transaction was refused: it came too long after what it begins was decided."""
+        self.deadlines.came_late(now)
 
     @_told
     def renewed(self, flow_ids: Iterable[str], now: float) -> None:
@@ -215,12 +224,19 @@ class Checker:
         old_flows, old_partitions = dict(self.flows), dict(self.partitions)
         self._enter_flows(tx)
         for number, position in tx.positions.items():
-            self._move_to(number, position, old_partitions.get(number))
+            if number in tx.reset:
+                self._reset(number, position)
+            else:
+                self._move_to(number, position, old_partitions.get(number))
+        unfenced = set(tx.reset) - {row.number for row in tx.partitions}
+        if unfenced:
+            raise Violation(2, f"the positions of {sorted(unfenced)} were set within an epoch")
         for row in tx.partitions:
             old = old_partitions.get(row.number)
             self.partitions[row.number] = row
             if old is not None:
-                self._check_partition(tx, old, row, old_flows)
+                self._check_partition(tx, old, row, old_flows, queue)
+            self._follow(tx, row, queue)
             if row.owner is not None:
                 self._own(row)
         self._leave(tx)
@@ -264,9 +280,6 @@ class Checker:
         if new == old:
             return
         self.positions[number] = new
-        if number in self._set_by_admin:
-            self._resets += 1
-            return
         how = f"the position of p{number} went from {old} to {new}"
         if row is None or ("position", row.owner, number, row.epoch, new) not in self._sent:
             raise Violation(2, f"{how}, which its owner did not ask for in this epoch")
@@ -274,6 +287,16 @@ class Checker:
             raise Violation(2, how)
         if new > self.lanes[number].prefix:
             raise Violation(3, f"{how}, but {self.lanes[number].prefix} was not processed")
+
+    def _reset(self, number: int, position: str | None) -> None:
+        new = 0 if position is None else int(position)
+        if not self.asked.position(number, new):
+            raise Violation(2, f"the position of p{number} was set to {new}, unasked")
+        if new > self.lanes[number].prefix:
+            processed = self.lanes[number].prefix
+            raise Violation(3, f"p{number} was set to {new}, but {processed} was not processed")
+        self.positions[number] = new
+        self._reset_by[number] = self.transactions
 
     def _own(self, row: Any) -> None:
         owner = self._owners.setdefault((row.number, row.epoch), row.owner)
@@ -283,25 +306,42 @@ class Checker:
     # One partition in one transaction
 
     def _check_partition(
-        self, tx: Transaction, old: Any, new: Any, old_flows: Mapping[str, Any]
+        self,
+        tx: Transaction,
+        old: Any,
+        new: Any,
+        old_flows: Mapping[str, Any],
+        queue: Mapping[str, Any],
     ) -> None:
         number, rise = new.number, new.epoch - old.epoch
         if rise < 0 or rise > len(tx.revisions):
             raise Violation(1, f"p{number} went from epoch {old.epoch} to {new.epoch}")
+        if number in tx.reset and rise == 0:
+            raise Violation(2, f"the position of p{number} was set within epoch {old.epoch}")
         if rise == 0:
             self._check_same_epoch(tx, old, new)
         else:
-            self._check_grant(tx, old, new, old_flows)
+            self._check_grant(tx, old, new, old_flows, queue)
         ended = old.state == "warming" and new.state == "revoking" and rise == 0
         if ended and new.successor == old.successor:
             self._check_warmup_end(tx, old, new)
-        finished = ("finish", old.owner, number, old.epoch) in self._sent
-        if new.state == "removed" and old.state != "removed" and not finished:
-            self.lanes[number].rough.add(new.epoch + 1)
-        if len(tx.revisions) == 1:
-            self._check_deadline(old, new)
-        if new.state not in ("warming", "revoking"):
-            self._owed.pop(number, None)
+        if new.state == "removed" and old.state != "removed":
+            self._check_removal(old, new)
+
+    def _follow(self, tx: Transaction, row: Any, queue: Mapping[str, Any]) -> None:
+        moving = _TIMES.get(row.state)
+        self.deadlines.follow(row, tx.now, self._values(moving, queue) if moving else ())
+
+    def _values(self, name: str, queue: Mapping[str, Any]) -> set[Any]:
+        """What a setting may have been within a transaction; `queue`: as before it."""
+        return {queue.get(name), self.queue.get(name)} | self.asked.values(name)
+
+    def _check_removal(self, old: Any, new: Any) -> None:
+        if ("finish", old.owner, new.number, old.epoch) in self._sent and new.epoch == old.epoch:
+            return
+        if not self.asked.discard(new.number):
+            raise Violation(3, f"p{new.number} was removed, and {old.owner} was not finished")
+        self.lanes[new.number].rough.add(new.epoch + 1)
 
     def _check_same_epoch(self, tx: Transaction, old: Any, new: Any) -> None:
         number = new.number
@@ -313,28 +353,40 @@ class Checker:
             return
         if new.let_go == "graceful":
             self._check_released(old)
-        elif old.owner not in tx.left and not self._discarded_between(tx):
+        elif old.owner not in tx.left and not self._discarded_between(tx, number):
             raise Violation(5, f"p{number} lost its owner {old.owner} without a handoff")
 
     def _check_grant(
-        self, tx: Transaction, old: Any, new: Any, old_flows: Mapping[str, Any]
+        self,
+        tx: Transaction,
+        old: Any,
+        new: Any,
+        old_flows: Mapping[str, Any],
+        queue: Mapping[str, Any],
     ) -> None:
         number, how = new.number, new.handed_over if new.owner is not None else None
-        if len(tx.revisions) > 1 and new.epoch - old.epoch > 1:
-            # Several things at once: what came between was told to nobody.
-            self.lanes[number].rough.update(range(old.epoch + 1, new.epoch + 1))
-            return
         if how not in ("initial", "graceful"):
             self.lanes[number].rough.add(new.epoch)
+        known = old_flows.get(new.owner)
+        if known is not None and known.draining and new.owner != old.owner:
+            raise Violation(6, f"p{number} was granted to {new.owner}, which is draining")
+        # Retiring again, or its position set, the owner goes on under a new epoch.
         again = new.retiring and not old.retiring
-        again = again or len(tx.revisions) > 1
-        raised = (number in self._set_by_admin or again) and new.owner == old.owner
+        again = again or (len(tx.revisions) > 1 and self.asked.resize())
+        raised = number in tx.reset or (again and new.owner == old.owner)
+        bound = old.owner is not None and old.owner not in tx.left
+        if new.epoch - old.epoch > 1:
+            # Of the epochs between nobody was told, so nobody can have let go of one.
+            if how in ("initial", "graceful"):
+                raise Violation(4, f"p{number} came to epoch {new.epoch}, and is called {how}")
+            if bound and not raised and not self._may_lose(tx, old):
+                raise Violation(5, f"p{number} was taken from {old.owner} in epoch {old.epoch}")
+            return
         if how == "forced" and not raised and old.owner is not None:
-            self._check_forced(tx, old, new)
+            self._check_forced(tx, old, queue)
         if how == "graceful" and old.owner is not None:
             self._check_released(old)
-        bound = old.owner is not None and old.owner not in tx.left
-        if how == "orphaned" and bound and not self._discarded_between(tx):
+        if how == "orphaned" and bound and not self._discarded_between(tx, number):
             raise Violation(5, f"p{number} was taken from {old.owner}, which is bound")
         first = old.epoch == 0 or old.state == "removed" or old.let_go == "initial"
         if how == "initial" and not first and new.owner != old.owner:
@@ -343,32 +395,25 @@ class Checker:
             before = self._owners.get((number, old.epoch))
             if before is not None and self._instances[before] != self._instances[new.owner]:
                 raise Violation(4, f"p{number} was held by {before}, not by {new.owner} restarted")
-        known = old_flows.get(new.owner)
-        if known is not None and known.draining and new.owner != old.owner:
-            raise Violation(6, f"p{number} was granted to {new.owner}, which is draining")
 
-    def _check_deadline(self, old: Any, new: Any) -> None:
-        began = (new.state, new.handoff_since) != (old.state, old.handoff_since)
-        if new.deadline is None or not began:
-            return
-        warming = new.state == "warming"
-        seconds = self.queue["max_warmup_time" if warming else "max_handoff_time"]
-        if abs(new.deadline - new.handoff_since - seconds) > ACCURACY:
-            took = new.deadline - new.handoff_since
-            raise Violation(8, f"p{new.number} may be {new.state} for {took:.3f} s")
-
-    def _discarded_between(self, tx: Transaction) -> bool:
+    def _discarded_between(self, tx: Transaction, number: int) -> bool:
         """Whether a partition may have been discarded and added again within this transaction."""
-        return len(tx.revisions) > 1 and ("discard",) in self._sent
+        return len(tx.revisions) > 1 and self.asked.discard(number)
 
-    def _check_forced(self, tx: Transaction, old: Any, new: Any) -> None:
-        since, owed = self._owed.get(old.number, (None, 0.0))
-        due = max(old.deadline or 0.0, owed if since == old.handoff_since else 0.0)
-        if old.state == "warming":
-            due = old.deadline + self.queue["max_handoff_time"] if len(tx.revisions) < 2 else 0.0
-        elif old.state == "owned" and len(tx.revisions) < 2:
-            raise Violation(8, f"p{old.number} was forced from {old.owner} without a revoke")
-        if tx.now < due - ACCURACY:
+    def _may_lose(self, tx: Transaction, old: Any) -> bool:
+        """Whether an owner that is bound may have lost a partition to somebody in passing."""
+        over = old.state == "revoking" and tx.now >= self.deadlines.due(old.number) - ACCURACY
+        released = ("release", old.owner, old.number, old.epoch) in self._sent
+        return over or released or self._discarded_between(tx, old.number)
+
+    def _check_forced(self, tx: Transaction, old: Any, queue: Mapping[str, Any]) -> None:
+        due = self.deadlines.due(old.number)
+        if old.state != "revoking":
+            # Only if there is no time at all for it.
+            if min(self._values("max_handoff_time", queue)) > 0:
+                text = f"p{old.number} was forced from {old.owner} without a revoke"
+                raise Violation(8, text)
+        elif tx.now < due - ACCURACY:
             early = due - tx.now
             raise Violation(8, f"p{old.number} was forced {early:.3f} s before its deadline")
 
@@ -380,9 +425,9 @@ class Checker:
     def _check_warmup_end(self, tx: Transaction, old: Any, new: Any) -> None:
         owner: Any = self.flows.get(old.owner)
         drain_deadline = None if owner is None else owner.drain_deadline
-        if old.deadline <= tx.now or (drain_deadline is not None and drain_deadline <= tx.now):
+        if drain_deadline is not None and drain_deadline <= tx.now:
             return
-        if len(tx.revisions) > 1 or new.successor is None:
+        if self.deadlines.due(old.number) <= tx.now + ACCURACY:
             return
         if ("ready", new.successor, new.number, new.epoch) not in self._sent:
             raise Violation(2, f"the warm-up of p{new.number} ended, {new.successor} not ready")
@@ -397,20 +442,26 @@ class Checker:
             for row in self.partitions.values():
                 if row.state in ("warming", "revoking"):
                     raise Violation(5, f"p{row.number} is {row.state}, but {queue['status']}")
-        if not old or old["status"] != "Holddown":
-            if queue["status"] == "Holddown" and len(tx.revisions) == 1:
-                until = queue["since"] + queue["rebalance_delay"]
-                if abs(until - queue["holddown_until"]) > ACCURACY:
-                    raise Violation(8, f"the holddown ends at {queue['holddown_until']}")
+        if queue["status"] == "Holddown":
+            self._check_holddown(tx, old)
+        if not old or old["status"] != "Holddown" or queue["status"] != "Rebalancing":
             return
-        still = queue["status"] == "Holddown" and len(tx.revisions) == 1
-        if still and queue["holddown_until"] != old["holddown_until"]:
-            raise Violation(8, "a holddown was extended")
-        early = tx.now < old["holddown_until"] - ACCURACY
-        if queue["status"] == "Rebalancing" and early and not self._asked_to_rebalance:
-            settings = ("partition_count", "access_type")
-            if all(queue[name] == old[name] for name in settings) and len(tx.revisions) == 1:
-                raise Violation(8, "a holddown ended early")
+        # It was over, somebody asked, or it was settled and what came then takes no holddown.
+        early = tx.now < old["holddown_until"] - ACCURACY and not self.asked.rebalance()
+        without = len(tx.revisions) > 1 and 0 in self._values("rebalance_delay", old)
+        if early and not without:
+            raise Violation(8, "a holddown ended early")
+
+    def _check_holddown(self, tx: Transaction, old: Mapping[str, Any]) -> None:
+        since, until = self.queue["since"], self.queue["holddown_until"]
+        if old and old["status"] == "Holddown":
+            if (old["since"], old["holddown_until"]) == (since, until):
+                return
+            if len(tx.revisions) == 1 or since <= old["since"]:
+                raise Violation(8, f"a holddown was extended to {until}")
+        took = until - since
+        if all(abs(took - s) > ACCURACY for s in self._values("rebalance_delay", old)):
+            raise Violation(8, f"a holddown takes {took:.3f} s")
 
     def balanced(self) -> bool:
         """*Balance*, counted from the rows."""
@@ -449,14 +500,16 @@ class Checker:
                 begun.append(was)
             elif row.state in ("unassigned", "removed"):
                 released = True
+        several = len(tx.revisions) > 1
         changed = (
             released
             or not old
             or self._flows_differ(old_flows)
             or any(self.queue[name] != old[name] for name in _SETTINGS)
             or (old["status"] != "Rebalancing" and self.queue["status"] == "Rebalancing")
+            or (several and (tx.left or self.asked.resize()))
         )
-        if len(tx.revisions) > 1:
+        if several and changed:
             # Several decisions: what the first began the next had to take as it was.
             self._made, self._fewest = 0, self.fewest(())
             return
@@ -527,7 +580,10 @@ class Checker:
     def began(self) -> Began:
         """A replica begins to answer a call."""
         epochs = {number: row.epoch for number, row in self.partitions.items()}
-        return Began(dict(self.positions), epochs, self._resets)
+        return Began(dict(self.positions), epochs, self.transactions)
+
+    def _reset_since(self, number: int, began: Began) -> bool:
+        return self._reset_by.get(number, 0) > began.transactions
 
     @_told
     def showed(self, update: Any, began: Began) -> None:
@@ -541,7 +597,7 @@ class Checker:
             number, epoch = seen.partition, seen.epoch
             told.append((number, epoch, seen.state, seen.handed_over, seen.deadline))
             position = 0 if seen.position is None else int(seen.position)
-            if began.resets == self._resets:
+            if not self._reset_since(number, began):
                 least, most = began.positions.get(number, 0), self.positions.get(number, 0)
                 if not least <= position <= most:
                     raise Violation(3, f"{flow} was told p{number} at {position}, not {least}")
@@ -562,7 +618,8 @@ class Checker:
             if kind == "commit":
                 if epoch < began.epochs.get(number, 0):
                     raise Violation(2, f"{what} is fine, but the epoch was over")
-                if began.resets == self._resets and self.positions.get(number, 0) < position:
+                stored = self.positions.get(number, 0)
+                if stored < position and not self._reset_since(number, began):
                     raise Violation(7, f"{what} at {position} is fine, but it is not stored")
             elif kind == "release" and row is not None and (row.epoch, row.owner) == (epoch, flow):
                 raise Violation(7, f"{what} is fine, but it is still the owner")
@@ -586,6 +643,14 @@ class Checker:
             raise Violation(7, f"{flow} was told {code}, but it is bound")
 
     # The clock
+
+    @_told
+    def worked(self, now: float, able: Collection[str]) -> None:
+        """5. See `Progress`; said every now and then, before anything is wrong with these flows."""
+        if self._hindered_until + self._progress.bound_seconds < now:
+            self._progress.look(
+                now, self._hindered_until, self.partitions, self.positions, self.lanes, able
+            )
 
     @_told
     def tick(self, now: float) -> None:
@@ -630,6 +695,7 @@ class Checker:
         return None
 
 
+_TIMES = {"warming": "max_warmup_time", "revoking": "max_handoff_time"}
 _SETTINGS = (
     "partition_count",
     "access_type",

@@ -48,6 +48,8 @@ class Process:
     def __init__(self, name: str, rng: random.Random, loop: SimLoop, drift: float) -> None:
         self.name, self.rng, self.loop = name, rng, loop
         self.dead = self.frozen = False
+        # Until then it cannot be expected to get on.
+        self.hindered_until = 0.0
         self.door = rng.randrange(100)
         self._origin = rng.random() * 1e6
         self._rate = 1.0 + drift * (2 * rng.random() - 1)
@@ -68,6 +70,8 @@ class Process:
             callback(*args)
 
     def thaw(self) -> None:
+        if self.frozen:
+            self.hindered_until = self.loop.now + 1.0
         self.frozen = False
         backlog, self._backlog = self._backlog, []
         for callback, args in backlog:
@@ -227,7 +231,9 @@ class Consumer(Process):
             self._busy = True
             least, most = self.config.work
             took = least + (most - least) * self.rng.random() + self.stubborn
-            self.stubborn = 0.0
+            if self.stubborn:
+                self.stubborn = 0.0
+                self.hindered_until = self.loop.now + took + 0.5
             self.later(took, self._wrote, batch)
             return
         due = [lane for lane in self._lanes.values() if lane.committed < lane.position]

@@ -22,7 +22,8 @@ def expected() -> Iterator[str]:
     yield from (f"record {kind}" for kind in _KINDS)
     for kinds in (*ACTIONS.values(), *FAULTS.values()):
         yield from (f"event {kind}" for kind in dict.fromkeys(kinds))
-    yield from ("outages", "doubled", "answer flow_gone", "answer unavailable")
+    yield from ("outages", "outages before one commit", "stalled commits")
+    yield from ("doubled", "answer flow_gone", "answer unavailable")
 
 
 def missing(counts: Counter[str]) -> list[str]:

@@ -6,6 +6,7 @@ that are easily made in a system like this, most of them in one line.
 
 from __future__ import annotations
 
+import asyncio
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -34,6 +35,7 @@ from broker.core.transitions import (
     State,
     Status,
 )
+from broker.flow_calls import FlowCalls
 from broker.flow_views import FlowViews
 from broker.replica import Replica
 from broker.store.memory_database import MemoryDatabase
@@ -233,6 +235,24 @@ def _deadlines_run_in_an_outage() -> Changes:
     return [(Coordinator, "_move_deadlines", move_deadlines)]
 
 
+def _late_commit_is_taken() -> Changes:
+    """Was in the product: a deadline runs from the decision, however long the commit takes."""
+    real = Turn.finish
+
+    return [(Turn, "finish", lambda self, late_seconds: real(self, 3600.0))]
+
+
+def _only_the_last_outage_counts() -> Changes:
+    """Was in the product: of several outages before a commit the earlier ones were forgotten."""
+
+    async def move_deadlines(self, turn):
+        outage = self._clock.outage
+        if outage is not None and outage.id > turn.queue.outage_seen:
+            turn.decide(c.MoveDeadlines(outage.id, outage.began, outage.seconds))
+
+    return [(Coordinator, "_move_deadlines", move_deadlines)]
+
+
 def _frozen_replica_trusts_its_clock() -> Changes:
     """What is due is done by a clock that nobody looked at since, and leases by it too."""
     fresh = property(lambda self: self._asked_at is not None)
@@ -400,6 +420,35 @@ def _waiting_flow_is_not_woken() -> Changes:
     ]
 
 
+# Who goes on working
+
+
+def _commits_wait_while(waits: Callable[[Queue, str], bool]) -> Changes:
+    real = FlowCalls.commit
+
+    async def commit(self, name, flow_id, seq, items):
+        coordinator = await self._replica.coordinator(name)
+        while (queue := coordinator.queue) is not None and flow_id in queue.flows:
+            if not waits(queue, flow_id):
+                break
+            await asyncio.sleep(0.1)
+        return await real(self, name, flow_id, seq, items)
+
+    return [(FlowCalls, "commit", commit)]
+
+
+def _commits_wait_for_handoffs() -> Changes:
+    """Whoever is to lose one partition commits nothing until that is over."""
+    return _commits_wait_while(
+        lambda queue, flow_id: any(n in queue.handoffs for n in queue.flows[flow_id].owned)
+    )
+
+
+def _commits_wait_for_rebalance() -> Changes:
+    """The world stops until everything is where it belongs."""
+    return _commits_wait_while(lambda queue, flow_id: queue.status is Status.REBALANCING)
+
+
 _CALLED_OFF = ((State.REVOKING, PartitionEvent.CALLED_OFF), State.OWNED)
 _EXTENDED = ((Status.HOLDDOWN, QueueEvent.HOLDDOWN_STARTED), Status.HOLDDOWN)
 
@@ -420,6 +469,8 @@ MUTANTS = {
         Mutant("timer of an old handoff fires", _old_timer_fires),
         Mutant("leases run while nobody serves", _leases_run_in_an_outage),
         Mutant("handoff deadlines run while nobody serves", _deadlines_run_in_an_outage),
+        Mutant("a late commit is taken", _late_commit_is_taken),
+        Mutant("only the last of several outages is given back", _only_the_last_outage_counts),
         Mutant("a frozen replica trusts its clock", _frozen_replica_trusts_its_clock),
         Mutant("expiry not fenced by the lease", _expiry_not_fenced),
         Mutant(
@@ -438,5 +489,7 @@ MUTANTS = {
         Mutant("a partition retires again in its epoch", _retires_again_in_its_epoch),
         Mutant("a client takes an older view", _older_view_taken),
         Mutant("a flow that waits is not woken", _waiting_flow_is_not_woken),
+        Mutant("commits wait for the handoffs of their flow", _commits_wait_for_handoffs),
+        Mutant("commits wait for the rebalance to end", _commits_wait_for_rebalance),
     )
 }

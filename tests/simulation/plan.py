@@ -68,10 +68,10 @@ LEASES = (2.0, 3.0, 4.0, 6.0)
 # What may go wrong, with its weight; each run draws some of them.
 FAULTS: dict[str, tuple[str, ...]] = {
     "replicas": ("crash", "crash", "freeze node", "stop", "crash before", "crash after"),
-    "database": ("away", "cut", "slow", "refuses", "forgets", "unknown", "long away"),
+    "database": ("away", "cut", "slow", "refuses", "forgets", "unknown", "long away", "stall"),
     "network": ("lost", "doubles", "deaf", "deaf", "interrupt"),
     "consumers": ("freeze", "kill", "restart", "restart over", "stubborn", "cold"),
-    "outage": ("blackout",),
+    "outage": ("blackout", "blackout", "outages"),
 }
 # What people do, which is no fault.
 ACTIONS: dict[str, tuple[str, ...]] = {
@@ -172,6 +172,10 @@ _ARGS: dict[str, Any] = {
     "freeze node": _for(0.5, 1.5, 2.5, 4.5),
     "cut": _for(0.5, 1.5, 4.0),
     "unknown": _who,
+    # the next commit that begins handoffs takes so long
+    "stall": lambda rng: (rng.choice((2.0, 4.0, 6.0)),),
+    # twice nobody serves, as soon as handoffs begin
+    "outages": lambda rng: (rng.choice((3.3, 4.0)), rng.choice((3.3, 4.0))),
     "interrupt": _who,
     "away": lambda rng: (rng.choice((0.3, 1.0, 2.0)),),
     "long away": lambda rng: (rng.choice((3.5, 5.0)),),

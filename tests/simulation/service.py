@@ -17,13 +17,13 @@ from typing import Any, TypeVar
 
 from broker import views
 from broker.core.errors import BrokerError, FlowGone
-from broker.core.records import Record
+from broker.core.records import Record, RevokesStarted, WarmupsEnded
 from broker.flow_calls import FlowCalls
 from broker.logs import trim_floor
 from broker.queue_calls import QueueCalls
 from broker.replica import Replica
 from broker.store.memory import MemoryDatabase, MemoryStore
-from broker.store.ports import Commit, PositionCommit, StoreError, StoreUnavailable
+from broker.store.ports import Commit, Overdue, PositionCommit, StoreError, StoreUnavailable
 from counterpoise.calls import Call
 from tests.simulation.checker import Checker, Transaction
 from tests.simulation.loop import SimLoop
@@ -44,6 +44,8 @@ class Observed(MemoryDatabase):
         super().__init__(lambda: EPOCH + loop.now)
         self.checker = checker
         self.records: Counter[str] = Counter()
+        # Called once, when handoffs begin.
+        self.on_handoffs: Callable[[], None] | None = None
         self.wrote: Callable[[Sequence[Record]], None] | None = None
 
     def pulse(self, gap_seconds: float) -> Any:
@@ -70,8 +72,19 @@ class Observed(MemoryDatabase):
                 commit.left,
                 commit.renewed,
                 {number: stored.positions[number][0] for number in sorted(touched)},
+                commit.positions.keys(),
             )
         )
+        if self.on_handoffs is not None and begins_handoffs(commit):
+            begun, self.on_handoffs = self.on_handoffs, None
+            begun()
+
+    def commit(self, commit: Commit) -> None:
+        try:
+            super().commit(commit)
+        except Overdue:
+            self.checker.came_late(self.clock())
+            raise
 
     def renew(self, flow_ids: Sequence[str]) -> Any:
         leases = super().renew(flow_ids)
@@ -86,6 +99,12 @@ class Observed(MemoryDatabase):
                 position = stored.positions[item.partition][0]
                 self.checker.committed_positions({item.partition: position})
         return results
+
+
+def begins_handoffs(commit: Commit) -> bool:
+    """Whether owners are told to let go."""
+    records = (record for entry in commit.entries for record in entry.records)
+    return any(isinstance(record, RevokesStarted | WarmupsEnded) for record in records)
 
 
 class Log:
@@ -157,6 +176,16 @@ class Store(MemoryStore):
         super().__init__(database)
         self.node = node
 
+    async def commit(self, commit: Commit) -> None:
+        node, weather = self.node, self.node.weather
+        if weather.stall_seconds and begins_handoffs(commit):
+            seconds, weather.stall_seconds = weather.stall_seconds, 0.0
+            node.disturbed(seconds)
+            await node.loop.sleep(seconds)
+            if self.database.queues[commit.queue.id].row["revision"] == commit.seen:
+                node.on_stalled()
+        await super().commit(commit)
+
     async def _call(self, method: str, work: Callable[[], T]) -> T:
         node, loop = self.node, self.node.loop
         await node.alive()
@@ -165,7 +194,9 @@ class Store(MemoryStore):
         if delay:
             await loop.sleep(delay)
             await node.alive()
-        if node.cut or node.weather.away or luck < node.weather.refuses:
+        weather = node.weather
+        away = node.cut or weather.away or (weather.mute and method != "pulse")
+        if away or luck < weather.refuses:
             await loop.sleep(REFUSED_SECONDS)
             await node.alive()
             raise StoreUnavailable(f"{method}: lost")
@@ -173,7 +204,7 @@ class Store(MemoryStore):
         if method == "commit" and node.next_commit is not None:
             fate, node.next_commit = node.next_commit, None
         if fate is not None:
-            node.disturbed()
+            node.disturbed(0.0)
         if fate == "crash before":
             node.crash()
             await node.alive()
@@ -267,8 +298,11 @@ class Weather:
     """How bad things are between everybody at the moment. Probabilities are of each message."""
 
     def __init__(self) -> None:
-        self.away = False
+        # `mute`: the database tells the time and nothing else.
+        self.away = self.mute = False
         self.slow = 1.0
+        # How long the next commit takes that begins handoffs.
+        self.stall_seconds = 0.0
         self.refuses = self.forgets = 0.0
         self.lost = self.doubles = self.notify_lost = 0.0
 
@@ -294,10 +328,13 @@ class Node:
         self.database, self.weather, self.config = database, weather, config
         self.down = self.frozen = self.cut = False
         self.next_commit: str | None = None
+        self.on_stalled: Callable[[], None] = lambda: None
+        # Requests of administrators that it works on.
+        self.asked: set[int] = set()
         # How long it stays away, should it crash.
         self.away_seconds = 1.0
         self.on_crash: Callable[[Node], None] = lambda node: None
-        self.disturbed: Callable[[], None] = lambda: None
+        self.disturbed: Callable[[float], None] = lambda seconds: None
         self._backlog: list[Callable[[], object]] = []
         self._waiting: list[asyncio.Future[None]] = []
         self.ready = False

@@ -82,14 +82,21 @@ def test_a_seed_gives_the_same_transcript_in_another_process(hash_seed: str) -> 
 
 
 def test_the_checker_knows_nothing_of_the_product() -> None:
-    source = (campaign.ROOT / "tests/simulation/checker.py").read_text()
-    imported = [
-        node.module if isinstance(node, ast.ImportFrom) else node.names[0].name
-        for node in ast.walk(ast.parse(source))
-        if isinstance(node, ast.Import | ast.ImportFrom)
-    ]
-    assert imported
-    assert not [name for name in imported if name and name.split(".")[0] not in STANDARD]
+    left, seen = ["tests.simulation.checker"], set[str]()
+    while left:
+        name = left.pop()
+        if name.split(".")[0] in STANDARD or name in seen:
+            continue
+        seen.add(name)
+        assert name.startswith("tests.simulation."), name
+        source = (campaign.ROOT / name.replace(".", "/")).with_suffix(".py").read_text()
+        for node in ast.walk(ast.parse(source)):
+            if isinstance(node, ast.ImportFrom):
+                left.append(node.module or "")
+            elif isinstance(node, ast.Import):
+                left += [alias.name for alias in node.names]
+    assert len(seen) > 1
+    assert not {"world", "service", "consumers"} & {name.split(".")[-1] for name in seen}
 
 
 def test_recording_changes_nothing() -> None:

@@ -25,17 +25,24 @@ from broker.core.errors import BrokerError, Unavailable
 from broker.core.transitions import PARTITION_TRANSITIONS, QUEUE_TRANSITIONS
 from counterpoise.calls import Call
 from counterpoise.errors import CounterpoiseError, Unreachable, error_of
-from tests.simulation.checker import Checker, Violation
+from tests.simulation.checker import Checker
 from tests.simulation.consumers import Consumer, Done, Process
 from tests.simulation.loop import SimLoop
 from tests.simulation.plan import Event, Plan
 from tests.simulation.service import EPOCH, QUEUE, Log, Node, Observed, Weather, problem, serve
+from tests.simulation.violation import Violation
 
 # How long after the last fault everything must be settled.
 SETTLE_SECONDS = 60.0
 STEP_SECONDS = 0.5
 TICK_SECONDS = 0.25
 CLIENT_SECONDS = 10.0
+# An undisturbed consumer does something in each of its partitions at least so often; not so where
+# calls take so long that they are given up now and then.
+PAUSE_SECONDS, PAUSE_LATENCIES = 1.0, 10
+GIVEN_UP_LATENCY, GIVEN_UP_SECONDS = 0.1, 8.0
+# Between two outages the database answers for so long: each replica stamps meanwhile.
+BETWEEN_SECONDS = 1.4
 # A replica that was disturbed needs so long to be itself again.
 RECOVER_SECONDS = 2.5
 
@@ -59,7 +66,11 @@ class World:
         self.loop = loop = SimLoop()
         self.lines: list[str] | None = [] if recording else None
         self.trace = self._trace if recording else None
-        self.checker = Checker(0.5 + 25 * config.latency[1])
+        latency = config.latency[1]
+        pause = PAUSE_SECONDS + PAUSE_LATENCIES * latency
+        if latency >= GIVEN_UP_LATENCY:
+            pause += GIVEN_UP_SECONDS
+        self.checker = Checker(0.5 + 25 * latency, pause)
         self.checker.on_violation = loop.failures.append
         self.database = Observed(loop, self.checker)
         if recording:
@@ -136,15 +147,32 @@ class World:
         config, weather = self.plan.config, self.weather
         node = Node(name, rng, self.loop, self.database, self.log, weather, config, self._commit_id)
         node.on_crash = self._crashed
-        node.disturbed = lambda: self._disturb(0.0)
+        node.disturbed = self._disturb
+        node.on_stalled = self._stalled
         return node
+
+    def _stalled(self) -> None:
+        self.counts["stalled commits"] += 1
 
     def _commit_id(self) -> str:
         return self.new_id("t")
 
     def _tick(self) -> None:
-        self.checker.tick(self.database.clock())
+        now = self.database.clock()
+        self.checker.tick(now)
+        self.checker.worked(now, self._able())
         self.loop.call_later(TICK_SECONDS, self._tick)
+
+    def _able(self) -> set[str]:
+        """The flows whose processes can be expected to get on with their work."""
+        now = self.loop.now
+        return {
+            one.core.bound.flow_id
+            for one in self.consumers
+            if one.core.bound is not None
+            and not (one.dead or one.frozen or one.leaving or one.ended or one.stubborn)
+            and one.hindered_until < now
+        }
 
     def _clear_up(self) -> None:
         """Nothing goes wrong from here on."""
@@ -402,11 +430,13 @@ class World:
 
     # Administrators
 
-    def _administer(self, work: Callable[[Any], Awaitable[Any]]) -> None:
-        self.loop.create_task(self._persist(work))
+    def _administer(self, work: Callable[[Any], Awaitable[Any]], *what: Any) -> None:
+        """`what`: what is asked for, see `Asked.begin`."""
+        self.loop.create_task(self._persist(work, what))
 
-    async def _persist(self, work: Callable[[Any], Awaitable[Any]]) -> None:
+    async def _persist(self, work: Callable[[Any], Awaitable[Any]], what: tuple[Any, ...]) -> None:
         """An administrator who tries again until there is an answer."""
+        asked = self.checker.asked
         while True:
             node = self.rng.choice(self.nodes)
             if node.down or not node.ready:
@@ -415,14 +445,18 @@ class World:
 
             async def attempt(node: Node = node) -> bool:
                 await node.alive()
+                request = asked.begin(*what) if what else 0
+                node.asked.add(request)
                 try:
                     await work(node.facade)
                 except Unavailable:
+                    asked.end(request)
                     return False
                 except BrokerError as error:
                     self.counts[f"refused {error.code}"] += 1
                 except Exception as error:
                     self.failed(error)
+                asked.end(request)
                 await node.alive()
                 return True
 
@@ -433,9 +467,9 @@ class World:
             await self.loop.sleep(0.3)
 
     def _change(self, changes: dict[str, Any], discard: bool = False) -> None:
-        if discard:
-            self.checker.sent("discard")
-        self._administer(lambda facade: facade.change_queue(QUEUE, changes, discard))
+        self._administer(
+            lambda facade: facade.change_queue(QUEUE, changes, discard), "change", changes, discard
+        )
 
     def _on_resize(self, count: int, discard: bool) -> None:
         self._change({"partition_count": count}, discard)
@@ -456,21 +490,21 @@ class World:
         self._change({"access_type": access_type})
 
     def _on_rebalance(self) -> None:
-        self.checker.sent("rebalance")
-        self._administer(lambda facade: facade.rebalance_now(QUEUE))
+        self._administer(lambda facade: facade.rebalance_now(QUEUE), "rebalance")
 
     def _on_positions(self, everywhere: bool, who: int) -> None:
         """Back to where the log begins, or a little."""
         existing = sorted(n for n, row in self.checker.partitions.items() if row.state != "removed")
         if everywhere:
-            self.checker.sent("positions", tuple(range(100)))
-            self._administer(lambda facade: facade.set_positions(QUEUE, "earliest"))
+            self._administer(lambda facade: facade.set_positions(QUEUE, "earliest"), "positions")
             return
         number = existing[who % len(existing)]
         first, last = self.log.firsts.get(number, 0), self.checker.positions.get(number, 0)
-        where = {number: str((first + max(first, last)) // 2)}
-        self.checker.sent("positions", (number,))
-        self._administer(lambda facade: facade.set_positions(QUEUE, where))
+        back = (first + max(first, last)) // 2
+        where = {number: str(back)}
+        self._administer(
+            lambda facade: facade.set_positions(QUEUE, where), "positions", {number: back}
+        )
 
     # Replicas
 
@@ -482,6 +516,8 @@ class World:
         """Somebody starts it again, as another process."""
         if self.trace is not None:
             self.trace(f"{node.name} is down")
+        for request in node.asked:
+            self.checker.asked.end(request)
         self._disturb(node.away_seconds)
         self.loop.call_later(node.away_seconds, self._again, node)
 
@@ -519,6 +555,10 @@ class World:
     def _on_unknown(self, which: int) -> None:
         self._at_next_commit(which, 1.0, "unknown")
 
+    def _on_stall(self, seconds: float) -> None:
+        """The next commit that begins handoffs takes long; all else goes on."""
+        self.weather.stall_seconds = seconds
+
     def _on_freeze_node(self, which: int, seconds: float) -> None:
         node = self._replica(which)
         if node is not None:
@@ -539,9 +579,25 @@ class World:
                 node.crash()
         self._disturb(seconds)
 
+    def _on_outages(self, first: float, second: float) -> None:
+        """When handoffs begin next, nobody serves, and again before anybody has committed."""
+
+        def begin() -> None:
+            if self.calm:
+                return
+            between = first + BETWEEN_SECONDS
+            self._weather(between + second, "away", True, False)
+            self._later(first, setattr, self.weather, "mute", True)
+            self._later(first, setattr, self.weather, "away", False)
+            self._later(between, setattr, self.weather, "away", True)
+            self._later(between, setattr, self.weather, "mute", False)
+
+        self.database.on_handoffs = begin
+
     def _on_interrupt(self, which: int) -> None:
         node = self._replica(which)
         if node is not None:
+            self.checker.hindered(self.database.clock() + RECOVER_SECONDS)
             node.store.interrupt()
 
     # The weather
@@ -662,6 +718,7 @@ def run(plan: Plan, *, recording: bool = False) -> Outcome:
     counts.update({f"pair {state.value}, {event.value}": n for (state, event), n in pairs.items()})
     counts["transactions"] = world.checker.transactions
     counts["messages"] = sum(lane.end for lane in world.checker.lanes.values())
+    counts["outages before one commit"] = world.checker.deadlines.several_outages
     counts["steps"] = world.loop.steps
     counts["outages"] = len(world.database.outages)
     counts["virtual milliseconds"] = int(world.loop.now * 1000)

@@ -1,0 +1,54 @@
+"""Promise 5: only a partition that is being handed off pauses.
+
+Whoever owns a partition with messages to process, is told to let go of nothing there, and is
+hindered by nothing, takes them and commits, whatever the queue does meanwhile.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from tests.simulation.violation import Violation
+
+
+class Progress:
+    """Watches each partition's messages as they are taken, and its position."""
+
+    def __init__(self, bound_seconds: float) -> None:
+        """`bound_seconds`: something happens in each partition at least so often."""
+        self.bound_seconds = bound_seconds
+        # What was seen last of a partition that has messages, and when first.
+        self._seen: dict[int, tuple[tuple[Any, ...], float]] = {}
+
+    def look(
+        self,
+        now: float,
+        quiet_since: float,
+        partitions: Mapping[int, Any],
+        positions: Mapping[int, int],
+        lanes: Mapping[int, Any],
+        able: Collection[str],
+    ) -> None:
+        """`able`: the flows whose processes are alive and hindered by nothing. Before `quiet_since`
+        others were.
+        """
+        seen = self._seen
+        for number, lane in lanes.items():
+            position = positions.get(number, 0)
+            if (position if position > lane.first else lane.first) >= lane.end:
+                seen.pop(number, None)
+                continue
+            row = partitions.get(number)
+            if row is None or row.state not in ("owned", "warming") or row.owner not in able:
+                seen.pop(number, None)
+                continue
+            mark = (row.epoch, row.owner, position, lane.writes)
+            last = seen.get(number)
+            if last is None or last[0] != mark:
+                seen[number] = (mark, now)
+                continue
+            passed = now - max(last[1], quiet_since)
+            if passed > self.bound_seconds:
+                text = f"p{number} of {row.owner} has stood still for {passed:.3f} s at {position}"
+                raise Violation(5, f"{text}, and nobody asked for it")
