@@ -51,13 +51,29 @@ class Listing(Generic[T]):
 
 
 def base_url(url: str) -> str:
-    """`url` as the root all paths are appended to; raises `InvalidUrl`."""
+    """`url` as the root all paths are appended to; raises `InvalidUrl`.
+
+    The address is shown (in reprs, on Spark's pages, in messages), so it may hold no secret, and
+    what may be one is not repeated here.
+    """
     text = url.strip().rstrip("/")
-    parts = urlsplit(text)
+    if "@" in text:  # wherever it is: a password with a / in it ends up in the path
+        raise InvalidUrl(
+            "the service's address must not have a user or password, since addresses are shown: "
+            "give a token in COUNTERPOISE_TOKEN (or the argument token), and the address without"
+        )
+    shown = "this one (its query may hold a secret)" if {*"?#"} & {*text} else repr(url)
+    try:
+        parts = urlsplit(text)
+    except ValueError:
+        raise InvalidUrl(f"the service's address is not a URL: {shown}") from None
     if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise InvalidUrl(f"the service's address must be an http:// or https:// URL, not {url!r}")
+        raise InvalidUrl(f"the service's address must be an http:// or https:// URL, not {shown}")
     if parts.query or parts.fragment:
-        raise InvalidUrl(f"the service's address must not have a query or fragment: {url!r}")
+        raise InvalidUrl(
+            f"the service's address must not have a query or fragment: leave out what follows "
+            f"{parts.scheme}://{parts.netloc}{parts.path}"
+        )
     return text if parts.path.endswith("/v1") else f"{text}/v1"
 
 

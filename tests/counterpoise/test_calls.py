@@ -11,7 +11,7 @@ import yaml
 import counterpoise
 from counterpoise import calls
 from counterpoise.calls import Call, EventReader, Listing, base_url
-from counterpoise.errors import BadAnswer
+from counterpoise.errors import BadAnswer, InvalidUrl
 from counterpoise.wire import CommitItem, ReadyItem, ReleaseItem
 
 DOCUMENT = yaml.safe_load((Path(counterpoise.__file__).parents[1] / "openapi.yaml").read_text())
@@ -150,3 +150,23 @@ def test_events_are_read_line_by_line():
     reader.line("data: {")
     with pytest.raises(BadAnswer):
         reader.line("")
+
+
+@pytest.mark.parametrize(
+    ("url", "said"),
+    [
+        ("https://user:hunter2@host", "COUNTERPOISE_TOKEN"),
+        ("https://hunter2@host/v1", "COUNTERPOISE_TOKEN"),
+        ("https://user:hun/hunter2@host", "COUNTERPOISE_TOKEN"),
+        ("https://user:hun#hunter2@host", "COUNTERPOISE_TOKEN"),
+        ("user:hunter2@host", "COUNTERPOISE_TOKEN"),
+        ("https://host/v1?token=hunter2", "query or fragment: leave out what follows https://host"),
+        ("https://host#hunter2", "query or fragment"),
+        ("host?token=hunter2", "http:// or https://"),
+        ("http://[::1", "is not a URL: 'http://\\[::1'"),
+    ],
+)
+def test_an_address_holds_no_secret_and_what_may_be_one_is_not_repeated(url, said):
+    with pytest.raises(InvalidUrl, match=said) as refused:
+        base_url(url)
+    assert "hunter2" not in str(refused.value)

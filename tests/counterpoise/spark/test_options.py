@@ -101,6 +101,7 @@ def test_a_stream_refuses_what_only_a_batch_read_has(name: str) -> None:
         ({"queue": "q", "endingPositions": "earliest"}, "is latest, committed, or JSON"),
         ({"queue": "q", "onTrimmed": "latest"}, "one of fail, earliest"),
         ({"queue": "q", "url": "ftp://x"}, "http:// or https://"),
+        ({"queue": "q", "url": "https://u:hunter2@x"}, "COUNTERPOISE_TOKEN"),
     ],
 )
 def test_what_is_wrong_is_said(given: dict[str, str], said: str) -> None:
