@@ -63,8 +63,9 @@ def expected(count):
 
 @pytest.mark.long
 def test_an_append_that_runs_out_of_time_is_repeated_without_a_second_message(kafka, opened):
-    log = opened(timeout_seconds=1)
+    log = opened(timeout_seconds=10)
     log.append(spread(0, 40))
+    log._timeout_seconds = 1
     # Past the look at the partition count, so that the messages are on their way.
     shape = log._topic.shape(float("inf"))
     log._topic.shape = lambda deadline: shape
@@ -83,8 +84,9 @@ def test_an_append_that_runs_out_of_time_is_repeated_without_a_second_message(ka
 
 
 def test_a_log_that_is_closed_amid_an_append_looks_what_has_arrived(kafka, opened):
-    log = opened(timeout_seconds=1)
+    log = opened(timeout_seconds=10)
     log.append(spread(0, 8))
+    log._timeout_seconds = 1
     shape = log._topic.shape(float("inf"))
     log._topic.shape = lambda deadline: shape
     kafka.stop_brokers()

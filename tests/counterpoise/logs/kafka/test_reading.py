@@ -280,9 +280,10 @@ def test_a_partition_that_the_topic_does_not_have_ends_a_reading_with_a_reason(l
 
 @pytest.mark.long
 def test_a_cluster_that_goes_away_ends_every_call_in_time_and_comes_back(kafka, topic):
-    log = open_log(kafka.log(topic), timeout_seconds=1)
+    log = open_log(kafka.log(topic), timeout_seconds=10)
     append(log, "a", "b")
     assert texts(log, 0) == ["a", "b"]
+    log._timeout_seconds = 1
     kafka.stop_brokers()
     try:
         for act in (
