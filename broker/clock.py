@@ -8,6 +8,13 @@ A replica may have been frozen, or cut off from the store, and not know it. Then
 served meanwhile, and leases and deadlines have to be moved before anything is decided (the
 contract, *Flow*). So what this replica knows counts only while it is `fresh`: a replica that looked
 less than `FRESH_SECONDS` ago cannot have missed an outage, which takes longer.
+
+The store's clock may be set at any time (`broker.store.leases`), and nobody here can know before
+the next look, a second later. What is decided by the old time until then does no harm: it moves
+with the clock, like all that was decided before, when the queue's next turn finds the step among
+the outages that it has not seen. But once a queue has moved, the old time must not be used on it.
+So time and outage come from the same look, one without the step never counts after one with it, and
+a queue that has seen an outage of which this replica does not know makes it look (`Coordinator`).
 """
 
 from __future__ import annotations
@@ -34,15 +41,25 @@ class StoreClock:
 
         Raises StoreUnavailable.
         """
-        # The answer may lie around while this process is frozen, so only the asking has a time.
-        asked_at = self._monotonic()
-        pulse = await store.pulse()
-        if self._asked_at is None or asked_at >= self._asked_at:
+        while True:
+            known = self.outage_id
+            # The answer may lie around while this process is frozen, so only the asking has a time.
+            asked_at = self._monotonic()
+            pulse = await store.pulse()
+            told = 0 if pulse.outage is None else pulse.outage.id
+            if not known <= told < self.outage_id:
+                break
+            # Another look has told meanwhile of what came after this answer.
+        # A database that was restored from a backup knows less than it knew.
+        if self._asked_at is None or told != self.outage_id or asked_at >= self._asked_at:
             self._asked_at, self._offset = asked_at, pulse.now - asked_at
-        known = self.outage
-        if pulse.outage is not None and (known is None or pulse.outage.id > known.id):
             self.outage = pulse.outage
         return pulse
+
+    @property
+    def outage_id(self) -> int:
+        """The id of the latest outage that is known; 0: there was none."""
+        return 0 if self.outage is None else self.outage.id
 
     @property
     def fresh(self) -> bool:

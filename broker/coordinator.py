@@ -27,6 +27,7 @@ import structlog
 
 from broker.clock import StoreClock
 from broker.core import commands as c
+from broker.core import records as r
 from broker.core.errors import BrokerError, QueueNotFound, Unavailable
 from broker.core.queue import Queue
 from broker.core.replay import replay_all
@@ -211,8 +212,9 @@ class Coordinator:
         if queue is not None and behind:
             await self._replay_missed(queue)
         if queue is None:
-            queue = self._queue = await self._store.load(self.queue_id)
-            self.name = queue.name
+            queue = await self._store.load(self.queue_id)
+            await self._keep_time(queue.outage_seen)
+            self._queue, self.name = queue, queue.name
             self._advance = True
             self._on_change(self, None, False)
         return queue
@@ -226,11 +228,20 @@ class Coordinator:
             # this one does not know; the next use loads anew.
             self._queue = None
             raise StoreUnavailable("the records that this replica missed are of no use") from None
+        await self._keep_time(max(map(_outage_seen, entries), default=0))
         for entry in entries:
             replay_all(queue, entry.records, entry.revision)
         if entries:
             self._settled(queue, ours=False)
         return bool(entries)
+
+    async def _keep_time(self, outage_seen: int) -> None:
+        """Looks at the store's clock if the queue knows more of it than this replica.
+
+        So nobody decides on a queue, or is shown it, by a time from before its deadlines moved.
+        """
+        if outage_seen > self._clock.outage_id:
+            await self._clock.look(self._store)
 
     def _settled(self, queue: Queue, *, ours: bool) -> None:
         queue.journal.forget()
@@ -314,14 +325,19 @@ class Coordinator:
         return due is not None and due <= self._clock.now()
 
     async def _move_deadlines(self, turn: Turn) -> None:
-        """Before anything else, the deadlines get back all the time in which nobody served."""
-        latest, seen = self._clock.outage, turn.queue.outage_seen
-        if latest is None or latest.id <= seen:
+        """Before anything else, the deadlines get back all the time in which nobody served, and
+        follow a clock that went back.
+        """
+        queue, latest = turn.queue, self._clock.outage
+        if latest is None or latest.id <= queue.outage_seen:
             return
-        # Without handoffs it is enough to know the last one.
-        outages = await self._store.outages(seen) if turn.queue.handoffs else (latest,)
+        # Without deadlines it is enough to know the last one.
+        waits = queue.handoffs or queue.holddown_until is not None or len(queue.leaving)
+        outages = await self._store.outages(queue.outage_seen) if waits else (latest,)
         for outage in outages:
-            turn.decide(c.MoveDeadlines(outage.id, outage.began, outage.seconds))
+            # One that came since the look has not moved this turn's time.
+            if outage.id <= latest.id:
+                turn.decide(c.MoveDeadlines(outage.id, outage.began, outage.seconds))
 
     async def _do_what_is_due(self, turn: Turn, spared: frozenset[str]) -> None:
         """Unbinds the flows whose leases are over, and advances the queue.
@@ -372,6 +388,12 @@ async def _answers(turn: Turn, asks: Sequence[Ask], behind: frozenset[Late]) -> 
             await asyncio.sleep(0)
             stepped = clock()
     return answers
+
+
+def _outage_seen(entry: Entry) -> int:
+    """The outage after which the entry moved deadlines; 0: it moved none."""
+    moved = (r.DeadlinesMoved, r.ClockWentBack)
+    return max((one.outage_id for one in entry.records if isinstance(one, moved)), default=0)
 
 
 def _show(queue: Queue, look: Callable[[Queue], Any], future: asyncio.Future[Any]) -> None:

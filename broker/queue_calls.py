@@ -58,8 +58,7 @@ class QueueCalls(LogCalls):
         replay_all(queue, (added,), 1)
         queue.growing = False
         # What was before it does not concern it.
-        outage = self._replica.clock.outage
-        queue.outage_seen = outage.id if outage else 0
+        queue.outage_seen = self._replica.clock.outage_id
         entry = Entry(1, now, (added,), commit_id=uuid4().hex)
         try:
             await self._store.create(

@@ -231,8 +231,11 @@ class Replica:
         pulse = await self.clock.look(self.store)
         if pulse.outage is not None and pulse.outage.id != self._outage_id:
             self._outage_id = pulse.outage.id
+            if pulse.outage.seconds < 0:
+                _log.warning("the database's clock went back", seconds=-pulse.outage.seconds)
             for coordinator in list(self._coordinators.values()):
-                coordinator.advance()
+                # The alarm was set by the time as it was.
+                coordinator.ring()
         for queue_id in await self.store.due(MOST_DUE):
             self._of(queue_id).advance()
         await self._look_for_missed()

@@ -24,6 +24,9 @@ from broker.store.ports import Commit, Entry, PositionWrite
 EARLIEST = "0"
 # A store that is slow writes so many partitions.
 ROWS_PER_SECOND = 10_000
+# A decision cannot be farther ahead of the store's clock, unless that has gone back since: whoever
+# looked at it less than `broker.clock.FRESH_SECONDS` ago is ahead by less.
+EARLY_SECONDS = 3.0
 
 
 @dataclass(slots=True, eq=False)
@@ -200,7 +203,8 @@ class Turn:
         """The transaction, with the rows that changed.
 
         If owners are told to let go, their time runs from when that was decided; so then it must be
-        committed within `late_seconds`, or somewhat longer if it is large.
+        committed within `late_seconds`, or somewhat longer if it is large. How long that takes is
+        not known if the clock goes back meanwhile; then it does not hold.
         """
         partitions: dict[int, Partition] = {}
         flows: dict[str, Flow] = {}
@@ -221,7 +225,8 @@ class Turn:
         commit.renewed = frozenset(self._renewed & self.queue.flows.keys())
         commit.next_deadline = self.queue.next_deadline()
         if self._revokes:
-            commit.valid_until = self.now + late_seconds + len(partitions) / ROWS_PER_SECOND
+            latest = self.now + late_seconds + len(partitions) / ROWS_PER_SECOND
+            commit.valid = (self.now - EARLY_SECONDS, latest)
         return commit
 
     def take_back(self) -> None:

@@ -112,6 +112,10 @@ def advance(command: c.Advance, draft: Draft) -> None:
 
 
 def move_deadlines(command: c.MoveDeadlines, draft: Draft) -> None:
-    """Gives handoffs back the time in which nobody served."""
-    if command.outage_id > draft.queue.outage_seen:
+    """Gives handoffs back the time in which nobody served, or follows a clock that went back."""
+    if command.outage_id <= draft.queue.outage_seen:
+        return
+    if command.seconds < 0:
+        draft.emit(r.ClockWentBack(command.outage_id, command.seconds))
+    else:
         draft.emit(r.DeadlinesMoved(command.outage_id, command.began, command.seconds))

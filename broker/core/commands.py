@@ -128,7 +128,7 @@ class Advance:
 @dataclass(frozen=True, slots=True)
 class MoveDeadlines:
     """Nobody served from `began` on for `seconds`: handoffs that were under way get that time
-    back.
+    back. Negative `seconds`: the store's clock went back, and every deadline goes back with it.
     """
 
     outage_id: int

@@ -51,7 +51,8 @@ class Draft:
         since = queue.unowned.get(number) if partition.owner is None else self.now
         if partition.state is State.REVOKING:
             since = queue.handoffs[number].since
-        seconds = None if since is None else round(self.now - since, 6)
+        # The clock may have gone back meanwhile.
+        seconds = None if since is None else max(0.0, round(self.now - since, 6))
         previous = partition.owner.id if partition.owner else None
         return r.Grant(
             number, previous, flow.id, partition.epoch + 1, handed_over, seconds, by_handoff

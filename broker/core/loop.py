@@ -162,7 +162,7 @@ def remove(draft: Draft, numbers: tuple[int, ...], outcome: str) -> None:
             owner.id,
             handoff.successor.id,
             queue.partitions[number].epoch,
-            round(draft.now - handoff.since, 6),
+            max(0.0, round(draft.now - handoff.since, 6)),
         )
         for number in numbers
         if (handoff := queue.handoffs.get(number))

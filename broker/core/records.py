@@ -263,6 +263,14 @@ class DeadlinesMoved:
     seconds: float
 
 
+@dataclass(frozen=True, slots=True)
+class ClockWentBack:
+    """The store's clock went back: every deadline moved by `seconds`, which are negative."""
+
+    outage_id: int
+    seconds: float
+
+
 Record = (
     SettingsChanged
     | FlowBound
@@ -285,6 +293,7 @@ Record = (
     | PartitionsRemoved
     | EpochsRaised
     | DeadlinesMoved
+    | ClockWentBack
 )
 
 _KINDS: dict[str, type[Any]] = {kind.__name__: kind for kind in Record.__args__}

@@ -341,6 +341,27 @@ def _(record: r.DeadlinesMoved, queue: Queue) -> None:
         # What began after it lost no time by it.
         if handoff.deadline > record.began and handoff.since < ended:
             queue.set_deadline(handoff, handoff.deadline + record.seconds)
-            if queue.partitions[handoff.number].state is State.REVOKING:
-                queue.touch(queue.partitions[handoff.number].owner)
-            _touch_successor(queue, handoff)
+            _touch_deadline(queue, handoff)
+
+
+@_apply.register
+def _(record: r.ClockWentBack, queue: Queue) -> None:
+    queue.set("outage_seen", record.outage_id)
+    if queue.holddown_until is not None:
+        queue.set("since", queue.since + record.seconds)
+        queue.set("holddown_until", queue.holddown_until + record.seconds)
+    for seat in queue.leaving.counts:
+        flow = queue.by_seat[seat]
+        if flow.drain_deadline is not None:
+            queue.journal.set(flow, "drain_deadline", flow.drain_deadline + record.seconds)
+    for handoff in list(queue.handoffs.values()):
+        queue.journal.set(handoff, "since", handoff.since + record.seconds)
+        queue.set_deadline(handoff, handoff.deadline + record.seconds)
+        _touch_deadline(queue, handoff)
+
+
+def _touch_deadline(queue: Queue, handoff: Handoff) -> None:
+    """Who sees the deadline of a handoff sees another."""
+    if queue.partitions[handoff.number].state is State.REVOKING:
+        queue.touch(queue.partitions[handoff.number].owner)
+    _touch_successor(queue, handoff)

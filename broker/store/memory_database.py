@@ -96,10 +96,10 @@ class MemoryDatabase:
 
     def pulse(self, gap_seconds: float) -> Pulse:
         now, began = self.clock(), self.stamped_at
-        if began is not None and now - began > gap_seconds:
+        if began is not None and abs(now - began) > gap_seconds:
             self.outages.append(Outage(next(self.outage_ids), began, now - began))
             for flow in self.flows.values():
-                if flow.reason is None and flow.lease_expires_at > began:
+                if flow.reason is None and (flow.lease_expires_at > began or now < began):
                     flow.lease_expires_at = now + flow.values.lease_seconds
         self.stamped_at, self.gap_seconds = now, gap_seconds
         return Pulse(now, self.outages[-1] if self.outages else None)
@@ -225,7 +225,7 @@ class MemoryDatabase:
         }
         if behind:
             raise PositionBehind(frozenset(behind))
-        if commit.valid_until is not None and self.clock() > commit.valid_until:
+        if commit.valid is not None and not commit.valid[0] <= self.clock() <= commit.valid[1]:
             raise Overdue(commit.queue.id)
         self._write(commit, stored)
 
@@ -371,10 +371,12 @@ class MemoryDatabase:
 
     def due(self, limit: int) -> Sequence[str]:
         now = self.clock()
+        went_back = max((outage.id for outage in self.outages if outage.seconds < 0), default=0)
         since: dict[str, float] = {
             queue_id: queue.row["next_deadline"]
             for queue_id, queue in self.queues.items()
-            if queue.row["next_deadline"] is not None and queue.row["next_deadline"] <= now
+            if queue.row["next_deadline"] is not None
+            and (queue.row["next_deadline"] <= now or queue.row["outage_seen"] < went_back)
         }
         for flow in self.flows.values():
             if self._over(flow):

@@ -75,7 +75,7 @@ class PositionBehind(StoreError):
 
 
 class Overdue(StoreError):
-    """The commit came after its `valid_until`; nothing was committed."""
+    """The commit came when it was not `valid`; nothing was committed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +128,7 @@ class Commit:
     - `positions`: positions set by an administrator, unfenced.
     - `first_positions`: where partitions begin that have no position yet.
     - `next_deadline`: when the queue must be advanced, for the sweep.
-    - `valid_until`: the commit holds only if the store has carried it out by then (by its clock,
+    - `valid`: the commit holds only if the store carries it out between these times (by its clock,
       waits for locks counted), for deadlines in it run from when it was decided.
     """
 
@@ -146,12 +146,14 @@ class Commit:
     positions: Mapping[int, str | None] = field(default_factory=dict)
     first_positions: Mapping[int, str] = field(default_factory=dict)
     next_deadline: float | None = None
-    valid_until: float | None = None
+    valid: tuple[float, float] | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Outage:
-    """A time in which no replica served, noticed by whoever came first."""
+    """A time in which no replica served, or in which the store's clock was set, noticed by whoever
+    came first. Negative `seconds`: the clock went back.
+    """
 
     id: int
     began: float
@@ -231,7 +233,8 @@ class Store(Protocol):
 
         If the last stamp is older than `gap_seconds`, nobody served since: the leases that were
         alive then begin anew and the outage is recorded, in one transaction, by exactly one
-        replica.
+        replica. So it is if the last stamp lies in the future by more than that: the clock went
+        back, and all leases begin anew.
         """
 
     async def create(self, commit: Commit) -> None:
@@ -310,7 +313,9 @@ class Store(Protocol):
         """The outages with an id above `after`, in order."""
 
     async def due(self, limit: int) -> Sequence[str]:
-        """Queues with something to do: their next deadline has come, or a lease is over."""
+        """Queues with something to do: their next deadline has come or was set by a clock that went
+        back since, or a lease is over.
+        """
 
     async def purge(self, flows_before: float, records_before: float) -> None:
         """Forgets flows that left and records committed before these times (the newest record of a

@@ -12,7 +12,19 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from sqlalchemy import Double, Text, bindparam, extract, func, insert, literal, select, true, update
+from sqlalchemy import (
+    Double,
+    Text,
+    bindparam,
+    extract,
+    func,
+    insert,
+    literal,
+    not_,
+    select,
+    true,
+    update,
+)
 from sqlalchemy.dialects.postgresql import insert as postgresql_insert
 from sqlalchemy.ext.asyncio import AsyncConnection
 
@@ -77,7 +89,13 @@ RECORD = insert(records).from_select(
 )
 
 
-OVERDUE = select(extract("epoch", func.clock_timestamp()) > bindparam("until", type_=Double))
+OVERDUE = select(
+    not_(
+        extract("epoch", func.clock_timestamp()).between(
+            bindparam("from", type_=Double), bindparam("until", type_=Double)
+        )
+    )
+)
 # What is large takes time between its statements (`connections.IDLE_SECONDS`): to encode it.
 LARGE = 5000
 LARGE_ROWS_PER_SECOND = 10_000
@@ -114,10 +132,10 @@ async def write(connection: AsyncConnection, commit: Commit) -> None:
     await update_flows(connection, commit)
     await insert_flows(connection, commit)
     await write_partitions(connection, commit)
-    if commit.valid_until is not None:
+    if commit.valid is not None:
         # Last, when everything that may have to wait has waited.
-        late = await connection.execute(OVERDUE, {"until": commit.valid_until})
-        if late.scalar_one():
+        first, last = commit.valid
+        if (await connection.execute(OVERDUE, {"from": first, "until": last})).scalar_one():
             raise Overdue(commit.queue.id)
 
 

@@ -280,7 +280,9 @@ class World:
     def __init__(self) -> None:
         loop = asyncio.get_running_loop()
         self.numbers = itertools.count(1)
-        self.database = MemoryDatabase(lambda: EPOCH + loop.time())
+        # By how much the database's clock was set since.
+        self.clock_set_by = 0.0
+        self.database = MemoryDatabase(lambda: EPOCH + loop.time() + self.clock_set_by)
         self.services: list[Service] = []
 
     @property

@@ -98,7 +98,9 @@ def test_a_database_that_says_nothing_of_what_it_serves_is_told(database_url: st
         assert behind(database_url) == []
         migrations.upgrade(database_url)
         found = connection.execute("SELECT version_num, serves FROM counterpoise.alembic_version")
-        assert found.fetchall() == [("control_0002", ["control_0001", "control_0002"])]
+        assert found.fetchall() == [
+            ("control_0003", ["control_0001", "control_0002", "control_0003"])
+        ]
 
 
 @pytest.mark.parametrize("call", [migrations.upgrade, migrations.unfit])

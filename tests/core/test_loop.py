@@ -372,3 +372,55 @@ class TestOutage:
         orders.wait(30)
         orders.do(MoveDeadlines(1, 20.0, 10.0))
         assert orders.deadline(3) == 3.0
+
+
+class TestClockGoesBack:
+    """Whatever waits for a time waits no longer than it would have, and nobody is hurried."""
+
+    @staticmethod
+    def set_back(orders: World, seconds: float) -> set[str]:
+        began = orders.now
+        orders.wait(-seconds)
+        told = orders.do(MoveDeadlines(1, began, -seconds)).notices
+        assert not orders.do(MoveDeadlines(1, began, -seconds)).records
+        return set(told)
+
+    def test_deadlines_of_handoffs_go_back_and_who_sees_them_is_told(self) -> None:
+        orders = joined(warmup=True)
+        orders.ready("B", 3)
+        orders.wait(1)
+        assert self.set_back(orders, 3600) == {"A", "B"}
+        assert orders.deadline(3) == orders.now + 2
+        orders.advance(2)
+        assert orders.owner(3) == "B"
+
+    def test_a_holddown_lasts_as_long_as_it_would_have(self) -> None:
+        orders = World.owning({"A": [0, 1]}, rebalance_delay=5.0)
+        orders.bind("B")
+        orders.wait(2)
+        self.set_back(orders, 3600)
+        assert orders.queue.holddown_until == orders.now + 3
+        assert orders.queue.since == orders.now - 2
+
+    def test_a_drain_cuts_warm_ups_short_when_it_would_have(self) -> None:
+        orders = joined(warmup=True)
+        orders.drain("A", 30.0)
+        orders.wait(10)
+        self.set_back(orders, 3600)
+        assert orders.queue.flows["A"].drain_deadline == orders.now + 20
+
+    def test_an_outage_after_it_is_given_back_to_what_began_before_it(self) -> None:
+        orders = joined(warmup=False)
+        self.set_back(orders, 3600)
+        began = orders.now
+        orders.wait(60)
+        orders.do(MoveDeadlines(2, began, 60.0))
+        assert orders.deadline(3) == orders.now + 3
+
+    def test_nothing_took_less_than_no_time(self) -> None:
+        orders = World.owning({"A": [0, 1]}, rebalance_delay=5.0)
+        orders.unbind("A")
+        self.set_back(orders, 3600)
+        orders.bind("B")
+        granted = [one for one in orders.records if isinstance(one, r.Granted)][-1]
+        assert {grant.seconds for grant in granted.grants} == {0.0}

@@ -35,6 +35,7 @@ EVERY: list[r.Record] = [
     r.PartitionsRemoved((1,), (r.Ended(1, "A", "B", 2, 0.5),), "discarded", 1.0),
     r.EpochsRaised((1,), 1.0),
     r.DeadlinesMoved(1, 1.0, 60.0),
+    r.ClockWentBack(2, -60.0),
 ]
 
 

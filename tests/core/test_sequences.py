@@ -78,6 +78,7 @@ STEPS = st.one_of(
     st.tuples(st.just("rebalance now")),
     st.tuples(st.just("raise epochs"), st.lists(WHICH, max_size=3)),
     st.tuples(st.just("outage"), st.sampled_from([4.0, 60.0])),
+    st.tuples(st.just("clock goes back"), st.sampled_from([4.0, 3600.0])),
     st.tuples(st.just("wait"), st.sampled_from([0.5, 2.0, 5.0])),
     st.tuples(st.just("advance"), st.sampled_from([0.0, 0.5, 1.0, 3.0, 5.0])),
     st.tuples(st.just("advance"), st.sampled_from([0.0, 0.5, 1.0, 3.0, 5.0])),
@@ -199,6 +200,13 @@ class Player:
         self.outages += 1
         self.world.do(c.MoveDeadlines(self.outages, began, seconds))
         self.world.do(c.MoveDeadlines(self.outages, began, seconds))
+
+    def _clock_goes_back(self, seconds: float) -> None:
+        began = self.world.now
+        self.world.wait(-seconds)
+        self.outages += 1
+        self.world.do(c.MoveDeadlines(self.outages, began, -seconds))
+        self.world.do(c.MoveDeadlines(self.outages, began, -seconds))
 
     def _wait(self, seconds: float) -> None:
         self.world.wait(seconds)

@@ -316,6 +316,8 @@ class _Teller:
                 return [f"{self._name(number)}: positions set" for number in record.partitions]
             case r.DeadlinesMoved():
                 return [f"deadlines moved by {_seconds(record.seconds)}"]
+            case r.ClockWentBack():
+                return [f"clock went back, deadlines by {_seconds(-record.seconds)}"]
 
     def _grant(self, grant: r.Grant) -> str:
         number = grant.partition

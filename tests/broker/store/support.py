@@ -6,6 +6,7 @@ no test waits for a lease to end.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, AsyncExitStack, contextmanager
 from itertools import count
@@ -39,7 +40,10 @@ class Ground(Protocol):
         """Somebody's transaction holds these flows, and partitions as (queue, number)."""
 
     def pass_time(self, seconds: float) -> None:
-        """Whatever was to happen in the future is nearer by so much, the last stamp farther."""
+        """Whatever was to happen in the future is nearer by so much, the last stamp farther.
+
+        Negative: the database's clock goes back.
+        """
 
 
 class MemoryGround:
@@ -107,8 +111,17 @@ class PostgresGround:
                 "UPDATE counterpoise.service SET stamped_at = stamped_at - %(by)s", by
             )
             connection.execute(
-                "UPDATE counterpoise.queues SET next_deadline = next_deadline - %(by)s", by
+                "UPDATE counterpoise.queues SET next_deadline = next_deadline - %(by)s,"
+                " since = since - %(by)s, holddown_until = holddown_until - %(by)s",
+                by,
             )
+
+    async def until_waiting(self) -> None:
+        """Until somebody waits for a lock."""
+        waiting = "SELECT 1 FROM pg_stat_activity WHERE wait_event_type = 'Lock'"
+        async with asyncio.timeout(30):
+            while not self.sql(waiting):  # noqa: ASYNC110 - the database's state
+                await asyncio.sleep(0.02)
 
     def sql(self, statement: str, *parameters: Any) -> list[tuple[Any, ...]]:
         """Runs a statement as an administrator might; its rows."""

@@ -64,10 +64,20 @@ async def test_a_commit_that_comes_late_writes_nothing(store: Store, orders: Rep
     now = (await store.pulse()).now
     before = snapshot(orders.queue)
     with pytest.raises(Overdue):
-        await orders.do(bind("A"), valid_until=now - 0.01)
+        await orders.do(bind("A"), valid=(now - 3, now - 0.01))
     assert snapshot(await store.load(orders.id)) == snapshot(orders.queue) == before
-    await orders.do(bind("A"), valid_until=now + 30)
+    await orders.do(bind("A"), valid=(now - 3, now + 30))
     assert snapshot(await store.load(orders.id)) == snapshot(orders.queue)
+
+
+async def test_a_commit_decided_by_a_later_time_writes_nothing(
+    store: Store, orders: Replica
+) -> None:
+    """The clock went back since, so nobody knows how long ago that was."""
+    now = (await store.pulse()).now
+    with pytest.raises(Overdue):
+        await orders.do(bind("A"), valid=(now + 57, now + 61))
+    assert not (await store.load(orders.id)).flows
 
 
 async def test_a_wait_for_a_lock_makes_a_commit_late(postgres: PostgresGround) -> None:
@@ -78,7 +88,7 @@ async def test_a_wait_for_a_lock_makes_a_commit_late(postgres: PostgresGround) -
     with psycopg.connect(postgres.url) as holder:
         holder.execute("SELECT FROM counterpoise.queues FOR UPDATE")
         until = (await store.pulse()).now + 0.3
-        binding = asyncio.ensure_future(orders.do(bind("A"), valid_until=until))
+        binding = asyncio.ensure_future(orders.do(bind("A"), valid=(until - 3, until)))
         while (await store.pulse()).now <= until:  # noqa: ASYNC110 - the database's clock
             await asyncio.sleep(0.02)
     with pytest.raises(Overdue):

@@ -67,10 +67,14 @@ async def test_connections_that_were_ended_are_replaced_unnoticed(
 ) -> None:
     store = await postgres.store()
     await asyncio.gather(*(store.pulse() for _ in range(5)))
-    postgres.sql(
-        "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity"
-        " WHERE datname = current_database() AND pid <> pg_backend_pid()"
+    await asyncio.to_thread(
+        postgres.sql,
+        "SELECT pg_terminate_backend(pid, 30000) FROM pg_stat_activity"
+        " WHERE datname = current_database() AND pid <> pg_backend_pid()",
     )
+    # Their sockets are closed: the loop has only to come round to them.
+    for _ in range(10):
+        await asyncio.sleep(0)
     await asyncio.gather(*(store.pulse() for _ in range(5)))
 
 
@@ -84,7 +88,7 @@ async def test_a_commit_that_is_cut_off_writes_nothing_or_all(postgres: Postgres
     with psycopg.connect(postgres.url) as holder:
         holder.execute("SELECT * FROM counterpoise.queues FOR UPDATE")
         binding = asyncio.create_task(orders.bind("A"))
-        await _until_waiting(postgres)
+        await postgres.until_waiting()
         postgres.sql(
             "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
             " WHERE wait_event_type = 'Lock' AND datname = current_database()"
@@ -224,13 +228,3 @@ async def test_through_a_pooler_nothing_needs_a_session(postgres: PostgresGround
     await store.commit_positions([orders.position("A", 0, "1")])
     assert snapshot(await store.load(orders.id)) == snapshot(orders.queue)
     await store.stop()
-
-
-async def _until_waiting(postgres: PostgresGround) -> None:
-    """Until somebody waits for a lock."""
-    waiting = "SELECT 1 FROM pg_stat_activity WHERE wait_event_type = 'Lock'"
-    for _ in range(500):
-        if postgres.sql(waiting):
-            return
-        await asyncio.sleep(0.02)
-    raise TimeoutError
