@@ -154,8 +154,9 @@ class Proxy:
             line.end()
 
     async def _accept(self, reader: asyncio.StreamReader, client: asyncio.StreamWriter) -> None:
-        # Cancelled when the proxy closes; asyncio would print that as an error of ours.
-        with contextlib.suppress(asyncio.CancelledError):
+        # Cancelled when the proxy closes; asyncio would print that as an error of ours, and the
+        # garbage collection what was left open, in the midst of another test.
+        with contextlib.suppress(asyncio.CancelledError), contextlib.closing(client):
             await self._carry(reader, client)
 
     async def _carry(self, reader: asyncio.StreamReader, client: asyncio.StreamWriter) -> None:

@@ -177,10 +177,11 @@ class Network:
             writer.close()
 
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._writers.append(writer)
         there_reader, there_writer = await asyncio.open_connection(
             self._target.hostname, self._target.port
         )
-        self._writers += [writer, there_writer]
+        self._writers.append(there_writer)
         with contextlib.suppress(OSError, asyncio.CancelledError):
             await asyncio.gather(
                 self._pass_on(reader, there_writer), self._pass_on(there_reader, writer)
