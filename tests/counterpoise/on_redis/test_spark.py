@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -9,7 +10,8 @@ import pytest
 
 from counterpoise.publisher import Publisher
 from tests.counterpoise.on_redis.conftest import SECRET, World
-from tests.counterpoise.spark.application import until
+from tests.counterpoise.spark.application import CLUSTER, until
+from tests.counterpoise.spark.test_applications import Stage, check_joining_and_leaving
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -64,14 +66,29 @@ def test_a_query_reads_everything_once_across_a_restart_and_shows_no_secret(
     out, err = capfd.readouterr()
     for text in (*shown, out, err, *(path.read_text("utf-8", "replace") for path in files)):
         assert SECRET not in text
-    ui = spark.sparkContext.uiWebUrl
-    assert ui is None or SECRET not in world_wide(f"{ui}/api/v1/applications")
 
 
-def world_wide(url: str) -> str:
-    """What Spark's pages say of its jobs, stages, queries and environment."""
-    import httpx
+@pytest.mark.long
+@pytest.mark.timeout(420)
+def test_an_application_on_a_cluster_shares_it_and_leaves_in_order_when_told_to_end(
+    world: World, tmp_path: Path
+) -> None:
+    """Its executors have the way to the log, with the password, from the tasks alone."""
+    with contextlib.ExitStack() as ending:
+        stage = Stage(world.service, world.client, tmp_path)
+        ending.callback(stage.end)
+        stage.queue(4, log=world.log, rebalance_delay=0.2, max_handoff_time=60)
+        access: dict[str, Any] = {"logUrl": world.access, "maxMessagesPerTrigger": 50}
+        first = stage.application("first", master=CLUSTER, drain_seconds=60, **access)
+        second = stage.application("second", **access)
 
-    application = httpx.get(url).json()[0]["id"]
-    pages = ("jobs", "stages", "sql", "environment")
-    return "".join(httpx.get(f"{url}/{application}/{page}").text for page in pages)
+        def leave() -> None:
+            first.hold("after")
+            until(first.held, "a micro-batch in flight")
+            first.terminate()
+            until(lambda: any(one.draining for one in world.client.flows("flights")), "it drains")
+            first.go_on()
+            assert first.ended() == 0
+
+        check_joining_and_leaving(stage, first, second, leave)
+        assert SECRET not in first.said() + second.said()

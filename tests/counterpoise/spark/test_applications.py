@@ -9,14 +9,15 @@ from __future__ import annotations
 import contextlib
 import signal
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from counterpoise.client import Client
 from counterpoise.publisher import Publisher
-from tests.counterpoise.spark.application import Application, Row, until
+from tests.counterpoise.spark.application import LOCAL, Application, Row, until
 from tests.service import ServeProcess, Service
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(300)]
@@ -44,10 +45,21 @@ class Stage:
         self.published += count
 
     def application(
-        self, name: str, *, drain_seconds: float | None = None, **options: object
+        self,
+        name: str,
+        *,
+        master: str = LOCAL,
+        drain_seconds: float | None = None,
+        **options: Any,
     ) -> Application:
         application = Application(
-            name, self.directory, self.url, "flights", drain_seconds=drain_seconds, **options
+            name,
+            self.directory,
+            self.url,
+            "flights",
+            master=master,
+            drain_seconds=drain_seconds,
+            **options,
         )
         self.applications.append(application)
         return application
@@ -115,14 +127,30 @@ def check_order(rows: list[Row]) -> None:
 
 def test_a_second_application_joins_and_the_first_leaves_without_a_trace(stage: Stage) -> None:
     stage.queue(4, rebalance_delay=0.2, max_handoff_time=60)
+    first = stage.application("first", maxMessagesPerTrigger=50)
+    second = stage.application("second", maxMessagesPerTrigger=50)
+
+    def leave() -> None:
+        (flow,) = [one for one in stage.client.flows("flights") if one.client_name == "first"]
+        stage.client.drain("flights", flow.flow_id)
+        until(lambda: stage.owned("second") == 4, "the second owns all")
+        assert first.stop() == 0
+
+    check_joining_and_leaving(stage, first, second, leave)
+
+
+def check_joining_and_leaving(
+    stage: Stage, first: Application, second: Application, leave: Callable[[], None]
+) -> None:
+    """On an empty queue of four partitions; `leave`: the first drains, and has ended with 0."""
     stage.publish(400)
-    first = stage.application("first", maxMessagesPerTrigger=50).start()
+    first.start()
     until(lambda: stage.owned("first") == 4 and first.rows(), "the first works on all")
     # The second joins while a micro-batch of the first is in flight; nothing moves before it ends.
     first.hold("after")
     until(first.held, "the first holds")
     stage.publish(400)
-    second = stage.application("second", maxMessagesPerTrigger=50).start()
+    second.start()
     until(lambda: stage.client.rebalance_status("flights").handoffs, "handoffs to the second")
     assert stage.owned("first") == 4
     first.go_on()
@@ -132,11 +160,9 @@ def test_a_second_application_joins_and_the_first_leaves_without_a_trace(stage: 
     until(lambda: stage.committed() == stage.published, "everything is committed")
     assert {row.application for row in stage.rows()} == {"first", "second"}
     # Now the first is drained, under load, and leaves.
-    (flow,) = [one for one in stage.client.flows("flights") if one.client_name == "first"]
     stage.publish(400)
-    stage.client.drain("flights", flow.flow_id)
+    leave()
     until(lambda: stage.owned("second") == 4, "the second owns all")
-    assert first.stop() == 0
     until(lambda: len(stage.client.flows("flights")) == 1, "the first has left")
     stage.publish(100)
     # Stopped before Spark has its last micro-batch in the commit log, it would be read again.

@@ -14,21 +14,24 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import pyspark
-
-from tests.counterpoise.spark.application import SMALL, Application, Sink, run_until_told
+from tests.counterpoise.spark.application import (
+    CLUSTER,
+    Application,
+    Sink,
+    run_until_told,
+    session_for,
+)
 
 
 class ClusterApplication(Application):
     """`ship`: `py_file` or `archive`; `file`: what is shipped; `python`: that of the executors."""
 
     module = "tests.counterpoise.spark.cluster.application"
-    patience_seconds = 240.0  # four more JVMs
 
     def __init__(
         self, directory: Path, url: str, *, ship: str, file: Path | str, python: Path | str
     ) -> None:
-        super().__init__("cluster", directory, url, "flights")
+        super().__init__("cluster", directory, url, "flights", master=CLUSTER)
         self.options |= {"_ship": ship, "_file": file, "_python": python}
 
 
@@ -41,19 +44,13 @@ def where_it_is(_: Iterable[int]) -> Iterator[tuple[int, str]]:
 
 def run(settings: Mapping[str, Any]) -> None:
     """The application itself."""
-    from counterpoise.spark import register, session
+    from counterpoise.spark import register
 
     options = dict(settings["options"])
     ship, file, python = (options.pop(name) for name in ("_ship", "_file", "_python"))
     home = Path(settings["home"])
     # Nothing of the driver's own surroundings is to reach the executors.
     os.environ.pop("PYTHONPATH", None)
-    spark_home = home / "spark-home"
-    if not spark_home.exists():
-        spark_home.mkdir()
-        for part in Path(pyspark.__file__).parent.iterdir():
-            (spark_home / part.name).symlink_to(part)
-    os.environ["SPARK_HOME"] = str(spark_home)  # workers leave their directories there
     os.environ["PYSPARK_PYTHON"] = python
     os.chdir(home)  # a relative Python is looked for from here
     if ship == "archive":
@@ -62,15 +59,7 @@ def run(settings: Mapping[str, Any]) -> None:
         # The source's own process, on the driver's machine, is none of the executors'.
         os.environ["PYTHONPATH"] = file
         config = {"spark__executorEnv__PYTHONPATH": ""}
-    spark = session(
-        settings["name"],
-        **SMALL,
-        **config,
-        spark__master="local-cluster[2,1,1024]",
-        spark__executor__memory="512m",
-        spark__executor__extraJavaOptions="-XX:+UseSerialGC -XX:TieredStopAtLevel=1",
-        spark__local__dir=str(home / "spark"),
-    )
+    spark = session_for(settings, **config)
     if ship == "py_file":
         spark.sparkContext.addPyFile(file)
         register(spark)  # with what was shipped

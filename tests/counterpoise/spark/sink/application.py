@@ -23,7 +23,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from tests.counterpoise.spark.application import SMALL, Application, run_until_told, until
+from tests.counterpoise.spark.application import (
+    LOCAL,
+    Application,
+    run_until_told,
+    session_for,
+    until,
+)
 
 
 class FencedApplication(Application):
@@ -32,9 +38,17 @@ class FencedApplication(Application):
     module = "tests.counterpoise.spark.sink.application"
 
     def __init__(
-        self, name: str, directory: Path, url: str, queue: str, database: str, **options: object
+        self,
+        name: str,
+        directory: Path,
+        url: str,
+        queue: str,
+        database: str,
+        *,
+        master: str = LOCAL,
+        **options: Any,
     ) -> None:
-        super().__init__(name, directory, url, queue, drain_seconds=None, **options)
+        super().__init__(name, directory, url, queue, master=master, **options)
         (self.home / "database").write_text(database)
 
     def start(self, interval_seconds: float = 0) -> FencedApplication:
@@ -45,11 +59,25 @@ class FencedApplication(Application):
     def kill(self) -> None:
         """SIGKILL to all of it; Spark's Python workers have left the process group."""
         assert self.process is not None
-        victims = _family(self.process.pid)
-        for victim in victims:
-            _kill(victim)
+        victims = _kill_family(self.process.pid)
         super().kill()
         until(lambda: not any(map(_lives, victims)), f"{self.name} is gone")
+
+    def kill_executor(self, partition: int) -> None:
+        """SIGKILL to the executor that wrote this partition last, and to its Python workers."""
+        jvm = [jvm for number, jvm in self._writers() if number == partition][-1]
+        victims = _kill_family(jvm)
+        until(lambda: not any(map(_lives, victims)), f"the executor {jvm} is gone")
+        (self.home / "held").unlink(missing_ok=True)
+
+    def executors(self) -> set[int]:
+        """The processes of Spark in whose tasks it has written."""
+        return {jvm for _, jvm in self._writers()}
+
+    def _writers(self) -> list[tuple[int, int]]:
+        """In the order of writing: the partition, and the JVM."""
+        lines = (self.home / "writers").read_text().splitlines()
+        return [(int(partition), int(jvm)) for partition, jvm in map(str.split, lines)]
 
     def finished_batches(self) -> int:
         """How many micro-batches are in Spark's commit log."""
@@ -59,6 +87,14 @@ class FencedApplication(Application):
     def until_finished(self, batch: int) -> None:
         """Wait until this micro-batch is in Spark's commit log."""
         until(lambda: self.finished_batches() > batch, f"{self.name} has finished batch {batch}")
+
+
+def _kill_family(root: int) -> list[int]:
+    """SIGKILL to the process and all that descend from it; returns them."""
+    victims = _family(root)
+    for victim in victims:
+        _kill(victim)
+    return victims
 
 
 def _family(root: int) -> list[int]:
@@ -88,6 +124,11 @@ def _lives(pid: int) -> bool:
     except OSError:
         return False
     return state not in "ZX"
+
+
+def _parent_of(pid: int) -> int:
+    """A worker's parent is Spark's Python daemon, whose parent is the executor."""
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
 
 
 def wait_if(home: Path, where: str) -> None:
@@ -133,16 +174,18 @@ class WriteEvents:
                 for row in rows.select(["position", "key", "value"]).to_pylist()
             ],
         )
+        with (self.home / "writers").open("a") as writers:
+            writers.write(f"{scope.partition} {_parent_of(os.getppid())}\n")
         wait_if(self.home, f"inside {scope.partition}")
 
 
 def run(settings: Mapping[str, Any]) -> None:
     """The application itself."""
-    from counterpoise.spark import FencedSink, session
+    from counterpoise.spark import FencedSink
 
     home = Path(settings["home"])
     name = settings["name"]
-    spark = session(name, **SMALL, spark__master="local[2]", spark__local__dir=str(home / "spark"))
+    spark = session_for(settings)
     interval = float((home / "interval").read_text())
     if interval:
         spark.streams.removeListener(vars(spark)["_counterpoise_listener"])

@@ -11,12 +11,13 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import psycopg
 import pytest
 
 from counterpoise.client import Client
-from tests.counterpoise.spark.application import until
+from tests.counterpoise.spark.application import CLUSTER, LOCAL, until
 from tests.counterpoise.spark.sink.application import FencedApplication
 from tests.counterpoise.spark.test_applications import KEYS, Stage
 from tests.service import Service
@@ -39,9 +40,9 @@ class SinkStage(Stage):
             " partition int, position bigint, epoch bigint, key text, value int)"
         )
 
-    def fenced(self, name: str, **options: object) -> FencedApplication:
+    def fenced(self, name: str, *, master: str = LOCAL, **options: Any) -> FencedApplication:
         application = FencedApplication(
-            name, self.directory, self.url, "flights", self.database, **options
+            name, self.directory, self.url, "flights", self.database, master=master, **options
         )
         self.applications.append(application)
         return application
@@ -120,8 +121,11 @@ def stage(service: Service, tmp_path: Path, database_url: str) -> Iterator[SinkS
         yield stage
 
 
-def hold_amid(stage: SinkStage, victim: FencedApplication) -> None:
-    """Publish, and hold the victim in one transaction while its other partitions are committed."""
+def hold_amid(stage: SinkStage, victim: FencedApplication) -> int:
+    """Publish, and hold the victim in one transaction while its other partitions are committed.
+
+    Returns the partition of that transaction.
+    """
     (number,) = [
         max(n for n, owner in stage.owners().items() if owner == victim.name),
     ]
@@ -132,16 +136,17 @@ def hold_amid(stage: SinkStage, victim: FencedApplication) -> None:
     others = {n for n, owner in stage.owners().items() if owner == victim.name} - {number}
     until(lambda: others & stage.partitions_with(first, victim.name), "others are committed")
     assert number not in stage.partitions_with(first, victim.name)
+    return number
 
 
 def hold_at(stage: SinkStage, victim: FencedApplication, where: str) -> None:
     """Publish, and hold the victim there, with something of what was published in its batch."""
     if where == "amid":
-        return hold_amid(stage, victim)
+        hold_amid(stage, victim)
+        return
     victim.hold(where)
     stage.publish(60)
     until(victim.held, f"{victim.name} holds {where}")
-    return None
 
 
 def test_killed_at_every_step_and_restarted_at_once(stage: SinkStage) -> None:
@@ -166,6 +171,32 @@ def test_killed_at_every_step_and_restarted_at_once(stage: SinkStage) -> None:
     stage.check()
     assert one.stop() == 0
     assert "skipped" not in one.said()
+
+
+def test_on_a_cluster_an_executor_is_killed_and_then_all_of_it(stage: SinkStage) -> None:
+    """Amid its partitions: the other executor has committed, or another attempt finds it done."""
+    stage.queue(4, rebalance_delay=0.2)
+    stage.publish(60)
+    one = stage.fenced("one", master=CLUSTER, leaseSeconds=120).start()
+    until(stage.all_written, "the first messages")
+    partition = hold_amid(stage, one)
+    batches = one.finished_batches()
+    one.kill_executor(partition)
+    one.go_on()
+    # Spark tries the task again elsewhere: the batch and the flow are the same.
+    one.until_finished(batches)
+    hold_amid(stage, one)
+    batches = one.finished_batches()
+    one.kill()
+    one.go_on()
+    one.start()
+    one.until_finished(batches)
+    stage.publish(60)
+    stage.check()
+    assert one.stop() == 0
+    assert "skipped" not in one.said()
+    # Another executor than the first two has written, too, and none of it was the driver's JVM.
+    assert len(one.executors()) >= 3
 
 
 def test_killed_at_every_step_and_restarted_when_another_has_taken_over(stage: SinkStage) -> None:
