@@ -9,7 +9,8 @@ To the rest of the source they are one flow:
   seen once, under its highest epoch: the lower one is over, even if its flow was not told yet.
 - *What is told* of a partition goes to the flow that holds or held it under that epoch. What comes
   of it is the service's word; the epoch fences it like everything else.
-- *While any of them is being bound*, what they hold together is not known for certain.
+- *While any of them is being bound*, what they hold together is not known for certain. What the
+  others hold is committed and released all the same.
 - *One that was replaced* ends the query: another query runs as the same instance, and it has taken
   over, or is about to take over, the others too. *One that an administrator has unbound*, or whose
   lease ended while it drained, is left out: the query goes on with a smaller share, and ends with

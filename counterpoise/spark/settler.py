@@ -111,7 +111,7 @@ class Settler:
             self._wake.wait(_LOOK_AGAIN_SECONDS)
             self._wake.clear()
             try:
-                if self._closed.is_set() or self._flow.status != "bound":
+                if self._closed.is_set() or not self._may_tell():
                     continue
                 self._settle(self._hand_over_all, _CALL_SECONDS)
                 self._beside()
@@ -128,6 +128,12 @@ class Settler:
             failures = min(failures + 1, 10)
             self._closed.wait(pause)
             self._wake.set()
+
+    def _may_tell(self) -> bool:
+        """Whether anybody is bound. Of several flows, those that are need not wait for the others:
+        what is held is only what they hold, and somebody may wait for it with a deadline."""
+        status = self._flow.status
+        return status == "bound" or (status != "gone" and bool(self._flow.partitions))
 
     def _settle(self, parting: bool, timeout_seconds: float) -> None:
         with self._lock:

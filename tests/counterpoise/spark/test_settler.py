@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections.abc import Callable
+from typing import cast
 
 import pytest
 
+from counterpoise.spark.bound import BoundFlow
+from counterpoise.spark.flows import Flows
+from counterpoise.spark.offsets import Offset, Range
 from counterpoise.spark.progress import Progress
-from counterpoise.spark.settler import Settler
+from counterpoise.spark.settler import Settler, Tells
 from counterpoise.wire import CommitItem, ReleaseItem
 from tests.counterpoise.spark.doubles import Queue
 from tests.counterpoise.spark.test_consumption import FlowDouble
@@ -35,14 +40,16 @@ def flow() -> FlowDouble:
     return flow
 
 
-def settler_of(flow: FlowDouble, progress: Progress, beside: Defect) -> Settler:
+def settler_of(flow: Tells, progress: Progress, beside: Callable[[], None]) -> Settler:
     def refused(item: CommitItem | ReleaseItem, outcome: str) -> None:
         raise AssertionError(f"{item} was answered {outcome}")
 
     def released(item: ReleaseItem) -> None:
         pass
 
-    return Settler(flow, progress, threading.Lock(), flow.wake, refused, released, beside)
+    wake = threading.Event()
+    wake.set()
+    return Settler(flow, progress, threading.Lock(), wake, refused, released, beside)
 
 
 def test_an_error_that_nobody_has_foreseen_is_shown_and_does_not_end_the_thread(
@@ -74,3 +81,47 @@ def test_closing_survives_an_error_that_nobody_has_foreseen(
         settler.start()
         settler.close(5.0)
     assert "will be read again" in caplog.text
+
+
+def test_a_flow_that_is_being_bound_holds_up_none_of_the_others(flow: FlowDouble) -> None:
+    """Somebody waits for what they release, with a deadline."""
+    other = FlowDouble(Queue.of(1), threading.Event(), "")
+    other.grant(0)
+    other.status = "binding"
+    flows = Flows([cast(BoundFlow, other), cast(BoundFlow, flow)])
+    flow.revoke(0)
+    progress = Progress(start=Offset("flights", {0: Range(1, "0", "7")}))
+    settler = settler_of(flows, progress, lambda: None)
+    settler.start()
+    until(lambda: flow.released)
+    assert flow.queue.partitions[0].position == "7"
+    assert flow.queue.partitions[0].owner is None
+    assert not other.released
+    settler.close(5.0)
+
+
+@pytest.mark.parametrize("status", ["binding", "gone"])
+def test_nothing_is_told_by_a_flow_that_is_not_bound(flow: FlowDouble, status: str) -> None:
+    """Its calls would wait, or fail, for nothing."""
+    other = FlowDouble(Queue.of(1), threading.Event(), "")
+    other.status, other.gone_reason = status, "replaced"
+    flow.revoke(0)
+    progress = Progress(start=Offset("flights", {0: Range(1, "0", "7")}))
+    looked = threading.Semaphore(0)
+
+    class Watched(Flows):
+        @property
+        def status(self) -> str:
+            looked.release()
+            return super().status
+
+    members = [other] if status == "binding" else [other, flow]
+    flows = Watched([cast(BoundFlow, one) for one in members])
+    settler = settler_of(flows, progress, Defect())
+    settler.start()
+    # Looked at again: so it was through with the first look.
+    assert looked.acquire(timeout=30)
+    assert looked.acquire(timeout=30)
+    assert not flow.released
+    assert settler.last_error is None
+    settler._closed.set()
