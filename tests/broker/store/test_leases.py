@@ -8,7 +8,7 @@ import pytest
 
 from broker.core import commands as c
 from broker.store.ports import LeaseRenewed, Store
-from tests.broker.store.support import Ground, Replica, bind, serve
+from tests.broker.store.support import Ground, Replica, bind
 
 
 def near(seconds: float) -> object:
