@@ -217,7 +217,10 @@ class Publisher:
             self._changed.notify_all()
             raise error
         if self._closing:
-            raise PublisherClosed("the publisher has been closed")
+            raise PublisherClosed(
+                "the publisher has been closed: publish before the end of its with block (or its "
+                "close()), or make another Publisher"
+            )
 
     def _has_room(self, size: int) -> bool:
         return not self._buffer or (
@@ -230,7 +233,9 @@ class Publisher:
         while not self._has_room(size):
             if not self._changed.wait(deadline - time.monotonic()):
                 raise BufferFull(
-                    f"{len(self._buffer)} messages have waited for {self._timeout_seconds} s"
+                    f"the message was not taken: {len(self._buffer)} others have filled the buffer "
+                    f"for {self._timeout_seconds:g} s. Publish it again later; if the log is there "
+                    "and only slower than this, raise buffer_messages or timeout_seconds"
                 )
             self._raise_if_unusable()
 

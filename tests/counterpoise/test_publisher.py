@@ -162,7 +162,7 @@ def test_a_closed_publisher_refuses(service):
     publisher = Publisher("flights", url=service.url)
     publisher.close()
     publisher.close()
-    with pytest.raises(PublisherClosed):
+    with pytest.raises(PublisherClosed, match="make another Publisher"):
         publisher.publish(b"a")
 
 
