@@ -13,21 +13,18 @@ import random
 import signal
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
-from tests.faults.checker import Verdict
 from tests.faults.journal import SERVICE
-from tests.faults.stage import LEASE_SECONDS, QUEUE, Stage, Worker
+from tests.faults.result import COMPLETE_SECONDS, Done, Loss, Result
+from tests.faults.stage import HANG_SECONDS, LEASE_SECONDS, QUEUE, Stage, Worker
 from tests.service import ServeProcess, eventually
 
 PROCESSES, CONSUMERS_EACH = 4, 10
 PUBLISHERS, MESSAGES_PER_SECOND = 3, 40
 COUNTS = (60, 48, 72, 50, 80, 60)
 KILLED = "a replica killed"
-# In a run of this length each kind of fault has its turn.
-COMPLETE_SECONDS = 300.0
 
 
 class Kind(NamedTuple):
@@ -37,54 +34,6 @@ class Kind(NamedTuple):
     act: Callable[[], None]
     # Whether one replica is dead meanwhile; None: half of the times.
     amid_death: bool | None = None
-
-
-class Done(NamedTuple):
-    """How often something was done, and how often while all replicas were up."""
-
-    times: int = 0
-    all_up: int = 0
-
-
-@dataclass
-class Result:
-    """What was done, how the promises fared, and how soon the killed lost what they had."""
-
-    seconds: float
-    verdict: Verdict = field(default_factory=Verdict)
-    faults: dict[str, Done] = field(default_factory=dict)
-    lost_after_seconds: list[float] = field(default_factory=list)
-
-    def table(self) -> str:
-        done = "\n".join(
-            f"{each.times:>5}  {each.all_up:>8}  {name}"
-            for name, each in sorted(self.faults.items())
-        )
-        slowest = max(self.lost_after_seconds, default=0.0)
-        return (
-            f"times   both up  what (both up: while no replica was dead)\n{done}\n\n"
-            f"{self.verdict.table()}\n\n"
-            f"killed consumers lost their partitions within {slowest:.2f} s at most"
-            f" (lease {LEASE_SECONDS:g} s, killed {len(self.lost_after_seconds)} times)"
-        )
-
-    def complaints(self) -> list[str]:
-        """Why the run has not shown what it is to show; nothing: it has."""
-        found = []
-        if not self.verdict.kept:
-            found.append(f"PROMISES BROKEN\n{self.verdict.examples()}")
-        if not self.lost_after_seconds:
-            found.append("no consumer was killed, so nobody knows how soon they lose partitions")
-        elif max(self.lost_after_seconds) > LEASE_SECONDS + 1:
-            found.append("a killed consumer kept partitions for longer than its lease and a second")
-        if self.missing and self.seconds >= COMPLETE_SECONDS:
-            found.append(f"did not occur: {', '.join(self.missing)}")
-        return found
-
-    @property
-    def missing(self) -> list[str]:
-        """The kinds of faults that have not occurred."""
-        return [name for name, each in self.faults.items() if not each.times]
 
 
 class Campaign:
@@ -181,7 +130,9 @@ class Campaign:
             self._pause(0.2, 0.6)
             yield
             self._pause(0.2, 0.6)
-            self._stage.replicas[number].start()
+            # It takes connections before it serves.
+            with self._stage.fault(SERVICE, "a replica starts", from_seconds=HANG_SECONDS):
+                self._stage.replicas[number].start()
         self._victims += 1
 
     def _count(self, name: str, *, all_up: bool) -> None:
@@ -207,7 +158,8 @@ class Campaign:
             worker.end(signal.SIGKILL)
         killed = time.monotonic()
         eventually(lambda: not self._held_by(worker.name), LEASE_SECONDS + 30)
-        self.result.lost_after_seconds.append(time.monotonic() - killed)
+        seconds = time.monotonic() - killed
+        self.result.lost_after.append(Loss(seconds, self._stage.overloaded(killed)))
         worker.start()
 
     def _held_by(self, name: str) -> int:

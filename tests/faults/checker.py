@@ -32,6 +32,7 @@ from typing import NamedTuple
 from tests.faults import excuses
 from tests.faults.excuses import Faults, Grants
 from tests.faults.journal import Acknowledged, Entry, Failed, Granted, Handled, Line
+from tests.faults.machine import OVERLOADED
 
 REPEATED = "repeated after force or a crash"
 UNSEEN = "  of which only an unseen grant explains"
@@ -118,7 +119,8 @@ def _count(
     handled = [entry for _, entry in lines if isinstance(entry, Handled)]
     times = [line.at for line in lines] or [0.0]
     took = max(times) - min(times)
-    disturbed = faults.disturbed_seconds(min(times), max(times))
+    disturbed = faults.seconds(min(times), max(times))
+    overloaded = faults.seconds(min(times), max(times), OVERLOADED.kind)
     verdict.counts.update(
         {
             "messages in the log": sum(map(len, log.values())),
@@ -130,6 +132,7 @@ def _count(
             "  ungraceful, which no fault explains": len(list(grants.unexplained())),
             "consumers": len({entry.consumer for entry in handled}),
             "seconds": round(took),
+            "  in which the machine was overloaded": round(overloaded),
             "  in which nothing excuses everybody": round(took - disturbed),
             REPEATED: 0,
             UNSEEN: 0,

@@ -26,6 +26,7 @@ class Hit(NamedTuple):
     """A fault, from when until when."""
 
     target: str
+    kind: str
     begins: float
     ends: float
 
@@ -46,8 +47,8 @@ class Faults:
             if isinstance(entry, Fault):
                 begun[entry] = at
             elif isinstance(entry, Mended):
-                self._hits.append(Hit(entry.target, begun.pop(entry), at))
-        self._hits += [Hit(target, at, float("inf")) for (target, _), at in begun.items()]
+                self._hits.append(Hit(*entry, begun.pop(entry), at))
+        self._hits += [Hit(*fault, at, float("inf")) for fault, at in begun.items()]
 
     def explain(self, at: float, sufferer: str | None, *, told: str | None = None) -> bool:
         """Whether a fault explains what `sufferer` did or lost at that time; None: whoever it was.
@@ -63,12 +64,15 @@ class Faults:
     def _near(self, since: float, until: float) -> Iterator[Hit]:
         return (hit for hit in self._hits if hit.begins <= until and hit.ends >= since)
 
-    def disturbed_seconds(self, since: float, until: float) -> float:
-        """For how long of this time a disturbance of the service would explain anything."""
+    def seconds(self, since: float, until: float, kind: str | None = None) -> float:
+        """For how much of this time the service was disturbed; with `kind`, by that alone; without,
+        by anything, and for as long after as that explains things.
+        """
         total, counted_to = 0.0, since
+        reach_seconds = self._reach_seconds if kind is None else 0.0
         for hit in sorted(self._hits, key=lambda hit: hit.begins):
-            if hit.target == SERVICE:
-                ends = min(hit.ends + self._reach_seconds, until)
+            if hit.target == SERVICE and kind in (None, hit.kind):
+                ends = min(hit.ends + reach_seconds, until)
                 total += max(0.0, ends - max(hit.begins, counted_to))
                 counted_to = max(counted_to, ends)
         return total

@@ -90,8 +90,10 @@ class Journal:
     def __init__(self, path: Path) -> None:
         self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
 
-    def write(self, entry: Entry) -> None:
-        line = json.dumps([type(entry).__name__, round(time.monotonic(), 4), *entry])
+    def write(self, entry: Entry, *, at: float | None = None) -> None:
+        """`at`: when that was, if not now."""
+        at = time.monotonic() if at is None else at
+        line = json.dumps([type(entry).__name__, round(at, 4), *entry])
         os.write(self._file, f"{line}\n".encode())
 
     def close(self) -> None:

@@ -24,18 +24,23 @@ from counterpoise.client import Client
 from counterpoise.errors import CounterpoiseError
 from counterpoise.logs import open_log
 from tests.faults.checker import Stored, Verdict, check
+from tests.faults.excuses import Faults
 from tests.faults.journal import Fault, Handled, Journal, Mended, read
+from tests.faults.machine import OVERLOADED
 from tests.faults.proxy import Proxy
 from tests.service import ServeProcess
 
 T = TypeVar("T")
 
+ROOT = Path(__file__).parents[2]
 QUEUE = "orders"
 # Reads the log and never commits, so that nothing is trimmed before the checker has seen it.
 AUDIT = "audit"
 LEASE_SECONDS, HOLDDOWN_SECONDS, HANDOFF_SECONDS = 4.0, 0.5, 2.0
 # For how long after a fault what it may cause is put down to it; a lease may end a second late.
 REACH_SECONDS = LEASE_SECONDS + HOLDDOWN_SECONDS + HANDOFF_SECONDS + 1.0
+# A poll waits so long for its answer: a replica that hangs for longer may cost leases.
+HANG_SECONDS = LEASE_SECONDS * 7 / 12
 SETTLE_SECONDS = 120.0
 
 
@@ -81,9 +86,7 @@ class Worker:
 
     def start(self) -> Worker:
         with self._log_file.open("a") as log:
-            self.process = subprocess.Popen(
-                self._command, stderr=log, cwd=Path(__file__).parents[2]
-            )
+            self.process = subprocess.Popen(self._command, stderr=log, cwd=ROOT)
         return self
 
     def send(self, signum: int) -> None:
@@ -118,6 +121,13 @@ class Scene:
         self.replicas: list[ServeProcess] = []
         self._held = contextlib.ExitStack()
         self._held.callback(self._journal.close)
+        command = [sys.executable, "-m", "tests.faults.machine", str(self.journal_file)]
+        self._machine = subprocess.Popen(command, cwd=ROOT)
+        self._held.callback(self._end_machine)
+
+    def _end_machine(self) -> None:
+        self._machine.kill()
+        self._machine.wait()
 
     @property
     def log_url(self) -> str:
@@ -131,13 +141,30 @@ class Scene:
         self._held.close()
 
     @contextlib.contextmanager
-    def fault(self, target: str, kind: str) -> Iterator[None]:
-        """While this lasts `target` is broken, as the checker will be told."""
-        self._journal.write(Fault(target, kind))
+    def fault(self, target: str, kind: str, *, from_seconds: float = 0.0) -> Iterator[None]:
+        """While this lasts `target` is broken, as the checker will be told.
+
+        `from_seconds`: it is not, if it lasts no longer than that.
+        """
+        began = time.monotonic()
+        if not from_seconds:
+            self._journal.write(Fault(target, kind))
         try:
             yield
         finally:
-            self._journal.write(Mended(target, kind))
+            took = time.monotonic() - began
+            if from_seconds and took > from_seconds:
+                self._journal.write(Fault(target, kind), at=began)
+            if took > from_seconds:
+                self._journal.write(Mended(target, kind))
+
+    def overloaded(self, since: float) -> bool:
+        """Whether the machine was, from then on."""
+        faults = Faults(
+            [line for line in read(self.journal_file) if line.entry[:2] == OVERLOADED],
+            reach_seconds=time.monotonic() - since,
+        )
+        return faults.explain(time.monotonic(), None)
 
     def consumers(self, name: str, count: int) -> Worker:
         """A process with `count` consumers NAME-0, NAME-1, ..."""

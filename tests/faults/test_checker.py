@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.faults.checker import LATE, REPEATED, UNSEEN, UNSEEN_MOST, Stored, Verdict, check
+from tests.faults.excuses import Faults
 from tests.faults.journal import (
     SERVICE,
     Acknowledged,
@@ -21,6 +22,7 @@ from tests.faults.journal import (
     Mended,
     read,
 )
+from tests.faults.machine import OVERLOADED
 
 REACH_SECONDS = 100.0
 
@@ -266,6 +268,20 @@ def test_grants_that_nobody_saw_excuse_no_more_than_a_little() -> None:
 
     assert verdict(UNSEEN_MOST).kept
     assert broken(verdict(UNSEEN_MOST + 1)) == ["duplicate"]
+
+
+def test_the_time_that_is_excused_is_counted() -> None:
+    lines = [
+        Line(10.0, OVERLOADED),
+        Line(12.0, Fault(SERVICE, "network")),
+        Line(13.0, Mended(*OVERLOADED)),
+        Line(16.0, Mended(SERVICE, "network")),
+        Line(40.0, Fault("a", "frozen")),
+        Line(50.0, Fault(SERVICE, "network")),
+    ]
+    faults = Faults(lines, reach_seconds=5.0)
+    assert faults.seconds(0.0, 60.0) == (21.0 - 10.0) + (60.0 - 50.0)
+    assert faults.seconds(0.0, 60.0, OVERLOADED.kind) == 3.0
 
 
 def test_the_journal_gives_back_what_was_written(tmp_path: Path) -> None:

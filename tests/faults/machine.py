@@ -1,0 +1,51 @@
+"""Notes in the journal when the machine itself has no time for the run: a fault nobody planned.
+
+    python -m tests.faults.machine JOURNAL
+
+Deadlines of two seconds are missed by whoever does not get the processor for as long, and that says
+nothing of the service. How long it takes to get BURST_SECONDS of it tells: with others at work too,
+that is a multiple. A service that is slow by itself, waiting or computing, does not show here
+unless it takes all processors.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections import deque
+from pathlib import Path
+from statistics import median
+
+from tests.faults.journal import SERVICE, Fault, Journal, Mended
+
+BURST_SECONDS, PAUSE_SECONDS = 0.02, 0.3
+# Less than a third of a processor, by most of the latest SAMPLES.
+STRETCHED, SAMPLES = 3.0, 5
+OVERLOADED = Fault(SERVICE, "the machine is overloaded")
+
+
+def stretch() -> float:
+    """How many times longer than its time on the processor a piece of work takes."""
+    began, worked = time.monotonic(), time.process_time()
+    while time.process_time() - worked < BURST_SECONDS:
+        pass
+    return (time.monotonic() - began) / BURST_SECONDS
+
+
+def main(path: str) -> None:
+    journal = Journal(Path(path))
+    samples: deque[tuple[float, float]] = deque(maxlen=SAMPLES)
+    overloaded = False
+    while True:
+        samples.append((time.monotonic(), stretch()))
+        now_overloaded = median(each for _, each in samples) > STRETCHED
+        if now_overloaded and not overloaded:
+            journal.write(OVERLOADED, at=samples[0][0])
+        elif overloaded and not now_overloaded:
+            journal.write(Mended(*OVERLOADED))
+        overloaded = now_overloaded
+        time.sleep(PAUSE_SECONDS)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])
