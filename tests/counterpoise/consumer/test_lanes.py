@@ -14,7 +14,7 @@ from counterpoise.consumer.lane import Chunk
 from counterpoise.consumer.lanes import Lanes
 from counterpoise.consumer.reading import read_range
 from counterpoise.flow.view import Owned
-from counterpoise.logs import MESSAGE_SCHEMA
+from counterpoise.logs import MESSAGE_SCHEMA, LogBehind
 
 
 class View:
@@ -396,3 +396,16 @@ def test_a_range_with_holes_is_read_piece_by_piece_without_a_gap(max_messages, m
         seen += rows
         start = end
     assert seen == list(range(1, 40, 2))
+
+
+def test_a_range_that_the_log_has_not_got_whole_is_not_taken_for_read():
+    """What comes later would be passed over; the reader asks anew where the partition ends."""
+
+    class Behind(HoleyLog):
+        def read(self, partition, start, end, *, max_messages, max_bytes=None):
+            yield from super().read(partition, start, "10", max_messages=max_messages)
+            raise LogBehind(partition, "10", end)
+
+    log: Any = Behind()
+    with pytest.raises(LogBehind):
+        read_range(log, 0, "0", "20", 100, 10**6)
