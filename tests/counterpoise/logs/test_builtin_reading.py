@@ -45,7 +45,7 @@ def test_a_message_that_is_missing_without_a_reason_is_an_error(log, log_url):
         connection.execute("DELETE FROM counterpoise_log.messages WHERE position = 1")
     reading = log.read(0, "0", None, max_messages=10)
     assert next(reading)["value"].to_pylist() == [b"a"]
-    with pytest.raises(LogError, match="lacks position 1 .*reset the queue's positions to 2 or"):
+    with pytest.raises(LogError, match=r"lacks position 1 .*reset the queue's positions to 2 or"):
         next(reading)
 
 
