@@ -6,19 +6,12 @@ import argparse
 import json
 import sys
 import time
-from pathlib import Path
 
-from tests.simulation import campaign, coverage
+from tests.simulation import campaign, coverage, long
 from tests.simulation.mutants import MUTANTS
 from tests.simulation.plan import Plan, draw
 from tests.simulation.shrink import shrunk
 from tests.simulation.world import run
-
-STATE = Path(".sim/state.json")
-# `make test` has played those below.
-LONG_FROM = 100_000
-# So many between two notes of how far it has come.
-LONG_CHUNK = 2000
 
 
 def main() -> int:
@@ -36,8 +29,8 @@ def main() -> int:
     hunt = commands.add_parser("hunt", help="plant bugs, play until each is found, answer in JSON")
     hunt.add_argument("most", type=int, help="seeds for each")
     hunt.add_argument("names", nargs="+", choices=MUTANTS, metavar="name")
-    long = commands.add_parser("long", help="go on where it stopped last time")
-    long.add_argument("--seeds", type=int, default=None, help="stop after so many in all")
+    go_on = commands.add_parser("long", help="go on where it stopped last time")
+    go_on.add_argument("--seeds", type=int, default=None, help="stop after so many of this code")
     arguments = parser.parse_args()
     if arguments.command == "chunk":
         json.dump(campaign.play(arguments.first, arguments.count).to_json(), sys.stdout)
@@ -48,7 +41,7 @@ def main() -> int:
     if arguments.command == "seed":
         return _one(arguments.seed, arguments.mutant, arguments.shrink)
     if arguments.command == "long":
-        return _long(arguments.seeds)
+        return long.go_on(arguments.seeds)
     return _seeds(arguments.which)
 
 
@@ -96,36 +89,6 @@ def print_shrunk(plan: Plan) -> None:
     print(f"\nseed {plan.seed}, shrunk from {len(plan.events)} to {len(small.events)} events:")
     print(small.config)
     print("\n".join(outcome.transcript))
-
-
-def _long(most: int | None) -> int:
-    state = {"next": LONG_FROM, "report": campaign.Report().to_json(), "seconds": 0.0}
-    if STATE.exists():
-        state = json.loads(STATE.read_text())
-    STATE.parent.mkdir(exist_ok=True)
-    total = campaign.Report.from_json(state["report"])  # type: ignore[arg-type]
-    try:
-        while most is None or total.seeds < most:
-            began = time.monotonic()
-            first = int(state["next"])  # type: ignore[call-overload]
-            report = campaign.many(first, LONG_CHUNK)
-            total.add(report)
-            state = {
-                "next": first + LONG_CHUNK,
-                "report": total.to_json(),
-                "seconds": float(state["seconds"]) + time.monotonic() - began,  # type: ignore[arg-type]
-            }
-            new = STATE.with_suffix(".new")
-            new.write_text(json.dumps(state))
-            new.replace(STATE)
-            print(f"{total.seeds} seeds in all, up to {first + LONG_CHUNK}", flush=True)
-            for seed, promise, text in report.failures:
-                print(f"seed {seed} breaks promise {promise}: {text}", flush=True)
-    except KeyboardInterrupt:
-        print("stopped; make sim-long goes on from here")
-    print(coverage.table(total.counts))
-    print(f"{total.seeds} seeds, {len(total.failures)} failed")
-    return bool(total.failures)
 
 
 if __name__ == "__main__":

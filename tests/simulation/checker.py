@@ -460,6 +460,7 @@ class Checker:
             if len(tx.revisions) == 1 or since <= old["since"]:
                 raise Violation(8, f"a holddown was extended to {until}")
         took = until - since
+        self.deadlines.granted_seconds += took
         if all(abs(took - s) > ACCURACY for s in self._values("rebalance_delay", old)):
             raise Violation(8, f"a holddown takes {took:.3f} s")
 
@@ -674,6 +675,23 @@ class Checker:
                 raise Violation(8, f"{flow_id} is bound {now - ends:.3f} s after its lease")
 
     # The end
+
+    def granted_seconds(self) -> float:
+        """How long the holddowns and handoffs so far may have taken, one after another."""
+        return self.deadlines.granted_seconds
+
+    def under_way_seconds(self) -> float:
+        """How long the leases, the holddown and the handoffs under way may take at the most."""
+        ends = [row.deadline for row in self.partitions.values() if row.deadline is not None]
+        ends += [self.queue["holddown_until"] or 0.0]
+        now = self.stamped_at or 0.0
+        leases = [row.lease_seconds for row in self.flows.values()]
+        return max(leases, default=0.0) + max(0.0, max(ends) - now)
+
+    def backlog(self) -> int:
+        """How many messages there are to process, in the partition with the most."""
+        left = (lane.end - self.positions.get(n, 0) for n, lane in self.lanes.items())
+        return max(left, default=0)
 
     def unsettled(self) -> tuple[int, str] | None:
         """What is still to be done when nothing goes wrong any more, and the promise that is broken

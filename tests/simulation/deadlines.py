@@ -45,6 +45,9 @@ class Deadlines:
     def __init__(self) -> None:
         # How often several outages came before one transaction.
         self.several_outages = 0
+        # How long all that began may take, one after another; what began at a time counts once.
+        self.granted_seconds = 0.0
+        self._latest: dict[str, float] = {}
         self._handoffs: dict[int, _Handoff] = {}
         self._outages: list[tuple[float, float]] = []
         self._patient_until = 0.0
@@ -88,6 +91,9 @@ class Deadlines:
             raise Violation(8, f"{text} began to run")
         if -late > LATE_SECONDS:
             raise Violation(8, f"p{row.number} is {row.state} {-late:.3f} s from now")
+        if row.handoff_since > self._latest.get(row.state, 0.0):
+            self._latest[row.state] = row.handoff_since
+            self.granted_seconds += took
         handoff = _Handoff(row.state, row.handoff_since, [row.deadline])
         for outage in self._outages:
             handoff.lose(*outage)

@@ -26,14 +26,18 @@ from broker.core.transitions import PARTITION_TRANSITIONS, QUEUE_TRANSITIONS
 from counterpoise.calls import Call
 from counterpoise.errors import CounterpoiseError, Unreachable, error_of
 from tests.simulation.checker import Checker
-from tests.simulation.consumers import Consumer, Done, Process
+from tests.simulation.consumers import AT_ONCE, PATIENCE_SECONDS, Consumer, Done, Process
 from tests.simulation.loop import SimLoop
 from tests.simulation.plan import Event, Plan
 from tests.simulation.service import EPOCH, QUEUE, Log, Node, Observed, Weather, problem, serve
 from tests.simulation.violation import Violation
 
-# How long after the last fault everything must be settled.
-SETTLE_SECONDS = 60.0
+# After the last fault everything must be settled within the time that leases, holddowns and
+# handoffs may take, the time for the messages, and so long for all to find each other again.
+FIND_SECONDS, FIND_LATENCIES = 8.0, 60
+# The lease of a consumer that comes when there is nobody else.
+LEASE_SECONDS = 3.0
+BATCH_SECONDS, BATCH_LATENCIES = 0.5, 12
 STEP_SECONDS = 0.5
 TICK_SECONDS = 0.25
 CLIENT_SECONDS = 10.0
@@ -123,13 +127,7 @@ class World:
             loop.call_later(TICK_SECONDS, self._tick)
             loop.run_until(began + plan.end)
             self._clear_up()
-            until = loop.now + SETTLE_SECONDS
-            loop.run_until(loop.now + STEP_SECONDS)
-            while (left := self._unsettled()) is not None:
-                if loop.now > until:
-                    promise, text = left
-                    raise Violation(promise, f"{SETTLE_SECONDS:g} s after the last fault: {text}")
-                loop.run_until(loop.now + STEP_SECONDS)
+            self._settle()
         except Violation as violation:
             self.checker.found = self.checker.found or violation
         except Exception as error:
@@ -137,6 +135,23 @@ class World:
         if self.trace is not None:
             self.trace(str(self.checker.found or "all is well"))
         return self.checker.found
+
+    def _settle(self) -> None:
+        """Plays until there is nothing left to do. Raises Violation if that takes too long."""
+        loop, checker = self.loop, self.checker
+        calm, granted = loop.now, checker.granted_seconds()
+        loop.run_until(calm + STEP_SECONDS)
+        latency = self.plan.config.latency[1]
+        batches = checker.backlog() / AT_ONCE
+        seconds = max(LEASE_SECONDS, checker.under_way_seconds()) + PATIENCE_SECONDS
+        seconds += FIND_SECONDS + FIND_LATENCIES * latency
+        seconds += batches * (BATCH_SECONDS + BATCH_LATENCIES * latency)
+        while (left := self._unsettled()) is not None:
+            most = seconds + checker.granted_seconds() - granted
+            if loop.now > calm + most:
+                promise, text = left
+                raise Violation(promise, f"{most:.1f} s after the last fault: {text}")
+            loop.run_until(loop.now + STEP_SECONDS)
 
     async def _create(self) -> None:
         spec = views.QueueSpec(QUEUE, **self.plan.config.settings)
@@ -190,7 +205,7 @@ class World:
             consumer.stubborn = consumer.cold = 0.0
             consumer.thaw()
         if not any(self._stays(consumer) for consumer in self.consumers):
-            self._join(3.0, False)
+            self._join(LEASE_SECONDS, False)
         if self.trace is not None:
             self.trace("-- from here on nothing goes wrong --")
 
@@ -201,7 +216,7 @@ class World:
 
     def _unsettled(self) -> tuple[int, str] | None:
         if not any(self._stays(one) for one in self.consumers) and not self._anybody():
-            self._join(3.0, False)
+            self._join(LEASE_SECONDS, False)
         left = self.checker.unsettled()
         if left is not None:
             return left
