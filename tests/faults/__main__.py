@@ -42,15 +42,17 @@ def main() -> int:
         result = campaign.run(directory, given.seconds, given.seed, say)
         full = disk.run(directory / "disk", given.seed, say)
     complaints = result.complaints()
-    print(f"\n{result.table()}\n")
+    tables = [result.table()]
     if full is None:
-        print(f"   - x {disk.KIND}: {disk.NOT_RUN}")
+        done = f"{'-':>5}  {'-':>8}  {disk.KIND}: {disk.NOT_RUN}"
         if given.complete:
             complaints.append(f"not complete: {disk.KIND} was not run")
     else:
-        print(f"{disk.TIMES:>4} x {disk.KIND}\n\n{full.table()}")
+        done = f"{disk.TIMES:>5}  {'-':>8}  {disk.KIND}"
+        tables.append(f"{disk.KIND}:\n\n{full.table()}")
         if not full.kept:
             complaints.append(f"PROMISES BROKEN WITH A FULL DISK\n{full.examples()}")
+    print(f"\n{result.faults_table()}\n{done}\n\n" + "\n\n".join(tables))
     for complaint in complaints:
         print(f"\n{complaint}")
     return 1 if complaints else 0

@@ -37,15 +37,19 @@ class Result:
     faults: dict[str, Done] = field(default_factory=dict)
     lost_after: list[Loss] = field(default_factory=list)
 
-    def table(self) -> str:
-        done = "\n".join(
+    def faults_table(self) -> str:
+        """A row for each kind."""
+        rows = [
             f"{each.times:>5}  {each.all_up:>8}  {name}"
             for name, each in sorted(self.faults.items())
-        )
+        ]
+        return "\n".join(["times   both up  what (both up: while no replica was dead)", *rows])
+
+    def table(self) -> str:
+        """The promises."""
         slowest = max((each.seconds for each in self.lost_after), default=0.0)
         overloaded = sum(each.overloaded for each in self.lost_after)
         return (
-            f"times   both up  what (both up: while no replica was dead)\n{done}\n\n"
             f"{self.verdict.table()}\n\n"
             f"killed consumers lost their partitions within {slowest:.2f} s at most"
             f" (lease {LEASE_SECONDS:g} s, killed {len(self.lost_after)} times,"

@@ -11,7 +11,7 @@ pytestmark = [pytest.mark.long, pytest.mark.timeout(420)]
 
 def test_all_promises_hold_while_everything_breaks(tmp_path: Path) -> None:
     result = run(tmp_path, 60, 11, print)
-    print(result.table())
+    print(f"{result.faults_table()}\n\n{result.table()}")
     assert result.complaints() == []
     # So much, too, while the machine has much else to do.
     assert result.faults[KILLED].times >= 1

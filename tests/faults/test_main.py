@@ -1,0 +1,45 @@
+"""`make faults` says what it has not shown, and only a complete run is asked to show all."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.faults import __main__ as main
+from tests.faults import campaign, disk
+from tests.faults.checker import Verdict
+from tests.faults.result import Loss, Result
+
+
+def fine(*_: object) -> Result:
+    return Result(60, lost_after=[Loss(4.0, overloaded=False)])
+
+
+def outcome(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
+    monkeypatch.setattr(campaign, "run", fine)
+    monkeypatch.setattr(sys, "argv", ["faults", *arguments])
+    return main.main()
+
+
+def test_a_disk_that_cannot_be_mounted_was_not_run(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    monkeypatch.setattr(disk, "_INSIDE", ("false",))
+    assert outcome(monkeypatch, "--keep", str(tmp_path / "first")) == 0
+    assert f"    -         -  {disk.KIND}: {disk.NOT_RUN}" in capsys.readouterr().out
+    assert outcome(monkeypatch, "--complete", "--keep", str(tmp_path / "second")) == 1
+    assert "not complete" in capsys.readouterr().out
+
+
+def test_a_promise_that_a_full_disk_breaks_is_told(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    verdict = Verdict()
+    monkeypatch.setattr(disk, "run", lambda *_: verdict)
+    assert outcome(monkeypatch, "--complete") == 0
+    assert f"    2         -  {disk.KIND}" in capsys.readouterr().out
+    verdict.violations["lost"].append("a message")
+    assert outcome(monkeypatch) == 1
+    assert "lost: a message" in capsys.readouterr().out
