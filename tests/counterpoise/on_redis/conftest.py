@@ -31,6 +31,11 @@ class World:
         """A call as any program makes it."""
         return httpx.request(method, f"{self.service.url}/v1{path}", json=body, timeout=30)
 
+    def lag(self, queue: str) -> int | None:
+        """Of all partitions; None while the log has not answered the service in time."""
+        lags = [lag for _, lag in self.ends(queue)]
+        return None if None in lags else sum(filter(None, lags))
+
     def ends(self, queue: str) -> list[tuple[str | None, int | None]]:
         """`end` and `lag` of each partition as the API shows them."""
         return [(one.end, one.lag) for one in self.client.partitions(queue)]
