@@ -12,6 +12,9 @@
 
 Tests that are about starting, stopping or killing Postgres itself start their own
 `EmbeddedPostgres`.
+
+Hypothesis knows no deadline of an example here: how long one takes is up to the machine, and what
+never ends is ended by the limit of the test.
 """
 
 import itertools
@@ -21,11 +24,18 @@ from urllib.parse import urlsplit
 
 import psycopg
 import pytest
+from hypothesis import HealthCheck
+from hypothesis import settings as hypothesis_settings
 
 from broker.embedded import EmbeddedPostgres
 
 # Services over such databases: `service`, `services`, `served`.
 pytest_plugins = ["tests.service"]
+
+hypothesis_settings.register_profile(
+    "counterpoise", deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
+hypothesis_settings.load_profile("counterpoise")
 
 # Data of a test is worth nothing after a crash, so nothing waits for the disk.
 FAST = {"fsync": "off", "synchronous_commit": "off", "full_page_writes": "off"}
