@@ -1,5 +1,7 @@
 """The store's time, as a replica knows it."""
 
+import asyncio
+
 from broker.clock import FRESH_SECONDS, StoreClock
 from broker.store.memory import MemoryDatabase, MemoryStore
 from broker.store.ports import Pulse
@@ -11,12 +13,13 @@ class Clocks:
 
     def __init__(self) -> None:
         self.passed = 0.0
+        self.set_by = 0.0
 
     def here(self) -> float:
         return 50 + self.passed
 
     def there(self) -> float:
-        return 1_000_000 + self.passed
+        return 1_000_000 + self.passed + self.set_by
 
 
 @virtual
@@ -60,3 +63,77 @@ async def test_it_remembers_the_latest_outage() -> None:
     await clock.look(store)
     assert clock.outage is not None
     assert clock.outage.seconds == 10
+
+
+class Post(MemoryStore):
+    """Answers are made at once and delivered when told, in any order."""
+
+    def __init__(self, database: MemoryDatabase) -> None:
+        super().__init__(database)
+        self.delivered = [asyncio.Event() for _ in range(3)]
+
+    async def pulse(self, gap_seconds: float = 3.0) -> Pulse:
+        event = self.delivered.pop(0)
+        pulse = await super().pulse(gap_seconds)
+        await event.wait()
+        return pulse
+
+
+@virtual
+async def test_an_answer_from_before_the_clock_was_set_is_asked_for_again() -> None:
+    clocks = Clocks()
+    store = Post(MemoryDatabase(clocks.there))
+    clock = StoreClock(clocks.here)
+    first, second, third = store.delivered
+    early = asyncio.ensure_future(clock.look(store))
+    await asyncio.sleep(0)
+    clocks.set_by = -3600.0
+    late = asyncio.ensure_future(clock.look(store))
+    await asyncio.sleep(0)
+    second.set()
+    await late
+    assert clock.outage is not None
+    assert clock.now() == clocks.there()
+    first.set()
+    third.set()
+    assert (await early).now == clocks.there() == clock.now()
+
+
+@virtual
+async def test_what_was_asked_first_may_know_more() -> None:
+    """It was carried out later."""
+    clocks = Clocks()
+    database = MemoryDatabase(clocks.there)
+    clock = StoreClock(clocks.here)
+    asked, go = asyncio.Event(), asyncio.Event()
+
+    class Slow(MemoryStore):
+        async def pulse(self, gap_seconds: float = 3.0) -> Pulse:
+            asked.set()
+            await go.wait()
+            return await super().pulse(gap_seconds)
+
+    early = asyncio.ensure_future(clock.look(Slow(database)))
+    await asked.wait()
+    clocks.passed += 1
+    await clock.look(MemoryStore(database))
+    clocks.set_by = -3600.0
+    go.set()
+    await early
+    # Between the asking and the answer a second passed, so it may be off by that.
+    assert clock.now() - clocks.there() == 1
+    await clock.look(MemoryStore(database))
+    assert clock.now() == clocks.there()
+
+
+@virtual
+async def test_a_database_that_was_restored_knows_less() -> None:
+    clocks = Clocks()
+    clock = StoreClock(clocks.here)
+    store = MemoryStore(MemoryDatabase(clocks.there))
+    await clock.look(store)
+    clocks.passed += 10
+    await clock.look(store)
+    assert clock.outage_id == 1
+    await clock.look(MemoryStore(MemoryDatabase(clocks.there)))
+    assert clock.outage_id == 0

@@ -150,6 +150,33 @@ async def test_who_has_not_looked_since_begins_nothing_that_lasts_an_hour(notice
 
 
 @virtual
+async def test_a_turn_follows_no_step_that_came_after_it_asked_for_the_time() -> None:
+    """It gives back an outage, and meanwhile the clock goes back."""
+    world = World()
+    one, two = await served(world, 2)
+    await one.create_queue(spec(max_handoff_time=8.0))
+    await one.join("orders", "first", lease=600)
+    await one.join("orders", "second", lease=600, warmup=True)
+    one.alarms.stop()
+    two.alarms.stop()
+    freeze(100)
+    await one.replica.clock.look(one.database)
+    gate = one.net.hold("outages")
+    joining = asyncio.ensure_future(one.join("orders", "third", lease=600, warmup=True))
+    await one.net.met("outages")
+    world.clock_set_by = -HOUR
+    await two.database.pulse()
+    gate.set()
+    await joining
+    await two.replica.sweep()
+    await settle()
+    found = await deadlines(two)
+    assert found
+    assert all(world.now < deadline <= world.now + 601 for deadline in found)
+    world.check("orders")
+
+
+@virtual
 async def test_a_view_is_told_by_the_time_that_its_deadlines_are_by() -> None:
     """The replica that tells it has not looked since the clock went back; another has."""
     world = World()

@@ -61,6 +61,20 @@ async def test_who_renewed_after_the_clock_went_back_lives(
     assert await store.leases(["A"]) == {"A": near(now + 200)}
 
 
+async def test_who_was_dead_when_the_clock_went_back_is_missed_a_lease_later(
+    ground: Ground, store: Store, orders: Replica
+) -> None:
+    """Nobody can tell it from who renewed since; but it does not live for an hour."""
+    await pulse(store)
+    await orders.bind("A", lease=60.0)
+    ground.pass_time(90)
+    await pulse(store)
+    assert (await store.expiries(orders.id)).expired == ("A",)
+    ground.pass_time(-HOUR)
+    now, _ = await pulse(store)
+    assert await store.leases(["A"]) == {"A": near(now + 60)}
+
+
 async def test_one_of_all_replicas_notices_that_the_clock_went_back(
     ground: Ground, store: Store
 ) -> None:
