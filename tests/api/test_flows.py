@@ -107,7 +107,7 @@ def test_a_warm_up(api: httpx.Client) -> None:
 
 
 def test_draining(api: httpx.Client) -> None:
-    create_queue(api, "q", 1)
+    create_queue(api, "q", 1, max_handoff_time=60)
     first = bind(api, "q")
     first.until("owned", 0)
     second = bind(api, "q")
@@ -156,7 +156,6 @@ def test_a_replaced_flow_is_told_so(api: httpx.Client) -> None:
 def test_an_expired_lease(api: httpx.Client) -> None:
     create_queue(api, "q", 1)
     consumer = bind(api, "q", lease_seconds=1)
-    assert consumer.call("heartbeat").status_code == 200
     eventually(lambda: api.get("/queues/q").json()["flow_count"] == 0)
     assert problem(consumer.call("heartbeat"), 410, "flow_gone")["reason"] == "lease_expired"
 
@@ -222,11 +221,11 @@ def test_a_long_poll_wakes_at_once(service: Service) -> None:
 
 def test_a_long_poll_waits_at_most_half_the_lease(api: httpx.Client) -> None:
     create_queue(api, "q", 1)
-    consumer = bind(api, "q", lease_seconds=2)
+    consumer = bind(api, "q", lease_seconds=4)
     consumer.until("owned", 0)
     started = time.monotonic()
     assert not consumer.poll(60)
-    assert 0.8 < time.monotonic() - started < 20
+    assert 1.6 < time.monotonic() - started < 20
 
 
 def test_a_stream_follows_and_resumes(service: Service) -> None:
@@ -254,10 +253,11 @@ def test_a_stream_follows_and_resumes(service: Service) -> None:
         assert '"flow_gone"' in rest[-1]["data"]
 
 
+@pytest.mark.long
 def test_a_stream_does_not_renew(service: Service) -> None:
     with service.http as http:
         create_queue(http, "q", 1)
-        consumer = bind(http, "q", lease_seconds=1)
+        consumer = bind(http, "q", lease_seconds=4)
         headers = {**consumer.headers, "Accept": "text/event-stream"}
         with http.stream("GET", f"{consumer.path}/updates", headers=headers) as response:
             rest = list(events(response))
