@@ -13,7 +13,7 @@ from counterpoise.publisher import Publisher
 @pytest.fixture
 def client(service):
     with Client(service.url) as client:
-        client.create_queue("flights", 4, rebalance_delay=0, max_handoff_time=5)
+        client.create_queue("flights", 4, rebalance_delay=0, max_handoff_time=60)
         yield client
 
 

@@ -24,7 +24,7 @@ def client(service, kafka, topic):
     """The queue's name is not the topic's, and its partition count is."""
     with Client(service.url) as client:
         queue = client.create_queue(
-            "flights", log=kafka.log(topic), rebalance_delay=0, max_handoff_time=5
+            "flights", log=kafka.log(topic), rebalance_delay=0, max_handoff_time=60
         )
         assert queue.partition_count == 4
         yield client

@@ -17,7 +17,7 @@ from tests.service import eventually
 
 def test_workers_work_in_parallel_and_keep_the_order(running, publish):
     publish(range(400))
-    together = threading.Barrier(3, timeout=10)
+    together = threading.Barrier(3, timeout=60)
     first = threading.local()
 
     def act(message):
@@ -45,13 +45,13 @@ def test_a_slow_partition_stops_no_other_and_does_not_fill_the_memory(service, r
     slow = max(by_partition, key=by_partition.get)
     with running(act, workers=2, max_messages=40) as one:
         others = sum(by_partition.values()) - by_partition[slow]
-        eventually(lambda: len(one.seen) == others, 20)
+        eventually(lambda: len(one.seen) == others)
         lane = one.consumer.status().partitions[slow]
         assert counts[slow] == 1
         assert 0 < lane.waiting_messages <= 40
         assert lane.in_hand <= 40
         block.set()
-        eventually(lambda: len(one.seen) == 2000, 20)
+        eventually(lambda: len(one.seen) == 2000)
     assert in_order(one)
 
 
@@ -107,7 +107,7 @@ class Slow:
 
 @pytest.fixture
 def one_partition(service, client):
-    client.create_queue("one", 1, rebalance_delay=0, max_handoff_time=5)
+    client.create_queue("one", 1, rebalance_delay=0, max_handoff_time=60)
     with Publisher("one", url=service.url) as publisher:
         for number in range(10):
             publisher.publish(str(number).encode())
@@ -135,8 +135,8 @@ def test_a_slow_message_that_is_done_in_time_is_handed_over_in_order(
             slow.go_on.set()
             eventually(lambda: len(one.seen) + len(two.seen) == 10)
             one.join()
-    assert 0 < slow.left_after <= 5
-    assert 0 < left[0] <= 5
+    assert 0 < slow.left_after <= 60
+    assert 0 < left[0] <= 60
     assert one.numbers + two.numbers == list(range(10))
     outcomes = [move.outcome for r in client.rebalances("one") for move in r.moves]
     assert sorted(outcomes) == ["graceful", "initial"]
