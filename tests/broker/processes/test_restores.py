@@ -95,7 +95,7 @@ def release_revoked(client: Client, flow: Bound, position: str) -> None:
 
 
 def ready(service: Service) -> int:
-    return httpx.get(f"{service.url}/readyz").status_code
+    return httpx.get(f"{service.url}/readyz", timeout=15).status_code
 
 
 def epochs(client: Client) -> dict[int, int]:

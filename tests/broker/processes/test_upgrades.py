@@ -100,8 +100,8 @@ def test_no_flow_loses_a_partition(migrated_url: str, tmp_path: Path) -> None:
                     "UPDATE counterpoise.alembic_version"
                     " SET version_num = 'control_after', serves = '{control_next,control_after}'"
                 )
-            eventually(lambda: httpx.get(f"{old.url}/readyz").status_code == 503, 30)
-            assert "newer version" in httpx.get(f"{old.url}/readyz").json()["detail"]
+            eventually(lambda: httpx.get(f"{old.url}/readyz", timeout=15).status_code == 503, 30)
+            assert "newer version" in httpx.get(f"{old.url}/readyz", timeout=15).json()["detail"]
             for replica in replicas:
                 assert httpx.get(f"{replica.url}/readyz", timeout=15).status_code == 200
         with pytest.raises(AssertionError, match="newer version"):

@@ -56,7 +56,7 @@ def own_server(tmp_path):
 
 @pytest.fixture
 def log(redis_server, request):
-    log = made(redis_server.log(f"redis-{request.node.name[:60]}"))
+    log = made(redis_server.log(f"redis-{request.node.name[:60]}"), seconds=15)
     yield log
     log.close()
 
