@@ -4,11 +4,12 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
+
+from tests.log_support import until
 
 ROWS = "10000"
 BAD = {
@@ -79,17 +80,17 @@ def test_whatever_ends_the_demo_ends_all_it_started(
     for line in demo.stdout:
         if "PySpark applications start" in line:
             break
-    children = descendants(demo.pid)
-    assert len(children) >= 4, "service and applications"
-    # What they start in turn is to end as well.
-    time.sleep(3.0)
-    children |= descendants(demo.pid)
+    children: set[tuple[int, str]] = set()
+
+    def all_are_there() -> bool:
+        # What they start in turn is to end as well.
+        children.update(descendants(demo.pid))
+        return len(children) >= 4 and "java" in {name_of(pid) for pid, _ in children}
+
+    until(all_are_there, 60)
     demo.send_signal(how)
     assert demo.wait(60) == code
-    deadline = time.monotonic() + 60
-    while left := children & running():
-        assert time.monotonic() < deadline, f"still running: {left}"
-        time.sleep(0.1)
+    until(lambda: not children & running(), 60)
 
 
 @pytest.mark.parametrize(
@@ -118,6 +119,13 @@ def running() -> set[tuple[int, str]]:
             if fields[0] != "Z":
                 found.add((int(entry.name), fields[19]))
     return found
+
+
+def name_of(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/comm").read_text().strip()
+    except OSError:
+        return ""
 
 
 def descendants(ancestor: int) -> set[tuple[int, str]]:

@@ -75,7 +75,7 @@ def publisher(queue: Queue) -> Iterator[PacedPublisher]:
     publisher.stop()
 
 
-def wait_for(condition: Callable[[], bool], seconds: float = 5.0) -> None:
+def wait_for(condition: Callable[[], bool], seconds: float = 30.0) -> None:
     tick = threading.Event()
     for _ in range(int(seconds / 0.01)):
         if condition():
@@ -88,7 +88,10 @@ def test_the_publisher_is_ahead_in_every_partition_and_waits_there(
     queue: Queue, publisher: PacedPublisher
 ) -> None:
     publisher.start()
-    wait_for(lambda: min(queue.backlog.values()) >= 50)
+    # Behind a whole chunk, not within one.
+    wait_for(
+        lambda: min(queue.backlog.values()) >= 50 and publisher.published == len(queue.flights)
+    )
     published = publisher.published
     assert not publisher.done
     threading.Event().wait(0.2)

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from counterpoise.demo.processes import Child, session, stop_all
+from tests.log_support import until
 
 # Starts a child of its own, in a process group of its own as Spark's workers are, and waits.
 PARENT = """
@@ -58,13 +59,6 @@ def start(tmp_path: Path) -> Iterator[Start]:
     yield start
     for child in children:
         child.kill()
-
-
-def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 10
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 def test_a_kill_takes_all_that_the_process_started(start: Start) -> None:

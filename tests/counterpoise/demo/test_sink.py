@@ -11,6 +11,7 @@ import pytest
 
 from counterpoise.demo.flights import Flight, expected_statistics, load
 from counterpoise.demo.sink import Message, Record, Sink, Slice
+from tests.log_support import until
 
 FLIGHTS = load(400)
 
@@ -123,7 +124,7 @@ def test_a_killed_writer_leaves_whole_batches(files: Files) -> None:
     )
     assert writer.stdout is not None
     assert writer.stdout.readline() == "ready\n"
-    time.sleep(0.2)
+    until(lambda: files.record.messages() >= 900)
     writer.kill()
     writer.wait()
     writer.stdout.close()
