@@ -14,7 +14,6 @@ import subprocess
 import sys
 import tempfile
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -35,6 +34,7 @@ from broker.embedded import (
     default_data_dir,
 )
 from broker.postgres_binaries import OURSELVES, account_for, find_binaries, installed_wheel
+from tests.service import eventually
 
 AS_ROOT = os.geteuid() == 0
 
@@ -65,10 +65,7 @@ def is_running(pid: int) -> bool:
 
 
 def wait_until_gone(pid: int) -> None:
-    give_up = time.monotonic() + 30
-    while is_running(pid):
-        assert time.monotonic() < give_up, f"process {pid} is still there"
-        time.sleep(0.02)
+    eventually(lambda: not is_running(pid))
 
 
 @contextlib.contextmanager
@@ -143,10 +140,7 @@ def test_poll_tells_when_postgres_ended_by_itself(data_dir: Path) -> None:
     postgres.start()
     try:
         os.kill(server_pid(data_dir), signal.SIGINT)
-        give_up = time.monotonic() + 30
-        while postgres.poll() is None:
-            assert time.monotonic() < give_up
-            time.sleep(0.02)
+        eventually(lambda: postgres.poll() is not None)
     finally:
         postgres.stop()
 

@@ -19,6 +19,7 @@ from counterpoise.errors import (
 )
 from counterpoise.flow import AsyncFlow, Flow, Owned
 from tests.counterpoise.faulty import Answer, Cut, Stall, faulty_service, problem
+from tests.log_support import until
 
 
 @pytest.fixture
@@ -71,13 +72,6 @@ def make(request, faulty):
         return request.param("flights", url=faulty.url, **options)
 
     return make_flow
-
-
-def until(condition, seconds=30.0):
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "it did not happen"
-        time.sleep(0.01)
 
 
 def failing(verb, behaviour, times):

