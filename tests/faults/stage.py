@@ -195,7 +195,7 @@ class Scene:
     def ask(
         self,
         call: Callable[[Client], T],
-        seconds: float = 60.0,
+        seconds: float = 120.0,
         replicas: Sequence[ServeProcess] = (),
     ) -> T:
         """Ask the replicas directly, one after the other, until one of them answers.
@@ -207,7 +207,7 @@ class Scene:
             running = [each for each in self.replicas if each.process] or self.replicas
             for replica in replicas or running:
                 try:
-                    with Client(replica.url, timeout_seconds=2) as client:
+                    with Client(replica.url, timeout_seconds=10) as client:
                         return call(client)
                 except CounterpoiseError:
                     if time.monotonic() > deadline:

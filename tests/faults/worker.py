@@ -24,6 +24,8 @@ from counterpoise.flow.view import Owned
 from tests.faults.journal import Acknowledged, Failed, Granted, Handled, Journal
 
 KEYS = 40
+# Longer than any fault of these runs.
+PATIENCE_SECONDS = 300.0
 
 
 def consume(url: str, queue: str, journal: Journal, name: str, lease: str) -> Consumer:
@@ -53,9 +55,14 @@ def consume(url: str, queue: str, journal: Journal, name: str, lease: str) -> Co
         instance_id=name,
         lease_seconds=float(lease),
         on_granted=granted,
-        # Longer than any fault of these runs.
-        log_appears_seconds=300.0,
+        log_appears_seconds=PATIENCE_SECONDS,
     )
+
+
+def patiently(consumer: Consumer) -> None:
+    """Run it, though it may have to wait for the service for long at first."""
+    consumer.flow.open(PATIENCE_SECONDS)
+    consumer.run()
 
 
 def publish(
@@ -63,7 +70,9 @@ def publish(
 ) -> None:
     """Numbered messages, each once, also where an earlier process of this name was killed."""
     pause = 1 / float(rate)
-    with Publisher(queue, url=url, publisher_id=name, timeout_seconds=300.0) as publisher:
+    with Publisher(
+        queue, url=url, publisher_id=name, timeout_seconds=PATIENCE_SECONDS
+    ) as publisher:
         number = publisher.next_sequence
         flushed = time.monotonic()
         while not stopping.wait(pause):
@@ -85,7 +94,7 @@ def main(arguments: list[str]) -> None:
     runs: list[Callable[[], None]] = []
     if role == "consume":
         consumers = [consume(url, queue, journal, one, figure) for one in names]
-        runs = [one.run for one in consumers]
+        runs = [partial(patiently, one) for one in consumers]
     else:
         consumers = []
         runs = [partial(publish, url, queue, journal, one, figure, stopping) for one in names]
