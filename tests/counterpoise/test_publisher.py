@@ -243,7 +243,12 @@ def test_a_publisher_that_starts_before_the_service_waits_for_it(service, log):
     with Publisher("flights", url=service.url, timeout_seconds=20) as publisher:
         failed = threading.Event()
         pause = publisher._delivery._pause
-        publisher._delivery._pause = lambda seconds: (failed.set(), pause(seconds))
+
+        def fail(seconds):
+            failed.set()
+            pause(seconds)
+
+        publisher._delivery._pause = fail
         publisher.publish(b"a")
         assert failed.wait(30)
         service.start()

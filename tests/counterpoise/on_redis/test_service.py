@@ -3,6 +3,7 @@
 import asyncio
 import json
 import threading
+from functools import partial
 
 import pytest
 from typer.testing import CliRunner
@@ -110,6 +111,10 @@ def test_the_last_messages_stay_where_they_are_to_be_kept(world, kind):
     log.close()
 
 
+def shows_lag(world, lag):
+    return world.lag("flights") == lag
+
+
 def test_positions_trimming_and_lag(world):
     world.client.create_queue("flights", 2, log=world.log, rebalance_delay=0)
     publish(world, "flights", [f"v{n}" for n in range(20)])
@@ -124,7 +129,7 @@ def test_positions_trimming_and_lag(world):
     for to, left in (("latest", 0), ("earliest", 1), ("2026-01-01T00:00:00Z", 1)):
         answer = world.http("POST", "/queues/flights/positions", {"to": to})
         assert answer.status_code == 200, answer.text
-        eventually(lambda left=left: world.lag("flights") == left)
+        eventually(partial(shows_lag, world, left))
     log.close()
 
 

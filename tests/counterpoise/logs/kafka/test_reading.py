@@ -283,7 +283,7 @@ def test_a_cluster_that_goes_away_ends_every_call_in_time_and_comes_back(kafka, 
     log = open_log(kafka.log(topic), timeout_seconds=10)
     append(log, "a", "b")
     assert texts(log, 0) == ["a", "b"]
-    log._timeout_seconds = 1
+    log._timeout_seconds = 1  # type: ignore[attr-defined]
     kafka.stop_brokers()
     try:
         for act in (
