@@ -139,10 +139,10 @@ def test_learners_and_owners_come_go_and_die(stage: WarmStage) -> None:
     """The examples of the streams literature, with a learner that is held while it learns."""
     stage.learning_queue(3)
     # From an empty group.
-    owner = stage.stateful("owner", "snapshot", leaseSeconds=5).start()
+    owner = stage.stateful("owner", "snapshot", leaseSeconds=10).start()
     stage.work(300)
     # Scale up with two joiners: both learn at once.
-    joiners = [stage.stateful(name, "snapshot", leaseSeconds=5) for name in ("one", "two")]
+    joiners = [stage.stateful(name, "snapshot", leaseSeconds=10) for name in ("one", "two")]
     for joiner in joiners:
         joiner.hold("warm")
         joiner.start()
