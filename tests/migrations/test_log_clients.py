@@ -1,0 +1,136 @@
+"""Consumers and publishers of earlier releases go on, whatever migrations do to the log's tables.
+
+They run in other people's processes and are not replaced when the service is, so the log's tree may
+only add to what they use (docs/operations.md, *Upgrade*). What a release's clients ask is written
+down here once and never changed; a client that asks something new gets an entry of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+from urllib.parse import urlsplit
+
+import psycopg
+import pytest
+
+from tests.log_support import migrate_log
+
+READER, PUBLISHER = "counterpoise_log_reader", "counterpoise_log_publisher"
+
+
+class Asked(NamedTuple):
+    """A statement of clients, what they send and what they get: types and values."""
+
+    role: str
+    statement: str
+    parameters: list[Any]
+    answer: list[tuple[Any, ...]]
+
+
+# By the revision that the clients' release came with. Order matters.
+CLIENTS = {
+    "log_0001": [
+        Asked(PUBLISHER, "SELECT counterpoise_log.next_sequence(%b, %b)", ["flights", "p"], [(0,)]),
+        Asked(
+            PUBLISHER,
+            "SELECT counterpoise_log.append(%b, %b, %b, %b,"
+            " %b::integer[], %b::bytea[], %b::text[], %b::text[], %b::timestamptz[])",
+            ["flights", 2, "p", 0, [1, 1], [b"a", b"b"], ["k", None], ['{"h": "1"}', None], None],
+            [(2,)],
+        ),
+        Asked(PUBLISHER, "SELECT counterpoise_log.next_sequence(%b, %b)", ["flights", "p"], [(2,)]),
+        Asked(
+            READER,
+            """SELECT position, key, value, headers FROM (
+                SELECT position, published_at, key, value, headers,
+                    sum(octet_length(value)) OVER (ORDER BY position ROWS UNBOUNDED PRECEDING)
+                        - octet_length(value) AS before
+                FROM counterpoise_log.messages
+                WHERE log_id = (SELECT log_id FROM counterpoise_log.logs WHERE name = %b)
+                    AND partition = %b AND position >= %b AND position < %b
+                ORDER BY position LIMIT %b
+            ) AS chunk WHERE before < %b ORDER BY position""",
+            ["flights", 1, 0, 9, 8192, 1000],
+            [(0, "k", b"a", {"h": "1"}), (1, None, b"b", None)],
+        ),
+        Asked(
+            READER,
+            """SELECT l.partition_count, length(l.incarnation::text), p.partition,
+                    p.first_position, p.next_position
+                FROM counterpoise_log.logs AS l LEFT JOIN counterpoise_log.partitions AS p
+                    ON p.log_id = l.log_id AND p.partition = ANY (%b::integer[])
+                WHERE l.name = %b""",
+            [[1], "flights"],
+            [(2, 36, 1, 0, 2)],
+        ),
+        Asked(
+            READER,
+            """SELECT p.first_position, p.next_position, p.discarded_position
+                FROM counterpoise_log.logs AS l LEFT JOIN counterpoise_log.partitions AS p
+                    ON p.log_id = l.log_id AND p.partition = %b
+                WHERE l.name = %b""",
+            [1, "flights"],
+            [(0, 2, 0)],
+        ),
+    ]
+}
+# As replicas of that release make a log, which also serve on.
+MAKE = """
+INSERT INTO counterpoise_log.logs (name, partition_count) VALUES ('flights', 2);
+INSERT INTO counterpoise_log.partitions (log_id, partition)
+    SELECT log_id, n FROM counterpoise_log.logs, generate_series(0, 1) AS n;
+"""
+
+
+TAKEN_AWAY = [
+    "ALTER TABLE counterpoise_log.messages RENAME COLUMN headers TO properties",
+    "ALTER TABLE counterpoise_log.messages ALTER COLUMN key TYPE bytea USING key::bytea",
+    "ALTER TABLE counterpoise_log.messages ADD COLUMN origin text NOT NULL",
+    "DROP FUNCTION counterpoise_log.next_sequence",
+    f"REVOKE SELECT ON counterpoise_log.partitions FROM {READER}",
+]
+ADDED = [
+    "ALTER TABLE counterpoise_log.messages ADD COLUMN origin text",
+    "ALTER TABLE counterpoise_log.messages ADD COLUMN colour text NOT NULL DEFAULT 'grey'",
+    "CREATE TABLE counterpoise_log.origins (name text PRIMARY KEY)",
+]
+
+
+def ask_all(url: str, clients: list[Asked], change: str = "SELECT") -> None:
+    """All that these clients ask, each in the role that they log in with, after a change of the
+    tables; then all is as it was."""
+    with psycopg.connect(url) as connection:
+        connection.execute(change)
+        connection.execute(MAKE)
+        for asked in clients:
+            connection.execute(f"SET LOCAL ROLE {asked.role}")
+            rows = connection.execute(asked.statement, asked.parameters, binary=True).fetchall()
+            assert rows == asked.answer, asked.statement
+            connection.execute("RESET ROLE")
+        connection.rollback()
+
+
+@pytest.fixture(scope="module")
+def log_url(postgres_url: str) -> Iterator[str]:
+    with psycopg.connect(postgres_url, autocommit=True) as connection:
+        connection.execute("CREATE DATABASE log_clients")
+    url = urlsplit(postgres_url)._replace(path="/log_clients").geturl()
+    migrate_log(url)
+    yield url
+    with psycopg.connect(postgres_url, autocommit=True) as connection:
+        connection.execute("DROP DATABASE log_clients WITH (FORCE)")
+
+
+@pytest.mark.parametrize("revision", CLIENTS)
+def test_clients_of_an_earlier_release_go_on(log_url: str, revision: str) -> None:
+    ask_all(log_url, CLIENTS[revision])
+
+
+@pytest.mark.parametrize("revision", CLIENTS)
+def test_they_would_not_if_something_were_taken_away(log_url: str, revision: str) -> None:
+    for change in ADDED:
+        ask_all(log_url, CLIENTS[revision], change)
+    for change in TAKEN_AWAY:
+        with pytest.raises((psycopg.Error, AssertionError)):
+            ask_all(log_url, CLIENTS[revision], change)
