@@ -205,6 +205,21 @@ def _seq_ignored() -> Changes:
     return [(MemoryDatabase, "_may_write", may_write)]
 
 
+def _seq_ignored_after_a_reset() -> Changes:
+    """What was set once excuses nothing that happens afterwards."""
+    [(_, _, unordered)] = _seq_ignored()
+    real, real_commit = MemoryDatabase._may_write, MemoryDatabase.commit
+
+    def committing(self, commit):
+        real_commit(self, commit)
+        self.was_set = getattr(self, "was_set", False) or bool(commit.positions)
+
+    def may_write(self, *what):
+        return (unordered if getattr(self, "was_set", False) else real)(self, *what)
+
+    return [(MemoryDatabase, "commit", committing), (MemoryDatabase, "_may_write", may_write)]
+
+
 # Time
 
 
@@ -466,6 +481,7 @@ MUTANTS = {
         Mutant("position passed over at a handoff", _position_passed_over),
         Mutant("release forgets the position", _release_forgets_the_position),
         Mutant("a delayed retry moves a position back", _seq_ignored),
+        Mutant("a delayed retry counts after positions were set", _seq_ignored_after_a_reset),
         Mutant("timer of an old handoff fires", _old_timer_fires),
         Mutant("leases run while nobody serves", _leases_run_in_an_outage),
         Mutant("handoff deadlines run while nobody serves", _deadlines_run_in_an_outage),
