@@ -291,6 +291,7 @@ class MemoryDatabase:
             values = flow_values(flow)
             known = flows.get(flow.id)
             _hold(known is None or known.reason is None, "a flow comes back")
+            _hold(known is None or flow.id not in commit.token_hashes, "a flow is made twice")
             before = bound.get(flow.id, values)
             _hold(values.view_revision >= before.view_revision, "a view goes back")
             bound[flow.id] = values

@@ -208,3 +208,11 @@ async def test_the_service_cannot_bind_an_instance_twice(store: Store) -> None:
     with pytest.raises(AssertionError):
         await store.commit(commit)
     assert set((await store.load(orders.id)).flows) == {"A", "B"}
+
+
+async def test_the_service_cannot_make_a_flow_twice(store: Store) -> None:
+    replica = Replica(store)
+    await replica.create(2)
+    await replica.bind("A")
+    with pytest.raises(AssertionError):
+        await replica.do(c.Drain("A"), token_hashes={"A": b"another"})
