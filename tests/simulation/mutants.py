@@ -442,11 +442,12 @@ def _commits_wait_while(waits: Callable[[Queue, str], bool]) -> Changes:
     real = FlowCalls.commit
 
     async def commit(self, name, flow_id, seq, items):
+        loop: Any = asyncio.get_running_loop()
         coordinator = await self._replica.coordinator(name)
         while (queue := coordinator.queue) is not None and flow_id in queue.flows:
             if not waits(queue, flow_id):
                 break
-            await asyncio.sleep(0.1)
+            await loop.sleep(0.1)
         return await real(self, name, flow_id, seq, items)
 
     return [(FlowCalls, "commit", commit)]
