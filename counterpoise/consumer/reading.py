@@ -5,7 +5,9 @@ The log may have holes between positions, so where a stretch ends is known from 
 one message more than there is room for is read, and its position is the end of those before it.
 
 That a queue's log is not there passes as well: a service that was stopped between storing a queue
-and making its log makes it when it comes back, at the latest a minute later.
+and making its log makes it when it comes back, at the latest a minute later. So does, mostly, that
+a partition ends before what is to be read next (`counterpoise.logs.patience`); it waits, and the
+others go on.
 """
 
 from __future__ import annotations
@@ -32,6 +34,7 @@ from counterpoise.logs import (
     open_log,
 )
 from counterpoise.logs.address import environment_access
+from counterpoise.logs.patience import AHEAD_SECONDS
 from counterpoise.wire import LogAccess
 
 logger = logging.getLogger("counterpoise.consumer")
@@ -65,6 +68,7 @@ class Reader:
         self._access_refused = False
         self._missing_since: float | None = None
         self._failures = 0
+        self._ahead_since: dict[tuple[int, int], float] = {}
         self.incarnation = ""
 
     def run(self) -> None:
@@ -120,14 +124,23 @@ class Reader:
         except LogUnavailable:
             raise
         except LogError as error:
+            if isinstance(error, PositionAhead) and self._may_pass(lane, error):
+                return False
             if self._is_ours(lane):
                 error.add_note(
                     f"queue {self._flow.queue}, partition {lane.partition}, position {start}"
                 )
                 raise
             return False
+        self._ahead_since.pop(lane.key, None)
         self._lanes.add(lane, start, chunks, reached, more=reached != end)
         return True
+
+    def _may_pass(self, lane: Lane, error: PositionAhead) -> bool:
+        now = time.monotonic()
+        if lane.key not in self._ahead_since:
+            logger.warning("the log is waited for: %s", error)
+        return now - self._ahead_since.setdefault(lane.key, now) < AHEAD_SECONDS
 
     def _is_ours(self, lane: Lane) -> bool:
         """Ask the service: a successor may have gone on, and what we were about to read is gone."""

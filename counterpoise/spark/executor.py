@@ -26,12 +26,12 @@ from counterpoise.logs import (
     PositionTrimmed,
     open_log,
 )
+from counterpoise.logs.patience import Patience
 from counterpoise.spark.door import LogDoor
 from counterpoise.spark.errors import Trimmed
 from counterpoise.spark.extent import NO_EPOCH
 from counterpoise.spark.offsets import Slice
 from counterpoise.spark.options import SourceOptions
-from counterpoise.spark.probe import AHEAD_SECONDS
 
 logger = logging.getLogger("counterpoise.spark")
 
@@ -55,9 +55,6 @@ ARROW_SCHEMA: pa.Schema = pa.schema(
         ("replay", pa.bool_()),
     ]
 )
-
-_FIRST_PAUSE_SECONDS = 0.1
-_LONGEST_PAUSE_SECONDS = 5.0
 
 
 @dataclass(frozen=True)
@@ -145,9 +142,7 @@ def _read(
 ) -> Iterator[pa.RecordBatch]:
     begin = one.start
     given = False
-    give_up_at = clock() + source.timeout_seconds
-    lost_since: float | None = None
-    pause = _FIRST_PAUSE_SECONDS
+    patience = Patience(source.timeout_seconds, clock)
     while True:
         try:
             for batch in log.read(one.partition, begin, one.end, max_messages=sys.maxsize):
@@ -156,8 +151,7 @@ def _read(
                 if batch.num_rows:
                     yield batch
                     begin, given = batch.column(1)[batch.num_rows - 1].as_py(), True
-                    give_up_at, lost_since = clock() + source.timeout_seconds, None
-                    pause = _FIRST_PAUSE_SECONDS
+                    patience.rewarded()
             return
         except PositionTrimmed as error:
             if source.on_trimmed == "fail" and not one.replay:
@@ -179,22 +173,14 @@ def _read(
             begin, given = error.first, False
         except (LogUnavailable, LogNotFound, PositionAhead) as error:
             log.close()
-            now = clock()
-            if isinstance(error, LogUnavailable):
-                lost_since = None
-            elif lost_since is None:
-                lost_since = now
-            until = give_up_at
-            if lost_since is not None:
-                until = min(give_up_at, lost_since + AHEAD_SECONDS)
-            if now + pause > until:
+            pause = patience.pause_after(error)
+            if pause is None:
                 error.add_note(_what_to_do(error))
                 raise
             logger.warning(
                 "counterpoise: partition %d, reading from %s: %s", one.partition, begin, error
             )
             sleep(pause)
-            pause = min(_LONGEST_PAUSE_SECONDS, 2 * pause)
 
 
 def _what_to_do(error: LogError) -> str:

@@ -22,6 +22,7 @@ from counterpoise.logs import (
     LogAccessRefused,
     LogUnavailable,
 )
+from counterpoise.logs.patience import AHEAD_SECONDS
 from counterpoise.spark.door import LogDoor
 from counterpoise.spark.errors import AheadOfLog, Unforeseen
 from counterpoise.spark.planning import Answer, Question, answer_to
@@ -33,12 +34,7 @@ logger = logging.getLogger("counterpoise.spark")
 _FIRST_PAUSE_SECONDS = 0.1
 _LONGEST_PAUSE_SECONDS = 2.0
 
-# How long a log may end before a position until that is taken for the truth. A leader of Kafka
-# that has just taken over says so for a moment; a Redis that has lost its last messages does until
-# the service has made that good, within a minute (docs, Logs). To end the query would be wrong in
-# both cases, and what there is to do about a log that was restored or made anew does harm in them.
 # Few looks prove nothing, however far apart they are.
-AHEAD_SECONDS = 180.0
 _AHEAD_LOOKS = 3
 
 FATAL = (AheadOfLog, InvalidPosition)

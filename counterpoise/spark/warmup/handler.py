@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from counterpoise.errors import CounterpoiseError, ServiceUnavailable
-from counterpoise.logs import LogUnavailable
+from counterpoise.errors import ServiceUnavailable
+from counterpoise.logs import LogNotFound, LogUnavailable, PositionAhead
+from counterpoise.logs.patience import Patience
 from counterpoise.spark.errors import InvalidSchema
 from counterpoise.spark.executor import ARROW_SCHEMA
 from counterpoise.spark.offsets import Slice
@@ -26,7 +27,7 @@ from counterpoise.spark.sink.batch import RunningBatch
 from counterpoise.spark.warmup.snapshots import SnapshotStore
 from counterpoise.spark.warmup.state import Cell, PartitionState
 from counterpoise.spark.warmup.states import States
-from counterpoise.spark.warmup.tending import FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS, Tending
+from counterpoise.spark.warmup.tending import Tending
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -105,19 +106,17 @@ class StatefulForeachBatch(Generic[S]):
         if cell.epoch is not None and cell.epoch != one.epoch and not goes_on:
             cell.drop()  # of another tenure
         cell.epoch = one.epoch
-        give_up_at = time.monotonic() + self._options.read_timeout_seconds
-        pause = FIRST_PAUSE_SECONDS
+        patience = Patience(self._options.read_timeout_seconds)
         while True:
             try:
                 self._states.bring_to(cell, one.start)
                 return cell
-            except CounterpoiseError as error:
-                transient = isinstance(error, LogUnavailable | ServiceUnavailable)
-                if not transient or time.monotonic() + pause > give_up_at:
+            except (LogUnavailable, ServiceUnavailable, LogNotFound, PositionAhead) as error:
+                pause = patience.pause_after(error)
+                if pause is None:
                     raise
                 logger.warning("counterpoise: the state of partition %d: %s", one.partition, error)
                 time.sleep(pause)
-                pause = min(LONGEST_PAUSE_SECONDS, 2 * pause)
 
     def close(self) -> None:
         """Publish what is here and stop. To be called when the query has been stopped."""

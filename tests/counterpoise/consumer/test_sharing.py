@@ -9,7 +9,7 @@ import pytest
 
 from counterpoise.client import Client
 from counterpoise.consumer import Consumer
-from counterpoise.logs import LogNotFound, open_log
+from counterpoise.logs import LogNotFound, PositionAhead, open_log
 from counterpoise.publisher import Publisher
 from tests.counterpoise.consumer.conftest import in_order, positions
 from tests.service import eventually
@@ -202,6 +202,25 @@ def test_the_log_of_a_new_queue_is_waited_for(service, client, running, publish,
     postgres_of("UPDATE counterpoise_log.logs SET name = 'elsewhere' WHERE name = 'flights'")
     with pytest.raises(LogNotFound, match="no log"):
         Consumer("flights", print, url=service.url, log_appears_seconds=0.1).run()
+
+
+def test_a_partition_whose_log_ends_too_early_waits_and_the_others_go_on(
+    service, client, running, publish, postgres_of, monkeypatch
+):
+    """As after a Redis has lost its last messages: the log lacks what was processed."""
+    postgres_of("UPDATE counterpoise.partitions SET position = '20' WHERE number = 0")
+    publish(range(70))
+    ends = {one.partition: int(one.end) for one in client.partitions("flights")}
+    assert 0 < ends[0] < 20 < sum(ends.values())
+    with running() as one:
+        eventually(lambda: len(one.seen) == sum(ends.values()) - ends[0])
+        assert one.error is None
+        publish(range(70, 140))
+        eventually(lambda: len(one.seen) == 140 - 20)
+    monkeypatch.setattr("counterpoise.consumer.reading.AHEAD_SECONDS", 0.1)
+    postgres_of("UPDATE counterpoise.partitions SET position = '2000' WHERE number = 0")
+    with pytest.raises(PositionAhead, match="reset the queue's positions"):
+        Consumer("flights", print, url=service.url).run()
 
 
 @pytest.fixture

@@ -16,12 +16,12 @@ from pyspark.sql.streaming.datasource import ReadMaxRows
 from counterpoise.client import Client
 from counterpoise.errors import ServiceUnavailable
 from counterpoise.logs import Bounds, Log, LogUnavailable
+from counterpoise.logs.patience import AHEAD_SECONDS
 from counterpoise.spark.consumption import Consumption
 from counterpoise.spark.door import LogDoor
 from counterpoise.spark.errors import AheadOfLog, FlowEnded, Unfinished
 from counterpoise.spark.offsets import Offset
 from counterpoise.spark.options import SourceOptions, read_options
-from counterpoise.spark.probe import AHEAD_SECONDS
 from counterpoise.spark.reader import CounterpoiseStreamReader
 from tests.counterpoise.spark.doubles import NumberLog, Queue
 from tests.counterpoise.spark.queries import publish

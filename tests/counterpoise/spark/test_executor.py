@@ -21,6 +21,7 @@ from counterpoise.logs import (
     PositionAhead,
     PositionTrimmed,
 )
+from counterpoise.logs.patience import AHEAD_SECONDS
 from counterpoise.logs.postgres import PostgresLog
 from counterpoise.spark.errors import Trimmed
 from counterpoise.spark.executor import (
@@ -32,7 +33,6 @@ from counterpoise.spark.executor import (
     read_slices,
 )
 from counterpoise.spark.offsets import Slice
-from counterpoise.spark.probe import AHEAD_SECONDS
 from tests.counterpoise.spark.doubles import NumberLog
 from tests.log_support import append, log, log_url
 

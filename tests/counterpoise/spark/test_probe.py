@@ -10,10 +10,11 @@ from collections.abc import Callable, Sequence
 import pytest
 
 from counterpoise.logs import Bounds, Log
+from counterpoise.logs.patience import AHEAD_SECONDS
 from counterpoise.spark.door import LogDoor
 from counterpoise.spark.errors import AheadOfLog
 from counterpoise.spark.planning import Answer, Question
-from counterpoise.spark.probe import AHEAD_SECONDS, LogProbe
+from counterpoise.spark.probe import LogProbe
 from counterpoise.wire import LogAccess
 from tests.counterpoise.spark.doubles import NumberLog
 from tests.log_support import until
