@@ -150,6 +150,24 @@ async def test_who_has_not_looked_since_begins_nothing_that_lasts_an_hour(notice
 
 
 @virtual
+async def test_a_holddown_follows_a_step_that_another_outage_hides() -> None:
+    """Nobody takes a turn between the two."""
+    world = World()
+    [one] = await served(world, 1)
+    await one.create_queue(spec(rebalance_delay=5.0))
+    await one.join("orders", "first", lease=60)
+    one.alarms.stop()
+    world.clock_set_by = -HOUR
+    await one.database.pulse()
+    freeze(10)
+    await one.database.pulse()
+    await one.replica.sweep()
+    await settle()
+    assert status(world) == "Ready"
+    world.check("orders")
+
+
+@virtual
 async def test_a_turn_follows_no_step_that_came_after_it_asked_for_the_time() -> None:
     """It gives back an outage, and meanwhile the clock goes back."""
     world = World()

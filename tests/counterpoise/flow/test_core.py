@@ -55,6 +55,18 @@ def test_updates_that_were_overtaken_are_ignored():
     assert flow.version == version
 
 
+@pytest.mark.parametrize("step", [-3600.0, -2.0, 2.0, 3600.0])
+def test_a_deadline_is_by_the_clock_of_the_update_that_tells_it(step):
+    """The service's clock was set between two updates."""
+    flow = bound_core(7, partition(0, 1), partition(1, 1))
+    take(flow, update(8, partition(0, 1, "revoking", deadline=8.0), now=2.0), now=102.0)
+    assert flow.view.partitions[0].deadline == 108.0
+    later = update(9, partition(0, 1, "revoking", deadline=8.0 + step), now=4.0 + step)
+    take(flow, later, now=104.0)
+    assert flow.view.partitions[0].deadline == 108.0
+    assert flow.lease_expires_at == 104.0 + flow.lease_seconds
+
+
 def test_an_update_of_another_flow_is_ignored():
     flow = bound_core(7, partition(0, 1))
     take(flow, update(9, flow_id="f0"))
