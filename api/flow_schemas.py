@@ -1,6 +1,6 @@
 """The wire models of flows (`api.schemas` explains the rules they follow)."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field, JsonValue, StringConstraints
 
@@ -173,6 +173,11 @@ class Heartbeat(AnswerModel):
     )
 
 
+# Of a list that names nothing right, the first item that is wrong says enough: each of 100,000
+# would have several errors, and an answer larger than the request.
+_ITEMS: Any = Field(max_length=MOST_PARTITIONS, fail_fast=True)
+
+
 class CommitItem(RequestModel):
     partition: PartitionNumber
     epoch: Epoch
@@ -189,7 +194,7 @@ class CommitRequest(RequestModel):
     )
 
     seq: Sequence = None
-    partitions: list[CommitItem] = Field(max_length=MOST_PARTITIONS)
+    partitions: list[CommitItem] = _ITEMS
 
 
 class ReleaseItem(RequestModel):
@@ -213,7 +218,7 @@ class ReleaseRequest(RequestModel):
     )
 
     seq: Sequence = None
-    partitions: list[ReleaseItem] = Field(max_length=MOST_PARTITIONS)
+    partitions: list[ReleaseItem] = _ITEMS
 
 
 class ReadyItem(RequestModel):
@@ -226,7 +231,7 @@ class ReadyRequest(RequestModel):
         json_schema_extra={"examples": [{"partitions": [{"partition": 7, "epoch": 4}]}]}
     )
 
-    partitions: list[ReadyItem] = Field(max_length=MOST_PARTITIONS)
+    partitions: list[ReadyItem] = _ITEMS
 
 
 class DrainRequest(RequestModel):

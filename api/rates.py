@@ -1,6 +1,6 @@
 """How much one caller may ask, so that a flood harms its sender and nobody else.
 
-Three measures, each cheap enough to refuse thousands of requests a second:
+Four measures, each cheap enough to refuse thousands of requests a second:
 
 - **A rate for each caller** (`Rates`). A flow is known by its token, but only once the token has
   proved right (`admit`): with made-up tokens nobody gets a rate of his own. Everybody else is known
@@ -11,6 +11,9 @@ Three measures, each cheap enough to refuse thousands of requests a second:
   that keep their rate) never are, so an overload costs nobody a partition. A request is at work
   from when it is there as a whole until its answer begins: neither a slow sender nor a slow reader
   takes a place.
+- **One big body at a time** (`BYTES_A_REQUEST` and more). What names thousands of partitions keeps
+  the processor busy for as long as hundreds of other requests; between two of them everybody else
+  has his turn. Nobody may have a second one on its way: a client sends one after the other.
 - **A refusal takes its time** (`HOLD_SECONDS`): a caller that does not heed `Retry-After` gets at
   most a few refusals a second on each connection, instead of keeping the service busy with them.
 
@@ -103,6 +106,8 @@ class Rates:
         self.addresses = Bucket(address_per_second)
         self.at_work = 0
         self.held = 0
+        self.one_big = asyncio.Lock()
+        self._big: set[object] = set()
         self._limit_bytes = limit_bytes
         self._monotonic = monotonic
         self._refused = Counter(
@@ -134,6 +139,20 @@ class Rates:
         if wait:
             self._refused.labels("address").inc()
         return wait
+
+    def begin_big(self, scope: Scope) -> object | None:
+        """Whose big body this is, for `end_big`; None if the caller has one on its way already."""
+        token = _token_and_length(scope)[0]
+        caller = token if token in self.flows else _network(scope)
+        if caller in self._big:
+            self._refused.labels("flow" if caller is token else "address").inc()
+            return None
+        self._big.add(caller)
+        return caller
+
+    def end_big(self, caller: object) -> None:
+        """The big body of this caller has been dealt with."""
+        self._big.discard(caller)
 
     def too_much(self, scope: Scope) -> bool:
         """Whether so much is at work that this request, which is here as a whole, has to wait."""
@@ -182,8 +201,43 @@ class LimitWork:
             await refusal(scope, receive, send)
         elif scope["path"].endswith(_WAITING) or scope["path"] in _PROBES:
             await self.app(scope, receive, send)
-        else:
+        elif _token_and_length(scope)[1] < BYTES_A_REQUEST:
             await self._work(scope, receive, send)
+        else:
+            await self._work_on_big(scope, receive, send)
+
+    async def _work_on_big(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """One after the other, in the order in which they came; a place at work from now on."""
+        caller = self.rates.begin_big(scope)
+        if caller is None:
+            refusal = await _refusal(self.rates, 1.0, {})
+            await refusal(scope, receive, send)
+            return
+        self.rates.at_work += 1
+        try:
+            await self.rates.one_big.acquire()
+        except BaseException:
+            self.rates.end_big(caller)
+            raise
+        finally:
+            self.rates.at_work -= 1
+        began = False
+
+        def done() -> None:
+            nonlocal began
+            if not began:
+                began = True
+                self.rates.one_big.release()
+                self.rates.end_big(caller)
+
+        async def answered(message: Message) -> None:
+            done()
+            await send(message)
+
+        try:
+            await self._work(scope, receive, answered)
+        finally:
+            done()
 
     async def _work(self, scope: Scope, receive: Receive, send: Send) -> None:
         at_work = True

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import suppress
-from dataclasses import replace
+from contextlib import nullcontext, suppress
 from enum import Enum
+from functools import partial
 from typing import TypeVar
 
 from broker import views
@@ -27,11 +27,15 @@ from broker.core.errors import (
 from broker.core.queue import Queue
 from broker.loghouse import Loghouse
 from broker.patience import pauses
-from broker.rendering import update_view
+from broker.rendering import Positions, needed_positions, update_view
 from broker.replica import Replica
 from broker.store.ports import FlowRow, Lease, StoreUnavailable
 
 T = TypeVar("T")
+
+# Views of more partitions are made one at a time: each keeps the processor busy for long, and
+# between two of them everybody else has his turn.
+BIG_VIEW = 1000
 
 
 class Held(Enum):
@@ -46,6 +50,7 @@ class FlowViews(Calls):
     def __init__(self, replica: Replica, loghouse: Loghouse) -> None:
         super().__init__(replica, loghouse)
         self._tokens: dict[str, tuple[str, bytes]] = {}
+        self._one_big_view = asyncio.Lock()
         self._renewals: Batcher[str, Lease | Held | None] = Batcher(self._renew_many)
         self._positions: Batcher[tuple[str, Sequence[int]], dict[int, tuple[int, str | None]]] = (
             Batcher(self._positions_of_many)
@@ -142,33 +147,35 @@ class FlowViews(Calls):
     ) -> views.UpdateView:
         """The flow's view with the positions that belong to it."""
 
-        def bare(queue: Queue) -> views.UpdateView | None:
+        def needed(queue: Queue) -> list[int] | None:
             flow = queue.flows.get(flow_id)
-            return None if flow is None else update_view(queue, flow, {}, self._replica.clock.now())
+            return None if flow is None else needed_positions(flow)
 
-        while True:
-            view = await coordinator.read(bare, fresh=fresh)
-            if view is None and not fresh:
+        numbers = await coordinator.read(needed, fresh=fresh)
+        async with self._one_big_view if len(numbers or ()) > BIG_VIEW else nullcontext():
+            while True:
+                positions: Positions = {}
+                if numbers:
+                    positions = await self._positions_of(coordinator.queue_id, numbers)
+                view = await coordinator.read(partial(self._made, flow_id, positions), fresh=fresh)
+                if view is not None:
+                    return view
+                # What changed meanwhile, or what this replica has not heard of yet.
                 fresh = True
-                continue
-            if view is None:
-                raise await self._missing(coordinator.name, flow_id)
-            if not view.partitions:
-                return view
-            numbers = [partition.partition for partition in view.partitions]
-            positions = await self._positions_of(coordinator.queue_id, numbers)
-            if all(
-                positions.get(seen.partition, (None, None))[0] == seen.epoch
-                for seen in view.partitions
-            ):
-                return replace(
-                    view,
-                    partitions=tuple(
-                        replace(seen, position=positions[seen.partition][1])
-                        for seen in view.partitions
-                    ),
-                )
-            fresh = True
+                numbers = await coordinator.read(needed, fresh=True)
+                if numbers is None:
+                    raise await self._missing(coordinator.name, flow_id)
+
+    def _made(self, flow_id: str, positions: Positions, queue: Queue) -> views.UpdateView | None:
+        """The flow's view; None without the flow or a position of the epoch of each partition."""
+        flow = queue.flows.get(flow_id)
+        if flow is None:
+            return None
+        view = update_view(queue, flow, positions, self._replica.clock.now())
+        agree = all(
+            positions.get(seen.partition, (None, None))[0] == seen.epoch for seen in view.partitions
+        )
+        return view if agree else None
 
     async def _of_queue(self, name: str, flow_id: str, queue_id: str) -> Coordinator:
         """The coordinator of the queue of this name, which must be the flow's.

@@ -11,10 +11,10 @@ from urllib.parse import urlsplit
 import httpx
 import pytest
 from prometheus_client import CollectorRegistry
-from starlette.types import Message, Scope
+from starlette.types import Message, Receive, Scope, Send
 
 from api.limits import RequestLimits
-from api.rates import MOST_AT_WORK, Bucket, Rates
+from api.rates import MOST_AT_WORK, Bucket, LimitWork, Rates
 from broker.service import Broker
 from counterpoise.client import Client
 from counterpoise.errors import TooManyRequests
@@ -129,6 +129,69 @@ def test_with_too_much_at_work_renewals_go_first(rates: Rates) -> None:
     assert rates.too_much(request())
 
 
+def test_a_caller_has_one_big_body_on_its_way(rates: Rates) -> None:
+    rates.admit("known")
+    known = rates.begin_big(request(token="known"))
+    assert known is not None
+    assert rates.begin_big(request(token="known")) is None
+    other = rates.begin_big(request())
+    assert other is not None
+    assert rates.begin_big(request(token="made up")) is None
+    rates.end_big(known)
+    assert rates.begin_big(request(token="known")) is not None
+    assert rates.begin_big(request()) is None
+
+
+async def test_big_bodies_are_worked_on_one_at_a_time_and_small_ones_meanwhile(
+    rates: Rates,
+) -> None:
+    """Each has its turn until its answer begins, in the order in which they came."""
+    turns: list[str] = []
+    may_answer = {token: asyncio.Event() for token in ("a", "b", "c", "d")}
+    answered: list[str] = []
+
+    async def work(scope: Scope, _: Receive, send: Send) -> None:
+        token = scope["headers"][-1][1].decode().removeprefix("Bearer ")
+        turns.append(token)
+        await may_answer[token].wait()
+        if token == "b":
+            raise RuntimeError("a defect")
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+
+    async def ask(token: str, length: int) -> None:
+        async def nothing() -> Message:
+            raise AssertionError
+
+        async def send(message: Message) -> None:
+            answered.append(f"{token} {message['status']}")
+
+        rates.admit(token)
+        with contextlib.suppress(RuntimeError):
+            await LimitWork(work, rates)(
+                request("/v1/queues/q", token, length=length), nothing, send
+            )
+
+    async with asyncio.timeout(30), asyncio.TaskGroup() as tasks:
+        asked = []
+        for token in ("a", "b", "c"):
+            asked.append(tasks.create_task(ask(token, 65536)))
+            await asyncio.sleep(0)
+        small = tasks.create_task(ask("d", 65535))
+        may_answer["d"].set()
+        await small
+        assert (turns, answered) == (["a", "d"], ["d 200"])
+        assert rates.at_work == 3
+        asked[2].cancel()
+        for token in ("a", "b"):
+            may_answer[token].set()
+        await asyncio.wait(asked)
+    assert turns == ["a", "d", "b"]
+    assert rates.at_work == 0
+    may_answer["c"].set()
+    await ask("c", 65536)
+    assert answered == ["d 200", "a 200", "c 200"]
+
+
 # A service
 
 
@@ -197,6 +260,20 @@ def test_slow_bodies_take_nobody_s_place(service: Service) -> None:
             eventually(lambda: flow.partitions)
             assert flow.commit({0: "1"}) == {0: "ok"}
         assert service.app.state.rates.at_work == 0
+
+
+def test_of_a_long_list_the_first_item_that_is_wrong_is_named(service: Service) -> None:
+    """An answer that named each would be larger than the request, and take longer."""
+    with service.http as http, Client(service.url) as client:
+        client.create_queue("q", 1)
+        bound = client.bind("q", "c")
+        answer = http.post(
+            f"/queues/q/flows/{bound.flow_id}/commit",
+            json={"partitions": [{"partition": 0}] * 10_000},
+            headers={"Authorization": f"Bearer {bound.flow_token}"},
+        )
+    fields = [item["field"] for item in problem(answer, 422, "invalid")["errors"]]
+    assert fields == ["partitions.0.epoch", "partitions.0.position"]
 
 
 async def test_a_body_that_does_not_come_is_not_waited_for() -> None:
