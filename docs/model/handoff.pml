@@ -36,6 +36,10 @@
 #define HANGS 0         /* consumers that never finish the message in hand, though they live */
 #endif
 
+#ifndef ENDS
+#define ENDS 0          /* consumers that die and never start again: their lease ends, for certain */
+#endif
+
 #define NOBODY 2        /* consumers are 0 and 1 */
 #define OTHER(c) (1 - (c))
 
@@ -76,9 +80,16 @@ byte sink_epoch = 0;            /* the fenced sink: its high-water row */
 byte sink_next = 0;
 byte granted = 0;               /* the last epoch that was granted */
 
-byte handoffs = 0, deaths = 0, expiries = 0, losses = 0, repeats = 0, crashes = 0, hangs = 0;
+bool hung[2];                   /* it will never finish the message in hand */
+bool gone[2];                   /* it died and does not start again */
 
-#define finished (position == MESSAGES && state == owned)
+byte handoffs = 0, deaths = 0, expiries = 0, losses = 0, repeats = 0, crashes = 0, hangs = 0;
+byte ends = 0;
+
+/* A consumer that hangs and renews its lease keeps what it owns until the plan moves it; where it
+ * does, all is well again. Of an owner that hangs nothing more is promised. */
+#define hangs_on (state == owned && owner != NOBODY && hung[owner])
+#define finished ((position == MESSAGES && state == owned) || hangs_on)
 #define in_handoff (state == revoking)
 
 /* ---------------------------------------------------------------- the broker's decisions */
@@ -156,7 +167,11 @@ inline receive(c, call) {
 #ifdef BUG_COMMIT_NOT_FENCED
     :: call.kind == commit ->
 #else
+#ifdef BUG_LATE_COMMIT_APPLIED
+    :: call.kind == commit && bound[c] && owner == c && call.epoch == epoch ->
+#else
     :: call.kind == commit && bound[c] && owner == c && call.epoch == epoch && !call.outdated ->
+#endif
 #endif
         position = call.position; copy[c].outdated = true
 #ifdef BUG_RELEASE_WITHOUT_EPOCH
@@ -187,8 +202,13 @@ end:
     :: atomic { copy[1].there -> copy[1].there = false; receive(1, copy[1]) }
 
     /* What has no owner is granted at once. */
+#ifndef BUG_UNOWNED_NOT_GRANTED
     :: atomic { state == unassigned && bound[0] -> forced = false; grant(0) }
     :: atomic { state == unassigned && bound[1] -> forced = false; grant(1) }
+#else
+    :: atomic { state == unassigned && epoch == 0 && bound[0] -> forced = false; grant(0) }
+    :: atomic { state == unassigned && epoch == 0 && bound[1] -> forced = false; grant(1) }
+#endif
 
     /* The plan moves the partition: with a warm-up, or straight away. */
     :: atomic { state == owned && handoffs < HANDOFFS && owner != NOBODY && bound[OTHER(owner)] ->
@@ -201,6 +221,7 @@ end:
     /* max_warmup_time is over. */
     :: atomic { state == warming -> state = revoking; set_alarm(); changed() }
 
+#ifndef BUG_NO_DEADLINE
     /* The alarm: at the deadline, or later, or for a handoff that is over. */
 #ifdef BUG_TIMER_OF_OLD_EPOCH
     :: atomic { alarm_set && state == revoking ->
@@ -209,15 +230,25 @@ end:
 #endif
         assert(alarm_epoch == epoch);                   /* no handoff is cut short by another's */
         alarm_set = false; interrupted = true; forced = true; hand_over() }
+#endif
 #ifndef BUG_NO_SWEEP
     /* The sweep sets what a replica's death has lost: deadlines are columns. */
     :: atomic { state == revoking && !alarm_set -> set_alarm() }
 #endif
     :: atomic { alarm_set && crashes < CRASHES -> crashes++; alarm_set = false }
 
+    /* The lease of a consumer that is no more: nobody renews it. */
+#ifndef BUG_LEASES_DO_NOT_END
+    :: atomic { bound[0] && gone[0] -> forced = false; left(0) }
+    :: atomic { bound[1] && gone[1] -> forced = false; left(1) }
+#endif
     /* A lease ends: the consumer was frozen or cut off, and does not know. */
     :: atomic { bound[0] && expiries < EXPIRIES -> expiries++; forced = false; left(0) }
     :: atomic { bound[1] && expiries < EXPIRIES -> expiries++; forced = false; left(1) }
+
+    /* Nothing can happen any more, and time goes on. Without this step spin, as it looks at fair
+     * runs only, takes no run that stands still for one that breaks a promise over time. */
+    :: timeout -> skip
     od
 }
 
@@ -255,7 +286,6 @@ proctype Consumer(byte me) {
     byte next = 0;              /* next message to take */
     bool working = false;       /* one message is taken and not yet written */
     byte in_hand = 0;
-    bool hung = false;
     byte working_epoch = 0;
     bool forced = false;
     bool said = true;           /* all there is to say was said; a call that was lost was not */
@@ -263,11 +293,11 @@ proctype Consumer(byte me) {
 end:
     do
     /* Bind; again after having been told that the flow is gone. */
-    :: atomic { !knows && !bound[me] && !update[me].there ->
+    :: atomic { !knows && !gone[me] && !bound[me] && !update[me].there ->
         bound[me] = true; changed(); knows = true;
         v_state = unassigned; v_epoch = 0; said = true }
     /* Started again while its old flow is still bound: replaced, under new epochs. */
-    :: atomic { !knows && bound[me] && !working ->
+    :: atomic { !knows && !gone[me] && bound[me] && !working ->
         if
         :: owner == me && state != revoking -> interrupted = true; grant(me)
         :: owner == me && state == revoking -> interrupted = true; hand_over()
@@ -288,7 +318,11 @@ end:
             update[me].state = warming; update[me].epoch = epoch; update[me].position = position
         :: else -> update[me].state = unassigned; update[me].epoch = epoch; update[me].position = 0
         fi }
+#ifdef BUG_LOST_UPDATE_NOT_ASKED_AGAIN
+    :: atomic { update[me].there && losses < LOSSES -> losses++; update[me].there = false }
+#else
     :: atomic { update[me].there && losses < LOSSES -> losses++; update[me].there = false; news[me] = true }
+#endif
     :: atomic { update[me].there ->
         update[me].there = false;
         if
@@ -318,9 +352,9 @@ end:
 #endif
         working = true; in_hand = next; working_epoch = v_epoch }
     /* It never finishes this one, though it lives: only the deadline helps. */
-    :: atomic { working && !hung && hangs < HANGS -> hangs++; hung = true }
+    :: atomic { working && !hung[me] && hangs < HANGS -> hangs++; hung[me] = true }
     /* Finish it. */
-    :: atomic { working && !hung -> write(in_hand, working_epoch);
+    :: atomic { working && !hung[me] -> write(in_hand, working_epoch);
         if
         :: working_epoch == v_epoch -> next = in_hand + 1; said = false
         :: else -> skip
@@ -346,15 +380,28 @@ end:
 
     /* The network: a call is lost (and said again), or will come a second time. */
     :: atomic { sent[me].there && losses < LOSSES ->
-        losses++; sent[me].there = false; said = false }
+        losses++; sent[me].there = false;
+        if
+#ifdef BUG_LOST_COMMIT_NOT_SAID_AGAIN
+        :: sent[me].kind == commit -> skip
+#endif
+#ifdef BUG_LOST_RELEASE_NOT_SAID_AGAIN
+        :: sent[me].kind == release -> skip
+#endif
+        :: else -> said = false
+        fi }
     :: atomic { sent[me].there && repeats < REPEATS && !copy[me].there ->
         repeats++;
         copy[me].there = true; copy[me].kind = sent[me].kind; copy[me].epoch = sent[me].epoch;
         copy[me].position = sent[me].position; copy[me].outdated = false }
 
-    /* It dies, with all that it knew. */
-    :: atomic { knows && deaths < DEATHS ->
-        deaths++; knows = false; working = false; hung = false; working_epoch = 0; in_hand = 0; v_state = unassigned;
+    /* It dies, with all that it knew; and for good while the other one lives. */
+    :: atomic { knows && (deaths < DEATHS || (ends < ENDS && !gone[OTHER(me)])) ->
+        if
+        :: deaths < DEATHS -> deaths++
+        :: ends < ENDS && !gone[OTHER(me)] -> ends++; gone[me] = true
+        fi;
+        knows = false; working = false; hung[me] = false; working_epoch = 0; in_hand = 0; v_state = unassigned;
         next = 0; v_epoch = 0; update[me].there = false; sent[me].there = false }
     od
 }

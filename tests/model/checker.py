@@ -19,12 +19,14 @@ from typing import Literal
 
 MODEL = Path(__file__).resolve().parents[2] / "docs" / "model" / "handoff.pml"
 Property = Literal["safety", "processed", "handed_over"]
+_FAULTS = ("handoffs", "deaths", "expiries", "losses", "repeats", "crashes", "hangs", "ends")
 _SECONDS = 600.0
+_MOST_MB = 8192
 
 
 @dataclass(frozen=True)
 class Case:
-    """What to check, and how much may go wrong; `bug` compiles a known bug in."""
+    """What to check, and how much may go wrong; `bug` compiles known bugs in, joined by +."""
 
     what: Property
     messages: int = 2
@@ -35,16 +37,15 @@ class Case:
     repeats: int = 0
     crashes: int = 0
     hangs: int = 0
+    ends: int = 0
     bug: str | None = None
 
     def defines(self) -> list[str]:
-        names = ("messages", "handoffs", "deaths", "expiries", "losses", "repeats", "crashes")
-        budgets = [f"-D{name.upper()}={getattr(self, name)}" for name in (*names, "hangs")]
-        return budgets + ([f"-DBUG_{self.bug}"] if self.bug else [])
+        budgets = [f"-D{name.upper()}={getattr(self, name)}" for name in ("messages", *_FAULTS)]
+        return budgets + [f"-DBUG_{bug}" for bug in (self.bug or "").split("+") if bug]
 
     def __str__(self) -> str:
-        names = ("handoffs", "deaths", "expiries", "losses", "repeats", "crashes", "hangs")
-        budgets = [f"{n} {name}" for name in names if (n := getattr(self, name))]
+        budgets = [f"{n} {name}" for name in _FAULTS if (n := getattr(self, name))]
         bug = f", BUG {self.bug}" if self.bug else ""
         return f"{self.what}: {self.messages} messages, {', '.join(budgets)}{bug}"
 
@@ -69,6 +70,14 @@ CASES = [
     Case("processed", losses=1),
     Case("processed", messages=1, deaths=1),
     Case("processed", messages=1, expiries=1),
+    Case("processed", messages=1, ends=1),
+    Case("processed", messages=1, losses=1, crashes=1),
+    Case("processed", messages=1, repeats=1),
+    Case("processed", hangs=1, crashes=1),
+    Case("processed", handoffs=2, messages=1),
+    # Either of two is enough: that a lost release is said again, or the deadline.
+    Case("processed", losses=1, bug="LOST_RELEASE_NOT_SAID_AGAIN"),
+    Case("processed", losses=1, bug="NO_DEADLINE"),
     Case("handed_over", hangs=1, crashes=1),
     Case("handed_over", handoffs=2, messages=1, losses=1),
 ]
@@ -83,6 +92,11 @@ BUGS = [
     Case("safety", handoffs=2, bug="TAKES_WHILE_REVOKING"),
     Case("safety", handoffs=2, bug="COMMITS_BEFORE_THE_SINK"),
     Case("safety", handoffs=2, bug="RELEASES_TOO_EARLY"),
+    Case("processed", losses=1, bug="LOST_COMMIT_NOT_SAID_AGAIN"),
+    Case("processed", losses=1, bug="LOST_RELEASE_NOT_SAID_AGAIN+NO_DEADLINE"),
+    Case("processed", losses=1, bug="LOST_UPDATE_NOT_ASKED_AGAIN"),
+    Case("processed", repeats=1, bug="LATE_COMMIT_APPLIED"),
+    Case("processed", messages=1, ends=1, bug="LEASES_DO_NOT_END"),
     Case("handed_over", hangs=1, crashes=1, bug="NO_SWEEP"),
 ]
 
@@ -93,11 +107,13 @@ def missing() -> str | None:
     return " and ".join(absent) or None
 
 
-def check(case: Case) -> Outcome:
-    """Run one case. Raises CalledProcessError when spin or the compiler fails."""
+def check(case: Case, most_mb: int = _MOST_MB) -> Outcome:
+    """Run one case. Raises CalledProcessError when spin or the compiler fails, and AssertionError
+    when the search was not completed, in `most_mb` of memory among others.
+    """
     began = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="counterpoise-model-") as directory:
-        options = ["-O2", "-w", "-DCOLLAPSE", "-DVECTORSZ=2048"]
+        options = ["-O2", "-w", "-DCOLLAPSE", "-DVECTORSZ=2048", f"-DMEMLIM={most_mb}"]
         if case.what == "safety":
             options += ["-DSAFETY", "-DNOCLAIM"]
             arguments = ["-m200000", "-w24"]
@@ -111,8 +127,10 @@ def check(case: Case) -> Outcome:
     states = re.search(r"(\d+)(?:e\+(\d+))? states, stored", said)
     assert errors is not None, said
     assert states is not None, said
-    # Whatever stopped it early has shown nothing.
+    # Whatever stopped it early has shown nothing, unless that is an error.
     assert "max search depth too small" not in said, said
+    for stopped in ("Search not completed", "out of memory", "reached -DMEMLIM bound"):
+        assert errors[1] != "0" or stopped not in said, said
     error = re.search(r"^pan:\d+: (.*)$", said, re.MULTILINE)
     assert (error is not None) == (errors[1] != "0"), said
     return Outcome(int(states[1]), time.monotonic() - began, error[1] if error else None)

@@ -2,17 +2,44 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable
+from pathlib import Path
+
 import pytest
 
 from tests.model.checker import BUGS, CASES, Case, check, missing
 
-pytestmark = [pytest.mark.long, pytest.mark.timeout(600)]
+ROOT = Path(__file__).resolve().parents[2]
 
 absent = missing()
-if absent is not None:
-    pytestmark.append(pytest.mark.skip(reason=f"not installed: {absent}"))
+by_spin = [
+    pytest.mark.long,
+    pytest.mark.timeout(600),
+    pytest.mark.skipif(absent is not None, reason=f"not installed: {absent}"),
+]
 
 
+def spun(test: Callable[..., None]) -> Callable[..., None]:
+    """This test runs spin."""
+    for mark in by_spin:
+        test = mark(test)
+    return test
+
+
+def test_what_the_page_names_in_the_code_exists() -> None:
+    """`broker/core/draft.py:grant` is a file and a function of it, or a constant."""
+    page = (ROOT / "docs" / "model.md").read_text()
+    named = re.findall(r"`((?:broker|counterpoise|api|tests|docs)/[\w/.]*)(?::(\w+))?`", page)
+    assert len(named) > 10
+    for path, name in named:
+        assert (ROOT / path).exists(), path
+        if name:
+            defines = rf"^ *(?:(?:async )?def |class )?{name}\b[ (:=]"
+            assert re.search(defines, (ROOT / path).read_text(), re.MULTILINE), f"{path}:{name}"
+
+
+@spun
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_the_handoff_keeps_its_promises(case: Case) -> None:
     outcome = check(case)
@@ -20,6 +47,13 @@ def test_the_handoff_keeps_its_promises(case: Case) -> None:
     assert outcome.states > 1000  # it went somewhere
 
 
+@spun
 @pytest.mark.parametrize("case", BUGS, ids=lambda case: case.bug)
 def test_a_planted_bug_is_found(case: Case) -> None:
     assert check(case).error is not None
+
+
+@spun
+def test_a_search_that_ran_out_of_memory_has_shown_nothing() -> None:
+    with pytest.raises(AssertionError, match="MEMLIM"):
+        check(Case("processed", losses=1), most_mb=140)
