@@ -1,19 +1,22 @@
 """Whether 5,000 flows on one replica keep their leases, alone and next to floods.
 
-    python -m benchmarks.overload [--flows 5000] [--lease 30] [--seconds 20] [--connections 50]
+    python -m benchmarks.overload [--flows 5000] [--lease 15] [--seconds 20] [--connections 50]
 
 A real service process on an embedded Postgres (durable: fsync is on), asked over HTTP on loopback.
 The flows poll as clients do: they wait for a third of the lease and ask again. Next to them, one
-after the other: nobody, callers without a token, a flow that heartbeats without pause, callers
-with made-up tokens. Figures: how long a poll takes beyond the wait it asked for, the highest of all
-being what brings a lease closest to its end; what the floods got; the service's memory. All callers
-share the machine with the service.
+after the other and each for longer than the lease: nobody, callers without a token, a flow that
+heartbeats without pause, callers with made-up tokens, a flow that commits 10,000 partitions at a
+time, the same with bodies of the largest size. Fails when a flow loses its lease. Figures: how
+long a poll takes beyond the wait it asked for, the highest of all being what brings a lease closest
+to its end; what the floods got; the service's memory. All callers share the machine with the
+service.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import json
 import os
 import time
 from collections import Counter
@@ -25,13 +28,16 @@ from benchmarks.service import measure_a_service
 from benchmarks.wire import Caller
 
 QUEUE = "overload"
+BIG_QUEUE = "overload-big"
+PARTITIONS = 10_000
+BODY_BYTES = 8 * 2**20
 
 
 def main() -> None:
     """Parse the arguments, measure, print."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--flows", type=int, default=5000)
-    parser.add_argument("--lease", type=float, default=30.0)
+    parser.add_argument("--lease", type=float, default=15.0)
     parser.add_argument("--seconds", type=float, default=20.0)
     parser.add_argument("--connections", type=int, default=50)
     measure_a_service(measure, parser)
@@ -96,9 +102,14 @@ class Flows:
 
 
 async def flood(
-    call: Caller, seconds: float, connections: int, path: str, token: Callable[[], str | None]
+    call: Caller,
+    seconds: float,
+    connections: int,
+    path: str,
+    token: Callable[[], str | None],
+    body: bytes | None = None,
 ) -> Counter[str]:
-    """Heartbeats (with a token) or reads without pause; how many got which answer."""
+    """Calls with a token or reads, without pause; how many got which answer (cut: none)."""
     answers: Counter[str] = Counter()
     until = time.monotonic() + seconds
 
@@ -106,8 +117,12 @@ async def flood(
         while time.monotonic() < until:
             sent = token()
             try:
-                await call("GET" if sent is None else "POST", path, token=sent)
+                await call("GET" if sent is None else "POST", path, body, sent)
                 answers["200"] += 1
+            except (OSError, EOFError, IndexError):
+                # Refused before the body was read, which ends the connection.
+                answers["cut"] += 1
+                await asyncio.sleep(0.25)
             except RuntimeError as error:
                 answers[str(error).split()[2]] += 1
 
@@ -128,11 +143,14 @@ async def measure(url: str, arguments: argparse.Namespace) -> None:
         a_flow = flows.bound[0]
         heartbeat = f"/queues/{QUEUE}/flows/{a_flow['flow_id']}/heartbeat"
         numbers = iter(range(10**9))
-        floods: list[tuple[str, str, Callable[[], str | None]] | None] = [
+        commit, token, commits = await big_commits(call, PARTITIONS)
+        floods: list[tuple[str, str, Callable[[], str | None], bytes | None] | None] = [
             None,
-            ("without a token", f"/queues/{QUEUE}", lambda: None),
-            ("a flow's heartbeats", heartbeat, lambda: str(a_flow["flow_token"])),
-            ("made-up tokens", heartbeat, lambda: f"made-up-{next(numbers)}"),
+            ("without a token", f"/queues/{QUEUE}", lambda: None, None),
+            ("a flow's heartbeats", heartbeat, lambda: str(a_flow["flow_token"]), None),
+            ("made-up tokens", heartbeat, lambda: f"made-up-{next(numbers)}", None),
+            ("commits of 10,000", commit, lambda: token, commits),
+            ("commits of 8 MiB", commit, lambda: token, commits.ljust(BODY_BYTES)),
         ]
         for each in floods:
             flows.late.clear()
@@ -141,8 +159,10 @@ async def measure(url: str, arguments: argparse.Namespace) -> None:
                 await asyncio.sleep(arguments.seconds)
                 name, answers = "nobody", Counter[str]()
             else:
-                name, path, token = each
-                answers = await flood(other, arguments.seconds, arguments.connections, path, token)
+                name, path, told, body = each
+                answers = await flood(
+                    other, arguments.seconds, arguments.connections, path, told, body
+                )
             show(name, flows, answers, arguments.seconds)
         bound = (await call("GET", f"/queues/{QUEUE}"))["flow_count"]
         print(f"flows bound at the end: {bound} of {arguments.flows}", end="")
@@ -152,6 +172,26 @@ async def measure(url: str, arguments: argparse.Namespace) -> None:
         await flows.stop()
         if bound != arguments.flows:
             raise SystemExit("flows have lost their leases")
+
+
+async def big_commits(call: Caller, partitions: int) -> tuple[str, str, bytes]:
+    """A flow that owns so many: where it commits, its token, and a commit of all of them."""
+    spec = {"name": BIG_QUEUE, "partition_count": partitions, "rebalance_delay": 0}
+    await call("POST", "/queues", spec)
+    bound = await call(
+        "POST", f"/queues/{BIG_QUEUE}/flows", {"client_name": "big", "lease_seconds": 3600}
+    )
+    path, token, view = (
+        f"/queues/{BIG_QUEUE}/flows/{bound['flow_id']}",
+        bound["flow_token"],
+        bound["update"],
+    )
+    while len(view["partitions"]) < partitions:
+        after = view["revision"]
+        view = await call("GET", f"{path}/updates?after={after}&wait=30", token=token) or view
+    items = [{**item, "position": "1042"} for item in view["partitions"]]
+    named = [{key: item[key] for key in ("partition", "epoch", "position")} for item in items]
+    return f"{path}/commit", token, json.dumps({"partitions": named}).encode()
 
 
 def show(name: str, flows: Flows, answers: Counter[str], seconds: float) -> None:

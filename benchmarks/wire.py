@@ -41,9 +41,13 @@ class Caller:
     async def __call__(
         self, method: str, path: str, body: object = None, token: str | None = None
     ) -> Any:
-        """The body of the answer, None if it has none. Raises RuntimeError for a status of 400 and
-        more."""
-        data = b"" if body is None else json.dumps(body).encode()
+        """The body of the answer, None if it has none; a body in bytes goes as it is.
+
+        Raises RuntimeError for a status of 400 and more.
+        """
+        data = (
+            body if isinstance(body, bytes) else b"" if body is None else json.dumps(body).encode()
+        )
         head = f"{method} /v1{path} HTTP/1.1\r\nHost: {self._host}\r\n"
         if token is not None:
             head += f"Authorization: Bearer {token}\r\n"
