@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -64,6 +65,21 @@ def start(
         query.stop()
 
 
+def started_with_rows(sink: Collected, start: Callable[[], StreamingQuery]) -> StreamingQuery:
+    """A query whose first micro-batch has come.
+
+    Where the log answers late Spark is told that there is nothing yet, and asks when its trigger is
+    due again: then it is started once more.
+    """
+    for _ in range(4):
+        query = start()
+        with contextlib.suppress(AssertionError):
+            until(lambda: sink.rows, "the first micro-batch", 20)
+            return query
+        query.stop()
+    raise AssertionError("the query reads nothing")
+
+
 def all_committed(client: Client, count: int) -> bool:
     return sum(int(at or 0) for at in committed(client, "flights").values()) == count
 
@@ -82,13 +98,13 @@ def test_what_is_in_the_commit_log_is_committed_without_waiting_for_the_trigger(
     reports: list[dict[str, Any]] = []
     listener = QueueListener(spark, reports.append)
     spark.streams.addListener(listener)
-    query = start(sink, HOUR)
+    query = started_with_rows(sink, lambda: start(sink, HOUR))
     until(lambda: all_committed(client, 20), "the commit, an hour before Spark asks")
     until(lambda: reports, "the report of the micro-batch")
     assert (reports[0]["owned"], reports[0]["batch"]) == (2, 0)
     # Somebody joins: his share is released now, not in an hour.
     with Flow("flights", url=service.url) as other:
-        until(lambda: len(other.partitions) == 1, "the release", 10)
+        until(lambda: len(other.partitions) == 1, "the release", 60)
         (held,) = other.partitions.values()
         assert held.handed_over == "graceful"
         assert int(held.position or 0) > 0
@@ -131,7 +147,11 @@ def test_a_stopped_query_leaves_nothing_behind_and_a_drained_one_hands_over(
 
 @pytest.mark.long
 def test_a_drain_that_times_out_says_what_is_left_and_stops(
-    service: Service, client: Client, start: Callable[..., StreamingQuery], tmp_path: Path
+    service: Service,
+    client: Client,
+    start: Callable[..., StreamingQuery],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     client.create_queue("flights", 1, rebalance_delay=0)
     publish(service, "flights", 5)
@@ -139,7 +159,13 @@ def test_a_drain_that_times_out_says_what_is_left_and_stops(
     sink.go_on.clear()
     query = start(sink)
     until(lambda: sink.rows, "a micro-batch in flight")
-    threading.Timer(2.0, sink.go_on.set).start()
+    stop = draining._stop
+
+    def stop_a_sink_that_returns(*arguments: Any) -> None:
+        sink.go_on.set()
+        stop(*arguments)
+
+    monkeypatch.setattr(draining, "_stop", stop_a_sink_that_returns)
     with pytest.raises(DrainTimedOut, match=r"partition 0 of .flights. \(in a mic") as told:
         drain(query, 1.0)
     assert told.value.held == {"flights": {0: "owned"}}
@@ -177,7 +203,7 @@ def test_a_query_that_hangs_loses_its_partitions_and_its_commit_changes_nothing(
     client.create_queue("flights", 2, rebalance_delay=0, max_handoff_time=60)
     sink = Held()
     publish(service, "flights", 10)
-    start(sink, leaseSeconds=1, maxBatchSeconds=6)
+    start(sink, leaseSeconds=5, maxBatchSeconds=6)
     until(lambda: all_committed(client, 10), "the first messages")
     with Flow("flights", url=service.url, lease_seconds=120) as other:
         until(lambda: len(other.partitions) == 1, "shared")

@@ -186,6 +186,7 @@ def test_what_was_written_and_comes_again_is_dropped(stage: Stage) -> None:
     first = stage.start(fail_at_first)
     with pytest.raises(StreamingQueryException, match="after the sink"):
         first.awaitTermination(60)
+    until(lambda: not stage.client.flows("flights"), "it unbinds")
     positions = stage.until_committed(stage.start(fail_at_first))
     assert sorted(stage.values()) == list(range(40))
     check_order(stage.values())
