@@ -242,9 +242,13 @@ def test_while_the_log_is_away_there_is_nothing_to_read(
     for _ in range(20):
         assert consumption.next_offset(EMPTY, None) is EMPTY
     until(lambda: consumption.report()["lastError"] == "away")
-    started = time.monotonic()
-    consumption.next_offset(EMPTY, None)
-    assert time.monotonic() - started < 0.2, "a log that is away must not be waited for each time"
+    took_seconds = []
+    for _ in range(5):
+        started = time.monotonic()
+        consumption.next_offset(EMPTY, None)
+        took_seconds.append(time.monotonic() - started)
+    # One that waits does so every time.
+    assert min(took_seconds) < 0.2, "a log that is away must not be waited for each time"
     broken.away = False
     assert ends(next_offset(consumption, EMPTY)) == {"0": ("0", "1")}
 

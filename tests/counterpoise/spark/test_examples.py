@@ -11,7 +11,7 @@ import pytest
 EXAMPLES = Path(__file__).parents[3] / "docs" / "examples"
 
 # About half a minute each where nothing else runs; most of it is Spark's start.
-pytestmark = [pytest.mark.long, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.long, pytest.mark.timeout(600)]
 
 
 def play(example: str, directory: Path) -> str:
@@ -21,7 +21,7 @@ def play(example: str, directory: Path) -> str:
         cwd=directory,
         capture_output=True,
         text=True,
-        timeout=280,
+        timeout=580,
         check=False,
     )
     assert ran.returncode == 0, ran.stdout[-3000:] + ran.stderr[-3000:]
