@@ -115,6 +115,8 @@ class Checker:
         self._views: dict[tuple[str, int], Any] = {}
         self._sent: set[tuple[Any, ...]] = set()
         self._told: set[tuple[str, int, int]] = set()
+        # Times in which nobody served, or from which the clock went back, as they were noticed.
+        self._outages: list[tuple[float, float]] = []
         # The last transaction that set a partition's position as an administrator asked.
         self._reset_by: dict[int, int] = {}
         self._disturbed_until = self._hindered_until = 0.0
@@ -188,12 +190,25 @@ class Checker:
     def pulsed(self, now: float) -> None:
         """A replica stamped that it serves."""
         began, self.stamped_at = self.stamped_at, now
-        if began is None or now - began <= OUTAGE_SECONDS:
+        if began is None or abs(now - began) <= OUTAGE_SECONDS:
             return
+        self._outages.append((began, now))
         for flow_id, ends in self.leases.items():
-            if ends > began:
+            # If the clock went back, the end of a lease does not tell who was alive.
+            if ends > began or now < began:
                 self.leases[flow_id] = now + self.flows[flow_id].lease_seconds
         self.deadlines.outage(began, now)
+
+    def clock_set(self, seconds: float, now: float) -> None:
+        """The database's clock was set by so much: what else is kept by it here follows."""
+        self._disturbed_until += seconds
+        self._hindered_until += seconds
+        self._progress.clock_set(seconds)
+        self.deadlines.clock_set(seconds, now)
+
+    def _went_back(self, old: Mapping[str, Any]) -> float:
+        """By how much the clock went back, as far as the queue did not know before."""
+        return _back(self._outages[old.get("outage_seen", 0) : self.queue["outage_seen"]])
 
     def came_late(self, now: float) -> None:
         """A transaction was refused: it came too long after what it begins was decided."""
@@ -402,7 +417,8 @@ class Checker:
 
     def _may_lose(self, tx: Transaction, old: Any) -> bool:
         """Whether an owner that is bound may have lost a partition to somebody in passing."""
-        over = old.state == "revoking" and tx.now >= self.deadlines.due(old.number) - ACCURACY
+        due = self.deadlines.due(old.number)
+        over = old.state == "revoking" and self.deadlines.decided(tx.now) >= due - ACCURACY
         released = ("release", old.owner, old.number, old.epoch) in self._sent
         return over or released or self._discarded_between(tx, old.number)
 
@@ -413,7 +429,7 @@ class Checker:
             if min(self._values("max_handoff_time", queue)) > 0:
                 text = f"p{old.number} was forced from {old.owner} without a revoke"
                 raise Violation(8, text)
-        elif tx.now < due - ACCURACY:
+        elif self.deadlines.decided(tx.now) < due - ACCURACY:
             early = due - tx.now
             raise Violation(8, f"p{old.number} was forced {early:.3f} s before its deadline")
 
@@ -425,9 +441,10 @@ class Checker:
     def _check_warmup_end(self, tx: Transaction, old: Any, new: Any) -> None:
         owner: Any = self.flows.get(old.owner)
         drain_deadline = None if owner is None else owner.drain_deadline
-        if drain_deadline is not None and drain_deadline <= tx.now:
+        decided = self.deadlines.decided(tx.now)
+        if drain_deadline is not None and drain_deadline <= decided:
             return
-        if self.deadlines.due(old.number) <= tx.now + ACCURACY:
+        if self.deadlines.due(old.number) <= decided + ACCURACY:
             return
         if ("ready", new.successor, new.number, new.epoch) not in self._sent:
             raise Violation(2, f"the warm-up of p{new.number} ended, {new.successor} not ready")
@@ -447,7 +464,8 @@ class Checker:
         if not old or old["status"] != "Holddown" or queue["status"] != "Rebalancing":
             return
         # It was over, somebody asked, or it was settled and what came then takes no holddown.
-        early = tx.now < old["holddown_until"] - ACCURACY and not self.asked.rebalance()
+        due = old["holddown_until"] + self._went_back(old)
+        early = self.deadlines.decided(tx.now) < due - ACCURACY and not self.asked.rebalance()
         without = len(tx.revisions) > 1 and 0 in self._values("rebalance_delay", old)
         if early and not without:
             raise Violation(8, "a holddown ended early")
@@ -455,9 +473,15 @@ class Checker:
     def _check_holddown(self, tx: Transaction, old: Mapping[str, Any]) -> None:
         since, until = self.queue["since"], self.queue["holddown_until"]
         if old and old["status"] == "Holddown":
-            if (old["since"], old["holddown_until"]) == (since, until):
+            moved = self._went_back(old)
+            if (
+                abs(old["since"] + moved - since) <= ACCURACY
+                and abs(old["holddown_until"] + moved - until) <= ACCURACY
+            ):
                 return
-            if len(tx.revisions) == 1 or since <= old["since"]:
+            # The next one begins later, but for a small step of the clock.
+            stepped = self.deadlines.decided(tx.now) - tx.now
+            if len(tx.revisions) == 1 or since + stepped <= old["since"] + moved:
                 raise Violation(8, f"a holddown was extended to {until}")
         took = until - since
         self.deadlines.granted_seconds += took
@@ -508,7 +532,7 @@ class Checker:
             or self._flows_differ(old_flows)
             or any(self.queue[name] != old[name] for name in _SETTINGS)
             or (old["status"] != "Rebalancing" and self.queue["status"] == "Rebalancing")
-            or (several and (tx.left or self.asked.resize()))
+            or (several and (tx.left or self.asked.resize() or self._changed_between()))
         )
         if several and changed:
             # Several decisions: what the first began the next had to take as it was.
@@ -521,6 +545,10 @@ class Checker:
             numbers = [row.number for row in begun]
             text = f"{self._made} handoffs where {self._fewest} would do, now of {numbers}"
             raise Violation(6, text)
+
+    def _changed_between(self) -> bool:
+        """Whether a setting may have had another value within a transaction."""
+        return any(self.asked.values(name) - {self.queue[name]} for name in _SETTINGS)
 
     def _flows_differ(self, old_flows: Mapping[str, Any]) -> bool:
         return {(id, row.draining) for id, row in self.flows.items()} != {
@@ -664,11 +692,14 @@ class Checker:
         horizon = now - late
         if quiet > horizon:
             return
-        if self.queue["status"] == "Holddown" and self.queue["holddown_until"] < horizon:
-            raise Violation(8, f"a holddown is over for {now - self.queue['holddown_until']:.3f} s")
+        if self.queue["status"] == "Holddown":
+            noticed = self._outages[self.queue["outage_seen"] :]
+            until = self.queue["holddown_until"] + _back(noticed)
+            if until < horizon:
+                raise Violation(8, f"a holddown is over for {now - until:.3f} s")
         for number, row in self.partitions.items():
-            if row.deadline is not None and row.deadline < horizon:
-                text = f"p{number} is {row.state} {now - row.deadline:.3f} s after its deadline"
+            if row.deadline is not None and (due := self.deadlines.due(number)) < horizon:
+                text = f"p{number} is {row.state} {now - due:.3f} s after its deadline"
                 raise Violation(8, text)
         for flow_id, ends in self.leases.items():
             if ends < horizon:
@@ -682,8 +713,13 @@ class Checker:
 
     def under_way_seconds(self) -> float:
         """How long the leases, the holddown and the handoffs under way may take at the most."""
-        ends = [row.deadline for row in self.partitions.values() if row.deadline is not None]
-        ends += [self.queue["holddown_until"] or 0.0]
+        ends = [
+            self.deadlines.due(number)
+            for number, row in self.partitions.items()
+            if row.deadline is not None
+        ]
+        noticed = self._outages[self.queue["outage_seen"] :]
+        ends += [(self.queue["holddown_until"] or 0.0) + _back(noticed)]
         now = self.stamped_at or 0.0
         leases = [row.lease_seconds for row in self.flows.values()]
         return max(leases, default=0.0) + max(0.0, max(ends) - now)
@@ -711,6 +747,11 @@ class Checker:
             if row.state != "removed" and self.positions.get(number, 0) < lane.end > lane.first:
                 return 9, f"the position of p{number} is {self.positions.get(number, 0)}"
         return None
+
+
+def _back(outages: Iterable[tuple[float, float]]) -> float:
+    """By how much the clock went back in these; not positive."""
+    return sum(min(0.0, ended - began) for began, ended in outages)
 
 
 _TIMES = {"warming": "max_warmup_time", "revoking": "max_handoff_time"}

@@ -268,6 +268,39 @@ def _only_the_last_outage_counts() -> Changes:
     return [(Coordinator, "_move_deadlines", move_deadlines)]
 
 
+def _clock_back_not_noticed() -> Changes:
+    """Was in the product: a stamp in the future is as good as a fresh one."""
+    real = MemoryDatabase.pulse
+
+    def pulse(self, gap_seconds):
+        if self.stamped_at is not None:
+            self.stamped_at = min(self.stamped_at, self.clock())
+        return real(self, gap_seconds)
+
+    return [(MemoryDatabase, "pulse", pulse)]
+
+
+def _deadlines_do_not_go_back() -> Changes:
+    """Leases follow a clock that went back, holddowns and handoffs do not."""
+    real = Turn.decide
+
+    def decide(self, command):
+        if isinstance(command, c.MoveDeadlines) and command.seconds < 0:
+            command = replace(command, seconds=1e-9)
+        return real(self, command)
+
+    return [(Turn, "decide", decide)]
+
+
+def _time_from_before_a_step() -> Changes:
+    """Who has not looked since decides on a queue that has moved."""
+
+    async def keep_time(self, outage_seen):
+        return None
+
+    return [(Coordinator, "_keep_time", keep_time)]
+
+
 def _frozen_replica_trusts_its_clock() -> Changes:
     """What is due is done by a clock that nobody looked at since, and leases by it too."""
     fresh = property(lambda self: self._asked_at is not None)
@@ -488,6 +521,9 @@ MUTANTS = {
         Mutant("handoff deadlines run while nobody serves", _deadlines_run_in_an_outage),
         Mutant("a late commit is taken", _late_commit_is_taken),
         Mutant("only the last of several outages is given back", _only_the_last_outage_counts),
+        Mutant("a clock that goes back is not noticed", _clock_back_not_noticed),
+        Mutant("deadlines do not go back with the clock", _deadlines_do_not_go_back),
+        Mutant("the time from before a step is used after it", _time_from_before_a_step),
         Mutant("a frozen replica trusts its clock", _frozen_replica_trusts_its_clock),
         Mutant("expiry not fenced by the lease", _expiry_not_fenced),
         Mutant(

@@ -64,6 +64,8 @@ LATENCIES = (
     (0.02, 0.12, 1.0),
 )
 LEASES = (2.0, 3.0, 4.0, 6.0)
+# By less than an outage, which nobody notices, or by far more.
+CLOCK_STEPS = (-3600.0, -3600.0, -60.0, -1.5, 1.5, 60.0, 3600.0)
 
 # What may go wrong, with its weight; each run draws some of them.
 FAULTS: dict[str, tuple[str, ...]] = {
@@ -72,6 +74,7 @@ FAULTS: dict[str, tuple[str, ...]] = {
     "network": ("lost", "doubles", "deaf", "deaf", "interrupt"),
     "consumers": ("freeze", "kill", "restart", "restart over", "stubborn", "cold"),
     "outage": ("blackout", "blackout", "outages"),
+    "clock": ("clock step",),
 }
 # What people do, which is no fault.
 ACTIONS: dict[str, tuple[str, ...]] = {
@@ -176,6 +179,8 @@ _ARGS: dict[str, Any] = {
     "stall": lambda rng: (rng.choice((2.0, 4.0, 6.0)),),
     # twice nobody serves, as soon as handoffs begin
     "outages": lambda rng: (rng.choice((3.3, 4.0)), rng.choice((3.3, 4.0))),
+    # the database's clock is set
+    "clock step": lambda rng: (rng.choice(CLOCK_STEPS),),
     "interrupt": _who,
     "away": lambda rng: (rng.choice((0.3, 1.0, 2.0)),),
     "long away": lambda rng: (rng.choice((3.5, 5.0)),),

@@ -21,6 +21,10 @@ class Progress:
         # What was seen last of a partition that has messages, and when first.
         self._seen: dict[int, tuple[tuple[Any, ...], float]] = {}
 
+    def clock_set(self, seconds: float) -> None:
+        """The clock by which it is told the time was set."""
+        self._seen = {number: (mark, at + seconds) for number, (mark, at) in self._seen.items()}
+
     def look(
         self,
         now: float,

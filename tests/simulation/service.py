@@ -41,7 +41,9 @@ class Observed(MemoryDatabase):
     """The database; each transaction is told to the checker and to `wrote`."""
 
     def __init__(self, loop: SimLoop, checker: Checker) -> None:
-        super().__init__(lambda: EPOCH + loop.now)
+        # By how much its clock was set since.
+        self.clock_set_by = 0.0
+        super().__init__(lambda: EPOCH + loop.now + self.clock_set_by)
         self.checker = checker
         self.records: Counter[str] = Counter()
         # Called once, when handoffs begin.

@@ -609,6 +609,12 @@ class World:
 
         self.database.on_handoffs = begin
 
+    def _on_clock_step(self, seconds: float) -> None:
+        """Whoever looks at it next, a second later at most, finds the database's clock set."""
+        self.database.clock_set_by += seconds
+        self.checker.clock_set(seconds, self.database.clock())
+        self._disturb(0.0)
+
     def _on_interrupt(self, which: int) -> None:
         node = self._replica(which)
         if node is not None:
