@@ -137,7 +137,7 @@ def read_as_batches(spark: SparkSession, options: Mapping[str, str]) -> None:
     explained(reader.options(**where).load()).collect()
     # In the built-in log, with what the service gives for it.
     explained(reader.options(url=options["url"], queue="inside", logUrl="").load()).collect()
-    messages = reader.options(**where, readTimeoutSeconds="0").load()
+    messages = reader.options(**where, readTimeoutSeconds="2").load()
     assert messages.rdd.getNumPartitions()  # planned
     with another_password(options["logUrl"]):
         try:
