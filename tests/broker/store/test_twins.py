@@ -1,0 +1,345 @@
+"""The store in memory is Postgres' twin: what replicas ask in the simulation, both answer alike.
+
+Runs of the simulation are played again on both (`twins.Twins`), under one clock, with mischief in
+between: odd questions, calls of flows that own nothing, commits that come too late or for the
+second time, another clock, other queues. A failure names its seed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
+from contextlib import asynccontextmanager, suppress
+from dataclasses import replace
+from typing import Any, cast
+from urllib.parse import urlsplit
+
+import psycopg
+import pytest
+
+from broker import migrations
+from broker.store.memory_database import MemoryDatabase
+from broker.store.ports import Commit, PositionCommit, PositionWrite, Store, StoreError
+from tests.broker.store.support import Replica
+from tests.broker.store.twins import (
+    READS,
+    WRITES,
+    Call,
+    Differ,
+    Twins,
+    install_clock,
+    recorded,
+)
+
+Outcomes = Counter[tuple[str, str]]
+
+REFUSALS = (StoreError, KeyError, AssertionError)
+EVERY_OUTCOME = {
+    *((method, "ok") for method in (*READS, *WRITES)),
+    *(("commit", why) for why in ("Conflict", "LeaseRenewed", "PositionBehind", "Overdue")),
+    *(("commit", "QueueGone"), ("create", "NameTaken"), ("load", "QueueGone")),
+    *(("delete", "FlowsBound"), ("delete", "QueueGone")),
+    *(("entries_after", "KeyError"), ("entries_after", "QueueGone")),
+}
+# Names that other rules than their bytes' would put into another order.
+NAMES = ("a-b", "aB", "a.b", "ab", "A_b", "B", "a", "orders-2")
+
+
+@pytest.fixture(scope="module")
+def twins_url(postgres_url: str) -> Iterator[str]:
+    with psycopg.connect(postgres_url, autocommit=True) as connection:
+        connection.execute("CREATE DATABASE twins")
+    url = urlsplit(postgres_url)._replace(path="/twins").geturl()
+    migrations.upgrade(url)
+    install_clock(url)
+    yield url
+    with psycopg.connect(postgres_url, autocommit=True) as connection:
+        connection.execute("DROP DATABASE twins WITH (FORCE)")
+
+
+@asynccontextmanager
+async def twins_on(url: str, memory: Any = MemoryDatabase) -> AsyncIterator[Twins]:
+    twins = Twins(url, memory)
+    try:
+        yield twins
+    finally:
+        await twins.stop()
+
+
+class Mischief:
+    """What nobody would ask in order, about what there is and what there is not."""
+
+    def __init__(self, twins: Twins, rng: random.Random) -> None:
+        self.twins, self.rng = twins, rng
+        self.queue_ids = ["no-queue"]
+        self.flow_ids = ["no-flow"]
+        self.commits: list[Commit] = []
+        self.others: list[Replica] = []
+        self.partitions = 13
+
+    def learn(self, call: Call) -> None:
+        """What a call of a replica was about, which others may be about later."""
+        if call.method in ("create", "commit"):
+            commit: Commit = call.args[0]
+            self.commits.append(commit)
+            if commit.queue.id not in self.queue_ids:
+                self.queue_ids.append(commit.queue.id)
+            self.flow_ids += [flow for flow in commit.token_hashes if flow not in self.flow_ids]
+
+    async def ask(self) -> None:
+        """Something that changes nothing."""
+        rng, twins = self.rng, self.twins
+        queue_id, revision = rng.choice(self.queue_ids), rng.randint(0, 40)
+        numbers = rng.choices(range(self.partitions), k=rng.randint(0, 4))
+        questions: list[Callable[[], Awaitable[Any]]] = [
+            lambda: twins.list(rng.randint(1, 4), rng.choice((None, "", *NAMES))),
+            lambda: twins.history(queue_id, rng.randint(1, 3), rng.choice((None, 1, 2, 3, 9))),
+            lambda: twins.entries_after(queue_id, revision, rng.choice((None, 1, 3))),
+            lambda: twins.positions(queue_id, rng.choice((None, numbers))),
+            lambda: twins.leases(self._some(self.flow_ids)),
+            lambda: twins.revisions(self._some(self.queue_ids)),
+            lambda: twins.find(rng.choice(("orders", *NAMES))),
+            lambda: twins.due(rng.randint(1, 3)),
+            lambda: twins.flow(rng.choice(self.flow_ids)),
+            lambda: twins.outages(rng.randint(0, 3)),
+            lambda: twins.expiries(queue_id),
+            lambda: twins.load(queue_id),
+        ]
+        await refused(rng.choice(questions)())
+
+    async def spoil(self, commit: Commit) -> None:
+        """The commit, so that it is refused: it is late at the least."""
+        rng = self.rng
+        changed = {partition.number for partition in commit.partitions}
+        numbers = [n for n in range(len(commit.queue.partitions)) if n not in changed]
+        writes, left, expired = [*commit.writes], dict(commit.left), set(commit.expired)
+        if numbers and rng.random() < 0.5:
+            writes += [self._write(number) for number in self._some(numbers)]
+        bound = sorted(commit.queue.flows.keys() - commit.token_hashes.keys())
+        if bound and rng.random() < 0.5:
+            expired |= {*self._some(bound)}
+            left |= dict.fromkeys(expired, "lease_expired")
+        seen = rng.choice((commit.seen, commit.seen, 0))
+        await refused(
+            self.twins.commit(
+                replace(
+                    commit,
+                    seen=seen,
+                    writes=writes,
+                    left=left,
+                    expired=frozenset(expired),
+                    valid_until=self.twins.now - 1,
+                )
+            )
+        )
+
+    async def harm(self) -> None:
+        """Something that changes what the run's own calls will find."""
+        rng, twins = self.rng, self.twins
+        deeds: list[Callable[[], Awaitable[Any]]] = [
+            lambda: twins.commit_positions([self._item() for _ in range(rng.randint(1, 6))]),
+            lambda: twins.commit_positions([self._item() for _ in range(rng.randint(1, 6))]),
+            lambda: twins.renew(self._some(self.flow_ids)),
+            lambda: twins.purge(twins.now - rng.choice((0, 5, 30)), twins.now - rng.choice((0, 5))),
+            lambda: twins.pulse(rng.choice((0.5, 3.0, 10.0))),
+            self._wait,
+            self._serve,
+            self._other,
+            self._other,
+        ]
+        if self.commits:
+            deeds.append(lambda: twins.commit(rng.choice(self.commits)))
+            deeds.append(lambda: twins.create(self.commits[0]))
+        await refused(rng.choice(deeds)())
+
+    async def end(self) -> None:
+        """Everything is deleted."""
+        for queue_id in self.queue_ids:
+            await refused(self.twins.delete(queue_id, force=False))
+            await refused(self.twins.delete(queue_id, force=True))
+            await self.ask()
+
+    async def _wait(self) -> None:
+        self.twins.set(self.twins.now + self.rng.choice((0.5, 2.0, 3.0, 4.0, 11.0)))
+        await self.twins.due(100)
+
+    async def _serve(self) -> None:
+        """Leases run out, and nobody does anything about it."""
+        for _ in range(self.rng.randint(1, 3)):
+            self.twins.set(self.twins.now + 2)
+            await self.twins.pulse()
+        await self.twins.due(self.rng.randint(1, 3))
+
+    async def _other(self) -> None:
+        """A queue of its own, or what happens to one."""
+        rng, twins = self.rng, self.twins
+        if not self.others or rng.random() < 0.3:
+            replica = Replica(cast(Store, twins), twins.now)
+            name = rng.choice(NAMES)
+            with suppress(StoreError):
+                await replica.create(
+                    rng.randint(1, 4), name, rebalance_delay=rng.choice((0.0, 5.0))
+                )
+                self.others.append(replica)
+                self.queue_ids.append(replica.id)
+            return
+        replica = rng.choice(self.others)
+        replica.now = twins.now
+        if rng.random() < 0.2:
+            await twins.delete(replica.id, force=rng.random() < 0.5)
+            return
+        name = f"{rng.choice('xyz')}-{len(self.flow_ids)}"
+        if rng.random() < 0.7:
+            await replica.bind(name, lease=rng.choice((1.0, 4.0, 10.0)))
+            self.flow_ids.append(name)
+        else:
+            # Somebody who follows, and is first.
+            other = await Replica(cast(Store, twins), twins.now).follow(replica.id)
+            await other.bind(name)
+            self.flow_ids.append(name)
+
+    def _some(self, of: list[Any]) -> list[Any]:
+        return self.rng.sample(of, self.rng.randint(0, min(4, len(of))))
+
+    def _item(self) -> PositionCommit:
+        """A commit by the owner, often, or by anybody."""
+        rng = self.rng
+        seq, position = rng.choice((None, rng.randint(1, 40))), str(rng.randint(0, 99))
+        owned = self.twins.owned()
+        if owned and rng.random() < 0.6:
+            queue_id, flow_id, number, epoch = rng.choice(owned)
+            return PositionCommit(queue_id, flow_id, seq, number, epoch, position)
+        return PositionCommit(
+            rng.choice(self.queue_ids),
+            rng.choice(self.flow_ids),
+            seq,
+            rng.randrange(self.partitions),
+            rng.randint(1, 5),
+            position,
+        )
+
+    def _write(self, number: int) -> PositionWrite:
+        item = self._item()
+        return PositionWrite(number, item.epoch, item.flow_id, item.position, item.seq)
+
+
+async def refused(asked: Awaitable[Any]) -> None:
+    """Whatever it answers; that the twins agree is what counts."""
+    try:
+        await asked
+    except Differ:
+        raise
+    except REFUSALS:
+        pass
+
+
+async def play(seed: int, calls: Sequence[Call], url: str, memory: Any) -> Twins:
+    """A run of the simulation, with mischief that leaves it as it is, from somewhere on with
+    mischief that does not."""
+    rng = random.Random(seed)
+    async with twins_on(url, memory) as twins:
+        mischief = Mischief(twins, rng)
+        in_order = rng.choice((len(calls), rng.randrange(len(calls))))
+        for number, call in enumerate(calls):
+            twins.set(max(call.at, twins.now))
+            if call.method == "commit" and rng.random() < 0.3:
+                await mischief.spoil(call.args[0])
+            await refused(twins.ask(call.method, *call.args, **call.named))
+            mischief.learn(call)
+            if rng.random() < 0.2:
+                await mischief.ask()
+            if number >= in_order and rng.random() < 0.3:
+                await mischief.harm()
+            if number % 40 == 0:
+                await twins.compare()
+        for _ in range(25):
+            await mischief.harm()
+        await twins.compare()
+        await mischief.end()
+        await twins.compare()
+    return twins
+
+
+def outcomes_of(url: str, seeds: Iterable[int], memory: Any = MemoryDatabase) -> Outcomes:
+    """How often which call had which outcome."""
+    found: Outcomes = Counter()
+    for seed in seeds:
+        calls = recorded(seed)
+        try:
+            found.update(asyncio.run(play(seed, calls, url, memory)).outcomes)
+        except Differ as error:
+            raise Differ(f"seed {seed}: {error}") from None
+    return found
+
+
+def test_what_replicas_ask_in_the_simulation_both_answer_alike(twins_url: str) -> None:
+    found = outcomes_of(twins_url, range(3))
+    assert found["commit", "ok"] > 20
+
+
+@pytest.mark.long
+@pytest.mark.timeout(600)
+def test_many_runs_with_every_answer_that_a_store_can_give(twins_url: str) -> None:
+    found = outcomes_of(twins_url, range(100, 130))
+    never = EVERY_OUTCOME - {outcome for outcome, times in found.items() if times > 1}
+    assert not never
+
+
+class Unserved(MemoryDatabase):
+    """Leases run while nobody serves."""
+
+    def _over(self, flow: Any) -> bool:
+        return flow.reason is None and flow.lease_expires_at <= self.clock()
+
+
+class Unfenced(MemoryDatabase):
+    """A delayed retry moves a position back."""
+
+    def _may_write(self, stored: Any, number: int, epoch: int, flow_id: str, seq: Any) -> bool:
+        return super()._may_write(stored, number, epoch, flow_id, None)
+
+
+class Immortal(MemoryDatabase):
+    """A lease that was to end within a commit is not looked at again."""
+
+    def commit(self, commit: Commit) -> None:
+        super().commit(replace(commit, expired=frozenset()))
+
+
+class Eager(MemoryDatabase):
+    """Leases that were over when the outage began begin anew as well."""
+
+    def pulse(self, gap_seconds: float) -> Any:
+        outages = len(self.outages)
+        pulse = super().pulse(gap_seconds)
+        if len(self.outages) > outages:
+            self.renew(list(self.flows))
+        return pulse
+
+
+class Unordered(MemoryDatabase):
+    """Who waits longest does not come first."""
+
+    def due(self, limit: int) -> Sequence[str]:
+        return sorted(super().due(10**6))[:limit]
+
+
+class Forgetful(MemoryDatabase):
+    """The newest record of a queue goes with the old ones."""
+
+    def purge(self, flows_before: float, records_before: float) -> None:
+        super().purge(flows_before, records_before)
+        for stored in self.queues.values():
+            stored.entries = [each for each in stored.entries if each[0].at >= records_before]
+
+
+@pytest.mark.long
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(
+    "memory", [Unserved, Unfenced, Immortal, Eager, Unordered, Forgetful], ids=lambda m: m.__name__
+)
+def test_a_twin_that_is_another_is_found_out(twins_url: str, memory: Any) -> None:
+    with pytest.raises(Differ):
+        outcomes_of(twins_url, range(100, 112), memory)
