@@ -20,7 +20,7 @@ from counterpoise.publisher import Publisher
 from tests.counterpoise.spark.application import LOCAL, Application, Row, until
 from tests.service import ServeProcess, Service
 
-pytestmark = [pytest.mark.long, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.long, pytest.mark.timeout(600)]
 
 KEYS = 23
 
@@ -144,10 +144,10 @@ def check_joining_and_leaving(
 ) -> None:
     """On an empty queue of four partitions; `leave`: the first drains, and has ended with 0."""
     stage.publish(400)
+    first.hold("after")
     first.start()
     until(lambda: stage.owned("first") == 4 and first.rows(), "the first works on all")
     # The second joins while a micro-batch of the first is in flight; nothing moves before it ends.
-    first.hold("after")
     until(first.held, "the first holds")
     stage.publish(400)
     second.start()
@@ -252,10 +252,11 @@ def test_killed_while_others_go_on_its_planned_slices_are_skipped_and_reported(
     stage: Stage,
 ) -> None:
     """Restarted after its lease, when somebody else has read on: nothing is read behind."""
-    stage.queue(2, rebalance_delay=0)
+    stage.queue(2, rebalance_delay=0, max_handoff_time=60)
     stage.publish(40)
-    one = stage.application("one", leaseSeconds=5).start()
+    one = stage.application("one", leaseSeconds=10).start()
     until(stage.all_seen, "the first messages")
+    until(lambda: stage.committed() == stage.published, "the first commits")
     two = stage.application("two", leaseSeconds=120).start()
     until(lambda: stage.ready() and stage.owned("two") == 1, "shared")
     one.hold("before")
@@ -290,8 +291,8 @@ def test_a_batch_that_outlasts_the_handoff_loses_to_the_successor(stage: Stage) 
     until(lambda: any(row.application == "other" for row in stage.rows()), "the successor reads")
     until(
         lambda: (
-            len({row.value for row in other.rows()})
-            == len({row.value for row in slow.rows() if row.partition == moved and row.batch > 0})
+            {row.value for row in slow.rows() if row.partition == moved and int(row.value) >= 40}
+            <= {row.value for row in other.rows()}
         ),
         "the successor has read what was in flight",
     )
