@@ -110,7 +110,7 @@ class Mischief:
         await refused(rng.choice(questions)())
 
     async def spoil(self, commit: Commit) -> None:
-        """The commit, so that it is refused: it is late at the least."""
+        """The commit, so that it is refused: it comes too late or too early at the least."""
         rng = self.rng
         changed = {partition.number for partition in commit.partitions}
         numbers = [n for n in range(len(commit.queue.partitions)) if n not in changed]
@@ -121,7 +121,7 @@ class Mischief:
         if bound and rng.random() < 0.5:
             expired |= {*self._some(bound)}
             left |= dict.fromkeys(expired, "lease_expired")
-        seen = rng.choice((commit.seen, commit.seen, 0))
+        seen, now = rng.choice((commit.seen, commit.seen, 0)), self.twins.now
         await refused(
             self.twins.commit(
                 replace(
@@ -130,7 +130,7 @@ class Mischief:
                     writes=writes,
                     left=left,
                     expired=frozenset(expired),
-                    valid_until=self.twins.now - 1,
+                    valid=(now - 2, now - 1) if rng.random() < 0.5 else (now + 1, now + 2),
                 )
             )
         )
@@ -162,7 +162,7 @@ class Mischief:
             await self.ask()
 
     async def _wait(self) -> None:
-        self.twins.set(self.twins.now + self.rng.choice((0.5, 2.0, 3.0, 4.0, 11.0)))
+        self.twins.set(self.twins.now + self.rng.choice((0.5, 2.0, 3.0, 4.0, 11.0, -2.0, -7.0)))
         await self.twins.due(100)
 
     async def _serve(self) -> None:
