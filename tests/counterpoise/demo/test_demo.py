@@ -90,7 +90,8 @@ def test_whatever_ends_the_demo_ends_all_it_started(
     until(all_are_there, 60)
     demo.send_signal(how)
     assert demo.wait(60) == code
-    until(lambda: not children & running(), 60)
+    # An application that was about to start notices once it has.
+    until(lambda: not children & running(), 120)
 
 
 @pytest.mark.parametrize(
