@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 from tests.faults.journal import SERVICE
 from tests.faults.result import COMPLETE_SECONDS, Done, Loss, Result
-from tests.faults.stage import HANG_SECONDS, LEASE_SECONDS, QUEUE, Stage, Worker
+from tests.faults.stage import HANG_SECONDS, LEASE_SECONDS, QUEUE, REACH_SECONDS, Stage, Worker
 from tests.service import ServeProcess, eventually
 
 PROCESSES, CONSUMERS_EACH = 4, 10
@@ -34,6 +34,8 @@ class Kind(NamedTuple):
     act: Callable[[], None]
     # Whether one replica is dead meanwhile; None: half of the times.
     amid_death: bool | None = None
+    # Whether it hits everybody, and so may excuse whatever the service does to anybody.
+    general: bool = True
 
 
 class Campaign:
@@ -50,12 +52,16 @@ class Campaign:
         self._victims = 0
         self._guests = 0
         self._kinds = [
-            Kind("ten consumers killed", self._kill_consumers),
-            Kind("ten consumers drained and started again", self._restart_consumers),
-            Kind("ten consumers frozen for longer than their lease", self._freeze_consumers),
+            Kind("ten consumers killed", self._kill_consumers, general=False),
+            Kind("ten consumers drained and started again", self._restart_consumers, general=False),
+            Kind(
+                "ten consumers frozen beyond their lease",
+                self._freeze_consumers,
+                general=False,
+            ),
             Kind("all consumers frozen while others joined", self._force),
-            Kind("three publishers killed", self._kill_publishers),
-            Kind("partitions resized", self._resize),
+            Kind("three publishers killed", self._kill_publishers, general=False),
+            Kind("partitions resized", self._resize, general=False),
             Kind("the only replica frozen", self._freeze_replica, amid_death=True),
             Kind("one replica frozen, then woken (zombie)", self._zombie, amid_death=False),
             Kind("Postgres killed", self._kill_postgres),
@@ -101,44 +107,62 @@ class Campaign:
     # Turns
 
     def _turns(self) -> Iterator[tuple[Kind, bool]]:
-        """Each kind once, in some order, and again; and whether a replica is dead meanwhile."""
-        order = list(self._kinds)
-        self._rng.shuffle(order)
+        """Each kind once, in some order, and again; and whether a replica is dead meanwhile.
+
+        First those that hit a few: after what hits everybody, nobody could say for a while whether
+        the service has taken something from a consumer for no reason. So then there is a pause.
+        """
+        few = [kind for kind in self._kinds if not kind.general]
+        everybody = [kind for kind in self._kinds if kind.general]
+        for order in (few, everybody):
+            self._rng.shuffle(order)
         # In a short run, too, consumers are killed: that is what tells how soon they are missed.
-        order.sort(key=lambda kind: kind.act != self._kill_consumers)
-        amid_death = {kind.name: bool(number % 2) for number, kind in enumerate(order)}
+        few.sort(key=lambda kind: kind.act != self._kill_consumers)
+        amid_death = {kind.name: bool(number % 2) for number, kind in enumerate([*few, *everybody])}
         while True:
-            for kind in order:
+            for kind in turns:
                 chosen = kind.amid_death
                 yield kind, amid_death[kind.name] if chosen is None else chosen
                 amid_death[kind.name] ^= True
-            self._rng.shuffle(order)
+            self._say("a pause")
+            time.sleep(REACH_SECONDS)
+            for order in (few, everybody):
+                self._rng.shuffle(order)
+            turns = [*few, *few, *everybody]
 
     def _play(self, kind: Kind, amid_death: bool) -> None:
         """The fault; if so wished a replica dies before it and comes back after it."""
-        with self._dead_replica() if amid_death else contextlib.nullcontext():
+        with self._dead_replica(kind.general) if amid_death else contextlib.nullcontext():
             self._count(kind.name, all_up=not amid_death)
             kind.act()
         self._pause(0.5, 1.5)
 
     @contextlib.contextmanager
-    def _dead_replica(self) -> Iterator[None]:
+    def _dead_replica(self, general: bool) -> Iterator[None]:
+        """`general`: what happens meanwhile hits everybody."""
         number = self._victims % len(self._stage.replicas)
+        self._victims += 1
+        replica, door = self._stage.replicas[number], self._stage.door
         with self._stage.fault(f"replica{number}", "killed"):
             self._count(KILLED, all_up=True)
-            self._stage.replicas[number].kill()
+            replica.kill()
             self._pause(0.2, 0.6)
             yield
             self._pause(0.2, 0.6)
-            # It takes connections before it serves.
-            with self._stage.fault(SERVICE, "a replica starts", from_seconds=HANG_SECONDS):
-                self._stage.replicas[number].start()
-        self._victims += 1
+            if general:
+                # It takes connections before it serves, and keeps those who come waiting.
+                with self._stage.fault(SERVICE, "a replica starts", from_seconds=HANG_SECONDS):
+                    replica.start()
+            else:
+                # As a proxy does that asks `/readyz`.
+                door.avoid(replica.url)
+                replica.start()
+                door.avoid(None)
 
     def _count(self, name: str, *, all_up: bool) -> None:
         done = self.result.faults.get(name, Done())
         self.result.faults[name] = Done(done.times + 1, done.all_up + all_up)
-        self._say(name + (" (both replicas up)" if all_up else " (one replica is dead)"))
+        self._say(name if name == KILLED or all_up else f"  {name}")
 
     def _pause(self, least: float, most: float) -> None:
         time.sleep(self._rng.uniform(least, most))

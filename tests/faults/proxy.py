@@ -57,6 +57,7 @@ class Proxy:
         self._weather: Weather = "fair"
         self._delay_seconds = 0.0
         self._turn = 0
+        self._avoided: tuple[str, int] | None = None
         self._lines: set[_Line] = set()
         self._passing = asyncio.Event()
         self._passing.set()
@@ -85,6 +86,14 @@ class Proxy:
     def mend(self) -> None:
         """Let everything through again; what was held back goes on."""
         self._do(self._mend)
+
+    def avoid(self, url: str | None) -> None:
+        """Give no new connection to this server (which has said that it is not ready); None: to
+        all of them again.
+        """
+        parts = urlsplit(url or "")
+        avoided = (parts.hostname or "127.0.0.1", parts.port or 0) if url else None
+        self._do(lambda: setattr(self, "_avoided", avoided))
 
     def close(self) -> None:
         """The end."""
@@ -186,6 +195,8 @@ class Proxy:
         self._turn += 1
         for number in range(len(self._targets)):
             host, port = self._targets[(self._turn + number) % len(self._targets)]
+            if (host, port) == self._avoided:
+                continue
             with contextlib.suppress(OSError):
                 return await asyncio.open_connection(host, port)
         return None

@@ -141,3 +141,21 @@ def test_servers_take_turns_and_one_that_is_away_is_passed_over(echo: Echo) -> N
         for _ in range(3):
             with connect(proxy) as connection:
                 assert say(connection, b"a") == b"1:a"
+
+
+def test_a_server_that_is_to_be_avoided_gets_no_new_connection(echo: Echo) -> None:
+    other = Echo(b"2:")
+    with Proxy(echo.url, other.url) as proxy:
+
+        def answers() -> set[bytes]:
+            found = set()
+            for _ in range(4):
+                with connect(proxy) as connection:
+                    found.add(say(connection, b"a"))
+            return found
+
+        proxy.avoid(other.url)
+        assert answers() == {b"1:a"}
+        proxy.avoid(None)
+        assert answers() == {b"1:a", b"2:a"}
+    other.close()
