@@ -118,7 +118,8 @@ class Campaign:
             self._rng.shuffle(order)
         # In a short run, too, consumers are killed: that is what tells how soon they are missed.
         few.sort(key=lambda kind: kind.act != self._kill_consumers)
-        amid_death = {kind.name: bool(number % 2) for number, kind in enumerate([*few, *everybody])}
+        turns = [*few, *everybody]
+        amid_death = {kind.name: bool(number % 2) for number, kind in enumerate(turns)}
         while True:
             for kind in turns:
                 chosen = kind.amid_death
