@@ -122,6 +122,17 @@ class BindRequest(RequestModel):
     warmup: bool = Field(
         default=False, description="Whether the flow restores state before it takes a partition."
     )
+    binder: Name | None = Field(
+        default=None,
+        description="Random, the same for all binds that one program sends for this instance.",
+    )
+    attempt: int = Field(
+        default=0,
+        ge=0,
+        le=MOST_INT64,
+        description="One higher with each of them: of a `binder`, one that is late never takes the "
+        "place of a later one (409 `overtaken`).",
+    )
 
 
 class Bound(AnswerModel):

@@ -153,7 +153,7 @@ async def updates(
     response_model=flow_schemas.Bound,
     summary="Bind a flow",
     response_description="The flow, its token, and its first view.",
-    responses=problems.document(*CREDENTIALS, *problems.OF_A_BODY),
+    responses=problems.document(*CREDENTIALS, "overtaken", *problems.OF_A_BODY),
 )
 @allow(Role.CONSUMER)
 async def bind(request: Request, queue: Name, body: flow_schemas.BindRequest) -> views.BoundView:
@@ -163,7 +163,13 @@ async def bind(request: Request, queue: Name, body: flow_schemas.BindRequest) ->
     place and partitions at once, with new epochs, and the old flow is gone (`replaced`).
     """
     bound = await broker_of(request).bind(
-        queue, body.client_name, body.instance_id, body.lease_seconds, body.warmup
+        queue,
+        body.client_name,
+        body.instance_id,
+        body.lease_seconds,
+        body.warmup,
+        body.binder,
+        body.attempt,
     )
     request.app.state.rates.admit(bound.flow_token)
     return bound

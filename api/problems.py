@@ -35,6 +35,7 @@ _BROKER_STATUSES: dict[type[errors.BrokerError], int] = {
     errors.QueueInUse: 409,
     errors.FlowNotFound: 404,
     errors.FlowGone: 410,
+    errors.Overtaken: 409,
     errors.Unauthorized: 401,
     errors.Forbidden: 403,
     errors.Unavailable: 503,
@@ -64,6 +65,8 @@ DETAILS = {
     "its flow_id.",
     "flow_gone": "Flow 0198c0de-7f2a-7c31-9d2f-0c5d7a1b2e3f has left. Its lease expired; bind "
     "again with the same instance_id to go on.",
+    "overtaken": "Nothing was changed: instance 'etl-7c31' is bound by a later bind of the same "
+    "binder. If no answer to that one has come, bind again with a higher attempt.",
     "unauthorized": "This call is the flow's own; send 'Authorization: Bearer <flow_token>' with "
     "the token that bind answered.",
     "forbidden": "This token is another flow's; send the one that bind answered for this flow.",

@@ -49,14 +49,17 @@ class FlowCalls(FlowViews):
         instance_id: str | None,
         lease_seconds: float,
         warmup: bool,
+        binder: str | None = None,
+        attempt: int = 0,
     ) -> views.BoundView:
         """Binds a flow.
 
-        Raises QueueNotFound, Unavailable, and FlowGone if the same instance was bound again at the
-        same time.
+        Raises QueueNotFound, Unavailable, Overtaken, and FlowGone if the same instance was bound
+        again at the same time.
         """
         flow_id, token = str(uuid4()), secrets.token_urlsafe(32)
-        command = c.Bind(flow_id, instance_id or str(uuid4()), client_name, lease_seconds, warmup)
+        instance_id = instance_id or str(uuid4())
+        command = c.Bind(flow_id, instance_id, client_name, lease_seconds, warmup, binder, attempt)
         digest = hashlib.sha256(token.encode()).digest()
 
         async def work(coordinator: Coordinator) -> views.BoundView:

@@ -235,10 +235,13 @@ def bind(
     instance_id: str | None = None,
     lease_seconds: float | None = None,
     warmup: bool = False,
+    binder: str | None = None,
+    attempt: int = 0,
 ) -> Call[wire.Bound]:
     """Bind a flow. The same `instance_id` bound again takes the place of the earlier flow.
 
-    None: a random one, which is part of the call, so sending the call again leaves no ghost.
+    None: a random one, which is part of the call, so sending the call again leaves no ghost. Of one
+    `binder` a bind with a lower `attempt` that arrives late is refused (`Overtaken`).
     """
     body: dict[str, Any] = {
         "client_name": client_name,
@@ -247,6 +250,8 @@ def bind(
     }
     if lease_seconds is not None:
         body["lease_seconds"] = lease_seconds
+    if binder is not None:
+        body |= {"binder": binder, "attempt": attempt}
     return Call("POST", _queue_path(queue, "/flows"), reading.reading(reading.bound), body=body)
 
 

@@ -70,6 +70,14 @@ class BadAnswer(ServiceUnavailable):
     code = "bad_answer"
 
 
+class Overtaken(ServiceUnavailable):
+    """A later bind of this program was carried out first, so this one changed nothing: bind again
+    with a higher attempt if no answer to that one has come.
+    """
+
+    code = "overtaken"
+
+
 # ------------------------------------------------------------------ refused by the service
 
 
@@ -228,6 +236,8 @@ def error_of(
     code = str(problem.get("code", ""))
     if code == TooManyRequests.code:
         return TooManyRequests(message, retry_after)
+    if code == Overtaken.code:
+        return Overtaken(message, retry_after)
     if status == 503 or status in _TRANSIENT_STATUSES:
         return ServiceUnavailable(message, retry_after)
     if status >= 500:

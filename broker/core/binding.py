@@ -8,6 +8,7 @@ from broker.core import commands as c
 from broker.core import records as r
 from broker.core.assignment import is_balanced
 from broker.core.draft import Draft
+from broker.core.errors import Overtaken
 from broker.core.loop import (
     grant_outside,
     redirect,
@@ -19,10 +20,12 @@ from broker.core.transitions import State, Status
 
 
 def bind(command: c.Bind, draft: Draft) -> None:
-    """A consumer joins (rules 1, 2 and 12)."""
+    """A consumer joins (rules 1, 2 and 12). Raises Overtaken."""
     queue = draft.queue
     before = queue.takers
     predecessor = queue.by_instance.get(command.instance_id)
+    if predecessor is not None and _is_overtaken(command, predecessor):
+        raise Overtaken(command.instance_id)
     departed = queue.departed.get(command.instance_id)
     seat = predecessor.seat if predecessor else departed.seat if departed else queue.next_seat
     draft.emit(
@@ -34,6 +37,8 @@ def bind(command: c.Bind, draft: Draft) -> None:
             command.lease_seconds,
             command.warmup,
             draft.now,
+            command.binder,
+            command.attempt,
         )
     )
     flow = queue.flows[command.flow_id]
@@ -48,6 +53,14 @@ def bind(command: c.Bind, draft: Draft) -> None:
         take_up(draft)
     elif predecessor is None and before < queue.share_count:
         trigger(draft, "bind", before)
+
+
+def _is_overtaken(command: c.Bind, bound: Flow) -> bool:
+    """Whether the program that is bound sent this before: a bind that was long on its way would
+    take its partitions for a flow that nobody knows of, and tell it to end.
+    """
+    same = command.binder is not None and command.binder == bound.binder
+    return same and command.attempt <= bound.attempt
 
 
 def _replace(draft: Draft, old: Flow, new: Flow) -> None:

@@ -51,7 +51,9 @@ class Warm(NamedTuple):
 class Bind:
     """A consumer joins.
 
-    `flow_id` is new; an instance that is bound already is replaced. Answer: None.
+    `flow_id` is new; an instance that is bound already is replaced, but not by a bind that the same
+    program (`binder`) sent before the one that it is bound by: `attempt` is one higher with each.
+    Answer: None. Raises Overtaken.
     """
 
     flow_id: str
@@ -59,6 +61,8 @@ class Bind:
     client_name: str
     lease_seconds: float
     warmup: bool = False
+    binder: str | None = None
+    attempt: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -102,6 +102,18 @@ class FlowGone(BrokerError):
         self.reason = reason
 
 
+class Overtaken(BrokerError):
+    """A later bind of the same program was carried out first."""
+
+    code = "overtaken"
+
+    def __init__(self, instance_id: str) -> None:
+        super().__init__(
+            f"Nothing was changed: instance {instance_id!r} is bound by a later bind of the same "
+            "binder. If no answer to that one has come, bind again with a higher attempt."
+        )
+
+
 class Unauthorized(BrokerError):
     """Credentials are missing."""
 

@@ -85,6 +85,8 @@ class Flow:
     """
 
     __slots__ = (
+        "attempt",
+        "binder",
         "bound_at",
         "client_name",
         "drain_deadline",
@@ -110,6 +112,8 @@ class Flow:
         lease_seconds: float,
         warmup: bool,
         bound_at: float,
+        binder: str | None = None,
+        attempt: int = 0,
     ) -> None:
         self.id = id
         self.instance_id = instance_id
@@ -118,6 +122,8 @@ class Flow:
         self.lease_seconds = lease_seconds
         self.warmup = warmup
         self.bound_at = bound_at
+        self.binder = binder
+        self.attempt = attempt
         self.draining = False
         self.drain_deadline: float | None = None
         self.view_revision = 0

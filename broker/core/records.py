@@ -76,6 +76,8 @@ class FlowBound:
     lease_seconds: float
     warmup: bool
     at: float
+    binder: str | None = None
+    attempt: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -71,6 +71,8 @@ def _(record: r.FlowBound, queue: Queue) -> None:
         record.lease_seconds,
         record.warmup,
         record.at,
+        record.binder,
+        record.attempt,
     )
     queue.journal.drop(queue.departed, record.instance_id)
     queue.enter(flow)

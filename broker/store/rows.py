@@ -46,6 +46,8 @@ class FlowValues(NamedTuple):
     lease_seconds: float
     warmup: bool
     bound_at: float
+    binder: str | None
+    attempt: int
     draining: bool
     drain_deadline: float | None
     view_revision: int
@@ -106,6 +108,8 @@ def flow_values(flow: Flow) -> FlowValues:
         flow.lease_seconds,
         flow.warmup,
         flow.bound_at,
+        flow.binder,
+        flow.attempt,
         flow.draining,
         flow.drain_deadline,
         flow.view_revision,
@@ -223,6 +227,8 @@ def _restore_flow(queue: Queue, values: FlowValues) -> None:
         values.lease_seconds,
         values.warmup,
         values.bound_at,
+        values.binder,
+        values.attempt,
     )
     flow.view_revision = values.view_revision
     queue.enter(flow)

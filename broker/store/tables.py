@@ -78,6 +78,8 @@ flows = Table(
     Column("lease_seconds", Double, nullable=False),
     Column("warmup", Boolean, nullable=False),
     Column("bound_at", Double, nullable=False),
+    Column("binder", Text),
+    Column("attempt", BigInteger, nullable=False),
     Column("draining", Boolean, nullable=False),
     Column("drain_deadline", Double),
     Column("view_revision", BigInteger, nullable=False),

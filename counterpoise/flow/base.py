@@ -51,6 +51,7 @@ class BaseFlow:
             lease_seconds=lease_seconds,
             warmup=warmup,
             rebind=rebind,
+            binder=str(uuid.uuid4()),
         )
         self._core = FlowCore(settings)
         self._callbacks = Callbacks(

@@ -29,7 +29,8 @@ A flow is one consumer's binding to a queue. This is what it holds to (the contr
    (`queue_recreated`).
 
 Bind always carries an `instance_id`, so a bind that is repeated because its answer was lost
-replaces the flow that nobody knows of.
+replaces the flow that nobody knows of. And it carries the number of the attempt, so that one that
+was long on its way does not replace the flow of a later one.
 
 Times are seconds by a monotonic clock and are arguments. Nothing here is thread-safe; the shells
 hold a lock.
@@ -82,7 +83,9 @@ _ENDS_A_REBIND = (*_ENDS_A_FLOW, Invalid)
 
 @dataclass(frozen=True)
 class FlowSettings:
-    """What a flow binds with. `lease_seconds`: 1..3600. `rebind`: rule 4's exception."""
+    """What a flow binds with. `lease_seconds`: 1..3600. `rebind`: rule 4's exception. `binder`: a
+    random name of this flow object, by which the service tells its binds from others'.
+    """
 
     queue: str
     client_name: str
@@ -90,6 +93,7 @@ class FlowSettings:
     lease_seconds: float = 10.0
     warmup: bool = False
     rebind: bool = True
+    binder: str | None = None
 
 
 class FlowCore:
@@ -119,6 +123,7 @@ class FlowCore:
         # The service's clock (Unix seconds) minus ours, from the latest update.
         self.clock_offset: float | None = None
         self._was_bound = False
+        self._binds = 0
         self._seq = 0
         self._acknowledged: dict[tuple[int, int], tuple[int, str]] = {}
         self._last_epochs: dict[int, int] = {}
@@ -133,14 +138,17 @@ class FlowCore:
         self.version += 1
 
     def bind_call(self) -> Call[Bound]:
-        """The bind to send while `binding`."""
+        """The bind to send while `binding`: a new one each time, none is sent again."""
         settings = self.settings
+        self._binds += 1
         return calls.bind(
             settings.queue,
             settings.client_name,
             settings.instance_id,
             settings.lease_seconds,
             settings.warmup,
+            settings.binder,
+            self._binds,
         )
 
     def bind_answered(self, bound: Bound, sent_at: float, now: float) -> Call[None] | None:

@@ -27,6 +27,20 @@ def test_binding(api: httpx.Client) -> None:
     assert {each["handed_over"] for each in consumer.view["partitions"]} == {"initial"}
 
 
+def test_a_bind_that_comes_late_replaces_no_later_one(api: httpx.Client) -> None:
+    """Its client has given up waiting for it, and bound again."""
+    create_queue(api, "q", 1)
+    by_client = {"instance_id": "i", "binder": "program"}
+    consumer = bind(api, "q", attempt=2, lease_seconds=60, **by_client)
+    consumer.until("owned", 0)
+    late = {"client_name": "c", "attempt": 1, **by_client}
+    document = problem(api.post("/queues/q/flows", json=late), 409, "overtaken")
+    assert "higher attempt" in document["detail"]
+    assert consumer.outcomes("commit", consumer.item(0, position="5")) == ["ok"]
+    assert bind(api, "q", attempt=3, **by_client).bound["flow_id"] != consumer.bound["flow_id"]
+    problem(consumer.call("heartbeat", {}), 410, "flow_gone")
+
+
 def test_a_token_is_never_told_again(api: httpx.Client) -> None:
     create_queue(api, "q", 1)
     consumer = bind(api, "q")

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from broker.core import records as r
+from broker.core.errors import Overtaken
 from tests.core.world import World
 
 
@@ -353,6 +354,24 @@ class TestRule12:
         assert [orders.epoch(n) for n in range(4)] == [2, 2, 1, 1]
         assert orders.handed_over(0) == "replaced"
         assert history(orders) == [("replaced", 0, 2)]
+
+    def test_a_bind_that_was_long_on_its_way_does_not_replace_a_later_one(self) -> None:
+        orders = World(2, rebalance_delay=0)
+        orders.bind("A2", "i", binder="program", attempt=2)
+        for late in (1, 2):
+            with pytest.raises(Overtaken, match="higher attempt"):
+                orders.bind("late", "i", binder="program", attempt=late)
+        assert orders.owners() == {"A2": [0, 1]}
+        assert [orders.epoch(n) for n in range(2)] == [1, 1]
+        orders.bind("A3", "i", binder="program", attempt=3)
+        assert orders.owners() == {"A3": [0, 1]}
+
+    @pytest.mark.parametrize("binder", ["another", None])
+    def test_another_program_replaces_whatever_its_attempt(self, binder: str | None) -> None:
+        orders = World(2, rebalance_delay=0)
+        orders.bind("A", "i", binder="program", attempt=7)
+        orders.bind("B", "i", binder=binder, attempt=1)
+        assert orders.owners() == {"B": [0, 1]}
 
     def test_the_old_flow_is_gone_as_replaced(self) -> None:
         orders = World.owning({"A": [0]})

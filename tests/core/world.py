@@ -108,9 +108,11 @@ class World:
             queue.journal.forget()
             queue.touched = set()
 
-    def bind(self, name: str, instance: str | None = None, *, warmup: bool = False) -> Decision:
+    def bind(
+        self, name: str, instance: str | None = None, *, warmup: bool = False, **binds: Any
+    ) -> Decision:
         """A consumer binds; the instance is the name's unless given."""
-        return self.do(c.Bind(name, instance or f"i-{name}", f"c-{name}", 10.0, warmup))
+        return self.do(c.Bind(name, instance or f"i-{name}", f"c-{name}", 10.0, warmup, **binds))
 
     def unbind(self, name: str, reason: str = "unbound") -> Decision:
         return self.do(c.Unbind(name, reason))

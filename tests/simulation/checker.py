@@ -282,12 +282,17 @@ class Checker:
                 raise Violation(7, f"{flow_id} expired {left:.3f} s before its lease was over")
             if reason == "unbound" and ("unbind", flow_id) not in self._sent:
                 raise Violation(7, f"{flow_id} was unbound, and nobody asked for it")
-            instance = self._instances[flow_id]
-            if reason == "replaced" and not any(
-                row.instance_id == instance for id, row in self.flows.items() if id != flow_id
-            ):
-                raise Violation(7, f"{flow_id} was replaced by nobody")
+            if reason == "replaced":
+                self._check_replaced(self.flows[flow_id])
             del self.flows[flow_id], self.leases[flow_id]
+
+    def _check_replaced(self, old: Any) -> None:
+        others = (row for row in self.flows.values() if row.id != old.id)
+        new = next((row for row in others if row.instance_id == old.instance_id), None)
+        if new is None:
+            raise Violation(7, f"{old.id} was replaced by nobody")
+        if new.binder == old.binder and new.attempt <= old.attempt:
+            raise Violation(7, f"{old.id} was replaced by an earlier bind of its own")
 
     def _move_to(self, number: int, position: str | None, row: Any) -> None:
         old = self.positions.get(number, 0)

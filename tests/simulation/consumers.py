@@ -114,7 +114,7 @@ class Consumer(Process):
         self.instance, self.lease, self.warmup = instance, lease, warmup
         self.network, self.log, self.checker, self.config = network, log, checker, config
         self.trace = trace
-        self.core = FlowCore(FlowSettings(QUEUE, name, instance, lease, warmup))
+        self.core = FlowCore(FlowSettings(QUEUE, name, instance, lease, warmup, binder=name))
         self.leaving = self.ended = False
         # How much longer than usual it takes over its next messages, and its next warm-ups.
         self.stubborn = self.cold = 0.0

@@ -351,6 +351,10 @@ def _holddown_extended() -> Changes:
     return [(broker.core.rebalancer, "_DECISIONS", decisions)]
 
 
+def _late_bind_replaces() -> Changes:
+    return [(broker.core.binding, "_is_overtaken", lambda command, bound: False)]
+
+
 def _no_sweep() -> Changes:
     """Only what a replica hears and its own alarms bring it forward."""
 
@@ -531,6 +535,7 @@ MUTANTS = {
             _holddown_extended,
             ((QUEUE_TRANSITIONS, *_EXTENDED),),
         ),
+        Mutant("a late bind replaces a later one", _late_bind_replaces),
         Mutant("no sweep", _no_sweep),
         Mutant("a handoff takes longer than allowed", _handoff_takes_longer),
         Mutant(

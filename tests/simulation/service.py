@@ -445,6 +445,7 @@ def _update(view: views.UpdateView) -> dict[str, Any]:
 _STATUS = {
     "unavailable": 503,
     "flow_gone": 410,
+    "overtaken": 409,
     "flow_not_found": 404,
     "queue_not_found": 404,
     "unauthorized": 401,
@@ -469,7 +470,13 @@ async def serve(facade: Facade, call: Call[Any], checker: Checker) -> Any:
     body = call.body
     if len(parts) == 4 and parts[3] == "flows":
         bound = await facade.bind(
-            name, body["client_name"], body["instance_id"], body["lease_seconds"], body["warmup"]
+            name,
+            body["client_name"],
+            body["instance_id"],
+            body["lease_seconds"],
+            body["warmup"],
+            body["binder"],
+            body["attempt"],
         )
         checker.bound(bound.flow_id)
         checker.showed(bound.update, began)

@@ -13,6 +13,7 @@ from counterpoise.errors import (
     QueueNotFound,
     Refused,
     Unreachable,
+    error_of,
 )
 from counterpoise.wire import CommitItem, LogAccess, ReadyItem, ReleaseItem
 from tests.counterpoise.flow.answers import (
@@ -463,3 +464,21 @@ def test_credentials_are_renewed_an_hour_before_they_expire_by_the_service_s_clo
     flow.log_access = LogAccess("postgresql://u@h/d", EPOCH + timedelta(hours=2))
     assert not flow.log_access_ends_soon(3599.0)
     assert flow.log_access_ends_soon(3601.0)
+
+
+def test_each_bind_has_a_number_by_which_a_late_one_is_known():
+    flow = core(binder="me")
+    flow.open()
+    first, second = flow.bind_call(), flow.bind_call()
+    assert [call.body["attempt"] for call in (first, second)] == [1, 2]
+    assert {call.body["binder"] for call in (first, second)} == {"me"}
+
+
+def test_a_bind_that_was_overtaken_is_tried_again():
+    """It was sent twice on the way, say by a proxy: nobody else knows of the flow that it made."""
+    flow = core(binder="me")
+    flow.open()
+    flow.call_failed(None, error_of(409, {"code": "overtaken", "detail": "late"}))
+    assert flow.status == "binding"
+    flow.bind_answered(bound(1), sent_at=0.0, now=0.0)
+    assert flow.status == "bound"
