@@ -226,6 +226,7 @@ def test_who_asks_too_much_is_told_to_wait(strict: Service) -> None:
         assert 'counterpoise_http_refused_total{limit="flow"}' in metrics
 
 
+@pytest.mark.long
 def test_a_flow_that_is_told_to_wait_waits_and_goes_on(strict: Service) -> None:
     with Client(strict.url) as client:
         client.create_queue("q", 1, rebalance_delay=0)

@@ -119,6 +119,7 @@ def test_polls_that_fail_cost_nothing(faulty, make, fault):
         assert flow.last_error is None
 
 
+@pytest.mark.long
 def test_a_poll_that_is_never_answered_is_repeated_within_the_lease(faulty, make):
     faulty.lease_seconds = 8
     faulty.script = failing("/updates", Stall(60), 1)

@@ -97,6 +97,7 @@ def test_a_successor_that_warms_up_is_told_and_says_ready(flow):
     assert dict(second.warming) == {}
 
 
+@pytest.mark.long
 def test_a_flow_whose_renewals_stop_loses_and_comes_back(flow, flights):
     flights.change_queue("flights", max_handoff_time=2)
     well = [True]

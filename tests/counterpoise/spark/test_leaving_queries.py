@@ -117,6 +117,7 @@ def test_what_is_in_the_commit_log_is_committed_without_waiting_for_the_trigger(
     assert sink.batches == 1
 
 
+@pytest.mark.long
 def test_a_stopped_query_leaves_nothing_behind_and_a_drained_one_hands_over(
     service: Service, client: Client, start: Callable[..., StreamingQuery]
 ) -> None:

@@ -40,6 +40,7 @@ def make(client: Client, service: Service, messages: int) -> None:
             publisher.publish(b"", key=f"k{number}")
 
 
+@pytest.mark.long
 def test_what_a_query_has_read_of_the_old_queue_is_not_committed_to_the_new_one(
     reader: CounterpoiseStreamReader, service: Service, client: Client
 ) -> None:

@@ -66,6 +66,7 @@ def test_a_password_that_the_cluster_does_not_take_is_told_from_a_cluster_that_i
     log.close()
 
 
+@pytest.mark.long
 def test_librdkafka_is_silent_unless_asked(capfd):
     log = open_log("kafka://127.0.0.1:1/orders", timeout_seconds=2)
     with pytest.raises(LogUnavailable, match="Connection refused"):

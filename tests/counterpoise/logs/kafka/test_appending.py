@@ -83,6 +83,7 @@ def test_an_append_that_runs_out_of_time_is_repeated_without_a_second_message(ka
     assert texts(opened(), 1) == expected(80)[1::4]
 
 
+@pytest.mark.long
 def test_a_log_that_is_closed_amid_an_append_looks_what_has_arrived(kafka, opened):
     log = opened(timeout_seconds=10)
     log.append(spread(0, 8))

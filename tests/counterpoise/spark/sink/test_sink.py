@@ -119,6 +119,7 @@ def check_order(values: list[int]) -> None:
         assert own == sorted(own), f"key {key}"
 
 
+@pytest.mark.long
 def test_rows_go_into_a_table_in_the_tasks_that_read_them(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
