@@ -84,6 +84,7 @@ def test_an_application_on_a_cluster_shares_it_and_leaves_in_order_when_told_to_
 
         def leave() -> None:
             first.hold("after")
+            stage.publish(200)  # it may have worked off what was there
             until(first.held, "a micro-batch in flight")
             first.terminate()
             until(lambda: any(one.draining for one in world.client.flows("flights")), "it drains")
