@@ -7,9 +7,11 @@ import json
 import os
 import subprocess
 import sys
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -91,15 +93,28 @@ def hunt(names: Sequence[str], most: int) -> Report:
     return total
 
 
-def spread(jobs: Sequence[Sequence[str]], processes: int | None = None) -> Iterator[Report]:
-    """The reports of `python -m tests.simulation` with each of these arguments, as they end."""
+class Stopped(Exception):
+    """Nobody wants to know any more."""
+
+
+def spread(
+    jobs: Sequence[Sequence[str]],
+    processes: int | None = None,
+    *,
+    niceness: int = 0,
+    stop: threading.Event | None = None,
+) -> Iterator[Report]:
+    """The reports of `python -m tests.simulation` with each of these arguments, as they end.
+
+    Raises Stopped when `stop` is set; the processes are killed.
+    """
     waiting = list(reversed(jobs))
     running: list[subprocess.Popen[str]] = []
     try:
         while waiting or running:
             while waiting and len(running) < (processes or os.cpu_count() or 1):
-                running.append(_start(waiting.pop()))
-            ended = _first_to_end(running)
+                running.append(_start(waiting.pop(), niceness))
+            ended = _first_to_end(running, stop)
             out, _ = ended.communicate()
             running.remove(ended)
             if ended.returncode != 0:
@@ -113,15 +128,20 @@ def spread(jobs: Sequence[Sequence[str]], processes: int | None = None) -> Itera
                 process.stdout.close()
 
 
-def _start(arguments: Sequence[str]) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "tests.simulation", *arguments]
+def _start(arguments: Sequence[str], niceness: int) -> subprocess.Popen[str]:
+    nice = ["nice", "-n", str(niceness)] if niceness else []
+    command = [*nice, sys.executable, "-m", "tests.simulation", *arguments]
     return subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
 
 
-def _first_to_end(running: Sequence[subprocess.Popen[str]]) -> subprocess.Popen[str]:
+def _first_to_end(
+    running: Sequence[subprocess.Popen[str]], stop: threading.Event | None
+) -> subprocess.Popen[str]:
     """Waits for one of them. What they write fits into a pipe."""
     while True:
         for process in running:
+            if stop is not None and stop.is_set():
+                raise Stopped
             try:
                 process.wait(timeout=0.05)
             except subprocess.TimeoutExpired:
@@ -129,15 +149,40 @@ def _first_to_end(running: Sequence[subprocess.Popen[str]]) -> subprocess.Popen[
             return process
 
 
-def many(first: int, count: int, told: Callable[[Report], object] = lambda report: None) -> Report:
-    """Plays these seeds in as many processes as there are processors."""
+def many(
+    first: int,
+    count: int,
+    told: Callable[[Report], object] = lambda report: None,
+    *,
+    niceness: int = 0,
+    stop: threading.Event | None = None,
+) -> Report:
+    """Plays these seeds in as many processes as there are processors. Raises Stopped."""
     jobs = [
         ("chunk", str(start), str(min(CHUNK, first + count - start)))
         for start in range(first, first + count, CHUNK)
     ]
     total = Report()
-    for report in spread(jobs):
+    for report in spread(jobs, niceness=niceness, stop=stop):
         total.add(report)
         told(total)
     total.failures.sort()
     return total
+
+
+class Beside:
+    """Seeds that are played beside something else, with what that leaves of the processors."""
+
+    def __init__(self, first: int, count: int) -> None:
+        self._stop = threading.Event()
+        self._thread = ThreadPoolExecutor(1, "seeds")
+        self._report = self._thread.submit(many, first, count, niceness=19, stop=self._stop)
+
+    def report(self) -> Report:
+        """Waits for it."""
+        return self._report.result()
+
+    def stop(self) -> None:
+        """Ends it if it still runs."""
+        self._stop.set()
+        self._thread.shutdown()
