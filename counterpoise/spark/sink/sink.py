@@ -237,8 +237,9 @@ class FencedSink:
                 f"application holds {', '.join(f'partition {p} (epoch {e})' for p, e in held)}, "
                 f"and in {self._confirm_seconds:g} s the service has not said that they were "
                 "lost. Start the query again if the service was away. If it was restored from a "
-                "backup, delete the rows of this sink and queue from the table "
-                f"{self._high_water}"
+                "backup, 'counterpoise migrate --after-restore' must follow, which fences what was "
+                "granted since; without that, only deleting the rows of this sink and queue from "
+                f"the table {self._high_water} helps"
             )
 
 
