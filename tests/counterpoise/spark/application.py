@@ -229,7 +229,12 @@ class Sink:
         self.put(rows)
 
     def put(self, rows: list[list[Any]]) -> None:
-        """Append rows: batch, partition, position, epoch, key, value."""
+        """Append rows: batch, partition, position, epoch, key, value.
+
+        A query that owns nothing yet has an empty first micro-batch, which is not to be held.
+        """
+        if not rows:
+            return
         self.wait_if("before")
         with (self.home / "journal").open("a") as journal:
             journal.write(json.dumps(rows) + "\n")
