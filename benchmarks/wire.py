@@ -53,10 +53,16 @@ class Caller:
             head += f"Authorization: Bearer {token}\r\n"
         if data:
             head += f"Content-Type: application/json\r\nContent-Length: {len(data)}\r\n"
-        reader, writer = self._idle.pop() if self._idle else await self._connect()
-        writer.write(head.encode() + b"\r\n" + data)
-        status, length = 0, 0
-        status = int((await reader.readline()).split()[1])
+        request = head.encode() + b"\r\n" + data
+        first = b""
+        while not first:  # an idle connection may have been closed by the service
+            kept = bool(self._idle)
+            reader, writer = self._idle.pop() if kept else await self._connect()
+            writer.write(request)
+            first = await reader.readline()
+            if not first and not kept:
+                raise ConnectionError(f"{method} {path}: closed without an answer")
+        status, length = int(first.split()[1]), 0
         while (line := await reader.readline()) not in (b"\r\n", b""):
             name, _, value = line.partition(b":")
             if name.lower() == b"content-length":
