@@ -70,6 +70,8 @@ class Lane:
     failure: Failure | None = None
     not_before: float = 0.0
     quarantined: bool = False
+    # Since when the log has ended before what is to be read next.
+    ahead_since: float | None = None
     # To be handed over, or taken away: no message of it is begun any more.
     stopping: bool = False
     over: bool = False

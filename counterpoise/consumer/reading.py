@@ -68,7 +68,6 @@ class Reader:
         self._access_refused = False
         self._missing_since: float | None = None
         self._failures = 0
-        self._ahead_since: dict[tuple[int, int], float] = {}
         self.incarnation = ""
 
     def run(self) -> None:
@@ -114,6 +113,7 @@ class Reader:
             if log.compare(start, end) > 0:
                 raise PositionAhead(lane.partition, start, end)
             if log.compare(start, end) == 0:
+                lane.ahead_since = None
                 if lane.owned.state == "retiring" and bounds.is_final(lane.partition):
                     self._lanes.came_to_end(lane, start)
                 return False
@@ -132,15 +132,16 @@ class Reader:
                 )
                 raise
             return False
-        self._ahead_since.pop(lane.key, None)
+        lane.ahead_since = None
         self._lanes.add(lane, start, chunks, reached, more=reached != end)
         return True
 
     def _may_pass(self, lane: Lane, error: PositionAhead) -> bool:
         now = time.monotonic()
-        if lane.key not in self._ahead_since:
+        if lane.ahead_since is None:
+            lane.ahead_since = now
             logger.warning("the log is waited for: %s", error)
-        return now - self._ahead_since.setdefault(lane.key, now) < AHEAD_SECONDS
+        return now - lane.ahead_since < AHEAD_SECONDS
 
     def _is_ours(self, lane: Lane) -> bool:
         """Ask the service: a successor may have gone on, and what we were about to read is gone."""

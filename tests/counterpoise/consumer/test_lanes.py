@@ -4,7 +4,7 @@ import random
 import threading
 import time
 from collections import defaultdict
-from types import MappingProxyType
+from types import MappingProxyType, SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
@@ -12,9 +12,11 @@ import pytest
 
 from counterpoise.consumer.lane import Chunk
 from counterpoise.consumer.lanes import Lanes
-from counterpoise.consumer.reading import read_range
+from counterpoise.consumer.reading import Reader, read_range
+from counterpoise.consumer.waking import Waking
 from counterpoise.flow.view import Owned
-from counterpoise.logs import MESSAGE_SCHEMA, LogBehind
+from counterpoise.logs import MESSAGE_SCHEMA, LogBehind, PositionAhead
+from counterpoise.logs.patience import AHEAD_SECONDS
 
 
 class View:
@@ -409,3 +411,34 @@ def test_a_range_that_the_log_has_not_got_whole_is_not_taken_for_read():
     log: Any = Behind()
     with pytest.raises(LogBehind):
         read_range(log, 0, "0", "20", 100, 10**6)
+
+
+def test_a_log_that_has_caught_up_is_waited_for_anew_when_it_falls_short_again(monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr(
+        "counterpoise.consumer.reading.time", SimpleNamespace(monotonic=lambda: now[0])
+    )
+    view = View()
+    view.own(0, position="20")
+    lanes = make(view)
+    flow = SimpleNamespace(queue="flights", start="earliest", commit=lambda *_, **__: {0: "ok"})
+    reader: Any = Reader(flow, lanes, Waking(), log_url=None, idle_seconds=1.0)  # type: ignore[arg-type]
+
+    def look(end):
+        ends = {0: str(end)}
+        log: Any = SimpleNamespace(
+            bounds=lambda _: SimpleNamespace(incarnation="log-1", ends=ends),
+            compare=lambda a, b: int(a) - int(b),
+        )
+        reader._log = log
+        assert reader.turn() is False
+
+    look(5)
+    now[0] = AHEAD_SECONDS - 1
+    look(5)
+    look(20)  # caught up: there is nothing to read, and nothing is missing
+    now[0] = AHEAD_SECONDS + 1
+    look(5)
+    now[0] = 2 * AHEAD_SECONDS + 2
+    with pytest.raises(PositionAhead):
+        look(5)
