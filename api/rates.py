@@ -28,6 +28,7 @@ import math
 import time
 from collections import OrderedDict
 from collections.abc import Callable
+from contextlib import AsyncExitStack
 
 from prometheus_client import CollectorRegistry, Counter
 from starlette.responses import Response
@@ -154,6 +155,14 @@ class Rates:
         """The big body of this caller has been dealt with."""
         self._big.discard(caller)
 
+    def begin_work(self) -> None:
+        """One more is at work."""
+        self.at_work += 1
+
+    def end_work(self) -> None:
+        """One of them is not any more."""
+        self.at_work -= 1
+
     def too_much(self, scope: Scope) -> bool:
         """Whether so much is at work that this request, which is here as a whole, has to wait."""
         path: str = scope["path"]
@@ -201,62 +210,31 @@ class LimitWork:
             await refusal(scope, receive, send)
         elif scope["path"].endswith(_WAITING) or scope["path"] in _PROBES:
             await self.app(scope, receive, send)
-        elif _token_and_length(scope)[1] < BYTES_A_REQUEST:
-            await self._work(scope, receive, send)
         else:
-            await self._work_on_big(scope, receive, send)
-
-    async def _work_on_big(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """One after the other, in the order in which they came; a place at work from now on."""
-        caller = self.rates.begin_big(scope)
-        if caller is None:
-            refusal = await _refusal(self.rates, 1.0, {})
-            await refusal(scope, receive, send)
-            return
-        self.rates.at_work += 1
-        try:
-            await self.rates.one_big.acquire()
-        except BaseException:
-            self.rates.end_big(caller)
-            raise
-        finally:
-            self.rates.at_work -= 1
-        began = False
-
-        def done() -> None:
-            nonlocal began
-            if not began:
-                began = True
-                self.rates.one_big.release()
-                self.rates.end_big(caller)
-
-        async def answered(message: Message) -> None:
-            done()
-            await send(message)
-
-        try:
-            await self._work(scope, receive, answered)
-        finally:
-            done()
+            await self._work(scope, receive, send)
 
     async def _work(self, scope: Scope, receive: Receive, send: Send) -> None:
-        at_work = True
-        self.rates.at_work += 1
+        """With a place at work until the answer begins; a big body keeps it while it waits."""
+        rates = self.rates
+        async with AsyncExitStack() as held:
+            is_big = _token_and_length(scope)[1] >= BYTES_A_REQUEST
+            if is_big:
+                caller = rates.begin_big(scope)
+                if caller is None:
+                    refusal = await _refusal(rates, 1.0, {})
+                    await refusal(scope, receive, send)
+                    return
+                held.callback(rates.end_big, caller)
+            rates.begin_work()
+            held.callback(rates.end_work)
+            if is_big:
+                await held.enter_async_context(rates.one_big)
 
-        def done() -> None:
-            nonlocal at_work
-            if at_work:
-                at_work = False
-                self.rates.at_work -= 1
+            async def answered(message: Message) -> None:
+                await held.aclose()
+                await send(message)
 
-        async def answered(message: Message) -> None:
-            done()
-            await send(message)
-
-        try:
             await self.app(scope, receive, answered)
-        finally:
-            done()
 
 
 async def _refusal(rates: Rates, wait_seconds: float, headers: dict[str, str]) -> Response:
