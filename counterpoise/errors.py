@@ -215,6 +215,9 @@ class _ByCode:
     }
 
 
+_PASSING: Mapping[str, type[ServiceUnavailable]] = {
+    kind.code: kind for kind in (TooManyRequests, Overtaken)
+}
 _TRANSIENT_STATUSES = frozenset({408, 425, 429})
 
 
@@ -234,10 +237,8 @@ def error_of(
         )
     message = str(problem.get("detail") or problem.get("title") or f"HTTP {status}")
     code = str(problem.get("code", ""))
-    if code == TooManyRequests.code:
-        return TooManyRequests(message, retry_after)
-    if code == Overtaken.code:
-        return Overtaken(message, retry_after)
+    if code in _PASSING:
+        return _PASSING[code](message, retry_after)
     if status == 503 or status in _TRANSIENT_STATUSES:
         return ServiceUnavailable(message, retry_after)
     if status >= 500:
