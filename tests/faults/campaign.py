@@ -13,10 +13,12 @@ import random
 import signal
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
 from tests.faults.journal import SERVICE
+from tests.faults.proxy import Proxy
 from tests.faults.result import COMPLETE_SECONDS, Done, Loss, Result
 from tests.faults.stage import HANG_SECONDS, LEASE_SECONDS, QUEUE, REACH_SECONDS, Stage, Worker
 from tests.service import ServeProcess, eventually
@@ -66,12 +68,8 @@ class Campaign:
             Kind("one replica frozen, then woken (zombie)", self._zombie, amid_death=False),
             Kind("Postgres killed", self._kill_postgres),
             Kind("Postgres restarted", self._restart_postgres),
-            Kind("connections to the service cut", self._cut_door),
-            Kind("connections to the service stalled", self._stall_door),
-            Kind("connections to the service half open", self._half_open_door),
-            Kind("connections to Postgres cut", self._cut_back),
-            Kind("connections to Postgres stalled", self._stall_back),
-            Kind("connections to Postgres half open", self._half_open_back),
+            *self._network_faults("the service", stage.door),
+            *self._network_faults("Postgres", stage.back),
             Kind("everything delayed by 0.1 s", self._delay_everything),
         ]
         self.result = Result(
@@ -273,23 +271,14 @@ class Campaign:
 
     # Faults of the network
 
-    def _cut_door(self) -> None:
-        self._break(self._stage.door.cut, 0.2, 2.0)
-
-    def _stall_door(self) -> None:
-        self._break(self._stage.door.stall, 1.0, LEASE_SECONDS * 1.5)
-
-    def _half_open_door(self) -> None:
-        self._break(self._stage.door.half_open, 1.0, 3.0)
-
-    def _cut_back(self) -> None:
-        self._break(self._stage.back.cut, 0.2, 2.0)
-
-    def _stall_back(self) -> None:
-        self._break(self._stage.back.stall, 1.0, LEASE_SECONDS * 1.5)
-
-    def _half_open_back(self) -> None:
-        self._break(self._stage.back.half_open, 1.0, 3.0)
+    def _network_faults(self, where: str, way: Proxy) -> Iterator[Kind]:
+        for how, harm, least_seconds, most_seconds in (
+            ("cut", way.cut, 0.2, 2.0),
+            ("stalled", way.stall, 1.0, LEASE_SECONDS * 1.5),
+            ("half open", way.half_open, 1.0, 3.0),
+        ):
+            act = partial(self._break, harm, least_seconds, most_seconds)
+            yield Kind(f"connections to {where} {how}", act)
 
     def _delay_everything(self) -> None:
         def delay() -> None:
