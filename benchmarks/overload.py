@@ -24,8 +24,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from benchmarks.service import measure_a_service
-from benchmarks.wire import Caller
+from benchmarks.service import measure_a_service, memory_mb
+from benchmarks.wire import Caller, until_it_owns
 
 QUEUE = "overload"
 BIG_QUEUE = "overload-big"
@@ -119,7 +119,7 @@ async def flood(
             try:
                 await call("GET" if sent is None else "POST", path, body, sent)
                 answers["200"] += 1
-            except (OSError, EOFError, IndexError):
+            except (OSError, EOFError):
                 # Refused before the body was read, which ends the connection.
                 answers["cut"] += 1
                 await asyncio.sleep(0.25)
@@ -181,17 +181,11 @@ async def big_commits(call: Caller, partitions: int) -> tuple[str, str, bytes]:
     bound = await call(
         "POST", f"/queues/{BIG_QUEUE}/flows", {"client_name": "big", "lease_seconds": 3600}
     )
-    path, token, view = (
-        f"/queues/{BIG_QUEUE}/flows/{bound['flow_id']}",
-        bound["flow_token"],
-        bound["update"],
-    )
-    while len(view["partitions"]) < partitions:
-        after = view["revision"]
-        view = await call("GET", f"{path}/updates?after={after}&wait=30", token=token) or view
+    view = await until_it_owns(call, BIG_QUEUE, bound, partitions)
     items = [{**item, "position": "1042"} for item in view["partitions"]]
     named = [{key: item[key] for key in ("partition", "epoch", "position")} for item in items]
-    return f"{path}/commit", token, json.dumps({"partitions": named}).encode()
+    path = f"/queues/{BIG_QUEUE}/flows/{bound['flow_id']}/commit"
+    return path, bound["flow_token"], json.dumps({"partitions": named}).encode()
 
 
 def show(name: str, flows: Flows, answers: Counter[str], seconds: float) -> None:
@@ -205,16 +199,6 @@ def show(name: str, flows: Flows, answers: Counter[str], seconds: float) -> None
         f", failed: {dict(flows.failed) or 'none'}{'; flood: ' + got if got else ''}",
         flush=True,
     )
-
-
-def memory_mb(url: str) -> float | None:
-    """The resident memory of the service as its metrics tell it; None where they do not."""
-    import httpx
-
-    for line in httpx.get(f"{url}/metrics", timeout=30).text.splitlines():
-        if line.startswith("process_resident_memory_bytes "):
-            return float(line.split()[1]) / 2**20
-    return None
 
 
 if __name__ == "__main__":

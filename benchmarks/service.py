@@ -13,6 +13,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import httpx
+
 
 @contextmanager
 def served(directory: Path) -> Iterator[str]:
@@ -51,3 +53,17 @@ def measure_a_service(
         return
     with tempfile.TemporaryDirectory() as directory, served(Path(directory)) as url:
         asyncio.run(measure(url, arguments))
+
+
+def metric(url: str, name: str) -> float | None:
+    """One of the service's metrics, without labels, as it is now; None if it does not tell it."""
+    for line in httpx.get(f"{url}/metrics", timeout=60).text.splitlines():
+        if line.startswith(f"{name} "):
+            return float(line.split()[1])
+    return None
+
+
+def memory_mb(url: str) -> float | None:
+    """The resident memory of the service as its metrics tell it; None where they do not."""
+    found = metric(url, "process_resident_memory_bytes")
+    return None if found is None else found / 2**20

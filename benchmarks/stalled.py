@@ -19,9 +19,8 @@ from contextlib import ExitStack
 from typing import Any
 from urllib.parse import urlsplit
 
-from benchmarks.overload import memory_mb
-from benchmarks.service import measure_a_service
-from benchmarks.wire import Caller
+from benchmarks.service import measure_a_service, memory_mb, metric
+from benchmarks.wire import Caller, until_it_owns
 
 QUEUE = "stalled"
 # From half of the changes to all, for each reader; 20 views of 200 partitions have 400 KB.
@@ -45,7 +44,7 @@ async def measure(url: str, arguments: argparse.Namespace) -> None:
         bound = await call(
             "POST", f"/queues/{QUEUE}/flows", {"client_name": "s", "lease_seconds": 3600}
         )
-        await until_it_owns(call, bound, arguments.partitions)
+        await until_it_owns(call, QUEUE, bound, arguments.partitions)
         before = memory_mb(url) or 0.0
         with ExitStack() as stack:
             for _ in range(arguments.readers):
@@ -60,7 +59,7 @@ async def measure(url: str, arguments: argparse.Namespace) -> None:
                 for _ in range(arguments.changes // 2):
                     count += 1
                     await call("PATCH", f"/queues/{QUEUE}", {"partition_count": count})
-                    await until_it_owns(call, bound, count)
+                    await until_it_owns(call, QUEUE, bound, count)
                 seen.append(memory_mb(url) or 0.0)
                 show(half, before, seen[-1], arguments.readers)
             if (seen[1] - seen[0]) * 1024 / arguments.readers > MOST_GROWTH_KB:
@@ -80,28 +79,13 @@ def stalled(url: str, bound: dict[str, Any]) -> socket.socket:
     return reader
 
 
-async def until_it_owns(call: Caller, bound: dict[str, Any], count: int) -> None:
-    """The flow's view has so many partitions."""
-    path, after = f"/queues/{QUEUE}/flows/{bound['flow_id']}/updates", 0
-    while True:
-        view = await call("GET", f"{path}?after={after}&wait=30", token=bound["flow_token"])
-        if view is not None and len(view["partitions"]) >= count:
-            return
-        after = after if view is None else view["revision"]
-
-
 async def until_open(url: str, readers: int) -> None:
     """So many streams are open, by the service's metrics."""
-    import httpx
-
-    async with asyncio.timeout(120), httpx.AsyncClient(timeout=60) as http:
+    async with asyncio.timeout(120):
         while True:
-            for line in (await http.get(f"{url}/metrics")).text.splitlines():
-                if (
-                    line.startswith("counterpoise_http_open_calls ")
-                    and float(line.split()[1]) >= readers
-                ):
-                    return
+            found = await asyncio.to_thread(metric, url, "counterpoise_http_open_calls")
+            if found is not None and found >= readers:
+                return
             await asyncio.sleep(1)
 
 

@@ -72,3 +72,13 @@ class Caller:
         if status >= 400:
             raise RuntimeError(f"{method} {path}: {status} {answer.decode()}")
         return json.loads(answer) if answer else None
+
+
+async def until_it_owns(call: Caller, queue: str, bound: dict[str, Any], count: int) -> Any:
+    """The view of a flow, as `bind` answered it, once it has so many partitions."""
+    path, after = f"/queues/{queue}/flows/{bound['flow_id']}/updates", 0
+    while True:
+        view = await call("GET", f"{path}?after={after}&wait=30", token=bound["flow_token"])
+        if view is not None and len(view["partitions"]) >= count:
+            return view
+        after = after if view is None else view["revision"]
