@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from typing import Generic, Literal, TypeVar
+from typing import Any, Generic, Literal, TypeVar
 
 from counterpoise.client import Client
 from counterpoise.errors import CounterpoiseError
@@ -60,43 +60,35 @@ class States(Generic[S]):
         self._restorer().bring_to(cell, position)
 
     def publish(self, cell: Cell[S]) -> None:
-        """Publish it if it is worked here and has news. What stands against that is only logged:
-        the state is here all the same, and can be built from the log elsewhere.
+        """Publish it if it is worked here and has news. Raises OSError, CounterpoiseError, and what
+        `how` raises.
         """
         if cell.epoch is None or not cell.usable():
             return
-        try:
-            restorer = self._restorer()
-            assert self._incarnation is not None, "a usable state was restored from the log"
-            if restorer.publish(cell, cell.epoch, self._incarnation):
-                logger.info("counterpoise: published partition %d", cell.partition)
-        except (OSError, CounterpoiseError) as error:
-            logger.warning(
-                "counterpoise: the state of partition %d is not published: %s",
-                *(cell.partition, error),
-            )
-        except Exception:
-            logger.exception(
-                "counterpoise: the state of partition %d cannot be dumped", cell.partition
-            )
+        restorer = self._restorer()
+        assert self._incarnation is not None, "a usable state was restored from the log"
+        if restorer.publish(cell, cell.epoch, self._incarnation):
+            logger.info("counterpoise: published partition %d", cell.partition)
 
     def let_go(self, cell: Cell[S]) -> None:
-        """The partition is somebody else's, or not coming any more: publish it and forget it."""
+        """The partition is somebody else's, or not coming any more: publish it and forget it.
+
+        What stands against publishing is only logged: the state can be built from the log.
+        """
         try:
             self.publish(cell)
-        finally:
-            with self._guard:
-                self._cells.pop(cell.partition, None)
+        except Exception as error:
+            say_failed(cell, error)
+        with self._guard:
+            self._cells.pop(cell.partition, None)
 
     def close(self) -> None:
         """Publish all that is worked here."""
-        try:
-            for cell in self.all():
-                self.publish(cell)
-        finally:
-            if self._door is not None:
-                self._door.close()
-            self._client.close()
+        for cell in self.all():
+            self.let_go(cell)
+        if self._door is not None:
+            self._door.close()
+        self._client.close()
 
     def _restorer(self) -> Restorer[S]:
         if self._queue_id is None:
@@ -118,3 +110,13 @@ class States(Generic[S]):
                 log = self._door.open(fresh=True)
                 self._incarnation = log.bounds([]).incarnation
             return log
+
+
+def say_failed(cell: Cell[Any], error: Exception) -> None:
+    """Restoring or publishing failed; where, if that was in the user's own code."""
+    foreseen = isinstance(error, OSError | CounterpoiseError)
+    logger.warning(
+        "counterpoise: the state of partition %d: %s",
+        *(cell.partition, error),
+        exc_info=None if foreseen else error,
+    )

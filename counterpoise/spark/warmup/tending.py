@@ -11,7 +11,8 @@ import contextlib
 import logging
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Generic, TypeVar
 
@@ -21,7 +22,7 @@ from counterpoise.spark.offsets import Json
 from counterpoise.spark.options import SourceOptions
 from counterpoise.spark.warmup.snapshots import json_or_none
 from counterpoise.spark.warmup.state import Cell
-from counterpoise.spark.warmup.states import States
+from counterpoise.spark.warmup.states import States, say_failed
 
 logger = logging.getLogger("counterpoise.spark")
 
@@ -120,7 +121,7 @@ class Tending(Generic[S]):
             self._let_go(cell)
             cell = self._states.cell(number)
         began = time.monotonic()
-        if not self._patiently(cell, position):
+        if not self._patiently(cell, partial(self._states.bring_to, cell, position)):
             return False
         return time.monotonic() - began < NEAR_SECONDS
 
@@ -129,9 +130,9 @@ class Tending(Generic[S]):
         cell = self._states.cell(number)
         position = one["position"]
         if position is not None and not cell.usable():
-            self._patiently(cell, position)
-        if one["state"] == "revoking" or self._is_due(cell):
-            self._states.publish(cell)
+            self._patiently(cell, partial(self._states.bring_to, cell, position))
+        if cell.usable() and (one["state"] == "revoking" or self._is_due(cell)):
+            self._patiently(cell, partial(self._states.publish, cell))
 
     def _is_due(self, cell: Cell[S]) -> bool:
         return time.monotonic() - cell.published_at >= self._publish_seconds
@@ -141,22 +142,16 @@ class Tending(Generic[S]):
         self._pauses.pop(cell.partition, None)
         self._absent.pop(cell.partition, None)
 
-    def _patiently(self, cell: Cell[S], position: str) -> bool:
-        """Bring the cell there; False if it did not work, or it is too early to try again."""
+    def _patiently(self, cell: Cell[S], act: Callable[[], None]) -> bool:
+        """Do it to the cell; False if it did not work, or it is too early to try again."""
         now = time.monotonic()
         not_before, pause = self._pauses.get(cell.partition, (0.0, FIRST_PAUSE_SECONDS))
         if now < not_before:
             return False
         try:
-            self._states.bring_to(cell, position)
+            act()
         except Exception as error:
-            # The user's own code may fail too, and says where.
-            unforeseen = None if isinstance(error, CounterpoiseError) else error
-            logger.warning(
-                "counterpoise: the state of partition %d: %s",
-                *(cell.partition, error),
-                exc_info=unforeseen,
-            )
+            say_failed(cell, error)
             longer = min(LONGEST_PAUSE_SECONDS, 2 * pause)
             self._pauses[cell.partition] = (time.monotonic() + pause, longer)
             return False

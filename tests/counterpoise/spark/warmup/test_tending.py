@@ -31,6 +31,7 @@ class Brittle(Letters):
         super().__init__()
         self.cannot_apply: set[int] = set()
         self.cannot_dump: set[str] = set()
+        self.dumped = 0
 
     def apply(self, state: list[str], rows: pa.Table) -> None:
         if rows["partition"][0].as_py() in self.cannot_apply:
@@ -38,6 +39,7 @@ class Brittle(Letters):
         super().apply(state, rows)
 
     def dump(self, state: list[str], file: BinaryIO) -> None:
+        self.dumped += 1
         if state[0] in self.cannot_dump:
             raise RuntimeError("the user's dump")
         pickle.dump(state, file)
@@ -135,6 +137,10 @@ def test_a_state_that_cannot_be_dumped_holds_up_no_other(
     incarnation = log.bounds([]).incarnation
     assert not list(snapshots.found("queue-1", incarnation, 0))
     assert [found.position for found in snapshots.found("queue-1", incarnation, 1)] == ["3"]
+
+    for _ in range(3):  # at once again: the one that failed is paused, the other has no news
+        tending.follow(view(p0=one("revoking", "3"), p1=one("revoking", "3")))
+    assert how.dumped == 2
 
     states.let_go(states.cell(0))
     assert [cell.partition for cell in states.all()] == [1]
