@@ -109,7 +109,8 @@ class Application:
 
     def launch(self) -> None:
         """Start it, and do not wait."""
-        (self.home / "started").unlink(missing_ok=True)
+        for left in ("started", "held"):  # by an earlier life of it
+            (self.home / left).unlink(missing_ok=True)
         environment = {
             **{key: value for key, value in os.environ.items() if "COUNTERPOISE" not in key},
             "PYTHONPATH": str(Path(__file__).resolve().parents[3]),
@@ -202,7 +203,6 @@ class Application:
             self._sweep(process)
             if process.stdin is not None:
                 process.stdin.close()
-        (self.home / "held").unlink(missing_ok=True)
 
     @staticmethod
     def _sweep(process: subprocess.Popen[bytes]) -> None:

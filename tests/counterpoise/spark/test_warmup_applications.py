@@ -180,9 +180,6 @@ def test_three_from_empty_and_down_to_one_while_those_who_stay_learn(
     stage: WarmStage, kind: str
 ) -> None:
     """Who leaves works until those who stay have learned; a learner dies, then one who leaves."""
-    # A micro-batch with history is held after its rows are made: with replay a query learns and
-    # works in the same micro-batches. A state from snapshots is restored beside them.
-    learning = "warm" if kind == "snapshot" else "before"
     stage.learning_queue(6, rebalance_delay=600)
     stage.publish(300)
     applications = [stage.stateful(name, kind, leaseSeconds=5) for name in ("one", "two", "three")]
@@ -200,7 +197,7 @@ def test_three_from_empty_and_down_to_one_while_those_who_stay_learn(
     assert [stage.owned(name) for name in ("one", "two", "three")] == [2, 2, 2]
     # Scale down: each of those who stay learns one of the leaver's partitions.
     for survivor in (two, three):
-        survivor.hold(learning)
+        survivor.hold("warm")
     drained(stage, "one")
     until(lambda: stage.phases() == ["warming", "warming"], "both are to learn")
     stage.publish(300)
@@ -221,7 +218,7 @@ def test_three_from_empty_and_down_to_one_while_those_who_stay_learn(
     until(stage.settled, "everything is done")
     assert stage.moves()["graceful"] == 2
     # Scale up with one joiner; the owner notices nothing.
-    two.hold(learning)
+    two.hold("warm")
     two.start()
     until(two.held, "the joiner learns")
     stage.work(200)
@@ -230,7 +227,7 @@ def test_three_from_empty_and_down_to_one_while_those_who_stay_learn(
     two.go_on()
     until(lambda: stage.owned("two") == 3 and stage.ready(), "the joiner has learned")
     # Scale down again, and who leaves dies: granted at once, though not warm.
-    three.hold(learning)
+    three.hold("warm")
     drained(stage, "two")
     until(lambda: stage.phases() == ["warming"] * 3, "the other is to learn")
     stage.publish(200)

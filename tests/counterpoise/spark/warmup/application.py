@@ -2,7 +2,8 @@
 
 For each message it puts out what its key's count was then, as the value `NUMBER:COUNT`, so that a
 state that lacks a message or has one twice shows in every row after. `kind` is `replay`
-(transformWithState) or `snapshot` (foreachBatch). While `hold` says `warm`, history waits.
+(transformWithState) or `snapshot` (foreachBatch). While `hold` says `warm`, history waits: with
+replay the whole query does, which learns and works in the same micro-batches.
 """
 
 from __future__ import annotations
@@ -92,6 +93,9 @@ class Counts(PartitionState[Counter[str]]):
 class KeyedCounts(TenuredProcessor):
     """The state of a key: how often it has come."""
 
+    def __init__(self, sink: Sink) -> None:
+        self.sink = sink
+
     def open(self, handle: Any) -> None:
         self.count = handle.getValueState("count", "n long")
 
@@ -99,6 +103,8 @@ class KeyedCounts(TenuredProcessor):
         self.count.clear()
 
     def on_rows(self, key: Any, rows: list[Row], timers: Any) -> Iterator[Row]:
+        if rows[0]["replay"]:
+            self.sink.wait_if("warm")
         known = self.count.get()
         n = known[0] if known is not None else 0
         for row in rows:
@@ -134,7 +140,7 @@ def run(settings: Mapping[str, Any]) -> None:
         writer = messages.writeStream.foreachBatch(handler)
     else:
         counted = messages.groupBy("partition", "key").transformWithState(
-            KeyedCounts(), COUNTED, "Update", "None"
+            KeyedCounts(sink), COUNTED, "Update", "None"
         )
         writer = counted.writeStream.outputMode("Update").foreachBatch(sink)
     query = writer.option("checkpointLocation", str(home / "checkpoint")).start()
