@@ -94,10 +94,15 @@ def open_kept(source: LogSource) -> Log:
     """The log of `source`, opened once in this process and kept until another one is asked for."""
     log = _kept.get(source)
     if log is None:
-        while _kept:
-            _kept.popitem()[1].close()
+        close_kept()
         log = _kept[source] = open_log(source.log, source.access)
     return log
+
+
+def close_kept() -> None:
+    """Close what `open_kept` keeps."""
+    while _kept:
+        _kept.popitem()[1].close()
 
 
 def read_slices(

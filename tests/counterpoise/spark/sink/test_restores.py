@@ -17,6 +17,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable
 from counterpoise.client import Client
 from counterpoise.publisher import Publisher
 from counterpoise.spark.channel import channel_to, driver_home
+from counterpoise.spark.executor import close_kept
 from counterpoise.spark.options import read_options
 from counterpoise.spark.reader import CounterpoiseStreamReader
 from counterpoise.spark.sink.batch import planned_for
@@ -71,6 +72,7 @@ class Result:
             ]
         finally:
             reader.stop()
+            close_kept()
 
     def values(self) -> list[str]:
         return [bytes(value).decode() for (value,) in self.query("SELECT value FROM result")]
