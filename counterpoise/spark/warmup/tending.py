@@ -131,6 +131,7 @@ class Tending(Generic[S]):
         position = one["position"]
         if position is not None and not cell.usable():
             self._patiently(cell, partial(self._states.bring_to, cell, position))
+        # What cannot be used has nothing to publish: its pause is that of restoring it.
         if cell.usable() and (one["state"] == "revoking" or self._is_due(cell)):
             self._patiently(cell, partial(self._states.publish, cell))
 
