@@ -34,6 +34,7 @@ from broker.embedded import (
     default_data_dir,
 )
 from broker.postgres_binaries import OURSELVES, account_for, find_binaries, installed_wheel
+from tests.processes import find
 from tests.service import eventually
 
 AS_ROOT = os.geteuid() == 0
@@ -57,15 +58,8 @@ def server_pid(data_dir: Path) -> int:
     return int((data_dir / "postgres" / "postmaster.pid").read_text().split()[0])
 
 
-def is_running(pid: int) -> bool:
-    with contextlib.suppress(ProcessLookupError, FileNotFoundError):
-        # A zombie has ended; whoever adopted it is slow to say goodbye.
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    return False
-
-
 def wait_until_gone(pid: int) -> None:
-    eventually(lambda: not is_running(pid))
+    eventually(lambda: find(pid) is None)
 
 
 @contextlib.contextmanager
@@ -129,7 +123,7 @@ def test_stop_is_clean(data_dir: Path) -> None:
     with psycopg.connect(url):  # somebody who is still connected does not hold it up
         postgres.stop()
     assert postgres.poll() == 0
-    assert not is_running(pid)
+    assert find(pid) is None
     assert not (data_dir / "postgres" / "postmaster.pid").exists()
     assert "database system is shut down" in (data_dir / "postgres.log").read_text()
     postgres.stop()  # once more does no harm
@@ -156,7 +150,7 @@ def test_postgres_ends_with_its_service_and_the_next_start_finds_the_data(
         process.wait(30)
         # At once: the next start waits by itself until the old Postgres is gone.
         with EmbeddedPostgres(data_dir) as next_url:
-            assert not is_running(pid)
+            assert find(pid) is None
             assert query(next_url, "SELECT answer FROM kept") == [(42,)]
 
 

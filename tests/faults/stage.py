@@ -10,7 +10,6 @@ replica the door gives them.
 from __future__ import annotations
 
 import contextlib
-import os
 import signal
 import subprocess
 import sys
@@ -28,6 +27,7 @@ from tests.faults.excuses import Faults
 from tests.faults.journal import Fault, Handled, Journal, Mended, read
 from tests.faults.machine import OVERLOADED
 from tests.faults.proxy import Proxy
+from tests.processes import kill_family
 from tests.service import ServeProcess
 
 T = TypeVar("T")
@@ -62,17 +62,9 @@ class Postgres:
         """Kill the postmaster and all its children, so that nothing is written any more."""
         process = self._server._process
         assert process is not None
-        victims = [process.pid, *_children(process.pid)]
-        for victim in victims:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(victim, signal.SIGKILL)
+        kill_family(process.pid)
         process.wait()
         self._server.stop()
-
-
-def _children(pid: int) -> list[int]:
-    text = Path(f"/proc/{pid}/task/{pid}/children").read_text()
-    return [int(one) for one in text.split()]
 
 
 class Worker:

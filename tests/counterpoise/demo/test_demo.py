@@ -5,11 +5,11 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 
 import pytest
 
 from tests.log_support import until
+from tests.processes import Process, descendants, running
 
 ROWS = "10000"
 BAD = {
@@ -80,12 +80,13 @@ def test_whatever_ends_the_demo_ends_all_it_started(
     for line in demo.stdout:
         if "PySpark applications start" in line:
             break
-    children: set[tuple[int, str]] = set()
+    children: set[Process] = set()
 
     def all_are_there() -> bool:
         # What they start in turn is to end as well.
-        children.update(descendants(demo.pid))
-        return len(children) >= 4 and "java" in {name_of(pid) for pid, _ in children}
+        now = descendants(demo.pid)
+        children.update(now)
+        return len(children) >= 4 and "java" in {process.name for process in now}
 
     until(all_are_there, 60)
     demo.send_signal(how)
@@ -106,42 +107,3 @@ def test_wrong_usage_is_told(arguments: Sequence[str], says: str) -> None:
     )
     assert done.returncode == 2
     assert says in done.stdout + done.stderr
-
-
-def running() -> set[tuple[int, str]]:
-    """Every process that has not ended, with its start time: a number may be used again."""
-    found = set()
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdecimal():
-            try:
-                fields = (entry / "stat").read_text().rpartition(") ")[2].split()
-            except OSError:
-                continue
-            if fields[0] != "Z":
-                found.add((int(entry.name), fields[19]))
-    return found
-
-
-def name_of(pid: int) -> str:
-    try:
-        return Path(f"/proc/{pid}/comm").read_text().strip()
-    except OSError:
-        return ""
-
-
-def descendants(ancestor: int) -> set[tuple[int, str]]:
-    """All processes that this one has started, directly or not."""
-    parents = {}
-    for pid, started in running():
-        try:
-            stat = Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2].split()
-        except OSError:
-            continue
-        parents[pid, started] = int(stat[1])
-    found: set[tuple[int, str]] = set()
-    generation = {ancestor}
-    while generation:
-        children = {process for process, parent in parents.items() if parent in generation}
-        found |= children
-        generation = {pid for pid, _ in children}
-    return found

@@ -22,6 +22,8 @@ from typing import TYPE_CHECKING, Any
 
 import pyspark
 
+from tests.processes import kill_family, running
+
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
@@ -109,8 +111,7 @@ class Application:
 
     def launch(self) -> None:
         """Start it, and do not wait."""
-        for left in ("started", "held"):  # by an earlier life of it
-            (self.home / left).unlink(missing_ok=True)
+        (self.home / "started").unlink(missing_ok=True)
         environment = {
             **{key: value for key, value in os.environ.items() if "COUNTERPOISE" not in key},
             "PYTHONPATH": str(Path(__file__).resolve().parents[3]),
@@ -197,12 +198,15 @@ class Application:
             process.stdin.close()
 
     def kill(self) -> None:
-        """SIGKILL to all of it: driver, JVM, Python workers."""
+        """SIGKILL to all of it: driver, JVM, and the Python workers, which left their group."""
         if self.process is not None:
             process, self.process = self.process, None
+            victims = kill_family(process.pid)
             self._sweep(process)
+            until(lambda: not victims & running(), f"{self.name} is gone")
             if process.stdin is not None:
                 process.stdin.close()
+        (self.home / "held").unlink(missing_ok=True)
 
     @staticmethod
     def _sweep(process: subprocess.Popen[bytes]) -> None:

@@ -13,10 +13,8 @@ and without Spark's events: then positions are committed when Spark asks for mor
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
-import signal
 import sys
 import time
 from collections.abc import Mapping
@@ -30,6 +28,7 @@ from tests.counterpoise.spark.application import (
     session_for,
     until,
 )
+from tests.processes import find, kill_family, running
 
 
 class FencedApplication(Application):
@@ -56,18 +55,11 @@ class FencedApplication(Application):
         super().start()
         return self
 
-    def kill(self) -> None:
-        """SIGKILL to all of it; Spark's Python workers have left the process group."""
-        assert self.process is not None
-        victims = _kill_family(self.process.pid)
-        super().kill()
-        until(lambda: not any(map(_lives, victims)), f"{self.name} is gone")
-
     def kill_executor(self, partition: int) -> None:
         """SIGKILL to the executor that wrote this partition last, and to its Python workers."""
         jvm = [jvm for number, jvm in self._writers() if number == partition][-1]
-        victims = _kill_family(jvm)
-        until(lambda: not any(map(_lives, victims)), f"the executor {jvm} is gone")
+        victims = kill_family(jvm)
+        until(lambda: not victims & running(), f"the executor {jvm} is gone")
         (self.home / "held").unlink(missing_ok=True)
 
     def executors(self) -> set[int]:
@@ -87,48 +79,6 @@ class FencedApplication(Application):
     def until_finished(self, batch: int) -> None:
         """Wait until this micro-batch is in Spark's commit log."""
         until(lambda: self.finished_batches() > batch, f"{self.name} has finished batch {batch}")
-
-
-def _kill_family(root: int) -> list[int]:
-    """SIGKILL to the process and all that descend from it; returns them."""
-    victims = _family(root)
-    for victim in victims:
-        _kill(victim)
-    return victims
-
-
-def _family(root: int) -> list[int]:
-    """The process and all that descend from it."""
-    children: dict[int, list[int]] = {}
-    for status in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            after_name = status.read_text().rpartition(")")[2].split()
-        except OSError:
-            continue
-        children.setdefault(int(after_name[1]), []).append(int(status.parent.name))
-    family, found = [], [root]
-    while found:
-        family.append(one := found.pop())
-        found += children.get(one, [])
-    return family
-
-
-def _kill(pid: int) -> None:
-    with contextlib.suppress(ProcessLookupError):
-        os.kill(pid, signal.SIGKILL)
-
-
-def _lives(pid: int) -> bool:
-    try:
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except OSError:
-        return False
-    return state not in "ZX"
-
-
-def _parent_of(pid: int) -> int:
-    """A worker's parent is Spark's Python daemon, whose parent is the executor."""
-    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
 
 
 def wait_if(home: Path, where: str) -> None:
@@ -174,8 +124,10 @@ class WriteEvents:
                 for row in rows.select(["position", "key", "value"]).to_pylist()
             ],
         )
+        daemon = find(os.getppid())  # Spark's, whose parent is the executor
+        assert daemon is not None
         with (self.home / "writers").open("a") as writers:
-            writers.write(f"{scope.partition} {_parent_of(os.getppid())}\n")
+            writers.write(f"{scope.partition} {daemon.parent}\n")
         wait_if(self.home, f"inside {scope.partition}")
 
 

@@ -1,0 +1,64 @@
+"""The processes of this machine as Linux lists them: to end whole families, and to see what lives.
+
+A zombie has ended; whoever adopted it is slow to say goodbye.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+from dataclasses import dataclass, field
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class Process:
+    """One that has not ended. `started` is in ticks since boot: a number may be used again."""
+
+    pid: int
+    started: str
+    name: str = field(compare=False)
+    parent: int = field(compare=False)
+
+
+def find(pid: int) -> Process | None:
+    """The process of this number, if there is one."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    # PID (NAME) STATE PARENT …; the name may hold anything.
+    head, _, tail = text.rpartition(")")
+    fields = tail.split()
+    if fields[0] in "ZX":
+        return None
+    return Process(pid, fields[19], head.partition("(")[2], int(fields[1]))
+
+
+def running() -> set[Process]:
+    """All there are."""
+    numbers = [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdecimal()]
+    return {process for process in map(find, numbers) if process is not None}
+
+
+def descendants(ancestor: int) -> set[Process]:
+    """All that this one has started, directly or not."""
+    everything = running()
+    found: set[Process] = set()
+    generation = {ancestor}
+    while generation:
+        children = {process for process in everything if process.parent in generation}
+        found |= children
+        generation = {process.pid for process in children}
+    return found
+
+
+def kill_family(pid: int) -> set[Process]:
+    """SIGKILL to it first, then to all its descendants; returns those that lived."""
+    root = find(pid)
+    victims = [*([] if root is None else [root]), *descendants(pid)]
+    for victim in victims:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(victim.pid, signal.SIGKILL)
+    return set(victims)
