@@ -30,8 +30,16 @@ _PARAMETERS: dict[str, list[Any]] = {
     "partition_delete_records": [_POINTER, _TEXT, ctypes.c_int32, ctypes.c_int64],
     "broker_set_down": [_POINTER, ctypes.c_int32],
     "broker_set_up": [_POINTER, ctypes.c_int32],
+    "push_request_errors_array": [
+        _POINTER,
+        ctypes.c_int16,
+        ctypes.c_size_t,
+        ctypes.POINTER(_NUMBER),
+    ],
     "set_controller_id": [_POINTER, ctypes.c_int32],
 }
+# librdkafka's _TRANSPORT: as an answer it makes the mock cluster cut the connection.
+_CUT = -195
 
 
 class MockKafkaError(RuntimeError):
@@ -84,6 +92,10 @@ class MockKafka:
         for broker in range(1, self._brokers + 1):
             self._call("broker_set_up", broker)
 
+    def cut_instead_of_answering(self, request: int, times: int = 1) -> None:
+        """When the next of these come (numbers of Kafka's protocol), cut their connections."""
+        self._call("push_request_errors_array", request, times, [_CUT] * times)
+
     def close(self) -> None:
         """End the cluster."""
         if self._process.stdin is not None:
@@ -135,14 +147,22 @@ def serve(brokers: int) -> None:
     cluster = library.rd_kafka_mock_cluster_new(client, brokers)
     for name, parameters in _PARAMETERS.items():
         getattr(library, f"rd_kafka_mock_{name}").argtypes = parameters
+    library.rd_kafka_mock_push_request_errors_array.restype = None
     # Without one, questions that go to the controller are never answered.
     library.rd_kafka_mock_set_controller_id(cluster, 1)
     _say(library.rd_kafka_mock_cluster_bootstraps(cluster).decode())
     for line in sys.stdin:
         name, *arguments = json.loads(line)
         call = getattr(library, f"rd_kafka_mock_{name}")
-        encoded = [one.encode() if isinstance(one, str) else one for one in arguments]
-        _say(call(cluster, *encoded))
+        _say(call(cluster, *map(_encoded, arguments)) or 0)
+
+
+def _encoded(argument: Any) -> Any:
+    if isinstance(argument, str):
+        return argument.encode()
+    if isinstance(argument, list):
+        return (_NUMBER * len(argument))(*argument)
+    return argument
 
 
 def _say(answer: object) -> None:

@@ -16,7 +16,13 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
 
-from confluent_kafka import IsolationLevel, KafkaException, TopicCollection, TopicPartition
+from confluent_kafka import (
+    IsolationLevel,
+    KafkaError,
+    KafkaException,
+    TopicCollection,
+    TopicPartition,
+)
 from confluent_kafka.admin import AdminClient, OffsetSpec
 
 from counterpoise.logs import LogError
@@ -25,6 +31,8 @@ from counterpoise.logs.kafka.failures import Trouble
 # The times for a question that librdkafka takes.
 _LEAST_SECONDS = 0.1
 _MOST_SECONDS = 3600.0
+# What stands for an offset where no message is as late as was asked for.
+_NONE = -1
 _NO_TOPIC_ID = "AAAAAAAAAAAAAAAAAAAAAA"
 
 
@@ -76,7 +84,7 @@ class Topic:
     ) -> dict[int, int]:
         """The first offset at or after a time; -1 where there is none."""
         spec = OffsetSpec.for_timestamp(milliseconds)
-        return self._gather(self._ask(list(partitions), spec, deadline), deadline)
+        return self._gather(self._ask(list(partitions), spec, deadline), deadline, least=_NONE)
 
     def _ask(
         self, partitions: list[int], spec: OffsetSpec, deadline: float
@@ -91,12 +99,17 @@ class Topic:
         return asked
 
     def _gather(
-        self, asked: Mapping[TopicPartition, Future[Any]], deadline: float
+        self, asked: Mapping[TopicPartition, Future[Any]], deadline: float, *, least: int = 0
     ) -> dict[int, int]:
-        return {
+        found = {
             place.partition: int(self._answer(future, deadline).offset)
             for place, future in asked.items()
         }
+        if any(offset < least for offset in found.values()):
+            # Of a broker that goes away before it answers librdkafka says OFFSET_INVALID and no
+            # error. Taken for an offset it would be a position, and be committed.
+            raise self._told(KafkaException(KafkaError(KafkaError._TRANSPORT)))
+        return found
 
     def _answer(self, future: Future[Any], deadline: float) -> Any:
         try:

@@ -4,6 +4,7 @@ The mock cluster writes no markers of transactions and does not compact, so hole
 partition made up here, which tells what a consumer with `enable.partition.eof` is told.
 """
 
+import contextlib
 import subprocess
 import sys
 import time
@@ -28,6 +29,10 @@ from counterpoise.logs.kafka.access import parse_access
 from counterpoise.logs.kafka.failures import Trouble
 from counterpoise.logs.kafka.reader import RangeReader
 from tests.log_support import append, texts
+from tests.service import eventually
+
+LIST_OFFSETS = 2
+"""Kafka's number of the request."""
 
 # ------------------------------------------------------------------ holes
 
@@ -276,6 +281,31 @@ def test_a_topic_that_is_missing_is_said_to_be_and_not_created(kafka):
 def test_a_partition_that_the_topic_does_not_have_ends_a_reading_with_a_reason(log):
     with pytest.raises(LogNotFound, match="partition"):
         texts(log, 9, "0", "5")
+
+
+@pytest.mark.parametrize(
+    "ask",
+    [
+        lambda log: log.bounds([0, 1]),
+        lambda log: log.position_at(0),
+        lambda log: log.limit({0: "0", 1: "0"}, 9),
+    ],
+    ids=["bounds", "a position by its time", "a limit"],
+)
+def test_what_a_broker_did_not_answer_is_no_offset(kafka, topic, log, ask):
+    append(log, "a", "b")
+    answer = ask(log)
+    # One connection is cut: of the partitions that the other broker leads the answer comes.
+    kafka.cut_instead_of_answering(LIST_OFFSETS)
+    with pytest.raises(LogUnavailable):
+        ask(log)
+    eventually(lambda: answered(ask, log) == answer)
+
+
+def answered(ask, log):
+    """None while the cluster is away."""
+    with contextlib.suppress(LogUnavailable):
+        return ask(log)
 
 
 @pytest.mark.long
