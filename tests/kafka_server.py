@@ -9,6 +9,9 @@ import pytest
 
 from counterpoise.demo.mock_kafka import MockKafka
 
+# Kafka's number of the question where partitions start and end, for `cut_instead_of_answering`.
+LIST_OFFSETS = 2
+
 
 @pytest.fixture(scope="session")
 def kafka() -> Iterator[MockKafka]:

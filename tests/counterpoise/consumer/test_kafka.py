@@ -6,7 +6,7 @@ import pytest
 
 from counterpoise.client import Client
 from tests.counterpoise.consumer.conftest import in_order, positions
-from tests.kafka_server import kafka
+from tests.kafka_server import LIST_OFFSETS, kafka
 from tests.service import eventually
 
 __all__ = ["kafka"]
@@ -52,7 +52,20 @@ def test_two_consumers_share_a_topic_and_hand_over_without_a_trace(client, runni
     assert sum(int(position or 0) for position in positions(client).values()) == 700
 
 
+def test_a_broker_that_is_lost_before_it_answers_is_asked_again(client, kafka, running, publish):
+    publish(range(100))
+    with running() as one:
+        eventually(lambda: len(one.seen) == 100)
+        # Both brokers are asked for starts and for ends.
+        kafka.cut_instead_of_answering(LIST_OFFSETS, 4)
+        publish(range(100, 200))
+        eventually(lambda: len(one.seen) == 200)
+    assert sorted(one.numbers) == list(range(200))
+    assert in_order(one)
+
+
 @pytest.mark.long
+@pytest.mark.timeout(300)
 def test_a_cluster_that_is_away_for_a_while_costs_time_and_no_message(
     client, kafka, running, publish
 ):
@@ -61,10 +74,10 @@ def test_a_cluster_that_is_away_for_a_while_costs_time_and_no_message(
         eventually(lambda: len(one.seen) == 100)
         kafka.stop_brokers()
         try:
-            eventually(lambda: one.consumer.status().log_away, 60)
+            eventually(lambda: one.consumer.status().log_away, 120)
         finally:
             kafka.start_brokers()
         publish(range(100, 200))
-        eventually(lambda: len(one.seen) == 200, 60)
+        eventually(lambda: len(one.seen) == 200, 120)
     assert sorted(one.numbers) == list(range(200))
     assert in_order(one)

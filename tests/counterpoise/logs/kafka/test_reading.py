@@ -28,11 +28,9 @@ from counterpoise.logs.kafka import reader
 from counterpoise.logs.kafka.access import parse_access
 from counterpoise.logs.kafka.failures import Trouble
 from counterpoise.logs.kafka.reader import RangeReader
+from tests.kafka_server import LIST_OFFSETS
 from tests.log_support import append, texts
 from tests.service import eventually
-
-LIST_OFFSETS = 2
-"""Kafka's number of the request."""
 
 # ------------------------------------------------------------------ holes
 
