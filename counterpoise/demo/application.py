@@ -152,7 +152,8 @@ def warm_up(spark: "SparkSession", directory: Path) -> None:
 def _through_a_worker(batches: "Iterator[pa.RecordBatch]") -> "Iterator[pa.RecordBatch]":
     """What Spark's Python worker, which stays, will need to read the log."""
     import counterpoise.logs.postgres
-    import counterpoise.spark.executor  # noqa: F401
+    import counterpoise.spark.reader
+    import counterpoise.spark.source  # noqa: F401
 
     yield from batches
 

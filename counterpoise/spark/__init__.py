@@ -10,16 +10,24 @@
     )
 
 Start reading at `planning`, then `progress`: what is read, committed and released, without Spark.
+
+Each name is loaded when it is first used. Spark runs a query of ours with a chain of Python
+processes, each of which imports this package to unpickle a single object and waits for no more than
+that object needs: so a task loads neither an HTTP client nor the sink.
 """
 
-from counterpoise.spark.draining import DrainTimedOut, drain, drain_on_sigterm
-from counterpoise.spark.listener import QueueListener
-from counterpoise.spark.sink import FencedSink
-from counterpoise.spark.source import CounterpoiseDataSource, register, session
-from counterpoise.spark.warmup.handler import Output, StatefulForeachBatch
-from counterpoise.spark.warmup.processor import TenuredProcessor, fresh
-from counterpoise.spark.warmup.snapshots import Snapshots
-from counterpoise.spark.warmup.state import PartitionState
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from counterpoise.spark.draining import DrainTimedOut, drain, drain_on_sigterm
+    from counterpoise.spark.listener import QueueListener
+    from counterpoise.spark.sink import FencedSink
+    from counterpoise.spark.source import CounterpoiseDataSource, register, session
+    from counterpoise.spark.warmup.handler import Output, StatefulForeachBatch
+    from counterpoise.spark.warmup.processor import TenuredProcessor, fresh
+    from counterpoise.spark.warmup.snapshots import Snapshots
+    from counterpoise.spark.warmup.state import PartitionState
 
 __all__ = [
     "CounterpoiseDataSource",
@@ -37,3 +45,32 @@ __all__ = [
     "register",
     "session",
 ]
+
+_WHERE = {
+    "CounterpoiseDataSource": "counterpoise.spark.source",
+    "DrainTimedOut": "counterpoise.spark.draining",
+    "FencedSink": "counterpoise.spark.sink",
+    "Output": "counterpoise.spark.warmup.handler",
+    "PartitionState": "counterpoise.spark.warmup.state",
+    "QueueListener": "counterpoise.spark.listener",
+    "Snapshots": "counterpoise.spark.warmup.snapshots",
+    "StatefulForeachBatch": "counterpoise.spark.warmup.handler",
+    "TenuredProcessor": "counterpoise.spark.warmup.processor",
+    "drain": "counterpoise.spark.draining",
+    "drain_on_sigterm": "counterpoise.spark.draining",
+    "fresh": "counterpoise.spark.warmup.processor",
+    "register": "counterpoise.spark.source",
+    "session": "counterpoise.spark.source",
+}
+
+
+if not TYPE_CHECKING:  # which would take every name for one of ours
+
+    def __getattr__(name: str) -> Any:
+        if name not in _WHERE:
+            raise AttributeError(f"module 'counterpoise.spark' has no attribute {name!r}")
+        return getattr(import_module(_WHERE[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

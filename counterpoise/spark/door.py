@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from counterpoise.errors import CounterpoiseError
 from counterpoise.logs import Log, open_log
 from counterpoise.logs.address import environment_access
-from counterpoise.wire import LogAccess
+from counterpoise.wire import LogAccess, LogView
+
+if TYPE_CHECKING:
+    from counterpoise.client import Client
 
 # So short that a log that is away is noticed within a handoff.
 CALL_TIMEOUT_SECONDS = 5.0
@@ -28,6 +31,27 @@ class GivesAccess(Protocol):
     def log(self) -> str | None: ...
 
     def log_access(self, *, fresh: bool = False) -> LogAccess | None: ...
+
+
+class QueueAccess:
+    """The way to the log of a queue for somebody who is not bound to it."""
+
+    def __init__(self, client: Client, queue: str) -> None:
+        """Raises CounterpoiseError: QueueNotFound, ServiceUnavailable, ..."""
+        self._client = client
+        self._queue = queue
+        self.view: LogView = client.log_access(queue, "read")
+
+    @property
+    def log(self) -> str | None:
+        """The log's public name."""
+        return self.view.log
+
+    def log_access(self, *, fresh: bool = False) -> LogAccess | None:
+        """What the service gave; `fresh`: asked for again."""
+        if fresh:
+            self.view = self._client.log_access(self._queue, "read")
+        return self.view.access
 
 
 OpenLog = Callable[[str, str | None], Log]

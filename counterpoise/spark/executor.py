@@ -35,12 +35,7 @@ from counterpoise.spark.options import SourceOptions
 
 logger = logging.getLogger("counterpoise.spark")
 
-SCHEMA = (
-    "partition int, position string, epoch long, key string, value binary, "
-    "headers map<string,string>, published_at timestamp, tenure long, replay boolean"
-)
-
-# What Spark makes of SCHEMA; a batch must equal it exactly.
+# What Spark makes of the source's SCHEMA; a batch must equal it exactly.
 ARROW_SCHEMA: pa.Schema = pa.schema(
     [
         ("partition", pa.int32()),

@@ -1,77 +1,21 @@
 """What a batch read covers: a range of each partition, from the options and what is there.
 
-An *edge* is where all ranges start, or where they end: a word, or positions of the partitions that
-are to be read. So JSON names both the partitions and where to begin; the others are left out.
-
-| edge | start | end |
-|---|---|---|
-| `earliest` | the first message the log still has | |
-| `latest` | | the end of the log, when the read is planned |
-| `committed` | where the queue's consumers go on: what is still to be done | what they have done |
-
 A start that was trimmed is not noticed here: whether what is missing was discarded on purpose is
 seen on reading, like in streams.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 from counterpoise.logs import Bounds, InvalidPosition, Log
+from counterpoise.spark.edges import Edge, is_word
 from counterpoise.spark.errors import InvalidOption
 from counterpoise.spark.offsets import Slice
 
-Edge = str | Mapping[int, str]
-
 # Rows of a batch read are of no epoch: nobody was granted anything.
 NO_EPOCH = 0
-
-_START_WORDS = ("earliest", "committed")
-_END_WORDS = ("latest", "committed")
-
-
-def starting_edge(text: str | None) -> Edge:
-    """The option `startingPositions`. Raises InvalidOption."""
-    return _edge("startingPositions", text or "earliest", _START_WORDS)
-
-
-def ending_edge(text: str | None) -> Edge:
-    """The option `endingPositions`. Raises InvalidOption."""
-    return _edge("endingPositions", text or "latest", _END_WORDS)
-
-
-def _edge(name: str, text: str, words: tuple[str, ...]) -> Edge:
-    if text.lower() in words:
-        return text.lower()
-    wanted = f"is {', '.join(words)}, or JSON that names the partitions to read"
-    example = f'{{"0": "12", "1": "{words[0]}"}}'
-    refusal = InvalidOption(f"the option {name!r} {wanted} ({example}), not {text!r}")
-    try:
-        document = json.loads(text, object_pairs_hook=_without_repetition)
-    except ValueError as error:
-        raise refusal from error
-    if not isinstance(document, dict) or not document:
-        raise refusal
-    positions: dict[int, str] = {}
-    for key, value in document.items():
-        if isinstance(value, bool) or not isinstance(value, int | str):
-            raise refusal
-        if not (key.isascii() and key.isdecimal() and len(key) < 10):
-            raise refusal
-        word = str(value).strip().lower()
-        if word in {"earliest", "latest", "committed"} - set(words):
-            raise refusal
-        positions[int(key)] = word if word in words else str(value).strip()
-    return positions
-
-
-def _without_repetition(pairs: list[tuple[str, object]]) -> dict[str, object]:
-    document = dict(pairs)
-    if len(document) < len(pairs):
-        raise ValueError("a partition is named twice")
-    return document
 
 
 @dataclass(frozen=True)
@@ -123,7 +67,7 @@ def extents(starting: Edge, ending: Edge, known: Known, log: Log, bounds: Bounds
         _check(log, "startingPositions", number, start, end)
         _check(log, "endingPositions", number, until, end)
         if log.compare(start, until) > 0:
-            if _is_word(starting, number) and _is_word(ending, number):
+            if is_word(starting, number) and is_word(ending, number):
                 continue
             raise InvalidOption(
                 f"partition {number} would be read from {start} to {until}, which lies before: "
@@ -139,10 +83,6 @@ def _at(edge: Edge, number: int, words: Mapping[str, str | None]) -> str:
     position = words.get(text, text)
     assert position is not None
     return position
-
-
-def _is_word(edge: Edge, number: int) -> bool:
-    return isinstance(edge, str) or edge[number] in (*_START_WORDS, *_END_WORDS)
 
 
 def _check(log: Log, name: str, number: int, position: str, end: str) -> None:

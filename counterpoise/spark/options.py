@@ -9,8 +9,8 @@ from dataclasses import dataclass, field, replace
 
 from counterpoise.calls import base_url
 from counterpoise.errors import InvalidUrl
+from counterpoise.spark.edges import Edge, ending_edge, starting_edge
 from counterpoise.spark.errors import InvalidOption
-from counterpoise.spark.extent import Edge, ending_edge, starting_edge
 from counterpoise.spark.warmup.floor import EARLIEST, Floor, floor_of
 
 # What a micro-batch may hold unless the user says otherwise: about a second's work of two cores, so

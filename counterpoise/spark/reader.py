@@ -15,7 +15,7 @@ import threading
 import time
 import uuid
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
@@ -28,8 +28,10 @@ from pyspark.sql.streaming.datasource import (
 
 from counterpoise.spark.executor import LogPartition, read_slices
 from counterpoise.spark.offsets import Json, Offset, offset_of
-from counterpoise.spark.opening import Opened, open_consumption
 from counterpoise.spark.options import SourceOptions
+
+if TYPE_CHECKING:
+    from counterpoise.spark.opening import Opened
 
 
 class CounterpoiseStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -91,6 +93,9 @@ class CounterpoiseStreamReader(DataSourceStreamReader, SupportsTriggerAvailableN
 
     def _open(self, document: Json) -> Opened:
         if self._opened is None:
+            # The tasks load this module too, and have no use for a flow and its HTTP client.
+            from counterpoise.spark.opening import open_consumption
+
             offset = offset_of(document, self._options.queue)
             ignore_signals()
             self._asked_at = time.monotonic()

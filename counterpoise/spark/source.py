@@ -1,23 +1,33 @@
-"""The data source `counterpoise` and how it is made known to Spark."""
+"""The data source `counterpoise` and how it is made known to Spark.
+
+Before a query runs, Spark asks a process of its own whether the options are right. So nothing here
+loads Arrow, or what reads, before a reader is made.
+"""
 
 from __future__ import annotations
 
 import os
 from collections.abc import MutableMapping
+from typing import TYPE_CHECKING
 
 from pyspark.sql import SparkSession
 from pyspark.sql.datasource import DataSource
-from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructType
 
-from counterpoise.spark.batch import CounterpoiseBatchReader
 from counterpoise.spark.channel import FORMAT, driver_home
 from counterpoise.spark.done import listen
 from counterpoise.spark.errors import CannotStart, InvalidSchema
-from counterpoise.spark.executor import ARROW_SCHEMA, SCHEMA
 from counterpoise.spark.java import ensure_java
 from counterpoise.spark.options import read_options
-from counterpoise.spark.reader import CounterpoiseStreamReader
+
+if TYPE_CHECKING:
+    from counterpoise.spark.batch import CounterpoiseBatchReader
+    from counterpoise.spark.reader import CounterpoiseStreamReader
+
+SCHEMA = (
+    "partition int, position string, epoch long, key string, value binary, "
+    "headers map<string,string>, published_at timestamp, tenure long, replay boolean"
+)
 
 
 class CounterpoiseDataSource(DataSource):
@@ -44,10 +54,14 @@ class CounterpoiseDataSource(DataSource):
         return SCHEMA
 
     def streamReader(self, schema: StructType) -> CounterpoiseStreamReader:  # noqa: N802
+        from counterpoise.spark.reader import CounterpoiseStreamReader
+
         check_schema(schema)
         return CounterpoiseStreamReader(self._checked.for_stream(), self._most_tasks(), self.home)
 
     def reader(self, schema: StructType) -> CounterpoiseBatchReader:
+        from counterpoise.spark.batch import CounterpoiseBatchReader
+
         check_schema(schema)
         return CounterpoiseBatchReader(self._checked, self._most_tasks())
 
@@ -57,6 +71,10 @@ class CounterpoiseDataSource(DataSource):
 
 def check_schema(schema: StructType) -> None:
     """Raises InvalidSchema if the user gave another than the source has."""
+    from pyspark.sql.pandas.types import from_arrow_schema
+
+    from counterpoise.spark.executor import ARROW_SCHEMA
+
     if schema != from_arrow_schema(ARROW_SCHEMA):
         raise InvalidSchema(
             f"the source always has the columns ({SCHEMA}): leave .schema(...) out, and choose and "

@@ -10,8 +10,10 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING
 
-from counterpoise.logs import Log
+if TYPE_CHECKING:
+    from counterpoise.logs import Log
 
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 # No log reaches back so far; and a calendar has an end, so that not every time can be counted back.

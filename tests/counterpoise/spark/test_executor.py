@@ -26,13 +26,13 @@ from counterpoise.logs.postgres import PostgresLog
 from counterpoise.spark.errors import Trimmed
 from counterpoise.spark.executor import (
     ARROW_SCHEMA,
-    SCHEMA,
     LogPartition,
     LogSource,
     open_kept,
     read_slices,
 )
 from counterpoise.spark.offsets import Slice
+from counterpoise.spark.source import SCHEMA
 from tests.counterpoise.spark.doubles import NumberLog
 from tests.log_support import append, log, log_url
 

@@ -6,8 +6,9 @@ import re
 
 import pytest
 
+from counterpoise.spark.edges import ending_edge, starting_edge
 from counterpoise.spark.errors import InvalidOption
-from counterpoise.spark.extent import Known, chosen, ending_edge, extents, starting_edge
+from counterpoise.spark.extent import Known, chosen, extents
 from tests.counterpoise.spark.doubles import NumberLog
 
 

@@ -1,0 +1,96 @@
+"""What `import counterpoise.spark` gives, and what each of Spark's processes has to load of it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+from pyspark.serializers import CloudPickleSerializer
+from pyspark.sql.pandas.types import from_arrow_schema
+
+import counterpoise.spark
+from counterpoise.spark.executor import ARROW_SCHEMA, LogPartition, LogSource
+from counterpoise.spark.offsets import Slice
+from counterpoise.spark.source import CounterpoiseDataSource
+
+# What only the query's own process and the sink have a use for.
+ELSEWHERE = {
+    "counterpoise.client",
+    "counterpoise.flow",
+    "counterpoise.publisher",
+    "counterpoise.spark.consumption",
+    "counterpoise.spark.draining",
+    "counterpoise.spark.listener",
+    "counterpoise.spark.sink",
+    "counterpoise.spark.warmup.handler",
+    "httpx",
+    "sqlalchemy",
+}
+ARROW = {"numpy", "pyarrow"}
+# A log's own module is loaded by `open_log`, for its kind alone.
+SERVERS = {"confluent_kafka", "psycopg", "redis"}
+
+SCHEMA = from_arrow_schema(ARROW_SCHEMA)
+# As `register` makes one: a class that is pickled whole, on ours, which is pickled by name.
+REGISTERED = type("SessionDataSource", (CounterpoiseDataSource,), {"cores": 2, "home": "/home"})
+SOURCE = REGISTERED({"queue": "flights", "url": "http://127.0.0.1:1"})
+PARTITION = LogPartition(LogSource("builtin:flights", None), (Slice(0, 1, "0", "9"),))
+
+
+def loaded(process: str, act: str, *objects: Any) -> set[str]:
+    """The modules that `act` on the unpickled `objects` adds to those of Spark's process."""
+    code = f"""if True:
+        import sys
+        import {process}
+        from pyspark.serializers import CloudPickleSerializer
+        before = set(sys.modules)
+        objects = CloudPickleSerializer().loads(sys.stdin.buffer.read())
+        {act}
+        print(*(set(sys.modules) - before))
+    """
+    said = subprocess.run(
+        [sys.executable, "-c", code],
+        input=CloudPickleSerializer().dumps(objects),
+        capture_output=True,
+        check=True,
+    )
+    found = set(said.stdout.decode().split())
+    assert "counterpoise.spark.source" in found
+    return found
+
+
+def test_every_public_name_is_there() -> None:
+    everything: dict[str, Any] = {}
+    exec("from counterpoise.spark import *", everything)
+    assert set(counterpoise.spark.__all__) == everything.keys() - {"__builtins__"}
+    for name in counterpoise.spark.__all__:
+        assert getattr(counterpoise.spark, name) is everything[name]
+        assert everything[name].__name__ == name
+        assert name in dir(counterpoise.spark)
+
+
+def test_a_name_that_is_not_there_is_no_attribute() -> None:
+    assert not hasattr(counterpoise.spark, "nothing")
+    with pytest.raises(ImportError, match="nothing"):
+        exec("from counterpoise.spark import nothing")
+
+
+def test_the_process_that_checks_the_options_loads_no_arrow() -> None:
+    process = "pyspark.sql.worker.create_data_source"
+    act = "objects[0](options={'queue': 'flights'}).schema()"
+    assert not loaded(process, act, REGISTERED) & {*ELSEWHERE, *SERVERS, *ARROW}
+
+
+def test_the_process_that_plans_a_stream_does_not_load_what_binds() -> None:
+    process = "pyspark.sql.worker.plan_data_source_read"
+    act = "objects[0].streamReader(objects[1])"
+    assert not loaded(process, act, SOURCE, SCHEMA) & {*ELSEWHERE, *SERVERS}
+
+
+@pytest.mark.parametrize("reader", [SOURCE.streamReader(SCHEMA), SOURCE.reader(SCHEMA)])
+def test_a_task_does_not_load_what_asks_the_service(reader: Any) -> None:
+    """Spark makes a process for each task of a micro-batch, and none of them begins with this."""
+    act = "assert objects[0].read(objects[2])"
+    assert not loaded("pyspark.worker", act, reader, SOURCE, PARTITION) & {*ELSEWHERE, *SERVERS}
