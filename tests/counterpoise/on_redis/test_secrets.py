@@ -138,7 +138,7 @@ def test_nothing_that_spark_shows_or_writes_has_a_secret_in_it(
         shown = pages_of(application.page())
         assert application.stop() == 0
     finally:
-        application.kill()
+        application.end()
         with psycopg.connect(database_url) as connection:
             connection.execute("DROP OWNED BY opener")
             connection.execute("DROP ROLE opener")

@@ -10,7 +10,8 @@ import pytest
 
 from counterpoise.publisher import Publisher
 from tests.counterpoise.on_redis.conftest import SECRET, World
-from tests.counterpoise.spark.application import CLUSTER, until
+from tests.counterpoise.spark.application import until
+from tests.counterpoise.spark.small import CLUSTER
 from tests.counterpoise.spark.test_applications import Stage, check_joining_and_leaving
 
 if TYPE_CHECKING:

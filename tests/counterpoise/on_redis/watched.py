@@ -20,13 +20,8 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from counterpoise.spark import FencedSink
-from tests.counterpoise.spark.application import (
-    SMALL,
-    Application,
-    run_until_told,
-    session_for,
-    until,
-)
+from tests.counterpoise.spark.application import Application, run_until_told, session_for, until
+from tests.counterpoise.spark.small import small
 
 LOGGING = """
 rootLogger.level = info
@@ -56,7 +51,7 @@ class WatchedApplication(Application):
     """`_sink`: the sink's database. `_away`: the same, where nobody listens."""
 
     module = "tests.counterpoise.on_redis.watched"
-    patience_seconds = 240.0  # it starts when all is done
+    patience_seconds = 300.0  # it starts when all is done
 
     def page(self) -> str:
         """The address of its pages, once all is done."""
@@ -97,14 +92,11 @@ def run(settings: Mapping[str, Any]) -> None:
     events = home / "events"
     events.mkdir()
     (home / "log4j2.properties").write_text(LOGGING)
-    options_of_java = SMALL["spark__driver__extraJavaOptions"]
+    options_of_java = f"-Dlog4j2.configurationFile={home / 'log4j2.properties'}"
     spark = session_for(
         settings,
-        **WATCHED,
+        **{**small(options_of_java), **WATCHED},
         spark__eventLog__dir=events.as_uri(),
-        spark__driver__extraJavaOptions=(
-            f"{options_of_java} -Dlog4j2.configurationFile={home / 'log4j2.properties'}"
-        ),
     )
 
     def stream(name: str, sink: FencedSink) -> StreamingQuery:

@@ -13,6 +13,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -22,35 +23,16 @@ from typing import TYPE_CHECKING, Any
 
 import pyspark
 
+from counterpoise.demo.application import warm_up
+from tests.counterpoise.spark.small import CLUSTER, LOCAL, SMALL_EXECUTORS, small
 from tests.processes import kill_family, running
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-LOCAL = "local[2]"
-# Two executors with a JVM and a core each, to which tasks go over the network as on any cluster.
-CLUSTER = "local-cluster[2,1,1024]"
-
-SMALL = {
-    "spark__ui__enabled": "false",
-    "spark__ui__showConsoleProgress": "false",
-    "spark__driver__host": "127.0.0.1",
-    "spark__driver__bindAddress": "127.0.0.1",
-    "spark__driver__memory": "512m",
-    "spark__driver__extraJavaOptions": "-XX:+UseSerialGC -XX:TieredStopAtLevel=1",
-    "spark__log__level": "ERROR",
-    "spark__sql__session__timeZone": "UTC",
-    "spark__sql__shuffle__partitions": "1",
-    "spark__sql__streaming__checkpointFileManagerClass": (
-        "org.apache.spark.sql.execution.streaming.checkpointing."
-        "FileSystemBasedCheckpointFileManager"
-    ),
-}
-SMALL_EXECUTORS = {
-    "spark__executor__memory": "512m",
-    "spark__executor__extraJavaOptions": "-XX:+UseSerialGC -XX:TieredStopAtLevel=1",
-}
 STOP_SECONDS = 30.0
+# What a prepared application is told.
+GO = "go"
 
 
 def until(condition: Callable[[], object], what: str, seconds: float = 90.0) -> None:
@@ -79,7 +61,7 @@ class Application:
     """The application as a process of its own, with its JVM in its process group."""
 
     module = "tests.counterpoise.spark.application"
-    patience_seconds = 90.0
+    patience_seconds = 240.0
 
     def __init__(
         self,
@@ -95,14 +77,23 @@ class Application:
         """`drain_seconds`: drain on SIGTERM, within so much time. `options` are the source's."""
         self.name = name
         self.master = master
-        if master == CLUSTER:
-            self.patience_seconds = 240.0  # four more JVMs
         self.drain_seconds = drain_seconds
         self.home = directory / name
         self.home.mkdir(parents=True, exist_ok=True)
         self.options = {"url": url, "queue": queue, "clientName": name, **options}
         self.log = directory / f"{name}.log"
         self.process: subprocess.Popen[bytes] | None = None
+        self._prepared: subprocess.Popen[bytes] | None = None
+
+    def prepare(self) -> Application:
+        """Start what is to be launched next, up to where its query begins; it may live beside this.
+
+        A Spark takes some ten seconds to start and more for its first micro-batch: with this they
+        pass while the test does something else.
+        """
+        if self._prepared is None:
+            self._prepared = self._spawn(prepared=True)
+        return self
 
     def start(self) -> Application:
         """Start it and wait until its query runs."""
@@ -110,8 +101,15 @@ class Application:
         return self.until_started()
 
     def launch(self) -> None:
-        """Start it, and do not wait."""
+        """Start it, or let go on what was prepared, and do not wait."""
         (self.home / "started").unlink(missing_ok=True)
+        if self._prepared is None:
+            self.process = self._spawn(prepared=False)
+            return
+        self.process, self._prepared = self._prepared, None
+        _tell(self.process, GO)
+
+    def _spawn(self, *, prepared: bool) -> subprocess.Popen[bytes]:
         environment = {
             **{key: value for key, value in os.environ.items() if "COUNTERPOISE" not in key},
             "PYTHONPATH": str(Path(__file__).resolve().parents[3]),
@@ -122,9 +120,10 @@ class Application:
             "master": self.master,
             "options": {key: str(value) for key, value in self.options.items()},
             "drain_seconds": self.drain_seconds,
+            "prepared": prepared,
         }
         with self.log.open("ab") as log:
-            self.process = subprocess.Popen(
+            process = subprocess.Popen(
                 [sys.executable, "-m", self.module],
                 stdin=subprocess.PIPE,
                 stdout=log,
@@ -132,9 +131,8 @@ class Application:
                 env=environment,
                 start_new_session=True,
             )
-        assert self.process.stdin is not None
-        self.process.stdin.write(json.dumps(settings).encode() + b"\n")
-        self.process.stdin.flush()
+        _tell(process, json.dumps(settings))
+        return process
 
     def until_started(self) -> Application:
         """Wait until its query runs; fail with what it said if it ends instead."""
@@ -201,18 +199,35 @@ class Application:
         """SIGKILL to all of it: driver, JVM, and the Python workers, which left their group."""
         if self.process is not None:
             process, self.process = self.process, None
-            victims = kill_family(process.pid)
-            self._sweep(process)
-            until(lambda: not victims & running(), f"{self.name} is gone")
-            if process.stdin is not None:
-                process.stdin.close()
+            self._kill(process)
         (self.home / "held").unlink(missing_ok=True)
+
+    def end(self) -> None:
+        """Leave nothing of it, nor of what was prepared."""
+        self.kill()
+        if self._prepared is not None:
+            process, self._prepared = self._prepared, None
+            self._kill(process)
+
+    def _kill(self, process: subprocess.Popen[bytes]) -> None:
+        victims = kill_family(process.pid)
+        self._sweep(process)
+        until(lambda: not victims & running(), f"{self.name} is gone")
+        if process.stdin is not None:
+            with contextlib.suppress(BrokenPipeError):
+                process.stdin.close()
 
     @staticmethod
     def _sweep(process: subprocess.Popen[bytes]) -> None:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         process.wait(STOP_SECONDS)
+
+
+def _tell(process: subprocess.Popen[bytes], line: str) -> None:
+    assert process.stdin is not None
+    process.stdin.write(line.encode() + b"\n")
+    process.stdin.flush()
 
 
 class Sink:
@@ -280,7 +295,10 @@ def own_spark_home(home: Path) -> None:
 
 
 def session_for(settings: Mapping[str, Any], **config: str) -> SparkSession:
-    """The application's session, with the master that it was told; `config` goes before `SMALL`."""
+    """The application's session, with the master that it was told; `config` goes before `small()`.
+
+    If it was prepared this takes until it is told to go on.
+    """
     from counterpoise.spark import session
 
     home = Path(settings["home"])
@@ -288,11 +306,16 @@ def session_for(settings: Mapping[str, Any], **config: str) -> SparkSession:
     if settings["master"] == CLUSTER:
         own_spark_home(home)
         executors = SMALL_EXECUTORS
-    return session(
+    spark = session(
         settings["name"],
-        **{**SMALL, **executors, "spark__local__dir": str(home / "spark"), **config},
+        **{**small(), **executors, "spark__local__dir": str(home / "spark"), **config},
         spark__master=settings["master"],
     )
+    if settings["prepared"]:
+        warm_up(spark, Path(tempfile.mkdtemp(dir=home)))
+        if sys.stdin.readline() != f"{GO}\n":
+            sys.exit()
+    return spark
 
 
 def run(settings: Mapping[str, Any]) -> None:

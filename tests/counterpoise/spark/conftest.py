@@ -1,4 +1,7 @@
-"""One Spark session for all tests that can share a process, and a client of the service."""
+"""One Spark session for all tests that can share a process, and a client of the service.
+
+A run with many tests that start applications has the archive of `small.py` made beside it.
+"""
 
 from __future__ import annotations
 
@@ -9,11 +12,34 @@ from typing import TYPE_CHECKING
 import pytest
 
 from counterpoise.client import Client
-from tests.counterpoise.spark.application import SMALL
+from tests.counterpoise.spark.small import ArchiveBeside, small
 from tests.service import Service
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+
+# From so many on it pays to make the archive that their Sparks start with.
+MANY_APPLICATIONS = 5
+BESIDE = pytest.StashKey[ArchiveBeside]()
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Begin the archive when many tests start applications; those before them take their time."""
+    applications = [
+        item
+        for item in session.items
+        if item.get_closest_marker("long") and "stage" in getattr(item, "fixturenames", ())
+    ]
+    if len(applications) >= MANY_APPLICATIONS and not session.config.option.collectonly:
+        session.config.stash[BESIDE] = ArchiveBeside()
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """A run that ends before the archive leaves nothing of it."""
+    beside = session.config.stash.get(BESIDE, None)
+    if beside is not None:
+        beside.stop()
 
 
 @pytest.fixture(scope="session")
@@ -22,7 +48,7 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     from counterpoise.spark import session
 
     directory: Path = tmp_path_factory.mktemp("spark")
-    spark = session("tests", **SMALL, spark__master="local[2]", spark__local__dir=str(directory))
+    spark = session("tests", **small(), spark__master="local[2]", spark__local__dir=str(directory))
     yield spark
     spark.stop()
 

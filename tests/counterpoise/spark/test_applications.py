@@ -17,7 +17,8 @@ import pytest
 
 from counterpoise.client import Client
 from counterpoise.publisher import Publisher
-from tests.counterpoise.spark.application import LOCAL, Application, Row, until
+from tests.counterpoise.spark.application import Application, Row, until
+from tests.counterpoise.spark.small import LOCAL
 from tests.service import ServeProcess, Service
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(600)]
@@ -52,6 +53,7 @@ class Stage:
         drain_seconds: float | None = None,
         **options: Any,
     ) -> Application:
+        """To be started when the test has come to it; it is prepared from now on."""
         application = Application(
             name,
             self.directory,
@@ -61,12 +63,12 @@ class Stage:
             drain_seconds=drain_seconds,
             **options,
         )
-        self.applications.append(application)
+        self.applications.append(application.prepare())
         return application
 
     def end(self) -> None:
         for application in self.applications:
-            application.kill()
+            application.end()
             # Shown by pytest if the test has failed.
             print(f"--- {application.name}:\n{application.said()[-5000:]}")
 
@@ -179,9 +181,11 @@ def check_joining_and_leaving(
 def test_told_to_end_an_application_finishes_hands_over_and_exits_with_0(stage: Stage) -> None:
     stage.queue(4, rebalance_delay=0.2, max_handoff_time=60)
     stage.publish(200)
-    first = stage.application("first", drain_seconds=60).start()
+    first = stage.application("first", drain_seconds=60)
+    second = stage.application("second", drain_seconds=60)
+    first.start()
     until(stage.all_seen, "the first messages")
-    second = stage.application("second", drain_seconds=60).start()
+    second.start()
     until(lambda: stage.ready() and stage.owned("second") == 2, "shared")
     first.hold("after")
     stage.publish(200)
@@ -216,6 +220,7 @@ def test_killed_and_restarted_it_replays_the_batch_that_was_planned(
     stage.queue(3, rebalance_delay=0.2)
     stage.publish(60)
     one = stage.application("one", maxMessagesPerTrigger=20, leaseSeconds=120).start()
+    one.prepare()
     until(stage.all_seen, "the first messages")
     one.hold(where)
     stage.publish(60)
@@ -254,10 +259,13 @@ def test_killed_while_others_go_on_its_planned_slices_are_skipped_and_reported(
     """Restarted after its lease, when somebody else has read on: nothing is read behind."""
     stage.queue(2, rebalance_delay=0, max_handoff_time=60)
     stage.publish(40)
-    one = stage.application("one", leaseSeconds=10).start()
+    one = stage.application("one", leaseSeconds=10)
+    two = stage.application("two", leaseSeconds=120)
+    one.start()
     until(stage.all_seen, "the first messages")
     until(lambda: stage.committed() == stage.published, "the first commits")
-    two = stage.application("two", leaseSeconds=120).start()
+    two.start()
+    one.prepare()
     until(lambda: stage.ready() and stage.owned("two") == 1, "shared")
     one.hold("before")
     stage.publish(200)
@@ -279,13 +287,15 @@ def test_killed_while_others_go_on_its_planned_slices_are_skipped_and_reported(
 def test_a_batch_that_outlasts_the_handoff_loses_to_the_successor(stage: Stage) -> None:
     stage.queue(2, rebalance_delay=0, max_handoff_time=0.5)
     stage.publish(40)
-    slow = stage.application("slow", leaseSeconds=120).start()
+    slow = stage.application("slow", leaseSeconds=120)
+    other = stage.application("other", leaseSeconds=120)
+    slow.start()
     until(stage.all_seen, "the first messages")
     until(lambda: stage.committed() == stage.published, "the first commit")
     slow.hold("after")
     stage.publish(40)
     until(slow.held, "a micro-batch that takes long")
-    other = stage.application("other", leaseSeconds=120).start()
+    other.start()
     until(lambda: stage.owned("other") == 1, "the handoff is forced")
     (moved,) = [number for number, owner in stage.owners().items() if owner == "other"]
     until(lambda: any(row.application == "other" for row in stage.rows()), "the successor reads")
@@ -318,9 +328,11 @@ def test_a_batch_that_outlasts_the_handoff_loses_to_the_successor(stage: Stage) 
 def test_a_stuck_application_loses_its_lease_and_comes_back(stage: Stage) -> None:
     stage.queue(2, rebalance_delay=0)
     stage.publish(40)
-    stuck = stage.application("stuck", leaseSeconds=1, maxBatchSeconds=5).start()
+    stuck = stage.application("stuck", leaseSeconds=1, maxBatchSeconds=5)
+    other = stage.application("other", leaseSeconds=120)
+    stuck.start()
     until(stage.all_seen, "the first messages")
-    other = stage.application("other", leaseSeconds=120).start()
+    other.start()
     until(lambda: stage.ready() and stage.owned("other") == 1, "shared")
     stuck.hold("after")
     stage.publish(40)

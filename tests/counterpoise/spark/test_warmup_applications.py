@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 
 from counterpoise.client import Client
-from tests.counterpoise.spark.application import CLUSTER, LOCAL, Row, until
+from tests.counterpoise.spark.application import Row, until
+from tests.counterpoise.spark.small import CLUSTER, LOCAL
 from tests.counterpoise.spark.test_applications import KEYS, Stage
 from tests.counterpoise.spark.warmup.application import StatefulApplication
 from tests.service import Service
@@ -32,6 +33,7 @@ class WarmStage(Stage):
         application = StatefulApplication(
             name, self.directory, self.url, "flights", kind, maxMessagesPerTrigger=200, **options
         )
+        application.prepare()
         self.applications.append(application)
         return application
 
@@ -93,10 +95,11 @@ def there_and_back(
     """A → B → A, of which A runs on `master`: nothing of its first tenure is left in its second."""
     stage.learning_queue(2)
     first = stage.stateful("first", kind, master=master)
+    second = stage.stateful("second", kind)
     first.start()
     stage.work(600)
-    second = stage.stateful("second", kind)
     second.start()
+    second.prepare()
     # While the second learns, the first goes on as if nothing was.
     stage.work(300)
     until(lambda: stage.ready() and stage.owned("second") == 1, "the second has its share")
@@ -139,16 +142,19 @@ def test_learners_and_owners_come_go_and_die(stage: WarmStage) -> None:
     """The examples of the streams literature, with a learner that is held while it learns."""
     stage.learning_queue(3)
     # From an empty group.
-    owner = stage.stateful("owner", "snapshot", leaseSeconds=10).start()
+    owner, *joiners = [
+        stage.stateful(name, "snapshot", leaseSeconds=10) for name in ("owner", "one", "two")
+    ]
+    owner.start()
     stage.work(300)
     # Scale up with two joiners: both learn at once.
-    joiners = [stage.stateful(name, "snapshot", leaseSeconds=10) for name in ("one", "two")]
     for joiner in joiners:
         joiner.hold("warm")
         joiner.start()
     one, two = joiners
     until(lambda: one.held() and two.held(), "both learn")
     assert stage.phases() == ["warming", "warming"]
+    two.prepare()
     # The owner notices nothing: it owns all, and works.
     stage.work(300)
     assert stage.owned("owner") == 3
@@ -206,6 +212,7 @@ def test_three_from_empty_and_down_to_one_while_those_who_stay_learn(
     assert stage.phases() == ["warming", "warming"]
     assert stage.owned("one") == 2
     # A learner dies: what it was learning goes to the other, what it owned is granted at once.
+    two.prepare()
     two.kill()
     until(lambda: stage.owned("three") == 4, "its lease expires")
     stage.publish(100)

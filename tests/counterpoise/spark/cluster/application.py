@@ -14,13 +14,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from tests.counterpoise.spark.application import (
-    CLUSTER,
-    Application,
-    Sink,
-    run_until_told,
-    session_for,
-)
+from tests.counterpoise.spark.application import Application, Sink, run_until_told, session_for
+from tests.counterpoise.spark.small import CLUSTER
 
 
 class ClusterApplication(Application):

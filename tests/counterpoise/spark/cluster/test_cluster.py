@@ -62,6 +62,7 @@ def bare_python(tmp_path: Path) -> str:
 
 def check(stage: Stage, application: ClusterApplication, ending: str) -> None:
     """It reads everything, on executors that have what was shipped, and hands over in order."""
+    local = stage.application("local")
     stage.publish(300)
     until(lambda: stage.all_seen() or application.over(), "everything is seen", 240)
     assert not application.over(), application.said()
@@ -71,7 +72,7 @@ def check(stage: Stage, application: ClusterApplication, ending: str) -> None:
         assert not Path(file).is_relative_to(PACKAGE)
         assert ending in file
     # Another application takes over its share while messages come.
-    local = stage.application("local").start()
+    local.start()
     stage.publish(300)
     until(lambda: stage.owned("local") == 2 and stage.ready(), "shared")
     stage.publish(300)

@@ -22,12 +22,12 @@ from pathlib import Path
 from typing import Any
 
 from tests.counterpoise.spark.application import (
-    LOCAL,
     Application,
     run_until_told,
     session_for,
     until,
 )
+from tests.counterpoise.spark.small import LOCAL
 from tests.processes import find, kill_family, running
 
 

@@ -17,8 +17,9 @@ import psycopg
 import pytest
 
 from counterpoise.client import Client
-from tests.counterpoise.spark.application import CLUSTER, LOCAL, until
+from tests.counterpoise.spark.application import until
 from tests.counterpoise.spark.sink.application import FencedApplication
+from tests.counterpoise.spark.small import CLUSTER, LOCAL
 from tests.counterpoise.spark.test_applications import KEYS, Stage
 from tests.service import Service
 
@@ -46,13 +47,13 @@ class SinkStage(Stage):
         application = FencedApplication(
             name, self.directory, self.url, "flights", self.database, master=master, **options
         )
+        application.prepare()
         self.applications.append(application)
         return application
 
     def end(self) -> None:
         for application in self.applications:
-            if not application.over():
-                application.kill()
+            application.end()
             print(f"--- {application.name}:\n{application.said()[-8000:]}")
         self.connection.close()
 
@@ -158,6 +159,7 @@ def test_killed_at_every_step_and_restarted_at_once(stage: SinkStage) -> None:
     one = stage.fenced("one", leaseSeconds=120).start()
     until(stage.all_written, "the first messages")
     for where in ("before", "inside", "amid", "after"):
+        one.prepare()
         hold_at(stage, one, where)
         batches = one.finished_batches()
         one.kill()
@@ -180,6 +182,7 @@ def test_on_a_cluster_an_executor_is_killed_and_then_all_of_it(stage: SinkStage)
     stage.queue(4, rebalance_delay=0.2)
     stage.publish(60)
     one = stage.fenced("one", master=CLUSTER, leaseSeconds=120).start()
+    one.prepare()
     until(stage.all_written, "the first messages")
     partition = hold_amid(stage, one)
     batches = one.finished_batches()
@@ -210,12 +213,14 @@ def test_killed_twice_amid_one_micro_batch(stage: SinkStage) -> None:
     stage.queue(4, rebalance_delay=0.2)
     stage.publish(60)
     one = stage.fenced("one", leaseSeconds=120).start()
+    one.prepare()
     until(stage.all_written, "the first messages")
     first = stage.published
     hold_at(stage, one, "amid")
     planned = stage.batches_with(first, "one")
     one.kill()
     one.start()
+    one.prepare()
     until(one.held, "it replays, and holds again")
     assert "skipped" not in one.said()
     one.kill()
@@ -232,9 +237,12 @@ def test_killed_at_every_step_and_restarted_when_another_has_taken_over(stage: S
     """What was planned is skipped by who comes back: the other has written it."""
     stage.queue(4, rebalance_delay=0, max_handoff_time=60)
     stage.publish(60)
-    other = stage.fenced("other", leaseSeconds=120).start()
-    victim = stage.fenced("victim", leaseSeconds=8).start(interval_seconds=SLOW_TRIGGER_SECONDS)
+    other = stage.fenced("other", leaseSeconds=120)
+    victim = stage.fenced("victim", leaseSeconds=8)
+    other.start()
+    victim.start(interval_seconds=SLOW_TRIGGER_SECONDS)
     for where in ("in Spark's commit log", "before", "inside", "amid", "after"):
+        victim.prepare()
         until(lambda: stage.ready() and stage.owned("victim") == 2, "shared")
         until(stage.all_written, "everything before is written")
         if where == "in Spark's commit log":
@@ -267,11 +275,13 @@ def test_stuck_ones_that_wake_after_a_forced_handoff(stage: SinkStage) -> None:
     # leaves the fence alone.
     stage.client.create_queue("archive", 4, log="builtin:flights")
     stage.publish(60)
-    stuck = stage.fenced("stuck", leaseSeconds=120).start()
+    stuck = stage.fenced("stuck", leaseSeconds=120)
+    other = stage.fenced("other", leaseSeconds=120)
+    stuck.start()
     until(stage.all_written, "the first messages")
     hold_at(stage, stuck, "before")
     first = stage.published - 60
-    other = stage.fenced("other", leaseSeconds=120).start()
+    other.start()
     until(lambda: stage.owned("other") == 2, "the handoff is forced")
     lost = {number for number, owner in stage.owners().items() if owner == "other"}
     until(lambda: stage.partitions_with(first) == lost, "the other writes what was in flight")

@@ -26,15 +26,9 @@ from counterpoise.spark import (
     StatefulForeachBatch,
     TenuredProcessor,
 )
-from tests.counterpoise.spark.application import (
-    LOCAL,
-    Application,
-    Sink,
-    run_until_told,
-    session_for,
-)
+from tests.counterpoise.spark.application import Application, Sink, run_until_told, session_for
+from tests.counterpoise.spark.small import LOCAL, ROCKSDB
 
-ROCKSDB = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
 COUNTED = "partition int, position string, epoch long, key string, value binary"
 
 
@@ -120,7 +114,7 @@ def run(settings: Mapping[str, Any]) -> None:
     home = Path(settings["home"])
     own = json.loads((home / "settings").read_text())
     sink = Sink(home)
-    spark = session_for(settings, spark__sql__streaming__stateStore__providerClass=ROCKSDB)
+    spark = session_for(settings, **ROCKSDB)
     options = settings["options"]
     messages = spark.readStream.format("counterpoise").options(**options).load()
     handler: StatefulForeachBatch[Counter[str]] | None = None
