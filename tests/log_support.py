@@ -58,7 +58,7 @@ def waiters(url: str) -> int:
     return row[0] if row else 0
 
 
-def until(condition: Callable[[], object], seconds: float = 30.0) -> None:
+def until(condition: Callable[[], object], seconds: float = 60.0) -> None:
     """Wait until the condition holds; fail when it takes too long."""
     deadline = time.monotonic() + seconds
     while not condition():

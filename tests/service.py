@@ -34,8 +34,8 @@ from broker.service import Broker
 from broker.settings import Settings, load
 
 COUNTERPOISE = [str(Path(sys.executable).with_name("counterpoise"))]
-START_SECONDS = 30.0
-STOP_SECONDS = 30.0
+START_SECONDS = 60.0
+STOP_SECONDS = 60.0
 
 
 @dataclass
@@ -62,7 +62,7 @@ class Service:
         return time.monotonic() - started
 
 
-def eventually(condition: Callable[[], object], seconds: float = 30.0) -> None:
+def eventually(condition: Callable[[], object], seconds: float = 60.0) -> None:
     """Wait until the condition holds; fail if it does not in time."""
     deadline = time.monotonic() + seconds
     while not condition():

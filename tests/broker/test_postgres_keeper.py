@@ -70,7 +70,7 @@ def test_a_postgres_that_is_killed_runs_again(tmp_path: Path) -> None:
             for _ in range(2):
                 before = {None, started_at(url)}
                 kill(tmp_path)
-                eventually(partial(is_new, url, before), 30)
+                eventually(partial(is_new, url, before))
                 assert kept(url) == [(7,)]
     finally:
         postgres.stop()
@@ -89,10 +89,10 @@ def test_what_keeps_it_from_starting_is_tried_again(
             right = version.read_text()
             version.write_text("7\n")
             kill(tmp_path)
-            eventually(lambda: sum("yet" in line["event"] for line in logs) > 1, 30)
+            eventually(lambda: sum("yet" in line["event"] for line in logs) > 1)
             assert "was made by Postgres 7" in logs[-1]["error"]
             version.write_text(right)
-            eventually(lambda: started_at(url), 30)
+            eventually(lambda: started_at(url))
     finally:
         postgres.stop()
 
@@ -110,11 +110,11 @@ def test_it_waits_for_its_port_when_another_program_has_taken_it(
             structlog.testing.capture_logs() as logs,
             PostgresKeeper(postgres, url),
         ):
-            eventually(lambda: sum("yet" in line["event"] for line in logs) > 1, 30)
+            eventually(lambda: sum("yet" in line["event"] for line in logs) > 1)
             assert f"port {urlsplit(url).port} on 127.0.0.1 is taken" in logs[-1]["error"]
             # A service that is started anew now wants the same one.
             assert (tmp_path / "port").read_text().strip() == str(urlsplit(url).port)
             other.close()
-            eventually(lambda: started_at(url), 30)
+            eventually(lambda: started_at(url))
     finally:
         postgres.stop()

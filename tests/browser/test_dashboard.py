@@ -102,6 +102,6 @@ def test_it_says_that_the_service_is_away_and_goes_on_when_it_is_back(
     page.ask("Network.enable")
     offline = {"latency": 0, "downloadThroughput": -1, "uploadThroughput": -1}
     page.ask("Network.emulateNetworkConditions", {"offline": True, **offline})
-    eventually(lambda: "does not answer" in page.text("#notice"), 20)
+    eventually(lambda: "does not answer" in page.text("#notice"))
     page.ask("Network.emulateNetworkConditions", {"offline": False, **offline})
-    eventually(lambda: not page.text("#notice"), 20)
+    eventually(lambda: not page.text("#notice"))

@@ -84,7 +84,7 @@ class Campaign:
         ]
         self._publishers = stage.publishers("p", PUBLISHERS, MESSAGES_PER_SECOND)
         count = PROCESSES * CONSUMERS_EACH
-        eventually(lambda: sum(map(bool, stage.owners().values())) == count, 60)
+        eventually(lambda: sum(map(bool, stage.owners().values())) == count, 120)
         self._say(f"{count} consumers own partitions")
         ends = time.monotonic() + self._seconds
         turns = self._turns()
@@ -176,11 +176,11 @@ class Campaign:
     def _kill_consumers(self) -> None:
         """A process of ten consumers; when had the others what was theirs?"""
         worker = self._rng.choice(self._consumers)
-        eventually(lambda: self._held_by(worker.name), 30)
+        eventually(lambda: self._held_by(worker.name))
         with self._stage.fault(worker.name, "killed"):
             worker.end(signal.SIGKILL)
         killed = time.monotonic()
-        eventually(lambda: not self._held_by(worker.name), LEASE_SECONDS + 30)
+        eventually(lambda: not self._held_by(worker.name), LEASE_SECONDS + 60)
         seconds = time.monotonic() - killed
         self.result.lost_after.append(Loss(seconds, self._stage.overloaded(killed)))
         worker.start()
@@ -195,7 +195,7 @@ class Campaign:
         self._guests += 1
         name = f"guest{self._guests}"
         guests = self._stage.consumers(name, 5)
-        eventually(lambda: any(who.startswith(f"{name}-") for who in self._stage.owners()), 30)
+        eventually(lambda: any(who.startswith(f"{name}-") for who in self._stage.owners()))
         with contextlib.ExitStack() as frozen:
             for worker in self._consumers:
                 frozen.enter_context(self._frozen(worker))

@@ -137,21 +137,21 @@ def run(directory: Path, seed: int, say: Callable[[str], None]) -> Verdict | Non
         consumers = [scene.consumers(f"d{number}", CONSUMERS_EACH) for number in range(PROCESSES)]
         publishers = scene.publishers("q", PUBLISHERS, MESSAGES_PER_SECOND)
         count = PROCESSES * CONSUMERS_EACH
-        eventually(lambda: sum(map(bool, scene.owners().values())) == count, 60)
+        eventually(lambda: sum(map(bool, scene.owners().values())) == count, 120)
         disk = scene.disk
         for _ in range(TIMES):
             wanted = len(scene.handled()) + 100
-            eventually(partial(_handled, scene, wanted), 60)
+            eventually(partial(_handled, scene, wanted), 120)
             with scene.fault(SERVICE, KIND):
                 say(KIND)
                 disk.fill()
                 time.sleep(rng.uniform(1.0, LEASE_SECONDS))
                 disk.end_postgres()
-                eventually(lambda: disk.status("/readyz") == 503, 30)
+                eventually(lambda: disk.status("/readyz") == 503)
                 say("  Postgres has ended")
                 time.sleep(rng.uniform(1.0, LEASE_SECONDS * 1.5))
                 disk.make_room()
-                eventually(lambda: disk.status("/readyz") == 200, 60)
+                eventually(lambda: disk.status("/readyz") == 200, 120)
             say("  there is room again, and Postgres")
         return scene.settle(publishers, consumers, PARTITIONS)
 

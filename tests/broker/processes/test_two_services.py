@@ -26,6 +26,7 @@ def pair(migrated_url: str, tmp_path: Path) -> Iterator[Pair]:
 
 
 @pytest.mark.long
+@pytest.mark.timeout(300)
 async def test_a_crowd_on_two_services(pair: Pair, crowd_of: CrowdOf) -> None:
     one, two = pair
     async with AsyncClient(one.url) as first, AsyncClient(two.url) as second:
@@ -149,7 +150,7 @@ async def _something(crowd: Crowd, clients: list[AsyncClient], counts: list[int]
         pass
 
 
-async def peace(clients: list[AsyncClient], queue: str, crowd: Crowd, seconds: float = 40) -> None:
+async def peace(clients: list[AsyncClient], queue: str, crowd: Crowd, seconds: float = 120) -> None:
     """Sooner or later the queue is balanced, and everybody knows: services and consumers."""
     deadline = time.monotonic() + seconds
     while (problem := await _problem(clients, queue, crowd)) is not None:

@@ -243,9 +243,9 @@ def test_a_consumer_told_to_end_hands_over_in_order(run, service, start, signum)
             return [flow.partitions for flow in client.flows("a")]
 
         first = start("consume", "a")
-        eventually(lambda: owned() == [4], 30)
+        eventually(lambda: owned() == [4])
         second = start("consume", "a")
-        eventually(lambda: owned() == [2, 2], 30)
+        eventually(lambda: owned() == [2, 2])
         first.send_signal(signum)
         _, err = first.communicate(timeout=30)
         assert first.returncode == 0, err

@@ -62,7 +62,7 @@ class InThread:
             raise self.error
 
     def join(self):
-        self.thread.join(30)
+        self.thread.join(60)
         assert not self.thread.is_alive()
 
 

@@ -19,7 +19,7 @@ def test_the_example_runs(service):
         env={**os.environ, "COUNTERPOISE_URL": service.url},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=110,
         check=False,
     )
     assert done.returncode == 0, done.stderr

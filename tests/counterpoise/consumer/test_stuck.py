@@ -22,6 +22,7 @@ def one_partition(service, client):
 
 
 @pytest.mark.long
+@pytest.mark.timeout(300)
 def test_others_take_over_from_who_is_stuck_and_nothing_stale_follows(
     client, running, publish, caplog
 ):
@@ -31,12 +32,12 @@ def test_others_take_over_from_who_is_stuck_and_nothing_stale_follows(
     def act(message):
         if message.value == b"100" and not stuck.is_set():
             stuck.set()
-            go_on.wait(60)
+            go_on.wait(300)
 
     with running(
         act, workers=2, lease_seconds=4, max_processing_seconds=2, commit_seconds=3600
     ) as one:
-        assert stuck.wait(30)
+        assert stuck.wait(60)
         with running() as two:
             eventually(lambda: "the lease is not renewed any more" in caplog.text)
             assert "go_on.wait" in caplog.text  # It says where it is stuck.
@@ -91,6 +92,7 @@ Consumer("one", each=handle, url=sys.argv[1], lease_seconds=1, commit_seconds=0)
 
 
 @pytest.mark.long
+@pytest.mark.timeout(300)
 def test_a_process_that_was_stopped_begins_nothing_that_others_took(service, client, running):
     client.create_queue("one", 1, rebalance_delay=0)
     with Publisher("one", url=service.url) as publisher:

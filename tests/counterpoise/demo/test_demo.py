@@ -49,7 +49,7 @@ def play(demos: list[Demo], *arguments: str) -> tuple[int, str]:
 
 
 @pytest.mark.long
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(900)
 def test_the_demo_ends_with_a_good_verdict(demos: list[Demo]) -> None:
     code, output = play(demos)
     assert "Verdict: GOOD" in output
@@ -59,7 +59,7 @@ def test_the_demo_ends_with_a_good_verdict(demos: list[Demo]) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("sabotage", BAD)
 def test_a_sabotaged_demo_ends_with_a_bad_verdict(demos: list[Demo], sabotage: str) -> None:
     code, output = play(demos, "--sabotage", sabotage)
@@ -69,7 +69,7 @@ def test_a_sabotaged_demo_ends_with_a_bad_verdict(demos: list[Demo], sabotage: s
 
 
 @pytest.mark.long
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize(("how", "code"), [(signal.SIGINT, 130), (signal.SIGKILL, -9)])
 def test_whatever_ends_the_demo_ends_all_it_started(
     demos: list[Demo], how: signal.Signals, code: int
@@ -88,11 +88,11 @@ def test_whatever_ends_the_demo_ends_all_it_started(
         children.update(now)
         return len(children) >= 4 and "java" in {process.name for process in now}
 
-    until(all_are_there, 60)
+    until(all_are_there, 180)
     demo.send_signal(how)
-    assert demo.wait(60) == code
+    assert demo.wait(120) == code
     # An application that was about to start notices once it has.
-    until(lambda: not children & running(), 120)
+    until(lambda: not children & running(), 240)
 
 
 @pytest.mark.parametrize(

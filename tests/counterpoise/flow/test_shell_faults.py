@@ -62,7 +62,7 @@ class Awaited:
 
     def _stop(self):
         self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(5)
+        self._thread.join(30)
         self._loop.close()
 
 

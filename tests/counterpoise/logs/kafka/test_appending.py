@@ -97,7 +97,7 @@ def test_a_log_that_is_closed_amid_an_append_looks_what_has_arrived(kafka, opene
         log.close()
     finally:
         kafka.start_brokers()
-    log._timeout_seconds = 20
+    log._timeout_seconds = 60
     log.append(spread(8, 8))
     assert all_texts(opened()) == expected(16)
 
@@ -179,7 +179,7 @@ CRASHING = """
 import os, sys, threading
 from counterpoise.logs import AppendBatch, Message, open_log
 
-log = open_log(sys.argv[1], timeout_seconds=20)
+log = open_log(sys.argv[1], timeout_seconds=60)
 first = log.next_sequence("p")
 print("from", first, flush=True)
 for start in range(first, 4000, 50):
