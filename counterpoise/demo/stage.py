@@ -34,7 +34,7 @@ REBALANCE_DELAY_SECONDS = 2.0
 MAX_HANDOFF_SECONDS = 15.0
 LEASE_SECONDS = 4.0
 LOOK_SECONDS = 0.2
-WAIT_SECONDS = 120.0
+WAIT_SECONDS = 300.0
 GRACE_SECONDS = 60.0
 # How long the service may fail to answer before the demo gives up.
 BLIND_SECONDS = 15.0
