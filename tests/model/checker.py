@@ -7,11 +7,15 @@ in C, which is compiled and run in a directory of its own.
 
 from __future__ import annotations
 
+import contextlib
+import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -107,22 +111,84 @@ def missing() -> str | None:
     return " and ".join(absent) or None
 
 
-def check(case: Case, most_mb: int = _MOST_MB) -> Outcome:
+class Stopped(Exception):
+    """Nobody wants to know any more."""
+
+
+class Commands:
+    """Runs commands one after another, each for `seconds` at the most; another thread may stop."""
+
+    def __init__(self, seconds: float = _SECONDS, niceness: int = 0) -> None:
+        self._seconds = seconds
+        self._nice = ["nice", "-n", str(niceness)] if niceness else []
+        self._lock = threading.Lock()
+        self._running: subprocess.Popen[str] | None = None
+        self._stopped = False
+
+    def run(self, command: list[str], directory: str) -> str:
+        """What it says. Raises Stopped, CalledProcessError, and TimeoutExpired."""
+        with self._lock:
+            if self._stopped:
+                raise Stopped
+            self._running = process = subprocess.Popen(
+                [*self._nice, *command],
+                cwd=directory,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+                start_new_session=True,
+            )
+        with process:
+            try:
+                out, errors = process.communicate(timeout=self._seconds)
+            finally:
+                self._kill()
+        if self._stopped:
+            raise Stopped
+        if process.returncode != 0:
+            raise subprocess.CalledProcessError(
+                process.returncode, command, out[-2000:], errors[-2000:]
+            )
+        return out
+
+    def stop(self) -> None:
+        """Kill what runs; nothing runs afterwards."""
+        with self._lock:
+            self._stopped = True
+        self._kill()
+
+    def _kill(self) -> None:
+        """With what it has started, as gcc does."""
+        with self._lock:
+            if self._running is not None and self._running.returncode is None:
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(self._running.pid, signal.SIGKILL)
+
+
+def check(case: Case, most_mb: int = _MOST_MB, commands: Commands | None = None) -> Outcome:
     """Run one case. Raises CalledProcessError when spin or the compiler fails, and AssertionError
     when the search was not completed, in `most_mb` of memory among others.
     """
     began = time.monotonic()
+    run = (commands or Commands()).run
     with tempfile.TemporaryDirectory(prefix="counterpoise-model-") as directory:
-        options = ["-O2", "-w", "-DCOLLAPSE", "-DVECTORSZ=2048", f"-DMEMLIM={most_mb}"]
+        # A bug is found so soon that compiling takes longer than the search.
+        options = [
+            "-O0" if case.bug else "-O2",
+            "-w",
+            "-DCOLLAPSE",
+            "-DVECTORSZ=2048",
+            f"-DMEMLIM={most_mb}",
+        ]
         if case.what == "safety":
             options += ["-DSAFETY", "-DNOCLAIM"]
             arguments = ["-m200000", "-w24"]
         else:
             options += ["-DNFAIR=4"]
             arguments = ["-m2000000", "-w24", "-a", "-f", "-N", case.what]
-        _run(["spin", "-a", *case.defines(), str(MODEL)], directory)
-        _run(["gcc", *options, "-o", "pan", "pan.c"], directory)
-        said = _run(["./pan", *arguments], directory)
+        run(["spin", "-a", *case.defines(), str(MODEL)], directory)
+        run(["gcc", *options, "-o", "pan", "pan.c"], directory)
+        said = run(["./pan", *arguments], directory)
     errors = re.search(r"errors: (\d+)", said)
     states = re.search(r"(\d+)(?:e\+(\d+))? states, stored", said)
     assert errors is not None, said
@@ -134,17 +200,6 @@ def check(case: Case, most_mb: int = _MOST_MB) -> Outcome:
     error = re.search(r"^pan:\d+: (.*)$", said, re.MULTILINE)
     assert (error is not None) == (errors[1] != "0"), said
     return Outcome(int(states[1]), time.monotonic() - began, error[1] if error else None)
-
-
-def _run(command: list[str], directory: str) -> str:
-    done = subprocess.run(
-        command, cwd=directory, capture_output=True, text=True, timeout=_SECONDS, check=False
-    )
-    if done.returncode != 0:
-        raise subprocess.CalledProcessError(
-            done.returncode, command, done.stdout[-2000:], done.stderr[-2000:]
-        )
-    return done.stdout
 
 
 def main() -> int:
