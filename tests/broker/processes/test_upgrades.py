@@ -15,7 +15,8 @@ from tests.schema_levels import Release
 from tests.service import ServeProcess, eventually
 
 REPLICAS = 2
-LEASE_SECONDS = 20.0
+# Longer than a replica takes to be replaced, also on a machine that is busy.
+LEASE_SECONDS = 90.0
 
 
 class Worker:
@@ -59,7 +60,7 @@ class Worker:
 
 
 @pytest.mark.long
-@pytest.mark.timeout(180)
+@pytest.mark.timeout(400)
 def test_no_flow_loses_a_partition(migrated_url: str, tmp_path: Path) -> None:
     release = Release(tmp_path / "next", contract=True)
     arguments = ["--database-url", migrated_url]
@@ -71,7 +72,7 @@ def test_no_flow_loses_a_partition(migrated_url: str, tmp_path: Path) -> None:
         client = stack.enter_context(Client(replicas[0].url, timeout_seconds=15))
         client.create_queue("orders", 8, rebalance_delay=0.2)
         workers = [Worker(replica.url, stack) for replica in replicas for _ in range(2)]
-        eventually(lambda: all(worker.settled for worker in workers), 60)
+        eventually(lambda: all(worker.settled for worker in workers))
         for worker in workers:
             worker.lost.clear()
             worker.refused.clear()
@@ -86,7 +87,7 @@ def test_no_flow_loses_a_partition(migrated_url: str, tmp_path: Path) -> None:
             for url in (each.url for each in replicas):
                 assert httpx.get(f"{url}/readyz", timeout=15).status_code == 200
             for going_on in [worker.goes_on() for worker in workers]:
-                eventually(going_on, 30)
+                eventually(going_on)
         with psycopg.connect(migrated_url) as connection:
             found = connection.execute("SELECT version_num FROM counterpoise.alembic_version")
             assert found.fetchone() == ("control_next",)
@@ -100,7 +101,7 @@ def test_no_flow_loses_a_partition(migrated_url: str, tmp_path: Path) -> None:
                     "UPDATE counterpoise.alembic_version"
                     " SET version_num = 'control_after', serves = '{control_next,control_after}'"
                 )
-            eventually(lambda: httpx.get(f"{old.url}/readyz", timeout=15).status_code == 503, 30)
+            eventually(lambda: httpx.get(f"{old.url}/readyz", timeout=15).status_code == 503)
             assert "newer version" in httpx.get(f"{old.url}/readyz", timeout=15).json()["detail"]
             for replica in replicas:
                 assert httpx.get(f"{replica.url}/readyz", timeout=15).status_code == 200
