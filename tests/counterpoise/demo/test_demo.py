@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import signal
 import subprocess
@@ -13,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from tests.counterpoise.spark.small import small
+from tests.counterpoise.spark.small import with_archive
 from tests.log_support import until
 from tests.processes import Process, descendants, running
 
@@ -31,15 +30,12 @@ Demo = subprocess.Popen[str]
 
 def start(*arguments: str) -> Demo:
     command = [sys.executable, "-m", "counterpoise.cli", "demo", "--rows", ROWS, *arguments]
-    # The archive of classes of the tests' Sparks, if it was made: each demo starts four of them.
-    java_options = small()["spark__driver__extraJavaOptions"]
-    submit = f"--conf 'spark.driver.defaultJavaOptions={java_options}' pyspark-shell"
     return subprocess.Popen(
         command,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        env={**os.environ, "PYSPARK_SUBMIT_ARGS": submit},
+        env=with_archive(),  # each demo starts four Sparks
         start_new_session=True,
     )
 

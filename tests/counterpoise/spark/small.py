@@ -69,6 +69,13 @@ def small(java_options: str = "") -> dict[str, str]:
     return {**SMALL, "spark__driver__extraJavaOptions": f"{SMALL_JAVA} {java_options}"}
 
 
+def with_archive() -> dict[str, str]:
+    """The environment for a program that makes sessions of its own, so that they use it too."""
+    java = small()["spark__driver__extraJavaOptions"]
+    submit = f"--conf 'spark.driver.defaultJavaOptions={java}' pyspark-shell"
+    return {**os.environ, "PYSPARK_SUBMIT_ARGS": submit}
+
+
 class ArchiveBeside:
     """The archive is made beside whatever runs now, unless it is there."""
 

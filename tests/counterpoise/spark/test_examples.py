@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.counterpoise.spark.small import with_archive
+
 EXAMPLES = Path(__file__).parents[3] / "docs" / "examples"
 
 # About half a minute each where nothing else runs; most of it is Spark's start.
@@ -19,6 +21,7 @@ def play(example: str, directory: Path) -> str:
     ran = subprocess.run(
         [sys.executable, str(EXAMPLES / example), "--mock", "--directory", str(directory)],
         cwd=directory,
+        env=with_archive(),
         capture_output=True,
         text=True,
         timeout=580,
