@@ -163,7 +163,8 @@ class Application:
     def rows(self) -> list[Row]:
         """Everything its sink got, over all its lives, in order."""
         journal = self.home / "journal"
-        lines = journal.read_text().splitlines() if journal.exists() else []
+        # What follows the last end of a line is being written.
+        *lines, _ = journal.read_text().split("\n") if journal.exists() else [""]
         return [Row(self.name, *row) for line in lines for row in json.loads(line)]
 
     def stop(self) -> int:
@@ -255,8 +256,8 @@ class Sink:
         if not rows:
             return
         self.wait_if("before")
-        with (self.home / "journal").open("a") as journal:
-            journal.write(json.dumps(rows) + "\n")
+        with (self.home / "journal").open("ab", buffering=0) as journal:
+            journal.write(json.dumps(rows).encode() + b"\n")  # whole, also when killed
         self.wait_if("after")
 
     def wait_if(self, where: str) -> None:
