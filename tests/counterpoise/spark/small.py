@@ -32,6 +32,7 @@ from counterpoise.demo.application import warm_up
 from counterpoise.spark import session
 from counterpoise.spark.java import ensure_java
 
+THIS = "tests.counterpoise.spark.small"  # also where it is run as a program
 LOCAL = "local[2]"
 # Two executors with a JVM and a core each, to which tasks go over the network as on any cluster.
 CLUSTER = "local-cluster[2,1,1024]"
@@ -85,7 +86,7 @@ class ArchiveBeside:
             return
         directory = self.ending.enter_context(tempfile.TemporaryDirectory())
         process = subprocess.Popen(
-            ["nice", "-n", "19", sys.executable, "-m", __name__, "make", directory],
+            ["nice", "-n", "19", sys.executable, "-m", THIS, "make", directory],
             cwd=Path(__file__).resolve().parents[3],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
@@ -108,7 +109,7 @@ def _end_group(pid: int) -> None:
 def make(directory: Path) -> None:
     """Make the archive. Takes as long as a few starts."""
     # Its output ends when its JVM, which writes as it ends, has ended too.
-    command = [sys.executable, "-m", __name__, "play", str(directory)]
+    command = [sys.executable, "-m", THIS, "play", str(directory)]
     subprocess.run(command, capture_output=True, check=False)
     made = directory / "archive"
     made.touch()  # an empty one says that this Java makes none
