@@ -39,7 +39,7 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     """A run that ends before the archive leaves nothing of it."""
     beside = session.config.stash.get(BESIDE, None)
     if beside is not None:
-        beside.stop()
+        beside.close()
 
 
 @pytest.fixture(scope="session")

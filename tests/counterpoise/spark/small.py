@@ -81,11 +81,12 @@ class ArchiveBeside:
     """The archive is made beside whatever runs now, unless it is there."""
 
     def __init__(self) -> None:
-        self.ending = contextlib.ExitStack()
+        self._ending = contextlib.ExitStack()
+        self._process: subprocess.Popen[bytes] | None = None
         if _archive().exists():
             return
-        directory = self.ending.enter_context(tempfile.TemporaryDirectory())
-        process = subprocess.Popen(
+        directory = self._ending.enter_context(tempfile.TemporaryDirectory())
+        self._process = subprocess.Popen(
             ["nice", "-n", "19", sys.executable, "-m", THIS, "make", directory],
             cwd=Path(__file__).resolve().parents[3],
             stdin=subprocess.DEVNULL,
@@ -93,12 +94,17 @@ class ArchiveBeside:
             stderr=subprocess.DEVNULL,
             start_new_session=True,
         )
-        self.ending.callback(process.wait)
-        self.ending.callback(_end_group, process.pid)
+        self._ending.callback(self._process.wait)
+        self._ending.callback(_end_group, self._process.pid)
 
-    def stop(self) -> None:
+    def wait(self) -> None:
+        """Until it is made, or known not to be."""
+        if self._process is not None:
+            self._process.wait()
+
+    def close(self) -> None:
         """Made by then or not, nothing of it goes on."""
-        self.ending.close()
+        self._ending.close()
 
 
 def _end_group(pid: int) -> None:
