@@ -6,8 +6,9 @@ Each name is loaded when it is first used, so that an executor that only reads a
 load an HTTP client.
 """
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from counterpoise.lazy import lazily
 
 if TYPE_CHECKING:
     from counterpoise.client import AsyncClient, Client
@@ -40,8 +41,5 @@ _WHERE = {
     "Warming": "counterpoise.flow",
 }
 
-
-def __getattr__(name: str) -> Any:
-    if name not in _WHERE:
-        raise AttributeError(f"module 'counterpoise' has no attribute {name!r}")
-    return getattr(import_module(_WHERE[name]), name)
+if not TYPE_CHECKING:  # which would take every name for one of ours
+    __getattr__ = lazily(__name__, _WHERE)

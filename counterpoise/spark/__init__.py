@@ -16,8 +16,9 @@ processes, each of which imports this package to unpickle a single object and wa
 that object needs: so a task loads neither an HTTP client nor the sink.
 """
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from counterpoise.lazy import lazily
 
 if TYPE_CHECKING:
     from counterpoise.spark.draining import DrainTimedOut, drain, drain_on_sigterm
@@ -63,13 +64,8 @@ _WHERE = {
     "session": "counterpoise.spark.source",
 }
 
-
 if not TYPE_CHECKING:  # which would take every name for one of ours
-
-    def __getattr__(name: str) -> Any:
-        if name not in _WHERE:
-            raise AttributeError(f"module 'counterpoise.spark' has no attribute {name!r}")
-        return getattr(import_module(_WHERE[name]), name)
+    __getattr__ = lazily(__name__, _WHERE)
 
 
 def __dir__() -> list[str]:
