@@ -29,14 +29,8 @@ def pytest_collection_finish(session: pytest.Session) -> None:
             cases.append(case)
     many = len(session.items) - len(cases) > MANY_TESTS
     if cases and many and missing() is None and not session.config.option.collectonly:
-        session.config.stash[BESIDE] = Beside(cases)
-
-
-def pytest_sessionfinish(session: pytest.Session) -> None:
-    """A run that was broken off leaves nothing behind."""
-    beside = session.config.stash.get(BESIDE, None)
-    if beside is not None:
-        beside.stop()
+        beside = session.config.stash[BESIDE] = Beside(cases)
+        session.config.add_cleanup(beside.stop)  # also of a run that is broken off
 
 
 @pytest.fixture

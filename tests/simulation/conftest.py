@@ -21,14 +21,8 @@ def pytest_collection_finish(session: pytest.Session) -> None:
         getattr(item, "function", None) is test_no_seed_breaks_a_promise for item in session.items
     )
     if wanted and len(session.items) > MANY_TESTS and not session.config.option.collectonly:
-        session.config.stash[BESIDE] = Beside(0, SEEDS)
-
-
-def pytest_sessionfinish(session: pytest.Session) -> None:
-    """A run that was broken off leaves nothing behind."""
-    beside = session.config.stash.get(BESIDE, None)
-    if beside is not None:
-        beside.stop()
+        beside = session.config.stash[BESIDE] = Beside(0, SEEDS)
+        session.config.add_cleanup(beside.stop)  # also of a run that is broken off
 
 
 @pytest.fixture
