@@ -21,7 +21,6 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from counterpoise.spark import FencedSink
 from tests.counterpoise.spark.application import Application, run_until_told, session_for, until
-from tests.counterpoise.spark.small import small
 
 LOGGING = """
 rootLogger.level = info
@@ -92,11 +91,12 @@ def run(settings: Mapping[str, Any]) -> None:
     events = home / "events"
     events.mkdir()
     (home / "log4j2.properties").write_text(LOGGING)
-    options_of_java = f"-Dlog4j2.configurationFile={home / 'log4j2.properties'}"
+    logging = f"-Dlog4j2.configurationFile={home / 'log4j2.properties'}"
     spark = session_for(
         settings,
-        **{**small(options_of_java), **WATCHED},
+        **WATCHED,
         spark__eventLog__dir=events.as_uri(),
+        spark__driver__extraJavaOptions=f"{settings['java_options']} {logging}",
     )
 
     def stream(name: str, sink: FencedSink) -> StreamingQuery:

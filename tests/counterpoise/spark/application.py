@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 import pyspark
 
 from counterpoise.demo.application import warm_up
-from tests.counterpoise.spark.small import CLUSTER, LOCAL, SMALL_EXECUTORS, small
+from tests.counterpoise.spark.small import CLUSTER, LOCAL, SMALL, SMALL_EXECUTORS, java_options
 from tests.processes import kill_family, running
 
 if TYPE_CHECKING:
@@ -85,7 +85,7 @@ class Application:
         self.process: subprocess.Popen[bytes] | None = None
         self._prepared: subprocess.Popen[bytes] | None = None
 
-    def prepare(self) -> Application:
+    def prepare(self) -> None:
         """Start what is to be launched next, up to where its query begins; it may live beside this.
 
         A Spark takes some ten seconds to start and more for its first micro-batch: with this they
@@ -93,7 +93,6 @@ class Application:
         """
         if self._prepared is None:
             self._prepared = self._spawn(prepared=True)
-        return self
 
     def start(self) -> Application:
         """Start it and wait until its query runs."""
@@ -121,6 +120,7 @@ class Application:
             "options": {key: str(value) for key, value in self.options.items()},
             "drain_seconds": self.drain_seconds,
             "prepared": prepared,
+            "java_options": java_options(),
         }
         with self.log.open("ab") as log:
             process = subprocess.Popen(
@@ -296,7 +296,7 @@ def own_spark_home(home: Path) -> None:
 
 
 def session_for(settings: Mapping[str, Any], **config: str) -> SparkSession:
-    """The application's session, with the master that it was told; `config` goes before `small()`.
+    """The application's session, with the master that it was told; `config` goes before the rest.
 
     If it was prepared this takes until it is told to go on.
     """
@@ -309,7 +309,13 @@ def session_for(settings: Mapping[str, Any], **config: str) -> SparkSession:
         executors = SMALL_EXECUTORS
     spark = session(
         settings["name"],
-        **{**small(), **executors, "spark__local__dir": str(home / "spark"), **config},
+        **{
+            **SMALL,
+            **executors,
+            "spark__local__dir": str(home / "spark"),
+            "spark__driver__extraJavaOptions": settings["java_options"],
+            **config,
+        },
         spark__master=settings["master"],
     )
     if settings["prepared"]:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from counterpoise.client import Client
-from tests.counterpoise.spark.small import ArchiveBeside, small
+from tests.counterpoise.spark.small import LOCAL, SMALL, ArchiveBeside, java_options
 from tests.service import Service
 
 if TYPE_CHECKING:
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 
 # From so many on it pays to make the archive that their Sparks start with.
 MANY_APPLICATIONS = 5
-BESIDE = pytest.StashKey[ArchiveBeside]()
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
@@ -32,14 +31,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
         if item.get_closest_marker("long") and "stage" in getattr(item, "fixturenames", ())
     ]
     if len(applications) >= MANY_APPLICATIONS and not session.config.option.collectonly:
-        session.config.stash[BESIDE] = ArchiveBeside()
-
-
-def pytest_sessionfinish(session: pytest.Session) -> None:
-    """A run that ends before the archive leaves nothing of it."""
-    beside = session.config.stash.get(BESIDE, None)
-    if beside is not None:
-        beside.close()
+        session.config.add_cleanup(ArchiveBeside().close)  # also of a run that is broken off
 
 
 @pytest.fixture(scope="session")
@@ -48,7 +40,13 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     from counterpoise.spark import session
 
     directory: Path = tmp_path_factory.mktemp("spark")
-    spark = session("tests", **small(), spark__master="local[2]", spark__local__dir=str(directory))
+    spark = session(
+        "tests",
+        **SMALL,
+        spark__master=LOCAL,
+        spark__local__dir=str(directory),
+        spark__driver__extraJavaOptions=java_options(),
+    )
     yield spark
     spark.stop()
 

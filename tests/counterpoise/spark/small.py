@@ -9,18 +9,16 @@ a JVM starts as ever, and so does one that the file does not fit.
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import hashlib
 import os
-import shutil
-import signal
 import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pyarrow as pa
 import pyspark
@@ -31,6 +29,8 @@ from pyspark.sql.streaming.stateful_processor import StatefulProcessor, Stateful
 from counterpoise.demo.application import warm_up
 from counterpoise.spark import session
 from counterpoise.spark.java import ensure_java
+from tests.log_support import until
+from tests.processes import kill_family, running
 
 THIS = "tests.counterpoise.spark.small"  # also where it is run as a program
 LOCAL = "local[2]"
@@ -62,18 +62,16 @@ ROCKSDB = {
 }
 
 
-def small(java_options: str = "") -> dict[str, str]:
-    """`SMALL`, with a JVM that is small too and uses the archive if it was made."""
+def java_options() -> str:
+    """A JVM that is small, and uses the archive if it was made."""
     archive = _archive()
-    if archive.exists() and archive.stat().st_size:
-        java_options += f" -XX:SharedArchiveFile={archive}"
-    return {**SMALL, "spark__driver__extraJavaOptions": f"{SMALL_JAVA} {java_options}"}
+    usable = archive.exists() and archive.stat().st_size
+    return f"{SMALL_JAVA} -XX:SharedArchiveFile={archive}" if usable else SMALL_JAVA
 
 
 def with_archive() -> dict[str, str]:
     """The environment for a program that makes sessions of its own, so that they use it too."""
-    java = small()["spark__driver__extraJavaOptions"]
-    submit = f"--conf 'spark.driver.defaultJavaOptions={java}' pyspark-shell"
+    submit = f"--conf 'spark.driver.defaultJavaOptions={java_options()}' pyspark-shell"
     return {**os.environ, "PYSPARK_SUBMIT_ARGS": submit}
 
 
@@ -81,21 +79,17 @@ class ArchiveBeside:
     """The archive is made beside whatever runs now, unless it is there."""
 
     def __init__(self) -> None:
-        self._ending = contextlib.ExitStack()
         self._process: subprocess.Popen[bytes] | None = None
         if _archive().exists():
             return
-        directory = self._ending.enter_context(tempfile.TemporaryDirectory())
+        self._directory = tempfile.TemporaryDirectory(dir=_archive().parent)
         self._process = subprocess.Popen(
-            ["nice", "-n", "19", sys.executable, "-m", THIS, "make", directory],
+            ["nice", "-n", "19", sys.executable, "-m", THIS, "make", self._directory.name],
             cwd=Path(__file__).resolve().parents[3],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
-            start_new_session=True,
         )
-        self._ending.callback(self._process.wait)
-        self._ending.callback(_end_group, self._process.pid)
 
     def wait(self) -> None:
         """Until it is made, or known not to be."""
@@ -104,12 +98,12 @@ class ArchiveBeside:
 
     def close(self) -> None:
         """Made by then or not, nothing of it goes on."""
-        self._ending.close()
-
-
-def _end_group(pid: int) -> None:
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(pid, signal.SIGKILL)
+        if self._process is not None:
+            if self._process.poll() is None:
+                victims = kill_family(self._process.pid)
+                self._process.wait()
+                until(lambda: not victims & running())
+            self._directory.cleanup()
 
 
 def make(directory: Path) -> None:
@@ -119,15 +113,14 @@ def make(directory: Path) -> None:
     subprocess.run(command, capture_output=True, check=False)
     made = directory / "archive"
     made.touch()  # an empty one says that this Java makes none
-    unfinished = _archive().with_suffix(f".{os.getpid()}")
-    shutil.copy(made, unfinished)
-    unfinished.replace(_archive())
+    made.replace(_archive())
 
 
 @functools.cache
 def _archive() -> Path:
     """Where it is: named for the Java and the Spark whose classes it has."""
-    java = Path(str(ensure_java()), "bin", "java").resolve()
+    with mock.patch.dict(os.environ):  # what finds its Java itself is to find it in the tests too
+        java = Path(str(ensure_java()), "bin", "java").resolve()
     of = f"{java} {java.stat().st_mtime_ns} {pyspark.__version__}"
     return Path(sys.prefix, f"spark-{hashlib.sha256(of.encode()).hexdigest()[:16]}.jsa")
 

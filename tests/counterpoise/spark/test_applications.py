@@ -11,7 +11,7 @@ import signal
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 
@@ -24,6 +24,7 @@ from tests.service import ServeProcess, Service
 pytestmark = [pytest.mark.long, pytest.mark.timeout(600)]
 
 KEYS = 23
+App = TypeVar("App", bound=Application)
 
 
 class Stage:
@@ -53,7 +54,7 @@ class Stage:
         drain_seconds: float | None = None,
         **options: Any,
     ) -> Application:
-        """To be started when the test has come to it; it is prepared from now on."""
+        """To be started when the test has come to it."""
         application = Application(
             name,
             self.directory,
@@ -63,7 +64,12 @@ class Stage:
             drain_seconds=drain_seconds,
             **options,
         )
-        self.applications.append(application.prepare())
+        return self.add(application)
+
+    def add(self, application: App) -> App:
+        """It is prepared from now on, and ended with the stage."""
+        application.prepare()
+        self.applications.append(application)
         return application
 
     def end(self) -> None:

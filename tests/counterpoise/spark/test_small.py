@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from counterpoise.spark.java import ensure_java
-from tests.counterpoise.spark.small import ArchiveBeside, small
+from tests.counterpoise.spark.small import ArchiveBeside, java_options
 
 
 @pytest.mark.long
@@ -21,5 +21,5 @@ def test_it_is_made_and_used_where_java_has_one_of_its_own_to_add_to() -> None:
     java = Path(str(ensure_java()), "bin", "java")
     # Refused by a runtime that was trimmed, as the wheel's.
     own = subprocess.run([java, "-Xshare:on", "-version"], capture_output=True, check=False)
-    used = "-XX:SharedArchiveFile" in small()["spark__driver__extraJavaOptions"]
+    used = "-XX:SharedArchiveFile" in java_options()
     assert used == (own.returncode == 0)

@@ -33,9 +33,7 @@ class WarmStage(Stage):
         application = StatefulApplication(
             name, self.directory, self.url, "flights", kind, maxMessagesPerTrigger=200, **options
         )
-        application.prepare()
-        self.applications.append(application)
-        return application
+        return self.add(application)
 
     def seen(self) -> set[int]:
         return {number_of(row) for row in self.rows()}

@@ -47,9 +47,7 @@ class SinkStage(Stage):
         application = FencedApplication(
             name, self.directory, self.url, "flights", self.database, master=master, **options
         )
-        application.prepare()
-        self.applications.append(application)
-        return application
+        return self.add(application)
 
     def end(self) -> None:
         for application in self.applications:
