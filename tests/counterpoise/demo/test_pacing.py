@@ -7,11 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from counterpoise.demo.flights import Flight, load
+from counterpoise.demo.flights import Flight
 from counterpoise.demo.pacing import LAST_ACT, SLOW_FROM, Pace, PacedPublisher, Plan
 from counterpoise.keys import partition_of
+from tests.counterpoise.demo import sample
 
-FLIGHTS = load(6_000)
+FLIGHTS = sample.flights(6_000)
 
 
 @pytest.mark.parametrize("flights", [2_000, 20_000, 336_776])
