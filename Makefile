@@ -15,6 +15,9 @@ ARGS ?=
 REPORTS ?=
 junit = $(if $(REPORTS),--junit-xml=$(REPORTS)/$(1).xml)
 
+# The tests start many processes, and each would compile everything anew.
+unexport PYTHONDONTWRITEBYTECODE
+
 # Tests wait most of their time, so four run at once even on two cores. A choice of tests (by -k, a
 # path, --lf) starts sooner in one process. WORKERS=... overrides both; 0 is one process.
 WORKERS ?= $(if $(filter -k% --lf tests/% ./%,$(ARGS)),0,4)
@@ -60,6 +63,10 @@ test: lint ## lint, then the short tests
 .PHONY: test-long
 test-long: setup ## the long tests
 	$(pytest) -m long $(call junit,long) $(ARGS)
+
+.PHONY: coverage
+coverage: setup ## the short tests, and which lines and branches of both packages they reach
+	$(pytest) -m 'not long' --cov --cov-report=term $(ARGS)
 
 .PHONY: lint
 lint: setup ## lint, format, types

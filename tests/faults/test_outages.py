@@ -14,7 +14,7 @@ from counterpoise.flow import Flow, Owned
 from tests.faults.stage import Stage
 from tests.service import eventually
 
-pytestmark = [pytest.mark.long, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.long, pytest.mark.timeout(400), pytest.mark.xdist_group("processes")]
 
 # As short as the start of a busy machine's service allows.
 LEASE_SECONDS = 4.0

@@ -11,6 +11,8 @@ from tests.broker.processes.conftest import CrowdOf
 from tests.broker.processes.test_two_services import peace
 from tests.service import ServeProcess
 
+pytestmark = pytest.mark.xdist_group("processes")
+
 
 @pytest.mark.long
 @pytest.mark.timeout(600)

@@ -14,6 +14,8 @@ from tests.broker.crowd import Crowd
 from tests.broker.processes.conftest import CrowdOf
 from tests.service import ServeProcess
 
+pytestmark = pytest.mark.xdist_group("processes")
+
 Pair = tuple[ServeProcess, ServeProcess]
 
 # Of a crowd of about twenty: whatever can change comes up a dozen times.
