@@ -13,7 +13,8 @@ import pytest
 from broker.core.errors import BrokerError
 from broker.store.memory import Fault
 from tests.broker.crowd import Crowd, FacadeDoor
-from tests.broker.shell import Service, World, freeze, spec, virtual
+from tests.broker.shell import Service, World, spec
+from tests.world.loop import pass_time, virtual
 
 HAPPENS = (
     *("join", "join", "leave", "silence", "drain", "restart", "resize", "rebalance", "access"),
@@ -116,7 +117,7 @@ async def something(
                 access = rng.choice(["exclusive", "non_exclusive"])
                 await service.change_queue("orders", {"access_type": access}, False)
             case "freeze":
-                freeze(rng.choice([0.5, 2.0, 5.0, 60.0]))
+                pass_time(rng.choice([0.5, 2.0, 5.0, 60.0]))
             case _:
                 pass
 
