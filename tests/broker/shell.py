@@ -19,12 +19,11 @@ from broker.flow_calls import FlowCalls
 from broker.queue_calls import QueueCalls
 from broker.replica import Replica
 from broker.store.memory import Fault
-from broker.store.rows import flow_values, partition_values, queue_values
 from tests.world.alarms import Alarms
 from tests.world.log import Logs
 from tests.world.loop import running, settle
 from tests.world.process import Process
-from tests.world.store import Database, Store, Way
+from tests.world.store import Database, Store, Way, picture
 
 
 class Net(Way):
@@ -141,15 +140,6 @@ class World:
             if memory is not None and memory.revision == stored.revision:
                 assert picture(memory) == picture(stored)
         return stored
-
-
-def picture(queue: Queue) -> Any:
-    """Everything there is of a queue, to be compared."""
-    return (
-        queue_values(queue, queue.next_deadline()),
-        sorted(flow_values(flow) for flow in queue.flows.values()),
-        [partition_values(queue, partition) for partition in queue.partitions],
-    )
 
 
 def spec(name: str = "orders", partitions: int = 4, **settings: Any) -> views.QueueSpec:

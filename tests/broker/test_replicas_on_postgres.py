@@ -16,8 +16,9 @@ from broker.flow_calls import FlowCalls
 from broker.queue_calls import QueueCalls
 from broker.replica import Replica
 from broker.store.postgres import PostgresStore
-from tests.broker.shell import picture, spec
+from tests.broker.shell import spec
 from tests.world.log import Logs
+from tests.world.store import picture
 
 
 class Service(QueueCalls, FlowCalls):

@@ -24,13 +24,14 @@ from broker.core.errors import BrokerError, Unavailable
 from broker.core.transitions import PARTITION_TRANSITIONS, QUEUE_TRANSITIONS
 from counterpoise.calls import Call
 from counterpoise.errors import CounterpoiseError, Unreachable, error_of
+from tests.judge.violation import Violation
 from tests.simulation.checker import Checker
 from tests.simulation.consumers import AT_ONCE, PATIENCE_SECONDS, Client, Consumer, Done
 from tests.simulation.plan import Event, Plan
 from tests.simulation.service import QUEUE, Node, Observed, Weather, problem, serve
-from tests.simulation.violation import Violation
 from tests.world.log import Log
 from tests.world.loop import VirtualLoop
+from tests.world.store import picture
 
 # No run takes more callbacks than this: nothing comes to an end.
 MOST_STEPS = 200_000
@@ -154,6 +155,20 @@ class World:
                 promise, text = left
                 raise Violation(promise, f"{most:.1f} s after the last fault: {text}")
             loop.run_until(loop.now + STEP_SECONDS)
+        self._compare()
+
+    def _compare(self) -> None:
+        """What each replica has in memory is what is stored. Raises Violation."""
+        (queue_id,) = self.database.queues
+        stored = self.database.load(queue_id)
+        for node in self.nodes:
+            coordinator = node.replica._coordinators.get(queue_id)
+            memory = coordinator.queue if coordinator is not None else None
+            if memory is None or memory.revision != stored.revision:
+                continue
+            if picture(memory) != picture(stored):
+                text = f"{node.name} has {picture(memory)}, but {picture(stored)} is stored"
+                raise Violation(7, text)
 
     async def _create(self) -> None:
         spec = views.QueueSpec(QUEUE, **self.plan.config.settings)

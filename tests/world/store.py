@@ -6,8 +6,10 @@ from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import suppress
 from typing import Any, TypeVar
 
+from broker.core.queue import Queue
 from broker.store.memory import Fault, MemoryDatabase, MemoryStore
 from broker.store.ports import StoreError, StoreUnavailable
+from broker.store.rows import flow_values, partition_values, queue_values
 from tests.world.loop import VirtualLoop
 from tests.world.process import Process
 
@@ -86,3 +88,12 @@ class Store(MemoryStore):
                     listener.heard(self, queue_ids)
                 else:
                     self.process.loop.call_later(seconds, listener.heard, self, queue_ids)
+
+
+def picture(queue: Queue) -> Any:
+    """Everything there is of a queue, to be compared."""
+    return (
+        queue_values(queue, queue.next_deadline()),
+        sorted(flow_values(flow) for flow in queue.flows.values()),
+        [partition_values(queue, partition) for partition in queue.partitions],
+    )

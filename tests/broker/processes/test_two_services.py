@@ -69,7 +69,7 @@ async def test_a_large_crowd_that_changes_all_the_time(
             crowd.check()
             await _something(crowd, [first, second], counts)
         await peace([first, second], "orders", crowd)
-        outcomes = crowd.checker.outcomes
+        outcomes = crowd.verdict().counts
         assert outcomes["commit ok"] > 100
         assert outcomes["release ok"] > 10
         await crowd.go_home()
@@ -101,7 +101,7 @@ async def test_services_that_are_killed_one_after_the_other(
             await asyncio.sleep(1)
             crowd.check()
         await peace([first, second], "orders", crowd)
-        assert not crowd.checker.gone["lease_expired"]
+        assert not crowd.notes.gone["lease_expired"]
         await crowd.go_home()
 
 
@@ -129,7 +129,7 @@ async def test_services_that_are_frozen_expire_nobody(pair: Pair, crowd_of: Crow
         assert {
             p.partition: (p.owner, p.epoch) for p in await second.partitions("orders")
         } == before
-        assert not crowd.checker.gone
+        assert not crowd.notes.gone
         await crowd.go_home()
 
 
