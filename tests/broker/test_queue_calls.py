@@ -82,7 +82,7 @@ class TestDeleting:
         async def fails(*told: Any) -> None:
             raise error
 
-        one.logs.make = fails  # type: ignore[method-assign]
+        one.logs.make = fails  # type: ignore[assignment,method-assign]
         with pytest.raises(error):
             await one.create_queue(spec())
         with pytest.raises(QueueNotFound):
