@@ -85,6 +85,10 @@ SEEDS ?= 1000
 sim: setup ## play simulated runs: SEEDS=1000, SEEDS=500-600, or SEED=7 with its transcript
 	@$(BIN)/python -m tests.simulation $(if $(SEED),seed $(SEED),seeds $(SEEDS)) $(ARGS)
 
+.PHONY: sim-first
+sim-first: setup ## which seed is the first to find each planted bug; ARGS=--search: look anew
+	@$(BIN)/python -m tests.simulation first $(ARGS)
+
 .PHONY: sim-long
 sim-long: setup ## play simulated runs until interrupted, from where it stopped last time
 	@nice -n 19 $(BIN)/python -m tests.simulation long $(ARGS)
