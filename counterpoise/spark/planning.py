@@ -2,18 +2,13 @@
 
 *Done* means: in the sink, by Spark's commit log. When Spark asks for the next offset after `start`,
 all of `start` is done and nothing is in flight (docs, *Spark*). Whether what was done under an
-epoch counts for the epoch under which the partition is held now is the one question everything
-here turns on (`continues`):
+epoch counts for the epoch under which the partition is held now is a rule of the ledger
+(`counterpoise.ledger`, 4).
 
-- the same epoch: yes;
-- the next epoch, `replaced`: this instance held it before, and nobody in between. Yes: the ends of
-  our ranges stand, even if the service never heard of them;
-- anything else: somebody else may have gone on from the position that the service knows. No: what
-  counts is that position alone.
-
-From this follows the rule for planning again after a crash: a slice is read if its epoch continues,
-and skipped if it is known to be superseded. When it is not known (the flow is binding) it is read:
-reading too much is fenced at the commit and in the sink, skipping too much would lose messages.
+From it follows the rule for planning again after a crash: a slice is read if the grant continues
+its epoch, and skipped if it is known to be superseded. When it is not known (the flow is binding)
+it is read: reading too much is fenced at the commit and in the sink, skipping too much would lose
+messages.
 
 History that restores state (docs, *Warm-up*) is planned beside that. What a partition that is held
 lacks comes before anything new of it and is work like any other. What one lacks that is only
@@ -27,6 +22,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from counterpoise.flow.view import Owned
+from counterpoise.ledger import Key, continues
 from counterpoise.logs import Bounds, Log
 from counterpoise.spark.errors import InvalidOffset
 from counterpoise.spark.offsets import Offset, Range, Replay, Slice
@@ -40,17 +36,10 @@ from counterpoise.spark.warmup.history import (
 )
 
 View = Mapping[int, Owned]
-Key = tuple[int, int]
-"""(partition, epoch): held by one flow at most, ever."""
 
 # How much history a micro-batch has at most where the user has set no limit.
 REPLAYED_MESSAGES = 20_000
 NO_HISTORY = Portions()
-
-
-def continues(epoch: int, held: Owned) -> bool:
-    """Whether what was planned under `epoch` counts for the partition as it is held now."""
-    return epoch == held.epoch or (held.handed_over == "replaced" and epoch + 1 == held.epoch)
 
 
 def is_ours(planned: Slice, view: View) -> bool:

@@ -16,8 +16,9 @@ from typing import Protocol
 from counterpoise.errors import CounterpoiseError
 from counterpoise.flow.core import FLOW_GONE
 from counterpoise.flow.view import Owned
+from counterpoise.ledger import Todo
 from counterpoise.spark.errors import Unforeseen
-from counterpoise.spark.progress import Progress, Todo
+from counterpoise.spark.progress import Progress
 from counterpoise.wire import CommitItem, ReleaseItem
 
 logger = logging.getLogger("counterpoise.spark")
@@ -142,9 +143,7 @@ class Settler:
 
     def _due(self, parting: bool) -> Todo:
         view, draining = self._flow.partitions, self._flow.draining
-        if parting and draining:
-            return self._progress.parting(view)
-        return self._progress.todo(view)
+        return self._progress.todo(view, parting=parting and draining)
 
     def _tell(self, todo: Todo, timeout_seconds: float) -> None:
         """Releases first: somebody waits for them."""

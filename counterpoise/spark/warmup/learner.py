@@ -20,8 +20,9 @@ from typing import Any, Protocol
 
 from counterpoise.flow.core import FLOW_GONE
 from counterpoise.flow.view import Owned, Warming
+from counterpoise.ledger import Key
 from counterpoise.spark.options import SourceOptions
-from counterpoise.spark.planning import Key, View
+from counterpoise.spark.planning import View
 from counterpoise.spark.progress import Progress
 from counterpoise.spark.warmup.history import Restore
 

@@ -41,7 +41,7 @@ def test_an_idle_owner_releases_at_once_with_its_position() -> None:
     view = owned(state="revoking", position="3")
     assert after(offset("0", "9"), view).todo(view).releases == (ReleaseItem(0, 1, "9"),)
     # Nothing was ever read: the position stays as it is.
-    assert after(Offset("q"), view).todo(view).releases == (ReleaseItem(0, 1, None),)
+    assert after(Offset("q"), view).todo(view).releases == (ReleaseItem(0, 1, "3"),)
 
 
 def test_nothing_is_released_before_spark_said_what_is_done() -> None:
@@ -103,7 +103,7 @@ def retire(position: str | None, end: int, partition_count: int) -> Progress:
 def test_a_retiring_partition_is_finished_when_done_to_its_final_end() -> None:
     view = owned(partition=2, state="retiring", position="5")
     assert retire("5", 5, partition_count=2).todo(view).releases == (
-        ReleaseItem(2, 1, None, finished=True),
+        ReleaseItem(2, 1, "5", finished=True),
     )
     # Not at its end, and in flight; then: at an end that is not final yet.
     assert not retire("3", 5, partition_count=2).todo(view).releases
@@ -126,6 +126,26 @@ def test_a_retiring_partition_taken_back_is_read_on() -> None:
     assert progress.wanted(owned(partition=2, position="5")) == {2: "5"}
 
 
+def test_a_release_whose_answer_was_lost_is_due_until_it_is_answered() -> None:
+    """Though the log is not asked about the partition any more, and the others go on."""
+    view = owned(partition=2, state="retiring", position="5")
+    progress = retire("5", 5, partition_count=2)
+    (release,) = progress.todo(view).releases
+    log = NumberLog(2)
+    log.publish(0, 3)
+    both = owned(position="0") | view
+    answer = answer_to(Question({0: "0"}), log, log.bounds([0]))
+    assert progress.plan(answer, both, both, "me") is not None
+    assert progress.todo(both).releases == (release,)
+    # It may never have arrived, and a resize has taken the partition back since.
+    back = owned(position="0") | owned(partition=2, position="5")
+    assert progress.wanted(back) == {0: "0"}
+    (again,) = progress.todo(back).releases
+    progress.answered(again, "not_revoking")
+    assert progress.wanted(back) == {0: "0", 2: "5"}
+    assert not progress.todo(back).releases
+
+
 def test_what_latest_was_is_committed() -> None:
     view = owned()
     log = NumberLog(1)
@@ -145,6 +165,6 @@ def test_a_draining_flow_parts_from_all_that_is_not_in_flight() -> None:
     progress = after(offset("0", "9"), view)
     answer = answer_to(Question({1: "0"}), log, log.bounds([1]))
     assert progress.plan(answer, view, view, "me") is not None
-    parting = progress.parting(view)
+    parting = progress.todo(view, parting=True)
     assert parting.releases == (ReleaseItem(0, 1, "9"),)
     assert parting.commits == ()
