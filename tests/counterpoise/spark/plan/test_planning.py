@@ -10,7 +10,6 @@ from counterpoise.spark.plan.planning import (
     Question,
     answer_to,
     check_place,
-    continues,
     pack,
     plan,
     sort_out,
@@ -20,24 +19,6 @@ from tests.counterpoise.spark.doubles import NumberLog
 
 def held(partition: int, epoch: int, how: str = "graceful", state: str = "owned") -> Owned:
     return Owned(partition, epoch, state, "0", how)
-
-
-@pytest.mark.parametrize(
-    ("planned_under", "now", "how", "counts"),
-    [
-        (3, 3, "graceful", True),
-        (3, 4, "replaced", True),
-        (3, 4, "graceful", False),
-        (3, 4, "forced", False),  # an administrator's positions come like this
-        (3, 4, "orphaned", False),
-        (3, 5, "replaced", False),  # somebody may have been between
-        (3, 2, "replaced", False),
-    ],
-)
-def test_what_was_planned_counts_only_if_nobody_was_between(
-    planned_under: int, now: int, how: str, counts: bool
-) -> None:
-    assert continues(planned_under, held(0, now, how)) is counts
 
 
 def test_slices_are_read_under_the_epoch_of_now_and_superseded_ones_skipped() -> None:
