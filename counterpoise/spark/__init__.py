@@ -9,7 +9,7 @@
         .load()
     )
 
-Start reading at `plan.planning`, then `plan.progress`: what is read and what is done, without Spark.
+Start reading at `plan.planning`, then `plan.progress`: what is read and what is done, no Spark yet.
 
 Each name is loaded when it is first used. Spark runs a query of ours with a chain of Python
 processes, each of which imports this package to unpickle a single object and waits for no more than

@@ -15,9 +15,9 @@ from typing import TypeVar
 
 from counterpoise.errors import CounterpoiseError
 from counterpoise.spark.errors import Unfinished
+from counterpoise.spark.flows.bound import BoundFlow, in_doubt, raise_if_over
 from counterpoise.spark.plan.options import SourceOptions
 from counterpoise.spark.plan.planning import Answer
-from counterpoise.spark.run.bound import BoundFlow, in_doubt, raise_if_over
 
 T = TypeVar("T")
 

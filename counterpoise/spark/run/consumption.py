@@ -22,6 +22,7 @@ from counterpoise.spark.channel.handoffs import Handoffs
 from counterpoise.spark.channel.planned import Plans
 from counterpoise.spark.channel.report import Standing
 from counterpoise.spark.driver.tracking import raise_if_refused
+from counterpoise.spark.flows.bound import BoundFlow, in_doubt, raise_if_over
 from counterpoise.spark.plan.offsets import Json, Offset, Slice, offset_of, replay_slices, slices
 from counterpoise.spark.plan.options import SourceOptions
 from counterpoise.spark.plan.planning import (
@@ -33,7 +34,6 @@ from counterpoise.spark.plan.planning import (
 )
 from counterpoise.spark.plan.progress import Progress
 from counterpoise.spark.run.available_now import AvailableNow
-from counterpoise.spark.run.bound import BoundFlow, in_doubt, raise_if_over
 from counterpoise.spark.run.learner import Learner
 from counterpoise.spark.run.leaving import Leaving
 from counterpoise.spark.run.pace import Pace

@@ -16,11 +16,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from typing import Any
 
 from counterpoise.flow.core import FLOW_GONE
-from counterpoise.flow.view import Owned, Warming
+from counterpoise.flow.view import Warming
 from counterpoise.ledger import Key
+from counterpoise.spark.flows.bound import LearnsOf
 from counterpoise.spark.plan.history import Restore
 from counterpoise.spark.plan.options import SourceOptions
 from counterpoise.spark.plan.planning import View
@@ -30,20 +31,6 @@ logger = logging.getLogger("counterpoise.spark")
 
 REFRESH_SECONDS = 0.5
 _CALL_SECONDS = 5.0
-
-
-class LearnsOf(Protocol):
-    """The part of a flow that is needed here."""
-
-    @property
-    def partitions(self) -> Mapping[int, Owned]: ...
-
-    @property
-    def warming(self) -> Mapping[int, Warming]: ...
-
-    def ready(self, partition: int, epoch: int | None = None) -> str: ...
-
-    def refresh(self, *, timeout_seconds: float | None = None) -> None: ...
 
 
 class Learner:

@@ -14,9 +14,9 @@ from counterpoise.spark.channel.documents import source_end
 from counterpoise.spark.channel.handoffs import Handoffs
 from counterpoise.spark.channel.planned import Plans
 from counterpoise.spark.errors import CannotStart, Unfinished
+from counterpoise.spark.flows.binding import bind
+from counterpoise.spark.flows.bound import BoundFlow
 from counterpoise.spark.plan.options import SourceOptions
-from counterpoise.spark.run.binding import bind
-from counterpoise.spark.run.bound import BoundFlow
 from counterpoise.spark.run.consumption import Consumption
 from counterpoise.spark.run.leaving import nobody_else
 from counterpoise.spark.run.patience import PAUSE_SECONDS, patiently

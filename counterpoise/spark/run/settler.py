@@ -11,13 +11,12 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Iterable, Mapping
-from typing import Protocol
 
 from counterpoise.errors import CounterpoiseError
 from counterpoise.flow.core import FLOW_GONE
-from counterpoise.flow.view import Owned
 from counterpoise.ledger import Todo
 from counterpoise.spark.errors import Unforeseen
+from counterpoise.spark.flows.bound import Tells
 from counterpoise.spark.plan.progress import Progress
 from counterpoise.wire import CommitItem, ReleaseItem
 
@@ -27,30 +26,6 @@ _CALL_SECONDS = 5.0
 _LOOK_AGAIN_SECONDS = 1.0
 _FIRST_PAUSE_SECONDS = 0.1
 _LONGEST_PAUSE_SECONDS = 2.0
-
-
-class Tells(Protocol):
-    """The part of a flow that is needed here."""
-
-    @property
-    def status(self) -> str: ...
-
-    @property
-    def partitions(self) -> Mapping[int, Owned]: ...
-
-    @property
-    def draining(self) -> bool: ...
-
-    def commit(
-        self,
-        positions: Iterable[tuple[int, int, str]],
-        *,
-        timeout_seconds: float | None = None,
-    ) -> dict[int, str]: ...
-
-    def release_many(
-        self, items: Iterable[ReleaseItem], *, timeout_seconds: float | None = None
-    ) -> dict[int, str]: ...
 
 
 class Settler:

@@ -10,9 +10,9 @@ import pytest
 
 from counterpoise.client import Client
 from counterpoise.spark.errors import CannotStart, Unfinished
+from counterpoise.spark.flows.binding import bind
+from counterpoise.spark.flows.bound import BoundFlow
 from counterpoise.spark.plan.options import read_options
-from counterpoise.spark.run.binding import bind
-from counterpoise.spark.run.bound import BoundFlow
 from counterpoise.spark.run.opening import open_consumption, until_settled
 from tests.service import Service
 

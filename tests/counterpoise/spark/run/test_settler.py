@@ -9,11 +9,11 @@ from typing import cast
 
 import pytest
 
+from counterpoise.spark.flows.bound import BoundFlow, Tells
+from counterpoise.spark.flows.together import Flows
 from counterpoise.spark.plan.offsets import Offset, Range
 from counterpoise.spark.plan.progress import Progress
-from counterpoise.spark.run.bound import BoundFlow
-from counterpoise.spark.run.flows import Flows
-from counterpoise.spark.run.settler import Settler, Tells
+from counterpoise.spark.run.settler import Settler
 from counterpoise.wire import CommitItem, ReleaseItem
 from tests.counterpoise.spark.doubles import Queue
 from tests.counterpoise.spark.run.test_consumption import FlowDouble

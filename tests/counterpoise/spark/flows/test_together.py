@@ -17,10 +17,10 @@ from counterpoise.flow.core import FLOW_GONE
 from counterpoise.flow.view import Owned
 from counterpoise.spark.channel.handoffs import Handoffs
 from counterpoise.spark.errors import CannotStart
+from counterpoise.spark.flows.binding import bind
+from counterpoise.spark.flows.bound import BoundFlow
+from counterpoise.spark.flows.together import Flows
 from counterpoise.spark.plan.options import SourceOptions
-from counterpoise.spark.run.binding import bind
-from counterpoise.spark.run.bound import BoundFlow
-from counterpoise.spark.run.flows import Flows
 from counterpoise.wire import ReleaseItem
 from tests.counterpoise.faulty import Answer, Seen, faulty_service
 from tests.counterpoise.spark.queries import Collected, publish, start

@@ -13,9 +13,9 @@ from counterpoise.flow import Flow
 from counterpoise.flow.view import Owned
 from counterpoise.spark.channel.handoffs import Handoffs
 from counterpoise.spark.errors import CannotStart
+from counterpoise.spark.flows.bound import BoundFlow
+from counterpoise.spark.flows.together import Flows, each, numbered
 from counterpoise.spark.plan.options import SourceOptions
-from counterpoise.spark.run.bound import BoundFlow
-from counterpoise.spark.run.flows import Flows, each, numbered
 
 
 def bind(

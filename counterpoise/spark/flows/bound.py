@@ -2,14 +2,52 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Protocol
 
 from counterpoise.errors import CounterpoiseError
+from counterpoise.flow.view import Owned, Warming
 from counterpoise.spark.errors import FlowEnded
-from counterpoise.spark.run.learner import LearnsOf
-from counterpoise.spark.run.settler import Tells
 from counterpoise.spark.tasks.door import GivesAccess
+from counterpoise.wire import ReleaseItem
+
+
+class Tells(Protocol):
+    """What the settler needs: commits and releases."""
+
+    @property
+    def status(self) -> str: ...
+
+    @property
+    def partitions(self) -> Mapping[int, Owned]: ...
+
+    @property
+    def draining(self) -> bool: ...
+
+    def commit(
+        self,
+        positions: Iterable[tuple[int, int, str]],
+        *,
+        timeout_seconds: float | None = None,
+    ) -> dict[int, str]: ...
+
+    def release_many(
+        self, items: Iterable[ReleaseItem], *, timeout_seconds: float | None = None
+    ) -> dict[int, str]: ...
+
+
+class LearnsOf(Protocol):
+    """What the learner needs: what warms up here, and saying that it is ready."""
+
+    @property
+    def partitions(self) -> Mapping[int, Owned]: ...
+
+    @property
+    def warming(self) -> Mapping[int, Warming]: ...
+
+    def ready(self, partition: int, epoch: int | None = None) -> str: ...
+
+    def refresh(self, *, timeout_seconds: float | None = None) -> None: ...
 
 
 class BoundFlow(GivesAccess, Tells, LearnsOf, Protocol):

@@ -29,7 +29,7 @@ from typing import Generic, TypeVar
 from counterpoise.errors import CounterpoiseError
 from counterpoise.flow.core import FLOW_GONE
 from counterpoise.flow.view import Owned, Warming
-from counterpoise.spark.run.bound import BoundFlow
+from counterpoise.spark.flows.bound import BoundFlow
 from counterpoise.wire import LogAccess, ReleaseItem
 
 logger = logging.getLogger("counterpoise.spark")
