@@ -24,7 +24,6 @@ from dataclasses import dataclass, field, replace
 from counterpoise.flow.view import Owned
 from counterpoise.ledger import Key, continues
 from counterpoise.logs import Bounds, Log
-from counterpoise.spark.errors import InvalidOffset
 from counterpoise.spark.plan.history import (
     FindFloor,
     Portions,
@@ -252,20 +251,6 @@ def sort_out(planned: Iterable[Slice], view: View | None) -> Sorted:
         else:
             skipped.append(one)
     return Sorted(read, skipped)
-
-
-def check_place(start: Offset, incarnation: str, queue_id: str | None = None) -> None:
-    """Raises InvalidOffset if the offset speaks of another queue or incarnation of the log."""
-    if start.queue_id is not None and queue_id is not None and start.queue_id != queue_id:
-        raise InvalidOffset(
-            f"the checkpoint belongs to a queue {start.queue!r} that was deleted and made anew "
-            "since: choose another checkpointLocation"
-        )
-    if start.log is not None and start.log != incarnation:
-        raise InvalidOffset(
-            f"the checkpoint belongs to a log of queue {start.queue!r} that was deleted and made "
-            "anew, or restored from a backup, since: choose another checkpointLocation"
-        )
 
 
 def pack(planned: Sequence[Slice], most: int) -> list[tuple[Slice, ...]]:

@@ -1,69 +1,63 @@
 """One running query's side of the queue: its flow, its log, what is done. Lives in the query's own
 process, a child of the JVM, from the first offset on (docs, *Spark*).
 
-The thread that Spark calls on decides what to read; it waits for nobody for long and what fails in
-passing it answers with the offset it was given: there is nothing to read just now. Beside it run
-the flow's threads, the probe (asks the log) and the settler (tells the service what is done).
+Three threads run beside Spark's and the flow's: the probe asks the log, the settler tells the
+service what is done, and the correspondent talks with the driver. A fourth leaves the queue in
+order when the driver says so. What they share is in the books.
 """
 
 from __future__ import annotations
 
-import contextlib
-import logging
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 
-from counterpoise.errors import CounterpoiseError
 from counterpoise.spark.channel.correspondence import Correspondent
 from counterpoise.spark.channel.documents import Channel
 from counterpoise.spark.channel.handoffs import Handoffs
 from counterpoise.spark.channel.planned import Plans
 from counterpoise.spark.channel.report import Standing
 from counterpoise.spark.driver.tracking import raise_if_refused
-from counterpoise.spark.flows.bound import BoundFlow, in_doubt, raise_if_over
-from counterpoise.spark.plan.offsets import Json, Offset, Slice, offset_of, replay_slices, slices
+from counterpoise.spark.flows.bound import BoundFlow, raise_if_over
+from counterpoise.spark.plan.offsets import Json
 from counterpoise.spark.plan.options import SourceOptions
-from counterpoise.spark.plan.planning import (
-    Question,
-    View,
-    check_place,
-    pack,
-    sort_out,
-)
-from counterpoise.spark.plan.progress import Progress
-from counterpoise.spark.run.available_now import AvailableNow
+from counterpoise.spark.plan.place import Place
+from counterpoise.spark.run.asking import Asking
+from counterpoise.spark.run.batches import Batches
+from counterpoise.spark.run.books import Books
 from counterpoise.spark.run.learner import Learner
 from counterpoise.spark.run.leaving import Leaving
 from counterpoise.spark.run.pace import Pace
 from counterpoise.spark.run.probe import LogProbe
 from counterpoise.spark.run.settler import Settler
 from counterpoise.spark.tasks.door import LogDoor
-from counterpoise.spark.tasks.executor import LogPartition, log_partition
-from counterpoise.wire import CommitItem, ReleaseItem
+from counterpoise.spark.tasks.executor import LogPartition
 
-logger = logging.getLogger("counterpoise.spark")
-
-# How old what the log said may be, and how long to wait for something younger.
-MAX_AGE_SECONDS = 0.05
-PATIENCE_SECONDS = 0.5
-# How long a micro-batch waits to know what the flow still holds, when that is not known.
-SETTLE_SECONDS = 2.0
 _STOP_SECONDS = 3.0
 # How long a query that is stopped with a micro-batch in flight waits to hear what became of it.
 _ENDED_SECONDS = 1.0
 
 
+@dataclass(frozen=True)
+class QueueState:
+    """What is known or can be asked of the queue, beside the flow.
+
+    `max_handoff_seconds`: the queue's, None if not known. `settled` waits until the queue has given
+    its flows what they get. `nobody_else` asks whether a draining flow keeps what it has, because
+    nobody can take it. Both may raise CounterpoiseError.
+    """
+
+    max_handoff_seconds: float | None = None
+    settled: Callable[[], None] = lambda: None
+    nobody_else: Callable[[], bool] = lambda: True
+
+
 class Consumption:
     """What runs from the first offset of a query to its end.
 
-    `flow` is bound, and sets `wake` whenever its view changes. `incarnation` is the log's, and
-    `queue_id` the queue's. `cores`: how many tasks read at most. `max_handoff_seconds`: the
-    queue's, None if not known. `settled` waits until the queue has given its flows what they get
-    (for `available_now`). `channel`: to the driver. `plans`: what each micro-batch reads, told to
-    it. `handoffs` is told by the flow what comes and goes. `nobody_else` asks the service whether a
-    draining flow keeps what it has, because nobody can take it; it may raise.
+    `flow` is bound, and sets `wake` whenever its view changes. `cores`: how many tasks read at
+    most. `channel`: to the driver. `handoffs` is told by the flow what comes and goes.
     """
 
     def __init__(
@@ -71,51 +65,35 @@ class Consumption:
         options: SourceOptions,
         flow: BoundFlow,
         door: LogDoor,
-        incarnation: str,
+        place: Place,
         *,
-        queue_id: str | None = None,
         wake: threading.Event,
         cores: int,
-        max_handoff_seconds: float | None = None,
-        settled: Callable[[], None] = lambda: None,
+        queue: QueueState | None = None,
         channel: Channel | None = None,
-        plans: Plans | None = None,
         handoffs: Handoffs | None = None,
-        nobody_else: Callable[[], bool] = lambda: True,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._options = options
         self._flow = flow
-        self._door = door
-        self._incarnation = incarnation
-        self._queue_id = queue_id
-        self._cores = cores
-        self._max_handoff_seconds = max_handoff_seconds
-        self._clock = clock
-        self._wake = wake
-        self._lock = threading.Lock()
-        self._progress = Progress()
-        self._pace = Pace()
-        self._probe = LogProbe(door, clock, options.warmup_from)
-        self._learner = Learner(options, flow, self._progress, clock)
-        self._plans = plans
-        self._handoffs = handoffs or Handoffs()
-        self._nobody_else = nobody_else
-        self._settler = Settler(
-            *(flow, self._progress, self._lock, wake, self._refused, self._handoffs.released),
-            beside=self._learner.tell,
-        )
+        self._queue = queue or QueueState()
         self._channel = channel
-        self._correspondent = Correspondent(channel, self) if channel is not None else None
-        self._available_now = AvailableNow(
-            *(options, flow, lambda: self._probe.last_error, settled, clock)
+        self._clock = clock
+        self._pace = Pace()
+        self._books = Books(flow, place, wake, handoffs or Handoffs())
+        self._probe = LogProbe(door, clock, options.warmup_from)
+        self._learner = Learner(options, flow, self._books, clock)
+        self._settler = Settler(flow, self._books, beside=self._learner.tell)
+        self._asking = Asking(
+            *(options, flow, self._books, self._probe, self._learner, self._pace),
+            max_handoff_seconds=self._queue.max_handoff_seconds,
+            settled=self._queue.settled,
+            clock=clock,
         )
-        self._parsed: tuple[Json, Offset] | None = None
-        self._sorted: tuple[Json, Json, list[LogPartition]] | None = None
-        self._planned: Json | None = None
+        plans = None if channel is None else Plans(channel, place.queue_id or "", place.incarnation)
+        self._batches = Batches(options, flow, self._books, door, cores, plans, clock)
+        self._correspondent = None if channel is None else Correspondent(channel, self)
         self._leaving: Leaving | None = None
-        self._closing = False
-        self._unbinding = False
         self._left = False
         self._stopped = False
 
@@ -126,7 +104,7 @@ class Consumption:
         if self._correspondent is not None:
             self._correspondent.start()
 
-    # ------------------------------------------------------------------ what to read next
+    # ------------------------------------------------------------------ what Spark asks
 
     def next_offset(self, start: Json, max_messages: int | None) -> Json:
         """The offset after `start`, or `start` itself when there is nothing to read now.
@@ -136,154 +114,47 @@ class Consumption:
         """
         if self._channel is not None:
             raise_if_refused(self._channel)
-        if self._unbinding:
+        if self._asking.over:
             return start
         raise_if_over(self._flow, self._options.queue)
-        self._measure()
-        self._finished(self._parse(start))
-        if self._available_now.targets is None:
-            return self._planned_after(start, max_messages) or start
-        # "Nothing to read" would be the end of the query.
-        return self._available_now.until_known(lambda: self._surely_after(start, max_messages))
-
-    def _finished(self, offset: Offset) -> None:
-        lost: Sequence[Slice] = ()
-        with self._lock:
-            bound, view = self._flow.status == "bound", self._flow.partitions
-            if offset is not self._progress.start or self._progress.in_flight:
-                lost = self._progress.finished(offset, view)
-                self._wake.set()
-        if bound:
-            self._report_lost(lost)
-
-    def _surely_after(self, start: Json, max_messages: int | None) -> Json | None:
-        """The same as the other; `start` only if it is certain that there is nothing to read."""
-        if self._unbinding:
-            return start
-        if not self._available_now.settle():
-            return None
-        found = self._planned_after(start, max_messages)
-        certain = found is not start or self._closing or self._available_now.is_settled()
-        return found if certain else None
-
-    def _planned_after(self, start: Json, max_messages: int | None) -> Json | None:
-        """The offset after `start`, `start` when there is nothing to read, None: not known now."""
-        with self._lock:
-            asked = self._flow.partitions
-            positions = {} if self._closing else self._progress.wanted(asked)
-            restores = () if self._closing else self._learner.restores(asked)
-        if not (positions or restores):
-            return start
-        if in_doubt(self._flow, self._clock()):
-            return None
-        question = Question(
-            positions,
-            self._flow.start == "latest",
-            max_messages,
-            self._available_now.targets,
-            self._options.max_bytes_per_trigger,
-            restores,
-        )
-        answer = self._probe.ask(question, MAX_AGE_SECONDS, PATIENCE_SECONDS)
-        if answer is None:
-            return None
-        with self._lock:
-            if self._closing:
-                return start
-            view = self._flow.partitions
-            coming = self._learner.coming()
-            planned = self._progress.plan(answer, asked, view, self._flow.instance_id, coming)
-            if planned is not None:
-                self._planned = replace(planned, queue_id=self._queue_id).to_json()
-            due = self._progress.due(view)
-        self._learner.warn()
-        if due or self._learner.has_news():
-            self._wake.set()
-        if planned is None or self._planned is None:
-            return start if self._available_now.is_done(answer) else None
-        self._pace.planned(self._clock())
-        return self._planned
+        return self._asking.next_offset(start, max_messages)
 
     def available_now(self, ends: Callable[[list[int]], Mapping[int, str]]) -> None:
         """Read what is there now of what the flow gets now, and no more (Trigger.AvailableNow)."""
-        if not self._unbinding:
-            self._available_now.aim(ends)
-
-    # ------------------------------------------------------------------ what a batch reads
+        self._asking.available_now(ends)
 
     def partitions(self, start: Json, end: Json) -> list[LogPartition]:
         """What the micro-batch from `start` to `end` reads. Superseded slices are left out."""
-        if self._sorted is not None and self._sorted[:2] == (start, end):
-            return self._sorted[2]
-        before, after = self._parse(start), offset_of(end, self._options.queue)
-        check_place(after, self._incarnation, self._queue_id)
-        planned = slices(before, after)
-        view = self._known_view() if planned else None
-        sorted_out = sort_out(planned, view)
-        with self._lock:
-            self._progress.replaying(before, after)
-            self._planned = end
-            self._progress.skip(sorted_out.skipped)
-        self._handoffs.skipped(sorted_out.skipped)
-        # History is read whoever owns the partition now: the next offset builds on it.
-        read = [*sorted_out.read, *replay_slices(before, after)]
-        groups = [
-            log_partition(self._door, self._options, group) for group in pack(read, self._cores)
-        ]
-        if self._plans is not None:
-            self._plans.say(start, end, [one.slices for one in groups], sorted_out.skipped)
-        self._sorted = (start, end, groups)
-        return groups
-
-    def _known_view(self) -> View | None:
-        """What the flow holds, once that is certain; None if it does not become so for a while."""
-        give_up_at = self._clock() + SETTLE_SECONDS
-        while self._flow.status == "binding" or in_doubt(self._flow, self._clock()):
-            left = give_up_at - self._clock()
-            if left <= 0:
-                return None
-            with contextlib.suppress(CounterpoiseError):
-                self._flow.wait(min(left, 0.1))
-        return self._flow.partitions if self._flow.status == "bound" else None
+        return self._batches.partitions(start, end)
 
     # ------------------------------------------------------------------ what the driver says
 
     def batch_done(self, end: Json) -> bool:
-        """The micro-batch up to `end` is in Spark's commit log. Any thread; may come late.
-
-        It counts only for the micro-batch planned last: what Spark has said itself since is newer.
-        """
-        with self._lock:
-            if not self._progress.in_flight or end != self._planned:
-                return False
-            view = self._flow.partitions
-            lost = self._progress.finished(offset_of(end, self._options.queue), view)
-            self._pace.done(self._clock())
-        if self._flow.status == "bound":
-            self._report_lost(lost)
-        self._wake.set()
+        """The micro-batch up to `end` is in Spark's commit log. Any thread; may come late."""
+        if not self._books.batch_done(end):
+            return False
+        self._pace.done(self._clock())
         return True
 
     def restored(self, document: Json) -> None:
         """The driver says whose state it has restored."""
         if self._learner.heard(document):
-            self._wake.set()
+            self._books.wake.set()
 
     def leave(self, timeout_seconds: float) -> None:
         """Begin to hand over everything in order, and then unbind; see `Leaving`."""
         if self._leaving is None:
-            self._leaving = Leaving(self, self._flow, self._nobody_else, timeout_seconds)
+            self._leaving = Leaving(self, self._flow, self._queue.nobody_else, timeout_seconds)
             self._leaving.start()
 
     def take_nothing_new(self) -> None:
         """No micro-batch from now on; release what is not in flight, the rest when it is done."""
-        with self._lock:
-            self._closing = True
+        self._books.take_nothing_new()
         self._settler.hand_over_all()
 
     def left(self) -> None:
         """Everything is handed over: unbind. The query goes on and finds nothing to read."""
-        self._unbinding = True
+        self._asking.over = True
         self._flow.close(timeout_seconds=_STOP_SECONDS)
         self._left = True
 
@@ -295,7 +166,7 @@ class Consumption:
             return
         self._stopped = True
         if self._correspondent is not None:
-            if self._progress.in_flight:
+            if self._books.in_flight:
                 self._correspondent.wait_ended(_ENDED_SECONDS)
             self._correspondent.close()
         if self._leaving is not None:
@@ -310,12 +181,12 @@ class Consumption:
         """Objects that are others as soon as what is held has changed."""
         flow = self._flow
         state = (self._left, flow.status, flow.draining)
-        return (flow.partitions, flow.warming, self._progress.in_flight, *state)
+        return (flow.partitions, flow.warming, self._books.in_flight, *state)
 
     def standing(self) -> Standing:
         """How things are now."""
-        flow, progress = self._flow, self._progress
-        with self._lock:
+        flow = self._flow
+        with self._books.locked() as progress:
             view = flow.partitions
             return Standing(
                 queue=self._options.queue,
@@ -328,7 +199,7 @@ class Consumption:
                 warming=flow.warming,
                 positions=progress.positions(view),
                 bounds=progress.bounds,
-                handoffs=self._handoffs,
+                handoffs=self._books.handoffs,
                 last_error=flow.last_error or self._settler.last_error or self._probe.last_error,
                 in_flight=progress.in_flight & view.keys(),
             )
@@ -336,25 +207,3 @@ class Consumption:
     def report(self) -> Json:
         """For the query's progress: where the log ends, what is held, what went wrong."""
         return self.standing().report()
-
-    def _report_lost(self, lost: Sequence[Slice]) -> None:
-        for one in lost:
-            self._handoffs.taken_over(one.partition, one.epoch, one.end)
-
-    def _refused(self, item: CommitItem | ReleaseItem, outcome: str) -> None:
-        logger.info("counterpoise: %s was answered %s", item, outcome)
-        self._handoffs.taken_over(item.partition, item.epoch, item.position)
-
-    def _measure(self) -> None:
-        self._pace.asked(self._clock())
-        warning = self._pace.warning(self._max_handoff_seconds)
-        if warning is not None:
-            logger.warning("counterpoise: queue %s: %s", self._options.queue, warning)
-
-    def _parse(self, document: Json) -> Offset:
-        """The offset; parsed once for the many times that an idle query asks."""
-        if self._parsed is None or self._parsed[0] != document:
-            offset = offset_of(document, self._options.queue)
-            check_place(offset, self._incarnation, self._queue_id)
-            self._parsed = (document, offset)
-        return self._parsed[1]

@@ -26,6 +26,7 @@ from counterpoise.spark.plan.history import Restore
 from counterpoise.spark.plan.options import SourceOptions
 from counterpoise.spark.plan.planning import View
 from counterpoise.spark.plan.progress import Progress
+from counterpoise.spark.run.books import Books
 
 logger = logging.getLogger("counterpoise.spark")
 
@@ -34,16 +35,16 @@ _CALL_SECONDS = 5.0
 
 
 class Learner:
-    """Does nothing without the option warmup. `near` and `restores` need the lock of `progress`."""
+    """Does nothing without the option warmup."""
 
     def __init__(
-        self, options: SourceOptions, flow: LearnsOf, progress: Progress, clock: Callable[[], float]
+        self, options: SourceOptions, flow: LearnsOf, books: Books, clock: Callable[[], float]
     ) -> None:
         self._replays = options.warmup and not options.warmup_from.snapshot
         self._on = options.warmup
         self._queue = options.queue
         self._flow = flow
-        self._progress = progress
+        self._books = books
         self._clock = clock
         self._restored: frozenset[Key] = frozenset()
         self._told: set[Key] = set()
@@ -57,10 +58,10 @@ class Learner:
         """What warms up here by replay."""
         return self._flow.warming if self._replays else {}
 
-    def restores(self, view: View) -> tuple[Restore, ...]:
-        """Whose state is to be restored from history."""
+    def restores(self, progress: Progress, view: View) -> tuple[Restore, ...]:
+        """Whose state is to be restored from history. With the lock of the books."""
         self._asked = True
-        return self._progress.restores(view, self._flow.warming) if self._replays else ()
+        return progress.restores(view, self._flow.warming) if self._replays else ()
 
     def has_news(self) -> bool:
         """Whether the service is to be told that somebody is ready."""
@@ -68,7 +69,9 @@ class Learner:
 
     def warn(self) -> None:
         """Tell of history that is gone, once for each chain."""
-        for key, (begin, first) in list(self._progress.gaps.items()):
+        with self._books.locked() as progress:
+            gaps = dict(progress.gaps)
+        for key, (begin, first) in gaps.items():
             if key not in self._warned:
                 self._warned.add(key)
                 logger.warning(
@@ -109,7 +112,10 @@ class Learner:
         return self._flow.warming if self._on else {}
 
     def _near(self) -> frozenset[Key]:
-        restored = frozenset(list(self._progress.near)) if self._replays else self._restored
+        restored = self._restored
+        if self._replays:
+            with self._books.locked() as progress:
+                restored = frozenset(progress.near)
         return restored | self._ours()
 
     def _ours(self) -> set[Key]:

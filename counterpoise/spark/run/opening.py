@@ -12,12 +12,12 @@ from counterpoise.client import Client
 from counterpoise.errors import ServiceUnavailable
 from counterpoise.spark.channel.documents import source_end
 from counterpoise.spark.channel.handoffs import Handoffs
-from counterpoise.spark.channel.planned import Plans
 from counterpoise.spark.errors import CannotStart, Unfinished
 from counterpoise.spark.flows.binding import bind
 from counterpoise.spark.flows.bound import BoundFlow
 from counterpoise.spark.plan.options import SourceOptions
-from counterpoise.spark.run.consumption import Consumption
+from counterpoise.spark.plan.place import Place
+from counterpoise.spark.run.consumption import Consumption, QueueState
 from counterpoise.spark.run.leaving import nobody_else
 from counterpoise.spark.run.patience import PAUSE_SECONDS, patiently
 from counterpoise.spark.run.probe import ask_bounds
@@ -87,16 +87,16 @@ def open_consumption(
             options,
             flow,
             door,
-            bounds.incarnation,
-            queue_id=queue.id,
+            Place(options.queue, bounds.incarnation, queue.id),
             wake=wake,
             cores=options.max_input_partitions or cores,
-            max_handoff_seconds=queue.max_handoff_time,
-            settled=lambda: until_settled(options, flow),
+            queue=QueueState(
+                queue.max_handoff_time,
+                settled=lambda: until_settled(options, flow),
+                nobody_else=lambda: nobody_else(options),
+            ),
             channel=channel,
-            plans=Plans(channel, queue.id, bounds.incarnation) if channel is not None else None,
             handoffs=handoffs,
-            nobody_else=lambda: nobody_else(options),
         )
         consumption.start()
     except BaseException:

@@ -17,7 +17,7 @@ from counterpoise.flow.core import FLOW_GONE
 from counterpoise.ledger import Todo
 from counterpoise.spark.errors import Unforeseen
 from counterpoise.spark.flows.bound import Tells
-from counterpoise.spark.plan.progress import Progress
+from counterpoise.spark.run.books import Books
 from counterpoise.wire import CommitItem, ReleaseItem
 
 logger = logging.getLogger("counterpoise.spark")
@@ -31,28 +31,16 @@ _LONGEST_PAUSE_SECONDS = 2.0
 class Settler:
     """One thread that commits and releases whatever is due.
 
-    `lock` guards `progress`. `wake` is set when something was done or the view has changed.
     `beside` is what else there is to tell; it may raise CounterpoiseError.
     """
 
     def __init__(
-        self,
-        flow: Tells,
-        progress: Progress,
-        lock: threading.Lock,
-        wake: threading.Event,
-        on_refused: Callable[[CommitItem | ReleaseItem, str], None],
-        on_released: Callable[[ReleaseItem], None],
-        beside: Callable[[], None] = lambda: None,
+        self, flow: Tells, books: Books, beside: Callable[[], None] = lambda: None
     ) -> None:
         self._flow = flow
-        self._progress = progress
-        self._lock = lock
-        self._on_refused = on_refused
-        self._on_released = on_released
+        self._books = books
         self._beside = beside
         self._hand_over_all = False
-        self._wake = wake
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._run, name="counterpoise-settler", daemon=True)
         self.last_error: CounterpoiseError | None = None
@@ -64,12 +52,12 @@ class Settler:
     def hand_over_all(self) -> None:
         """From now on release whatever is not in flight; the flow must be draining."""
         self._hand_over_all = True
-        self._wake.set()
+        self._books.wake.set()
 
     def close(self, timeout_seconds: float) -> None:
         """Stop the thread and tell what is still due, once, in about `timeout_seconds`."""
         self._closed.set()
-        self._wake.set()
+        self._books.wake.set()
         self._thread.join(timeout_seconds)
         try:
             self._settle(True, timeout_seconds)
@@ -84,8 +72,8 @@ class Settler:
     def _run(self) -> None:
         failures = 0
         while not self._closed.is_set():
-            self._wake.wait(_LOOK_AGAIN_SECONDS)
-            self._wake.clear()
+            self._books.wake.wait(_LOOK_AGAIN_SECONDS)
+            self._books.wake.clear()
             try:
                 if self._closed.is_set() or not self._may_tell():
                     continue
@@ -103,7 +91,7 @@ class Settler:
             pause = min(_LONGEST_PAUSE_SECONDS, _FIRST_PAUSE_SECONDS * 2**failures)
             failures = min(failures + 1, 10)
             self._closed.wait(pause)
-            self._wake.set()
+            self._books.wake.set()
 
     def _may_tell(self) -> bool:
         """Whether anybody is bound. Of several flows, those that are need not wait for the others:
@@ -112,13 +100,10 @@ class Settler:
         return status == "bound" or (status != "gone" and bool(self._flow.partitions))
 
     def _settle(self, parting: bool, timeout_seconds: float) -> None:
-        with self._lock:
-            todo = self._due(parting)
+        with self._books.locked() as progress:
+            view, draining = self._flow.partitions, self._flow.draining
+            todo = progress.todo(view, parting=parting and draining)
         self._tell(todo, timeout_seconds)
-
-    def _due(self, parting: bool) -> Todo:
-        view, draining = self._flow.partitions, self._flow.draining
-        return self._progress.todo(view, parting=parting and draining)
 
     def _tell(self, todo: Todo, timeout_seconds: float) -> None:
         """Releases first: somebody waits for them."""
@@ -139,9 +124,10 @@ class Settler:
             outcome = outcomes.get(item.partition, FLOW_GONE)
             if outcome == FLOW_GONE:
                 continue  # the flow is being bound again: under new epochs, if at all
-            with self._lock:
-                self._progress.answered(item, outcome)
+            with self._books.locked() as progress:
+                progress.answered(item, outcome)
             if outcome == "ok" and isinstance(item, ReleaseItem):
-                self._on_released(item)
+                self._books.handoffs.released(item)
             if outcome not in ("ok", "not_revoking"):
-                self._on_refused(item, outcome)
+                logger.info("counterpoise: %s was answered %s", item, outcome)
+                self._books.handoffs.taken_over(item.partition, item.epoch, item.position)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,8 @@ from counterpoise.errors import Forbidden, ServiceUnavailable
 from counterpoise.logs.postgres import PostgresLog
 from counterpoise.spark.channel.documents import Channel
 from counterpoise.spark.plan.options import SourceOptions
-from counterpoise.spark.run.consumption import Consumption
+from counterpoise.spark.plan.place import Place
+from counterpoise.spark.run.consumption import Consumption, QueueState
 from counterpoise.spark.tasks.door import LogDoor
 from tests.counterpoise.spark.doubles import Queue
 from tests.counterpoise.spark.run.test_consumption import EMPTY, FlowDouble, next_offset
@@ -30,19 +31,20 @@ class Talk:
         self.flow = FlowDouble(Queue.of(4), threading.Event(), url)
         self.driver = Channel(home, "me")
         self.alone = True
+        self.nobody_else: Callable[[], bool] = self._is_alone
         self.consumption = Consumption(
             SourceOptions("flights"),
             self.flow,
             LogDoor(self.flow, url),
-            log.bounds([]).incarnation,
+            Place("flights", log.bounds([]).incarnation),
             wake=self.flow.wake,
             cores=2,
             channel=Channel(home, "me"),
-            nobody_else=self.nobody_else,
+            queue=QueueState(nobody_else=lambda: self.nobody_else()),
         )
         self.consumption.start()
 
-    def nobody_else(self) -> bool:
+    def _is_alone(self) -> bool:
         self.flow._check()
         return self.alone
 
@@ -161,8 +163,8 @@ def test_while_others_are_there_it_works_until_they_take_over(talk: Talk, log: P
     leaving = talk.consumption._leaving
     assert leaving is not None
     leaving._last_call_at = 0.0
-    until(lambda: talk.consumption._closing)
-    second = talk.consumption._planned
+    until(lambda: talk.consumption._books.closing)
+    second = talk.consumption._books.planned
     assert second is not None
     assert talk.owner(0) == "me"
     talk.done(second)
@@ -190,7 +192,7 @@ def test_who_may_not_ask_who_is_there_leaves_in_half_of_the_time(
     def refused() -> bool:
         raise Forbidden("this token may not read queues")
 
-    talk.consumption._nobody_else = refused
+    talk.nobody_else = refused
     talk.flow.grant(0)
     talk.consumption.next_offset(EMPTY, None)
     began = time.monotonic()

@@ -3,13 +3,11 @@ import pytest
 from hypothesis import given
 
 from counterpoise.flow.view import Owned
-from counterpoise.spark.errors import InvalidOffset
 from counterpoise.spark.plan.history import Restore
 from counterpoise.spark.plan.offsets import Offset, Range, Replay, Slice
 from counterpoise.spark.plan.planning import (
     Question,
     answer_to,
-    check_place,
     pack,
     plan,
     sort_out,
@@ -100,21 +98,6 @@ def test_targets_bound_what_is_read_and_the_limit_is_shared_below_them() -> None
     answer = answer_to(question, log, log.bounds([0, 1, 2]))
     assert answer.ends == {0: "4", 1: "16"}
     assert answer_to(Question({0: "0"}, targets={0: "4"}), log, log.bounds([0])).ends == {0: "4"}
-
-
-def test_a_log_made_anew_does_not_fit_an_old_checkpoint() -> None:
-    check_place(Offset("q"), "log-2")
-    with pytest.raises(InvalidOffset, match="made anew"):
-        check_place(Offset("q", {}, "me", "log-1"), "log-2")
-
-
-def test_nor_does_a_queue_made_anew_whose_log_outlived_it() -> None:
-    old = Offset("q", {}, "me", "log-1", queue_id="first")
-    check_place(old, "log-1", "first")
-    check_place(old, "log-1")
-    check_place(Offset("q", {}, "me", "log-1"), "log-1", "second")
-    with pytest.raises(InvalidOffset, match="queue 'q' that was deleted"):
-        check_place(old, "log-1", "second")
 
 
 @given(

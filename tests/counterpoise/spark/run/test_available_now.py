@@ -20,7 +20,8 @@ from counterpoise.logs.patience import AHEAD_SECONDS
 from counterpoise.spark.errors import AheadOfLog, FlowEnded, Unfinished
 from counterpoise.spark.plan.offsets import Offset
 from counterpoise.spark.plan.options import SourceOptions, read_options
-from counterpoise.spark.run.consumption import Consumption
+from counterpoise.spark.plan.place import Place
+from counterpoise.spark.run.consumption import Consumption, QueueState
 from counterpoise.spark.source.reader import CounterpoiseStreamReader
 from counterpoise.spark.tasks.door import LogDoor
 from tests.counterpoise.spark.doubles import NumberLog, Queue
@@ -50,10 +51,10 @@ class World:
             SourceOptions("flights", max_bytes_per_trigger=None),
             self.flow,
             LogDoor(self.flow, None, opener),
-            "log-1",
+            Place("flights", "log-1"),
             wake=self.flow.wake,
             cores=2,
-            settled=self.settle,
+            queue=QueueState(settled=self.settle),
             clock=lambda: self.now,
         )
 

@@ -17,6 +17,7 @@ from counterpoise.logs.postgres import PostgresLog
 from counterpoise.spark.errors import FlowEnded
 from counterpoise.spark.plan.offsets import Offset
 from counterpoise.spark.plan.options import SourceOptions
+from counterpoise.spark.plan.place import Place
 from counterpoise.spark.run.consumption import Consumption
 from counterpoise.spark.tasks.door import LogDoor
 from counterpoise.wire import CommitItem, LogAccess, ReleaseItem
@@ -149,7 +150,7 @@ def consumption(flow: FlowDouble, log: PostgresLog, broken: BrokenLog) -> Iterat
         SourceOptions("flights"),
         flow,
         LogDoor(flow, None, opener),
-        log.bounds([]).incarnation,
+        Place("flights", log.bounds([]).incarnation),
         wake=flow.wake,
         cores=2,
     )

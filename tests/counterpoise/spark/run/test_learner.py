@@ -16,6 +16,7 @@ from counterpoise.spark.channel.documents import Channel
 from counterpoise.spark.plan.floor import Floor
 from counterpoise.spark.plan.offsets import Offset
 from counterpoise.spark.plan.options import SourceOptions
+from counterpoise.spark.plan.place import Place
 from counterpoise.spark.run.consumption import Consumption
 from counterpoise.spark.tasks.door import LogDoor
 from tests.counterpoise.spark.doubles import Queue
@@ -45,7 +46,7 @@ def running(
         SourceOptions("flights", **options),
         flow,
         LogDoor(flow, None, lambda name, access: log),
-        log.bounds([]).incarnation,
+        Place("flights", log.bounds([]).incarnation),
         wake=flow.wake,
         cores=2,
         channel=channel,

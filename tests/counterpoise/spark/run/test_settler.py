@@ -9,12 +9,14 @@ from typing import cast
 
 import pytest
 
+from counterpoise.spark.channel.handoffs import Handoffs
 from counterpoise.spark.flows.bound import BoundFlow, Tells
 from counterpoise.spark.flows.together import Flows
 from counterpoise.spark.plan.offsets import Offset, Range
+from counterpoise.spark.plan.place import Place
 from counterpoise.spark.plan.progress import Progress
+from counterpoise.spark.run.books import Books
 from counterpoise.spark.run.settler import Settler
-from counterpoise.wire import CommitItem, ReleaseItem
 from tests.counterpoise.spark.doubles import Queue
 from tests.counterpoise.spark.run.test_consumption import FlowDouble
 from tests.log_support import until
@@ -40,16 +42,18 @@ def flow() -> FlowDouble:
     return flow
 
 
+class NothingLost(Handoffs):
+    """The service takes all that it is told."""
+
+    def taken_over(self, partition: int, epoch: int, position: str | None) -> None:
+        raise AssertionError(f"partition {partition}, epoch {epoch} was refused")
+
+
 def settler_of(flow: Tells, progress: Progress, beside: Callable[[], None]) -> Settler:
-    def refused(item: CommitItem | ReleaseItem, outcome: str) -> None:
-        raise AssertionError(f"{item} was answered {outcome}")
-
-    def released(item: ReleaseItem) -> None:
-        pass
-
     wake = threading.Event()
     wake.set()
-    return Settler(flow, progress, threading.Lock(), wake, refused, released, beside)
+    books = Books(flow, Place("flights", "log-1"), wake, NothingLost(), progress)
+    return Settler(flow, books, beside)
 
 
 def test_an_error_that_nobody_has_foreseen_is_shown_and_does_not_end_the_thread(
@@ -71,7 +75,7 @@ def test_an_error_that_nobody_has_foreseen_is_shown_and_does_not_end_the_thread(
 def test_closing_survives_an_error_that_nobody_has_foreseen(
     flow: FlowDouble, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def todo(*_: object) -> None:
+    def todo(*_: object, **__: object) -> None:
         raise KeyError("epoch")
 
     progress = Progress()
