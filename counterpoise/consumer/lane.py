@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 import pyarrow as pa
 
 from counterpoise.consumer.message import Ownership
-from counterpoise.ledger import Grant, Key
+from counterpoise.flow.ledger import Grant
+from counterpoise.flow.view import Key
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """Lanes: what is read ahead of each owned partition, and which worker is on it.
 
-A lane is one grant of the ledger (`counterpoise.ledger`), which says how far it is done, what to
-commit and when to release it. What the ledger leaves to its caller is here: what was *read*. The
+A lane is one grant of the ledger (`counterpoise.flow.ledger`), which says how far it is done, what
+to commit and when to release it. What the ledger leaves to its caller is here: what was *read*. The
 places in a partition are kept in this order:
 
     committed  <=  done       <=  start of what waits  <=  read_to
@@ -36,8 +36,8 @@ from collections.abc import Callable, Iterable, Mapping
 
 from counterpoise.consumer.lane import Chunk, Lane, Piece
 from counterpoise.consumer.message import Ownership
+from counterpoise.flow.ledger import Grant, Ledger
 from counterpoise.flow.view import Owned
-from counterpoise.ledger import Grant, Ledger
 from counterpoise.wire import CommitItem, ReleaseItem
 
 

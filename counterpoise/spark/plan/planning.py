@@ -3,7 +3,7 @@
 *Done* means: in the sink, by Spark's commit log. When Spark asks for the next offset after `start`,
 all of `start` is done and nothing is in flight (docs, *Spark*). Whether what was done under an
 epoch counts for the epoch under which the partition is held now is a rule of the ledger
-(`counterpoise.ledger`, 4).
+(`counterpoise.flow.ledger`, 4).
 
 From it follows the rule for planning again after a crash: a slice is read if the grant continues
 its epoch, and skipped if it is known to be superseded. When it is not known (the flow is binding)
@@ -21,8 +21,8 @@ import sys
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from counterpoise.flow.view import Owned
-from counterpoise.ledger import Key, continues
+from counterpoise.flow.ledger import continues
+from counterpoise.flow.view import Key, Owned
 from counterpoise.logs import Bounds, Log
 from counterpoise.spark.plan.history import (
     FindFloor,

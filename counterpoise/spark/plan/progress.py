@@ -1,7 +1,7 @@
 """What Spark has done, told to the ledger, and what the next micro-batch is to read.
 
-The ledger (`counterpoise.ledger`) says what to commit and when a partition may be released. What
-Spark adds is how it learns what is done, and from where:
+The ledger (`counterpoise.flow.ledger`) says what to commit and when a partition may be released.
+Spark adds how it is learnt what is done, and from where:
 
 1. Done is what the sink has. The offset with which Spark asks for the next one tells it, or before
    that Spark's event of the micro-batch (`done`). Until Spark has told it for the first time,
@@ -22,8 +22,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
-from counterpoise.flow.view import Owned, Warming
-from counterpoise.ledger import Key, Ledger, Todo
+from counterpoise.flow.ledger import Ledger, Todo
+from counterpoise.flow.view import Key, Owned, Warming
 from counterpoise.logs import Bounds
 from counterpoise.spark.plan.history import Portions, Restore, restore_of
 from counterpoise.spark.plan.offsets import Offset, Replay, Slice, replay_slices, slices

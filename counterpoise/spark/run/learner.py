@@ -19,8 +19,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from counterpoise.flow.core import FLOW_GONE
-from counterpoise.flow.view import Warming
-from counterpoise.ledger import Key
+from counterpoise.flow.view import Key, Warming
 from counterpoise.spark.flows.bound import LearnsOf
 from counterpoise.spark.plan.history import Restore
 from counterpoise.spark.plan.options import SourceOptions

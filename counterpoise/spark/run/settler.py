@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Mapping
 
 from counterpoise.errors import CounterpoiseError
 from counterpoise.flow.core import FLOW_GONE
-from counterpoise.ledger import Todo
+from counterpoise.flow.ledger import Todo
 from counterpoise.spark.errors import Unforeseen
 from counterpoise.spark.flows.bound import Tells
 from counterpoise.spark.run.books import Books

@@ -4,10 +4,10 @@
         publisher.publish(b'{"dest": "IAH"}', key="N14228")
 
 How it works: `publish` puts a message into a buffer. A thread takes batches from the front of the
-buffer and delivers them (counterpoise.delivery), one at a time, so that the order holds. Messages
-get their sequences in the order of `publish`. A failed batch stays at the front and is tried again,
-with the same sequences. If the thread cannot deliver a batch within `timeout_seconds`, the next
-call raises the error; a call after that starts a new attempt.
+buffer and delivers them (counterpoise.publisher.delivery), one at a time, so that the order holds.
+Messages get their sequences in the order of `publish`. A failed batch stays at the front and is
+tried again, with the same sequences. If the thread cannot deliver a batch within `timeout_seconds`,
+the next call raises the error; a call after that starts a new attempt.
 
 A publisher with its own `publisher_id` can continue where an earlier process with this id
 stopped: `next_sequence` counts the messages that are in the log already. A program that publishes
@@ -26,11 +26,9 @@ from types import TracebackType
 from typing import Self
 
 from counterpoise.client import Client
-from counterpoise.delivery import Batch, Delivery, OpenLog, PublisherIdInUse
 from counterpoise.errors import CounterpoiseError
 from counterpoise.logs import Message, open_log
-
-__all__ = ["BufferFull", "Publisher", "PublisherClosed", "PublisherIdInUse"]
+from counterpoise.publisher.delivery import Batch, Delivery, OpenLog
 
 MAX_BATCH_BYTES = 8 * 1024 * 1024
 MAX_BUFFER_BYTES = 64 * 1024 * 1024

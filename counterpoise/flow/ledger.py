@@ -49,11 +49,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from counterpoise.flow.view import Owned
+from counterpoise.flow.view import Key, Owned
 from counterpoise.wire import CommitItem, ReleaseItem
-
-Key = tuple[int, int]
-"""(partition, epoch): held by one flow at most, ever."""
 
 
 def continues(epoch: int, owned: Owned) -> bool:

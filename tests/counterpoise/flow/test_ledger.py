@@ -14,8 +14,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from counterpoise.flow.view import Owned
-from counterpoise.ledger import Key, Ledger, continues
+from counterpoise.flow.ledger import Ledger, continues
+from counterpoise.flow.view import Key, Owned
 from counterpoise.wire import CommitItem, ReleaseItem
 
 PARTITIONS = range(3)
