@@ -47,7 +47,7 @@ ALLOWED = {
     "counterpoise/spark/application.py: Sink.wait_if": "a file is all that reaches its process",
     "counterpoise/spark/application.py: until": POLL,
     "counterpoise/spark/sink/application.py: wait_if": "a file is all that reaches its process",
-    "counterpoise/spark/test_consumption.py: FlowDouble.wait": DOUBLE,
+    "counterpoise/spark/run/test_consumption.py: FlowDouble.wait": DOUBLE,
     "log_support.py: until": POLL,
     "service.py: eventually": POLL,
     "service.py: running": POLL,
