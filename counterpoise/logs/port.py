@@ -270,7 +270,7 @@ class ManagedLog(Log, Protocol):
         ...
 
     def trim(self, below: Mapping[int, str], owner: LogOwner | None = None) -> None:
-        """As any log's."""
+        """See `Log.trim`."""
         ...
 
     def discard(self, partitions: Sequence[int], owner: LogOwner | None = None) -> frozenset[int]:
