@@ -14,7 +14,7 @@ from api.parameters import Name, broker_of, last_event_id
 from api.routing import Route, number, served_by, whole_number
 from api.security import Role, allow, by_flow
 from api.streams import EventStream, OpenCalls, event
-from broker import views
+from broker.calls import views
 
 ROUTER = APIRouter(prefix="/v1/queues/{queue}/flows", route_class=Route, tags=["Flows"])
 FlowId = Annotated[

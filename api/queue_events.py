@@ -13,7 +13,7 @@ from api.queues import ON_A_QUEUE
 from api.routing import Route, served_by
 from api.security import Role, allow
 from api.streams import EventStream, event
-from broker import views
+from broker.calls import views
 
 ROUTER = APIRouter(prefix="/v1/queues", route_class=Route)
 

@@ -10,7 +10,7 @@ from api import problems, queue_schemas, rebalance_schemas
 from api.parameters import Cursor, Flag, Limit, Name, broker_of
 from api.routing import Route
 from api.security import Role, allow
-from broker import views
+from broker.calls import views
 
 ROUTER = APIRouter(prefix="/v1/queues", route_class=Route)
 

@@ -14,9 +14,9 @@ from api.metrics import Metrics
 from api.openapi import document
 from api.routing import Route
 from api.security import Role, allow
+from broker.calls.views import QueueView, ReadyCheck
 from broker.core.errors import Unavailable
 from broker.service import Broker
-from broker.views import QueueView, ReadyCheck
 
 ROUTER = APIRouter(route_class=Route, tags=["Service"])
 

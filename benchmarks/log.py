@@ -22,8 +22,8 @@ from alembic import command
 from alembic.config import Config
 from sqlalchemy.ext.asyncio import create_async_engine
 
-from broker.embedded import EmbeddedPostgres
-from broker.logs import BuiltinLogs
+from broker.logs.builtin import BuiltinLogs
+from broker.postgres.embedded import EmbeddedPostgres
 from counterpoise.client import Client
 from counterpoise.keys import partition_of
 from counterpoise.logs import AppendBatch, Message

@@ -8,15 +8,16 @@ from uuid import uuid4
 
 import structlog
 
-from broker import migrations, restoring, views
 from broker.alarms import Alarms, SchedulerAlarms
+from broker.calls import views
+from broker.calls.flows import FlowCalls
+from broker.calls.queues import QueueCalls
 from broker.core.errors import BrokerError
-from broker.flow_calls import FlowCalls
-from broker.log_engine import log_engine
-from broker.loghouse import Loghouse
-from broker.logs import BuiltinLogs
-from broker.outside_logs import OutsideLogs
-from broker.queue_calls import QueueCalls
+from broker.logs.builtin import BuiltinLogs
+from broker.logs.by_kind import Loghouse
+from broker.logs.engine import log_engine
+from broker.logs.external import OutsideLogs
+from broker.postgres import migrations, restoring
 from broker.replica import Replica
 from broker.settings import Settings
 from broker.store.ports import Store, StoreUnavailable

@@ -27,7 +27,7 @@ import pytest
 from hypothesis import HealthCheck
 from hypothesis import settings as hypothesis_settings
 
-from broker.embedded import EmbeddedPostgres
+from broker.postgres.embedded import EmbeddedPostgres
 
 # Services over such databases: `service`, `services`, `served`.
 pytest_plugins = ["tests.service"]

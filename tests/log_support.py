@@ -15,7 +15,7 @@ from alembic import command
 from alembic.config import Config
 from sqlalchemy.ext.asyncio import create_async_engine
 
-from broker.logs import BuiltinLogs
+from broker.logs.builtin import BuiltinLogs
 from counterpoise.logs import AppendBatch, AppendResult, Log, Message
 from counterpoise.logs.postgres import PostgresLog
 

@@ -29,7 +29,7 @@ from fastapi import FastAPI
 
 from api.app import create_app
 from api.server import Server, make_server
-from broker import migrations
+from broker.postgres import migrations
 from broker.service import Broker
 from broker.settings import Settings, load
 

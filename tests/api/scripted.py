@@ -7,7 +7,7 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any, cast
 
-from broker import views
+from broker.calls import views
 from broker.core.errors import Forbidden, QueueNotFound
 from broker.service import Broker
 from broker.tally import Tally

@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from api.streams import EventStream, OpenCalls, event
-from broker import views
+from broker.calls import views
 from broker.core.errors import FlowGone
 from broker.settings import load
 from tests.api.conftest import AS_FLOW

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import broker.core.errors as broker_errors
-from broker import views
+from broker.calls import views
 from counterpoise import errors as client_errors
 from counterpoise import wire
 from counterpoise.client import AsyncClient

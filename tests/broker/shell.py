@@ -19,12 +19,12 @@ from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Mapping
 from typing import Any
 
-from broker import views
+from broker.calls import views
+from broker.calls.flows import FlowCalls
+from broker.calls.queues import QueueCalls
 from broker.core.errors import BrokerError
 from broker.core.queue import Queue
-from broker.flow_calls import FlowCalls
-from broker.logs import Owner
-from broker.queue_calls import QueueCalls
+from broker.logs.builtin import Owner
 from broker.replica import Replica
 from broker.store.memory import Fault, MemoryDatabase, MemoryStore
 from broker.store.rows import flow_values, partition_values, queue_values

@@ -7,7 +7,7 @@ from typing import Any
 import orjson
 import pytest
 
-from broker import views
+from broker.calls import views
 from broker.core import commands as c
 from broker.core.errors import (
     FlowGone,

@@ -11,10 +11,11 @@ import pytest
 from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncEngine
 
-from broker import log_credentials, log_engine, logs
-from broker.log_credentials import LogCredentials
-from broker.log_engine import log_engine as make_engine
-from broker.logs import BuiltinLogs, Owner
+from broker.logs import builtin, credentials
+from broker.logs import engine as log_engine
+from broker.logs.builtin import BuiltinLogs, Owner
+from broker.logs.credentials import LogCredentials
+from broker.logs.engine import log_engine as make_engine
 from broker.service import Broker
 from tests.faults.proxy import Proxy
 from tests.log_support import log, log_url
@@ -31,8 +32,8 @@ def impatient() -> Iterator[None]:
     """Calls of the log are given up after a moment: only for those that are to be given up."""
     with pytest.MonkeyPatch.context() as patch:
         for name in ("CALL_SECONDS", "LONG_SECONDS", "SWEEP_SECONDS"):
-            patch.setattr(logs, name, 0.5)
-        patch.setattr(log_credentials, "GET_SECONDS", 0.5)
+            patch.setattr(builtin, name, 0.5)
+        patch.setattr(credentials, "GET_SECONDS", 0.5)
         yield
 
 

@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sqlalchemy.ext.asyncio import create_async_engine
 
-from broker.loghouse import Loghouse
-from broker.logs import BuiltinLogs, LogNotFound, Owner, PartitionBounds, trim_floor
-from broker.outside_logs import OutsideLogs
+from broker.logs.builtin import BuiltinLogs, LogNotFound, Owner, PartitionBounds, trim_floor
+from broker.logs.by_kind import Loghouse
+from broker.logs.external import OutsideLogs
 from counterpoise.logs import AppendBatch, Message, StalePartitionCount
 from counterpoise.logs import LogNotFound as LogGone
 from tests.log_support import append, log, log_url, texts

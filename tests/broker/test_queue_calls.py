@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from broker import views
+from broker.calls import views
+from broker.calls.monitoring import EVENTS_AT_ONCE
 from broker.core.errors import Invalid, QueueExists, QueueInUse, QueueNotFound
-from broker.overviews import EVENTS_AT_ONCE
 from broker.store.memory import Fault
 from tests.broker.shell import World, settle, spec, virtual
 

@@ -9,11 +9,11 @@ from uuid import uuid4
 import psycopg
 import pytest
 
-from broker import views
 from broker.alarms import SchedulerAlarms
+from broker.calls import views
+from broker.calls.flows import FlowCalls
+from broker.calls.queues import QueueCalls
 from broker.core.errors import FlowGone, QueueNotFound, Unavailable
-from broker.flow_calls import FlowCalls
-from broker.queue_calls import QueueCalls
 from broker.replica import Replica
 from broker.store.postgres import PostgresStore
 from tests.broker.shell import House, picture, spec

@@ -8,8 +8,8 @@ import uuid
 
 import pytest
 
-from broker import outside_logs
 from broker import service as broker_service
+from broker.logs import external as outside_logs
 from counterpoise.client import Client
 from counterpoise.errors import Invalid
 from counterpoise.logs import AppendBatch, Message, StalePartitionCount, open_log

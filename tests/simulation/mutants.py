@@ -19,6 +19,8 @@ import broker.core.binding
 import broker.core.loop
 import broker.core.rebalancer
 import broker.core.working
+from broker.calls.flows import FlowCalls
+from broker.calls.updates import FlowViews
 from broker.clock import StoreClock
 from broker.coordinator import Coordinator
 from broker.core import commands as c
@@ -35,8 +37,6 @@ from broker.core.transitions import (
     State,
     Status,
 )
-from broker.flow_calls import FlowCalls
-from broker.flow_views import FlowViews
 from broker.replica import Replica
 from broker.store.memory_database import MemoryDatabase
 from broker.store.ports import Conflict, Expiry, Outage, Pulse

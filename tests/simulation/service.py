@@ -15,12 +15,12 @@ from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Any, TypeVar
 
-from broker import views
+from broker.calls import views
+from broker.calls.flows import FlowCalls
+from broker.calls.queues import QueueCalls
 from broker.core.errors import BrokerError, FlowGone
 from broker.core.records import Record, RevokesStarted, WarmupsEnded
-from broker.flow_calls import FlowCalls
-from broker.logs import trim_floor
-from broker.queue_calls import QueueCalls
+from broker.logs.builtin import trim_floor
 from broker.replica import Replica
 from broker.store.memory import MemoryDatabase, MemoryStore
 from broker.store.ports import Commit, Overdue, PositionCommit, StoreError, StoreUnavailable

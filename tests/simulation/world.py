@@ -13,14 +13,14 @@ from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
 
+import broker.calls.flows
+import broker.calls.logs
+import broker.calls.queues
 import broker.coordinator
 import broker.core.queue
 import broker.core.replay
-import broker.flow_calls
-import broker.log_calls
-import broker.queue_calls
 import broker.replica
-from broker import views
+from broker.calls import views
 from broker.core.errors import BrokerError, Unavailable
 from broker.core.transitions import PARTITION_TRANSITIONS, QUEUE_TRANSITIONS
 from counterpoise.calls import Call
@@ -724,11 +724,11 @@ def run(plan: Plan, *, recording: bool = False) -> Outcome:
         tables.append(counting)
     quiet = _Quiet(world.failed)
     with replaced(
-        (broker.flow_calls, "uuid4", lambda: _Id(world.new_id("f"))),
-        (broker.queue_calls, "uuid4", lambda: _Id(world.new_id("q"))),
-        (broker.flow_calls, "secrets", SimpleNamespace(token_urlsafe=lambda n: world.new_id("s"))),
+        (broker.calls.flows, "uuid4", lambda: _Id(world.new_id("f"))),
+        (broker.calls.queues, "uuid4", lambda: _Id(world.new_id("q"))),
+        (broker.calls.flows, "secrets", SimpleNamespace(token_urlsafe=lambda n: world.new_id("s"))),
         (broker.coordinator, "_log", quiet),
-        (broker.log_calls, "_log", quiet),
+        (broker.calls.logs, "_log", quiet),
         (broker.replica, "_log", quiet),
         (broker.core.queue, "PARTITION_TRANSITIONS", tables[0]),
         (broker.core.replay, "QUEUE_TRANSITIONS", tables[1]),

@@ -20,7 +20,7 @@ from typing import Protocol
 
 import pytest
 
-from broker.logs import Owner
+from broker.logs.builtin import Owner
 from counterpoise.demo.mock_kafka import MockKafka
 from counterpoise.logs import Log, LogOwner, open_log
 from counterpoise.logs.opening import open_managed

@@ -8,7 +8,7 @@ from functools import partial
 import pytest
 from typer.testing import CliRunner
 
-from broker.outside_logs import OutsideLogs
+from broker.logs.external import OutsideLogs
 from broker.service import Broker
 from counterpoise.cli.app import app
 from counterpoise.consumer import Consumer

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from broker import views
+from broker.calls import views
 from broker.core import records as r
 from broker.core.model import Flow, HandedOver, Partition, Rebalance
 from broker.core.queue import Queue

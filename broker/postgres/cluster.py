@@ -7,7 +7,7 @@ directory without passing its parents, which need not let that user in; Postgres
 never leave the directory. No permission of any parent is touched. (Elsewhere than on Linux the
 path itself is given.)
 
-Every program inherits `lock_fd`, a file descriptor that holds an flock; see broker.embedded for
+Every program inherits `lock_fd`, a file descriptor that holds an flock; see embedded for
 what that tells.
 """
 
@@ -22,7 +22,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import IO
 
-from broker.postgres_binaries import OURSELVES, Binaries, EmbeddedPostgresError
+from broker.postgres.binaries import OURSELVES, Binaries, EmbeddedPostgresError
 
 USER = DATABASE = "counterpoise"
 

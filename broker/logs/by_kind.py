@@ -24,9 +24,9 @@ import structlog
 from sqlalchemy.exc import SQLAlchemyError
 
 from broker.core.errors import Invalid, Unavailable
-from broker.logs import BuiltinLogs, LogNotFound, Owner, trim_floor
-from broker.outside_logs import OutsideLogs
-from broker.views import LogAccess
+from broker.logs.builtin import BuiltinLogs, LogNotFound, Owner, trim_floor
+from broker.logs.external import OutsideLogs
+from broker.logs.ports import LogAccess
 from counterpoise.logs.address import kind_of, parse_log
 from counterpoise.logs.errors import LogError
 

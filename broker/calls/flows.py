@@ -13,8 +13,9 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from uuid import uuid4
 
-from broker import views
 from broker.batches import Batcher
+from broker.calls import views
+from broker.calls.updates import FlowViews, Held
 from broker.coordinator import Coordinator
 from broker.core import commands as c
 from broker.core.errors import (
@@ -24,8 +25,7 @@ from broker.core.errors import (
     Invalid,
     Unauthorized,
 )
-from broker.flow_views import FlowViews, Held
-from broker.loghouse import Loghouse
+from broker.logs.by_kind import Loghouse
 from broker.replica import Replica
 from broker.store.ports import PositionCommit
 from broker.turns import Ask

@@ -20,9 +20,9 @@ from sqlalchemy import text
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
-from broker.log_credentials import LogCredentials, Purpose
-from broker.log_engine import STATEMENT_SECONDS
-from broker.views import LogAccess
+from broker.logs.credentials import LogCredentials
+from broker.logs.engine import STATEMENT_SECONDS
+from broker.logs.ports import LogAccess, Purpose
 
 SWEEP_MESSAGES = 10_000
 # A call is given up before whoever asked for it gives up waiting for the answer (10 s). Looking up

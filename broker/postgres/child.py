@@ -1,7 +1,7 @@
 """The last step before a Postgres program runs: become another user, ask to die with the parent,
 exec.
 
-It is run as a script, `python -I -S postgres_child.py PARENT_PID UID GID PROGRAM ARGUMENT...`,
+It is run as a script, `python -I -S child.py PARENT_PID UID GID PROGRAM ARGUMENT...`,
 and not as a `preexec_fn`, because Python code between fork and exec is not safe in a process with
 threads. The standard library is all it may import.
 

@@ -1,8 +1,8 @@
 """Connections to the database of the built-in log, which may be another than the service's own.
 
 None waits for ever for a database that neither answers nor refuses: connecting is bounded here,
-each call by whoever makes it (see `broker.logs`, `broker.log_credentials`), around all of it, as it
-may fall silent at any of its steps. What the server goes on with, though nobody waits for it any
+each call by whoever makes it (see `builtin` and `credentials`), around all of it, as it may fall
+silent at any of its steps. What the server goes on with, though nobody waits for it any
 more, it gives up by itself, and with it the locks that keep publishers and other replicas waiting.
 """
 

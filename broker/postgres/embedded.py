@@ -14,11 +14,11 @@ What holds, and by what means:
   releases it when the last of them is gone. Whoever holds it knows that a `postmaster.pid` in the
   directory is stale, whatever process its number names today, and removes it.
 * **Postgres ends with the service**, also after `kill -9`: the kernel sends it SIGINT (a fast,
-  clean shutdown) when the service's main thread ends (see postgres_child). The next start waits
+  clean shutdown) when the service's main thread ends (see child). The next start waits
   on `postgres.lock` until it is gone.
 * **Root needs no special care.** Postgres then runs as `nobody`, from programs that `nobody` can
-  reach (see postgres_binaries), on a directory below parents that it need not be able to enter
-  (see postgres_cluster). No permission of any parent is changed.
+  reach (see binaries), on a directory below parents that it need not be able to enter
+  (see cluster). No permission of any parent is changed.
 * **Only who can read the password gets in**: TCP on 127.0.0.1 with SCRAM, no unix socket, and the
   generated password in a file of mode 0600 that belongs to the user of the service.
 * **A start that was cut short leaves nothing half made**: files and the cluster appear under their
@@ -42,7 +42,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
 
-from broker.postgres_binaries import (
+from broker.postgres.binaries import (
     Binaries,
     EmbeddedPostgresError,
     PostgresNotInstalled,
@@ -50,7 +50,7 @@ from broker.postgres_binaries import (
     account_for,
     find_binaries,
 )
-from broker.postgres_cluster import (
+from broker.postgres.cluster import (
     DATABASE,
     USER,
     Cluster,
@@ -150,7 +150,7 @@ class EmbeddedPostgres:
         return self._start(self._launch_on_a_free_port)
 
     def restart(self) -> str:
-        """Start it again after it has ended by itself, as `start` does; see broker.postgres_keeper.
+        """Start it again after it has ended by itself, as `start` does; see broker.postgres.keeper.
 
         On the port it had, which by now is known to many: PostgresDidNotStart while another program
         has it. To be called from a thread that lives until `stop`: Postgres ends with that thread.

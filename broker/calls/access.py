@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 from broker.coordinator import Coordinator
 from broker.core.errors import QueueNotFound
 from broker.core.queue import Queue
-from broker.loghouse import Loghouse
+from broker.logs.by_kind import Loghouse
 from broker.replica import Replica
 from broker.store.ports import Store
 from broker.turns import Ask

@@ -18,7 +18,7 @@ from typing import Any
 
 import psycopg
 
-from broker.migrations import CONNECT_SECONDS, DatabaseUnreachable
+from broker.postgres.migrations import CONNECT_SECONDS, DatabaseUnreachable
 
 TRIES = 5
 REFUSED = (

@@ -30,7 +30,7 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-CHILD_SCRIPT = Path(__file__).with_name("postgres_child.py")
+CHILD_SCRIPT = Path(__file__).with_name("child.py")
 SHARED_DIRECTORIES = (Path("/var/cache/counterpoise"), Path("/var/lib/counterpoise"))
 
 

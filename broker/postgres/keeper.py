@@ -14,7 +14,7 @@ from typing import Self
 
 import structlog
 
-from broker.embedded import EmbeddedPostgres, EmbeddedPostgresError
+from broker.postgres.embedded import EmbeddedPostgres, EmbeddedPostgresError
 
 _log = structlog.get_logger("broker.postgres")
 

@@ -18,15 +18,13 @@ import hmac
 import secrets
 import time
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Any
 
 from sqlalchemy import Row, make_url, text
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
-from broker.views import LogAccess
-
-Purpose = Literal["read", "publish"]
+from broker.logs.ports import LogAccess, Purpose
 
 ROTATE_SECONDS = 30 * 60.0
 VALID_SECONDS = 2 * 60 * 60.0

@@ -15,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
 from broker.core.errors import Invalid, Unavailable
-from broker.logs import Owner
+from broker.logs.builtin import Owner
 from counterpoise.logs import (
     Bounds,
     InvalidPosition,

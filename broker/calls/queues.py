@@ -8,7 +8,11 @@ from dataclasses import fields
 from typing import Any
 from uuid import uuid4
 
-from broker import views
+from broker.calls import views
+from broker.calls.logs import LogCalls
+from broker.calls.rendering import (
+    queue_view,
+)
 from broker.coordinator import UNAVAILABLE
 from broker.core import commands as c
 from broker.core import records as r
@@ -17,13 +21,9 @@ from broker.core.model import Settings
 from broker.core.queue import Queue
 from broker.core.replay import replay_all
 from broker.core.transitions import State
-from broker.log_calls import LogCalls
-from broker.loghouse import has_owner, leads
-from broker.logs import Owner
-from broker.outside_logs import check_log
-from broker.rendering import (
-    queue_view,
-)
+from broker.logs.builtin import Owner
+from broker.logs.by_kind import has_owner, leads
+from broker.logs.external import check_log
 from broker.store.ports import Commit, Entry, FlowsBound, NameTaken, QueueGone, StoreUnavailable
 from broker.turns import Ask
 

@@ -38,7 +38,7 @@ from typing import Any, TypeAlias
 
 import psycopg
 
-from broker.migrations import CONNECT_SECONDS, DatabaseUnreachable, MigrationFailed, unfit
+from broker.postgres.migrations import CONNECT_SECONDS, DatabaseUnreachable, MigrationFailed, unfit
 
 Connection: TypeAlias = psycopg.Connection[tuple[Any, ...]]
 

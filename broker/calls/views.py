@@ -11,6 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
+from broker.logs.ports import LogAccess
+
 T = TypeVar("T")
 
 
@@ -185,14 +187,6 @@ class UpdateView:
     draining: bool
     now: float
     partitions: tuple[PartitionInUpdate, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class LogAccess:
-    """Short-lived credentials for the built-in log; the URL carries the password: never log it."""
-
-    url: str = field(repr=False)
-    expires_at: float
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,9 +14,10 @@ from enum import Enum
 from functools import partial
 from typing import TypeVar
 
-from broker import views
 from broker.batches import Batcher
-from broker.calls import Calls
+from broker.calls import views
+from broker.calls.access import Calls
+from broker.calls.rendering import Positions, needed_positions, update_view
 from broker.coordinator import UNAVAILABLE, Coordinator
 from broker.core.errors import (
     FlowGone,
@@ -25,9 +26,8 @@ from broker.core.errors import (
     Unavailable,
 )
 from broker.core.queue import Queue
-from broker.loghouse import Loghouse
+from broker.logs.by_kind import Loghouse
 from broker.patience import pauses
-from broker.rendering import Positions, needed_positions, update_view
 from broker.replica import Replica
 from broker.store.ports import FlowRow, Lease, StoreUnavailable
 

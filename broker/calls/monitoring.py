@@ -8,19 +8,19 @@ from collections.abc import AsyncIterator
 from dataclasses import replace
 from itertools import islice
 
-from broker import views
-from broker.calls import Calls
-from broker.coordinator import UNAVAILABLE, Coordinator
-from broker.core.errors import Invalid, QueueNotFound, Unavailable
-from broker.core.model import Settings
-from broker.core.queue import Queue
-from broker.rendering import (
+from broker.calls import views
+from broker.calls.access import Calls
+from broker.calls.rendering import (
     event_view,
     flow_view,
     history,
     partition_view,
     status_view,
 )
+from broker.coordinator import UNAVAILABLE, Coordinator
+from broker.core.errors import Invalid, QueueNotFound, Unavailable
+from broker.core.model import Settings
+from broker.core.queue import Queue
 from broker.store.ports import QueueGone, StoreUnavailable
 
 DECIMAL = re.compile("[0-9]{1,18}")

@@ -8,15 +8,15 @@ from typing import Literal
 
 import structlog
 
-from broker import views
+from broker.calls import views
+from broker.calls.monitoring import DECIMAL, Overviews
+from broker.calls.rendering import queue_row_view, queue_view
 from broker.coordinator import UNAVAILABLE
 from broker.core import commands as c
 from broker.core.errors import Invalid, QueueNotFound, Unavailable
 from broker.core.queue import Queue
-from broker.loghouse import builtin_name, has_owner, leads, one_spelling
-from broker.logs import Owner
-from broker.overviews import DECIMAL, Overviews
-from broker.rendering import queue_row_view, queue_view
+from broker.logs.builtin import Owner
+from broker.logs.by_kind import builtin_name, has_owner, leads, one_spelling
 from broker.store.ports import StoreUnavailable
 from broker.turns import Ask
 from counterpoise.logs.address import kind_of

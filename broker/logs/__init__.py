@@ -1,0 +1,1 @@
+"""The logs of queues, from the service's side."""
