@@ -136,8 +136,8 @@ async def _prepare(url: str) -> None:
     await asyncio.to_thread(command.upgrade, config, "head")
     engine = create_async_engine(url.replace("postgresql://", "postgresql+asyncpg://", 1))
     logs = BuiltinLogs(engine, url)
-    await logs.drop("bench")
-    await logs.ensure("bench", PARTITIONS)
+    await logs.drop("builtin:bench")
+    await logs.ensure("builtin:bench", PARTITIONS)
     await engine.dispose()
 
 

@@ -14,9 +14,9 @@ from broker.calls.flows import FlowCalls
 from broker.calls.queues import QueueCalls
 from broker.core.errors import BrokerError
 from broker.logs.builtin import BuiltinLogs
-from broker.logs.by_kind import Loghouse
+from broker.logs.by_kind import LogsByKind
 from broker.logs.engine import log_engine
-from broker.logs.external import OutsideLogs
+from broker.logs.external import ExternalLogs
 from broker.postgres import migrations, restoring
 from broker.replica import Replica
 from broker.settings import Settings
@@ -62,12 +62,12 @@ class Broker(QueueCalls, FlowCalls):
         address = self._log_url or self._url
         self._log_engine = log_engine(address)
         log_urls = settings.log_urls.get_secret_value() if settings.log_urls else ""
-        loghouse = Loghouse(
+        self._all_logs = LogsByKind(
             BuiltinLogs(self._log_engine, address),
-            OutsideLogs(log_urls),
+            ExternalLogs(log_urls),
             settings.log_keep_messages,
         )
-        super().__init__(replica, loghouse)
+        super().__init__(replica, self._all_logs)
         self._fit_until = 0.0
 
     async def start(self) -> None:
@@ -79,7 +79,7 @@ class Broker(QueueCalls, FlowCalls):
         """Finishes what is under way and stops."""
         await self._replica.stop()
         await self._log_engine.dispose()
-        self._loghouse.close()
+        self._all_logs.close()
 
     async def upkeep(self) -> None:
         """What has to be done now and then: the logs' counts and trimming, and forgetting what is
@@ -87,7 +87,7 @@ class Broker(QueueCalls, FlowCalls):
         """
         try:
             await self.keep_logs()
-            await self._loghouse.forget(PUBLISHER_SECONDS)
+            await self._all_logs.forget(PUBLISHER_SECONDS)
             now = self._replica.clock.now()
             kept = self._settings.history_days * 86400
             await self._store.purge(now - GONE_SECONDS, now - kept)

@@ -89,7 +89,7 @@ def log_url(database_url: str) -> str:
 
 @pytest.fixture
 def log(log_url: str) -> Iterator[PostgresLog]:
-    with_logs(log_url, lambda logs: logs.ensure("flights", 4))
+    with_logs(log_url, lambda logs: logs.ensure("builtin:flights", 4))
     log = PostgresLog("flights", log_url, timeout_seconds=10)
     yield log
     log.close()

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 from broker.coordinator import Coordinator
 from broker.core.errors import QueueNotFound
 from broker.core.queue import Queue
-from broker.logs.by_kind import Loghouse
+from broker.logs.ports import Logs
 from broker.replica import Replica
 from broker.store.ports import Store
 from broker.turns import Ask
@@ -19,9 +19,9 @@ T = TypeVar("T")
 class Calls:
     """Access to queues by name, also after a queue was deleted and its name used again."""
 
-    def __init__(self, replica: Replica, loghouse: Loghouse) -> None:
+    def __init__(self, replica: Replica, logs: Logs) -> None:
         self._replica = replica
-        self._loghouse = loghouse
+        self._logs = logs
         self._store: Store = replica.store
 
     async def _on(self, name: str, work: Callable[[Coordinator], Awaitable[T]]) -> T:

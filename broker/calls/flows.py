@@ -25,7 +25,7 @@ from broker.core.errors import (
     Invalid,
     Unauthorized,
 )
-from broker.logs.by_kind import Loghouse
+from broker.logs.ports import Logs
 from broker.replica import Replica
 from broker.store.ports import PositionCommit
 from broker.turns import Ask
@@ -36,8 +36,8 @@ MOST_KNOWN_TOKENS = 100_000
 class FlowCalls(FlowViews):
     """The part of the facade that consumers use."""
 
-    def __init__(self, replica: Replica, loghouse: Loghouse) -> None:
-        super().__init__(replica, loghouse)
+    def __init__(self, replica: Replica, logs: Logs) -> None:
+        super().__init__(replica, logs)
         self._commits: Batcher[Sequence[PositionCommit], Sequence[c.Result | None]] = Batcher(
             self._commit_many, most=100
         )
@@ -67,7 +67,7 @@ class FlowCalls(FlowViews):
                 lambda queue: (queue.settings.log, queue.settings.start)
             )
             # First what may fail: a bind that cannot be answered would be bound again and again.
-            access = await self._loghouse.access(log, "read")
+            access = await self._logs.access(log, "read")
             await coordinator.ask(Ask(command, token_hash=digest))
             self._remember(flow_id, coordinator.queue_id, digest)
             return views.BoundView(

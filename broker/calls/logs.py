@@ -15,8 +15,8 @@ from broker.coordinator import UNAVAILABLE
 from broker.core import commands as c
 from broker.core.errors import Invalid, QueueNotFound, Unavailable
 from broker.core.queue import Queue
-from broker.logs.builtin import Owner
-from broker.logs.by_kind import builtin_name, has_owner, leads, one_spelling
+from broker.logs.names import builtin_name, canonical, decides_count, has_owner
+from broker.logs.ports import LogOwner
 from broker.store.ports import StoreUnavailable
 from broker.turns import Ask
 from counterpoise.logs.address import kind_of
@@ -70,10 +70,10 @@ class LogCalls(Overviews):
                 )
             if kind_of(log) is not None:
                 _refuse_nonsense(where)
-                _refuse_ahead(where, await self._loghouse.reached(log, sorted(where)))
+                _refuse_ahead(where, await self._logs.ends(log, sorted(where)))
             positions: dict[int, str | None] = dict(where)
         else:
-            found = await self._loghouse.positions(log, where)
+            found = await self._logs.positions(log, where)
             positions = {number: found.get(number) for number in numbers}
         command = c.RaiseEpochs(tuple(sorted(positions)))
         await self._ask(name, lambda: Ask(command, positions=positions))
@@ -100,7 +100,7 @@ class LogCalls(Overviews):
             log_name=builtin_name(queue.log),
             partition_count=queue.partition_count,
             start=queue.start,
-            access=await self._loghouse.access(queue.log, purpose),
+            access=await self._logs.access(queue.log, purpose),
         )
 
     async def keep_logs(self) -> None:
@@ -108,26 +108,26 @@ class LogCalls(Overviews):
         readers: dict[str, list[views.QueueView]] = {}
         async for queue in self._all_queues():
             if kind_of(queue.log) is not None:
-                readers.setdefault(one_spelling(queue.log), []).append(queue)
+                readers.setdefault(canonical(queue.log), []).append(queue)
         for reading in readers.values():
             reading.sort(key=lambda queue: (queue.created_at, queue.name))
-            if leads(reading[0].log):
+            if decides_count(reading[0].log):
                 await self._follow_topic(reading)
                 continue
             owner = _owner_among(reading)
             if owner is None or not await self._is_there(owner):
                 continue
-            log_owner = Owner(owner.id, owner.created_at, owner.name)
-            await self._loghouse.keep(
+            log_owner = LogOwner(owner.id, owner.name, owner.created_at)
+            await self._logs.maintain(
                 owner.log,
-                log_owner,
                 owner.partition_count,
                 owner.revision,
+                log_owner,
                 [await self._committed(reader) for reader in reading],
             )
             if not await self._is_there(owner):
                 # It was deleted meanwhile, and the upkeep may have made its log again.
-                await self._loghouse.drop(owner.log, log_owner)
+                await self._logs.drop(owner.log, log_owner)
                 continue
             for reader in reading:
                 if reader.partition_count != owner.partition_count:
@@ -140,7 +140,7 @@ class LogCalls(Overviews):
     async def _follow_topic(self, readers: Sequence[views.QueueView]) -> None:
         """Queues have as many partitions as the topic that they read; a topic only grows."""
         try:
-            count = await self._loghouse.partition_count(readers[0].log)
+            count = await self._logs.partition_count(readers[0].log)
         except Invalid as error:
             _log.warning("a topic cannot be asked", log=readers[0].log, error=str(error))
             return
@@ -158,8 +158,8 @@ class LogCalls(Overviews):
 
     async def _readers(self, log: str) -> list[views.QueueView]:
         """All queues that read this log, in the order of their creation."""
-        spelling = one_spelling(log)
-        found = [row async for row in self._all_queues() if one_spelling(row.log) == spelling]
+        spelling = canonical(log)
+        found = [row async for row in self._all_queues() if canonical(row.log) == spelling]
         return sorted(found, key=lambda queue: (queue.created_at, queue.name))
 
     async def _owns(self, name: str, log: str) -> bool:
@@ -203,7 +203,7 @@ class LogCalls(Overviews):
         return owner
 
     async def _refuse_resize_of_follower(self, queue: views.QueueView) -> None:
-        if leads(queue.log):
+        if decides_count(queue.log):
             raise Invalid(
                 f"This queue has the partition count of {queue.log}; add partitions to the topic, "
                 "and the queue follows within a minute.",

@@ -86,7 +86,7 @@ class Overviews(Calls):
     async def _with_spans(
         self, settings: Settings, items: tuple[views.PartitionView, ...]
     ) -> tuple[views.PartitionView, ...]:
-        spans = await self._loghouse.spans(
+        spans = await self._logs.spans(
             settings.log, {item.partition: item.position for item in items}
         )
 

@@ -21,9 +21,8 @@ from broker.core.model import Settings
 from broker.core.queue import Queue
 from broker.core.replay import replay_all
 from broker.core.transitions import State
-from broker.logs.builtin import Owner
-from broker.logs.by_kind import has_owner, leads
-from broker.logs.external import check_log
+from broker.logs.names import check_log, decides_count, has_owner
+from broker.logs.ports import LogOwner
 from broker.store.ports import Commit, Entry, FlowsBound, NameTaken, QueueGone, StoreUnavailable
 from broker.turns import Ask
 
@@ -70,8 +69,8 @@ class QueueCalls(LogCalls):
             raise Unavailable(UNAVAILABLE) from None
         if has_owner(log) and owner is None:
             try:
-                await self._loghouse.make(
-                    log, settings.partition_count, Owner(queue.id, queue.created_at, queue.name)
+                await self._logs.ensure(
+                    log, settings.partition_count, LogOwner(queue.id, queue.name, queue.created_at)
                 )
             except BaseException:
                 with suppress(StoreUnavailable, QueueGone):
@@ -85,8 +84,8 @@ class QueueCalls(LogCalls):
         self, spec: views.QueueSpec, log: str, owner: views.QueueView | None
     ) -> int:
         """The partition count of a new queue: what it says, or that of what it follows."""
-        if leads(log):
-            whose, count = "the topic", await self._loghouse.partition_count(log)
+        if decides_count(log):
+            whose, count = "the topic", await self._logs.partition_count(log)
         elif owner is not None:
             whose, count = f"the queue {owner.name!r}", owner.partition_count
         elif spec.partition_count is None:
@@ -142,16 +141,18 @@ class QueueCalls(LogCalls):
         that was cut short makes up for it.
         """
 
-        def look(queue: Queue) -> tuple[Owner, str, int, int, list[int]]:
+        def look(queue: Queue) -> tuple[LogOwner, str, int, int, list[int]]:
             removed = [p.number for p in queue.partitions if p.state is State.REMOVED]
-            of = Owner(queue.id, queue.created_at, queue.name)
+            of = LogOwner(queue.id, queue.name, queue.created_at)
             return of, queue.settings.log, queue.settings.partition_count, queue.revision, removed
 
         await self._ask(name, lambda: Ask(c.Change(changes, discard)))
         owner, log, count, revision, removed = await self._read(name, look, fresh=False)
         if "partition_count" not in changes or not await self._owns(name, log):
             return
-        await self._loghouse.resized(log, owner, count, revision, removed if discard else ())
+        await self._logs.set_partition_count(
+            log, count, revision, owner, removed if discard else ()
+        )
         for follower in await self._followers(name, log):
             await self._follow(follower, count, discard)
 
@@ -180,7 +181,7 @@ class QueueCalls(LogCalls):
             self._replica.forget_name(name)
         self._replica.notify(coordinator.queue_id)
         if owns:
-            await self._loghouse.drop(before.log, Owner(before.id, before.created_at, name))
+            await self._logs.drop(before.log, LogOwner(before.id, name, before.created_at))
 
     async def rebalance_now(self, name: str) -> views.RebalanceStatusView:
         """Rebalances at once, ending any holddown. Raises QueueNotFound."""

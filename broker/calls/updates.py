@@ -26,7 +26,7 @@ from broker.core.errors import (
     Unavailable,
 )
 from broker.core.queue import Queue
-from broker.logs.by_kind import Loghouse
+from broker.logs.ports import Logs
 from broker.patience import pauses
 from broker.replica import Replica
 from broker.store.ports import FlowRow, Lease, StoreUnavailable
@@ -47,8 +47,8 @@ class Held(Enum):
 class FlowViews(Calls):
     """The part of the facade through which a flow learns what it owns."""
 
-    def __init__(self, replica: Replica, loghouse: Loghouse) -> None:
-        super().__init__(replica, loghouse)
+    def __init__(self, replica: Replica, logs: Logs) -> None:
+        super().__init__(replica, logs)
         self._tokens: dict[str, tuple[str, bytes]] = {}
         self._one_big_view = asyncio.Lock()
         self._renewals: Batcher[str, Lease | Held | None] = Batcher(self._renew_many)

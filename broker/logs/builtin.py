@@ -1,28 +1,22 @@
-"""The built-in log from the service's side: make, resize, discard, drop, trim, find a time.
-
-Consumers and publishers talk to the log themselves (counterpoise.logs); what decides what must
-exist is the control plane, and this module carries it out. It is told only what has been committed
-there, so every call is idempotent: after a crash it is simply repeated. The log may be in another
-database than the control tables. Database errors are SQLAlchemy's, and OSError while it cannot be
-reached: TimeoutError, which is one, when it does not answer in time.
-"""
+"""The built-in logs: the kind of log that is in Postgres, in the service's database or another."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
-from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Collection, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from datetime import UTC, datetime
 from typing import Any
 
 from sqlalchemy import text
-from sqlalchemy.exc import DBAPIError
+from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from broker.logs.credentials import LogCredentials
 from broker.logs.engine import STATEMENT_SECONDS
-from broker.logs.ports import LogAccess, Purpose
+from broker.logs.ports import Bounds, LogAccess, LogDatabaseUnavailable, LogOwner, Purpose
+from counterpoise.logs import LogNotFound
+from counterpoise.logs.address import parse_log
 
 SWEEP_MESSAGES = 10_000
 # A call is given up before whoever asked for it gives up waiting for the answer (10 s). Looking up
@@ -37,97 +31,60 @@ _LOCK = "SELECT * FROM counterpoise_log.lock_log(:name, :exclusive)"
 _UNKNOWN_LOG = "CP002"
 
 
-class LogNotFound(LookupError):
-    """There is no built-in log of this name."""
-
-
-@dataclass(frozen=True, slots=True)
-class Owner:
-    """The queue whose log it is; `created_at` (Unix seconds) orders those of the same name."""
-
-    queue_id: str
-    created_at: float
-    queue: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class PartitionBounds:
-    """The earliest position of a partition that can be read, and the one after its last."""
-
-    first: int
-    next: int
-
-
-def trim_floor(
-    committed: Iterable[Mapping[int, int | None]], keep_messages: int = 0
-) -> dict[int, int]:
-    """Below which position each partition may be trimmed, given what each reading queue committed.
-
-    One mapping {partition: position} for each queue that reads the log. Nothing is trimmed of a
-    partition that one of them has not committed anything of (absent or None), and nothing at all
-    when nobody reads (the contract, *Logs*). The last `keep_messages` that all have processed stay.
-    """
-    floor: dict[int, int] | None = None
-    for positions in committed:
-        known = {partition: at for partition, at in positions.items() if at is not None}
-        if floor is None:
-            floor = known
-        else:
-            floor = {
-                partition: min(position, known[partition])
-                for partition, position in floor.items()
-                if partition in known
-            }
-    return {
-        partition: position - keep_messages
-        for partition, position in (floor or {}).items()
-        if position >= keep_messages
-    }
-
-
-def _may_touch(log: Mapping[str, Any], owner: Owner | None) -> bool:
+def _may_touch(log: Mapping[str, Any], owner: LogOwner | None) -> bool:
     """Whether a call on behalf of `owner` means this log; one that names nobody means any."""
     return owner is None or log["owner_id"] in (None, owner.queue_id)
 
 
 class BuiltinLogs:
-    """All built-in logs of one database."""
+    """All built-in logs of one database; see `broker.logs.ports.LogKind` for the calls.
+
+    Without an `owner` a call means the log whosever it is. Whatever the database refuses or does
+    not answer in time is LogDatabaseUnavailable.
+    """
 
     def __init__(self, engine: AsyncEngine, address: str) -> None:
         """`address` is the database's URL as consumers and publishers reach it."""
         self._engine = engine
         self._credentials = LogCredentials(engine, address)
 
-    async def credentials(self, kind: Purpose) -> LogAccess | None:
+    async def access(self, purpose: Purpose) -> LogAccess | None:
         """Short-lived credentials for all built-in logs; None if the service may not make roles."""
-        return await self._credentials.get(kind)
+        with _available():
+            return await self._credentials.get(purpose)
 
-    async def ensure(self, name: str, partition_count: int, owner: Owner | None = None) -> bool:
-        """Make the log unless it exists (then its partition count stays as it is).
+    async def ensure(
+        self,
+        log: str,
+        partition_count: int,
+        owner: LogOwner | None = None,
+        committed: Sequence[Mapping[int, str]] = (),
+    ) -> bool:
+        """See `LogKind`. A log that an earlier queue of the same name left is dropped first.
 
-        A log that an earlier queue of the same name left behind is dropped first. False: the log is
-        that of a later one, so the caller is out of date.
+        The log loses nothing that its database has confirmed, so `committed` is not looked at.
         """
+        name = _name(log)
         async with self._transaction() as connection:
             await self._insert(connection, name, partition_count, owner)
             if owner is not None:
-                log = await self._known(connection, name)
-                if log["owner_id"] != owner.queue_id:
-                    if log["owner_created_at"] is not None and (
-                        log["owner_created_at"].timestamp() > owner.created_at
+                known = await self._known(connection, name)
+                if known["owner_id"] != owner.queue_id:
+                    if known["owner_created_at"] is not None and (
+                        known["owner_created_at"].timestamp() > owner.created_at
                     ):
                         return False
-                    log = await self._lock(connection, name)
+                    known = await self._lock(connection, name)
                     await connection.execute(
                         text("DELETE FROM counterpoise_log.logs WHERE log_id = :log_id"),
-                        {"log_id": log["log_id"]},
+                        {"log_id": known["log_id"]},
                     )
                     await self._insert(connection, name, partition_count, owner)
             await self._add_partitions(connection, name)
             return True
 
     async def _insert(
-        self, connection: AsyncConnection, name: str, partition_count: int, owner: Owner | None
+        self, connection: AsyncConnection, name: str, partition_count: int, owner: LogOwner | None
     ) -> None:
         created_at = None if owner is None else datetime.fromtimestamp(owner.created_at, UTC)
         await connection.execute(
@@ -146,22 +103,16 @@ class BuiltinLogs:
 
     async def set_partition_count(
         self,
-        name: str,
+        log: str,
         partition_count: int,
         revision: int | None = None,
-        owner: Owner | None = None,
+        owner: LogOwner | None = None,
     ) -> bool:
-        """Refuse appends routed with another count from now on. Whether that is what now holds.
-
-        Waits for the appends under way. `revision` is the queue's revision that set this count: a
-        call that comes late, after one with a higher revision, changes nothing and answers False;
-        so does one of an `owner` whose log it is not. Raises LogNotFound, and SQLAlchemy's
-        DBAPIError when an append does not end within seconds.
-        """
+        """See `LogKind`. Waits seconds for the appends under way; without `revision` never late."""
         async with self._transaction() as connection:
-            log = await self._lock(connection, name)
-            late = revision is not None and revision < log["revision"]
-            if late or not _may_touch(log, owner):
+            known = await self._lock(connection, _name(log))
+            late = revision is not None and revision < known["revision"]
+            if late or not _may_touch(known, owner):
                 return False
             await connection.execute(
                 text(
@@ -171,24 +122,19 @@ class BuiltinLogs:
                 {
                     "count": partition_count,
                     "revision": revision or 0,
-                    "log_id": log["log_id"],
+                    "log_id": known["log_id"],
                 },
             )
-            await self._add_partitions(connection, name)
+            await self._add_partitions(connection, _name(log))
             return True
 
     async def discard(
-        self, name: str, partitions: Iterable[int], owner: Owner | None = None
+        self, log: str, partitions: Collection[int], owner: LogOwner | None = None
     ) -> frozenset[int]:
-        """Delete what these partitions hold; their positions count on. Returns those it did.
-
-        Only of partitions outside the log's partition count, and with `owner` only of that queue's
-        log: one that is in use again is left alone, for this call may come late. Readers of what
-        vanished find nothing, without error.
-        """
+        """See `LogKind`. Positions count on; readers of what vanished find nothing, no error."""
         async with self._transaction() as connection:
-            log = await self._lock(connection, name)
-            if not _may_touch(log, owner):
+            known = await self._lock(connection, _name(log))
+            if not _may_touch(known, owner):
                 return frozenset()
             discarded = await connection.scalars(
                 text(
@@ -198,41 +144,35 @@ class BuiltinLogs:
                     " AND partition >= :count RETURNING partition"
                 ),
                 {
-                    "log_id": log["log_id"],
+                    "log_id": known["log_id"],
                     "partitions": sorted(partitions),
-                    "count": log["partition_count"],
+                    "count": known["partition_count"],
                 },
             )
             result = frozenset(discarded)
-        await self._sweep(name)
+        await self._sweep(_name(log))
         return result
 
-    async def drop(self, name: str, owner: Owner | None = None) -> None:
-        """Delete the log with all it holds.
-
-        With `owner` only if it is that queue's, or nobody's: this call may come late, and the log
-        that a later queue of the same name has by then is another one.
-        """
+    async def drop(self, log: str, owner: LogOwner | None = None) -> None:
+        """See `LogKind`. A log that was made for no queue is dropped whoever asks."""
         try:
             async with self._transaction(LONG_SECONDS) as connection:
-                log = await self._lock(connection, name)
-                if _may_touch(log, owner):
+                known = await self._lock(connection, _name(log))
+                if _may_touch(known, owner):
                     await connection.execute(
                         text("DELETE FROM counterpoise_log.logs WHERE log_id = :log_id"),
-                        {"log_id": log["log_id"]},
+                        {"log_id": known["log_id"]},
                     )
         except LogNotFound:
             pass
         await self.sweep_dropped()
 
-    async def trim(self, name: str, below: Mapping[int, int], owner: Owner | None = None) -> None:
-        """Delete what lies below these positions (see `trim_floor`), in short transactions.
-
-        With `owner` nothing if the log is another queue's: those are not its positions.
-        """
+    async def trim(self, log: str, below: Mapping[int, str], owner: LogOwner | None = None) -> None:
+        """See `LogKind`; in short transactions."""
         async with self._transaction() as connection:
             # Nobody drops it before this ends, so the name stays that of the log looked at.
-            if not _may_touch(await self._lock(connection, name, exclusive=False), owner):
+            known = await self._lock(connection, _name(log), exclusive=False)
+            if not _may_touch(known, owner):
                 return
             await connection.execute(
                 text(
@@ -240,12 +180,12 @@ class BuiltinLogs:
                     " CAST(:positions AS bigint[]))"
                 ),
                 {
-                    "name": name,
+                    "name": _name(log),
                     "partitions": list(below),
-                    "positions": list(below.values()),
+                    "positions": [int(position) for position in below.values()],
                 },
             )
-        await self._sweep(name)
+        await self._sweep(_name(log))
 
     async def sweep_dropped(self) -> int:
         """Delete messages of logs that were dropped, also when that was interrupted."""
@@ -268,20 +208,17 @@ class BuiltinLogs:
             )
             return result.rowcount
 
-    async def partition_count(self, name: str) -> int:
-        """The partition count the log works with. Raises LogNotFound."""
+    async def partition_count(self, log: str) -> int:
+        """See `LogKind`."""
         async with self._transaction() as connection:
-            return int((await self._known(connection, name))["partition_count"])
+            return int((await self._known(connection, _name(log)))["partition_count"])
 
     async def bounds(
-        self, name: str, partitions: Sequence[int] | None = None
-    ) -> dict[int, PartitionBounds]:
-        """First and next position of these partitions, or of every one the log ever had.
-
-        Raises LogNotFound.
-        """
-        async with self._transaction() as connection:
-            log = await self._known(connection, name)
+        self, log: str, partitions: Sequence[int] | None = None, *, seconds: float | None = None
+    ) -> Bounds:
+        """See `LogKind`. A partition that the log has never had starts and ends at 0."""
+        async with self._transaction(seconds) as connection:
+            known = await self._known(connection, _name(log))
             rows = await connection.execute(
                 text(
                     "SELECT partition, first_position, next_position"
@@ -290,21 +227,21 @@ class BuiltinLogs:
                     " ORDER BY partition"
                 ),
                 {
-                    "log_id": log["log_id"],
+                    "log_id": known["log_id"],
                     "every": partitions is None,
                     "partitions": list(partitions or ()),
                 },
             )
-            return {row[0]: PartitionBounds(row[1], row[2]) for row in rows}
+            starts = dict.fromkeys(partitions or (), "0")
+            ends = dict(starts)
+            for partition, first, after_last in rows:
+                starts[partition], ends[partition] = str(first), str(after_last)
+            return Bounds(known["partition_count"], str(known["incarnation"]), starts, ends)
 
-    async def position_at(self, name: str, time: float) -> dict[int, int]:
-        """For every partition the position of the first message published at `time` or later.
-
-        `time` is in Unix seconds. Nothing published since then lies below, also where publishers
-        gave times that are not in order; without such a message it is the partition's end.
-        """
+    async def position_at(self, log: str, time: float) -> Mapping[int, str]:
+        """See `LogKind`; also right where publishers gave times that are not in order."""
         async with self._transaction(LONG_SECONDS) as connection:
-            log = await self._known(connection, name)
+            known = await self._known(connection, _name(log))
             rows = await connection.execute(
                 text(
                     "SELECT p.partition, coalesce(since.position, p.next_position)"
@@ -319,21 +256,19 @@ class BuiltinLogs:
                     "   GROUP BY m.partition"
                     " ) AS since USING (partition) WHERE p.log_id = :log_id ORDER BY p.partition"
                 ),
-                {"log_id": log["log_id"], "time": time},
+                {"log_id": known["log_id"], "time": time},
             )
-            return {row[0]: row[1] for row in rows}
+            return {row[0]: str(row[1]) for row in rows}
 
     @asynccontextmanager
     async def _transaction(self, seconds: float | None = None) -> AsyncIterator[AsyncConnection]:
-        """A transaction that is given up with TimeoutError after CALL_SECONDS, or so many."""
-        try:
+        """A transaction that is given up after CALL_SECONDS, or so many."""
+        with _available():
             async with (
                 asyncio.timeout(CALL_SECONDS if seconds is None else seconds),
                 self._engine.begin() as connection,
             ):
                 yield connection
-        except TimeoutError:
-            raise TimeoutError("the log's database did not answer in time") from None
 
     async def _add_partitions(self, connection: AsyncConnection, name: str) -> None:
         await connection.execute(
@@ -387,3 +322,19 @@ class BuiltinLogs:
             if not deleted:
                 return total
             total += deleted
+
+
+def _name(log: str) -> str:
+    """What the log's table calls the log `builtin:NAME`."""
+    return parse_log(log).name
+
+
+@contextmanager
+def _available() -> Iterator[None]:
+    """Raises LogDatabaseUnavailable for what the database refuses or does not answer."""
+    try:
+        yield
+    except TimeoutError:
+        raise LogDatabaseUnavailable("the log's database did not answer in time") from None
+    except (SQLAlchemyError, OSError) as error:
+        raise LogDatabaseUnavailable(str(error)) from error

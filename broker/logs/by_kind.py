@@ -1,264 +1,223 @@
-"""What the service does for the logs of its queues.
-
-The control plane commits first, and the log follows: it is told the partition count after a resize,
-and what was discarded, idempotently and again every minute, so that a crash in between costs
-nothing but time. Until the log knows, publishers go on under the old count; nobody takes a retiring
-partition's end for final before the log refuses that count (`counterpoise.logs`).
-
-Every log that the service administers has one *owner*, the queue it was made for: its partition
-count is the log's, and with it the log is dropped. Other queues may read the log too; they follow
-the owner's count, and what they have not processed is not trimmed. `builtin:flights` belongs to the
-queue `flights`, a log in Redis to the first queue that names it. A topic in Kafka belongs to nobody
-here: all its queues follow the topic's count. Of other kinds of logs the service knows only the
-name.
-"""
+"""The logs of all queues: each call goes to the kind of log, and errors become answers."""
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
 from typing import Literal
 
 import structlog
-from sqlalchemy.exc import SQLAlchemyError
 
-from broker.core.errors import Invalid, Unavailable
-from broker.logs.builtin import BuiltinLogs, LogNotFound, Owner, trim_floor
-from broker.logs.external import OutsideLogs
-from broker.logs.ports import LogAccess
-from counterpoise.logs.address import kind_of, parse_log
-from counterpoise.logs.errors import LogError
+from broker.core.errors import BrokerError, Invalid, Unavailable
+from broker.logs.builtin import BuiltinLogs
+from broker.logs.external import ExternalLogs
+from broker.logs.ports import (
+    LogAccess,
+    LogDatabaseUnavailable,
+    LogKind,
+    LogOwner,
+    Positions,
+    Purpose,
+    Span,
+)
+from broker.logs.trimming import trim_floor
+from counterpoise.logs import LogError, LogNotFound, LogUnavailable
+from counterpoise.logs.address import Kind, kind_of
 
 _log = structlog.get_logger()
-_BUILTIN = "builtin:"
 NOT_DISCARDED = (
     "The partitions are removed, but the log could not be reached to delete what they held; "
     "repeat the call."
 )
-LOG_AWAY = "The service cannot reach the database of the built-in log right now; try again."
+DATABASE_AWAY = "The service cannot reach the database of the built-in log right now; try again."
+UNKNOWN_KIND = (
+    "The service does not know this kind of log and cannot look up positions in it; send positions."
+)
 # How long a list of partitions waits for the ends of the log.
 SHOW_SECONDS = 1.5
 
 
-@dataclass(frozen=True, slots=True)
-class Span:
-    """Of one partition the first position, the end, and how many messages are past a position."""
+class LogsByKind:
+    """Implements `broker.logs.ports.Logs`."""
 
-    start: str
-    end: str
-    lag: int | None
-
-
-def builtin_name(log: str) -> str | None:
-    """The name of the built-in log that a queue's `log` means; None for other logs."""
-    return log.removeprefix(_BUILTIN) if log.startswith(_BUILTIN) else None
-
-
-def one_spelling(log: str) -> str:
-    """The same for every spelling of a log's name; as it is for logs of other kinds."""
-    return log if kind_of(log) is None else parse_log(log).canonical()
-
-
-def has_owner(log: str) -> bool:
-    """Whether the log's partition count is that of the queue that owns it."""
-    return kind_of(log) in ("builtin", "redis")
-
-
-def leads(log: str) -> bool:
-    """Whether the log decides by itself how many partitions it has, and its queues follow."""
-    return kind_of(log) == "kafka"
-
-
-class Loghouse:
-    """The logs, as the service sees them."""
-
-    def __init__(self, builtin: BuiltinLogs, outside: OutsideLogs, keep_messages: int = 0) -> None:
+    def __init__(
+        self, builtin: BuiltinLogs, external: ExternalLogs, keep_messages: int = 0
+    ) -> None:
         """`keep_messages`: how many of each partition stay once every reader is past them."""
         self._builtin = builtin
-        self._outside = outside
+        self._external = external
+        self._kinds: Mapping[Kind, LogKind] = {
+            "builtin": builtin,
+            "redis": external,
+            "kafka": external,
+        }
         self._keep_messages = keep_messages
 
-    async def access(self, log: str, purpose: Literal["read", "publish"]) -> LogAccess | None:
-        """Credentials for a queue's log; None where the consumer must bring its own.
+    def _kind(self, log: str) -> LogKind | None:
+        """The kind of a log; None for one that the service does not know."""
+        kind = kind_of(log)
+        return None if kind is None else self._kinds[kind]
 
-        Raises Unavailable.
-        """
-        if builtin_name(log) is None:
-            return None
-        try:
-            return await self._builtin.credentials(purpose)
-        except (SQLAlchemyError, OSError):
-            raise Unavailable(LOG_AWAY) from None
+    def _known(self, log: str) -> LogKind:
+        """The kind of a log that the service administers; others have no owner to ask for it."""
+        kind = self._kind(log)
+        assert kind is not None, log
+        return kind
 
-    async def make(self, log: str, partition_count: int, owner: Owner) -> None:
-        """The log of a queue that was just created, empty. Raises Unavailable, Invalid."""
-        name = builtin_name(log)
-        if name is None:
-            await self._outside.make(log, partition_count, owner)
-            return
+    async def access(self, log: str, purpose: Purpose) -> LogAccess | None:
+        """See `Logs`."""
+        kind = self._kind(log)
         try:
-            await self._builtin.ensure(name, partition_count, owner)
-        except (SQLAlchemyError, OSError):
-            raise Unavailable(LOG_AWAY) from None
+            return None if kind is None else await kind.access(purpose)
+        except LogError as error:
+            raise _cannot_be_asked(error) from None
+
+    async def ensure(self, log: str, partition_count: int, owner: LogOwner) -> None:
+        """See `Logs`."""
+        try:
+            await self._known(log).ensure(log, partition_count, owner)
+        except LogError as error:
+            raise _cannot_be_used(error) from None
 
     async def partition_count(self, log: str) -> int:
-        """How many partitions a log that `leads` has. Raises Invalid if it cannot be asked."""
-        return await self._outside.partition_count(log)
+        """See `Logs`."""
+        try:
+            return await self._known(log).partition_count(log)
+        except LogError as error:
+            raise _cannot_be_used(error) from None
 
-    async def resized(
+    async def set_partition_count(
         self,
         log: str,
-        owner: Owner,
         partition_count: int,
         revision: int,
-        discarded: Iterable[int] = (),
+        owner: LogOwner,
+        discard: Collection[int] = (),
     ) -> None:
-        """The owner has another partition count; what is discarded is deleted.
-
-        If the log cannot be told its count `keep` does it later; what could not be deleted only
-        the administrator can repeat, so that raises Unavailable.
-        """
-        numbers = list(discarded)
-        name = builtin_name(log)
+        """See `Logs`."""
+        kind = self._known(log)
         try:
-            if name is None:
-                await self._outside.resized(log, owner, partition_count, revision, numbers)
-                return
-            await self._builtin.set_partition_count(name, partition_count, revision, owner)
-            if numbers:
-                await self._builtin.discard(name, numbers, owner)
-        except (SQLAlchemyError, OSError, LogNotFound, LogError) as error:
+            await kind.set_partition_count(log, partition_count, revision, owner)
+            if discard:
+                await kind.discard(log, discard, owner)
+        except LogError as error:
             _log.warning("the log does not know its partition count yet", log=log, error=str(error))
-            if numbers:
+            if discard:
                 raise Unavailable(NOT_DISCARDED) from None
-
-    async def forget(self, publishers_idle_seconds: float) -> None:
-        """Deletes what dropped logs left, and publishers that have been silent for long."""
-        try:
-            await self._builtin.sweep_dropped()
-            await self._builtin.forget_publishers(publishers_idle_seconds)
-        except (SQLAlchemyError, OSError) as error:
-            _log.warning("the upkeep of the logs failed", error=str(error))
-
-    async def drop(self, log: str, owner: Owner) -> None:
-        """The owner is gone, and its messages with it. Best effort."""
-        name = builtin_name(log)
-        try:
-            if name is None:
-                await self._outside.drop(log, owner)
-            else:
-                await self._builtin.drop(name, owner)
-        except (SQLAlchemyError, OSError, LogError) as error:
-            _log.warning("a log could not be dropped", log=log, error=str(error))
 
     async def positions(
         self, log: str, where: Literal["earliest", "latest"] | float
     ) -> Mapping[int, str]:
-        """The position of each partition at an end of the log, or from a time on.
-
-        Raises Invalid for logs of kinds that the service does not know, Unavailable.
-        """
-        name = builtin_name(log)
-        if kind_of(log) is None:
-            raise Invalid(
-                "The service does not know this kind of log and cannot look up positions in it; "
-                "send positions."
-            )
-        if name is None:
-            return await self._outside.positions(log, where)
+        """See `Logs`."""
+        kind = self._kind(log)
+        if kind is None:
+            raise Invalid(UNKNOWN_KIND)
         try:
-            if isinstance(where, str):
-                bounds = await self._builtin.bounds(name)
-                first = where == "earliest"
-                return {n: str(b.first if first else b.next) for n, b in bounds.items()}
-            return {n: str(p) for n, p in (await self._builtin.position_at(name, where)).items()}
+            if not isinstance(where, str):
+                return await kind.position_at(log, where)
+            bounds = await kind.bounds(log)
+            return bounds.starts if where == "earliest" else bounds.ends
         except LogNotFound:
             return {}
-        except (SQLAlchemyError, OSError):
-            raise Unavailable(LOG_AWAY) from None
+        except LogError as error:
+            raise _cannot_be_asked(error) from None
 
-    async def reached(self, log: str, partitions: Sequence[int]) -> Mapping[int, str]:
-        """Where these partitions of a log end; nothing if the log does not say."""
-        if kind_of(log) is None:
-            return {}
-        name = builtin_name(log)
-        if name is None:
-            return await self._outside.reached(log, partitions)
+    async def ends(self, log: str, partitions: Sequence[int]) -> Mapping[int, str]:
+        """See `Logs`."""
+        kind = self._kind(log)
         try:
-            known = await self._builtin.bounds(name, partitions)
-        except (SQLAlchemyError, OSError, LogNotFound):
+            return {} if kind is None else (await kind.bounds(log, partitions)).ends
+        except LogError:
             return {}
-        return {n: str(known[n].next) if n in known else "0" for n in partitions}
 
-    async def spans(self, log: str, positions: Mapping[int, str | None]) -> Mapping[int, Span]:
-        """For show: where these partitions of a log start and end, and what is left from there on.
-
-        Empty if the log does not say so soon. A position that is not the log's has no lag.
-        """
-        if kind_of(log) is None:
+    async def spans(self, log: str, positions: Positions) -> Mapping[int, Span]:
+        """See `Logs`. A position that is not the log's has no lag."""
+        kind = self._kind(log)
+        if kind is None:
             return {}
-        name = builtin_name(log)
-        numbers = sorted(positions)
-        if name is None:
-            found = await self._outside.bounds(log, numbers, SHOW_SECONDS)
-            if found is None:
-                return {}
-            starts, ends = found.starts, found.ends
-        else:
-            try:
-                async with asyncio.timeout(SHOW_SECONDS):
-                    known = await self._builtin.bounds(name, numbers)
-            except (SQLAlchemyError, OSError, LogNotFound, TimeoutError):
-                return {}
-            starts = {n: str(known[n].first) if n in known else "0" for n in numbers}
-            ends = {n: str(known[n].next) if n in known else "0" for n in numbers}
+        try:
+            found = await kind.bounds(log, sorted(positions), seconds=SHOW_SECONDS)
+        except LogError:
+            return {}
         return {
-            number: Span(starts[number], ends[number], _lag(starts[number], ends[number], at))
+            number: Span(
+                found.starts[number],
+                found.ends[number],
+                _lag(found.starts[number], found.ends[number], at),
+            )
             for number, at in positions.items()
         }
 
-    async def keep(
+    async def maintain(
         self,
         log: str,
-        owner: Owner,
         partition_count: int,
         revision: int,
-        committed: Iterable[Mapping[int, str | None]],
+        owner: LogOwner,
+        committed: Sequence[Positions],
     ) -> None:
-        """The regular upkeep of one log.
-
-        Its count is the owner's, and what every reader has processed is trimmed, but for the last
-        messages if some are to be kept. `committed`: for
-        each queue that reads the log, its positions by partition.
-        """
-        name = builtin_name(log)
-        readers = list(committed)
+        """See `Logs`. The last messages stay, if some are to be kept."""
+        kind = self._known(log)
         try:
             floor = trim_floor(
                 (
                     {number: None if at is None else int(at) for number, at in positions.items()}
-                    for positions in readers
+                    for positions in committed
                 ),
                 self._keep_messages,
             )
-            if name is None:
-                await self._outside.keep(
-                    log, owner, partition_count, revision, _known(readers), _as_text(floor)
-                )
+            if not await kind.ensure(log, partition_count, owner, _reached(committed)):
                 return
-            if not await self._builtin.ensure(name, partition_count, owner):
-                return
-            if await self._builtin.partition_count(name) != partition_count:
-                await self._builtin.set_partition_count(name, partition_count, revision, owner)
+            if await kind.partition_count(log) != partition_count:
+                await kind.set_partition_count(log, partition_count, revision, owner)
             if floor:
-                await self._builtin.trim(name, floor, owner)
-        except (SQLAlchemyError, OSError, LogNotFound, LogError, ValueError) as error:
+                below = {number: str(position) for number, position in floor.items()}
+                await kind.trim(log, below, owner)
+        except (LogError, ValueError) as error:
             _log.warning("the upkeep of a log failed", log=log, error=str(error))
+
+    async def drop(self, log: str, owner: LogOwner) -> None:
+        """See `Logs`."""
+        try:
+            await self._known(log).drop(log, owner)
+        except LogError as error:
+            _log.warning("a log could not be dropped", log=log, error=str(error))
+
+    async def forget(self, publishers_idle_seconds: float) -> None:
+        """Deletes what dropped built-in logs left, and publishers that have been silent for long.
+
+        Best effort: a failure is logged.
+        """
+        try:
+            await self._builtin.sweep_dropped()
+            await self._builtin.forget_publishers(publishers_idle_seconds)
+        except LogError as error:
+            _log.warning("the upkeep of the logs failed", error=str(error))
 
     def close(self) -> None:
         """Let go of connections to logs outside the service."""
-        self._outside.close()
+        self._external.close()
+
+
+def _cannot_be_used(error: LogError) -> BrokerError:
+    """Why a queue cannot have this log now, for the administrator who named it."""
+    if isinstance(error, LogDatabaseUnavailable):
+        return Unavailable(DATABASE_AWAY)
+    hint = ""
+    if isinstance(error, LogUnavailable):
+        hint = (
+            ". Check the address; how the service itself gets in (credentials, TLS) is said by its "
+            "COUNTERPOISE_LOG_URLS"
+        )
+    return Invalid(f"The queue cannot have this log: {error}{hint}.", [("log", "cannot be used")])
+
+
+def _cannot_be_asked(error: LogError) -> BrokerError:
+    """Why the log of a queue does not answer."""
+    if isinstance(error, LogDatabaseUnavailable):
+        return Unavailable(DATABASE_AWAY)
+    if isinstance(error, LogUnavailable):
+        return Unavailable(f"The log cannot be asked right now: {error}.")
+    return Invalid(f"The log cannot be asked: {error}; send positions.")
 
 
 def _lag(start: str, end: str, position: str | None) -> int | None:
@@ -269,9 +228,5 @@ def _lag(start: str, end: str, position: str | None) -> int | None:
     return int(end) - at if at <= int(end) else None
 
 
-def _known(readers: Sequence[Mapping[int, str | None]]) -> list[dict[int, str]]:
-    return [{n: at for n, at in reader.items() if at is not None} for reader in readers]
-
-
-def _as_text(floor: Mapping[int, int]) -> dict[int, str]:
-    return {number: str(position) for number, position in floor.items()}
+def _reached(committed: Sequence[Positions]) -> list[dict[int, str]]:
+    return [{n: at for n, at in reader.items() if at is not None} for reader in committed]

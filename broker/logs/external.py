@@ -1,32 +1,30 @@
-"""Logs outside the service, in Redis and Kafka: reached like consumers reach them, in threads.
+"""The kinds of logs outside the service, Redis and Kafka: reached like consumers reach them.
 
-The service needs them only to administer: nothing that a flow asks waits for one. Credentials are
-the service's own (the setting `log_urls`), matched to a queue's log as consumers match theirs, and
-they are never shown. Every call is bounded in time, so that a log that is away costs an
-administrator some seconds and nobody else anything.
+The clients of these logs block, so they are called in threads. The service needs them only to
+administer: nothing that a flow asks waits for one. Credentials are the service's own (the setting
+`log_urls`), matched to a queue's log as consumers match theirs, and they are never shown. Every
+call is bounded in time, so a log that is away costs an administrator some seconds and nobody else
+anything.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
-from broker.core.errors import Invalid, Unavailable
-from broker.logs.builtin import Owner
+from broker.logs.ports import Bounds, LogOwner, Purpose
 from counterpoise.logs import (
-    Bounds,
     InvalidPosition,
     LogError,
     LogNotFound,
-    LogOwner,
     LogUnavailable,
     ManagedLog,
     open_managed,
 )
-from counterpoise.logs.address import InvalidLog, fitting, kind_of, parse_log, refuse_credentials
+from counterpoise.logs.address import fitting
 
 T = TypeVar("T")
 
@@ -35,12 +33,13 @@ CALL_SECONDS = 5.0
 LONG_SECONDS = 50.0
 # Lists that show ends leave a log alone for so long after it did not answer.
 AWAY_SECONDS = 15.0
+_FAR_SECONDS = 1e9
 _THREADS = 4
 _MOST_OPEN = 100
 
 
-class OutsideLogs:
-    """All logs that queues name and the service does not have itself."""
+class ExternalLogs:
+    """All logs that queues name and the service does not have itself; see `LogKind`."""
 
     def __init__(self, urls: str = "", *, monotonic: Callable[[], float] = time.monotonic) -> None:
         """`urls`: accesses with credentials, separated by blanks. Nothing is connected yet."""
@@ -48,124 +47,86 @@ class OutsideLogs:
         self._monotonic = monotonic
         self._open: dict[str, ManagedLog] = {}
         self._away_until: dict[str, float] = {}
-        self._threads = ThreadPoolExecutor(_THREADS, "outside-logs")
+        self._threads = ThreadPoolExecutor(_THREADS, "external-logs")
 
-    async def make(self, log: str, partition_count: int, owner: Owner) -> None:
-        """The log of a new queue. Raises Invalid if it cannot be had, also when out of reach."""
-        try:
-            await self._ask(log, lambda it: it.ensure(partition_count, _log_owner(owner)))
-        except LogError as error:
-            raise _unusable(error) from None
+    async def access(self, purpose: Purpose) -> None:
+        """None: consumers and publishers bring their own."""
+
+    async def ensure(
+        self,
+        log: str,
+        partition_count: int,
+        owner: LogOwner,
+        committed: Sequence[Mapping[int, str]] = (),
+    ) -> bool:
+        """See `LogKind`. Raises LogOwned for the log of another queue."""
+
+        def act(it: ManagedLog) -> None:
+            it.ensure(partition_count, owner, _lost(it, _furthest(it, committed)))
+
+        await self._ask(log, act, LONG_SECONDS if committed else None)
+        return True
 
     async def partition_count(self, log: str) -> int:
-        """How many partitions the log has. Raises Invalid if it cannot be asked."""
-        try:
-            return await self._ask(log, lambda it: it.partition_count())
-        except LogError as error:
-            raise _unusable(error) from None
+        """See `LogKind`."""
+        return await self._ask(log, lambda it: it.partition_count())
 
-    async def resized(
-        self,
-        log: str,
-        owner: Owner,
-        partition_count: int,
-        revision: int,
-        discarded: Sequence[int],
-    ) -> None:
-        """The owner has another count; what is discarded is deleted. Raises LogError."""
-        of = _log_owner(owner)
+    async def set_partition_count(
+        self, log: str, partition_count: int, revision: int, owner: LogOwner
+    ) -> bool:
+        """See `LogKind`."""
+        return await self._ask(
+            log, lambda it: it.set_partition_count(partition_count, revision, owner)
+        )
 
-        def act(it: ManagedLog) -> None:
-            it.set_partition_count(partition_count, revision, of)
-            if discarded:
-                it.discard(discarded, of)
+    async def discard(
+        self, log: str, partitions: Collection[int], owner: LogOwner
+    ) -> frozenset[int]:
+        """See `LogKind`."""
+        return await self._ask(log, lambda it: it.discard(sorted(partitions), owner))
 
-        await self._ask(log, act)
-
-    async def drop(self, log: str, owner: Owner) -> None:
-        """The owner is gone, and the messages with it. Raises LogError."""
-        await self._ask(log, lambda it: it.drop(_log_owner(owner)))
-        opened = self._open.pop(log, None)
-        if opened is not None:
-            opened.close()
-
-    async def keep(
-        self,
-        log: str,
-        owner: Owner,
-        partition_count: int,
-        revision: int,
-        committed: Sequence[Mapping[int, str]],
-        floor: Mapping[int, str],
-    ) -> None:
-        """The regular upkeep of a log that an owner decides about. Raises LogError.
-
-        A log that is gone is made anew, and one that lost messages goes on, where its furthest
-        reader had got to; `committed` is that for each of them. What lies below `floor` is trimmed.
-        What is no position of this log (a client may commit anything) decides nothing.
+    async def trim(self, log: str, below: Mapping[int, str], owner: LogOwner) -> None:
+        """See `LogKind`. What is no position of this log (a client may commit anything) is left
+        out.
         """
 
-        of = _log_owner(owner)
-
         def act(it: ManagedLog) -> None:
-            highest: dict[int, str] = {}
-            for positions in committed:
-                for number, position in positions.items():
-                    known = highest.get(number)
-                    if _is_position(it, position) and (
-                        known is None or it.compare(position, known) > 0
-                    ):
-                        highest[number] = position
-            try:
-                ends = it.bounds(sorted(highest)).ends
-                lost = {n: at for n, at in highest.items() if it.compare(at, ends[n]) > 0}
-            except LogNotFound:
-                lost = highest
-            it.ensure(partition_count, of, lost)
-            if it.partition_count() != partition_count:
-                it.set_partition_count(partition_count, revision, of)
-            below = {n: at for n, at in floor.items() if _is_position(it, at)}
-            if below:
-                it.trim(below, of)
+            known = {number: at for number, at in below.items() if _is_position(it, at)}
+            if known:
+                it.trim(known, owner)
 
         await self._ask(log, act, LONG_SECONDS)
 
-    async def positions(self, log: str, where: str | float) -> Mapping[int, str]:
-        """Positions at an end or from a time on, of all partitions. Raises Unavailable, Invalid."""
+    async def bounds(
+        self, log: str, partitions: Sequence[int] | None = None, *, seconds: float | None = None
+    ) -> Bounds:
+        """See `LogKind`. After one that took more than `seconds`, others are refused at once."""
 
-        def act(it: ManagedLog) -> Mapping[int, str]:
+        def act(it: ManagedLog) -> Bounds:
             # Asked for a time to come, it names the partitions that retire too.
-            found = it.position_at(where if isinstance(where, float | int) else time.time() + 1e9)
-            if isinstance(where, str):
-                bounds = it.bounds(sorted(found))
-                return bounds.starts if where == "earliest" else bounds.ends
-            return found
+            every = it.position_at(time.time() + _FAR_SECONDS) if partitions is None else partitions
+            return it.bounds(sorted(every))
 
-        try:
-            return await self._ask(log, act, LONG_SECONDS)
-        except LogNotFound:
-            return {}
-        except LogUnavailable as error:
-            raise Unavailable(f"The log cannot be asked right now: {error}.") from None
-        except LogError as error:
-            raise Invalid(f"The log cannot be asked: {error}; send positions.") from None
-
-    async def bounds(self, log: str, partitions: Sequence[int], seconds: float) -> Bounds | None:
-        """Where partitions start and end, for show: None if that cannot be told in time."""
+        if seconds is None:
+            return await self._ask(log, act, LONG_SECONDS if partitions is None else None)
         if self._away_until.get(log, 0.0) > self._monotonic():
-            return None
+            raise LogUnavailable(f"the log {log} did not answer a moment ago")
         try:
-            return await self._ask(log, lambda it: it.bounds(partitions), seconds)
+            return await self._ask(log, act, seconds)
         except LogError:
             self._away_until[log] = self._monotonic() + AWAY_SECONDS
-            return None
+            raise
 
-    async def reached(self, log: str, partitions: Sequence[int]) -> Mapping[int, str]:
-        """Where partitions end: nothing if the log does not say."""
-        try:
-            return (await self._ask(log, lambda it: it.bounds(partitions))).ends
-        except LogError:
-            return {}
+    async def position_at(self, log: str, time: float) -> Mapping[int, str]:
+        """See `LogKind`."""
+        return await self._ask(log, lambda it: it.position_at(time), LONG_SECONDS)
+
+    async def drop(self, log: str, owner: LogOwner) -> None:
+        """See `LogKind`."""
+        await self._ask(log, lambda it: it.drop(owner))
+        opened = self._open.pop(log, None)
+        if opened is not None:
+            opened.close()
 
     def close(self) -> None:
         """Let go of all connections."""
@@ -175,8 +136,10 @@ class OutsideLogs:
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     async def _ask(
-        self, log: str, act: Callable[[ManagedLog], T], seconds: float = 2 * CALL_SECONDS
+        self, log: str, act: Callable[[ManagedLog], T], seconds: float | None = None
     ) -> T:
+        """What `act` makes of the log, within so many seconds, by default 2 * CALL_SECONDS."""
+
         def work() -> T:
             opened = self._open.get(log)
             if opened is None:
@@ -187,11 +150,35 @@ class OutsideLogs:
                 opened = self._open.setdefault(log, opened)
             return act(opened)
 
+        seconds = 2 * CALL_SECONDS if seconds is None else seconds
         running = asyncio.get_running_loop().run_in_executor(self._threads, work)
         try:
             return await asyncio.wait_for(running, seconds)
         except TimeoutError:
             raise LogUnavailable(f"the log {log} did not answer within {seconds:g} s") from None
+
+
+def _furthest(log: ManagedLog, committed: Sequence[Mapping[int, str]]) -> Mapping[int, str]:
+    """How far any reader has got in each partition; what is no position of this log is left out."""
+    furthest: dict[int, str] = {}
+    for positions in committed:
+        for number, position in positions.items():
+            if _is_position(log, position) and (
+                number not in furthest or log.compare(position, furthest[number]) > 0
+            ):
+                furthest[number] = position
+    return furthest
+
+
+def _lost(log: ManagedLog, reached: Mapping[int, str]) -> Mapping[int, str]:
+    """Those of the reached positions that the log does not reach any more."""
+    if not reached:
+        return {}
+    try:
+        ends = log.bounds(sorted(reached)).ends
+    except LogNotFound:
+        return reached
+    return {number: at for number, at in reached.items() if log.compare(at, ends[number]) > 0}
 
 
 def _is_position(log: ManagedLog, text: str) -> bool:
@@ -200,30 +187,3 @@ def _is_position(log: ManagedLog, text: str) -> bool:
     except InvalidPosition:
         return False
     return True
-
-
-def check_log(log: str) -> None:
-    """Raises Invalid for a `log` that is not one, or that carries credentials.
-
-    One of a kind that is not known here is its consumers' own affair.
-    """
-    try:
-        refuse_credentials(log)
-        if kind_of(log) is not None:
-            parse_log(log)
-    except InvalidLog as error:
-        raise Invalid(f"Of the queue's log: {error}.", [("log", str(error))]) from None
-
-
-def _unusable(error: LogError) -> Invalid:
-    hint = ""
-    if isinstance(error, LogUnavailable):
-        hint = (
-            ". Check the address; how the service itself gets in (credentials, TLS) is said by its "
-            "COUNTERPOISE_LOG_URLS"
-        )
-    return Invalid(f"The queue cannot have this log: {error}{hint}.", [("log", "cannot be used")])
-
-
-def _log_owner(owner: Owner) -> LogOwner:
-    return LogOwner(owner.queue_id, owner.queue, owner.created_at)

@@ -24,7 +24,7 @@ from broker.calls.flows import FlowCalls
 from broker.calls.queues import QueueCalls
 from broker.core.errors import BrokerError
 from broker.core.queue import Queue
-from broker.logs.builtin import Owner
+from broker.logs.ports import LogOwner, Positions
 from broker.replica import Replica
 from broker.store.memory import Fault, MemoryDatabase, MemoryStore
 from broker.store.rows import flow_values, partition_values, queue_values
@@ -191,7 +191,7 @@ class Store(MemoryStore):
 
 
 class House:
-    """Stands for `Loghouse`: remembers what it was told."""
+    """Stands for the logs: remembers what it was told."""
 
     def __init__(self) -> None:
         self.told: list[tuple[Any, ...]] = []
@@ -203,15 +203,20 @@ class House:
         if self.error is not None:
             raise self.error
 
-    async def make(self, *told: Any) -> None:
-        self.told.append(("make", *told))
+    async def ensure(self, log: str, partition_count: int, owner: LogOwner) -> None:
+        self.told.append(("ensure", log, partition_count, owner))
 
-    async def resized(
-        self, log: str, owner: Owner, count: int, revision: int, gone: Iterable[int] = ()
+    async def set_partition_count(
+        self,
+        log: str,
+        partition_count: int,
+        revision: int,
+        owner: LogOwner,
+        discard: Iterable[int] = (),
     ) -> None:
-        self.told.append(("resized", log, count, sorted(gone)))
+        self.told.append(("set_partition_count", log, partition_count, sorted(discard)))
 
-    async def drop(self, log: str, owner: Owner) -> None:
+    async def drop(self, log: str, owner: LogOwner) -> None:
         self.told.append(("drop", log))
 
     async def partition_count(self, log: str) -> int:
@@ -220,23 +225,27 @@ class House:
             raise self.error
         return self.topics[log]
 
-    async def spans(self, log: str, positions: Mapping[int, Any]) -> Mapping[int, Any]:
+    async def positions(self, log: str, where: object) -> Mapping[int, str]:
+        """There are no messages."""
+        return {}
+
+    async def spans(self, log: str, positions: Positions) -> Mapping[int, Any]:
         """The log does not say where it ends."""
         return {}
 
-    async def reached(self, log: str, partitions: Iterable[int]) -> Mapping[int, str]:
+    async def ends(self, log: str, partitions: Iterable[int]) -> Mapping[int, str]:
         """Where these partitions end, as far as a test says it."""
         return {number: self.ended[number] for number in partitions if number in self.ended}
 
-    async def keep(
+    async def maintain(
         self,
         log: str,
-        owner: Owner,
-        count: int,
+        partition_count: int,
         revision: int,
-        committed: Iterable[Mapping[int, Any]],
+        owner: LogOwner,
+        committed: Iterable[Positions],
     ) -> None:
-        self.told.append(("keep", log, count, list(committed)))
+        self.told.append(("maintain", log, partition_count, list(committed)))
 
 
 class Service(QueueCalls, FlowCalls):
@@ -256,7 +265,7 @@ class Service(QueueCalls, FlowCalls):
             lambda: f"commit-{next(world.numbers)}",
             lambda: loop.time() - origin,
         )
-        super().__init__(self.replica, self.house)  # type: ignore[arg-type]
+        super().__init__(self.replica, self.house)
 
     def memory(self, queue_id: str) -> Queue | None:
         """The queue as this replica has it in memory."""

@@ -53,21 +53,21 @@ class TestDeleting:
         logs = {name: f"redis://host/0/{name}" for name in ("first", "second", "third")}
         for name, log in logs.items():
             await one.create_queue(replace(spec(name), log=log))
-        keep = two.house.keep
+        maintain = two.house.maintain
 
         async def slowly(log: str, *told: Any) -> None:
             # Of all three it was known that they exist when the upkeep began.
             if log == logs["first"]:
                 await one.delete_queue("first", force=False)
                 await one.delete_queue("second", force=False)
-            await keep(log, *told)
+            await maintain(log, *told)
 
-        two.house.keep = slowly  # type: ignore[assignment,method-assign]
+        two.house.maintain = slowly  # type: ignore[assignment,method-assign]
         await two.keep_logs()
         assert [(what, log) for what, log, *_ in two.house.told] == [
-            ("keep", logs["first"]),
+            ("maintain", logs["first"]),
             ("drop", logs["first"]),
-            ("keep", logs["third"]),
+            ("maintain", logs["third"]),
         ]
 
     @pytest.mark.parametrize("error", [RuntimeError, asyncio.CancelledError])
@@ -81,7 +81,7 @@ class TestDeleting:
         async def fails(*told: Any) -> None:
             raise error
 
-        one.house.make = fails  # type: ignore[method-assign]
+        one.house.ensure = fails  # type: ignore[method-assign]
         with pytest.raises(error):
             await one.create_queue(spec())
         with pytest.raises(QueueNotFound):
@@ -119,10 +119,10 @@ class TestResizing:
         await one.create_queue(spec())
         await one.create_queue(views.QueueSpec("copy", log="builtin:orders"))
         assert (await one.change_queue("orders", {"partition_count": 6}, False)).revision
-        assert ("resized", "builtin:orders", 6, []) in one.house.told
+        assert ("set_partition_count", "builtin:orders", 6, []) in one.house.told
         assert (await one.queue("copy")).partition_count == 6
         await one.change_queue("orders", {"partition_count": 3}, True)
-        assert ("resized", "builtin:orders", 3, [3, 4, 5]) in one.house.told
+        assert ("set_partition_count", "builtin:orders", 3, [3, 4, 5]) in one.house.told
         assert (await one.queue("copy")).operational_partition_count == 3
         with pytest.raises(Invalid):
             await one.change_queue("copy", {"partition_count": 9}, False)
@@ -200,7 +200,7 @@ class TestResizing:
         assert (await two.queue("copy")).partition_count == 4
         await two.keep_logs()
         assert (await two.queue("copy")).partition_count == 6
-        told = [told[1:3] for told in two.house.told if told[0] == "keep"]
+        told = [told[1:3] for told in two.house.told if told[0] == "maintain"]
         assert told == [("builtin:orders", 6)]
 
     @virtual
@@ -216,7 +216,7 @@ class TestResizing:
         await one.release("orders", flow, 2, [views.ReleaseItem(n, 1, None, True) for n in (1, 2)])
         await one.keep_logs()
         assert one.house.told[-1] == (
-            "keep",
+            "maintain",
             "builtin:orders",
             1,
             [{0: "00", 1: "10", 2: "20", 3: "30"}],

@@ -266,7 +266,7 @@ class Consumer(Process):
             if view[number].state == "revoking" or lane.let_go:
                 continue
             lane.position = max(lane.position, self.log.firsts.get(number, 0))
-            end = min(lane.position + AT_ONCE, self.log.ends.get(number, 0))
+            end = min(lane.position + AT_ONCE, self.log.ends_at.get(number, 0))
             batch += [(lane, position) for position in range(lane.position, end)]
         return batch
 
@@ -297,7 +297,7 @@ class Consumer(Process):
             owned = view.partitions.get(number)
             if owned is None or owned.epoch != lane.epoch:
                 continue
-            final = number >= self.log.count and lane.position >= self.log.ends.get(number, 0)
+            final = number >= self.log.count and lane.position >= self.log.ends_at.get(number, 0)
             finished = lane.finished if lane.let_go else owned.state == "retiring" and final
             if (
                 lane.let_go

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import Counter
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Any, TypeVar
@@ -20,7 +20,8 @@ from broker.calls.flows import FlowCalls
 from broker.calls.queues import QueueCalls
 from broker.core.errors import BrokerError, FlowGone
 from broker.core.records import Record, RevokesStarted, WarmupsEnded
-from broker.logs.builtin import trim_floor
+from broker.logs.ports import LogOwner, Positions
+from broker.logs.trimming import trim_floor
 from broker.replica import Replica
 from broker.store.memory import MemoryDatabase, MemoryStore
 from broker.store.ports import Commit, Overdue, PositionCommit, StoreError, StoreUnavailable
@@ -111,52 +112,65 @@ def begins_handoffs(commit: Commit) -> bool:
 
 class Log:
     """The messages: of each partition how many there are, and which are kept. Stands for the
-    built-in log, which knows its partition count, and for `Loghouse`."""
+    built-in log, which knows its partition count, and for the port `Logs`."""
 
     def __init__(self, checker: Checker) -> None:
         self.checker = checker
         self.count = 0
         self.revision = 0
-        self.ends: dict[int, int] = {}
+        self.ends_at: dict[int, int] = {}
         self.firsts: dict[int, int] = {}
 
     def append(self, partition: int) -> None:
         """One more message; routed with the count that the log knows."""
         if partition < self.count:
-            self.ends[partition] = self.ends.get(partition, 0) + 1
+            self.ends_at[partition] = self.ends_at.get(partition, 0) + 1
             self.checker.published(partition)
 
     async def access(self, log: str, purpose: str) -> None:
         """Nobody needs credentials here."""
 
-    async def make(self, name: str, count: int, owner: object) -> None:
-        self.count = count
+    async def ensure(self, log: str, partition_count: int, owner: LogOwner) -> None:
+        self.count = partition_count
 
-    async def resized(
-        self, name: str, owner: object, count: int, revision: int, gone: Sequence[int] = ()
+    async def partition_count(self, log: str) -> int:
+        return self.count
+
+    async def set_partition_count(
+        self,
+        log: str,
+        partition_count: int,
+        revision: int,
+        owner: LogOwner,
+        discard: Collection[int] = (),
     ) -> None:
         if revision >= self.revision:
-            self.count, self.revision = count, revision
-        for number in gone:
+            self.count, self.revision = partition_count, revision
+        for number in discard:
             if number >= self.count:
-                self.firsts[number] = self.ends.get(number, 0)
+                self.firsts[number] = self.ends_at.get(number, 0)
                 self.checker.discarded(number)
 
-    async def drop(self, name: str, owner: object) -> None:
+    async def drop(self, log: str, owner: LogOwner) -> None:
         """No queue is deleted."""
 
-    async def spans(self, log: str, positions: Mapping[int, Any]) -> Mapping[int, Any]:
+    async def spans(self, log: str, positions: Positions) -> Mapping[int, Any]:
         """Nobody looks."""
         return {}
 
-    async def reached(self, log: str, partitions: Sequence[int]) -> Mapping[int, str]:
-        return {number: str(self.ends.get(number, 0)) for number in partitions}
+    async def ends(self, log: str, partitions: Sequence[int]) -> Mapping[int, str]:
+        return {number: str(self.ends_at.get(number, 0)) for number in partitions}
 
-    async def keep(
-        self, name: str, owner: object, count: int, revision: int, committed: Sequence[Any]
+    async def maintain(
+        self,
+        log: str,
+        partition_count: int,
+        revision: int,
+        owner: LogOwner,
+        committed: Sequence[Positions],
     ) -> None:
-        if self.count != count and revision >= self.revision:
-            self.count, self.revision = count, revision
+        if self.count != partition_count and revision >= self.revision:
+            self.count, self.revision = partition_count, revision
         floor = trim_floor(
             {number: None if at is None else int(at) for number, at in positions.items()}
             for positions in committed
@@ -166,9 +180,10 @@ class Log:
                 self.firsts[number] = first
                 self.checker.trimmed(number, first)
 
-    async def positions(self, log: str, where: str) -> dict[int, str]:
-        ends = self.firsts if where == "earliest" else self.ends
-        return {number: str(ends.get(number, 0)) for number in range(max(self.ends, default=0) + 1)}
+    async def positions(self, log: str, where: object) -> Mapping[int, str]:
+        bounds = self.firsts if where == "earliest" else self.ends_at
+        partitions = range(max(self.ends_at, default=0) + 1)
+        return {number: str(bounds.get(number, 0)) for number in partitions}
 
 
 class Store(MemoryStore):
@@ -288,7 +303,7 @@ class Facade(QueueCalls, FlowCalls):
     """What `broker.service.Broker` is made of."""
 
     def __init__(self, replica: Replica, log: Log) -> None:
-        super().__init__(replica, log)  # type: ignore[arg-type]
+        super().__init__(replica, log)
 
     async def upkeep(self) -> None:
         """As `Broker.upkeep`, on the log's part."""
