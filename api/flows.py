@@ -41,7 +41,7 @@ def encoded(model: type[BaseModel], view: object) -> bytes:
 
 async def _serve_heartbeat(request: Request) -> Response:
     path = request.path_params
-    view = await broker_of(request).heartbeat(path["queue"], path["flow"])
+    view = await broker_of(request).flows.heartbeat(path["queue"], path["flow"])
     return Response(encoded(flow_schemas.Heartbeat, view), media_type="application/json")
 
 
@@ -70,9 +70,9 @@ async def _serve_updates(request: Request) -> Response:
     wait_seconds = number(query.get("wait", "0"), "wait", 0, LONGEST_WAIT_SECONDS)
     resumed = last_event_id(request)
     if "text/event-stream" in request.headers.get("accept", ""):
-        source = broker.watch(queue, flow, after if resumed is None else resumed)
+        source = broker.updates.watch(queue, flow, after if resumed is None else resumed)
         return EventStream(source, _update_event, open_calls)
-    view = await open_calls.waiting(broker.wait_update(queue, flow, after, wait_seconds))
+    view = await open_calls.waiting(broker.updates.wait(queue, flow, after, wait_seconds))
     if view is None:
         return Response(status_code=204)
     body = encoded(flow_schemas.FlowChangeUpdate, view)
@@ -162,7 +162,7 @@ async def bind(request: Request, queue: Name, body: flow_schemas.BindRequest) ->
     An `instance_id` that is bound already is a restarted consumer: the new flow takes the old one's
     place and partitions at once, with new epochs, and the old flow is gone (`replaced`).
     """
-    bound = await broker_of(request).bind(
+    bound = await broker_of(request).flows.bind(
         queue,
         body.client_name,
         body.instance_id,
@@ -189,7 +189,7 @@ async def unbind(request: Request, queue: Name, flow: FlowId) -> None:
 
     Repeating it is harmless, however the flow left. To leave in order, drain first.
     """
-    await broker_of(request).unbind(queue, flow)
+    await broker_of(request).flows.unbind(queue, flow)
 
 
 @ROUTER.post(
@@ -210,7 +210,7 @@ async def commit(
     items = [
         views.CommitItem(item.partition, item.epoch, item.position) for item in body.partitions
     ]
-    answer = await broker_of(request).commit(queue, flow, body.seq, items)
+    answer = await broker_of(request).flows.commit(queue, flow, body.seq, items)
     request.app.state.metrics.count_results("commit", answer.results)
     return answer
 
@@ -235,7 +235,7 @@ async def release(
         views.ReleaseItem(item.partition, item.epoch, item.position, item.finished)
         for item in body.partitions
     ]
-    answer = await broker_of(request).release(queue, flow, body.seq, items)
+    answer = await broker_of(request).flows.release(queue, flow, body.seq, items)
     request.app.state.metrics.count_results("release", answer.results)
     return answer
 
@@ -253,7 +253,7 @@ async def ready(
 ) -> views.ResultsView:
     """The flow has restored what it needs for these partitions. Renews the lease."""
     items = [views.ReadyItem(item.partition, item.epoch) for item in body.partitions]
-    answer = await broker_of(request).ready(queue, flow, items)
+    answer = await broker_of(request).flows.ready(queue, flow, items)
     request.app.state.metrics.count_results("ready", answer.results)
     return answer
 
@@ -276,4 +276,4 @@ async def drain(
     drained when it is draining and not active: unbind it then. Cannot be undone.
     """
     timeout_seconds = None if body is None else body.timeout_seconds
-    return await broker_of(request).drain(queue, flow, timeout_seconds, by_flow(request))
+    return await broker_of(request).flows.drain(queue, flow, timeout_seconds, by_flow(request))

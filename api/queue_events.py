@@ -21,10 +21,10 @@ ROUTER = APIRouter(prefix="/v1/queues", route_class=Route)
 async def _serve_events(request: Request) -> Response:
     queue = request.path_params["queue"]
     broker = broker_of(request)
-    await broker.queue(queue)
+    await broker.queues.get(queue)
     after = last_event_id(request)
     encode = partial(_change_event, queue)
-    return EventStream(broker.events(queue, after), encode, request.app.state.open_calls)
+    return EventStream(broker.monitoring.events(queue, after), encode, request.app.state.open_calls)
 
 
 @ROUTER.get(

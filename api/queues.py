@@ -30,7 +30,7 @@ ON_A_QUEUE = (*ADMINISTRATION, "queue_not_found")
 @allow(Role.ADMIN)
 async def create_queue(request: Request, body: queue_schemas.QueueCreate) -> views.QueueView:
     """Create a queue with its partitions 0..N-1; they get owners when flows bind."""
-    return await broker_of(request).create_queue(
+    return await broker_of(request).queues.create(
         views.QueueSpec(**body.model_dump(exclude_unset=True))
     )
 
@@ -48,7 +48,7 @@ async def list_queues(
     request: Request, limit: Limit = 100, cursor: Cursor = None
 ) -> views.Page[views.QueueView]:
     """All queues by name, a page at a time."""
-    return await broker_of(request).list_queues(limit, cursor)
+    return await broker_of(request).queues.list(limit, cursor)
 
 
 @ROUTER.get(
@@ -62,7 +62,7 @@ async def list_queues(
 @allow(Role.VIEWER)
 async def show_queue(request: Request, queue: Name) -> views.QueueView:
     """A queue's settings, and where it stands."""
-    return await broker_of(request).queue(queue)
+    return await broker_of(request).queues.get(queue)
 
 
 @ROUTER.patch(
@@ -89,7 +89,7 @@ async def change_queue(
     surplus partitions drain them first, so that nothing is lost, unless `discard` is given.
     """
     changes = body.model_dump(exclude_unset=True)
-    return await broker_of(request).change_queue(queue, changes, discard)
+    return await broker_of(request).queues.change(queue, changes, discard)
 
 
 @ROUTER.delete(
@@ -108,7 +108,7 @@ async def delete_queue(
     force: Annotated[Flag, Query(description="Also while flows are bound.")] = False,
 ) -> None:
     """Delete a queue and its built-in log; refused while another queue reads that log."""
-    await broker_of(request).delete_queue(queue, force)
+    await broker_of(request).queues.delete(queue, force)
 
 
 @ROUTER.get(
@@ -122,7 +122,7 @@ async def delete_queue(
 @allow(Role.VIEWER)
 async def rebalance_status(request: Request, queue: Name) -> views.RebalanceStatusView:
     """Ready, in Holddown or Rebalancing: why, since when, and what is on its way."""
-    return await broker_of(request).rebalance_status(queue)
+    return await broker_of(request).monitoring.rebalance_status(queue)
 
 
 @ROUTER.post(
@@ -137,7 +137,7 @@ async def rebalance_status(request: Request, queue: Name) -> views.RebalanceStat
 @allow(Role.ADMIN)
 async def rebalance_now(request: Request, queue: Name) -> views.RebalanceStatusView:
     """Rebalance at once, skipping the holddown. A balanced queue moves nothing."""
-    return await broker_of(request).rebalance_now(queue)
+    return await broker_of(request).queues.rebalance(queue)
 
 
 @ROUTER.get(
@@ -153,7 +153,7 @@ async def rebalances(
     request: Request, queue: Name, limit: Limit = 100, cursor: Cursor = None
 ) -> views.Page[views.RebalanceView]:
     """Every rebalance and every grant outside one, with its moves, newest first."""
-    return await broker_of(request).rebalances(queue, limit, cursor)
+    return await broker_of(request).monitoring.rebalances(queue, limit, cursor)
 
 
 @ROUTER.get(
@@ -169,7 +169,7 @@ async def partitions(
     request: Request, queue: Name, limit: Limit = 100, cursor: Cursor = None
 ) -> views.Page[views.PartitionView]:
     """Who owns each partition, who is next, and where it has been processed up to."""
-    return await broker_of(request).partitions(queue, limit, cursor)
+    return await broker_of(request).monitoring.partitions(queue, limit, cursor)
 
 
 @ROUTER.get(
@@ -185,7 +185,7 @@ async def flows(
     request: Request, queue: Name, limit: Limit = 100, cursor: Cursor = None
 ) -> views.Page[views.FlowSummaryView]:
     """The bound flows. Tokens are never listed."""
-    return await broker_of(request).flows(queue, limit, cursor)
+    return await broker_of(request).monitoring.flows(queue, limit, cursor)
 
 
 @ROUTER.post(
@@ -209,7 +209,7 @@ async def set_positions(
         target = {int(number): position for number, position in body.positions.items()}
     else:
         target = body.to.timestamp() if isinstance(body.to, datetime) else body.to
-    return await broker_of(request).set_positions(queue, target)
+    return await broker_of(request).logs.set_positions(queue, target)
 
 
 @ROUTER.post(
@@ -229,4 +229,4 @@ async def log_access(
     Publishers call it before they publish and when an append is refused because the partition count
     has changed; consumers when the credentials they got at bind are about to expire.
     """
-    return await broker_of(request).log_access(queue, body.purpose)
+    return await broker_of(request).logs.access(queue, body.purpose)

@@ -70,7 +70,7 @@ async def authorize(request: Request, requirement: Requirement) -> None:
     token = _bearer_token(request)
     if role in (Role.FLOW, Role.FLOW_OR_ADMIN) and token is not None:
         try:
-            await request.app.state.broker.authenticate(
+            await request.app.state.broker.flows.authenticate(
                 request.path_params["queue"], request.path_params["flow"], token
             )
             request.app.state.rates.admit(token)

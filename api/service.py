@@ -44,7 +44,7 @@ def share_probes(state: State) -> None:
     async def exposition() -> bytes:
         queues: tuple[QueueView, ...] = ()
         with contextlib.suppress(Unavailable):
-            queues = (await broker.list_queues(MOST_QUEUES_IN_METRICS, None)).items
+            queues = (await broker.queues.list(MOST_QUEUES_IN_METRICS, None)).items
         metrics: Metrics = state.metrics
         return metrics.exposition(queues)
 

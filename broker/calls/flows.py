@@ -1,4 +1,4 @@
-"""The calls of flows: bind, commit, release, leave.
+"""The calls of flows: bind, renew, commit, release, drain, leave.
 
 Commits touch rows only and go out in batches; what changes the assignment goes through the queue's
 mailbox.
@@ -15,7 +15,9 @@ from uuid import uuid4
 
 from broker.batches import Batcher
 from broker.calls import views
-from broker.calls.updates import FlowViews, Held
+from broker.calls.access import QueueAccess
+from broker.calls.flow_rows import FlowRows, Held
+from broker.calls.updates import UpdateCalls
 from broker.coordinator import Coordinator
 from broker.core import commands as c
 from broker.core.errors import (
@@ -26,18 +28,20 @@ from broker.core.errors import (
     Unauthorized,
 )
 from broker.logs.ports import Logs
-from broker.replica import Replica
 from broker.store.ports import PositionCommit
 from broker.turns import Ask
 
-MOST_KNOWN_TOKENS = 100_000
 
+class FlowCalls:
+    """What consumers ask for."""
 
-class FlowCalls(FlowViews):
-    """The part of the facade that consumers use."""
-
-    def __init__(self, replica: Replica, logs: Logs) -> None:
-        super().__init__(replica, logs)
+    def __init__(
+        self, queues: QueueAccess, logs: Logs, rows: FlowRows, updates: UpdateCalls
+    ) -> None:
+        self._queues = queues
+        self._logs = logs
+        self._rows = rows
+        self._updates = updates
         self._commits: Batcher[Sequence[PositionCommit], Sequence[c.Result | None]] = Batcher(
             self._commit_many, most=100
         )
@@ -69,7 +73,7 @@ class FlowCalls(FlowViews):
             # First what may fail: a bind that cannot be answered would be bound again and again.
             access = await self._logs.access(log, "read")
             await coordinator.ask(Ask(command, token_hash=digest))
-            self._remember(flow_id, coordinator.queue_id, digest)
+            self._rows.remember(flow_id, coordinator.queue_id, digest)
             return views.BoundView(
                 flow_id=flow_id,
                 flow_token=token,
@@ -78,26 +82,26 @@ class FlowCalls(FlowViews):
                 log=log,
                 start=start,
                 log_access=access,
-                update=await self._view(coordinator, flow_id),
+                update=await self._updates.view(coordinator, flow_id),
             )
 
-        return await self._on(name, work)
+        return await self._queues.on(name, work)
 
     async def authenticate(self, name: str, flow_id: str, token: str) -> None:
         """Checks that the token is this flow's.
 
         Raises Unauthorized, Forbidden, FlowGone, FlowNotFound.
         """
-        known, reason = self._tokens.get(flow_id), None
+        known, reason = self._rows.known_token(flow_id), None
         if known is None:
-            row = await self._row(flow_id)
+            row = await self._rows.row(flow_id)
             if row is None:
-                raise await self._missing(name, flow_id)
+                raise await self._rows.missing(name, flow_id)
             known, reason = (row.queue_id, row.token_hash), row.reason
             if reason is None:
-                self._remember(flow_id, *known)
+                self._rows.remember(flow_id, *known)
         queue_id, digest = known
-        await self._of_queue(name, flow_id, queue_id)
+        await self._rows.of_queue(name, flow_id, queue_id)
         if not token:
             raise Unauthorized("Send 'Authorization: Bearer <flow_token>' with the token of bind.")
         if not hmac.compare_digest(hashlib.sha256(token.encode()).digest(), digest):
@@ -110,12 +114,17 @@ class FlowCalls(FlowViews):
     async def unbind(self, name: str, flow_id: str, reason: str = "unbound") -> None:
         """Unbinds the flow; nothing if it has left already. Raises QueueNotFound, FlowNotFound."""
         try:
-            await self._ask(name, lambda: Ask(c.Unbind(flow_id, reason)))
+            await self._queues.ask(name, lambda: Ask(c.Unbind(flow_id, reason)))
         except FlowNotFound:
-            row = await self._row(flow_id)
-            if row is None or row.reason is None or not await self._is_of(name, row):
+            row = await self._rows.row(flow_id)
+            if row is None or row.reason is None or not await self._rows.is_of(name, row):
                 raise
-        self._tokens.pop(flow_id, None)
+        self._rows.forget(flow_id)
+
+    async def heartbeat(self, name: str, flow_id: str) -> views.HeartbeatView:
+        """Renews the lease. Raises FlowGone, FlowNotFound."""
+        lease = await self._rows.renew(name, flow_id)
+        return views.HeartbeatView(lease.expires_at, lease.view_revision)
 
     # Working
 
@@ -134,10 +143,10 @@ class FlowCalls(FlowViews):
             results = await self._commit_all(flow_id, commits)
             if all(result.outcome is not c.Outcome.OK for result in results):
                 # Is it bound at all?
-                await self._renew(name, flow_id)
+                await self._rows.renew(name, flow_id)
             return await self._results(coordinator, flow_id, results)
 
-        return await self._on(name, work)
+        return await self._queues.on(name, work)
 
     async def release(
         self, name: str, flow_id: str, seq: int | None, items: Sequence[views.ReleaseItem]
@@ -178,10 +187,10 @@ class FlowCalls(FlowViews):
             try:
                 results = await coordinator.ask(make())
             except FlowNotFound:
-                raise await self._missing(name, flow_id) from None
+                raise await self._rows.missing(name, flow_id) from None
             return await self._results(coordinator, flow_id, results or ())
 
-        return await self._on(name, work)
+        return await self._queues.on(name, work)
 
     async def _results(
         self, coordinator: Coordinator, flow_id: str, results: Sequence[c.Result]
@@ -191,7 +200,7 @@ class FlowCalls(FlowViews):
                 views.Result(result.partition, result.outcome.value, result.current_epoch)
                 for result in results
             ),
-            await self._view(coordinator, flow_id),
+            await self._updates.view(coordinator, flow_id),
         )
 
     async def _commit_all(
@@ -213,7 +222,7 @@ class FlowCalls(FlowViews):
                 return Held.HELD
             return [results[place] for place in range(len(commits))]
 
-        return await self._until_free(flow_id, ask)
+        return await self._rows.until_free(flow_id, ask)
 
     async def _commit_many(
         self, calls: Sequence[Sequence[PositionCommit]]
@@ -231,17 +240,12 @@ class FlowCalls(FlowViews):
                 flow_id = call[0].flow_id
                 (later if flow_id in seen else now).append((place, call))
                 seen.add(flow_id)
-            flat = await self._store.commit_positions([item for _, call in now for item in call])
-            results = iter(flat)
+            commits = [item for _, call in now for item in call]
+            results = iter(await self._queues.store.commit_positions(commits))
             for place, call in now:
                 answers[place] = [next(results) for _ in call]
             waiting = later
         return answers
-
-    def _remember(self, flow_id: str, queue_id: str, digest: bytes) -> None:
-        if len(self._tokens) >= MOST_KNOWN_TOKENS:
-            self._tokens.clear()
-        self._tokens[flow_id] = (queue_id, digest)
 
 
 def _refuse_repetitions(numbers: Sequence[int]) -> None:

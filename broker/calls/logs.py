@@ -1,54 +1,35 @@
-"""The calls about the logs of queues: positions, access, upkeep; and who owns and who follows."""
+"""The calls about the logs of queues: positions, access, and the regular upkeep."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Mapping, Sequence
 from typing import Literal
 
 import structlog
 
 from broker.calls import views
-from broker.calls.monitoring import DECIMAL, Overviews
-from broker.calls.rendering import queue_row_view, queue_view
-from broker.coordinator import UNAVAILABLE
+from broker.calls.access import QueueAccess
+from broker.calls.log_readers import LogReaders, owner_among
+from broker.calls.monitoring import DECIMAL
+from broker.calls.rendering import queue_view
 from broker.core import commands as c
-from broker.core.errors import Invalid, QueueNotFound, Unavailable
+from broker.core.errors import Invalid
 from broker.core.queue import Queue
-from broker.logs.names import builtin_name, canonical, decides_count, has_owner
-from broker.logs.ports import LogOwner
-from broker.store.ports import StoreUnavailable
+from broker.logs.names import builtin_name, canonical, decides_count
+from broker.logs.ports import LogOwner, Logs
 from broker.turns import Ask
 from counterpoise.logs.address import kind_of
 
 _log = structlog.get_logger()
 
 
-class LogCalls(Overviews):
-    """The part of the facade that knows which queue reads which log."""
+class LogCalls:
+    """Where the messages of queues are, and where their consumers go on."""
 
-    async def list_queues(self, limit: int, cursor: str | None) -> views.Page[views.QueueView]:
-        """Queues by name; the cursor is the last name of the page before."""
-        try:
-            rows = await self._store.list(limit + 1, cursor)
-        except StoreUnavailable:
-            raise Unavailable(UNAVAILABLE) from None
-        items = tuple(queue_row_view(row) for row in rows[:limit])
-        return views.Page(items, items[-1].name if len(rows) > limit else None)
-
-    async def queue(self, name: str) -> views.QueueView:
-        """One queue. Raises QueueNotFound."""
-        return await self._read(name, queue_view)
-
-    async def _all_queues(self) -> AsyncIterator[views.QueueView]:
-        cursor = None
-        while True:
-            page = await self.list_queues(500, cursor)
-            for item in page.items:
-                yield item
-            cursor = page.next_cursor
-            if cursor is None:
-                return
+    def __init__(self, queues: QueueAccess, logs: Logs, readers: LogReaders) -> None:
+        self._queues = queues
+        self._logs = logs
+        self._readers = readers
 
     async def set_positions(
         self,
@@ -60,7 +41,7 @@ class LogCalls(Overviews):
         def existing(queue: Queue) -> tuple[str, list[int]]:
             return queue.settings.log, [partition.number for partition in queue.existing()]
 
-        log, numbers = await self._read(name, existing)
+        log, numbers = await self._queues.read(name, existing)
         if isinstance(where, Mapping):
             unknown = sorted(set(where) - set(numbers))
             if unknown:
@@ -76,7 +57,7 @@ class LogCalls(Overviews):
             found = await self._logs.positions(log, where)
             positions = {number: found.get(number) for number in numbers}
         command = c.RaiseEpochs(tuple(sorted(positions)))
-        await self._ask(name, lambda: Ask(command, positions=positions))
+        await self._queues.ask(name, lambda: Ask(command, positions=positions))
 
         def look(queue: Queue) -> views.PositionsView:
             return views.PositionsView(
@@ -88,13 +69,11 @@ class LogCalls(Overviews):
                 ),
             )
 
-        return await self._read(name, look, fresh=False)
+        return await self._queues.read(name, look, fresh=False)
 
-    async def log_access(
-        self, name: str, purpose: Literal["read", "publish"]
-    ) -> views.LogAccessView:
+    async def access(self, name: str, purpose: Literal["read", "publish"]) -> views.LogAccessView:
         """Where a queue's messages are, and credentials. Raises QueueNotFound, Unavailable."""
-        queue = await self.queue(name)
+        queue = await self._queues.read(name, queue_view)
         return views.LogAccessView(
             log=queue.log,
             log_name=builtin_name(queue.log),
@@ -103,10 +82,10 @@ class LogCalls(Overviews):
             access=await self._logs.access(queue.log, purpose),
         )
 
-    async def keep_logs(self) -> None:
+    async def maintain(self) -> None:
         """The regular upkeep of all logs, and of queues that follow one."""
         readers: dict[str, list[views.QueueView]] = {}
-        async for queue in self._all_queues():
+        async for queue in self._readers.all():
             if kind_of(queue.log) is not None:
                 readers.setdefault(canonical(queue.log), []).append(queue)
         for reading in readers.values():
@@ -114,7 +93,7 @@ class LogCalls(Overviews):
             if decides_count(reading[0].log):
                 await self._follow_topic(reading)
                 continue
-            owner = _owner_among(reading)
+            owner = owner_among(reading)
             if owner is None or not await self._is_there(owner):
                 continue
             log_owner = LogOwner(owner.id, owner.name, owner.created_at)
@@ -131,11 +110,11 @@ class LogCalls(Overviews):
                 continue
             for reader in reading:
                 if reader.partition_count != owner.partition_count:
-                    await self._follow(reader.name, owner.partition_count, discard=False)
+                    await self._readers.follow(reader.name, owner.partition_count, discard=False)
 
     async def _is_there(self, queue: views.QueueView) -> bool:
         """Whether this queue still exists, and not only another of its name."""
-        return await self._store.find(queue.name) == queue.id
+        return await self._queues.store.find(queue.name) == queue.id
 
     async def _follow_topic(self, readers: Sequence[views.QueueView]) -> None:
         """Queues have as many partitions as the topic that they read; a topic only grows."""
@@ -146,91 +125,13 @@ class LogCalls(Overviews):
             return
         for reader in readers:
             if reader.partition_count < count:
-                await self._follow(reader.name, count, discard=False)
+                await self._readers.follow(reader.name, count, discard=False)
 
     async def _committed(self, queue: views.QueueView) -> dict[int, str | None]:
         """Up to where each partition was processed, removed ones too: they are kept no longer than
         the others."""
-        rows = await self._store.positions(queue.id)
+        rows = await self._queues.store.positions(queue.id)
         return {number: position for number, (_, position) in rows.items()}
-
-    # Who owns a log and who follows
-
-    async def _readers(self, log: str) -> list[views.QueueView]:
-        """All queues that read this log, in the order of their creation."""
-        spelling = canonical(log)
-        found = [row async for row in self._all_queues() if canonical(row.log) == spelling]
-        return sorted(found, key=lambda queue: (queue.created_at, queue.name))
-
-    async def _owns(self, name: str, log: str) -> bool:
-        """Whether this queue owns the log it reads. A built-in log's name says so."""
-        if not has_owner(log):
-            return False
-        source = builtin_name(log)
-        if source is not None:
-            return source == name
-        readers = await self._readers(log)
-        return bool(readers) and readers[0].name == name
-
-    async def _followers(self, name: str, log: str) -> list[str]:
-        """The other queues that read the log which this one owns."""
-        return [reader.name for reader in await self._readers(log) if reader.name != name]
-
-    async def _owner(self, log: str, but: str) -> views.QueueView | None:
-        """The queue, another than `but`, that owns this log; None if it has none yet, or never.
-
-        Raises Invalid for a built-in log that there is not.
-        """
-        source = builtin_name(log)
-        if source is None:
-            readers = [queue for queue in await self._readers(log) if queue.name != but]
-            return readers[0] if readers and has_owner(log) else None
-        if source == but:
-            return None
-        try:
-            owner = await self.queue(source)
-        except QueueNotFound:
-            raise Invalid(
-                f"The log builtin:{source} belongs to the queue {source!r}, which does not exist; "
-                "create that first.",
-                [("log", f"names the queue {source!r}, which does not exist")],
-            ) from None
-        if builtin_name(owner.log) != source:
-            raise Invalid(
-                f"The queue {source!r} has no log of its own, it reads {owner.log}; name that log.",
-                [("log", f"names the queue {source!r}, whose log is {owner.log}")],
-            )
-        return owner
-
-    async def _refuse_resize_of_follower(self, queue: views.QueueView) -> None:
-        if decides_count(queue.log):
-            raise Invalid(
-                f"This queue has the partition count of {queue.log}; add partitions to the topic, "
-                "and the queue follows within a minute.",
-                [("partition_count", "follows the topic")],
-            )
-        owner = await self._owner(queue.log, but=queue.name) if has_owner(queue.log) else None
-        if owner is not None and not await self._owns(queue.name, queue.log):
-            raise Invalid(
-                f"This queue reads the log of {owner.name!r} and has its partition count; "
-                "resize that queue.",
-                [("partition_count", f"follows the queue {owner.name!r}")],
-            )
-
-    async def _follow(self, name: str, partition_count: int, discard: bool) -> None:
-        """A queue that reads another's log has that queue's partition count."""
-        changes = {"partition_count": partition_count}
-        # One that was deleted meanwhile follows nobody.
-        with suppress(QueueNotFound):
-            await self._ask(name, lambda: Ask(c.Change(changes, discard)))
-
-
-def _owner_among(readers: Sequence[views.QueueView]) -> views.QueueView | None:
-    """Which of the queues that read one log owns it, given in the order of their creation."""
-    if not readers:
-        return None
-    name = builtin_name(readers[0].log)
-    return next((queue for queue in readers if name in (None, queue.name)), None)
 
 
 def _refuse_nonsense(positions: Mapping[int, str | None]) -> None:

@@ -1,4 +1,4 @@
-"""The calls of whoever looks on: status, history, partitions, flows and the stream of changes."""
+"""The calls that show one queue: status, history, partitions, flows and the stream of changes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import replace
 from itertools import islice
 
 from broker.calls import views
-from broker.calls.access import Calls
+from broker.calls.access import QueueAccess, store_available
 from broker.calls.rendering import (
     event_view,
     flow_view,
@@ -17,10 +17,11 @@ from broker.calls.rendering import (
     partition_view,
     status_view,
 )
-from broker.coordinator import UNAVAILABLE, Coordinator
-from broker.core.errors import Invalid, QueueNotFound, Unavailable
+from broker.coordinator import Coordinator
+from broker.core.errors import Invalid, QueueNotFound
 from broker.core.model import Settings
 from broker.core.queue import Queue
+from broker.logs.ports import Logs
 from broker.store.ports import QueueGone, StoreUnavailable
 
 DECIMAL = re.compile("[0-9]{1,18}")
@@ -28,25 +29,28 @@ DECIMAL = re.compile("[0-9]{1,18}")
 EVENTS_AT_ONCE = 200
 
 
-class Overviews(Calls):
-    """The part of the facade that shows one queue."""
+class MonitoringCalls:
+    """What administrators see of a queue."""
+
+    def __init__(self, queues: QueueAccess, logs: Logs) -> None:
+        self._queues = queues
+        self._logs = logs
 
     async def rebalance_status(self, name: str) -> views.RebalanceStatusView:
         """Where the rebalancer stands. Raises QueueNotFound."""
-        return await self._read(name, status_view)
+        return await self._queues.read(name, status_view)
 
     async def rebalances(
         self, name: str, limit: int, cursor: str | None
     ) -> views.Page[views.RebalanceView]:
         """The history, newest first; the cursor is the last id of the page before."""
         before = None if cursor is None else _number(cursor)
-        queue_id = await self._read(name, lambda queue: queue.id)
-        try:
-            entries = await self._store.history(queue_id, limit + 1, before)
-        except QueueGone:
-            raise QueueNotFound(name) from None
-        except StoreUnavailable:
-            raise Unavailable(UNAVAILABLE) from None
+        queue_id = await self._queues.read(name, lambda queue: queue.id)
+        with store_available():
+            try:
+                entries = await self._queues.store.history(queue_id, limit + 1, before)
+            except QueueGone:
+                raise QueueNotFound(name) from None
         found = history(entries)
         items = tuple(found[:limit])
         return views.Page(items, str(items[-1].id) if len(found) > limit else None)
@@ -66,10 +70,8 @@ class Overviews(Calls):
 
         async def work(coordinator: Coordinator) -> views.Page[views.PartitionView]:
             wanted = await coordinator.read(numbers, fresh=True)
-            try:
-                positions = await self._store.positions(coordinator.queue_id, wanted[:limit])
-            except StoreUnavailable:
-                raise Unavailable(UNAVAILABLE) from None
+            with store_available():
+                positions = await self._queues.store.positions(coordinator.queue_id, wanted[:limit])
 
             def look(queue: Queue) -> tuple[Settings, tuple[views.PartitionView, ...]]:
                 found = (queue.find(number) for number in wanted[:limit])
@@ -81,7 +83,7 @@ class Overviews(Calls):
             items = await self._with_spans(settings, items)
             return views.Page(items, str(items[-1].partition) if len(wanted) > limit else None)
 
-        return await self._on(name, work)
+        return await self._queues.on(name, work)
 
     async def _with_spans(
         self, settings: Settings, items: tuple[views.PartitionView, ...]
@@ -110,11 +112,9 @@ class Overviews(Calls):
             seats = sorted(seat for seat in queue.by_seat if seat > after)[: limit + 1]
             return [(seat, flow_view(queue.by_seat[seat], 0.0)) for seat in seats]
 
-        found = await self._read(name, look)
-        try:
-            leases = await self._store.leases([flow.flow_id for _, flow in found[:limit]])
-        except StoreUnavailable:
-            raise Unavailable(UNAVAILABLE) from None
+        found = await self._queues.read(name, look)
+        with store_available():
+            leases = await self._queues.store.leases([flow.flow_id for _, flow in found[:limit]])
         items = tuple(
             replace(flow, lease_expires_at=leases[flow.flow_id])
             for _, flow in found[:limit]
@@ -128,13 +128,13 @@ class Overviews(Calls):
         Ends by raising QueueNotFound, and silently when the service stops. A reader that is slow
         reads what it missed from the store, so nothing is kept for it here.
         """
-        queue_id, revision = await self._read(name, lambda queue: (queue.id, queue.revision))
-        with self._replica.watching(queue_id) as changed:
+        queue_id, revision = await self._queues.read(name, lambda queue: (queue.id, queue.revision))
+        with self._queues.replica.watching(queue_id) as changed:
             seen = revision if after is None else after
-            while not self._replica.stopping:
+            while not self._queues.replica.stopping:
                 changed.clear()
                 try:
-                    entries = await self._store.entries_after(queue_id, seen, EVENTS_AT_ONCE)
+                    entries = await self._queues.store.entries_after(queue_id, seen, EVENTS_AT_ONCE)
                 except QueueGone:
                     raise QueueNotFound(name) from None
                 except KeyError:

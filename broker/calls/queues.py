@@ -9,38 +9,42 @@ from typing import Any
 from uuid import uuid4
 
 from broker.calls import views
-from broker.calls.logs import LogCalls
-from broker.calls.rendering import (
-    queue_view,
-)
-from broker.coordinator import UNAVAILABLE
+from broker.calls.access import QueueAccess, store_available
+from broker.calls.log_readers import LogReaders
+from broker.calls.rendering import queue_row_view, queue_view, status_view
 from broker.core import commands as c
 from broker.core import records as r
-from broker.core.errors import Invalid, QueueExists, QueueInUse, QueueNotFound, Unavailable
+from broker.core.errors import Invalid, QueueExists, QueueInUse, QueueNotFound
 from broker.core.model import Settings
 from broker.core.queue import Queue
 from broker.core.replay import replay_all
 from broker.core.transitions import State
 from broker.logs.names import check_log, decides_count, has_owner
-from broker.logs.ports import LogOwner
+from broker.logs.ports import LogOwner, Logs
 from broker.store.ports import Commit, Entry, FlowsBound, NameTaken, QueueGone, StoreUnavailable
 from broker.turns import Ask
 
 _WRITABLE = frozenset(field.name for field in fields(Settings)) - {"partitioning"}
 
 
-class QueueCalls(LogCalls):
-    """The part of the facade that administers queues."""
+class QueueCalls:
+    """What administrators do to queues."""
 
-    # Queues
+    def __init__(self, queues: QueueAccess, logs: Logs, readers: LogReaders) -> None:
+        self._queues = queues
+        self._store = queues.store
+        self._replica = queues.replica
+        self._logs = logs
+        self._readers = readers
 
-    async def create_queue(self, spec: views.QueueSpec) -> views.QueueView:
+    async def create(self, spec: views.QueueSpec) -> views.QueueView:
         """Creates a queue. Raises QueueExists, Invalid, Unavailable."""
         log = spec.log or f"builtin:{spec.name}"
         check_log(log)
-        if await self._found(spec.name):
-            raise QueueExists(spec.name)
-        owner = await self._owner(log, but=spec.name)
+        with store_available():
+            if await self._store.find(spec.name) is not None:
+                raise QueueExists(spec.name)
+        owner = await self._readers.owner(log, but=spec.name)
         settings = Settings(
             partition_count=await self._first_count(spec, log, owner),
             access_type=spec.access_type,
@@ -59,14 +63,12 @@ class QueueCalls(LogCalls):
         # What was before it does not concern it.
         queue.outage_seen = self._replica.clock.outage_id
         entry = Entry(1, now, (added,), commit_id=uuid4().hex)
-        try:
-            await self._store.create(
-                Commit(queue, 0, entry.commit_id, (entry,), partitions=queue.partitions)
-            )
-        except NameTaken:
-            raise QueueExists(spec.name) from None
-        except StoreUnavailable:
-            raise Unavailable(UNAVAILABLE) from None
+        commit = Commit(queue, 0, entry.commit_id, (entry,), partitions=queue.partitions)
+        with store_available():
+            try:
+                await self._store.create(commit)
+            except NameTaken:
+                raise QueueExists(spec.name) from None
         if has_owner(log) and owner is None:
             try:
                 await self._logs.ensure(
@@ -103,13 +105,11 @@ class QueueCalls(LogCalls):
             )
         return count
 
-    async def _found(self, name: str) -> bool:
-        try:
-            return await self._store.find(name) is not None
-        except StoreUnavailable:
-            raise Unavailable(UNAVAILABLE) from None
+    async def get(self, name: str) -> views.QueueView:
+        """One queue. Raises QueueNotFound."""
+        return await self._queues.read(name, queue_view)
 
-    async def change_queue(
+    async def change(
         self, name: str, changes: Mapping[str, object], discard: bool
     ) -> views.QueueView:
         """Changes settings.
@@ -122,9 +122,9 @@ class QueueCalls(LogCalls):
                 f"{unknown[0]!r} cannot be changed.",
                 [(field, "cannot be changed") for field in unknown],
             )
-        before = await self.queue(name)
+        before = await self.get(name)
         if changes.get("partition_count", before.partition_count) != before.partition_count:
-            await self._refuse_resize_of_follower(before)
+            await self._readers.refuse_resize_of_follower(before)
         if changes.get("log", before.log) != before.log:
             raise Invalid(
                 "The log of a queue cannot be changed: its positions would mean nothing there; "
@@ -132,7 +132,7 @@ class QueueCalls(LogCalls):
                 [("log", "cannot be changed")],
             )
         await self._change(name, changes, discard)
-        return await self.queue(name)
+        return await self.get(name)
 
     async def _change(self, name: str, changes: Mapping[str, Any], discard: bool) -> None:
         """Carries out a change, and what follows from it in the log and its other readers.
@@ -146,36 +146,35 @@ class QueueCalls(LogCalls):
             of = LogOwner(queue.id, queue.name, queue.created_at)
             return of, queue.settings.log, queue.settings.partition_count, queue.revision, removed
 
-        await self._ask(name, lambda: Ask(c.Change(changes, discard)))
-        owner, log, count, revision, removed = await self._read(name, look, fresh=False)
-        if "partition_count" not in changes or not await self._owns(name, log):
+        await self._queues.ask(name, lambda: Ask(c.Change(changes, discard)))
+        owner, log, count, revision, removed = await self._queues.read(name, look, fresh=False)
+        if "partition_count" not in changes or not await self._readers.owns(name, log):
             return
         await self._logs.set_partition_count(
             log, count, revision, owner, removed if discard else ()
         )
-        for follower in await self._followers(name, log):
-            await self._follow(follower, count, discard)
+        for follower in await self._readers.followers(name, log):
+            await self._readers.follow(follower, count, discard)
 
-    async def delete_queue(self, name: str, force: bool) -> None:
+    async def delete(self, name: str, force: bool) -> None:
         """Deletes a queue, and the log it owns. Raises QueueNotFound, QueueInUse."""
-        before = await self.queue(name)
-        owns = await self._owns(name, before.log)
-        followers = await self._followers(name, before.log) if owns else []
+        before = await self.get(name)
+        owns = await self._readers.owns(name, before.log)
+        followers = await self._readers.followers(name, before.log) if owns else []
         if followers:
             raise QueueInUse(
                 f"The queue {followers[0]!r} reads the log of {name!r}; delete that queue first."
             )
         coordinator = await self._replica.coordinator(name)
         try:
-            await self._store.delete(coordinator.queue_id, force=force)
+            with store_available():
+                await self._store.delete(coordinator.queue_id, force=force)
         except FlowsBound:
             raise QueueInUse(
                 "Flows are bound to this queue; stop them first, or delete with ?force=true."
             ) from None
         except QueueGone:
             raise QueueNotFound(name) from None
-        except StoreUnavailable:
-            raise Unavailable(UNAVAILABLE) from None
         finally:
             coordinator.catch_up()
             self._replica.forget_name(name)
@@ -183,7 +182,14 @@ class QueueCalls(LogCalls):
         if owns:
             await self._logs.drop(before.log, LogOwner(before.id, name, before.created_at))
 
-    async def rebalance_now(self, name: str) -> views.RebalanceStatusView:
+    async def rebalance(self, name: str) -> views.RebalanceStatusView:
         """Rebalances at once, ending any holddown. Raises QueueNotFound."""
-        await self._ask(name, lambda: Ask(c.RebalanceNow()))
-        return await self.rebalance_status(name)
+        await self._queues.ask(name, lambda: Ask(c.RebalanceNow()))
+        return await self._queues.read(name, status_view)
+
+    async def list(self, limit: int, cursor: str | None) -> views.Page[views.QueueView]:
+        """Queues by name; the cursor is the last name of the page before."""
+        with store_available():
+            rows = await self._store.list(limit + 1, cursor)
+        items = tuple(queue_row_view(row) for row in rows[:limit])
+        return views.Page(items, items[-1].name if len(rows) > limit else None)

@@ -83,14 +83,14 @@ def test_who_drains_is_told_to_the_broker(http: httpx.Client, broker: ScriptedBr
     for headers, by_flow in (({}, False), (AS_FLOW, True)):
         broker.calls.clear()
         http.post("/queues/flights/flows/f-1/drain", headers=headers)
-        assert ("drain", ("flights", "f-1", None, by_flow)) in broker.calls
+        assert ("flows.drain", ("flights", "f-1", None, by_flow)) in broker.calls
 
 
 def test_a_repeated_unbind_is_harmless(http: httpx.Client, broker: ScriptedBroker) -> None:
     async def gone(*_: object) -> None:
         raise FlowGone("f-1", "unbound")
 
-    broker.answers["authenticate"] = gone
+    broker.answers["flows.authenticate"] = gone
     path = "/queues/flights/flows/f-1"
     assert http.delete(path, headers=AS_FLOW).status_code == 204
     problem(http.post(f"{path}/drain", headers=AS_FLOW), 410, "flow_gone")

@@ -20,11 +20,10 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Itera
 from typing import Any
 
 from broker.calls import views
-from broker.calls.flows import FlowCalls
-from broker.calls.queues import QueueCalls
+from broker.calls.facade import Calls
 from broker.core.errors import BrokerError
 from broker.core.queue import Queue
-from broker.logs.ports import LogOwner, Positions
+from broker.logs.ports import LogOwner, Logs, Positions
 from broker.replica import Replica
 from broker.store.memory import Fault, MemoryDatabase, MemoryStore
 from broker.store.rows import flow_values, partition_values, queue_values
@@ -248,7 +247,40 @@ class House:
         self.told.append(("maintain", log, partition_count, list(committed)))
 
 
-class Service(QueueCalls, FlowCalls):
+class Shortcuts:
+    """The calls of a replica, under names of their own: tests make many."""
+
+    def __init__(self, replica: Replica, logs: Logs) -> None:
+        calls = Calls(replica, logs)
+        self.rows = calls.flows._rows
+        self.create_queue = calls.queues.create
+        self.queue = calls.queues.get
+        self.list_queues = calls.queues.list
+        self.change_queue = calls.queues.change
+        self.delete_queue = calls.queues.delete
+        self.rebalance_now = calls.queues.rebalance
+        self.rebalance_status = calls.monitoring.rebalance_status
+        self.rebalances = calls.monitoring.rebalances
+        self.partitions = calls.monitoring.partitions
+        self.flows = calls.monitoring.flows
+        self.events = calls.monitoring.events
+        self.set_positions = calls.logs.set_positions
+        self.log_access = calls.logs.access
+        self.keep_logs = calls.logs.maintain
+        self.bind = calls.flows.bind
+        self.authenticate = calls.flows.authenticate
+        self.heartbeat = calls.flows.heartbeat
+        self.commit = calls.flows.commit
+        self.release = calls.flows.release
+        self.ready = calls.flows.ready
+        self.drain = calls.flows.drain
+        self.unbind = calls.flows.unbind
+        self.update = calls.updates.get
+        self.wait_update = calls.updates.wait
+        self.watch = calls.updates.watch
+
+
+class Service(Shortcuts):
     """A replica of the service, with what tests look at."""
 
     def __init__(self, world: World) -> None:

@@ -194,7 +194,7 @@ class TestTokens:
         bound = await one.bind("orders", "client", None, 10, False)
         for n in range(100_001):
             one._remember(f"f{n}", "queue", b"")
-        assert len(one._tokens) <= 100_000
+        assert len(one.rows._tokens) <= 100_000
         await one.authenticate("orders", bound.flow_id, bound.flow_token)
 
 

@@ -81,7 +81,7 @@ class TestDeleting:
         async def fails(*told: Any) -> None:
             raise error
 
-        one.house.ensure = fails  # type: ignore[method-assign]
+        one.house.ensure = fails  # type: ignore[assignment,method-assign]
         with pytest.raises(error):
             await one.create_queue(spec())
         with pytest.raises(QueueNotFound):
