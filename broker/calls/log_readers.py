@@ -10,7 +10,9 @@ from broker.calls.access import QueueAccess, store_available
 from broker.calls.rendering import queue_row_view, queue_view
 from broker.core import commands as c
 from broker.core.errors import Invalid, QueueNotFound
+from broker.core.queue import Queue
 from broker.logs.names import builtin_name, canonical, decides_count, has_owner
+from broker.logs.ports import LogOwner
 from broker.turns import Ask
 
 _AT_ONCE = 500
@@ -101,6 +103,11 @@ class LogReaders:
         # One that was deleted meanwhile follows nobody.
         with suppress(QueueNotFound):
             await self._queues.ask(name, lambda: Ask(c.Change(changes, discard)))
+
+
+def log_owner(queue: Queue | views.QueueView) -> LogOwner:
+    """This queue as the owner of its log."""
+    return LogOwner(queue.id, queue.name, queue.created_at)
 
 
 def owner_among(readers: Sequence[views.QueueView]) -> views.QueueView | None:

@@ -9,14 +9,14 @@ import structlog
 
 from broker.calls import views
 from broker.calls.access import QueueAccess
-from broker.calls.log_readers import LogReaders, owner_among
+from broker.calls.log_readers import LogReaders, log_owner, owner_among
 from broker.calls.monitoring import DECIMAL
 from broker.calls.rendering import queue_view
 from broker.core import commands as c
 from broker.core.errors import Invalid
 from broker.core.queue import Queue
 from broker.logs.names import builtin_name, canonical, decides_count
-from broker.logs.ports import LogOwner, Logs
+from broker.logs.ports import Logs
 from broker.turns import Ask
 from counterpoise.logs.address import kind_of
 
@@ -96,17 +96,16 @@ class LogCalls:
             owner = owner_among(reading)
             if owner is None or not await self._is_there(owner):
                 continue
-            log_owner = LogOwner(owner.id, owner.name, owner.created_at)
             await self._logs.maintain(
                 owner.log,
                 owner.partition_count,
                 owner.revision,
-                log_owner,
+                log_owner(owner),
                 [await self._committed(reader) for reader in reading],
             )
             if not await self._is_there(owner):
                 # It was deleted meanwhile, and the upkeep may have made its log again.
-                await self._logs.drop(owner.log, log_owner)
+                await self._logs.drop(owner.log, log_owner(owner))
                 continue
             for reader in reading:
                 if reader.partition_count != owner.partition_count:

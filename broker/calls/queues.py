@@ -10,7 +10,7 @@ from uuid import uuid4
 
 from broker.calls import views
 from broker.calls.access import QueueAccess, store_available
-from broker.calls.log_readers import LogReaders
+from broker.calls.log_readers import LogReaders, log_owner
 from broker.calls.rendering import queue_row_view, queue_view, status_view
 from broker.core import commands as c
 from broker.core import records as r
@@ -71,9 +71,7 @@ class QueueCalls:
                 raise QueueExists(spec.name) from None
         if has_owner(log) and owner is None:
             try:
-                await self._logs.ensure(
-                    log, settings.partition_count, LogOwner(queue.id, queue.name, queue.created_at)
-                )
+                await self._logs.ensure(log, settings.partition_count, log_owner(queue))
             except BaseException:
                 with suppress(StoreUnavailable, QueueGone):
                     await self._store.delete(queue.id, force=True)
@@ -143,7 +141,7 @@ class QueueCalls:
 
         def look(queue: Queue) -> tuple[LogOwner, str, int, int, list[int]]:
             removed = [p.number for p in queue.partitions if p.state is State.REMOVED]
-            of = LogOwner(queue.id, queue.name, queue.created_at)
+            of = log_owner(queue)
             return of, queue.settings.log, queue.settings.partition_count, queue.revision, removed
 
         await self._queues.ask(name, lambda: Ask(c.Change(changes, discard)))
@@ -180,7 +178,7 @@ class QueueCalls:
             self._replica.forget_name(name)
         self._replica.notify(coordinator.queue_id)
         if owns:
-            await self._logs.drop(before.log, LogOwner(before.id, name, before.created_at))
+            await self._logs.drop(before.log, log_owner(before))
 
     async def rebalance(self, name: str) -> views.RebalanceStatusView:
         """Rebalances at once, ending any holddown. Raises QueueNotFound."""

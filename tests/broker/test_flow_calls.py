@@ -193,7 +193,7 @@ class TestTokens:
         await one.create_queue(spec())
         bound = await one.bind("orders", "client", None, 10, False)
         for n in range(100_001):
-            one._remember(f"f{n}", "queue", b"")
+            one.rows.remember(f"f{n}", "queue", b"")
         assert len(one.rows._tokens) <= 100_000
         await one.authenticate("orders", bound.flow_id, bound.flow_token)
 
