@@ -1,4 +1,4 @@
-"""The application: routes, errors, limits and metrics put together round one broker."""
+"""The application: routes, errors, limits and metrics around one broker."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -16,7 +16,7 @@ from broker.settings import Settings
 
 
 def all_routes() -> list[BaseRoute]:
-    """Every route, the most often called first: they are tried in order."""
+    """Every route, the most called first, because they are tried in order."""
     parts = (flows, queues, queue_events, service)
     return [route for part in parts for route in part.ROUTER.routes]
 
@@ -24,8 +24,8 @@ def all_routes() -> list[BaseRoute]:
 def create_app(broker: Broker, settings: Settings) -> FastAPI:
     """The HTTP service over `broker`, which starts and stops with it.
 
-    Whoever runs it calls `app.state.open_calls.end()` when it is to stop, before waiting for open
-    responses (`api.server` does).
+    Before it stops, and before it waits for open responses, the server must call
+    `app.state.open_calls.end()` (`api.server` does).
     """
 
     @asynccontextmanager

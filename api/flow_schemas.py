@@ -71,24 +71,24 @@ class PartitionOfFlow(AnswerModel):
     partition: PartitionNumber
     epoch: Epoch = Field(description="The owner's epoch, also while the flow is only warming.")
     state: Literal["owned", "revoking", "retiring", "warming"] = Field(
-        description="In the first three the flow is the owner, in `warming` it is not yet."
+        description="In the first three the flow is the owner; in `warming` it is not yet."
     )
-    position: Position | None = Field(description="The last committed one.")
+    position: Position | None = Field(description="The last committed position.")
     handed_over: Literal["initial", "graceful", "forced", "orphaned", "replaced"] | None = Field(
         default=None,
         exclude_if=_absent,
-        description="How the previous owner let go; absent while `warming`. After `forced` and "
+        description="How it left its previous owner; absent while `warming`. After `forced` and "
         "`orphaned`, messages after `position` may have been seen before.",
     )
     deadline: Time | None = Field(
         default=None,
         exclude_if=_absent,
-        description="With `revoking` and `warming`: when it goes on regardless.",
+        description="With `revoking` and `warming`: when the handoff continues without the flow.",
     )
 
 
 class FlowChangeUpdate(AnswerModel):
-    """What a flow is told: always its whole current view, so a lost or repeated one is harmless."""
+    """A flow's assignment: always its whole current view, so a lost or repeated one is harmless."""
 
     model_config = ConfigDict(json_schema_extra={"examples": [EXAMPLE_UPDATE]})
 
@@ -97,7 +97,7 @@ class FlowChangeUpdate(AnswerModel):
     revision: int = Field(description="The queue's revision at which this view last changed.")
     active: bool = Field(description="Owns at least one partition.")
     draining: bool
-    now: Time = Field(description="The service's clock, which `deadline`s are by.")
+    now: Time = Field(description="The service's clock; `deadline` is a time of this clock.")
     partitions: list[PartitionOfFlow]
 
 
@@ -110,33 +110,33 @@ class BindRequest(RequestModel):
         }
     )
 
-    client_name: Name = Field(description="For people: shown in lists, need not be unique.")
+    client_name: Name = Field(description="Shown to people in lists; need not be unique.")
     instance_id: Name | None = Field(
         default=None,
-        description="Tells a restarted consumer from another one: the flow takes the place of the "
-        "one bound with the same. Send it always; without one the service makes one up.",
+        description="Identifies a consumer over restarts: the new flow takes the place of the "
+        "flow bound with the same id. Always send it; else the service chooses a random one.",
     )
     lease_seconds: float = Field(
-        default=10.0, ge=1, le=3600, description="How long the flow may be silent."
+        default=10.0, ge=1, le=3600, description="How long the flow lives without renewal."
     )
     warmup: bool = Field(
-        default=False, description="Whether the flow restores state before it takes a partition."
+        default=False, description="Whether the flow warms up before it is granted a partition."
     )
     binder: Name | None = Field(
         default=None,
-        description="Random, the same for all binds that one program sends for this instance.",
+        description="Random, the same for all binds of one running client for this instance.",
     )
     attempt: int = Field(
         default=0,
         ge=0,
         le=MOST_INT64,
-        description="One higher with each of them: of a `binder`, one that is late never takes the "
+        description="One higher with each bind of the `binder`: a late bind never takes the "
         "place of a later one (409 `overtaken`).",
     )
 
 
 class Bound(AnswerModel):
-    """A bound flow, with everything it needs to go on."""
+    """A bound flow, with everything that it needs."""
 
     model_config = ConfigDict(
         json_schema_extra={
@@ -160,19 +160,19 @@ class Bound(AnswerModel):
 
     flow_id: str = Field(examples=[EXAMPLE_FLOW])
     flow_token: str = Field(
-        description="The flow's secret, sent with its calls as `Authorization: Bearer`. Told only "
-        "here: the service keeps just a hash."
+        description="The flow's secret, sent with its calls as `Authorization: Bearer`. Only shown "
+        "here: the service stores only a hash."
     )
     queue_id: str = Field(
         examples=[EXAMPLE_QUEUE_ID],
-        description="The queue's `id`. A flow that is bound again and told another one was of a "
-        "queue that was deleted and made again: what it knows of the old one counts for nothing.",
+        description="The queue's `id`. If a flow binds again and gets another id, it belonged to a "
+        "queue that was deleted and made again; its epochs and positions no longer apply.",
     )
     lease_seconds: float
     log: str = Field(examples=["builtin:flights"])
     start: Start
     log_access: LogCredentials | None = Field(
-        description="What it takes to read the built-in log, if the service can give it."
+        description="Credentials to read the built-in log, if the service can give them."
     )
     update: FlowChangeUpdate
 
@@ -180,12 +180,12 @@ class Bound(AnswerModel):
 class Heartbeat(AnswerModel):
     lease_expires_at: Time
     revision: int = Field(
-        description="Of the flow's view: if it is newer than what the client has, fetch that."
+        description="The revision of the flow's view; fetch the view if yours is older."
     )
 
 
-# Of a list that names nothing right, the first item that is wrong says enough: each of 100,000
-# would have several errors, and an answer larger than the request.
+# If many items of a list are wrong, the error names only the first: each of 100,000 could have
+# several errors, and the answer would be larger than the request.
 _ITEMS: Any = Field(max_length=MOST_PARTITIONS, fail_fast=True)
 
 
@@ -212,7 +212,7 @@ class ReleaseItem(RequestModel):
     partition: PartitionNumber
     epoch: Epoch
     position: Position | None = Field(
-        default=None, description="Committed with the release; null: as last committed."
+        default=None, description="Committed with the release; null: leave the position as it is."
     )
     finished: bool = Field(
         default=False, description="A retiring partition has been processed to its end."
@@ -252,12 +252,12 @@ class DrainRequest(RequestModel):
         default=None,
         ge=0,
         le=86400,
-        description="After it, warm-ups of the successors are cut short.",
+        description="After this time, warm-ups of the successors are cut short.",
     )
 
 
 class Result(AnswerModel):
-    """What became of one item. Anything but `ok` changed nothing."""
+    """The result of one item. With any outcome but `ok` nothing has changed."""
 
     partition: PartitionNumber
     outcome: Literal[

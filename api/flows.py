@@ -1,6 +1,6 @@
-"""The calls of flows: bind, follow the view, say what is done, leave.
+"""The calls of flows: bind, follow the view, commit and release, unbind.
 
-Heartbeat and updates are what a flow calls all the time: plain Starlette handlers serve them.
+A flow calls heartbeat and updates all the time: plain Starlette handlers serve these two.
 """
 
 from typing import Annotated
@@ -36,7 +36,7 @@ def encoded(model: type[BaseModel], view: object) -> bytes:
     return model.model_validate(view).model_dump_json(by_alias=True).encode()
 
 
-# The hot ones
+# The most frequent calls
 
 
 async def _serve_heartbeat(request: Request) -> Response:
@@ -49,7 +49,7 @@ async def _serve_heartbeat(request: Request) -> Response:
     "/{flow}/heartbeat",
     response_model=flow_schemas.Heartbeat,
     summary="Renew the lease",
-    response_description="Until when the lease runs now.",
+    response_description="The time at which the lease expires now.",
     responses=problems.document(*ON_A_FLOW),
 )
 @allow(Role.FLOW)
@@ -107,7 +107,7 @@ def _update_event(view: views.UpdateView) -> bytes:
                 "name": "Last-Event-ID",
                 "in": "header",
                 "required": False,
-                "description": "Of an event stream: resume after this revision.",
+                "description": "For an event stream: resume after this revision.",
                 "schema": {"type": "integer", "minimum": 0, "maximum": schemas.MOST_INT64},
             }
         ]
@@ -123,7 +123,7 @@ async def updates(
         Query(
             ge=0,
             le=schemas.MOST_INT64,
-            description="The revision the client has; 0 for the current view at once.",
+            description="The revision that the client has; 0 for the current view at once.",
         ),
     ] = 0,
     wait: Annotated[
@@ -139,12 +139,13 @@ async def updates(
 
     The long poll renews the lease when it arrives. With `Accept: text/event-stream` the views
     come as events named `FlowChangeUpdate`, an event's id is its revision, and `Last-Event-ID`
-    resumes; a stream does not renew the lease by itself. Views that a slow reader missed are left
-    out: the latest says everything. An error during the stream is a last event named `problem`.
+    resumes; a stream does not renew the lease by itself. A slow reader does not get the views that
+    it missed, because the latest view is complete. An error during the stream is a last event named
+    `problem`.
     """
 
 
-# The others
+# The other calls
 
 
 @ROUTER.post(
@@ -159,8 +160,9 @@ async def updates(
 async def bind(request: Request, queue: Name, body: flow_schemas.BindRequest) -> views.BoundView:
     """Bind a consumer to a queue as a flow.
 
-    An `instance_id` that is bound already is a restarted consumer: the new flow takes the old one's
-    place and partitions at once, with new epochs, and the old flow is gone (`replaced`).
+    If the `instance_id` is bound already, the consumer was restarted: the new flow takes the place
+    and the partitions of the old one at once, with new epochs, and the old flow is gone
+    (`replaced`).
     """
     bound = await broker_of(request).flows.bind(
         queue,
@@ -180,14 +182,15 @@ async def bind(request: Request, queue: Name, body: flow_schemas.BindRequest) ->
     status_code=204,
     response_class=Response,
     summary="Unbind a flow",
-    response_description="It is unbound, now or already.",
+    response_description="The flow is unbound, now or already before.",
     responses=problems.document(*CREDENTIALS, "flow_not_found"),
 )
 @allow(Role.FLOW_OR_ADMIN, gone_may=True)
 async def unbind(request: Request, queue: Name, flow: FlowId) -> None:
-    """Unbind a flow; its partitions are without an owner until they are granted again.
+    """Unbind a flow; its partitions have no owner until they are granted again.
 
-    Repeating it is harmless, however the flow left. To leave in order, drain first.
+    The call may be repeated, also for a flow that left in another way. To leave in order, drain
+    first.
     """
     await broker_of(request).flows.unbind(queue, flow)
 
@@ -196,16 +199,16 @@ async def unbind(request: Request, queue: Name, flow: FlowId) -> None:
     "/{flow}/commit",
     response_model=flow_schemas.Results,
     summary="Commit positions",
-    response_description="What became of each item.",
+    response_description="The result of each item.",
     responses=problems.document(*ON_A_FLOW, *problems.OF_A_BODY),
 )
 @allow(Role.FLOW)
 async def commit(
     request: Request, queue: Name, flow: FlowId, body: flow_schemas.CommitRequest
 ) -> views.ResultsView:
-    """Record where partitions have been processed up to. Renews the lease.
+    """Store the positions up to which partitions have been processed. Renews the lease.
 
-    Each item is fenced by its epoch: a stale one changes nothing and spoils no other.
+    Each item is fenced by its epoch: a stale one changes nothing and does not affect the others.
     """
     items = [
         views.CommitItem(item.partition, item.epoch, item.position) for item in body.partitions
@@ -219,14 +222,14 @@ async def commit(
     "/{flow}/release",
     response_model=flow_schemas.Results,
     summary="Release partitions",
-    response_description="What became of each item.",
+    response_description="The result of each item.",
     responses=problems.document(*ON_A_FLOW, *problems.OF_A_BODY),
 )
 @allow(Role.FLOW)
 async def release(
     request: Request, queue: Name, flow: FlowId, body: flow_schemas.ReleaseRequest
 ) -> views.ResultsView:
-    """Commit a position and let the partition go, atomically. Renews the lease.
+    """Commit a position and release the partition, atomically. Renews the lease.
 
     For partitions in `revoking`, for retiring ones at their end (`finished`), and for any
     partition of a draining flow.
@@ -244,14 +247,14 @@ async def release(
     "/{flow}/ready",
     response_model=flow_schemas.Results,
     summary="Report warm-ups as done",
-    response_description="What became of each item.",
+    response_description="The result of each item.",
     responses=problems.document(*ON_A_FLOW, *problems.OF_A_BODY),
 )
 @allow(Role.FLOW)
 async def ready(
     request: Request, queue: Name, flow: FlowId, body: flow_schemas.ReadyRequest
 ) -> views.ResultsView:
-    """The flow has restored what it needs for these partitions. Renews the lease."""
+    """The flow has restored the state that it needs for these partitions. Renews the lease."""
     items = [views.ReadyItem(item.partition, item.epoch) for item in body.partitions]
     answer = await broker_of(request).flows.ready(queue, flow, items)
     request.app.state.metrics.count_results("ready", answer.results)
@@ -270,7 +273,7 @@ async def ready(
 async def drain(
     request: Request, queue: Name, flow: FlowId, body: flow_schemas.DrainRequest | None = None
 ) -> views.UpdateView:
-    """Hand off everything the flow owns; it keeps working until each partition has gone.
+    """Hand off all partitions of the flow; it keeps working until each one is handed off.
 
     Renews the lease if the flow itself asks, not if an administrator does. The flow is
     drained when it is draining and not active: unbind it then. Cannot be undone.

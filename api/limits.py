@@ -1,8 +1,8 @@
-"""What a request may be, checked before anything reads it: its size, its media type, its haste.
+"""Limits of a request body, checked before the call begins: size, media type, time to arrive.
 
-The limit holds for bodies that declare their length and for chunked ones alike; no more than the
-limit is ever read into memory. A body is read whole before the call begins, and has so long to
-arrive: whoever sends slowly keeps a connection busy and nothing else.
+The limit of the size holds for bodies with a declared length and for chunked ones; at most this
+much is read into memory. A body is read completely before the call begins, within a limited time:
+a slow sender keeps only its connection busy.
 """
 
 import asyncio
@@ -19,12 +19,12 @@ class _TooLarge(Exception):
 
 
 class _HungUp(Exception):
-    """The caller has gone amid its body."""
+    """The caller disconnected before its body was complete."""
 
 
 class RequestLimits:
-    """ASGI middleware: 413 for bodies above `limit_bytes`, 415 for ones that are not JSON, 408 for
-    ones that have not arrived after `body_seconds`."""
+    """ASGI middleware: 413 for bodies above `limit_bytes`, 415 for bodies that are not JSON, and
+    408 for bodies that have not arrived after `body_seconds`."""
 
     def __init__(self, app: ASGIApp, limit_bytes: int, body_seconds: float = BODY_SECONDS) -> None:
         self.app = app

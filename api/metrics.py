@@ -1,7 +1,7 @@
-"""What Prometheus reads: requests, what flows got for an answer, what was committed, queues.
+"""Metrics for Prometheus: requests, results of flows' calls, commits, queues.
 
-Every application has a registry of its own, so that two services in one process count apart. Paths
-are route templates, never names: the number of series does not grow with what callers send.
+Every application has its own registry, so that two services in one process count separately. Paths
+are route templates, never names: the number of series does not depend on the requests.
 """
 
 import collections
@@ -44,7 +44,7 @@ class Metrics:
         )
         self._seconds = Histogram(
             "counterpoise_http_request_seconds",
-            "From a request's arrival to the end of its answer; long polls wait on purpose.",
+            "From a request's arrival to the end of its answer; long polls wait by design.",
             ("method", "path"),
             buckets=SECONDS,
             registry=self.registry,
@@ -70,7 +70,7 @@ class Metrics:
             "active_flow_count": self._gauge("active_flows", "Flows that own a partition."),
             "revision": self._gauge("revision", "The queue's revision."),
         }
-        self._status = self._gauge("rebalance_status", "1 for the status it is in.", "status")
+        self._status = self._gauge("rebalance_status", "1 for the current status.", "status")
 
     def _gauge(self, name: str, text: str, *labels: str) -> Gauge:
         return Gauge(f"counterpoise_queue_{name}", text, ("queue", *labels), registry=self.registry)
@@ -84,7 +84,7 @@ class Metrics:
             self._results.labels(call, outcome).inc(count)
 
     def exposition(self, queues: Iterable[QueueView]) -> bytes:
-        """Everything in Prometheus' text format; the gauges are those of `queues` alone."""
+        """All metrics in Prometheus' text format; the gauges cover only `queues`."""
         for gauge in (*self._queue_gauges.values(), self._status):
             gauge.clear()
         for queue in queues:

@@ -1,7 +1,7 @@
-"""The OpenAPI document: made from the routes, made to read well, committed as openapi.yaml.
+"""The OpenAPI document: made from the routes, edited for readers, committed as openapi.yaml.
 
-`python -m api.openapi > openapi.yaml` writes it anew; a test holds that it equals what the
-application serves.
+`python -m api.openapi > openapi.yaml` writes it anew; a test checks that it equals the document
+that the application serves.
 """
 
 import json
@@ -21,27 +21,27 @@ from api.security import Role
 VERSION = "1"
 DESCRIPTION = """\
 Counterpoise lets many consumers share one partitioned queue so that every partition has exactly one
-owner, per-key order holds, and consumers come, go, crash and scale without stopping the others.
-The service decides who owns what; the messages are in a log that consumers read themselves.
+owner, per-key order holds, and consumers join, leave, crash and scale without stopping the others.
+The service decides which flow owns which partition; consumers read the messages from a log.
 
 **A consumer's life**: bind a flow, follow its view (`updates`), commit positions, release what is
-`revoking`, answer `warming` with ready, and at the end drain and unbind. A view is always whole: a
-lost or repeated one does no harm.
+`revoking`, answer `warming` with ready, and at the end drain and unbind. A view is always complete:
+a lost or repeated one does no harm.
 
-**Errors** are RFC 9457 problem documents. `code` is stable and what a program should look at;
-`detail` says what to do.
+**Errors** are RFC 9457 problem documents. `code` is stable and meant for programs; `detail` says
+what to do.
 
-**Who may call**: each call names a role (`x-role`). A flow sends the token that bind answered as
+**Permissions**: each call names a role (`x-role`). A flow sends the token that bind answered as
 `Authorization: Bearer`. On a service that listens on a loopback address every caller without a
-token is an administrator; beyond it nobody is, unless the service was started with
-`--trusted-network`.
+token is an administrator. On any other address no caller is one, unless the service was started
+with `--trusted-network`.
 
-Times are RFC 3339, in UTC. Fields of answers that you do not know are to be ignored; unknown fields
-and parameters of requests are refused.
+Times are RFC 3339, in UTC. Clients must ignore unknown fields of answers; the service refuses
+unknown fields and parameters of requests.
 """
 TAGS = [
     {"name": "Queues", "description": "A queue is a named set of partitions, numbered from 0."},
-    {"name": "Rebalancing", "description": "Why partitions move, which, and how that goes."},
+    {"name": "Rebalancing", "description": "Which partitions move, why, and the progress."},
     {"name": "Flows", "description": "A flow is one consumer's binding to a queue."},
     {"name": "Service", "description": "The service itself."},
 ]
@@ -86,7 +86,7 @@ def document(routes: Sequence[BaseRoute]) -> dict[str, Any]:
 
 
 def _describe(operation: dict[str, Any], route: Route, shared: dict[str, Any]) -> None:
-    """What FastAPI cannot know: roles, and that errors are problem documents, which are shared."""
+    """Add what FastAPI cannot know: roles, and the shared problem documents for errors."""
     role = route.requirement.role
     operation["operationId"] = route.name
     operation["x-role"] = role.value
@@ -99,14 +99,14 @@ def _describe(operation: dict[str, Any], route: Route, shared: dict[str, Any]) -
             name = "_or_".join(codes)
             shared[name] = problems.described(codes)
             operation["responses"][status] = {"$ref": f"#/components/responses/{name}"}
-    # Whatever is called too often.
+    # Every call can be over its rate.
     shared["too_many_requests"] = problems.described(["too_many_requests"])
     operation["responses"]["429"] = {"$ref": "#/components/responses/too_many_requests"}
     operation["responses"] = dict(sorted(operation["responses"].items()))
 
 
 def _restore_examples(schemas: dict[str, Any]) -> None:
-    """FastAPI leaves out what is null, also in examples, where it says something."""
+    """Restore nulls in examples: FastAPI leaves them out, although they carry meaning there."""
     models = [*RequestModel.__subclasses__(), *AnswerModel.__subclasses__()]
     for model in models:
         extra = model.model_config.get("json_schema_extra")
@@ -115,7 +115,7 @@ def _restore_examples(schemas: dict[str, Any]) -> None:
 
 
 def _share_parameters(api: dict[str, Any]) -> None:
-    """Write a parameter that several calls take just once."""
+    """Write a parameter that several calls share only once."""
     operations = [operation for path in api["paths"].values() for operation in path.values()]
     times: Counter[str] = Counter()
     for parameter in (each for operation in operations for each in operation.get("parameters", ())):

@@ -1,4 +1,4 @@
-"""What the calls take from paths, queries, headers and the application, checked."""
+"""Checked parameters of the calls, from paths, queries, headers and the application."""
 
 from typing import Annotated
 
@@ -12,14 +12,14 @@ from broker.service import Broker
 
 
 def _whole(value: object) -> object:
-    """Digits alone: pydantic would take blanks and underscores too."""
+    """Only digits: pydantic would also accept blanks and underscores."""
     if isinstance(value, str) and not (value.isascii() and value.isdecimal()):
         raise ValueError("should be a whole number")
     return value
 
 
 def _true_or_false(value: object) -> object:
-    """What JSON calls a boolean: pydantic would take `on`, `y` and more."""
+    """A JSON boolean: pydantic would also accept `on`, `y` and more."""
     if isinstance(value, str) and value not in ("true", "false"):
         raise ValueError("should be true or false")
     return value
@@ -37,20 +37,20 @@ Name = Annotated[
 Limit = Annotated[
     int,
     BeforeValidator(_whole),
-    Query(ge=1, le=1000, description="How many items to answer at most."),
+    Query(ge=1, le=1000, description="The most items to return."),
 ]
 Cursor = Annotated[
     str | None,
     Query(
         max_length=500,
         pattern=r"^[\x21-\x7e]+$",
-        description="The `next_cursor` of the page before.",
+        description="The `next_cursor` of the previous page.",
     ),
 ]
 
 
 def broker_of(request: Request) -> Broker:
-    """The broker that the application was made with."""
+    """The application's broker."""
     broker: Broker = request.app.state.broker
     return broker
 

@@ -1,6 +1,6 @@
 """Errors as RFC 9457 problem documents: a stable `code`, a `detail` that says what to do.
 
-One table says every code's status and title; handlers, the OpenAPI document and the tests read it.
+One table has the status and title of every code; handlers, the OpenAPI document and tests read it.
 """
 
 import difflib
@@ -44,14 +44,14 @@ CODES: dict[str, tuple[int, str]] = {
     **{kind.code: (status, kind.title()) for kind, status in _BROKER_STATUSES.items()},
     "not_found": (404, "There is nothing at this path."),
     "method_not_allowed": (405, "This path does not take this method."),
-    "too_many_requests": (429, "The caller asks too much."),
+    "too_many_requests": (429, "The caller is over its rate."),
     "body_timeout": (408, "The request body did not arrive in time."),
     "too_large": (413, "The request body is too large."),
     "unsupported_media_type": (415, "The request body is not JSON."),
-    "internal": (500, "The service made a mistake."),
+    "internal": (500, "Internal error of the service."),
 }
 
-# What a call with a request body may answer besides.
+# Additional answers of calls with a request body.
 OF_A_BODY = ("body_timeout", "too_large", "unsupported_media_type")
 
 DETAILS = {
@@ -73,7 +73,7 @@ DETAILS = {
     "unavailable": "The service cannot reach its database; try again in a moment.",
     "not_found": "There is nothing at /v1/queue; /docs lists every call.",
     "method_not_allowed": "This path takes GET, POST.",
-    "too_many_requests": "You ask more than the service grants one caller, or than it can do now; "
+    "too_many_requests": "This caller is over its rate, or the service is at its limit; "
     "try again in 1 s, and ask for several partitions at once.",
     "body_timeout": "The body did not arrive within 10 s; send it at once.",
     "too_large": "A request body may have 8388608 bytes; send fewer partitions at once.",
@@ -90,7 +90,7 @@ def problem(
     headers: Mapping[str, str] | None = None,
     **members: object,
 ) -> Response:
-    """A problem document as a response; `members` are added to it (`errors`, `reason`)."""
+    """A problem document as a response, with additional `members` (`errors`, `reason`)."""
     status, _ = CODES[code]
     return Response(
         problem_body(code, detail, **members),
@@ -107,7 +107,7 @@ def problem_body(code: str, detail: str, **members: object) -> bytes:
 
 
 def of_broker_error(error: errors.BrokerError) -> Response:
-    """The response for what the broker refused."""
+    """The response for an error of the broker."""
     headers: dict[str, str] = {}
     members: dict[str, object] = {}
     match error:
@@ -125,7 +125,7 @@ def of_broker_error(error: errors.BrokerError) -> Response:
 
 
 def document(*codes: str) -> dict[int | str, dict[str, Any]]:
-    """`responses=` of a route that may answer these problems; `api.openapi` spells them out."""
+    """`responses=` of a route that may answer these problems; `api.openapi` completes them."""
     by_status: dict[int | str, dict[str, Any]] = {}
     for code in codes:
         status, _ = CODES[code]
@@ -188,7 +188,7 @@ async def _validation_error(request: Request, error: Exception) -> Response:
 
 
 def invalid(found: Iterable[FieldProblem]) -> Response:
-    """422 that names every field at fault."""
+    """422 that names every wrong field."""
     problems = list(found)
     detail = "; ".join(f"{item.field}: {item.message}" for item in problems[:5])
     if len(problems) > 5:
@@ -197,12 +197,12 @@ def invalid(found: Iterable[FieldProblem]) -> Response:
 
 
 def unknown_name(name: str, known: Iterable[str]) -> str:
-    """What to say of a field or parameter that does not exist: the nearest one that does."""
+    """The message for an unknown field or parameter: it names the nearest valid one."""
     names = sorted(known)
     nearest = difflib.get_close_matches(name, names, n=1)
     if nearest:
         return f"unknown; did you mean {nearest[0]!r}?"
-    return f"unknown; valid are {', '.join(names)}" if names else "unknown; there are none here"
+    return f"unknown; valid are {', '.join(names)}" if names else "unknown; none is valid here"
 
 
 def _field_problem(item: Mapping[str, Any], body_model: object) -> FieldProblem:
@@ -222,7 +222,7 @@ def _field_problem(item: Mapping[str, Any], body_model: object) -> FieldProblem:
 
 
 def _fields_at(model: object, path: Iterable[object]) -> Iterable[str]:
-    """The fields that are valid at a path within a request model; none if that is not an object."""
+    """The fields that are valid at a path within a request model; none if it is not an object."""
     for part in path:
         if isinstance(part, int):
             arguments = getattr(model, "__args__", ())
@@ -230,7 +230,7 @@ def _fields_at(model: object, path: Iterable[object]) -> Iterable[str]:
         elif isinstance(model, type) and issubclass(model, BaseModel):
             field = model.model_fields.get(str(part))
             model = None if field is None else field.annotation
-    # The model itself, or one that may be null.
+    # The model itself, or an optional one.
     for candidate in (model, *getattr(model, "__args__", ())):
         if isinstance(candidate, type) and issubclass(candidate, BaseModel):
             return candidate.model_fields
@@ -238,7 +238,7 @@ def _fields_at(model: object, path: Iterable[object]) -> Iterable[str]:
 
 
 async def _http_error(request: Request, error: Exception) -> Response:
-    """What Starlette and FastAPI raise themselves."""
+    """Errors that Starlette and FastAPI raise themselves."""
     assert isinstance(error, HTTPException)
     if error.status_code == 404:
         return problem(
@@ -266,7 +266,7 @@ def _methods_at(request: Request) -> list[str]:
 
 
 class Defects:
-    """ASGI middleware: what nobody expected is logged once and answered without its insides."""
+    """ASGI middleware: an unexpected error is logged once and answered without its details."""
 
     def __init__(self, app: ASGIApp) -> None:
         self.app = app

@@ -52,7 +52,7 @@ async def _serve_events(request: Request) -> Response:
                 "name": "Last-Event-ID",
                 "in": "header",
                 "required": False,
-                "description": "Resume after this revision; without it, from now on.",
+                "description": "Resume after this revision; default: only new changes.",
                 "schema": {"type": "integer", "minimum": 0, "maximum": schemas.MOST_INT64},
             }
         ]
@@ -79,7 +79,7 @@ def _change_event(queue: str, item: views.EventView) -> bytes:
 
 
 def _with_times(value: object, name: str = "") -> object:
-    """A change as it goes over the wire: its times as text (see `EventView`)."""
+    """A change in its wire form, with times as text (see `EventView`)."""
     match value:
         case Mapping():
             return {str(key): _with_times(inner, str(key)) for key, inner in value.items()}

@@ -96,15 +96,15 @@ MaxConcurrentHandoffs = Annotated[
 
 
 def _without_credentials(log: str) -> str:
-    """What a queue's log carries everybody sees."""
+    """Refuse credentials in `log`, because it is shown to everybody."""
     refuse_credentials(log)
     return log
 
 
 def _reachable(name: str) -> str:
-    """Clients normalise `/queues/..` before they send it: such a queue nobody could ask for."""
+    """Refuse `.` and `..`: HTTP clients normalise `/queues/..`, so no request could name it."""
     if name in UNREACHABLE_NAMES:
-        raise ValueError(f"{name!r} is a step in a path, not a name: choose another")
+        raise ValueError(f"{name!r} is a path segment, not a name: choose another")
     return name
 
 
@@ -118,16 +118,19 @@ LogName = Annotated[
     StringConstraints(pattern=LOG_PATTERN),
     AfterValidator(_without_credentials),
     Field(
-        description="Where the messages are: `builtin:QUEUE`, or a URL without credentials. Naming "
-        "another queue's log makes an independent set of consumers of the same messages.",
+        description="Where the messages are: `builtin:QUEUE`, or a URL without credentials. With "
+        "another queue's log, the queue has independent consumers of the same messages.",
         examples=["builtin:flights"],
     ),
 ]
-Start = Annotated[Literal["earliest", "latest"], Field(description="What a null position means.")]
+Start = Annotated[
+    Literal["earliest", "latest"],
+    Field(description="Where a partition with a null position starts."),
+]
 
 
 class QueueCreate(RequestModel):
-    """A new queue (the contract, *Queue*); what is left out has its default."""
+    """A new queue (the contract, *Queue*); omitted settings have their defaults."""
 
     model_config = ConfigDict(
         json_schema_extra={"examples": [{"name": "flights", "partition_count": 8}]}
@@ -135,7 +138,7 @@ class QueueCreate(RequestModel):
 
     name: NewQueueName
     partition_count: PartitionCount = left_out(
-        description="Required, unless `log` is another queue's: then it is that queue's."
+        description="Required, unless `log` is another queue's: then that queue's count is taken."
     )
     access_type: AccessType = "non_exclusive"
     rebalance_delay: RebalanceDelay = 5.0
@@ -147,7 +150,7 @@ class QueueCreate(RequestModel):
 
 
 class QueueChange(RequestModel):
-    """Settings to change; what is left out stays. A change applies to what begins afterwards."""
+    """Settings to change; omitted settings stay. A change applies to what begins after it."""
 
     model_config = ConfigDict(
         json_schema_extra={"examples": [{"partition_count": 12, "max_handoff_time": 10}]}
@@ -164,11 +167,11 @@ class QueueChange(RequestModel):
 
 
 class Queue(AnswerModel):
-    """A queue: its settings, and where it stands."""
+    """A queue: its settings and its state."""
 
     model_config = ConfigDict(json_schema_extra={"examples": [EXAMPLE_QUEUE]})
 
-    id: str = Field(description="A queue made again under the same name has another.")
+    id: str = Field(description="A queue that is deleted and made again has another id.")
     name: QueueName
     partition_count: int = Field(description="The configured count.")
     operational_partition_count: int = Field(description="Retiring partitions included.")
@@ -194,21 +197,21 @@ class QueuePage(Page[Queue]):
 
 
 class Partition(AnswerModel):
-    """A partition: who owns it and where it has been processed up to."""
+    """A partition: its owner and the position up to which it has been processed."""
 
     partition: PartitionNumber
     epoch: Epoch
     owner: str | None = Field(description="The flow_id of its owner.")
-    successor: str | None = Field(description="The flow_id of the flow it is being handed to.")
+    successor: str | None = Field(description="The flow_id of its next owner during a handoff.")
     state: PartitionState
     position: Position | None
-    deadline: Time | None = Field(description="When its warm-up or handoff ends regardless.")
+    deadline: Time | None = Field(description="When its warm-up or handoff ends at the latest.")
     end: Position | None = Field(
-        description="The position of the next message that is appended. Null while the service "
+        description="The position of the next message to be appended. Null while the service "
         "cannot ask the log."
     )
     lag: Annotated[int, Field(ge=0)] | None = Field(
-        description="Messages from `position` to `end`, at most: positions may have holes. Null "
+        description="The most messages from `position` to `end`; positions may have holes. Null "
         "with `end`, and for a position that the log cannot have."
     )
 
@@ -225,7 +228,7 @@ class FlowSummary(AnswerModel):
     instance_id: str
     active: bool = Field(description="Owns at least one partition.")
     draining: bool
-    partitions: int = Field(description="How many it owns.")
+    partitions: int = Field(description="The number of partitions that it owns.")
     bound_at: Time
     lease_expires_at: Time
 
@@ -240,7 +243,7 @@ _RFC3339 = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d{1,9})?(Z|[+-]\d\d:\d
 
 
 def _moment(value: object) -> datetime:
-    """A time of a request; pydantic's own reading would take numbers for times as well."""
+    """A time of a request; pydantic would also accept numbers as times."""
     text = value.upper() if isinstance(value, str) else ""
     if not _RFC3339.fullmatch(text) or text < "1970-01-02":
         raise ValueError("should be an RFC 3339 time since 1970, like 2026-11-20T10:00:00Z")
@@ -256,7 +259,7 @@ PartitionKey = Annotated[str, StringConstraints(pattern=r"^(0|[1-9][0-9]{0,8})$"
 
 
 class PositionsRequest(RequestModel):
-    """Where consumers go on: `to` for every partition, or `positions` for those named."""
+    """The new positions: `to` for every partition, or `positions` for the named ones."""
 
     model_config = ConfigDict(
         json_schema_extra={
@@ -289,7 +292,7 @@ class PositionSet(AnswerModel):
 
 
 class Positions(AnswerModel):
-    """The partitions whose position was set, each with the epoch that was raised with it."""
+    """The partitions whose position was set, each with its raised epoch."""
 
     revision: int
     partitions: list[PositionSet]
@@ -305,22 +308,22 @@ class LogCredentials(AnswerModel):
     """Short-lived credentials for the built-in log."""
 
     url: str = Field(
-        description="With user and password: not for logs.",
+        description="With user and password: do not log it.",
         examples=["postgresql://counterpoise_read_7:…@127.0.0.1:41000/counterpoise"],
     )
     expires_at: Time
 
 
 class LogAccess(AnswerModel):
-    """Where a queue's messages are, and what it takes to reach them."""
+    """Address of and credentials for a queue's log."""
 
     log: str = Field(examples=["builtin:flights"])
     log_name: str | None = Field(
         description="The built-in log's name; null for other logs.", examples=["flights"]
     )
-    partition_count: int = Field(description="What an append has to name.")
+    partition_count: int = Field(description="An append has to name this count.")
     start: Start
     access: LogCredentials | None = Field(
         description="Null when the log is not built in, or the service may not create roles in its "
-        "database: the consumer then has to bring its own."
+        "database: the consumer then has to bring its own credentials."
     )

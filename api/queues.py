@@ -1,4 +1,4 @@
-"""The calls on queues: what administrators and dashboards use."""
+"""The calls on queues, for administrators and dashboards."""
 
 from datetime import datetime
 from typing import Annotated, Any
@@ -47,7 +47,7 @@ async def create_queue(request: Request, body: queue_schemas.QueueCreate) -> vie
 async def list_queues(
     request: Request, limit: Limit = 100, cursor: Cursor = None
 ) -> views.Page[views.QueueView]:
-    """All queues by name, a page at a time."""
+    """All queues by name, page by page."""
     return await broker_of(request).queues.list(limit, cursor)
 
 
@@ -61,7 +61,7 @@ async def list_queues(
 )
 @allow(Role.VIEWER)
 async def show_queue(request: Request, queue: Name) -> views.QueueView:
-    """A queue's settings, and where it stands."""
+    """A queue's settings and its state."""
     return await broker_of(request).queues.get(queue)
 
 
@@ -70,7 +70,7 @@ async def show_queue(request: Request, queue: Name) -> views.QueueView:
     response_model=queue_schemas.Queue,
     tags=["Queues"],
     summary="Change or resize a queue",
-    response_description="The queue as it is now.",
+    response_description="The queue after the change.",
     responses=problems.document(*ON_A_QUEUE, *problems.OF_A_BODY),
 )
 @allow(Role.ADMIN)
@@ -83,7 +83,7 @@ async def change_queue(
         Query(description="Remove surplus partitions at once, with the messages they still hold."),
     ] = False,
 ) -> views.QueueView:
-    """Change any setting but the name; what is left out stays.
+    """Change any setting but the name; omitted settings stay.
 
     `partition_count` is the resize. Growing takes effect at once. Shrinking lets the owners of
     surplus partitions drain them first, so that nothing is lost, unless `discard` is given.
@@ -98,14 +98,14 @@ async def change_queue(
     response_class=Response,
     tags=["Queues"],
     summary="Delete a queue",
-    response_description="It is gone.",
+    response_description="The queue is deleted.",
     responses=problems.document(*ON_A_QUEUE, "queue_in_use"),
 )
 @allow(Role.ADMIN)
 async def delete_queue(
     request: Request,
     queue: Name,
-    force: Annotated[Flag, Query(description="Also while flows are bound.")] = False,
+    force: Annotated[Flag, Query(description="Delete it even while flows are bound.")] = False,
 ) -> None:
     """Delete a queue and its built-in log; refused while another queue reads that log."""
     await broker_of(request).queues.delete(queue, force)
@@ -121,7 +121,7 @@ async def delete_queue(
 )
 @allow(Role.VIEWER)
 async def rebalance_status(request: Request, queue: Name) -> views.RebalanceStatusView:
-    """Ready, in Holddown or Rebalancing: why, since when, and what is on its way."""
+    """The status (Ready, Holddown or Rebalancing), its trigger, its begin, and the handoffs."""
     return await broker_of(request).monitoring.rebalance_status(queue)
 
 
@@ -131,12 +131,12 @@ async def rebalance_status(request: Request, queue: Name) -> views.RebalanceStat
     response_model=rebalance_schemas.RebalanceStatus,
     tags=["Rebalancing"],
     summary="Rebalance now",
-    response_description="The status right after.",
+    response_description="The status immediately after the call.",
     responses=problems.document(*ON_A_QUEUE),
 )
 @allow(Role.ADMIN)
 async def rebalance_now(request: Request, queue: Name) -> views.RebalanceStatusView:
-    """Rebalance at once, skipping the holddown. A balanced queue moves nothing."""
+    """Rebalance at once, skipping the holddown. In a balanced queue no partition moves."""
     return await broker_of(request).queues.rebalance(queue)
 
 
@@ -168,7 +168,7 @@ async def rebalances(
 async def partitions(
     request: Request, queue: Name, limit: Limit = 100, cursor: Cursor = None
 ) -> views.Page[views.PartitionView]:
-    """Who owns each partition, who is next, and where it has been processed up to."""
+    """Owner, successor, state and position of each partition."""
     return await broker_of(request).monitoring.partitions(queue, limit, cursor)
 
 
@@ -200,9 +200,9 @@ async def flows(
 async def set_positions(
     request: Request, queue: Name, body: queue_schemas.PositionsRequest
 ) -> views.PositionsView:
-    """Reset where consumers go on: an end of the log, a time, or positions.
+    """Set the positions from which consumers continue: an end of the log, a time, or positions.
 
-    Raises the epochs, so that nothing sent for the old position counts any more.
+    Raises the epochs, so that calls under the old epochs are refused.
     """
     target: Any
     if "positions" in body.model_fields_set:
@@ -217,16 +217,16 @@ async def set_positions(
     response_model=queue_schemas.LogAccess,
     tags=["Queues"],
     summary="Get access to the log",
-    response_description="Where the messages are; credentials if the service can give them.",
+    response_description="The log's address; credentials if the service can give them.",
     responses=problems.document(*ON_A_QUEUE, *problems.OF_A_BODY),
 )
 @allow(Role.PUBLISHER)
 async def log_access(
     request: Request, queue: Name, body: queue_schemas.LogAccessRequest
 ) -> views.LogAccessView:
-    """Where a queue's messages are, its current partition count, and short-lived credentials.
+    """The address of a queue's log, its current partition count, and short-lived credentials.
 
-    Publishers call it before they publish and when an append is refused because the partition count
-    has changed; consumers when the credentials they got at bind are about to expire.
+    Publishers call it before they publish, and when an append is refused because the partition
+    count has changed. Consumers call it when the credentials from the bind are about to expire.
     """
     return await broker_of(request).logs.access(queue, body.purpose)

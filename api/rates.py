@@ -1,24 +1,24 @@
-"""How much one caller may ask, so that a flood harms its sender and nobody else.
+"""Request rates: a flood of requests must harm only its sender.
 
 Four measures, each cheap enough to refuse thousands of requests a second:
 
-- **A rate for each caller** (`Rates`). A flow is known by its token, but only once the token has
-  proved right (`admit`): with made-up tokens nobody gets a rate of his own. Everybody else is known
-  by address. Many flows on one machine thus do not share a rate, and a flood without a token does
-  not touch the flows at the same address. A big body counts as several requests.
-- **At most so many at work** (`MOST_AT_WORK`). Callers who each keep their rate can still be too
-  many. Then requests are refused that can wait; renewals of leases (polls and heartbeats of flows
-  that keep their rate) never are, so an overload costs nobody a partition. A request is at work
-  from when it is there as a whole until its answer begins: neither a slow sender nor a slow reader
-  takes a place.
-- **One big body at a time** (`BYTES_A_REQUEST` and more). What names thousands of partitions keeps
-  the processor busy for as long as hundreds of other requests; between two of them everybody else
-  has his turn. Nobody may have a second one on its way: a client sends one after the other.
-- **A refusal takes its time** (`HOLD_SECONDS`): a caller that does not heed `Retry-After` gets at
-  most a few refusals a second on each connection, instead of keeping the service busy with them.
+- **A rate for each caller** (`Rates`). A flow is identified by its token, but only after the token
+  has been verified (`admit`): an invented token gets no rate of its own. All other callers are
+  identified by address. So many flows on one machine do not share a rate, and a flood without a
+  token does not affect the flows at the same address. A big body counts as several requests.
+- **A limit of requests in progress** (`MOST_AT_WORK`). Callers that each keep their rate can still
+  be too many together. Then requests that can wait are refused. Renewals of leases (polls and
+  heartbeats of flows that keep their rate) are never refused, so an overload costs no flow a
+  partition. A request is in progress from the moment it is complete until its answer begins, so
+  slow senders and slow readers do not use up the limit.
+- **One big body at a time** (`BYTES_A_REQUEST` and more). A body that names thousands of partitions
+  keeps the processor busy as long as hundreds of other requests. Between two such bodies all other
+  requests have their turn. A caller may not send a second one before the first is answered.
+- **A delayed refusal** (`HOLD_SECONDS`): a caller that ignores `Retry-After` gets only a few
+  refusals a second on each connection, and cannot keep the service busy with them.
 
-The rate is a token bucket kept as one number (the generic cell rate algorithm): the time at which
-the bucket would be full again. A request is in time if that lies at most a burst ahead.
+The rate is a token bucket stored as one number (the generic cell rate algorithm): the time at which
+the bucket would be full again. A request is accepted if this time is at most a burst ahead.
 """
 
 from __future__ import annotations
@@ -42,22 +42,22 @@ MOST_AT_WORK = 256
 HOLD_SECONDS = 0.25
 MOST_HELD = 1000
 BYTES_A_REQUEST = 65536
-# What is counted for a body of a length that is not said.
+# The number of requests counted for a body of unknown length.
 UNKNOWN_BYTES = 2**20
 
-# Answers to these come when they come, and what they cost is little.
+# These wait for an event before they answer, and cost little.
 _WAITING = ("/updates", "/heartbeat", "/events")
 _RENEWALS = ("/updates", "/heartbeat")
 _PROBES = frozenset(("/healthz", "/readyz", "/metrics"))
 
 
 class Bucket:
-    """Who asked how much lately: by caller the time at which it has its whole burst again."""
+    """The recent requests of each caller, as the time at which it has its whole burst again."""
 
     def __init__(
         self, per_second: float, burst_seconds: float = BURST_SECONDS, most: int = MOST_CALLERS
     ) -> None:
-        """`per_second` 0: no limit. Of more than `most` callers the longest silent is forgotten."""
+        """`per_second` 0: no limit. Beyond `most` callers the longest silent one is forgotten."""
         self._cost = 1 / per_second if per_second else 0.0
         self._burst_seconds = burst_seconds
         self._most = most
@@ -76,13 +76,13 @@ class Bucket:
             self._full_at.popitem(last=False)
 
     def take(self, caller: object, requests: float, now: float) -> float:
-        """0 if it may ask this much now, and it is counted; else the seconds until it may."""
+        """0 if the caller may send this now (then it is counted); else the seconds until it may."""
         if not self._cost:
             return 0.0
         full_at = max(self._full_at.get(caller, 0.0), now)
-        # Whatever is more than a burst waits for a whole one.
+        # A request larger than a burst waits for a whole burst.
         late = min(full_at + requests * self._cost - now, full_at - now + self._burst_seconds)
-        # Sums of floats may be off by a hair.
+        # Sums of floats have rounding errors.
         if late > self._burst_seconds + 1e-6:
             return late - self._burst_seconds
         self._full_at[caller] = full_at + requests * self._cost
@@ -102,7 +102,7 @@ class Rates:
         limit_bytes: int = 2**30,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Bodies above `limit_bytes` are refused unread, so they count no more than that."""
+        """Bodies above `limit_bytes` are refused unread, so they count as `limit_bytes`."""
         self.flows = Bucket(flow_per_second)
         self.addresses = Bucket(address_per_second)
         self.at_work = 0
@@ -113,18 +113,18 @@ class Rates:
         self._monotonic = monotonic
         self._refused = Counter(
             "counterpoise_http_refused",
-            "Requests answered 429, by what was exceeded: the rate of a flow or an address, or "
-            "what the service can do at once.",
+            "Requests answered 429, by the exceeded limit: the rate of a flow, of an address, or "
+            "the limit of the service.",
             ("limit",),
             registry=registry,
         )
 
     def admit(self, token: str) -> None:
-        """This token is a flow's, which has a rate of its own from now on."""
+        """This token belongs to a flow; the flow has its own rate from now on."""
         self.flows.remember(token.encode("latin-1", "replace"))
 
     def wait_seconds(self, scope: Scope) -> float:
-        """0 if its caller may ask this now, else when to try again; counts it."""
+        """Counts the request. 0 if its caller may send it now, else seconds until it may."""
         now = self._monotonic()
         token, length = _token_and_length(scope)
         requests = 1 + min(length, self._limit_bytes) // BYTES_A_REQUEST
@@ -133,8 +133,8 @@ class Rates:
             if wait:
                 self._refused.labels("flow").inc()
             return wait
-        # Counted apart, so that a flood from the same address fails neither probes nor flows whose
-        # token this replica does not know yet.
+        # Counted separately, so that a flood from the same address affects neither probes nor
+        # flows whose token this replica does not know yet.
         kind = "probe" if scope["path"] in _PROBES else "token" if token else "open"
         wait = self.addresses.take((_network(scope), kind), requests, now)
         if wait:
@@ -142,7 +142,7 @@ class Rates:
         return wait
 
     def begin_big(self, scope: Scope) -> object | None:
-        """Whose big body this is, for `end_big`; None if the caller has one on its way already."""
+        """The sender of this big body, for `end_big`; None if it has another one in progress."""
         token = _token_and_length(scope)[0]
         caller = token if token in self.flows else _network(scope)
         if caller in self._big:
@@ -152,19 +152,19 @@ class Rates:
         return caller
 
     def end_big(self, caller: object) -> None:
-        """The big body of this caller has been dealt with."""
+        """The big body of this caller is processed."""
         self._big.discard(caller)
 
     def begin_work(self) -> None:
-        """One more is at work."""
+        """One more request is in progress."""
         self.at_work += 1
 
     def end_work(self) -> None:
-        """One of them is not any more."""
+        """A request in progress has ended."""
         self.at_work -= 1
 
     def too_much(self, scope: Scope) -> bool:
-        """Whether so much is at work that this request, which is here as a whole, has to wait."""
+        """Whether so much is in progress that this complete request is refused."""
         path: str = scope["path"]
         if self.at_work < MOST_AT_WORK or path in _PROBES:
             return False
@@ -175,7 +175,7 @@ class Rates:
 
 
 class LimitRates:
-    """ASGI middleware: 429 with `Retry-After` for whoever asks too much."""
+    """ASGI middleware: 429 with `Retry-After` for a caller over its rate."""
 
     def __init__(self, app: ASGIApp, rates: Rates) -> None:
         self.app = app
@@ -187,7 +187,7 @@ class LimitRates:
             return
         wait_seconds = self.rates.wait_seconds(scope)
         if wait_seconds:
-            # A body is not read, so the connection cannot be used again.
+            # The body is not read, so the connection cannot be used again.
             headers = {"Connection": "close"} if _has_body(scope) else {}
             refusal = await _refusal(self.rates, wait_seconds, headers)
             await refusal(scope, receive, send)
@@ -196,7 +196,7 @@ class LimitRates:
 
 
 class LimitWork:
-    """ASGI middleware: 429 while as many are at work as can be. Inside of all that waits."""
+    """ASGI middleware: 429 while the service is at its limit. Runs inside all that waits."""
 
     def __init__(self, app: ASGIApp, rates: Rates) -> None:
         self.app = app
@@ -214,7 +214,7 @@ class LimitWork:
             await self._work(scope, receive, send)
 
     async def _work(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """With a place at work until the answer begins; a big body keeps it while it waits."""
+        """Holds a place until the answer begins; a big body holds it while it waits, too."""
         rates = self.rates
         async with AsyncExitStack() as held:
             is_big = _token_and_length(scope)[1] >= BYTES_A_REQUEST
@@ -238,7 +238,7 @@ class LimitWork:
 
 
 async def _refusal(rates: Rates, wait_seconds: float, headers: dict[str, str]) -> Response:
-    """The answer 429, after it has taken its time."""
+    """The answer 429, after `HOLD_SECONDS`."""
     if rates.held < MOST_HELD:
         rates.held += 1
         try:
@@ -248,14 +248,14 @@ async def _refusal(rates: Rates, wait_seconds: float, headers: dict[str, str]) -
     seconds = max(1, math.ceil(wait_seconds))
     return problem(
         "too_many_requests",
-        f"You ask more than the service grants one caller, or than it can do now; try again in "
+        f"This caller is over its rate, or the service is at its limit; try again in "
         f"{seconds} s, and ask for several partitions at once.",
         headers={**headers, "Retry-After": str(seconds)},
     )
 
 
 def _token_and_length(scope: Scope) -> tuple[bytes, int]:
-    """The bearer token (empty without one), and the body's length as far as it is said."""
+    """The bearer token (empty without one), and the declared length of the body."""
     token, length = b"", 0
     for name, value in scope["headers"]:
         if name == b"authorization":
@@ -275,7 +275,7 @@ def _has_body(scope: Scope) -> bool:
 
 
 def _network(scope: Scope) -> str:
-    """The caller's address; of IPv6 the 64 bits that a site has, as it can use any of the rest."""
+    """The caller's address; for IPv6 its first 64 bits, because a site may use all the others."""
     client = scope.get("client")
     host: str = client[0] if client else ""
     return ":".join(host.split(":")[:4]) if host.count(":") > 4 else host

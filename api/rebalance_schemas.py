@@ -59,22 +59,22 @@ class Move(AnswerModel):
     to_flow: str | None = Field(serialization_alias="to")
     epoch: Epoch
     outcome: str = Field(
-        description="How it arrived: `initial`, `graceful`, `forced`, `orphaned`, `replaced`, or "
-        "`discarded`.",
+        description="How it was handed over: `initial`, `graceful`, `forced`, `orphaned`, "
+        "`replaced` or `discarded`.",
         examples=["graceful"],
     )
     seconds: float = Field(description="How long the handoff took.")
 
 
 class RebalanceSummary(AnswerModel):
-    """A rebalance, or a grant outside one (which has no handoffs)."""
+    """A rebalance, or a grant outside one (which counts no handoffs)."""
 
     id: int
     trigger: Trigger
     started_at: Time
-    finished_at: Time | None = Field(description="Null while it goes on.")
+    finished_at: Time | None = Field(description="Null while it is running.")
     handoffs: int
-    forced: int = Field(description="How many of the handoffs met their deadline.")
+    forced: int = Field(description="How many of the handoffs reached their deadline.")
     granted: int = Field(description="How many partitions without an owner were granted.")
 
 
@@ -99,15 +99,15 @@ class Handoff(AnswerModel):
 
 
 class RebalanceStatus(AnswerModel):
-    """Where the rebalancer stands with a queue, and why."""
+    """The state of the rebalancer for a queue, and its trigger."""
 
     model_config = ConfigDict(json_schema_extra={"examples": [EXAMPLE_REBALANCE_STATUS]})
 
     queue: QueueName
     status: RebalanceStatusName
     revision: int
-    trigger: Trigger | None = Field(description="The first cause; null when Ready.")
-    since: Time = Field(description="Since when the status is what it is.")
+    trigger: Trigger | None = Field(description="The first trigger; null when Ready.")
+    since: Time = Field(description="When the queue took this status.")
     holddown_until: Time | None = Field(description="Null outside Holddown.")
     handoffs: list[Handoff]
     unassigned: list[PartitionNumber]

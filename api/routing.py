@@ -1,8 +1,8 @@
-"""The one kind of route: it names its role and refuses what it does not know, then calls.
+"""The only kind of route: it checks role and parameters, then calls the endpoint.
 
-Most routes are ordinary FastAPI ones. The hot ones (heartbeat, updates, event streams) are
-documented in the same way but served by a plain Starlette handler, which costs about half of the
-processor time per request: `@served_by(handler)` on the documented signature names it.
+Most routes are ordinary FastAPI routes. The most frequent ones (heartbeat, updates, event streams)
+are documented in the same way, but a plain Starlette handler serves them, with about half of the
+processor time per request: `@served_by(handler)` on the documented signature names the handler.
 """
 
 import re
@@ -29,7 +29,7 @@ _PATH_PARAMETERS = {
 
 
 def served_by(handler: Handler) -> Callable[[Endpoint], Endpoint]:
-    """Serve the decorated endpoint, which is then only its documentation, by a plain handler."""
+    """Let a plain handler serve the decorated endpoint, which then only documents the call."""
 
     def mark(endpoint: Endpoint) -> Endpoint:
         vars(endpoint)["handler"] = handler
@@ -39,7 +39,7 @@ def served_by(handler: Handler) -> Callable[[Endpoint], Endpoint]:
 
 
 class Route(APIRoute):
-    """Checks the path, then the caller's role, then the query's names; only then does it serve."""
+    """Checks the path, then the caller's role, then the query's names; then it serves."""
 
     requirement: Requirement
 
@@ -78,7 +78,7 @@ class Route(APIRoute):
 
 
 def check_path(request: Request) -> None:
-    """Refuse names that no queue or flow can have, before anything looks them up."""
+    """Refuse names that no queue or flow can have, before any lookup."""
     for parameter, value in request.path_params.items():
         pattern, expected = _PATH_PARAMETERS[parameter]
         if not pattern.fullmatch(value):
@@ -90,14 +90,14 @@ _NUMBER = re.compile(r"-?[0-9]+(\.[0-9]+)?([eE][+-]?[0-9]+)?")
 
 
 def whole_number(text: str, name: str, least: int, most: int) -> int:
-    """A parameter of a plain handler as a whole number; raises `Invalid` that names it."""
+    """A parameter of a plain handler as a whole number; raises `Invalid` with its name."""
     if _WHOLE.fullmatch(text) and least <= int(text) <= most:
         return int(text)
     raise _not_a_number(name, f"should be a whole number from {least} to {most}")
 
 
 def number(text: str, name: str, least: float, most: float) -> float:
-    """A parameter of a plain handler as a number; raises `Invalid` that names it."""
+    """A parameter of a plain handler as a number; raises `Invalid` with its name."""
     if _NUMBER.fullmatch(text) and least <= float(text) <= most:
         return float(text)
     raise _not_a_number(name, f"should be a number from {least:g} to {most:g}")

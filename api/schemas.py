@@ -1,8 +1,8 @@
-"""The wire models of queues: what requests may say and what answers look like.
+"""The wire models: rules for requests and answers, and the shared types.
 
-Requests are strict (no "8" for 8) and refuse fields they do not know. Answers are made from the
-broker's views by attribute; a time there is in Unix seconds and RFC 3339 on the wire.
-`api.flow_schemas` has the models of flows.
+Requests are strict (no "8" for 8) and refuse unknown fields. Answers are made from the broker's
+views by attribute; times are Unix seconds there and RFC 3339 on the wire. The models are in
+`api.queue_schemas`, `api.flow_schemas` and `api.rebalance_schemas`.
 """
 
 from datetime import UTC, datetime
@@ -21,7 +21,7 @@ T = TypeVar("T")
 
 QUEUE_NAME_PATTERN = r"^[A-Za-z0-9._-]{1,200}$"
 FLOW_ID_PATTERN = r"^[A-Za-z0-9-]{1,64}$"
-# What a database can store and a terminal can show.
+# Text that a database can store and a terminal can show.
 TEXT_PATTERN = r"^[^\x00-\x1f\x7f]+$"
 POSITION_PATTERN = r"^[\x20-\x7e]+$"
 
@@ -58,7 +58,7 @@ Position = Annotated[
     str,
     StringConstraints(min_length=1, max_length=1000, pattern=POSITION_PATTERN),
     Field(
-        description="Next to read: an opaque string of the log's. Null: where `start` says.",
+        description="The next message to read: an opaque string of the log. Null: see `start`.",
         examples=["1042"],
     ),
 ]
@@ -66,7 +66,7 @@ RebalanceStatusName = Literal["Ready", "Holddown", "Rebalancing"]
 
 
 def left_out(**options: Any) -> Any:
-    """A request field that may be left out but not be null, and so has no default to document."""
+    """A request field that may be omitted but not be null, so there is no default to document."""
 
     def without_default(schema: dict[str, Any]) -> None:
         schema.pop("default", None)
@@ -83,10 +83,10 @@ class AnswerModel(BaseModel):
 
 
 class FieldProblem(AnswerModel):
-    """One field or parameter that is not right."""
+    """One wrong field or parameter."""
 
     field: str = Field(description="Its path, with dots: `partitions.0.epoch`.")
-    message: str = Field(description="What is wrong with it, or what would be right.")
+    message: str = Field(description="What is wrong, or what would be valid.")
 
 
 class Problem(AnswerModel):
@@ -95,10 +95,10 @@ class Problem(AnswerModel):
     type: str = Field(description="`urn:counterpoise:problem:` and the code.")
     title: str = Field(description="What went wrong, the same for every instance of the code.")
     status: int = Field(ge=400, le=599)
-    detail: str = Field(description="What to do about this instance.")
-    code: str = Field(description="Stable; what a program should look at.")
+    detail: str = Field(description="What to do about this error.")
+    code: str = Field(description="Stable; meant for programs.")
     errors: list[FieldProblem] | None = Field(
-        default=None, description="With `invalid`: every field at fault."
+        default=None, description="With `invalid`: every wrong field."
     )
     reason: str | None = Field(
         default=None,

@@ -1,16 +1,16 @@
-"""Who may do what: one hook, and every route names the role it requires.
+"""Permissions: every route names the role that it requires, and one function checks it.
 
-A route without a role cannot be built (`api.routing.Route`), and nothing but `authorize` looks at
+A route without a role cannot be built (`api.routing.Route`), and only `authorize` looks at
 credentials. Until API keys exist there are two kinds of caller:
 
-- a flow, known by the token it was given at bind (`Authorization: Bearer <flow_token>`);
-- an administrator: whoever calls a service on a loopback address without a token (the contract,
-  *HTTP*). On any other address nobody is one, unless the setting `trusted_network` says that
-  everybody who reaches the service may administer it.
+- a flow, identified by its token from the bind (`Authorization: Bearer <flow_token>`);
+- an administrator: every caller without a token, if the service listens on a loopback address (the
+  contract, *HTTP*). On any other address no caller is one, unless the setting `trusted_network`
+  declares that every caller that reaches the service is an administrator.
 
-An administrator without a token is known by nothing but where the service listens, so a web page
-in the same user's browser must not pass for one: the Host has to be a loopback name and a request
-that a browser says comes from another site is refused.
+An administrator without a token is identified only by the service's loopback address. A web page in
+the same user's browser must not be accepted as one: the Host has to be a loopback name, and a
+request is refused if the browser marks it as coming from another site.
 """
 
 import ipaddress
@@ -28,7 +28,7 @@ Endpoint = TypeVar("Endpoint", bound=Callable[..., object])
 class Role(StrEnum):
     """What a route requires of its caller."""
 
-    ANYONE = "anyone"  # nothing: health, metrics, the dashboard's page, the documentation
+    ANYONE = "anyone"  # no requirement: health, metrics, the dashboard's page, the documentation
     VIEWER = "viewer"  # may read queues
     CONSUMER = "consumer"  # may bind
     PUBLISHER = "publisher"  # may publish
@@ -38,7 +38,7 @@ class Role(StrEnum):
 
 
 class Requirement(NamedTuple):
-    """`gone_may`: the token of a flow that has left still serves (a repeated unbind)."""
+    """`gone_may`: the token of a flow that has left is still accepted (a repeated unbind)."""
 
     role: Role
     gone_may: bool = False
@@ -55,7 +55,7 @@ def allow(role: Role, *, gone_may: bool = False) -> Callable[[Endpoint], Endpoin
 
 
 def requirement_of(endpoint: Callable[..., object]) -> Requirement:
-    """What `allow` said; a route that nobody thought about must not exist."""
+    """The role that `allow` set; a route without one must not exist."""
     requirement = vars(endpoint).get("requirement")
     if not isinstance(requirement, Requirement):
         raise TypeError(f"{endpoint!r} names no role; decorate it with @allow(Role.…)")
@@ -86,7 +86,7 @@ async def authorize(request: Request, requirement: Requirement) -> None:
         )
     if token is not None:
         raise Forbidden(
-            "A flow's token serves for that flow's own calls only, and this service has no API "
+            "A flow's token is valid only for that flow's own calls, and this service has no API "
             "keys; call without a token."
         )
     _require_open_administration(request)
@@ -117,7 +117,7 @@ def _bearer_token(request: Request) -> str | None:
     token = token.strip()
     if scheme.lower() != "bearer" or not token or not token.isascii():
         raise Unauthorized(
-            "The Authorization header is not understood; send 'Authorization: Bearer <token>'."
+            "The Authorization header is not valid; send 'Authorization: Bearer <token>'."
         )
     return token
 
@@ -128,8 +128,8 @@ def _require_open_administration(request: Request) -> None:
         if not is_loopback(settings.host):
             raise Unauthorized(
                 f"This service listens on {settings.host}, beyond this machine, and has no API "
-                "keys. Start it on 127.0.0.1, or with --trusted-network where everybody who can "
-                "reach it may administer it."
+                "keys. Start it on 127.0.0.1, or, if every caller that reaches it may administer "
+                "it, with --trusted-network."
             )
         if not is_loopback(_host_name(request.headers.get("host", ""))):
             raise Forbidden(
@@ -141,7 +141,9 @@ def _require_open_administration(request: Request) -> None:
     if site not in ("none", "same-origin") or (
         origin is not None and origin.partition("://")[2] != request.headers.get("host")
     ):
-        raise Forbidden("This request comes from another site's page; only this service's own may.")
+        raise Forbidden(
+            "This request comes from another site's page; only this service's own page may call."
+        )
 
 
 def _host_name(host: str) -> str:

@@ -9,7 +9,7 @@ from starlette.datastructures import State
 from starlette.requests import Request
 
 from api import problems, schemas
-from api.kept import Kept
+from api.cached import Cached
 from api.metrics import Metrics
 from api.openapi import document
 from api.routing import Route
@@ -20,9 +20,9 @@ from broker.service import Broker
 
 ROUTER = APIRouter(route_class=Route, tags=["Service"])
 
-# More than this many queues are not exported one by one.
+# Beyond this number, queues are not exported one by one.
 MOST_QUEUES_IN_METRICS = 1000
-# Anybody may ask for these, as often as he likes, and each costs a look at the database.
+# These calls have no role, and each costs a query of the database.
 METRICS_SECONDS = 1.0
 READY_SECONDS = 0.2
 
@@ -38,7 +38,7 @@ _PAGE_HEADERS = {
 
 
 def share_probes(state: State) -> None:
-    """What `/metrics` and `/readyz` answer is made once for all who ask at the same time."""
+    """Share one answer of `/metrics` and `/readyz` among simultaneous callers."""
     broker: Broker = state.broker
 
     async def exposition() -> bytes:
@@ -48,19 +48,19 @@ def share_probes(state: State) -> None:
         metrics: Metrics = state.metrics
         return metrics.exposition(queues)
 
-    state.exposition = Kept(exposition, METRICS_SECONDS)
-    state.readiness = Kept(broker.ready_check, READY_SECONDS)
+    state.exposition = Cached(exposition, METRICS_SECONDS)
+    state.readiness = Cached(broker.ready_check, READY_SECONDS)
 
 
 @ROUTER.get(
     "/healthz",
     response_model=schemas.Health,
     summary="Is the process alive?",
-    response_description="It is.",
+    response_description="The process is alive.",
 )
 @allow(Role.ANYONE)
 async def healthz() -> dict[str, str]:
-    """Answers as long as the process does, also without a database."""
+    """Answers as long as the process runs, also without a database."""
     return {"status": "ok"}
 
 
@@ -98,14 +98,14 @@ async def metrics(request: Request) -> Response:
 @ROUTER.get("/", include_in_schema=False)
 @allow(Role.ANYONE)
 async def dashboard() -> Response:
-    """The dashboard: queues, their status, who owns what."""
+    """The dashboard: queues, their status, the owners of their partitions."""
     return _page("index.html")
 
 
 @ROUTER.get("/docs", include_in_schema=False)
 @allow(Role.ANYONE)
 async def docs() -> Response:
-    """Every call, readable: made from /openapi.json by the page itself."""
+    """Every call for readers; the page makes it from /openapi.json."""
     return _page("docs.html")
 
 

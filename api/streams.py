@@ -1,12 +1,12 @@
 """Calls that stay open: long polls and event streams.
 
-An event stream sends what its source yields, as it yields it; there is no queue per connection, so
-a slow reader gets the latest state late rather than every state later. While there is nothing to
-say it sends a comment now and then, which tells proxies and readers that the connection lives.
+An event stream sends each item of its source immediately. There is no queue per connection, so a
+slow reader gets only the latest state. While there are no events, the stream sends a comment from
+time to time, so that proxies and readers know that the connection is alive.
 
-uvicorn waits for open responses when it is told to stop. So the service ends them itself, before
-uvicorn waits: `OpenCalls.end` cancels what is pending, and `OpenCalls.waiting` turns that into an
-ordinary end of the call.
+uvicorn waits for open responses when it stops. So the service ends them itself before that:
+`OpenCalls.end` cancels pending calls, and `OpenCalls.waiting` turns this into an ordinary end of
+the call.
 """
 
 import asyncio
@@ -31,7 +31,7 @@ RETRY_MILLISECONDS = 1000
 
 
 class OpenCalls:
-    """The calls of one application that are waiting for something to happen."""
+    """The calls of one application that wait for an event."""
 
     def __init__(self) -> None:
         self._tasks: set[asyncio.Task[object]] = set()
@@ -41,7 +41,7 @@ class OpenCalls:
         return len(self._tasks)
 
     async def waiting(self, call: Coroutine[Any, Any, T]) -> T | None:
-        """What `call` returns, or None if the service ends first."""
+        """The result of `call`, or None if the service ends first."""
         task = asyncio.current_task()
         assert task is not None
         if self._ended.is_set():
@@ -58,7 +58,7 @@ class OpenCalls:
             self._tasks.discard(task)
 
     def end(self) -> None:
-        """End every open call, and those that are yet to come. To be called in the event loop."""
+        """End every open call and every later one. Call it in the event loop."""
         if not self._ended.is_set():
             self._ended.set()
             for task in self._tasks:
@@ -72,7 +72,7 @@ def event(name: str, data: bytes, id_: int | None = None) -> bytes:
 
 
 class EventStream(Response, Generic[T]):
-    """Sends what `source` yields, encoded, as `text/event-stream` until either side ends it.
+    """Sends the encoded items of `source` as `text/event-stream` until either side ends it.
 
     A `BrokerError` of the source becomes a last event named `problem`, the problem document its
     data.

@@ -1,9 +1,9 @@
-"""Getting one batch into a queue's log, whatever happens to the service or the log meanwhile.
+"""Delivers one batch into a queue's log, also through outages of the service or the log.
 
-A batch keeps its messages and sequences for ever; only their partitions are chosen anew in each
-attempt. So an attempt whose outcome is unknown is simply repeated, also with another partition
-count: if it did succeed, the log drops the repetition. The service is asked where the log is at the
-start and after each failure; while it is away, what it said last is used.
+A batch never changes its messages and sequences; only their partitions are chosen anew in each
+attempt. So an attempt with an unknown outcome is simply repeated, also with another partition
+count: if it did succeed, the log drops the repetition. The service is asked for the log's address
+at the start and after each failure; while it is away, its last answer is used.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _LONGEST_PAUSE_SECONDS = 2.0
 class PublisherIdInUse(CounterpoiseError):
     """The log has other messages under this publisher's sequences: its id is used twice.
 
-    What those sequences should have carried is not in the log.
+    The messages of this publisher with those sequences are not in the log.
     """
 
     code = "publisher_id_in_use"
@@ -75,9 +75,9 @@ class Delivery:
         monotonic: Callable[[], float] = time.monotonic,
         jitter: Callable[[], float] = random.random,
     ) -> None:
-        """`view` asks the service where the log is.
+        """`view` asks the service for the log's address.
 
-        `log_url`, or what fits in the environment, takes the place of the access it gives.
+        `log_url`, or a matching URL of the environment, replaces the access that the service gives.
         """
         self._publisher = publisher
         self._ask = view
@@ -98,9 +98,9 @@ class Delivery:
     def deliver(self, batch: Batch) -> None:
         """Append the batch exactly once.
 
-        Raises the last ServiceUnavailable or LogUnavailable after `timeout_seconds` of trying, at
-        once what retrying cannot mend (Refused, InvalidMessage, ...), and PublisherIdInUse. The
-        same batch can be given again afterwards.
+        Raises the last ServiceUnavailable or LogUnavailable after `timeout_seconds` of trying, and
+        permanent errors at once (Refused, InvalidMessage, PublisherIdInUse, ...). The same batch
+        can be given again afterwards.
         """
         with self._lock:
             self._next_keyless += len(batch.messages)
@@ -150,7 +150,7 @@ class Delivery:
                 act(self._current_log())
                 return
             except StalePartitionCount as stale:
-                # The log itself is what has to agree, so its word is as good as the service's.
+                # The log itself checks the count, so its count is as good as the service's.
                 self._partition_count = stale.current
                 if self._monotonic() >= deadline:
                     raise

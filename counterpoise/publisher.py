@@ -3,15 +3,15 @@
     with Publisher("flights") as publisher:
         publisher.publish(b'{"dest": "IAH"}', key="N14228")
 
-How it works: `publish` puts a message into a buffer, and a thread takes batches from its front and
-delivers them (counterpoise.delivery), one at a time, so that the order is kept. A message gets
-its sequence, one after another, in the order of `publish`; a batch that fails stays where it is and
-is tried again, with the same sequences. What the thread could not deliver within `timeout_seconds`
-is raised by the next call; going on afterwards is a new attempt.
+How it works: `publish` puts a message into a buffer. A thread takes batches from the front of the
+buffer and delivers them (counterpoise.delivery), one at a time, so that the order holds. Messages
+get their sequences in the order of `publish`. A failed batch stays at the front and is tried again,
+with the same sequences. If the thread cannot deliver a batch within `timeout_seconds`, the next
+call raises the error; a call after that starts a new attempt.
 
-A publisher that is made with its own `publisher_id` can go on where an earlier process of that
-name stopped: `next_sequence` counts the messages that are in the log already. Whoever publishes
-the same messages in the same order again, from there, publishes each once.
+A publisher with its own `publisher_id` can continue where an earlier process with this id
+stopped: `next_sequence` counts the messages that are in the log already. A program that publishes
+the same messages in the same order again, beginning there, publishes each message once.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ MAX_BUFFER_BYTES = 64 * 1024 * 1024
 
 
 class PublisherClosed(CounterpoiseError):
-    """The publisher has been closed; nothing can be published with it any more."""
+    """The publisher has been closed and publishes no more messages."""
 
     code = "publisher_closed"
 
@@ -68,11 +68,11 @@ class Publisher:
     ) -> None:
         """Nothing is connected yet.
 
-        `url` and `token` are for the service, as for `Client`; a `client` of one's own takes their
-        place and stays open. `log_url` (or COUNTERPOISE_LOG_URL) replaces the access to the log
+        `url` and `token` are for the service, as for `Client`; your own `client` replaces them
+        and stays open. `log_url` (or COUNTERPOISE_LOG_URL) replaces the access to the log
         that the service gives. A batch is sent when it has `batch_messages`, or when its first
-        message has waited `linger_seconds`. `publish` blocks while `buffer_messages` (or 64 MiB)
-        wait. `publisher_id` must be used by one publisher at a time; by default it is random.
+        message has waited for `linger_seconds`. `publish` blocks while `buffer_messages` (or 64
+        MiB) wait. `publisher_id` must be used by one publisher at a time; by default it is random.
         """
         if batch_messages < 1 or buffer_messages < 1:
             raise ValueError("batch_messages and buffer_messages must be at least 1")
@@ -95,7 +95,7 @@ class Publisher:
             log_url=log_url,
             timeout_seconds=timeout_seconds,
         )
-        # All below is guarded by the condition, which is notified of every change someone awaits.
+        # The condition guards all attributes below, and is notified of each change of them.
         self._changed = threading.Condition()
         self._buffer: deque[tuple[Message, int]] = deque()
         self._buffer_bytes = 0
@@ -112,7 +112,7 @@ class Publisher:
 
     @property
     def next_sequence(self) -> int:
-        """The sequence of the message that is published next; asks the log the first time.
+        """The sequence of the next message to be published; asks the log the first time.
 
         It counts the messages published under this `publisher_id`, now and by earlier processes.
         """
@@ -122,7 +122,7 @@ class Publisher:
 
     @property
     def unconfirmed(self) -> int:
-        """How many of the messages that were taken are not known to be in the log (yet)."""
+        """How many accepted messages are not known to be in the log (yet)."""
         with self._changed:
             return self._accepted - self._delivered
 
@@ -136,8 +136,8 @@ class Publisher:
         """Take a message to be appended soon; messages with the same key stay in this order.
 
         `published_at` None means the time at which the log appends it. Blocks while the buffer is
-        full. Raises InvalidMessage, BufferFull, PublisherClosed, and what went wrong with an
-        earlier message in the background: then this one was not taken.
+        full. Raises InvalidMessage, BufferFull, PublisherClosed, and the background error of an
+        earlier message; then this message was not taken.
         """
         message = Message(value, key, dict(headers) if headers else None, published_at)
         size = message.size_bytes()
@@ -156,7 +156,7 @@ class Publisher:
                 self._changed.notify_all()
 
     def flush(self) -> None:
-        """Return when all that was published before is in the log. Raises what prevented it."""
+        """Return when all messages published before are in the log; else raises the error."""
         with self._changed:
             self._raise_if_unusable()
             target = self._accepted
@@ -169,8 +169,8 @@ class Publisher:
     def close(self) -> None:
         """Flush and end; closing again does nothing.
 
-        Raises what prevented it, with a note that says how many messages are not known to be in
-        the log.
+        Raises the error if it cannot flush, with a note of how many messages are not known to be
+        in the log.
         """
         with self._changed:
             closed_before = self._closing
@@ -213,7 +213,7 @@ class Publisher:
     def _raise_if_unusable(self) -> None:
         error, self._error = self._error, None
         if error is not None:
-            # Reported, so the sender may try again.
+            # The error is reported, so the sender may try again.
             self._changed.notify_all()
             raise error
         if self._closing:
@@ -267,11 +267,11 @@ class Publisher:
                     self._changed.notify_all()
 
     def _next_batch(self) -> Batch | None:
-        """The batch to deliver next, when it is due; None when there will be none any more."""
+        """The next batch to deliver, when it is due; None after the last one."""
         with self._changed:
             while True:
                 if self._error is not None:
-                    # Nobody has been told yet. When closing, close() tells.
+                    # The error is not reported yet. When closing, close() reports it.
                     if self._closing:
                         return None
                     self._changed.wait()
@@ -289,7 +289,7 @@ class Publisher:
                     self._changed.wait()
 
     def _lingers_seconds(self) -> float:
-        """How long the buffer's front may still wait for more messages."""
+        """How long the front of the buffer may still wait for more messages."""
         if self._closing or self._full_batch() or self._flush_below > self._delivered:
             return 0.0
         return self._oldest_at + self._linger_seconds - time.monotonic()

@@ -36,13 +36,3 @@ def log_settings(request: pytest.FixtureRequest) -> Callable[[int], dict[str, An
         return {"partition_count": partitions}
 
     return settings
-
-
-SPARK_SECONDS = 300
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """More time for those with a Spark in this process: its start alone may take a minute."""
-    for item in items:
-        if "spark" in getattr(item, "fixturenames", ()) and not item.get_closest_marker("timeout"):
-            item.add_marker(pytest.mark.timeout(SPARK_SECONDS))

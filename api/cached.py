@@ -1,4 +1,4 @@
-"""An answer that costs something, made once for all who ask at about the same time."""
+"""A costly answer, computed once and shared among simultaneous callers."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import Generic, TypeVar
 T = TypeVar("T")
 
 
-class Kept(Generic[T]):
-    """What `make` returns, at most `seconds` old. However many ask, one makes it at a time."""
+class Cached(Generic[T]):
+    """The result of `make`, at most `seconds` old; only one caller at a time computes it."""
 
     def __init__(
         self,
@@ -23,11 +23,11 @@ class Kept(Generic[T]):
         self._seconds = seconds
         self._monotonic = monotonic
         self._making = asyncio.Lock()
-        self._kept: tuple[float, T] | None = None
+        self._cached: tuple[float, T] | None = None
 
     async def get(self) -> T:
-        """Raises what `make` raises, which is not kept."""
+        """Raises the errors of `make`; an error is not cached."""
         async with self._making:
-            if self._kept is None or self._monotonic() - self._kept[0] > self._seconds:
-                self._kept = (self._monotonic(), await self._make())
-            return self._kept[1]
+            if self._cached is None or self._monotonic() - self._cached[0] > self._seconds:
+                self._cached = (self._monotonic(), await self._make())
+            return self._cached[1]

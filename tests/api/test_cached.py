@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from api.kept import Kept
+from api.cached import Cached
 
 
 async def test_it_is_made_once_for_all_who_wait_and_again_when_it_is_old() -> None:
@@ -16,17 +16,17 @@ async def test_it_is_made_once_for_all_who_wait_and_again_when_it_is_old() -> No
         made += 1
         return made
 
-    kept = Kept(make, 1.0, lambda: now)
-    asking = [asyncio.ensure_future(kept.get()) for _ in range(100)]
+    cached = Cached(make, 1.0, lambda: now)
+    asking = [asyncio.ensure_future(cached.get()) for _ in range(100)]
     gate.set()
     assert set(await asyncio.gather(*asking)) == {1}
     now = 1.0
-    assert await kept.get() == 1
+    assert await cached.get() == 1
     now = 1.1
-    assert await kept.get() == 2
+    assert await cached.get() == 2
 
 
-async def test_a_failure_is_not_kept() -> None:
+async def test_a_failure_is_not_cached() -> None:
     answers: list[OSError | int] = [OSError("away"), 7]
 
     async def make() -> int:
@@ -35,7 +35,7 @@ async def test_a_failure_is_not_kept() -> None:
             raise answer
         return answer
 
-    kept = Kept(make, 1.0)
+    cached = Cached(make, 1.0)
     with pytest.raises(OSError, match="away"):
-        await kept.get()
-    assert await kept.get() == 7
+        await cached.get()
+    assert await cached.get() == 7
