@@ -15,7 +15,7 @@ from broker.logs.names import builtin_name, canonical, decides_count, has_owner
 from broker.logs.ports import LogOwner
 from broker.turns import Ask
 
-_AT_ONCE = 500
+AT_ONCE = 500
 
 
 class LogReaders:
@@ -29,12 +29,13 @@ class LogReaders:
         cursor = None
         while True:
             with store_available():
-                rows = await self._queues.store.list(_AT_ONCE, cursor)
+                rows = await self._queues.store.list(AT_ONCE, cursor)
             for row in rows:
-                yield queue_row_view(row)
-            if len(rows) < _AT_ONCE:
+                queue = queue_row_view(row)
+                yield queue
+            if len(rows) < AT_ONCE:
                 return
-            cursor = rows[-1].name
+            cursor = queue.name
 
     async def of(self, log: str) -> list[views.QueueView]:
         """All queues that read this log, in the order of their creation."""

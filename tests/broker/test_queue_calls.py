@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from broker.calls import views
+from broker.calls import log_readers, views
 from broker.calls.monitoring import EVENTS_AT_ONCE
 from broker.core.errors import Invalid, QueueExists, QueueInUse, QueueNotFound
 from broker.store.memory import Fault
@@ -202,6 +202,21 @@ class TestResizing:
         assert (await two.queue("copy")).partition_count == 6
         told = [told[1:3] for told in two.house.told if told[0] == "maintain"]
         assert told == [("builtin:orders", 6)]
+
+    @pytest.mark.parametrize("count", [4, 5])
+    @virtual
+    async def test_the_upkeep_reaches_every_log_however_many_queues_there_are(
+        self, count: int
+    ) -> None:
+        world = World()
+        one = await world.replica()
+        for n in range(count):
+            await one.create_queue(spec(f"q{n}"))
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(log_readers, "AT_ONCE", 2)
+            await one.keep_logs()
+        told = [told[1] for told in one.house.told if told[0] == "maintain"]
+        assert told == [f"builtin:q{n}" for n in range(count)]
 
     @virtual
     async def test_what_was_processed_of_any_partition_may_be_trimmed(self) -> None:
