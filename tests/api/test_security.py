@@ -4,8 +4,8 @@ import httpx
 import pytest
 
 from api.app import all_routes, create_app
-from api.routing import Route
-from api.security import Requirement, Role, is_loopback
+from api.http.routing import Route
+from api.http.security import Requirement, Role, is_loopback
 from broker.core.errors import FlowGone
 from broker.settings import Settings, load
 from tests.api.conftest import AS_FLOW

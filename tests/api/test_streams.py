@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
-from api.streams import EventStream, OpenCalls, event
+from api.http.streams import EventStream, OpenCalls, event
 from broker.calls import views
 from broker.core.errors import FlowGone
 from broker.settings import load

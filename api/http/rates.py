@@ -34,7 +34,7 @@ from prometheus_client import CollectorRegistry, Counter
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from api.problems import problem
+from api.http.problems import problem
 
 BURST_SECONDS = 10.0
 MOST_CALLERS = 100_000

@@ -2,7 +2,7 @@
 
 Requests are strict (no "8" for 8) and refuse unknown fields. Answers are made from the broker's
 views by attribute; times are Unix seconds there and RFC 3339 on the wire. The models are in
-`api.queue_schemas`, `api.flow_schemas` and `api.rebalance_schemas`.
+`queues`, `flows` and `rebalances`.
 """
 
 from datetime import UTC, datetime

@@ -15,7 +15,7 @@ from pydantic import (
     model_validator,
 )
 
-from api.schemas import (
+from api.schemas.common import (
     EXAMPLE_QUEUE_ID,
     EXAMPLE_TIME,
     MOST_PARTITIONS,

@@ -4,8 +4,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field, JsonValue, StringConstraints
 
-from api.queue_schemas import LogCredentials, Start
-from api.schemas import (
+from api.schemas.common import (
     EXAMPLE_FLOW,
     EXAMPLE_QUEUE_ID,
     EXAMPLE_TIME,
@@ -20,6 +19,7 @@ from api.schemas import (
     RequestModel,
     Time,
 )
+from api.schemas.queues import LogCredentials, Start
 
 Name = Annotated[
     str, StringConstraints(min_length=1, max_length=200, pattern=TEXT_PATTERN), Field()

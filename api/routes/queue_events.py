@@ -7,12 +7,13 @@ import orjson
 from fastapi import APIRouter, Response
 from starlette.requests import Request
 
-from api import problems, schemas
-from api.parameters import Name, broker_of, last_event_id
-from api.queues import ON_A_QUEUE
-from api.routing import Route, served_by
-from api.security import Role, allow
-from api.streams import EventStream, event
+from api.http import problems
+from api.http.routing import Route, served_by
+from api.http.security import Role, allow
+from api.http.streams import EventStream, event
+from api.routes.parameters import Name, broker_of, last_event_id
+from api.routes.queues import ON_A_QUEUE
+from api.schemas import common
 from broker.calls import views
 
 ROUTER = APIRouter(prefix="/v1/queues", route_class=Route)
@@ -53,7 +54,7 @@ async def _serve_events(request: Request) -> Response:
                 "in": "header",
                 "required": False,
                 "description": "Resume after this revision; default: only new changes.",
-                "schema": {"type": "integer", "minimum": 0, "maximum": schemas.MOST_INT64},
+                "schema": {"type": "integer", "minimum": 0, "maximum": common.MOST_INT64},
             }
         ]
     },
@@ -72,7 +73,7 @@ def _change_event(queue: str, item: views.EventView) -> bytes:
     document = {
         "queue": queue,
         "revision": item.revision,
-        "at": schemas.rfc3339(item.at),
+        "at": common.rfc3339(item.at),
         "changes": [_with_times(change) for change in item.changes],
     }
     return event("change", orjson.dumps(document), item.revision)
@@ -84,7 +85,7 @@ def _with_times(value: object, name: str = "") -> object:
         case Mapping():
             return {str(key): _with_times(inner, str(key)) for key, inner in value.items()}
         case float() if name == "deadline" or name.endswith(("_at", "_until")):
-            return schemas.rfc3339(value)
+            return common.rfc3339(value)
         case Sequence() if not isinstance(value, str):
             return [_with_times(inner) for inner in value]
     return value

@@ -14,9 +14,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import request_response
 
-from api.problems import unknown_name
-from api.schemas import FLOW_ID_PATTERN, QUEUE_NAME_PATTERN
-from api.security import Requirement, authorize, requirement_of
+from api.http.problems import unknown_name
+from api.http.security import Requirement, authorize, requirement_of
+from api.schemas.common import FLOW_ID_PATTERN, QUEUE_NAME_PATTERN
 from broker.core.errors import Invalid
 
 Handler = Callable[[Request], Awaitable[Response]]

@@ -8,12 +8,13 @@ from fastapi import APIRouter, Response
 from starlette.datastructures import State
 from starlette.requests import Request
 
-from api import problems, schemas
-from api.cached import Cached
-from api.metrics import Metrics
-from api.openapi import document
-from api.routing import Route
-from api.security import Role, allow
+from api.http import problems
+from api.http.cached import Cached
+from api.http.metrics import Metrics
+from api.http.openapi import document
+from api.http.routing import Route
+from api.http.security import Role, allow
+from api.schemas import common
 from broker.calls.views import QueueView, ReadyCheck
 from broker.core.errors import Unavailable
 from broker.service import Broker
@@ -54,7 +55,7 @@ def share_probes(state: State) -> None:
 
 @ROUTER.get(
     "/healthz",
-    response_model=schemas.Health,
+    response_model=common.Health,
     summary="Is the process alive?",
     response_description="The process is alive.",
 )
@@ -66,7 +67,7 @@ async def healthz() -> dict[str, str]:
 
 @ROUTER.get(
     "/readyz",
-    response_model=schemas.Health,
+    response_model=common.Health,
     summary="Can the service serve?",
     response_description="The database is reachable and its migrations are current.",
     responses=problems.document("unavailable"),

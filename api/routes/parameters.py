@@ -6,8 +6,8 @@ from fastapi import Path, Query
 from pydantic import BeforeValidator
 from starlette.requests import Request
 
-from api import schemas
-from api.routing import whole_number
+from api.http.routing import whole_number
+from api.schemas import common
 from broker.service import Broker
 
 
@@ -29,7 +29,7 @@ Flag = Annotated[bool, BeforeValidator(_true_or_false)]
 Name = Annotated[
     str,
     Path(
-        pattern=schemas.QUEUE_NAME_PATTERN,
+        pattern=common.QUEUE_NAME_PATTERN,
         description="The name of the queue.",
         openapi_examples={"flights": {"value": "flights"}},
     ),
@@ -60,4 +60,4 @@ def last_event_id(request: Request) -> int | None:
     text = request.headers.get("last-event-id")
     if text is None:
         return None
-    return whole_number(text, "Last-Event-ID", 0, schemas.MOST_INT64)
+    return whole_number(text, "Last-Event-ID", 0, common.MOST_INT64)

@@ -4,7 +4,7 @@ from typing import Literal
 
 from pydantic import ConfigDict, Field, JsonValue
 
-from api.schemas import (
+from api.schemas.common import (
     EXAMPLE_FLOW,
     EXAMPLE_TIME,
     AnswerModel,

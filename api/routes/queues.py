@@ -6,10 +6,12 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Query, Response
 from starlette.requests import Request
 
-from api import problems, queue_schemas, rebalance_schemas
-from api.parameters import Cursor, Flag, Limit, Name, broker_of
-from api.routing import Route
-from api.security import Role, allow
+from api.http import problems
+from api.http.routing import Route
+from api.http.security import Role, allow
+from api.routes.parameters import Cursor, Flag, Limit, Name, broker_of
+from api.schemas import queues as queue_schemas
+from api.schemas import rebalances as rebalance_schemas
 from broker.calls import views
 
 ROUTER = APIRouter(prefix="/v1/queues", route_class=Route)

@@ -19,7 +19,7 @@ from prometheus_client import (
 )
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from api.streams import OpenCalls
+from api.http.streams import OpenCalls
 from broker.calls.views import QueueView, Result
 from broker.tally import Tally
 

@@ -9,20 +9,22 @@ from fastapi import APIRouter, Path, Query, Response
 from pydantic import BaseModel
 from starlette.requests import Request
 
-from api import flow_schemas, problems, schemas
-from api.parameters import Name, broker_of, last_event_id
-from api.routing import Route, number, served_by, whole_number
-from api.security import Role, allow, by_flow
-from api.streams import EventStream, OpenCalls, event
+from api.http import problems
+from api.http.routing import Route, number, served_by, whole_number
+from api.http.security import Role, allow, by_flow
+from api.http.streams import EventStream, OpenCalls, event
+from api.routes.parameters import Name, broker_of, last_event_id
+from api.schemas import common
+from api.schemas import flows as flow_schemas
 from broker.calls import views
 
 ROUTER = APIRouter(prefix="/v1/queues/{queue}/flows", route_class=Route, tags=["Flows"])
 FlowId = Annotated[
     str,
     Path(
-        pattern=schemas.FLOW_ID_PATTERN,
+        pattern=common.FLOW_ID_PATTERN,
         description="The `flow_id` that bind answered.",
-        openapi_examples={"flow": {"value": schemas.EXAMPLE_FLOW}},
+        openapi_examples={"flow": {"value": common.EXAMPLE_FLOW}},
     ),
 ]
 LONGEST_WAIT_SECONDS = 60.0
@@ -66,7 +68,7 @@ async def _serve_updates(request: Request) -> Response:
     open_calls: OpenCalls = request.app.state.open_calls
     broker = broker_of(request)
     query = request.query_params
-    after = whole_number(query.get("after", "0"), "after", 0, schemas.MOST_INT64)
+    after = whole_number(query.get("after", "0"), "after", 0, common.MOST_INT64)
     wait_seconds = number(query.get("wait", "0"), "wait", 0, LONGEST_WAIT_SECONDS)
     resumed = last_event_id(request)
     if "text/event-stream" in request.headers.get("accept", ""):
@@ -108,7 +110,7 @@ def _update_event(view: views.UpdateView) -> bytes:
                 "in": "header",
                 "required": False,
                 "description": "For an event stream: resume after this revision.",
-                "schema": {"type": "integer", "minimum": 0, "maximum": schemas.MOST_INT64},
+                "schema": {"type": "integer", "minimum": 0, "maximum": common.MOST_INT64},
             }
         ]
     },
@@ -122,7 +124,7 @@ async def updates(
         int,
         Query(
             ge=0,
-            le=schemas.MOST_INT64,
+            le=common.MOST_INT64,
             description="The revision that the client has; 0 for the current view at once.",
         ),
     ] = 0,

@@ -19,7 +19,7 @@ from starlette.responses import Response
 from starlette.routing import Route as StarletteRoute
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from api.schemas import FieldProblem, Problem
+from api.schemas.common import FieldProblem, Problem
 from broker.core import errors
 
 log = structlog.get_logger("api")

@@ -18,7 +18,7 @@ import structlog
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from api.problems import of_broker_error
+from api.http.problems import of_broker_error
 from broker.core.errors import BrokerError
 
 T = TypeVar("T")
