@@ -9,7 +9,7 @@ Beside the revision, the version table lists the revisions whose code works with
 (`serves`): replicas of the previous release do not know the newest revision and read this list. A
 revision that does not break old code names in `serves_from` the oldest revision whose code still
 works; without it, only its own code does. Code that one revision excludes stays excluded in all
-later ones. A revision with `contracts = True` is not run at a start (`broker.migrations`).
+later ones. A revision with `contracts = True` is not run at a start (`broker.postgres.migrations`).
 """
 
 from __future__ import annotations

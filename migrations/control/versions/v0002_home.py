@@ -1,6 +1,6 @@
 """The database in which the tables were written first, to detect a dump restored elsewhere.
 
-See `broker.restoring`. Null until a service or `counterpoise migrate` has set it.
+See `broker.postgres.restoring`. Null until a service or `counterpoise migrate` has set it.
 """
 
 from __future__ import annotations
