@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 from counterpoise.demo.flights import Flight
 from counterpoise.demo.sabotage import SABOTAGES, Damage, Zombie
 from counterpoise.demo.sink import Message, Sink, Slice
-from counterpoise.spark.java import ensure_java
+from counterpoise.spark.driver.java import ensure_java
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -151,9 +151,6 @@ def warm_up(spark: "SparkSession", directory: Path) -> None:
 
 def _through_a_worker(batches: "Iterator[pa.RecordBatch]") -> "Iterator[pa.RecordBatch]":
     """What Spark's Python worker, which stays, will need to read the log."""
-    import counterpoise.logs.postgres
-    import counterpoise.spark.reader
-    import counterpoise.spark.source  # noqa: F401
 
     yield from batches
 

@@ -14,7 +14,9 @@ from broker.calls import views
 from broker.core.errors import FlowGone, QueueNotFound, Unavailable
 from broker.replica import Replica
 from broker.store.postgres import PostgresStore
-from tests.broker.shell import House, Shortcuts, picture, spec
+from tests.broker.shell import Shortcuts, spec
+from tests.world.log import Logs
+from tests.world.store import picture
 
 
 class Service(Shortcuts):
@@ -24,7 +26,7 @@ class Service(Shortcuts):
         self.replica = Replica(
             PostgresStore(url, pool_size=4), SchedulerAlarms(), lambda: uuid4().hex
         )
-        super().__init__(self.replica, House())
+        super().__init__(self.replica, Logs())
 
     async def join(self, who: str, lease: float = 30.0) -> str:
         bound = await self.bind("orders", who, f"i-{who}", lease, False)
