@@ -1,4 +1,4 @@
-"""The logs of a world, and a replica's way to them."""
+"""The logs of a world, and what stands for the port `broker.logs.ports.Logs`."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class Log:
 
 
 class Logs:
-    """A replica's way to the logs: see `Logs` in broker. `told`: what it was told, in order.
+    """A replica's way to the logs. `told`: what it was told, in order.
 
     `error`: what it fails with. `topics`: the partition counts of logs that are not the service's.
     """
@@ -126,18 +126,20 @@ class Logs:
         owner: LogOwner,
         committed: Sequence[Positions],
     ) -> None:
-        self.told.append(("maintain", log, partition_count, list(committed)))
-        kept = self.the(log)
-        if kept.count != partition_count:
-            kept.resize(partition_count, revision)
+        told = list(committed)
+        self.told.append(("maintain", log, partition_count, told))
+        known = self.the(log)
+        if known.count != partition_count:
+            known.resize(partition_count, revision)
         floor = trim_floor(
             {number: None if at is None else int(at) for number, at in positions.items()}
-            for positions in committed
+            for positions in told
         )
         for number, first in floor.items():
-            kept.trim(number, first)
+            known.trim(number, first)
 
     async def positions(self, log: str, where: object) -> Mapping[int, str]:
-        kept = self.the(log)
-        ends = kept.firsts if where == "earliest" else kept.ends
-        return {number: str(ends.get(number, 0)) for number in range(max(kept.ends, default=0) + 1)}
+        known = self.the(log)
+        ends = known.firsts if where == "earliest" else known.ends
+        numbers = range(max(known.ends, default=0) + 1)
+        return {number: str(ends.get(number, 0)) for number in numbers}
