@@ -27,9 +27,9 @@ from counterpoise.logs import (
     PositionTrimmed,
     open_log,
     open_managed,
-    redis_upkeep,
 )
-from counterpoise.logs import redis as redis_log
+from counterpoise.logs.redis import log as redis_log
+from counterpoise.logs.redis import upkeep
 from tests.log_support import append, texts
 from tests.redis_server import RedisServer
 from tests.service import eventually
@@ -158,9 +158,7 @@ def test_no_position_is_one_that_redis_cannot_count(log):
     with pytest.raises(InvalidPosition):
         texts(log, 0, too_large)
     keys = [log._meta, log._partitions]
-    log._redis.script(
-        redis_upkeep._ENSURE, keys, 4, OWNER.queue_id, "", "", "", 0, too_large, retry=True
-    )
+    log._redis.script(upkeep._ENSURE, keys, 4, OWNER.queue_id, "", "", "", 0, too_large, retry=True)
     assert log.bounds([0]).ends == {0: "0"}
 
 
@@ -407,7 +405,7 @@ def test_a_message_that_is_missing_without_a_reason_is_an_error(log, redis_serve
 
 
 def test_trimming_goes_in_steps_and_is_exact(log, redis_server, monkeypatch):
-    monkeypatch.setattr("counterpoise.logs.redis_upkeep.TRIM_MESSAGES", 7)
+    monkeypatch.setattr("counterpoise.logs.redis.upkeep.TRIM_MESSAGES", 7)
     append(log, *map(str, range(100)))
     log.trim({0: "55"})
     with redis_server.client() as admin:

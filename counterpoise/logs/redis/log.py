@@ -1,7 +1,7 @@
 """A log in Redis Streams: `redis://host:port/DB/NAME`.
 
 A partition is a stream, and positions are decimal numbers without holes, which a script assigns
-inside Redis (`redis_scripts`, where the keys are described too). Nothing of consumers is kept
+inside Redis (`scripts`, where the keys are described too). Nothing of consumers is kept
 there: no consumer groups, no cursors.
 
 What Redis promises it promises for as long as it keeps its data. A Redis that evicts keys would
@@ -19,7 +19,6 @@ from typing import Any, NamedTuple
 
 import pyarrow as pa
 
-from counterpoise.logs import redis_scripts as scripts
 from counterpoise.logs.errors import (
     InvalidMessage,
     LogBehind,
@@ -28,9 +27,10 @@ from counterpoise.logs.errors import (
     StalePartitionCount,
 )
 from counterpoise.logs.port import AppendBatch, AppendResult, Bounds
-from counterpoise.logs.redis_connection import Script
-from counterpoise.logs.redis_rows import Entry, contiguous_from, microseconds, record_batch
-from counterpoise.logs.redis_upkeep import RedisUpkeep
+from counterpoise.logs.redis import scripts
+from counterpoise.logs.redis.connection import Script
+from counterpoise.logs.redis.rows import Entry, contiguous_from, microseconds, record_batch
+from counterpoise.logs.redis.upkeep import RedisUpkeep
 from counterpoise.logs.shares import fair_shares
 
 CHUNK_MESSAGES = 4096
