@@ -1,7 +1,7 @@
 """Helpers for tests of the built-in log: make it, act as the service, append and read texts.
 
-Fixtures (import them where needed): `log_url`, a database with the log's schema; `log`, the log
-`flights` with four partitions in it.
+Fixtures (import them where needed): `log_url`, a database with the log's schema, and not that of
+the `service`; `log`, the log `flights` with four partitions in it.
 """
 
 import asyncio
@@ -18,6 +18,7 @@ from sqlalchemy.ext.asyncio import create_async_engine
 from broker.logs import BuiltinLogs
 from counterpoise.logs import AppendBatch, AppendResult, Log, Message
 from counterpoise.logs.postgres import PostgresLog
+from tests.databases import Databases
 
 T = TypeVar("T")
 
@@ -82,9 +83,9 @@ def append(
 
 
 @pytest.fixture
-def log_url(database_url: str) -> str:
-    migrate_log(database_url)
-    return database_url
+def log_url(databases: Databases) -> Iterator[str]:
+    with databases.lend() as url:
+        yield url
 
 
 @pytest.fixture

@@ -5,6 +5,7 @@ function or under TYPE_CHECKING counts too.
 """
 
 import ast
+import functools
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -27,11 +28,14 @@ def imports_of(source: str) -> Iterator[str]:
             yield from (f"{base}.{alias.name}" for alias in node.names)
 
 
-def imports_under(directory: str) -> Iterator[tuple[str, str]]:
+@functools.cache
+def imports_under(directory: str) -> list[tuple[str, str]]:
     """(file, imported dotted name) for every module below `directory`."""
-    for path in sorted((ROOT / directory).rglob("*.py")):
-        for name in imports_of(path.read_text("utf-8")):
-            yield str(path.relative_to(ROOT)), name
+    return [
+        (str(path.relative_to(ROOT)), name)
+        for path in sorted((ROOT / directory).rglob("*.py"))
+        for name in imports_of(path.read_text("utf-8"))
+    ]
 
 
 def within(name: str, package: str) -> bool:

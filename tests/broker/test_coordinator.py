@@ -17,7 +17,9 @@ from broker.core.errors import (
 )
 from broker.store.memory import Fault
 from broker.turns import Ask
-from tests.broker.shell import Service, World, picture, settle, spec, virtual
+from tests.broker.shell import Service, World, spec
+from tests.world.loop import settle, virtual
+from tests.world.store import picture
 
 
 async def waits(awaitable: Any) -> asyncio.Future[Any]:

@@ -89,7 +89,7 @@ def data_dir(tmp_path: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A data directory with a cluster that was stopped cleanly, to be copied: making one is slow."""
+    """A data directory whose Postgres was stopped cleanly, to be copied: making one is slow."""
     directory = tmp_path_factory.mktemp("prepared") / "data"
     with EmbeddedPostgres(directory, settings={"fsync": "off"}):
         pass

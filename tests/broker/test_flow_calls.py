@@ -15,7 +15,8 @@ from broker.core.errors import (
     Unavailable,
 )
 from broker.store.memory import Fault
-from tests.broker.shell import World, settle, spec, virtual
+from tests.broker.shell import World, spec
+from tests.world.loop import settle, virtual
 
 
 class TestFollowing:
@@ -256,7 +257,7 @@ class TestWorking:
         world = World()
         one = await world.replica()
         await one.create_queue(spec())
-        one.house.error = Unavailable("the log's database is away")
+        one.logs.error = Unavailable("the log's database is away")
         with pytest.raises(Unavailable):
             await one.join("orders", "first")
         assert (await one.queue("orders")).flow_count == 0

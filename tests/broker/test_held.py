@@ -6,7 +6,8 @@ import pytest
 
 from broker import views
 from broker.core.errors import FlowGone, Unavailable
-from tests.broker.shell import Service, World, settle, spec, virtual
+from tests.broker.shell import Service, World, spec
+from tests.world.loop import settle, virtual
 
 
 async def two_queues() -> tuple[World, Service, str, str]:

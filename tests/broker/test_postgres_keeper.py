@@ -16,7 +16,7 @@ import structlog
 
 from broker.embedded import EmbeddedPostgres
 from broker.postgres_keeper import PostgresKeeper
-from tests.conftest import FAST
+from tests.databases import FAST
 from tests.service import eventually
 
 

@@ -16,7 +16,9 @@ from broker.flow_calls import FlowCalls
 from broker.queue_calls import QueueCalls
 from broker.replica import Replica
 from broker.store.postgres import PostgresStore
-from tests.broker.shell import House, picture, spec
+from tests.broker.shell import spec
+from tests.world.log import Logs
+from tests.world.store import picture
 
 
 class Service(QueueCalls, FlowCalls):
@@ -26,7 +28,7 @@ class Service(QueueCalls, FlowCalls):
         self.replica = Replica(
             PostgresStore(url, pool_size=4), SchedulerAlarms(), lambda: uuid4().hex
         )
-        super().__init__(self.replica, House())  # type: ignore[arg-type]
+        super().__init__(self.replica, Logs())  # type: ignore[arg-type]
 
     async def join(self, who: str, lease: float = 30.0) -> str:
         bound = await self.bind("orders", who, f"i-{who}", lease, False)

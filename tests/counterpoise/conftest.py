@@ -8,13 +8,6 @@ import pytest
 
 from tests.kafka_server import kafka
 from tests.redis_server import redis_server
-from tests.service import (
-    _migrated_template,  # noqa: F401
-    migrated_url,  # noqa: F401
-    served,  # noqa: F401
-    service,  # noqa: F401
-    services,  # noqa: F401
-)
 
 __all__ = ["kafka", "redis_server"]
 

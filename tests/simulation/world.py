@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import random
 import sys
 from collections import Counter
@@ -25,13 +24,17 @@ from broker.core.errors import BrokerError, Unavailable
 from broker.core.transitions import PARTITION_TRANSITIONS, QUEUE_TRANSITIONS
 from counterpoise.calls import Call
 from counterpoise.errors import CounterpoiseError, Unreachable, error_of
+from tests.judge.violation import Violation
 from tests.simulation.checker import Checker
-from tests.simulation.consumers import AT_ONCE, PATIENCE_SECONDS, Consumer, Done, Process
-from tests.simulation.loop import SimLoop
+from tests.simulation.consumers import AT_ONCE, PATIENCE_SECONDS, Client, Consumer, Done
 from tests.simulation.plan import Event, Plan
-from tests.simulation.service import EPOCH, QUEUE, Log, Node, Observed, Weather, problem, serve
-from tests.simulation.violation import Violation
+from tests.simulation.service import QUEUE, Node, Observed, Weather, problem, serve
+from tests.world.log import Log
+from tests.world.loop import VirtualLoop
+from tests.world.store import picture
 
+# No run takes more callbacks than this: nothing comes to an end.
+MOST_STEPS = 200_000
 # After the last fault everything must be settled within the time that leases, holddowns and
 # handoffs may take, the time for the messages, and so long for all to find each other again.
 FIND_SECONDS, FIND_LATENCIES = 8.0, 60
@@ -67,7 +70,7 @@ class World:
     def __init__(self, plan: Plan, recording: bool) -> None:
         self.plan = plan
         config = plan.config
-        self.loop = loop = SimLoop()
+        self.loop = loop = VirtualLoop(MOST_STEPS)
         self.lines: list[str] | None = [] if recording else None
         self.trace = self._trace if recording else None
         latency = config.latency[1]
@@ -152,6 +155,20 @@ class World:
                 promise, text = left
                 raise Violation(promise, f"{most:.1f} s after the last fault: {text}")
             loop.run_until(loop.now + STEP_SECONDS)
+        self._compare()
+
+    def _compare(self) -> None:
+        """What each replica has in memory is what is stored. Raises Violation."""
+        (queue_id,) = self.database.queues
+        stored = self.database.load(queue_id)
+        for node in self.nodes:
+            coordinator = node.replica._coordinators.get(queue_id)
+            memory = coordinator.queue if coordinator is not None else None
+            if memory is None or memory.revision != stored.revision:
+                continue
+            if picture(memory) != picture(stored):
+                text = f"{node.name} has {picture(memory)}, but {picture(stored)} is stored"
+                raise Violation(7, text)
 
     async def _create(self) -> None:
         spec = views.QueueSpec(QUEUE, **self.plan.config.settings)
@@ -198,7 +215,7 @@ class World:
             node.cut = False
             node.next_commit = None
             node.thaw()
-            if node.down:
+            if node.dead:
                 self.nodes[place] = self._node(node.name)
             node.next_commit = None
         for consumer in self.consumers:
@@ -247,7 +264,7 @@ class World:
 
     # The network
 
-    def send(self, process: Process, call: Call[Any], done: Done) -> None:
+    def send(self, process: Client, call: Call[Any], done: Done) -> None:
         """A client's call, and its answer if there is one in time."""
         rng, weather, loop = process.rng, self.weather, self.loop
         waiting = [True]
@@ -289,7 +306,7 @@ class World:
             )
 
     def _deliver(self, node: Node, sender: str, call: Call[Any], answer: Done) -> None:
-        if node.down or not node.ready:
+        if node.dead or not node.ready:
             answer(None, Unreachable("refused"))
         else:
             node.do(lambda: self.loop.create_task(self._serve(node, sender, call, answer)))
@@ -454,7 +471,7 @@ class World:
         asked = self.checker.asked
         while True:
             node = self.rng.choice(self.nodes)
-            if node.down or not node.ready:
+            if node.dead or not node.ready:
                 await self.loop.sleep(0.3)
                 continue
 
@@ -524,7 +541,7 @@ class World:
     # Replicas
 
     def _replica(self, which: int) -> Node | None:
-        up = [node for node in self.nodes if not node.down]
+        up = [node for node in self.nodes if not node.dead]
         return up[which % len(up)] if up else None
 
     def _crashed(self, node: Node) -> None:
@@ -584,7 +601,7 @@ class World:
     def _on_blackout(self, seconds: float, with_memory: bool) -> None:
         """All replicas at once."""
         for node in list(self.nodes):
-            if node.down:
+            if node.dead:
                 continue
             node.away_seconds = seconds
             if with_memory:
@@ -744,18 +761,3 @@ def run(plan: Plan, *, recording: bool = False) -> Outcome:
     counts["outages"] = len(world.database.outages)
     counts["virtual milliseconds"] = int(world.loop.now * 1000)
     return Outcome(plan, violation, world.lines or [], counts)
-
-
-@contextmanager
-def without_pauses() -> Iterator[None]:
-    """No garbage collection in between: what a run leaves is collected by `sweep`."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
-
-
-__all__ = ["EPOCH", "Outcome", "World", "replaced", "run", "without_pauses"]

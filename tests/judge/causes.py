@@ -5,7 +5,7 @@ The service says of each grant how the previous owner let go. A service that say
 everything would excuse itself for everything, so its word alone is none: it counts when the
 previous owner was hit, or the service was disturbed, within `reach_seconds` before the grant. That
 is how long a fault may have such an effect: a lease, the holddown, a handoff's time. What was
-broken and when is in the journal (`tests.faults.journal`), written by the run itself.
+broken and when is in the journal (`tests.judge.journal`), written by the run itself.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
-from tests.faults.journal import SERVICE, Fault, Granted, Handled, Line, Mended
+from tests.judge.journal import SERVICE, Fault, Granted, Handled, Line, Mended
 
 # Ways of letting go after which messages may come again (the contract, *FlowChangeUpdate*).
 UNGRACEFUL = ("forced", "orphaned", "replaced")

@@ -1,21 +1,14 @@
-"""Were the promises kept? Answered from the log and the sink alone.
+"""Were the promises kept? A whole journal is told to the rules, and what is broken is collected.
 
-The checker knows what was in the log, what the consumers wrote down that they did, and what the run
-wrote down that it broke (`tests.faults.journal`), in that order, and nothing of the service's
-tables. What the service says of a grant is believed only where a fault explains it.
+What the rules cannot know of one fact is looked at here, over the whole run:
 
 * **Nothing is lost.** Every number that a publisher was told is in the log is there, once and in
   order; every message of the log was handled, and what was handled is in the log.
-* **One owner for each epoch.** Of a partition and an epoch, all was handled by one consumer. Epochs
-  rise: once a later epoch's owner has begun, an earlier one's does nothing any more, and is granted
-  nothing, unless a fault kept from him that he had been superseded.
-* **Order.** Within an epoch the positions rise without a hole; an epoch begins at or before the
-  end of what was handled before it; the messages of a key are handled in the order of the log the
-  first time. (A resize moves keys to other partitions; between partitions the order of a key is
-  not promised, and not looked at.)
-* **No duplicates without a cause.** What is handled a second time was so under a later epoch, and
-  one of the grants in between was not graceful, and a fault explains that (`tests.faults.excuses`).
-  Within an epoch nothing repeats.
+* **Order.** The messages of a key are handled in the order of the log the first time. (A resize
+  moves keys to other partitions; between partitions the order of a key is not promised, and not
+  looked at.)
+* **Causes.** What comes again, and who goes on though superseded, needs a fault for a cause, see
+  `causes.py`. The service's own word for a handover is believed only where a fault explains it.
 * **Unseen.** Where a consumer dies or freezes, a grant may follow of which nobody is told, because
   the next one comes at once. Nobody knows how that came about, so it excuses next to nothing: only
   near a fault, and only UNSEEN_MOST messages of a whole run.
@@ -29,16 +22,35 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from tests.faults import excuses
-from tests.faults.excuses import Faults, Grants
-from tests.faults.journal import Acknowledged, Entry, Failed, Granted, Handled, Line
-from tests.faults.machine import OVERLOADED
+from tests.judge import causes
+from tests.judge.causes import Faults, Grants
+from tests.judge.journal import (
+    OVERLOADED,
+    Acknowledged,
+    Asked,
+    Done,
+    Entry,
+    Failed,
+    Granted,
+    Handled,
+    Line,
+    Told,
+)
+from tests.judge.rules import Answers, Known, Lane, Owners
+from tests.judge.violation import (
+    DUPLICATE,
+    FAILED,
+    KINDS,
+    LOST,
+    ORDER,
+    OWNERS,
+    Violation,
+)
 
 REPEATED = "repeated after force or a crash"
 UNSEEN = "  of which only an unseen grant explains"
 UNSEEN_MOST = 10
 LATE = "late, superseded by force"
-PROMISES = ("lost", "double ownership", "out of order", "duplicate", "failed")
 
 
 class Stored(NamedTuple):
@@ -51,11 +63,9 @@ class Stored(NamedTuple):
 
 @dataclass
 class Verdict:
-    """What was found: a list of violations for each promise, and how much there was to look at."""
+    """What was found: the violations by kind, and how much there was to look at."""
 
-    violations: dict[str, list[str]] = field(
-        default_factory=lambda: {promise: [] for promise in PROMISES}
-    )
+    violations: dict[str, list[str]] = field(default_factory=lambda: {kind: [] for kind in KINDS})
     counts: Counter[str] = field(default_factory=Counter)
 
     @property
@@ -64,49 +74,63 @@ class Verdict:
 
     def table(self) -> str:
         rows = [(name, f"{count:,}") for name, count in self.counts.items()]
-        rows += [(f"{promise} (must be 0)", f"{len(self.violations[promise]):,}")
-                 for promise in PROMISES]  # fmt: skip
+        rows += [(f"{kind} (must be 0)", f"{len(self.violations[kind]):,}") for kind in KINDS]
         width = max(len(name) for name, _ in rows)
         return "\n".join(f"{name:<{width}}  {figure:>12}" for name, figure in rows)
 
     def examples(self) -> str:
-        return "\n".join(
-            f"{promise}: {line}" for promise in PROMISES for line in self.violations[promise][:5]
-        )
+        return "\n".join(f"{kind}: {line}" for kind in KINDS for line in self.violations[kind][:5])
+
+    def add(self, where: str, violations: Iterable[Violation]) -> None:
+        for violation in violations:
+            self.violations[violation.kind].append(f"{where}: {violation.text}")
 
 
-def check(
-    log: Mapping[int, Sequence[Stored]], journal: Iterable[Line], reach_seconds: float
+def judge(
+    journal: Iterable[Line], log: Mapping[int, Sequence[Stored]] | None, reach_seconds: float
 ) -> Verdict:
-    """`log`: of each partition all its messages in order, as the log gives them.
+    """`log`: of each partition all its messages in order, as the log gives them; None: there is
+    none, and nothing is handled.
 
     `reach_seconds`: for how long after a fault what it may cause is put down to it.
     """
     verdict = Verdict()
     lines = list(journal)
     sink = [line.entry for line in lines]
-    handled = [(at, entry) for at, entry in lines if isinstance(entry, Handled)]
     faults = Faults(lines, reach_seconds)
     grants = Grants(lines, faults)
+    _look_at_owners(verdict, lines, faults)
+    _look_at_answers(verdict, sink)
+    if log is not None:
+        _look_at_messages(verdict, log, lines, faults, grants)
+    verdict.violations[FAILED] += [
+        f"{entry.who}: {entry.error}" for entry in sink if isinstance(entry, Failed)
+    ]
+    return verdict
+
+
+def _look_at_messages(
+    verdict: Verdict,
+    log: Mapping[int, Sequence[Stored]],
+    lines: Sequence[Line],
+    faults: Faults,
+    grants: Grants,
+) -> None:
+    handled = [(at, entry) for at, entry in lines if isinstance(entry, Handled)]
     _count(verdict, log, lines, faults, grants)
     if not handled:
-        verdict.violations["lost"].append("nothing was handled at all")
-    _look_at_publishers(verdict, log, sink)
+        verdict.violations[LOST].append("nothing was handled at all")
+    _look_at_publishers(verdict, log, (line.entry for line in lines))
     _look_for_losses(verdict, log, (entry for _, entry in handled))
-    _look_at_owners(verdict, lines, faults)
     by_partition: dict[int, list[tuple[float, Handled]]] = defaultdict(list)
     for at, entry in handled:
         by_partition[entry.partition].append((at, entry))
     for partition in sorted(by_partition):
         _look_at_partition(verdict, by_partition[partition], faults, grants)
     if verdict.counts[UNSEEN] > UNSEEN_MOST:
-        verdict.violations["duplicate"].append(
+        verdict.violations[DUPLICATE].append(
             f"{verdict.counts[UNSEEN]} messages came again after grants that nobody saw"
         )
-    verdict.violations["failed"] += [
-        f"{entry.who}: {entry.error}" for entry in sink if isinstance(entry, Failed)
-    ]
-    return verdict
 
 
 def _count(
@@ -155,18 +179,18 @@ def _look_at_publishers(
             publisher, _, number = message.value.rpartition(":")
             there[publisher][int(number)] += 1
             if last.get(message.key, -1) >= int(number):
-                verdict.violations["out of order"].append(
+                verdict.violations[ORDER].append(
                     f"in the log, partition {partition}: {message} after {last[message.key]}"
                 )
             last[message.key] = int(number)
     for publisher, end in told.items():
-        verdict.violations["lost"] += [
+        verdict.violations[LOST] += [
             f"{publisher}:{number} was acknowledged and is not in the log"
             for number in range(end)
             if number not in there[publisher]
         ]
     for publisher, numbers in there.items():
-        verdict.violations["duplicate"] += [
+        verdict.violations[DUPLICATE] += [
             f"{publisher}:{number} is in the log {times} times"
             for number, times in numbers.items()
             if times > 1
@@ -186,31 +210,54 @@ def _look_for_losses(
         place = (entry.partition, entry.position)
         seen.add(place)
         if stored.get(place) != Stored(entry.position, entry.key, entry.value):
-            verdict.violations["lost"].append(f"{entry} is not what the log has")
-    verdict.violations["lost"] += [
+            verdict.violations[LOST].append(f"{entry} is not what the log has")
+    verdict.violations[LOST] += [
         f"partition {partition}: {stored[partition, position]} was never handled"
         for partition, position in sorted(stored.keys() - seen)
     ]
 
 
 def _look_at_owners(verdict: Verdict, lines: Iterable[Line], faults: Faults) -> None:
-    owners: dict[tuple[int, int], str] = {}
+    owners = Owners()
     newest: dict[int, int] = {}
     for at, entry in lines:
+        if isinstance(entry, Told) and entry.state != "warming":
+            claims = owners.claim(entry.partition, entry.epoch, entry.consumer)
+            verdict.add(entry.consumer, claims)
         if not isinstance(entry, Handled | Granted):
             continue
-        where = f"partition {entry.partition} epoch {entry.epoch}"
         last = newest.get(entry.partition, 0)
-        late = entry.epoch < last and (entry.partition, entry.epoch) not in owners
+        late = entry.epoch < last and owners.get(entry.partition, entry.epoch) is None
         # The answer that told him so may have been on its way for long.
         if late and not faults.explain(at, entry.consumer):
-            verdict.violations["double ownership"].append(
-                f"{where}: granted to {entry.consumer} after epoch {last}"
+            verdict.violations[OWNERS].append(
+                f"partition {entry.partition} epoch {entry.epoch}: "
+                f"granted to {entry.consumer} after epoch {last}"
             )
         newest[entry.partition] = max(last, entry.epoch)
-        owner = owners.setdefault((entry.partition, entry.epoch), entry.consumer)
-        if owner != entry.consumer:
-            verdict.violations["double ownership"].append(f"{where}: {owner} and {entry.consumer}")
+        claims = owners.claim(entry.partition, entry.epoch, entry.consumer)
+        verdict.add(f"partition {entry.partition}", claims)
+
+
+def _look_at_answers(verdict: Verdict, entries: Iterable[Entry]) -> None:
+    answers = Answers()
+    calls: dict[int, Known] = {}
+    for entry in entries:
+        if isinstance(entry, Asked):
+            calls[entry.call] = answers.known()
+        elif isinstance(entry, Told):
+            known = calls[entry.call]
+            found = answers.told(entry.partition, entry.epoch, entry.position, known)
+            verdict.add(entry.consumer, found)
+        elif isinstance(entry, Done):
+            verdict.counts[f"{entry.what} {entry.outcome}"] += 1
+            if entry.outcome != "ok" or entry.position is None:
+                continue
+            where = (entry.partition, entry.epoch, entry.position)
+            if entry.what == "commit":
+                verdict.add("a commit", answers.committed(*where, calls[entry.call]))
+            else:
+                answers.released(*where)
 
 
 def _look_at_partition(
@@ -218,43 +265,33 @@ def _look_at_partition(
 ) -> None:
     """`entries`: all that was handled of one partition and when, in the order in which it was."""
     partition = entries[0][1].partition
+    lane = Lane()
     under: dict[int, int] = {}  # position -> the latest epoch under which it was handled
-    last: dict[int, int] = {}  # epoch -> its last position
     numbers: dict[str, int] = {}  # key -> the last number that was new
-    newest, end = 0, 0
+
+    def excused(earlier: int, later: int) -> bool:
+        return grants.cause(partition, earlier, later) is not None
+
     for at, entry in entries:
-        where = f"partition {partition} epoch {entry.epoch} position {entry.position}"
-        if entry.epoch < newest:
+        where = f"partition {partition}, {entry.consumer}"
+        if lane.late(entry.epoch):
             # Somebody who did not know yet that he had been superseded.
-            cause = grants.cause(partition, entry.epoch, newest)
-            if cause is None or not faults.explain(at, entry.consumer):
-                verdict.violations["double ownership"].append(
-                    f"{where}: {entry.consumer} went on after epoch {newest} had begun"
+            if not excused(entry.epoch, lane.newest) or not faults.explain(at, entry.consumer):
+                verdict.violations[OWNERS].append(
+                    f"{where}: went on in epoch {entry.epoch} after {lane.newest} had begun"
                 )
             verdict.counts[LATE] += 1
-        newest = max(newest, entry.epoch)
-        before = last.get(entry.epoch)
-        if before is not None and entry.position <= before:
-            promise = "duplicate" if entry.position in under else "out of order"
-            verdict.violations[promise].append(f"{where}: comes after {before} in the same epoch")
-        elif before is not None and entry.position != before + 1:
-            verdict.violations["out of order"].append(f"{where}: follows {before}, with a hole")
-        elif before is None and entry.position > end:
-            verdict.violations["out of order"].append(f"{where}: begins beyond the end, {end}")
-        last[entry.epoch] = entry.position
+        verdict.add(where, lane.handled(entry.epoch, entry.position, excused))
         earlier = under.get(entry.position)
         if earlier is None:
             number = int(entry.value.rpartition(":")[2])
             if numbers.get(entry.key, -1) >= number:
-                verdict.violations["out of order"].append(
+                verdict.violations[ORDER].append(
                     f"{where}: {entry.value} of {entry.key} after number {numbers[entry.key]}"
                 )
             numbers[entry.key] = number
         elif earlier != entry.epoch:
-            cause = grants.cause(partition, *sorted((earlier, entry.epoch)))
-            if cause is None:
-                verdict.violations["duplicate"].append(f"{where}: was handled in epoch {earlier}")
             verdict.counts[REPEATED] += 1
-            verdict.counts[UNSEEN] += cause == excuses.UNSEEN
+            cause = grants.cause(partition, *sorted((earlier, entry.epoch)))
+            verdict.counts[UNSEEN] += cause == causes.UNSEEN
         under[entry.position] = max(entry.epoch, earlier or 0)
-        end = max(end, entry.position + 1)

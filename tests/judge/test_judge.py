@@ -1,4 +1,4 @@
-"""The checker of the fault runs finds what it is there to find: one planted violation for each."""
+"""The judge finds what it is there to find: one planted violation for each."""
 
 from __future__ import annotations
 
@@ -7,11 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.faults.checker import LATE, REPEATED, UNSEEN, UNSEEN_MOST, Stored, Verdict, check
-from tests.faults.excuses import Faults
-from tests.faults.journal import (
+from tests.judge.causes import Faults
+from tests.judge.journal import (
+    OVERLOADED,
     SERVICE,
     Acknowledged,
+    Asked,
+    Done,
     Entry,
     Failed,
     Fault,
@@ -20,9 +22,11 @@ from tests.faults.journal import (
     Journal,
     Line,
     Mended,
+    Told,
     read,
 )
-from tests.faults.machine import OVERLOADED
+from tests.judge.judge import LATE, REPEATED, UNSEEN, UNSEEN_MOST, Stored, Verdict, judge
+from tests.judge.violation import FORGOTTEN, OWNERS, STALE
 
 REACH_SECONDS = 100.0
 
@@ -43,7 +47,7 @@ def did(consumer: str, epoch: int, positions: Sequence[int], how: str, partition
 def judged(log: dict[int, list[Stored]], run: Iterable[Entry]) -> Verdict:
     """What the checker says of a run in which something was written every second."""
     lines = [Line(float(at), entry) for at, entry in enumerate(run)]
-    return check(log, lines, REACH_SECONDS)
+    return judge(lines, log, REACH_SECONDS)
 
 
 def later(seconds: float) -> list[Entry]:
@@ -294,3 +298,51 @@ def test_the_journal_gives_back_what_was_written(tmp_path: Path) -> None:
     lines = read(tmp_path / "journal")
     assert [line.entry for line in lines] == run
     assert [line.at for line in lines] == sorted(line.at for line in lines)
+
+
+# What consumers over HTTP are asked and told
+
+
+def asked_and_told(*entries: Entry) -> list[str]:
+    lines = [Line(float(at), entry) for at, entry in enumerate(entries)]
+    return broken(judge(lines, None, REACH_SECONDS))
+
+
+COMMITTED = (Asked(1), Told(1, "f1", 0, 1, "owned", 0), Done(1, "commit", 0, 1, 5, "ok"))
+
+
+def test_answers_that_know_what_was_acknowledged_are_good() -> None:
+    released = (Asked(3), Told(3, "f2", 0, 2, "owned", 5), Done(2, "release", 0, 1, 5, "ok"))
+    assert asked_and_told(*COMMITTED, Asked(2), Told(2, "f1", 0, 1, "owned", 5), *released) == []
+    # A successor that warms up sees its owner's epoch.
+    assert asked_and_told(*COMMITTED, Asked(2), Told(2, "f2", 0, 1, "warming", 5)) == []
+
+
+def test_an_answer_need_not_know_what_was_acknowledged_after_its_call_was_sent() -> None:
+    assert asked_and_told(Asked(2), *COMMITTED, Told(2, "f1", 0, 1, "owned", 0)) == []
+    late = (Told(3, "f2", 0, 2, "owned", 5), Done(2, "commit", 0, 1, 6, "ok"))
+    assert asked_and_told(*COMMITTED, Asked(2), Asked(3), *late) == []
+
+
+@pytest.mark.parametrize(
+    ("then", "kind"),
+    [
+        (Told(2, "f1", 0, 1, "owned", 4), FORGOTTEN),
+        (Told(2, "f2", 0, 1, "owned", 5), OWNERS),
+        (Told(2, "f1", 0, 0, "owned", 5), OWNERS),
+    ],
+    ids=["a position is forgotten", "two owners of an epoch", "an epoch falls"],
+)
+def test_an_answer_that_contradicts_what_was_told_is_found(then: Entry, kind: str) -> None:
+    assert asked_and_told(*COMMITTED, Asked(2), then) == [kind]
+
+
+def test_a_commit_under_a_stale_epoch_is_found() -> None:
+    told = Told(2, "f2", 0, 2, "owned", 5)
+    stale = (Asked(3), Done(3, "commit", 0, 1, 6, "ok"))
+    assert asked_and_told(*COMMITTED, Asked(2), told, *stale) == [STALE]
+    # It may be refused, and the release that ended an epoch may be repeated.
+    refused = (Asked(3), Done(3, "commit", 0, 1, 6, "stale_epoch"))
+    assert asked_and_told(*COMMITTED, Asked(2), told, *refused) == []
+    repeated = (Asked(3), Done(3, "release", 0, 1, 5, "ok"))
+    assert asked_and_told(*COMMITTED, Asked(2), told, *repeated) == []

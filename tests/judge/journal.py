@@ -1,10 +1,10 @@
-"""The sink of the fault runs: one file, to which every process appends a line per thing it did,
-and the run itself a line when a fault begins and when it is over.
+"""The facts of a run, in the order in which they happened: the journal.
 
-A line is written by one `write` to a file opened for appending, so lines of several processes do
-not mix, their order in the file is the order in which they were done, and a process that is killed
-loses nothing that it wrote. The file asks nobody whether it may: it is not fenced, so that what a
-careful sink would refuse is seen here.
+For processes it is one file, to which every process appends a line for each thing it did, and the
+run itself a line when a fault begins and when it is over. A line is written by one `write` to a
+file opened for appending. So lines of several processes do not mix, their order in the file is the
+order in which they were done, and a process that is killed loses nothing that it wrote. The file is
+not fenced: what a careful sink would refuse is seen here.
 """
 
 from __future__ import annotations
@@ -71,9 +71,42 @@ class Mended(NamedTuple):
     kind: str
 
 
-Entry = Handled | Granted | Acknowledged | Failed | Fault | Mended
+# The machine itself has no time for the run: a fault that nobody planned.
+OVERLOADED = Fault(SERVICE, "the machine is overloaded")
+
+
+class Asked(NamedTuple):
+    """A call was sent. Calls have numbers."""
+
+    call: int
+
+
+class Told(NamedTuple):
+    """The answer to a call told a consumer of a partition; `warming` is no ownership."""
+
+    call: int
+    consumer: str
+    partition: int
+    epoch: int
+    state: str
+    position: int
+
+
+class Done(NamedTuple):
+    """A commit, a release or a ready of one partition was answered. `position`: if it named one."""
+
+    call: int
+    what: str
+    partition: int
+    epoch: int
+    position: int | None
+    outcome: str
+
+
+Entry = Handled | Granted | Acknowledged | Failed | Fault | Mended | Asked | Told | Done
 _KINDS: dict[str, type[Entry]] = {
-    kind.__name__: kind for kind in (Handled, Granted, Acknowledged, Failed, Fault, Mended)
+    kind.__name__: kind
+    for kind in (Handled, Granted, Acknowledged, Failed, Fault, Mended, Asked, Told, Done)
 }
 
 
