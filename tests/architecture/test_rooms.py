@@ -6,6 +6,7 @@ function, or only for type checkers.
 """
 
 import ast
+import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -134,7 +135,7 @@ def test_no_folder_is_too_large() -> None:
 def house(root: Path, **files: str) -> Path:
     """Modules with these texts; `a__b` is a/b.py."""
     for name, text in files.items():
-        path = root / "counterpoise" / f"{name.replace('__', '/')}.py"
+        path = root / "counterpoise" / f"{re.sub(r'(?<=[a-z])__(?=[a-z])', '/', name)}.py"
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, "utf-8")
     return root
@@ -160,9 +161,12 @@ def test_a_circle_is_found_however_it_is_imported(tmp_path: Path, back: str) -> 
 def test_a_front_door_may_name_what_is_behind_it_but_none_behind_it_uses_the_door(
     tmp_path: Path,
 ) -> None:
-    door = (tmp_path / "counterpoise").mkdir() or tmp_path / "counterpoise" / "__init__.py"
-    door.write_text("from counterpoise.a.one import x", "utf-8")
-    root = house(tmp_path, a__one="from counterpoise.low import y", low="")
+    root = house(
+        tmp_path,
+        __init__="from counterpoise.a.one import x",
+        a__one="from counterpoise.low import y",
+        low="",
+    )
     assert not circles(root)
     house(tmp_path, low="from counterpoise import x")
     assert len(circles(root)) == 1

@@ -86,11 +86,10 @@ class Asking:
     def _planned_after(self, start: Json, max_messages: int | None) -> Json | None:
         """The offset after `start`, `start` when there is nothing to read, None: not known now."""
         with self._books.locked() as progress:
-            if self._books.closing:
-                return start
+            closing = self._books.closing
             asked = self._flow.partitions
-            positions = progress.wanted(asked)
-            restores = self._learner.restores(progress, asked)
+            positions = {} if closing else progress.wanted(asked)
+            restores = () if closing else self._learner.restores(progress, asked)
         if not (positions or restores):
             return start
         if in_doubt(self._flow, self._clock()):
