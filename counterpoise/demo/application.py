@@ -150,7 +150,10 @@ def warm_up(spark: "SparkSession", directory: Path) -> None:
 
 
 def _through_a_worker(batches: "Iterator[pa.RecordBatch]") -> "Iterator[pa.RecordBatch]":
-    """What Spark's Python worker, which stays, will need to read the log."""
+    """Have Spark's Python worker, which stays, import what it will need to read the log."""
+    import counterpoise.logs.postgres
+    import counterpoise.spark.source.data_source
+    import counterpoise.spark.source.reader  # noqa: F401
 
     yield from batches
 

@@ -13,10 +13,9 @@ from collections import Counter
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from broker import views
+from broker.calls import views
+from broker.calls.facade import Calls
 from broker.core.queue import Queue
-from broker.flow_calls import FlowCalls
-from broker.queue_calls import QueueCalls
 from broker.replica import Replica
 from broker.store.memory import Fault
 from tests.world.alarms import Alarms
@@ -67,7 +66,40 @@ class Net(Way):
         return waiting.pop(0) if waiting else None
 
 
-class Service(QueueCalls, FlowCalls):
+class Shortcuts:
+    """The calls of a replica, under names of their own: tests make many."""
+
+    def __init__(self, replica: Replica, logs: Logs) -> None:
+        calls = Calls(replica, logs)
+        self.rows = calls.flows._rows
+        self.create_queue = calls.queues.create
+        self.queue = calls.queues.get
+        self.list_queues = calls.queues.list
+        self.change_queue = calls.queues.change
+        self.delete_queue = calls.queues.delete
+        self.rebalance_now = calls.queues.rebalance
+        self.rebalance_status = calls.monitoring.rebalance_status
+        self.rebalances = calls.monitoring.rebalances
+        self.partitions = calls.monitoring.partitions
+        self.flows = calls.monitoring.flows
+        self.events = calls.monitoring.events
+        self.set_positions = calls.logs.set_positions
+        self.log_access = calls.logs.access
+        self.keep_logs = calls.logs.maintain
+        self.bind = calls.flows.bind
+        self.authenticate = calls.flows.authenticate
+        self.heartbeat = calls.flows.heartbeat
+        self.commit = calls.flows.commit
+        self.release = calls.flows.release
+        self.ready = calls.flows.ready
+        self.drain = calls.flows.drain
+        self.unbind = calls.flows.unbind
+        self.update = calls.updates.get
+        self.wait_update = calls.updates.wait
+        self.watch = calls.updates.watch
+
+
+class Service(Shortcuts):
     """A replica of the service, with what tests look at."""
 
     def __init__(self, world: World) -> None:
@@ -82,7 +114,7 @@ class Service(QueueCalls, FlowCalls):
             lambda: f"commit-{next(world.numbers)}",
             self.process.now,
         )
-        super().__init__(self.replica, self.logs)  # type: ignore[arg-type]
+        super().__init__(self.replica, self.logs)
 
     def memory(self, queue_id: str) -> Queue | None:
         """The queue as this replica has it in memory."""

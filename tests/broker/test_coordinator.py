@@ -7,7 +7,7 @@ from typing import Any
 import orjson
 import pytest
 
-from broker import views
+from broker.calls import views
 from broker.core import commands as c
 from broker.core.errors import (
     FlowGone,
@@ -416,7 +416,7 @@ class TestCatchingUp:
         for n in range(3):
             flow = await one.join("orders", str(n), lease=60)
         await asyncio.sleep(1)
-        await one._store.purge(0, world.now)
+        await one.replica.store.purge(0, world.now)
         with pytest.raises(Unavailable):
             await two.update("orders", flow)
         await two.update("orders", flow)

@@ -21,8 +21,10 @@ from urllib.parse import urlsplit
 import psycopg
 import pytest
 
-from broker import embedded, postgres_binaries
-from broker.embedded import (
+from broker.postgres import binaries as postgres_binaries
+from broker.postgres import embedded
+from broker.postgres.binaries import OURSELVES, account_for, find_binaries, installed_wheel
+from broker.postgres.embedded import (
     DataDirectoryInUse,
     DataDirectoryOfAnotherVersion,
     DataDirectoryUnwritable,
@@ -33,7 +35,6 @@ from broker.embedded import (
     PostgresNotRunnable,
     default_data_dir,
 )
-from broker.postgres_binaries import OURSELVES, account_for, find_binaries, installed_wheel
 from tests.processes import find
 from tests.service import eventually
 
@@ -45,7 +46,7 @@ pytestmark = pytest.mark.xdist_group("embedded")
 SERVICE = """
 import sys, time
 from pathlib import Path
-from broker.embedded import EmbeddedPostgres
+from broker.postgres.embedded import EmbeddedPostgres
 print(EmbeddedPostgres(Path(sys.argv[1])).start(), flush=True)
 time.sleep(600)
 """

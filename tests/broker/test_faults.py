@@ -7,7 +7,7 @@ from contextlib import suppress
 
 import pytest
 
-from broker import views
+from broker.calls import views
 from broker.core.errors import BrokerError, QueueExists, QueueNotFound, Unavailable
 from broker.store.memory import Fault
 from tests.broker.shell import Service, World, spec

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from broker import views
+from broker.calls import views
 from broker.core.errors import (
     FlowGone,
     FlowNotFound,
@@ -194,8 +194,8 @@ class TestTokens:
         await one.create_queue(spec())
         bound = await one.bind("orders", "client", None, 10, False)
         for n in range(100_001):
-            one._remember(f"f{n}", "queue", b"")
-        assert len(one._tokens) <= 100_000
+            one.rows.remember(f"f{n}", "queue", b"")
+        assert len(one.rows._tokens) <= 100_000
         await one.authenticate("orders", bound.flow_id, bound.flow_token)
 
 

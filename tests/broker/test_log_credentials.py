@@ -7,8 +7,8 @@ import psycopg
 import pytest
 from sqlalchemy.ext.asyncio import create_async_engine
 
-from broker.log_credentials import LogCredentials
-from broker.views import LogAccess
+from broker.logs.credentials import LogCredentials
+from broker.logs.ports import LogAccess
 from counterpoise.logs import AppendBatch, LogAccessRefused, Message
 from counterpoise.logs.postgres import PostgresLog
 from tests.log_support import append, log, log_url, migrate_log, texts, until

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from broker import views
+from broker.calls import views
 from broker.core.errors import FlowGone, Unavailable
 from tests.broker.shell import Service, World, spec
 from tests.world.loop import pass_time, settle, virtual

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from broker import views
+from broker.calls import log_readers, views
+from broker.calls.monitoring import EVENTS_AT_ONCE
 from broker.core.errors import Invalid, QueueExists, QueueInUse, QueueNotFound
-from broker.overviews import EVENTS_AT_ONCE
 from broker.store.memory import Fault
 from tests.broker.shell import World, spec
 from tests.world.loop import settle, virtual
@@ -54,21 +54,21 @@ class TestDeleting:
         logs = {name: f"redis://host/0/{name}" for name in ("first", "second", "third")}
         for name, log in logs.items():
             await one.create_queue(replace(spec(name), log=log))
-        keep = two.logs.keep
+        maintain = two.logs.maintain
 
         async def slowly(log: str, *told: Any) -> None:
             # Of all three it was known that they exist when the upkeep began.
             if log == logs["first"]:
                 await one.delete_queue("first", force=False)
                 await one.delete_queue("second", force=False)
-            await keep(log, *told)
+            await maintain(log, *told)
 
-        two.logs.keep = slowly  # type: ignore[assignment,method-assign]
+        two.logs.maintain = slowly  # type: ignore[assignment,method-assign]
         await two.keep_logs()
         assert [(what, log) for what, log, *_ in two.logs.told] == [
-            ("keep", logs["first"]),
+            ("maintain", logs["first"]),
             ("drop", logs["first"]),
-            ("keep", logs["third"]),
+            ("maintain", logs["third"]),
         ]
 
     @pytest.mark.parametrize("error", [RuntimeError, asyncio.CancelledError])
@@ -82,7 +82,7 @@ class TestDeleting:
         async def fails(*told: Any) -> None:
             raise error
 
-        one.logs.make = fails  # type: ignore[assignment,method-assign]
+        one.logs.ensure = fails  # type: ignore[assignment,method-assign]
         with pytest.raises(error):
             await one.create_queue(spec())
         with pytest.raises(QueueNotFound):
@@ -120,10 +120,10 @@ class TestResizing:
         await one.create_queue(spec())
         await one.create_queue(views.QueueSpec("copy", log="builtin:orders"))
         assert (await one.change_queue("orders", {"partition_count": 6}, False)).revision
-        assert ("resized", "builtin:orders", 6, []) in one.logs.told
+        assert ("set_partition_count", "builtin:orders", 6, []) in one.logs.told
         assert (await one.queue("copy")).partition_count == 6
         await one.change_queue("orders", {"partition_count": 3}, True)
-        assert ("resized", "builtin:orders", 3, [3, 4, 5]) in one.logs.told
+        assert ("set_partition_count", "builtin:orders", 3, [3, 4, 5]) in one.logs.told
         assert (await one.queue("copy")).operational_partition_count == 3
         with pytest.raises(Invalid):
             await one.change_queue("copy", {"partition_count": 9}, False)
@@ -201,8 +201,23 @@ class TestResizing:
         assert (await two.queue("copy")).partition_count == 4
         await two.keep_logs()
         assert (await two.queue("copy")).partition_count == 6
-        told = [told[1:3] for told in two.logs.told if told[0] == "keep"]
+        told = [told[1:3] for told in two.logs.told if told[0] == "maintain"]
         assert told == [("builtin:orders", 6)]
+
+    @pytest.mark.parametrize("count", [4, 5])
+    @virtual
+    async def test_the_upkeep_reaches_every_log_however_many_queues_there_are(
+        self, count: int
+    ) -> None:
+        world = World()
+        one = await world.replica()
+        for n in range(count):
+            await one.create_queue(spec(f"q{n}"))
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(log_readers, "AT_ONCE", 2)
+            await one.keep_logs()
+        told = [told[1] for told in one.logs.told if told[0] == "maintain"]
+        assert told == [f"builtin:q{n}" for n in range(count)]
 
     @virtual
     async def test_what_was_processed_of_any_partition_may_be_trimmed(self) -> None:
@@ -217,7 +232,7 @@ class TestResizing:
         await one.release("orders", flow, 2, [views.ReleaseItem(n, 1, None, True) for n in (1, 2)])
         await one.keep_logs()
         assert one.logs.told[-1] == (
-            "keep",
+            "maintain",
             "builtin:orders",
             1,
             [{0: "00", 1: "10", 2: "20", 3: "30"}],

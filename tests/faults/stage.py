@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Self, TypeVar
 
-from broker.embedded import EmbeddedPostgres
+from broker.postgres.embedded import EmbeddedPostgres
 from counterpoise.client import Client
 from counterpoise.errors import CounterpoiseError
 from counterpoise.logs import open_log

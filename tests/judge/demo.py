@@ -34,8 +34,8 @@ def _log(evidence: Evidence) -> dict[int, list[Stored]]:
             partitions.setdefault(entry.partition, {})[entry.position] = stored
     # What nobody has processed is at the end of a partition of its own.
     log = {number: [at[n] for n in sorted(at)] for number, at in partitions.items()}
-    for number, flight in enumerate(published):
-        log[-1 - number] = [Stored(0, flight, f"{flight}:0")]
+    for number, name in enumerate(published):
+        log[-1 - number] = [Stored(0, name, f"{name}:0")]
     return log
 
 

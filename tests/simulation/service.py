@@ -2,7 +2,7 @@
 
 A `Node` is one replica's process: it can crash, freeze and be cut off from the database. `Observed`
 is the database, which tells the checker of each transaction. `serve` stands for the routes of the
-API: it makes a call of the facade from what a client sent, and JSON values from the answer.
+API: it makes a call of the service from what a client sent, and JSON values from the answer.
 """
 
 from __future__ import annotations
@@ -14,11 +14,10 @@ from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Any
 
-from broker import views
+from broker.calls import views
+from broker.calls.facade import Calls
 from broker.core.errors import BrokerError, FlowGone
 from broker.core.records import Record, RevokesStarted, WarmupsEnded
-from broker.flow_calls import FlowCalls
-from broker.queue_calls import QueueCalls
 from broker.replica import Replica
 from broker.store.memory import Fault
 from broker.store.ports import Commit, Overdue, PositionCommit, StoreError, StoreUnavailable
@@ -169,18 +168,6 @@ class Stalling(Store):
         await super().commit(commit)
 
 
-class Facade(QueueCalls, FlowCalls):
-    """What `broker.service.Broker` is made of."""
-
-    def __init__(self, replica: Replica, log: Log) -> None:
-        super().__init__(replica, Logs({f"builtin:{QUEUE}": log}))  # type: ignore[arg-type]
-
-    async def upkeep(self) -> None:
-        """As `Broker.upkeep`, on the log's part."""
-        with suppress(BrokerError, StoreError):
-            await self.keep_logs()
-
-
 class Weather:
     """How bad things are between everybody at the moment. Probabilities are of each message."""
 
@@ -228,7 +215,7 @@ class Node(Process):
         self.store = Stalling(database, self, Road(self))
         self.alarms = Alarms(self)
         self.replica = Replica(self.store, self.alarms, new_id, self.now)
-        self.facade = Facade(self.replica, log)
+        self.calls = Calls(self.replica, Logs({f"builtin:{QUEUE}": log}))
         loop.create_task(self._begin())
 
     async def _begin(self) -> None:
@@ -240,7 +227,12 @@ class Node(Process):
                 await self.loop.sleep(0.5)
                 await self.alive()
         self.ready = True
-        self.alarms.every("upkeep", UPKEEP_SECONDS, self.facade.upkeep)
+        self.alarms.every("upkeep", UPKEEP_SECONDS, self.upkeep)
+
+    async def upkeep(self) -> None:
+        """As `Broker.upkeep`, on the log's part."""
+        with suppress(BrokerError, StoreError):
+            await self.calls.logs.maintain()
 
     def crash(self) -> None:
         """The process is gone at once."""
@@ -312,14 +304,14 @@ def problem(error: BrokerError) -> tuple[int, dict[str, Any]]:
     return _STATUS[error.code], document
 
 
-async def serve(facade: Facade, call: Call[Any], checker: Checker) -> Any:
+async def serve(calls: Calls, call: Call[Any], checker: Checker) -> Any:
     """The body of the answer. Raises BrokerError."""
     began = checker.began()
     parts = call.path.split("/")
     name, flow_id, verb = parts[2], parts[4] if len(parts) > 4 else "", parts[-1]
     body = call.body
     if len(parts) == 4 and parts[3] == "flows":
-        bound = await facade.bind(
+        bound = await calls.flows.bind(
             name,
             body["client_name"],
             body["instance_id"],
@@ -340,27 +332,27 @@ async def serve(facade: Facade, call: Call[Any], checker: Checker) -> Any:
         }
     if call.method == "DELETE":
         with suppress(FlowGone):  # Repeating it is no error.
-            await facade.authenticate(name, flow_id, call.token or "")
-        await facade.unbind(name, flow_id)
+            await calls.flows.authenticate(name, flow_id, call.token or "")
+        await calls.flows.unbind(name, flow_id)
         checker.unbound(flow_id)
         return None
-    await facade.authenticate(name, flow_id, call.token or "")
+    await calls.flows.authenticate(name, flow_id, call.token or "")
     if verb == "updates":
         after, wait = int(call.query["after"]), float(call.query["wait"])
-        view = await facade.wait_update(name, flow_id, after, wait)
+        view = await calls.updates.wait(name, flow_id, after, wait)
         if view is None:
             return None
         checker.showed(view, began)
         return _update(view)
     if verb == "drain":
-        view = await facade.drain(name, flow_id, body.get("timeout_seconds"))
+        view = await calls.flows.drain(name, flow_id, body.get("timeout_seconds"))
         checker.showed(view, began)
         return _update(view)
     items = body["partitions"]
     done: views.ResultsView
     if verb == "commit":
         commits = [views.CommitItem(i["partition"], i["epoch"], i["position"]) for i in items]
-        done = await facade.commit(name, flow_id, body["seq"], commits)
+        done = await calls.flows.commit(name, flow_id, body["seq"], commits)
     elif verb == "release":
         lets = [
             views.ReleaseItem(
@@ -368,10 +360,10 @@ async def serve(facade: Facade, call: Call[Any], checker: Checker) -> Any:
             )
             for i in items
         ]
-        done = await facade.release(name, flow_id, body["seq"], lets)
+        done = await calls.flows.release(name, flow_id, body["seq"], lets)
     else:
         warm = [views.ReadyItem(i["partition"], i["epoch"]) for i in items]
-        done = await facade.ready(name, flow_id, warm)
+        done = await calls.flows.ready(name, flow_id, warm)
     said = [(i["partition"], i["epoch"], int(i.get("position") or 0)) for i in items]
     checker.answered(verb, flow_id, said, done.results, began)
     checker.showed(done.update, began)

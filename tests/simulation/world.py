@@ -12,14 +12,14 @@ from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
 
+import broker.calls.flows
+import broker.calls.logs
+import broker.calls.queues
 import broker.coordinator
 import broker.core.queue
 import broker.core.replay
-import broker.flow_calls
-import broker.log_calls
-import broker.queue_calls
 import broker.replica
-from broker import views
+from broker.calls import views
 from broker.core.errors import BrokerError, Unavailable
 from broker.core.transitions import PARTITION_TRANSITIONS, QUEUE_TRANSITIONS
 from counterpoise.calls import Call
@@ -172,7 +172,7 @@ class World:
 
     async def _create(self) -> None:
         spec = views.QueueSpec(QUEUE, **self.plan.config.settings)
-        await self.nodes[0].facade.create_queue(spec)
+        await self.nodes[0].calls.queues.create(spec)
 
     def _node(self, name: str) -> Node:
         rng = random.Random(hash((self.plan.seed, len(self.nodes), self.ids)))
@@ -313,7 +313,7 @@ class World:
 
     async def _serve(self, node: Node, sender: str, call: Call[Any], answer: Done) -> None:
         try:
-            body = await serve(node.facade, call, self.checker)
+            body = await serve(node.calls, call, self.checker)
         except BrokerError as error:
             told: Any = error
             body = None
@@ -407,10 +407,10 @@ class World:
         if flow_id is None:
             return
         if gently:
-            self._administer(lambda facade: facade.drain(QUEUE, flow_id, None, by_flow=False))
+            self._administer(lambda calls: calls.flows.drain(QUEUE, flow_id, None, by_flow=False))
         else:
             self.checker.sent("unbind", flow_id)
-            self._administer(lambda facade: facade.unbind(QUEUE, flow_id))
+            self._administer(lambda calls: calls.flows.unbind(QUEUE, flow_id))
 
     def _on_replace(self, who: int, seconds: float) -> None:
         """One leaves, another comes."""
@@ -480,7 +480,7 @@ class World:
                 request = asked.begin(*what) if what else 0
                 node.asked.add(request)
                 try:
-                    await work(node.facade)
+                    await work(node.calls)
                 except Unavailable:
                     asked.end(request)
                     return False
@@ -500,7 +500,7 @@ class World:
 
     def _change(self, changes: dict[str, Any], discard: bool = False) -> None:
         self._administer(
-            lambda facade: facade.change_queue(QUEUE, changes, discard), "change", changes, discard
+            lambda calls: calls.queues.change(QUEUE, changes, discard), "change", changes, discard
         )
 
     def _on_resize(self, count: int, discard: bool) -> None:
@@ -522,20 +522,20 @@ class World:
         self._change({"access_type": access_type})
 
     def _on_rebalance(self) -> None:
-        self._administer(lambda facade: facade.rebalance_now(QUEUE), "rebalance")
+        self._administer(lambda calls: calls.queues.rebalance(QUEUE), "rebalance")
 
     def _on_positions(self, everywhere: bool, who: int) -> None:
         """Back to where the log begins, or a little."""
         existing = sorted(n for n, row in self.checker.partitions.items() if row.state != "removed")
         if everywhere:
-            self._administer(lambda facade: facade.set_positions(QUEUE, "earliest"), "positions")
+            self._administer(lambda calls: calls.logs.set_positions(QUEUE, "earliest"), "positions")
             return
         number = existing[who % len(existing)]
         first, last = self.log.firsts.get(number, 0), self.checker.positions.get(number, 0)
         back = (first + max(first, last)) // 2
         where = {number: str(back)}
         self._administer(
-            lambda facade: facade.set_positions(QUEUE, where), "positions", {number: back}
+            lambda calls: calls.logs.set_positions(QUEUE, where), "positions", {number: back}
         )
 
     # Replicas
@@ -741,11 +741,11 @@ def run(plan: Plan, *, recording: bool = False) -> Outcome:
         tables.append(counting)
     quiet = _Quiet(world.failed)
     with replaced(
-        (broker.flow_calls, "uuid4", lambda: _Id(world.new_id("f"))),
-        (broker.queue_calls, "uuid4", lambda: _Id(world.new_id("q"))),
-        (broker.flow_calls, "secrets", SimpleNamespace(token_urlsafe=lambda n: world.new_id("s"))),
+        (broker.calls.flows, "uuid4", lambda: _Id(world.new_id("f"))),
+        (broker.calls.queues, "uuid4", lambda: _Id(world.new_id("q"))),
+        (broker.calls.flows, "secrets", SimpleNamespace(token_urlsafe=lambda n: world.new_id("s"))),
         (broker.coordinator, "_log", quiet),
-        (broker.log_calls, "_log", quiet),
+        (broker.calls.logs, "_log", quiet),
         (broker.replica, "_log", quiet),
         (broker.core.queue, "PARTITION_TRANSITIONS", tables[0]),
         (broker.core.replay, "QUEUE_TRANSITIONS", tables[1]),

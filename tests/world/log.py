@@ -1,12 +1,13 @@
-"""The logs of a world, and what stands for `Loghouse`."""
+"""The logs of a world, and what stands for the port `broker.logs.ports.Logs`."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Protocol
 
 from broker.core.errors import BrokerError
-from broker.logs import Owner, trim_floor
+from broker.logs.ports import LogOwner, Positions
+from broker.logs.trimming import trim_floor
 
 
 class Watch(Protocol):
@@ -61,7 +62,7 @@ class Log:
 
 
 class Logs:
-    """A replica's way to the logs, in the place of `Loghouse`. `told`: what it was told, in order.
+    """A replica's way to the logs. `told`: what it was told, in order.
 
     `error`: what it fails with. `topics`: the partition counts of logs that are not the service's.
     """
@@ -81,19 +82,24 @@ class Logs:
         if self.error is not None:
             raise self.error
 
-    async def make(self, log: str, count: int, owner: Owner) -> None:
-        self.told.append(("make", log, count, owner))
-        self.the(log).count = count
+    async def ensure(self, log: str, partition_count: int, owner: LogOwner) -> None:
+        self.told.append(("ensure", log, partition_count, owner))
+        self.the(log).count = partition_count
 
-    async def resized(
-        self, log: str, owner: Owner, count: int, revision: int, gone: Iterable[int] = ()
+    async def set_partition_count(
+        self,
+        log: str,
+        partition_count: int,
+        revision: int,
+        owner: LogOwner,
+        discard: Collection[int] = (),
     ) -> None:
-        self.told.append(("resized", log, count, sorted(gone)))
-        self.the(log).resize(count, revision)
-        for number in gone:
+        self.told.append(("set_partition_count", log, partition_count, sorted(discard)))
+        self.the(log).resize(partition_count, revision)
+        for number in discard:
             self.the(log).discard(number)
 
-    async def drop(self, log: str, owner: Owner) -> None:
+    async def drop(self, log: str, owner: LogOwner) -> None:
         self.told.append(("drop", log))
         self.by_name.pop(log, None)
 
@@ -103,36 +109,37 @@ class Logs:
             raise self.error
         return self.topics[log]
 
-    async def spans(self, log: str, positions: Mapping[int, Any]) -> Mapping[int, Any]:
+    async def spans(self, log: str, positions: Positions) -> Mapping[int, Any]:
         """The log does not say how many messages are between two positions."""
         return {}
 
-    async def reached(self, log: str, partitions: Sequence[int]) -> Mapping[int, str]:
+    async def ends(self, log: str, partitions: Sequence[int]) -> Mapping[int, str]:
         """Where these partitions end. Of those that never had a message the log does not say it."""
         ends = self.the(log).ends
         return {number: str(ends[number]) for number in partitions if number in ends}
 
-    async def keep(
+    async def maintain(
         self,
         log: str,
-        owner: Owner,
-        count: int,
+        partition_count: int,
         revision: int,
-        committed: Iterable[Mapping[int, Any]],
+        owner: LogOwner,
+        committed: Sequence[Positions],
     ) -> None:
         told = list(committed)
-        self.told.append(("keep", log, count, told))
-        kept = self.the(log)
-        if kept.count != count:
-            kept.resize(count, revision)
+        self.told.append(("maintain", log, partition_count, told))
+        known = self.the(log)
+        if known.count != partition_count:
+            known.resize(partition_count, revision)
         floor = trim_floor(
             {number: None if at is None else int(at) for number, at in positions.items()}
             for positions in told
         )
         for number, first in floor.items():
-            kept.trim(number, first)
+            known.trim(number, first)
 
-    async def positions(self, log: str, where: str) -> dict[int, str]:
-        kept = self.the(log)
-        ends = kept.firsts if where == "earliest" else kept.ends
-        return {number: str(ends.get(number, 0)) for number in range(max(kept.ends, default=0) + 1)}
+    async def positions(self, log: str, where: object) -> Mapping[int, str]:
+        known = self.the(log)
+        ends = known.firsts if where == "earliest" else known.ends
+        numbers = range(max(known.ends, default=0) + 1)
+        return {number: str(ends.get(number, 0)) for number in numbers}

@@ -80,16 +80,17 @@ class Asking:
         if not self._available_now.settle():
             return None
         found = self._planned_after(start, max_messages)
-        certain = found is not start or self._books.closing or self._available_now.is_settled()
+        certain = found is not start or self._books.is_closing() or self._available_now.is_settled()
         return found if certain else None
 
     def _planned_after(self, start: Json, max_messages: int | None) -> Json | None:
         """The offset after `start`, `start` when there is nothing to read, None: not known now."""
         with self._books.locked() as progress:
-            closing = self._books.closing
+            if self._books.is_closing():
+                return start
             asked = self._flow.partitions
-            positions = {} if closing else progress.wanted(asked)
-            restores = () if closing else self._learner.restores(progress, asked)
+            positions = progress.wanted(asked)
+            restores = self._learner.restores(progress, asked)
         if not (positions or restores):
             return start
         if in_doubt(self._flow, self._clock()):
@@ -106,7 +107,7 @@ class Asking:
         if answer is None:
             return None
         with self._books.locked() as progress:
-            if self._books.closing:
+            if self._books.is_closing():
                 return start
             view = self._flow.partitions
             coming = self._learner.coming()

@@ -38,8 +38,7 @@ class Books:
         self.handoffs = handoffs
         # The offset that was given to Spark last: `done` of an older one counts for nothing.
         self.planned: Json | None = None
-        # No micro-batch from now on.
-        self.closing = False
+        self._closing = False
 
     @contextmanager
     def locked(self) -> Iterator[Progress]:
@@ -58,9 +57,13 @@ class Books:
         return self.planned
 
     def take_nothing_new(self) -> None:
-        """No micro-batch from now on."""
+        """Plan no micro-batch from now on."""
         with self._lock:
-            self.closing = True
+            self._closing = True
+
+    def is_closing(self) -> bool:
+        """Whether no micro-batch is to be planned any more."""
+        return self._closing
 
     # ------------------------------------------------------------------ what is done
 

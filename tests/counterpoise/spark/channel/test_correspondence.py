@@ -163,7 +163,7 @@ def test_while_others_are_there_it_works_until_they_take_over(talk: Talk, log: P
     leaving = talk.consumption._leaving
     assert leaving is not None
     leaving._last_call_at = 0.0
-    until(lambda: talk.consumption._books.closing)
+    until(talk.consumption._books.is_closing)
     second = talk.consumption._books.planned
     assert second is not None
     assert talk.owner(0) == "me"
