@@ -109,7 +109,7 @@ class LogProbe:
                         self._fresh(question, now - max_age)
                         or (self._answer is not before and self._late(question))
                         or self._fatal is not None
-                        or self._failures > 0
+                        or self._pauses.failures > 0
                     ),
                     patience,
                 )
