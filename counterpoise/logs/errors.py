@@ -52,12 +52,6 @@ class LogNotFound(LogError):
     code = "log_not_found"
 
 
-class LogOwned(LogError):
-    """The log exists already and was made for another queue; nothing of it was touched."""
-
-    code = "log_owned"
-
-
 class StalePartitionCount(LogError):
     """The append was routed with a partition count that is not the log's: route it again.
 

@@ -1,4 +1,4 @@
-"""The port of a log: what one promises, and the calls of consumers, publishers and the service.
+"""The port of a log: what one promises, and the calls of consumers and publishers.
 
 Theory of positions
 -------------------
@@ -209,10 +209,6 @@ class Log(Protocol):
         """Negative, zero or positive as a is before, at or after b. Raises InvalidPosition."""
         ...
 
-    def trim(self, below: Mapping[int, str]) -> None:
-        """Delete what lies below these positions. Repeating or lowering one does nothing."""
-        ...
-
     def next_sequence(self, publisher: str) -> int:
         """The last sequence the log has of this publisher, plus one; 0 if it has none.
 
@@ -222,66 +218,4 @@ class Log(Protocol):
 
     def close(self) -> None:
         """Let go of connections. The log can be used again; it then connects anew."""
-        ...
-
-
-@dataclass(frozen=True, slots=True)
-class LogOwner:
-    """The queue that a log was made for; `created_at` (Unix seconds) tells namesakes apart."""
-
-    queue_id: str
-    queue: str
-    created_at: float
-
-
-class ManagedLog(Log, Protocol):
-    """A log outside the service as the service treats it: made, resized and dropped with its queue.
-
-    All calls may be repeated. Raises LogUnavailable, LogError; LogNotFound where it says so. What
-    names an `owner` changes nothing when the log is another queue's: it came too late.
-    """
-
-    def ensure(
-        self, partition_count: int, owner: LogOwner, begins: Mapping[int, str] | None = None
-    ) -> str:
-        """Make the log unless it exists; its incarnation. The count of one that exists stays.
-
-        `begins`: positions that consumers have reached. A partition that ends below one has lost
-        messages; it goes on there, so that no position consumers know means another message, and
-        what lies below can no longer be read. Raises
-        LogOwned if it belongs to another queue, LogError if it cannot keep a log's promises.
-        """
-        ...
-
-    def partition_count(self) -> int:
-        """How many partitions the log has. Raises LogNotFound."""
-        ...
-
-    def set_partition_count(
-        self, partition_count: int, revision: int, owner: LogOwner | None = None
-    ) -> bool:
-        """Refuse appends routed with another count from now on; False if that comes too late.
-
-        `revision` is the queue's that set the count; lower ones than seen change nothing. Raises
-        LogNotFound.
-        """
-        ...
-
-    def trim(self, below: Mapping[int, str], owner: LogOwner | None = None) -> None:
-        """As any log's."""
-        ...
-
-    def discard(self, partitions: Sequence[int], owner: LogOwner | None = None) -> frozenset[int]:
-        """Delete what these hold and return which: those outside the count. Raises LogNotFound."""
-        ...
-
-    def position_at(self, time: float) -> Mapping[int, str]:
-        """Of each partition the first position published at `time` (Unix seconds) or later.
-
-        Nothing published since lies below it; the partition's end without such a message.
-        """
-        ...
-
-    def drop(self, owner: LogOwner) -> None:
-        """Delete the log with all it holds, if it is this queue's."""
         ...

@@ -29,8 +29,8 @@ from counterpoise.logs.errors import (
 from counterpoise.logs.port import AppendBatch, AppendResult, Bounds
 from counterpoise.logs.redis import scripts
 from counterpoise.logs.redis.connection import Script
+from counterpoise.logs.redis.keys import RedisKeys
 from counterpoise.logs.redis.rows import Entry, contiguous_from, microseconds, record_batch
-from counterpoise.logs.redis.upkeep import RedisUpkeep
 from counterpoise.logs.shares import fair_shares
 
 CHUNK_MESSAGES = 4096
@@ -55,8 +55,8 @@ class _Chunk(NamedTuple):
     there: int
 
 
-class RedisLog(RedisUpkeep):
-    """See `counterpoise.logs.Log` and `ManagedLog`. Thread-safe; threads do not wait for others."""
+class RedisLog(RedisKeys):
+    """See `counterpoise.logs.Log`. Thread-safe; threads do not wait for others."""
 
     def append(self, batch: AppendBatch) -> AppendResult:
         messages = batch.messages
