@@ -14,15 +14,9 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
+from broker.logs.managed import ManagedLog, open_managed
 from broker.logs.ports import Bounds, LogOwner, Purpose
-from counterpoise.logs import (
-    InvalidPosition,
-    LogError,
-    LogNotFound,
-    LogUnavailable,
-    ManagedLog,
-    open_managed,
-)
+from counterpoise.logs import InvalidPosition, LogError, LogNotFound, LogUnavailable
 from counterpoise.logs.address import fitting
 
 T = TypeVar("T")

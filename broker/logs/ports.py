@@ -11,7 +11,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
-from counterpoise.logs import Bounds, LogOwner, LogUnavailable
+from counterpoise.logs import Bounds, LogUnavailable
 
 __all__ = [
     "Bounds",
@@ -28,6 +28,15 @@ __all__ = [
 Purpose = Literal["read", "publish"]
 Positions = Mapping[int, str | None]
 """A queue's committed position of each partition; None without one."""
+
+
+@dataclass(frozen=True, slots=True)
+class LogOwner:
+    """The queue that a log was made for; `created_at` (Unix seconds) tells namesakes apart."""
+
+    queue_id: str
+    queue: str
+    created_at: float
 
 
 class LogDatabaseUnavailable(LogUnavailable):

@@ -53,12 +53,6 @@ class LogNotFound(LogError):
     code = "log_not_found"
 
 
-class LogOwned(LogError):
-    """The log exists already and was made for another queue; it was not changed."""
-
-    code = "log_owned"
-
-
 class StalePartitionCount(LogError):
     """The append was routed with an outdated partition count: route it again.
 

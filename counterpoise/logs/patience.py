@@ -12,14 +12,14 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
+from counterpoise.backoff import Backoff, Pauses
 from counterpoise.errors import CounterpoiseError, ServiceUnavailable
 from counterpoise.logs.errors import LogUnavailable
 
 # How long a log may be missing, or end before a position, until this counts as permanent.
 AHEAD_SECONDS = 180.0
 
-FIRST_PAUSE_SECONDS = 0.1
-LONGEST_PAUSE_SECONDS = 5.0
+BACKOFF = Backoff(0.1, 5.0)
 
 
 class Patience:
@@ -28,13 +28,14 @@ class Patience:
     def __init__(self, timeout_seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
         self._timeout_seconds = timeout_seconds
         self._clock = clock
+        self._pauses = Pauses(BACKOFF)
         self.rewarded()
 
     def rewarded(self) -> None:
         """The log returned data: all limits begin anew."""
         self._give_up_at = self._clock() + self._timeout_seconds
         self._lost_since: float | None = None
-        self._pause = FIRST_PAUSE_SECONDS
+        self._pauses.succeeded()
 
     def pause_after(self, error: CounterpoiseError) -> float | None:
         """How many seconds to wait before the next attempt; None to give up.
@@ -48,5 +49,5 @@ class Patience:
         else:
             self._lost_since = now if self._lost_since is None else self._lost_since
             until = min(until, self._lost_since + AHEAD_SECONDS)
-        pause, self._pause = self._pause, min(LONGEST_PAUSE_SECONDS, 2 * self._pause)
+        pause = self._pauses.failed()
         return pause if now + pause <= until else None

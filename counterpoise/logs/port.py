@@ -1,4 +1,4 @@
-"""The interface of a log: its promises, and the calls of consumers, publishers and the service.
+"""The port of a log: its promises, and the calls of consumers and publishers.
 
 Theory of positions
 -------------------
@@ -208,10 +208,6 @@ class Log(Protocol):
         """Negative, zero or positive as a is before, at or after b. Raises InvalidPosition."""
         ...
 
-    def trim(self, below: Mapping[int, str]) -> None:
-        """Delete the messages below these positions. Repeating or lowering one does nothing."""
-        ...
-
     def next_sequence(self, publisher: str) -> int:
         """The last sequence the log has of this publisher, plus one; 0 if it has none.
 
@@ -221,72 +217,4 @@ class Log(Protocol):
 
     def close(self) -> None:
         """Close the connections. The log can be used again; it then connects anew."""
-        ...
-
-
-@dataclass(frozen=True, slots=True)
-class LogOwner:
-    """The queue that a log was made for.
-
-    `created_at` (Unix seconds) distinguishes queues of the same name.
-    """
-
-    queue_id: str
-    queue: str
-    created_at: float
-
-
-class ManagedLog(Log, Protocol):
-    """The service's calls on a log outside the service: make, resize and drop it with its queue.
-
-    All calls may be repeated. Raises LogUnavailable, LogError; LogNotFound where documented. A late
-    call with an `owner` changes nothing if the log belongs to another queue.
-    """
-
-    def ensure(
-        self, partition_count: int, owner: LogOwner, begins: Mapping[int, str] | None = None
-    ) -> str:
-        """Make the log unless it exists; its incarnation. The count of one that exists stays.
-
-        `begins`: positions that consumers have reached. A partition that ends below such a position
-        has lost messages. It continues at this position, so that no known position means another
-        message, and the lost messages below can no longer be read. Raises
-        LogOwned if it belongs to another queue, LogError if it cannot keep a log's promises.
-        """
-        ...
-
-    def partition_count(self) -> int:
-        """The log's partition count. Raises LogNotFound."""
-        ...
-
-    def set_partition_count(
-        self, partition_count: int, revision: int, owner: LogOwner | None = None
-    ) -> bool:
-        """Refuse appends routed with another count from now on; False if the call is outdated.
-
-        `revision` is the queue's revision that set the count; a lower one than before changes
-        nothing. Raises LogNotFound.
-        """
-        ...
-
-    def trim(self, below: Mapping[int, str], owner: LogOwner | None = None) -> None:
-        """See `Log.trim`."""
-        ...
-
-    def discard(self, partitions: Sequence[int], owner: LogOwner | None = None) -> frozenset[int]:
-        """Delete the messages of those partitions that are outside the count, and return them.
-
-        Raises LogNotFound.
-        """
-        ...
-
-    def position_at(self, time: float) -> Mapping[int, str]:
-        """For each partition the first position published at `time` (Unix seconds) or later.
-
-        No message published since then is below it. Without such a message: the partition's end.
-        """
-        ...
-
-    def drop(self, owner: LogOwner) -> None:
-        """Delete the log with its messages, if it belongs to this queue."""
         ...

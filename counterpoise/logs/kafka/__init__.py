@@ -49,14 +49,14 @@ from counterpoise.logs.kafka.sizes import SAMPLED_MESSAGES, Sizes
 from counterpoise.logs.kafka.tails import find_appends
 from counterpoise.logs.kafka.topic import Topic
 from counterpoise.logs.numbered import NumberedLog
-from counterpoise.logs.port import AppendBatch, AppendResult, Bounds, LogOwner
+from counterpoise.logs.port import AppendBatch, AppendResult, Bounds
 from counterpoise.logs.shares import fair_shares
 
 __all__ = ["KafkaLog", "raw_bytes"]
 
 
 class KafkaLog(NumberedLog):
-    """The topic that a log names. See `counterpoise.logs.Log` and `ManagedLog`.
+    """The topic that a log names. See `counterpoise.logs.Log`.
 
     Threads read in parallel; appends take turns. A forked child makes its own connections, but must
     not continue the publisher of its parent.
@@ -202,51 +202,6 @@ class KafkaLog(NumberedLog):
             for batch in self.read(partition, str(position), until, max_messages=SAMPLED_MESSAGES)
             for value in batch["value"].to_pylist()
         ]
-
-    def trim(self, below: Mapping[int, str], owner: LogOwner | None = None) -> None:
-        """Does nothing: Kafka decides the retention of a topic."""
-        for position in below.values():
-            self.number(position)
-
-    # ------------------------------------------------------------------ for the service
-
-    def ensure(
-        self, partition_count: int, owner: LogOwner, begins: Mapping[int, str] | None = None
-    ) -> str:
-        """The topic's incarnation. Raises LogNotFound, because topics are not created here."""
-        return self._topic.shape(self._begin()).incarnation
-
-    def partition_count(self) -> int:
-        return self._topic.shape(self._begin()).partition_count
-
-    def set_partition_count(
-        self, partition_count: int, revision: int, owner: LogOwner | None = None
-    ) -> bool:
-        """Raises LogError unless this is the topic's partition count."""
-        if partition_count != self.partition_count():
-            raise LogError(
-                f"the partitions of topic {self.name!r} belong to Kafka: add partitions there, "
-                "and the queue follows"
-            )
-        return True
-
-    def discard(self, partitions: Sequence[int], owner: LogOwner | None = None) -> frozenset[int]:
-        """Raises LogError: a topic never loses partitions."""
-        raise LogError(f"Kafka owns the partitions of topic {self.name!r}; none can be discarded")
-
-    def position_at(self, time: float) -> Mapping[int, str]:
-        deadline = self._begin()
-        partitions = range(self._topic.shape(deadline).partition_count)
-        # Asked before the ends: without such a message the end is used, which must not be too low.
-        found = self._topic.offsets_at(partitions, max(0, int(time * 1000)), deadline)
-        _, ends = self._topic.bounds(partitions, deadline)
-        return {
-            partition: str(ends[partition] if offset < 0 else offset)
-            for partition, offset in found.items()
-        }
-
-    def drop(self, owner: LogOwner) -> None:
-        """Does nothing: the topic does not belong to the queue."""
 
     def close(self) -> None:
         with self._appending:

@@ -1,7 +1,7 @@
 """A log in Redis Streams: `redis://host:port/DB/NAME`.
 
 A partition is a stream, and positions are decimal numbers without holes, which a script assigns
-inside Redis (`redis_scripts`, where the keys are described too). Redis holds no data of consumers:
+inside Redis (`scripts`, where the keys are described too). Redis holds no data of consumers:
 no consumer groups, no cursors.
 
 The promises hold as long as Redis keeps its data. A Redis that evicts keys would lose messages
@@ -19,7 +19,6 @@ from typing import Any, NamedTuple
 
 import pyarrow as pa
 
-from counterpoise.logs import redis_scripts as scripts
 from counterpoise.logs.errors import (
     InvalidMessage,
     LogBehind,
@@ -28,9 +27,10 @@ from counterpoise.logs.errors import (
     StalePartitionCount,
 )
 from counterpoise.logs.port import AppendBatch, AppendResult, Bounds
-from counterpoise.logs.redis_connection import Script
-from counterpoise.logs.redis_rows import Entry, contiguous_from, microseconds, record_batch
-from counterpoise.logs.redis_upkeep import RedisUpkeep
+from counterpoise.logs.redis import scripts
+from counterpoise.logs.redis.connection import Script
+from counterpoise.logs.redis.keys import RedisKeys
+from counterpoise.logs.redis.rows import Entry, contiguous_from, microseconds, record_batch
 from counterpoise.logs.shares import fair_shares
 
 CHUNK_MESSAGES = 4096
@@ -55,8 +55,8 @@ class _Chunk(NamedTuple):
     there: int
 
 
-class RedisLog(RedisUpkeep):
-    """See `counterpoise.logs.Log` and `ManagedLog`. Thread-safe; threads do not wait for others."""
+class RedisLog(RedisKeys):
+    """See `counterpoise.logs.Log`. Thread-safe; threads do not wait for others."""
 
     def append(self, batch: AppendBatch) -> AppendResult:
         messages = batch.messages

@@ -7,12 +7,12 @@ import uuid
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from counterpoise.logs import redis_scripts as scripts
-from counterpoise.logs.address import parse_log
-from counterpoise.logs.errors import LogError, LogNotFound, LogOwned
-from counterpoise.logs.numbered import NumberedLog
-from counterpoise.logs.port import LogOwner
-from counterpoise.logs.redis_connection import RedisConnection, Script
+from broker.logs import redis_upkeep_scripts as scripts
+from broker.logs.managed import LogOwned
+from broker.logs.ports import LogOwner
+from counterpoise.logs.errors import LogError
+from counterpoise.logs.redis.connection import Script
+from counterpoise.logs.redis.log import RedisLog
 
 logger = logging.getLogger("counterpoise.logs")
 
@@ -33,24 +33,8 @@ def _id_of(owner: LogOwner | None) -> str:
     return "" if owner is None else owner.queue_id
 
 
-class RedisUpkeep(NumberedLog):
-    """The log's keys and connection, and the calls of `ManagedLog`."""
-
-    kind = "a log in Redis"
-    too_large = 2**53  # the scripts count exactly up to this number
-
-    def __init__(self, log: str, access: str | None = None, *, timeout_seconds: float = 30.0):
-        """`log` is the queue's, `access` a URL with credentials. Raises LogError for bad ones."""
-        address = parse_log(log)
-        self.name = address.name
-        self._log = log
-        self._redis = RedisConnection(address, access, timeout_seconds)
-        self._prefix = f"counterpoise:{{{address.name}}}:".encode()
-        self._meta = self._prefix + b"meta"
-        self._partitions = self._prefix + b"partitions"
-
-    def __repr__(self) -> str:
-        return f"RedisLog({self._log!r})"
+class RedisUpkeep(RedisLog):
+    """See `ManagedLog`."""
 
     def ensure(
         self, partition_count: int, owner: LogOwner, begins: Mapping[int, str] | None = None
@@ -124,23 +108,6 @@ class RedisUpkeep(NumberedLog):
             step = (partition, self.number(position), TRIM_MESSAGES, _id_of(owner))
             while self._redis.script(_TRIM, keys, *step, retry=True):
                 pass
-
-    def _stream(self, partition: int) -> bytes:
-        return self._prefix + b"stream:%d" % partition
-
-    def _publisher(self, publisher: str) -> bytes:
-        return self._prefix + b"publisher:" + publisher.encode()
-
-    def _not_found(self) -> LogNotFound:
-        return LogNotFound(
-            f"there is no log {self._log}: its queue is gone, or the Redis has lost its data, and "
-            "then the service makes the log anew within a minute"
-        )
-
-    def _there(self, answer: Any) -> Any:
-        if answer[0] == b"missing":
-            raise self._not_found()
-        return answer
 
     def _find(self, partition: int, time: int) -> str:
         keys = [self._partitions, self._stream(partition)]

@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from counterpoise.logs.port import MESSAGE_SCHEMA
 
-# An id, and fields and values in turn: t, v, then the optional ones (see `redis_scripts`).
+# An id, and fields and values in turn: t, v, then the optional ones (see `scripts`).
 Entry = tuple[bytes, list[bytes]]
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
