@@ -26,8 +26,8 @@ pytest = $(BIN)/pytest -n $(WORKERS) --dist loadgroup --max-worker-restart 0
 
 # What keeps two descriptions of one thing equal: rules and imports, openapi.yaml and what the app
 # serves, migrations and the tables that the store uses. They are among the short tests.
-AGREEMENTS := tests/architecture $(wildcard tests/api/test_openapi.py tests/broker/test_migrations.py \
-	tests/broker/store/test_migrations.py tests/migrations)
+AGREEMENTS := tests/architecture $(wildcard tests/api/test_openapi.py \
+	tests/broker/postgres/test_migrations.py tests/broker/store/test_migrations.py tests/migrations)
 
 .PHONY: help
 help: ## this list
@@ -85,6 +85,10 @@ SEEDS ?= 1000
 .PHONY: sim
 sim: setup ## play simulated runs: SEEDS=1000, SEEDS=500-600, or SEED=7 with its transcript
 	@$(BIN)/python -m tests.simulation $(if $(SEED),seed $(SEED),seeds $(SEEDS)) $(ARGS)
+
+.PHONY: sim-first
+sim-first: setup ## which seed is the first to find each planted bug; ARGS=--search: look anew
+	@$(BIN)/python -m tests.simulation first $(ARGS)
 
 .PHONY: sim-long
 sim-long: setup ## play simulated runs until interrupted, from where it stopped last time

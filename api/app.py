@@ -6,11 +6,12 @@ from contextlib import asynccontextmanager
 from fastapi import FastAPI
 from starlette.routing import BaseRoute
 
-from api import flows, problems, queue_events, queues, service
-from api.limits import RequestLimits
-from api.metrics import CountRequests, Metrics
-from api.rates import LimitRates, LimitWork, Rates
-from api.streams import OpenCalls
+from api.http import problems
+from api.http.limits import RequestLimits
+from api.http.metrics import CountRequests, Metrics
+from api.http.rates import LimitRates, LimitWork, Rates
+from api.http.streams import OpenCalls
+from api.routes import flows, queue_events, queues, service
 from broker.service import Broker
 from broker.settings import Settings
 

@@ -8,7 +8,7 @@ import uvicorn
 from fastapi import FastAPI
 
 from api.app import create_app
-from api.security import is_loopback
+from api.http.security import is_loopback
 from broker.service import Broker
 from broker.settings import Settings
 

@@ -26,6 +26,7 @@ import httpx
 from counterpoise import calls, wire
 from counterpoise.calls import Call, Listing, base_url, read_answer
 from counterpoise.errors import BadAnswer, Unreachable
+from counterpoise.event_stream import EventReader
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -188,7 +189,7 @@ class Client:
         request = self._settings.request(call)
         request["headers"]["Accept"] = "text/event-stream"
         request["timeout"] = httpx.Timeout(self._settings.timeout_seconds, read=60.0)
-        reader = calls.EventReader()
+        reader = EventReader()
         try:
             with self._http.stream(**request) as response:
                 if response.status_code != 200:
@@ -297,7 +298,7 @@ class AsyncClient:
         request = self._settings.request(call)
         request["headers"]["Accept"] = "text/event-stream"
         request["timeout"] = httpx.Timeout(self._settings.timeout_seconds, read=60.0)
-        reader = calls.EventReader()
+        reader = EventReader()
         try:
             async with self._http.stream(**request) as response:
                 if response.status_code != 200:

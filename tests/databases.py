@@ -27,8 +27,8 @@ import psycopg
 import pytest
 from psycopg import Connection, sql
 
-from broker import migrations
-from broker.embedded import EmbeddedPostgres
+from broker.postgres import migrations
+from broker.postgres.embedded import EmbeddedPostgres
 
 # Data of a test is worth nothing after a crash, so nothing waits for the disk.
 FAST = {"fsync": "off", "synchronous_commit": "off", "full_page_writes": "off"}

@@ -15,7 +15,7 @@ from alembic import command
 from alembic.config import Config
 from sqlalchemy.ext.asyncio import create_async_engine
 
-from broker.logs import BuiltinLogs
+from broker.logs.builtin import BuiltinLogs
 from counterpoise.logs import AppendBatch, AppendResult, Log, Message
 from counterpoise.logs.postgres import PostgresLog
 from tests.databases import Databases
@@ -90,7 +90,7 @@ def log_url(databases: Databases) -> Iterator[str]:
 
 @pytest.fixture
 def log(log_url: str) -> Iterator[PostgresLog]:
-    with_logs(log_url, lambda logs: logs.ensure("flights", 4))
+    with_logs(log_url, lambda logs: logs.ensure("builtin:flights", 4))
     log = PostgresLog("flights", log_url, timeout_seconds=10)
     yield log
     log.close()

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from api.cached import Cached
+from api.http.cached import Cached
 
 
 async def test_it_is_made_once_for_all_who_wait_and_again_when_it_is_old() -> None:

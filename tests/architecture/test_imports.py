@@ -77,6 +77,41 @@ def test_imports_run_one_way(importer: str, forbidden: str) -> None:
     ]
 
 
+@pytest.mark.parametrize("service", ["api", "broker"])
+def test_the_service_shares_only_logs_with_the_consumers(service: str) -> None:
+    """What a log is called, what it promises, and how each kind is reached."""
+    assert not [
+        f"{path}: {name}"
+        for path, name in imports_under(service)
+        if within(name, "counterpoise") and not within(name, "counterpoise.logs")
+    ]
+
+
+ROOMS = {
+    "broker": ("core", "store", "logs", "mailbox", "calls"),
+    "api": ("schemas", "http", "routes"),
+}
+
+
+@pytest.mark.parametrize("package", ROOMS)
+def test_a_room_imports_only_rooms_below_it(package: str) -> None:
+    upwards = [
+        f"{path}: {name}"
+        for floor, room in enumerate(ROOMS[package])
+        for path, name in imports_under(f"{package}/{room}")
+        if any(within(name, f"{package}.{above}") for above in ROOMS[package][floor + 1 :])
+    ]
+    assert not upwards
+
+
+def test_the_room_of_the_database_needs_no_other() -> None:
+    assert not [
+        f"{path}: {name}"
+        for path, name in imports_under("broker/postgres")
+        if within(name, "broker") and name != "broker" and not within(name, "broker.postgres")
+    ]
+
+
 @pytest.mark.parametrize(
     ("source", "names"),
     [

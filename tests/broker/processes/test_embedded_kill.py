@@ -41,6 +41,6 @@ async def test_flows_keep_their_partitions(tmp_path: Path, crowd_of: CrowdOf) ->
                 # One joined: no more than its share changed hands.
                 share = -(-24 // len(crowd.consumers))
                 assert len(before) - len(kept) <= share
-            assert not crowd.checker.gone
-            assert crowd.checker.outcomes["commit ok"]
+            assert not crowd.notes.gone
+            assert crowd.verdict().counts["commit ok"]
             await crowd.go_home()

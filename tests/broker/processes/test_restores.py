@@ -12,9 +12,9 @@ import httpx
 import psycopg
 import pytest
 
-from broker import restoring
 from broker.launch import Exit
-from broker.postgres_binaries import installed_wheel
+from broker.postgres import restoring
+from broker.postgres.binaries import installed_wheel
 from broker.service import Broker
 from counterpoise import calls
 from counterpoise.client import Client

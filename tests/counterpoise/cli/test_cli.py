@@ -16,10 +16,10 @@ from typer.testing import CliRunner
 from counterpoise.cli import messages
 from counterpoise.cli.app import app
 from counterpoise.client import Client, package_version
-from counterpoise.delivery import Delivery
 from counterpoise.flow import Flow
 from counterpoise.logs import LogUnavailable
 from counterpoise.publisher import Publisher
+from counterpoise.publisher.delivery import Delivery
 from counterpoise.wire import ReleaseItem
 from tests.service import eventually
 

@@ -8,12 +8,13 @@ from functools import partial
 import pytest
 from typer.testing import CliRunner
 
-from broker.outside_logs import OutsideLogs
+from broker.logs.external import ExternalLogs
+from broker.logs.managed import open_managed
 from broker.service import Broker
 from counterpoise.cli.app import app
 from counterpoise.consumer import Consumer
 from counterpoise.errors import Invalid, QueueInUse
-from counterpoise.logs import LogNotFound, PositionTrimmed, open_log, open_managed
+from counterpoise.logs import LogNotFound, PositionTrimmed, open_log
 from counterpoise.publisher import Publisher
 from counterpoise.wire import CommitItem
 from tests.counterpoise.on_redis.conftest import SECRET
@@ -47,7 +48,7 @@ def keep(world, **settings):
         broker = Broker(world.service.settings.model_copy(update=settings))
         await broker.start()
         try:
-            await broker.keep_logs()
+            await broker.logs.maintain()
         finally:
             await broker.stop()
 
@@ -224,14 +225,14 @@ def test_a_position_that_no_log_can_have_stops_nobodys_upkeep(world):
 
 def test_an_upkeep_does_not_bring_the_log_of_a_deleted_queue_back(world, monkeypatch):
     world.client.create_queue("flights", 1, log=world.log)
-    upkeep = OutsideLogs.keep
+    upkeep = ExternalLogs.ensure
 
     async def slowly(self, *told):
         await asyncio.to_thread(world.client.delete_queue, "flights")
         await upkeep(self, *told)
 
     with monkeypatch.context() as patch:
-        patch.setattr(OutsideLogs, "keep", slowly)
+        patch.setattr(ExternalLogs, "ensure", slowly)
         keep(world)
     with world.redis.client() as admin:
         assert admin.keys("*") == []

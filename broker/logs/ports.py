@@ -1,0 +1,208 @@
+"""The service's interfaces of logs: `Logs` for its calls, and a `LogKind` for each kind.
+
+Both name a log as the queue does (`builtin:flights`, `redis://host:port/DB/NAME`, …), both name
+its owner with a `LogOwner`, and both use the verbs of `counterpoise.logs`. Positions
+are strings that only the log can compare; times are in Unix seconds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, Protocol
+
+from counterpoise.logs import Bounds, LogUnavailable
+
+__all__ = [
+    "Bounds",
+    "LogAccess",
+    "LogDatabaseUnavailable",
+    "LogKind",
+    "LogOwner",
+    "Logs",
+    "Positions",
+    "Purpose",
+    "Span",
+]
+
+Purpose = Literal["read", "publish"]
+Positions = Mapping[int, str | None]
+"""A queue's committed position of each partition; None without one."""
+
+
+@dataclass(frozen=True, slots=True)
+class LogOwner:
+    """The queue that a log was made for; `created_at` (Unix seconds) tells namesakes apart."""
+
+    queue_id: str
+    queue: str
+    created_at: float
+
+
+class LogDatabaseUnavailable(LogUnavailable):
+    """The database of the built-in log, which is the service's own, failed."""
+
+
+@dataclass(frozen=True, slots=True)
+class LogAccess:
+    """Short-lived credentials for the built-in log; the URL contains the password: never log it."""
+
+    url: str = field(repr=False)
+    expires_at: float
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Of one partition the first position, the end, and the number of messages after a position."""
+
+    start: str
+    end: str
+    lag: int | None
+
+
+class Logs(Protocol):
+    """The logs of all queues, as the calls of the service use them. For the event loop."""
+
+    async def access(self, log: str, purpose: Purpose) -> LogAccess | None:
+        """Credentials for a log; None if consumers and publishers must bring their own.
+
+        Raises Unavailable.
+        """
+        ...
+
+    async def ensure(self, log: str, partition_count: int, owner: LogOwner) -> None:
+        """Make the log of a queue that was just created, empty. Raises Unavailable, Invalid."""
+        ...
+
+    async def partition_count(self, log: str) -> int:
+        """The partition count of a log with its own count. Raises Unavailable, Invalid."""
+        ...
+
+    async def set_partition_count(
+        self,
+        log: str,
+        partition_count: int,
+        revision: int,
+        owner: LogOwner,
+        discard: Collection[int] = (),
+    ) -> None:
+        """Set the log's count to its owner's, then delete the messages of `discard`.
+
+        `revision` is the owner's revision that set the count. If the log cannot be reached,
+        `maintain` sets the count later; but only the administrator can repeat a failed deletion,
+        so this raises Unavailable.
+        """
+        ...
+
+    async def positions(
+        self, log: str, where: Literal["earliest", "latest"] | float
+    ) -> Mapping[int, str]:
+        """For each partition the position at an end of the log, or of a time; none without a log.
+
+        Raises Invalid, also for logs of kinds that the service does not know, and Unavailable.
+        """
+        ...
+
+    async def ends(self, log: str, partitions: Sequence[int]) -> Mapping[int, str]:
+        """The ends of these partitions; empty if the log does not answer."""
+        ...
+
+    async def spans(self, log: str, positions: Positions) -> Mapping[int, Span]:
+        """For display: start and end of these partitions, and the messages after each position.
+
+        Empty if the log does not answer soon.
+        """
+        ...
+
+    async def maintain(
+        self,
+        log: str,
+        partition_count: int,
+        revision: int,
+        owner: LogOwner,
+        committed: Sequence[Positions],
+    ) -> None:
+        """The regular upkeep of one log: it exists, has its owner's count, and is trimmed.
+
+        `committed` has the positions of each queue that reads the log. Messages that all of them
+        have processed are trimmed. Best effort: a failure is logged.
+        """
+        ...
+
+    async def drop(self, log: str, owner: LogOwner) -> None:
+        """Delete the log with its messages, if it belongs to this queue. A failure is logged."""
+        ...
+
+
+class LogKind(Protocol):
+    """All logs of one kind. Every call is bounded in time, may be repeated, and raises LogError.
+
+    LogUnavailable if the log cannot be reached or is too slow, and LogNotFound where documented.
+    A late call with an `owner` changes nothing if the log belongs to another queue.
+    """
+
+    async def access(self, purpose: Purpose) -> LogAccess | None:
+        """Credentials for all logs of this kind; None if the service gives none."""
+        ...
+
+    async def ensure(
+        self,
+        log: str,
+        partition_count: int,
+        owner: LogOwner,
+        committed: Sequence[Mapping[int, str]] = (),
+    ) -> bool:
+        """Make the log unless it exists; then its count stays. False: it belongs to a later queue.
+
+        `committed` has the positions that each reader has reached. A log that has lost messages
+        continues there, so that no known position means another message.
+        """
+        ...
+
+    async def partition_count(self, log: str) -> int:
+        """The log's partition count. Raises LogNotFound."""
+        ...
+
+    async def set_partition_count(
+        self, log: str, partition_count: int, revision: int, owner: LogOwner
+    ) -> bool:
+        """Refuse appends routed with another count from now on; False if the call is outdated.
+
+        `revision` is the queue's revision that set the count; a lower one than before changes
+        nothing. Raises LogNotFound.
+        """
+        ...
+
+    async def discard(
+        self, log: str, partitions: Collection[int], owner: LogOwner
+    ) -> frozenset[int]:
+        """Delete the messages of those partitions that are outside the count, and return them.
+
+        Raises LogNotFound.
+        """
+        ...
+
+    async def trim(self, log: str, below: Mapping[int, str], owner: LogOwner) -> None:
+        """Delete the messages below these positions. Raises LogNotFound."""
+        ...
+
+    async def bounds(
+        self, log: str, partitions: Sequence[int] | None = None, *, seconds: float | None = None
+    ) -> Bounds:
+        """Start and end of these partitions, or of all that the log ever had.
+
+        `seconds`: a shorter time limit, for a list that only shows the ends; after a too slow
+        answer the log may not be asked for a while. Raises LogNotFound.
+        """
+        ...
+
+    async def position_at(self, log: str, time: float) -> Mapping[int, str]:
+        """For each partition the first position published at `time` or later, else its end.
+
+        No message published since then is below it. Raises LogNotFound.
+        """
+        ...
+
+    async def drop(self, log: str, owner: LogOwner) -> None:
+        """Delete the log with its messages, if it belongs to this queue."""
+        ...

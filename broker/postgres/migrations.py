@@ -1,0 +1,253 @@
+"""Brings databases up to date: two Alembic trees, one for the control tables, one for the log.
+
+The trees are in the package `migrations`. Each has an env.py that takes a connection, waits for
+other processes at an advisory lock, and stores its version in its own table.
+
+Replicas of two releases serve one database while they are replaced one by one. So a migration has
+two steps (expand, then contract). An *expanding* revision only adds, and names in `serves_from` the
+oldest revision whose code still works with the tables. A *contracting* one (`contracts = True`)
+removes what no code uses any more. From this follow these rules:
+
+- Expanding revisions run when a replica starts; contracting ones only when an administrator
+  declares that no older replica is left (`migrate --contract`), or if there are no tables at all.
+- A database lists the revisions that it serves, for code that does not know its revision.
+- Code *needs* its newest expanding revision. It serves a database at that revision or a later one
+  of its own, and a database at an unknown revision if that one serves the needed revision.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import NamedTuple
+
+from alembic import command
+from alembic.config import Config
+from alembic.script import ScriptDirectory
+from alembic.util import CommandError
+from sqlalchemy import Connection, create_engine, make_url, text
+from sqlalchemy.exc import DBAPIError, OperationalError
+from sqlalchemy.pool import NullPool
+
+import migrations
+
+CONNECT_SECONDS = 10
+
+
+class DatabaseUnreachable(Exception):
+    """The database does not accept a connection; the message is one line, without credentials."""
+
+
+class MigrationFailed(Exception):
+    """A database could not be brought up to date; the message is one line."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tree:
+    """One Alembic tree, and the table with a database's revision in it."""
+
+    name: str
+    version_table: str
+    # Additional directories with revisions: those of a later release, in tests.
+    more_versions: tuple[str, ...] = ()
+
+    @property
+    def location(self) -> str:
+        return f"migrations:{self.name}"
+
+    @property
+    def versions(self) -> list[str]:
+        """The directories with its revisions."""
+        package = Path(migrations.__file__).parent
+        return [str(package / self.name / "versions"), *self.more_versions]
+
+
+CONTROL = Tree("control", "counterpoise.alembic_version")
+LOG = Tree("log", "counterpoise_log.alembic_version")
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """The change of one database: `before` is None if it had no tables."""
+
+    tree: str
+    before: str | None
+    after: str
+
+
+class _Level(NamedTuple):
+    """A database's revision (None: no tables), and the revisions whose code it serves.
+
+    `serves` is empty for a database that was last migrated by a version without this list.
+    """
+
+    revision: str | None
+    serves: frozenset[str] = frozenset()
+
+
+def upgrade(
+    database_url: str, log_database_url: str | None = None, *, contract: bool = False
+) -> list[Step]:
+    """Migrate the control tables and the log; `contract`: also revisions that break older replicas.
+
+    A newer database that this version can serve is not changed. Blocks; idempotent.
+    Raises DatabaseUnreachable, MigrationFailed.
+    """
+    return [
+        _upgrade(tree, url, contract=contract)
+        for tree, url in _databases(database_url, log_database_url)
+    ]
+
+
+class Unfit(NamedTuple):
+    """A tree that this version cannot serve; `why` says what to do."""
+
+    tree: str
+    why: str
+
+
+def unfit(database_url: str, log_database_url: str | None = None) -> list[Unfit]:
+    """The reasons why this version cannot serve the databases; empty if it can. Blocks.
+
+    Raises DatabaseUnreachable.
+    """
+    found = []
+    for tree, url in _databases(database_url, log_database_url):
+        with _connected(url) as connection:
+            level = _level(connection, tree)
+        if not _fits(tree, level):
+            found.append(Unfit(tree.name, _why(tree, level)))
+    return found
+
+
+@cache
+def head(tree: Tree) -> str:
+    """The newest revision of a tree, contracting ones included."""
+    return _chain(tree)[-1][0]
+
+
+@cache
+def needed(tree: Tree) -> str:
+    """The least revision for this version's code: the newest one that does not contract."""
+    return next(revision for revision, contracts in reversed(_chain(tree)) if not contracts)
+
+
+def _databases(database_url: str, log_database_url: str | None) -> list[tuple[Tree, str]]:
+    return [(CONTROL, database_url), (LOG, log_database_url or database_url)]
+
+
+@cache
+def _chain(tree: Tree) -> list[tuple[str, bool]]:
+    """The tree's revisions, the oldest first, and whether each contracts."""
+    scripts = ScriptDirectory.from_config(_config(tree)).walk_revisions()
+    chain = [(one.revision, bool(getattr(one.module, "contracts", False))) for one in scripts]
+    assert chain, f"migrations/{tree.name} is empty"
+    return chain[::-1]
+
+
+def _fits(tree: Tree, level: _Level) -> bool:
+    revisions = [revision for revision, _ in _chain(tree)]
+    enough = revisions[revisions.index(needed(tree)) :]
+    if level.revision in revisions:
+        return level.revision in enough
+    return not level.serves.isdisjoint(enough)
+
+
+def _why(tree: Tree, level: _Level) -> str:
+    revisions = [revision for revision, _ in _chain(tree)]
+    if level.revision is not None and level.revision not in revisions:
+        return (
+            f"The {tree.name} tables are at revision {level.revision}, made by a newer version, "
+            "and this version cannot serve them; run the newer version."
+        )
+    if level.revision is not None and _target(tree, level.revision, contract=False) != head(tree):
+        behind = revisions.index(_target(tree, level.revision, contract=False))
+        if behind < revisions.index(needed(tree)):
+            return (
+                f"The {tree.name} tables are not current, and the next migration breaks "
+                "replicas of the previous version; stop those and run 'counterpoise migrate "
+                "--contract'."
+            )
+    return f"The {tree.name} tables are not current; run 'counterpoise migrate'."
+
+
+def _target(tree: Tree, revision: str, *, contract: bool) -> str:
+    """The last revision to run from a known one on: before the next that contracts, or the end."""
+    chain = _chain(tree)
+    target = revision
+    for after, contracts in chain[[name for name, _ in chain].index(revision) + 1 :]:
+        if contracts and not contract:
+            break
+        target = after
+    return target
+
+
+def _upgrade(tree: Tree, url: str, *, contract: bool) -> Step:
+    config = _config(tree)
+    with _connected(url) as connection:
+        before = _level(connection, tree)
+        known = before.revision is None or before.revision in dict(_chain(tree))
+        if not known and _fits(tree, before):
+            assert before.revision is not None
+            return Step(tree.name, before.revision, before.revision)
+        config.attributes["connection"] = connection
+        target = head(tree)
+        if before.revision is not None and known:
+            target = _target(tree, before.revision, contract=contract)
+        try:
+            command.upgrade(config, target)
+        except CommandError as error:
+            raise MigrationFailed(
+                f"the {tree.name} tables are at revision {before.revision}, which this version "
+                f"does not know; a newer one made them ({error})"
+            ) from error
+        except DBAPIError as error:
+            raise MigrationFailed(
+                f"migrating the {tree.name} tables: {_first_line(error)}"
+            ) from error
+        after = _level(connection, tree)
+        if not _fits(tree, after):
+            raise MigrationFailed(_why(tree, after))
+        assert after.revision is not None
+        return Step(tree.name, before.revision, after.revision)
+
+
+def _config(tree: Tree) -> Config:
+    config = Config()
+    config.set_main_option("script_location", tree.location)
+    config.set_main_option("path_separator", "newline")
+    config.set_main_option("version_locations", "\n".join(tree.versions).replace("%", "%%"))
+    return config
+
+
+def _level(connection: Connection, tree: Tree) -> _Level:
+    with connection.begin():
+        exists = text("SELECT to_regclass(:table) IS NOT NULL")
+        if not connection.execute(exists, {"table": tree.version_table}).scalar():
+            return _Level(None)
+        # As JSON, because the column `serves` may be missing.
+        row = connection.execute(text(f"SELECT to_jsonb(v) FROM {tree.version_table} AS v")).first()
+        if row is None:
+            return _Level(None)
+        return _Level(row[0]["version_num"], frozenset(row[0].get("serves") or ()))
+
+
+@contextmanager
+def _connected(url: str) -> Iterator[Connection]:
+    engine = create_engine(
+        make_url(url).set(drivername="postgresql+psycopg"),
+        poolclass=NullPool,
+        connect_args={"connect_timeout": CONNECT_SECONDS},
+    )
+    try:
+        connection = engine.connect()
+    except OperationalError as error:
+        raise DatabaseUnreachable(_first_line(error)) from None
+    with connection:
+        yield connection
+
+
+def _first_line(error: DBAPIError) -> str:
+    """The driver's message, without SQLAlchemy's wrapping and the statement."""
+    return str(error.orig).strip().splitlines()[0]

@@ -1,0 +1,220 @@
+"""The port of a log: its promises, and the calls of consumers and publishers.
+
+Theory of positions
+-------------------
+A partition is a sequence of messages, and a *position* names the message to be read next: all
+messages before it are processed. A range is therefore [start, end), the end of one range is the
+start of the next, and the end of a partition is the position of the next message to be appended.
+
+Consumers rely on these promises of a log:
+
+1. **Positions are in the order of commits.** When a message becomes visible, no message with a
+   lower position of its partition becomes visible later. A consumer that has read up to a
+   position never has to look back. (The built-in log assigns positions under the lock of the
+   partition's row, which is held until the commit; a database sequence would break this promise.)
+2. **The end is never ahead.** Every position below an end that `bounds` returned can be read or
+   has been trimmed; no message below it is still being written.
+3. **An append is all or nothing and happens once.** Messages carry (publisher, sequence); the log
+   drops sequences that it already has from that publisher and counts them as duplicates. So an
+   append with an unknown outcome is simply repeated.
+4. **An append routed with another partition count than the log's is refused, within the append.**
+   A resize waits for running appends, and later appends wait for the resize. So once `bounds`
+   says that a partition is outside the log's partition count, the end that the same call returned
+   is final: no message will ever be appended there under the old count (`Bounds.is_final`).
+5. **No message is skipped silently.** Reading from a trimmed position raises `PositionTrimmed`;
+   from a position that the partition has not reached, `PositionAhead`; up to such a position,
+   `LogBehind`, after the existing messages. The exception are messages that an administrator
+   *discarded* (the contract, *Resize*): they were meant to vanish.
+6. **Positions are not used twice**, not even after a trim, a discard or a resize up and down:
+   a partition's positions only grow, as long as the log exists. A log that is dropped and made
+   again under its name has another `incarnation`, and its positions begin anew.
+
+Positions are strings. Only the log that made them can compare them; they may have holes.
+All calls are bounded in time and raise `LogUnavailable` when the bound is reached. Several threads
+may use a log object; their calls then wait for each other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Protocol
+
+import pyarrow as pa
+
+from counterpoise.logs.errors import InvalidMessage
+
+MESSAGE_SCHEMA: pa.Schema = pa.schema(
+    [
+        ("partition", pa.int32()),
+        ("position", pa.string()),
+        ("key", pa.string()),
+        ("value", pa.binary()),
+        ("headers", pa.map_(pa.string(), pa.string())),
+        ("published_at", pa.timestamp("us", tz="UTC")),
+    ]
+)
+"""The columns of the batches of `Log.read`. Only `key` and `headers` may be null."""
+
+MAX_MESSAGE_BYTES = 16 * 1024 * 1024
+"""The largest sum of the bytes of value, key and headers (all in UTF-8) of one message."""
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """A message to publish. `published_at` None means the time at which the log appends it."""
+
+    value: bytes
+    key: str | None = None
+    headers: Mapping[str, str] | None = None
+    published_at: datetime | None = None
+
+    def size_bytes(self) -> int:
+        """The message's size for limits; raises InvalidMessage if no log can hold it."""
+        if not isinstance(self.value, bytes):
+            raise InvalidMessage(f"value must be bytes, not {type(self.value).__name__}")
+        size = len(self.value)
+        if self.key is not None:
+            size += _text_bytes("key", self.key)
+        for name, text in (self.headers or {}).items():
+            size += _text_bytes("name of a header", name) + _text_bytes(f"header {name!r}", text)
+        if size > MAX_MESSAGE_BYTES:
+            raise InvalidMessage(
+                f"the message has {size} bytes, and {MAX_MESSAGE_BYTES} is the most a log holds"
+            )
+        if self.published_at is not None and self.published_at.utcoffset() is None:
+            raise InvalidMessage("published_at must carry a time zone")
+        return size
+
+
+def _text_bytes(what: str, text: str) -> int:
+    if not isinstance(text, str):
+        raise InvalidMessage(f"the {what} must be a str, not {type(text).__name__}")
+    if "\0" in text:
+        raise InvalidMessage(f"the {what} contains a NUL character, which a log cannot hold")
+    try:
+        return len(text.encode())
+    except UnicodeEncodeError:
+        raise InvalidMessage(f"the {what} is not valid Unicode (a lone surrogate)") from None
+
+
+@dataclass(frozen=True, slots=True)
+class AppendBatch:
+    """Messages of one publisher, to be appended together or not at all.
+
+    The i-th has the sequence `first_sequence + i` and goes to partition `partitions[i]`, which was
+    chosen among `partition_count` partitions. The order within a partition is preserved.
+    """
+
+    publisher: str
+    first_sequence: int
+    partition_count: int
+    partitions: Sequence[int]
+    messages: Sequence[Message]
+
+
+@dataclass(frozen=True, slots=True)
+class AppendResult:
+    """The numbers of new messages in the log and of messages that it had already."""
+
+    appended: int
+    duplicates: int
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """Starts and ends of partitions, and the log's partition count, all at one instant.
+
+    `ends` are the positions of the next messages to be appended.
+    """
+
+    partition_count: int
+    incarnation: str
+    starts: Mapping[int, str] = field(repr=False)
+    ends: Mapping[int, str] = field(repr=False)
+
+    def is_final(self, partition: int) -> bool:
+        """Whether no message can be appended at this partition's end any more (promise 4)."""
+        return partition >= self.partition_count
+
+
+class Log(Protocol):
+    """A log of partitions. The module's docstring lists its promises."""
+
+    def append(self, batch: AppendBatch) -> AppendResult:
+        """Append the batch in one transaction.
+
+        Raises StalePartitionCount if the batch was routed with another count than the log's,
+        InvalidMessage, LogNotFound, and LogUnavailable when the outcome is not known.
+        """
+        ...
+
+    def read(
+        self,
+        partition: int,
+        start: str,
+        end: str | None,
+        *,
+        max_messages: int,
+        max_bytes: int | None = None,
+    ) -> Iterator[pa.RecordBatch]:
+        """The messages of [start, end) in order, as record batches of MESSAGE_SCHEMA.
+
+        `end` None means the current end of the partition. At most `max_messages` are returned, and
+        none after `max_bytes` of values have been returned (but always at least one message).
+        Otherwise the read returns the complete range or raises: LogBehind if the partition ends
+        before the range (a log may wait for it first). Memory is bounded for any range. Raises
+        PositionTrimmed, PositionAhead, InvalidPosition, LogNotFound, LogUnavailable.
+        """
+        ...
+
+    def bounds(self, partitions: Sequence[int]) -> Bounds:
+        """Start and end positions of the partitions and the log's partition count, in one call.
+
+        A partition that the log never had starts and ends at the log's first position.
+        Raises LogNotFound, LogUnavailable.
+        """
+        ...
+
+    def limit(
+        self,
+        starts: Mapping[int, str],
+        max_messages: int,
+        bounds: Bounds | None = None,
+        *,
+        max_bytes: int | None = None,
+    ) -> Mapping[int, str]:
+        """Ends such that [start, end) over all partitions hold at most `max_messages`, fairly.
+
+        Partitions that still have messages get equal numbers; the remainder goes to the longest
+        backlogs. A start below the partition's start counts from the partition's start. With
+        `bounds` (not older than the starts) and without `max_bytes` the log is not asked.
+        `max_bytes` of values holds as closely as the log knows sizes; at least one message is
+        planned, so that a message of any size gets through.
+        Raises PositionAhead, InvalidPosition, LogNotFound, LogUnavailable.
+        """
+        ...
+
+    def backlog(self, positions: Mapping[int, str | None], bounds: Bounds) -> Mapping[int, int]:
+        """How many messages lie between each position and the partition's end.
+
+        An upper limit if positions have holes. None and positions below the partition's start
+        count from the start. The log is not asked. Raises PositionAhead, InvalidPosition.
+        """
+        ...
+
+    def compare(self, a: str, b: str) -> int:
+        """Negative, zero or positive as a is before, at or after b. Raises InvalidPosition."""
+        ...
+
+    def next_sequence(self, publisher: str) -> int:
+        """The last sequence the log has of this publisher, plus one; 0 if it has none.
+
+        Waits for a running append of the publisher.
+        """
+        ...
+
+    def close(self) -> None:
+        """Close the connections. The log can be used again; it then connects anew."""
+        ...

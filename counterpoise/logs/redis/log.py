@@ -1,0 +1,237 @@
+"""A log in Redis Streams: `redis://host:port/DB/NAME`.
+
+A partition is a stream, and positions are decimal numbers without holes, which a script assigns
+inside Redis (`scripts`, where the keys are described too). Redis holds no data of consumers:
+no consumer groups, no cursors.
+
+The promises hold as long as Redis keeps its data. A Redis that evicts keys would lose messages
+silently, so `ensure` refuses it. A Redis that restarts without its data has no log any more
+(`LogNotFound`) until the service makes it anew: with another incarnation, and beginning at the
+positions that consumers had reached, so that a known position never means another message. Reading
+lost messages raises PositionTrimmed. docs/logs.md describes the configuration.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import pyarrow as pa
+
+from counterpoise.logs.errors import (
+    InvalidMessage,
+    LogBehind,
+    PositionAhead,
+    PositionTrimmed,
+    StalePartitionCount,
+)
+from counterpoise.logs.port import AppendBatch, AppendResult, Bounds
+from counterpoise.logs.redis import scripts
+from counterpoise.logs.redis.connection import Script
+from counterpoise.logs.redis.keys import RedisKeys
+from counterpoise.logs.redis.rows import Entry, contiguous_from, microseconds, record_batch
+from counterpoise.logs.shares import fair_shares
+
+CHUNK_MESSAGES = 4096
+CHUNK_BYTES = 8 * 1024 * 1024
+# A retry after this time would be appended a second time.
+PUBLISHER_SECONDS = 30 * 24 * 3600
+
+_APPEND = Script(scripts.APPEND)
+_NEXT_SEQUENCE = Script(scripts.NEXT_SEQUENCE)
+_PLAN = Script(scripts.PLAN)
+_WEIGH = Script(scripts.WEIGH)
+_FIT = Script(scripts.FIT)
+
+
+class _Chunk(NamedTuple):
+    """A partition's state, the end of the next chunk to read, and its first message."""
+
+    following: int
+    first: int
+    discarded: int
+    end: int
+    there: int
+
+
+class RedisLog(RedisKeys):
+    """See `counterpoise.logs.Log`. Thread-safe; threads do not wait for others."""
+
+    def append(self, batch: AppendBatch) -> AppendResult:
+        messages = batch.messages
+        if not messages:
+            return AppendResult(0, 0)
+        if batch.first_sequence < 0:
+            raise InvalidMessage("a sequence is at least 0")
+        partitions = sorted(set(batch.partitions))
+        place = {partition: number for number, partition in enumerate(partitions, 1)}
+        arguments: list[Any] = [
+            batch.partition_count,
+            batch.first_sequence,
+            PUBLISHER_SECONDS,
+            len(partitions),
+            *partitions,
+        ]
+        for partition, message in zip(batch.partitions, messages, strict=True):
+            message.size_bytes()
+            headers = message.headers
+            arguments += (
+                place[partition],
+                microseconds(message.published_at),
+                message.value,
+                "" if message.key is None else f"={message.key}",
+                json.dumps(dict(headers), ensure_ascii=False) if headers else "",
+            )
+        keys = [self._meta, self._partitions, self._publisher(batch.publisher)]
+        answer = self._redis.script(
+            _APPEND, [*keys, *map(self._stream, partitions)], *arguments, retry=False
+        )
+        if answer[0] == b"stale":
+            raise StalePartitionCount(batch.partition_count, int(answer[1]))
+        if answer[0] == b"range":
+            raise InvalidMessage("the log refused the messages: a partition is out of range")
+        appended = int(self._there(answer)[1])
+        return AppendResult(appended, len(messages) - appended)
+
+    def read(
+        self,
+        partition: int,
+        start: str,
+        end: str | None,
+        *,
+        max_messages: int,
+        max_bytes: int | None = None,
+    ) -> Iterator[pa.RecordBatch]:
+        position = self.number(start)
+        last = None if end is None else self.number(end)
+        messages_left = max_messages
+        bytes_left = CHUNK_BYTES if max_bytes is None else max_bytes
+        missing_before = False
+        while messages_left > 0 and bytes_left > 0 and (last is None or position < last):
+            chunk = self._plan(
+                partition,
+                position,
+                last,
+                min(messages_left, CHUNK_MESSAGES),
+                min(bytes_left, CHUNK_BYTES),
+            )
+            if position > chunk.following:
+                raise PositionAhead(partition, str(position), str(chunk.following))
+            if last is None:
+                last = chunk.following
+            if position < chunk.discarded:
+                position = chunk.discarded
+                continue
+            if position >= last:
+                return
+            if position == chunk.following:
+                raise LogBehind(partition, str(position), str(last))
+            if position < chunk.there:
+                # Trimmed, or lost by the server.
+                raise PositionTrimmed(partition, str(position), str(chunk.there))
+            entries = contiguous_from(position, self._entries(partition, position, chunk.end))
+            if entries:
+                yield record_batch(partition, position, entries)
+                position += len(entries)
+                messages_left -= len(entries)
+                if max_bytes is not None:
+                    bytes_left -= sum(len(fields[3]) for _, fields in entries)
+            elif missing_before:
+                raise self.lacks(partition, position)
+            # It may have been trimmed between the two calls; the next round sees that.
+            missing_before = not entries
+
+    def bounds(self, partitions: Sequence[int]) -> Bounds:
+        wanted = list(partitions)
+
+        def ask(client: Any) -> list[Any]:
+            pipeline = client.pipeline(transaction=True)
+            pipeline.execute_command("HMGET", self._meta, "partition_count", "incarnation")
+            if wanted:
+                pipeline.execute_command("HMGET", self._partitions, *wanted)
+            return list(pipeline.execute())
+
+        answers = self._redis.call(ask, retry=True)
+        count, incarnation = answers[0]
+        if count is None:
+            raise self._not_found()
+        starts = dict.fromkeys(wanted, "0")
+        ends = dict.fromkeys(wanted, "0")
+        for partition, state in zip(wanted, answers[1] if wanted else [], strict=True):
+            if state is not None:
+                ends[partition], starts[partition] = state.decode().split(" ")[:2]
+        return Bounds(int(count), incarnation.decode(), starts, ends)
+
+    def next_sequence(self, publisher: str) -> int:
+        """See `Log.next_sequence`; but a call that is still on its way is not waited for.
+
+        If it arrives later, its sequences are taken, and their next user gets an error.
+        """
+        keys = [self._meta, self._publisher(publisher)]
+        return int(self._there(self._redis.script(_NEXT_SEQUENCE, keys, retry=True))[1]) + 1
+
+    def close(self) -> None:
+        self._redis.close()
+
+    # ------------------------------------------------------------------ details
+
+    def _plan(
+        self, partition: int, start: int, end: int | None, max_messages: int, max_bytes: int
+    ) -> _Chunk:
+        keys = [self._meta, self._partitions, self._stream(partition)]
+        last = "" if end is None else end
+        answer = self._redis.script(
+            _PLAN, keys, partition, start, last, max_messages, max_bytes, retry=True
+        )
+        return _Chunk(*map(int, self._there(answer)[1:]))
+
+    def _entries(self, partition: int, start: int, end: int) -> list[Entry]:
+        key = self._stream(partition)
+        found: list[Entry] = self._redis.call(
+            lambda client: client.execute_command("XRANGE", key, f"{start}-0", f"({end}-0"),
+            retry=True,
+        )
+        return found
+
+    def _admit(
+        self,
+        begins: Mapping[int, int],
+        backlogs: Mapping[int, int],
+        max_messages: int,
+        max_bytes: int,
+    ) -> Mapping[int, int]:
+        """Every partition gets as many messages as fit in its share of the bytes.
+
+        The rest goes to the partitions that used the least of their shares, one message to each,
+        until nothing is left. So at least one message is read, a message of any size gets its turn,
+        and `max_bytes` is exceeded by less than one message.
+        """
+        counts = fair_shares(backlogs, max_messages)
+        partitions = [partition for partition, count in counts.items() if count]
+        if not partitions:
+            return counts
+        keys = [self._partitions, *map(self._stream, partitions)]
+        ranges = [[p, begins[p], begins[p] + counts[p]] for p in partitions]
+        weighed = self._redis.script(_WEIGH, keys, *(x for one in ranges for x in one), retry=True)
+        # Messages that were trimmed meanwhile are not read.
+        sizes = {p: max(0, int(size)) for p, size in zip(partitions, weighed, strict=True)}
+        if sum(sizes.values()) <= max_bytes:
+            return counts
+        shares = fair_shares(sizes, max(1, max_bytes))
+        asked = [part for one in ranges for part in (*one, shares[one[0]])]
+        fitting = self._redis.script(_FIT, keys, *asked, retry=True)
+        within = dict(counts)
+        left, unused, follow = max_bytes, {}, {}
+        for partition, (end, size, next_size) in zip(partitions, fitting, strict=True):
+            within[partition] = int(end) - begins[partition]
+            left -= int(size)
+            unused[partition] = shares[partition] - int(size)
+            follow[partition] = int(next_size)
+        waiting = [p for p in partitions if within[p] < counts[p]]
+        for partition in sorted(waiting, key=lambda p: (-unused[p], -backlogs[p], p)):
+            if left <= 0:
+                break
+            within[partition] += 1
+            left -= follow[partition]
+        return within

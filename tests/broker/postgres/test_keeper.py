@@ -1,0 +1,120 @@
+"""A Postgres of the service's own that ends is started again, where everybody knows it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import psycopg
+import pytest
+import structlog
+
+from broker.postgres.embedded import EmbeddedPostgres
+from broker.postgres.keeper import PostgresKeeper
+from tests.databases import FAST
+from tests.service import eventually
+
+
+def started_at(url: str) -> object:
+    """Since when it runs; None if it does not."""
+    try:
+        with psycopg.connect(url, connect_timeout=5) as connection:
+            row = connection.execute("SELECT pg_postmaster_start_time()").fetchone()
+    except psycopg.OperationalError:
+        return None
+    return row[0] if row else None
+
+
+def is_new(url: str, before: set[object]) -> bool:
+    return started_at(url) not in before
+
+
+def kept(url: str) -> list[tuple]:
+    with psycopg.connect(url, connect_timeout=5) as connection:
+        return connection.execute("SELECT n FROM kept").fetchall()
+
+
+def kill(directory: Path) -> None:
+    file = directory / "postgres" / "postmaster.pid"
+    os.kill(int(file.read_text().split()[0]), signal.SIGKILL)
+
+
+def take(url: str) -> socket.socket:
+    """Listen where an ended Postgres did, as soon as its last process has let go."""
+    listener = socket.socket()
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+
+    def bound() -> bool:
+        with suppress(OSError):
+            listener.bind(("127.0.0.1", urlsplit(url).port or 0))
+        return listener.getsockname()[1] != 0
+
+    eventually(bound)
+    listener.listen()
+    return listener
+
+
+def test_a_postgres_that_is_killed_runs_again(tmp_path: Path) -> None:
+    postgres = EmbeddedPostgres(tmp_path)
+    url = postgres.start()
+    try:
+        with psycopg.connect(url) as connection:
+            connection.execute("CREATE TABLE kept (n integer)")
+            connection.execute("INSERT INTO kept VALUES (7)")
+        with PostgresKeeper(postgres, url):
+            for _ in range(2):
+                before = {None, started_at(url)}
+                kill(tmp_path)
+                eventually(partial(is_new, url, before))
+                assert kept(url) == [(7,)]
+    finally:
+        postgres.stop()
+    assert started_at(url) is None
+
+
+def test_what_keeps_it_from_starting_is_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("broker.postgres.keeper.PAUSE_SECONDS", 0.1)
+    postgres = EmbeddedPostgres(tmp_path, settings=FAST)
+    url = postgres.start()
+    version = tmp_path / "postgres" / "PG_VERSION"
+    try:
+        with structlog.testing.capture_logs() as logs, PostgresKeeper(postgres, url):
+            right = version.read_text()
+            version.write_text("7\n")
+            kill(tmp_path)
+            eventually(lambda: sum("yet" in line["event"] for line in logs) > 1)
+            assert "was made by Postgres 7" in logs[-1]["error"]
+            version.write_text(right)
+            eventually(lambda: started_at(url))
+    finally:
+        postgres.stop()
+
+
+def test_it_waits_for_its_port_when_another_program_has_taken_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("broker.postgres.keeper.PAUSE_SECONDS", 0.1)
+    postgres = EmbeddedPostgres(tmp_path, settings=FAST)
+    url = postgres.start()
+    try:
+        kill(tmp_path)
+        with (
+            take(url) as other,
+            structlog.testing.capture_logs() as logs,
+            PostgresKeeper(postgres, url),
+        ):
+            eventually(lambda: sum("yet" in line["event"] for line in logs) > 1)
+            assert f"port {urlsplit(url).port} on 127.0.0.1 is taken" in logs[-1]["error"]
+            # A service that is started anew now wants the same one.
+            assert (tmp_path / "port").read_text().strip() == str(urlsplit(url).port)
+            other.close()
+            eventually(lambda: started_at(url))
+    finally:
+        postgres.stop()

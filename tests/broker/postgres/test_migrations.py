@@ -1,0 +1,112 @@
+"""Both trees of migrations, run by the service or by hand."""
+
+from pathlib import Path
+
+import psycopg
+import pytest
+
+from broker.postgres import migrations
+from tests.schema_levels import Release
+
+UNREACHABLE = "postgresql://nobody:hunter2@127.0.0.1:1/nothing"
+
+
+def behind(database_url: str, log_database_url: str | None = None) -> list[str]:
+    return [each.tree for each in migrations.unfit(database_url, log_database_url)]
+
+
+def test_an_empty_database_is_brought_up_to_date(database_url: str) -> None:
+    assert behind(database_url) == ["control", "log"]
+    steps = migrations.upgrade(database_url)
+    assert [(step.tree, step.before) for step in steps] == [("control", None), ("log", None)]
+    assert behind(database_url) == []
+
+
+def test_repeating_it_does_nothing(database_url: str) -> None:
+    first = migrations.upgrade(database_url)
+    again = migrations.upgrade(database_url)
+    assert [step.before for step in again] == [step.after for step in first]
+    assert [step.after for step in again] == [step.after for step in first]
+
+
+def test_the_log_may_be_in_another_database(database_url: str, postgres_url: str) -> None:
+    name = "log_of_its_own"
+    with psycopg.connect(postgres_url, autocommit=True) as connection:
+        connection.execute(f"CREATE DATABASE {name}")
+    log_url = database_url.rpartition("/")[0] + f"/{name}"
+    try:
+        migrations.upgrade(database_url, log_url)
+        assert behind(database_url, log_url) == []
+        assert behind(database_url) == ["log"]
+        with psycopg.connect(log_url) as connection:
+            found = connection.execute("SELECT to_regclass('counterpoise.alembic_version')")
+            assert found.fetchone() == (None,)
+    finally:
+        with psycopg.connect(postgres_url, autocommit=True) as connection:
+            connection.execute(f"DROP DATABASE {name} WITH (FORCE)")
+
+
+def test_a_database_of_a_newer_version_is_left_alone(database_url: str) -> None:
+    migrations.upgrade(database_url)
+    with psycopg.connect(database_url) as connection:
+        connection.execute("""UPDATE counterpoise.alembic_version
+            SET version_num = 'future', serves = ARRAY['nearer', 'future']""")
+    assert behind(database_url) == ["control"]
+    with pytest.raises(migrations.MigrationFailed, match="newer"):
+        migrations.upgrade(database_url)
+
+
+def test_only_additions_run_by_themselves_and_the_rest_on_demand(
+    database_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    migrations.upgrade(database_url)
+    old = migrations.CONTROL
+    new = Release(tmp_path, contract=True).control
+    monkeypatch.setattr(migrations, "CONTROL", new)
+    assert behind(database_url) == ["control"], "the new code needs what is to be added"
+    assert migrations.upgrade(database_url)[0].after == "control_next"
+    assert behind(database_url) == [], "it works before the contraction"
+
+    monkeypatch.setattr(migrations, "CONTROL", old)
+    assert behind(database_url) == [], "the old code serves what was only added to"
+    step = migrations.upgrade(database_url)[0]
+    assert step.before == step.after == "control_next", "and leaves it alone"
+
+    monkeypatch.setattr(migrations, "CONTROL", new)
+    assert migrations.upgrade(database_url, contract=True)[0].after == "control_after"
+    assert behind(database_url) == [], "it works after the contraction"
+
+    monkeypatch.setattr(migrations, "CONTROL", old)
+    [why] = migrations.unfit(database_url)
+    assert why.tree == "control"
+    assert "newer version" in why.why
+    with pytest.raises(migrations.MigrationFailed, match="newer"):
+        migrations.upgrade(database_url)
+
+
+def test_a_new_database_gets_everything_at_once(
+    database_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(migrations, "CONTROL", Release(tmp_path, contract=True).control)
+    assert migrations.upgrade(database_url)[0].after == "control_after"
+
+
+def test_a_database_that_says_nothing_of_what_it_serves_is_told(database_url: str) -> None:
+    migrations.upgrade(database_url)
+    with psycopg.connect(database_url, autocommit=True) as connection:
+        connection.execute("ALTER TABLE counterpoise.alembic_version DROP COLUMN serves")
+        assert behind(database_url) == []
+        migrations.upgrade(database_url)
+        found = connection.execute("SELECT version_num, serves FROM counterpoise.alembic_version")
+        assert found.fetchall() == [
+            ("control_0004", ["control_0001", "control_0002", "control_0003", "control_0004"])
+        ]
+
+
+@pytest.mark.parametrize("call", [migrations.upgrade, migrations.unfit])
+def test_an_unreachable_database_is_said_in_a_line(call: object) -> None:
+    assert callable(call)
+    with pytest.raises(migrations.DatabaseUnreachable) as caught:
+        call(UNREACHABLE)
+    assert "\n" not in str(caught.value)
+    assert "hunter2" not in str(caught.value)

@@ -1,0 +1,142 @@
+"""Connection poolers in transaction mode are refused, and told from everything else.
+
+`pgbouncer` itself is tried where it is installed; it is in no package index. Everywhere else a
+stand-in takes its place: real sessions of Postgres, shared between clients as a pooler would.
+"""
+
+import os
+import shutil
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from urllib.parse import urlsplit
+
+import psycopg
+import pytest
+
+from broker.launch import Exit
+from broker.postgres.migrations import DatabaseUnreachable
+from broker.postgres.pooling import Pooled, refuse_pooling
+from tests.broker.test_cli import refusal
+from tests.service import eventually, free_port
+
+PGBOUNCER = shutil.which("pgbouncer")
+
+
+class Session:
+    """A client's session with a stand-in for a pooler, which numbers its sessions by itself."""
+
+    info = SimpleNamespace(backend_pid=7)
+
+    def __init__(self, serving: Callable[[], "psycopg.Connection[Any]"]) -> None:
+        self._serving = serving
+
+    def execute(self, query: str, *, prepare: bool) -> Any:
+        return self._serving().execute(query, prepare=prepare)
+
+    def close(self) -> None:
+        """Its connections are the stand-in's."""
+
+    def __enter__(self) -> "Session":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+@pytest.fixture
+def connections(database_url: str) -> "Iterator[list[psycopg.Connection[Any]]]":
+    opened = [psycopg.connect(database_url, autocommit=True) for _ in range(3)]
+    yield opened
+    for connection in opened:
+        connection.close()
+
+
+def test_postgres_itself_is_fine(database_url: str) -> None:
+    refuse_pooling(database_url)
+
+
+def test_one_process_for_two_sessions(connections: "list[psycopg.Connection[Any]]") -> None:
+    def connect(_: str) -> Any:
+        return Session(lambda: connections[0])
+
+    with pytest.raises(Pooled, match="transaction mode"):
+        refuse_pooling("postgresql://host/db", connect)
+
+
+def test_a_session_that_changes_its_process(connections: "list[psycopg.Connection[Any]]") -> None:
+    def connect(_: str) -> Any:
+        def next_one() -> "psycopg.Connection[Any]":
+            connections.append(connections.pop(0))
+            return connections[0]
+
+        return Session(next_one)
+
+    with pytest.raises(Pooled, match="transaction mode"):
+        refuse_pooling("postgresql://host/db", connect)
+
+
+def test_a_session_for_each_client(connections: "list[psycopg.Connection[Any]]") -> None:
+    """As in session mode: nothing is wrong with that, if it takes the settings of a session."""
+    left = list(connections)
+
+    def connect(_: str) -> Any:
+        mine = left.pop()
+        return Session(lambda: mine)
+
+    refuse_pooling("postgresql://host/db", connect)
+
+
+def test_settings_that_are_refused(connections: "list[psycopg.Connection[Any]]") -> None:
+    left = list(connections)
+
+    def connect(url: str) -> Any:
+        if "options" in url:
+            raise psycopg.OperationalError("FATAL: unsupported startup parameter: options")
+        mine = left.pop()
+        return Session(lambda: mine)
+
+    with pytest.raises(Pooled, match="unsupported startup parameter"):
+        refuse_pooling("postgresql://host/db", connect)
+
+
+def test_nobody_is_there() -> None:
+    with pytest.raises(DatabaseUnreachable):
+        refuse_pooling("postgresql://nobody:hunter2@127.0.0.1:1/nothing")
+
+
+@pytest.mark.skipif(PGBOUNCER is None, reason="pgbouncer is not installed")
+@pytest.mark.parametrize("mode", ["transaction", "statement", "session"])
+def test_pgbouncer(migrated_url: str, tmp_path: Path, mode: str) -> None:
+    assert PGBOUNCER is not None
+    port = free_port()
+    parts = urlsplit(migrated_url)
+    name = parts.path.strip("/")
+    configuration = tmp_path / "pgbouncer.ini"
+    (tmp_path / "users").write_text(f'"{parts.username}" "{parts.password}"\n')
+    configuration.write_text(
+        f"[databases]\n{name} = host={parts.hostname} port={parts.port}\n"
+        f"[pgbouncer]\nlisten_addr = 127.0.0.1\nlisten_port = {port}\nunix_socket_dir =\n"
+        f"pool_mode = {mode}\nauth_type = plain\nauth_file = {tmp_path / 'users'}\n"
+    )
+    # It does not run as root.
+    command = [PGBOUNCER, *(["-u", "nobody"] if os.geteuid() == 0 else []), str(configuration)]
+    with subprocess.Popen(command, stderr=subprocess.DEVNULL) as pgbouncer:
+        try:
+            url = f"postgresql://{parts.username}:{parts.password}@127.0.0.1:{port}/{name}"
+
+            def answers() -> bool:
+                try:
+                    psycopg.connect(url).close()
+                except psycopg.OperationalError:
+                    return False
+                return True
+
+            eventually(answers)
+            line = refusal(["serve", "--port", "0", "--database-url", url], Exit.DATABASE)
+            assert "give the address of Postgres itself" in line
+            assert ("transaction mode" in line) is (mode != "session")
+        finally:
+            pgbouncer.terminate()

@@ -1,0 +1,118 @@
+"""The publisher stays ahead, and the flights last for the scenario."""
+
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from counterpoise.demo.flights import Flight
+from counterpoise.demo.throttling import LAST_ACT, SLOW_FROM, Plan, Rate, ThrottledPublisher
+from counterpoise.keys import partition_of
+from tests.counterpoise.demo import sample
+
+FLIGHTS = sample.flights(6_000)
+
+
+@pytest.mark.parametrize("flights", [2_000, 20_000, 336_776])
+def test_a_short_demo_has_the_shape_of_a_long_one(flights: int) -> None:
+    plan = Plan(flights, 12)
+    assert plan.batch_messages >= 12
+    assert plan.lead * 12 < flights * 0.1
+    assert plan.rate_after(0) == plan.rate
+    assert plan.rate_after(round(flights * SLOW_FROM)) == pytest.approx(plan.rate, rel=0.01)
+    assert plan.rate_after(round(flights * 0.65)) < plan.rate / 2
+    assert 0 < plan.rate_after(round(flights * LAST_ACT) + 1) < plan.rate / 10
+
+
+def test_the_rate_can_be_read_at_any_moment(tmp_path: Path) -> None:
+    rate = Rate(tmp_path / "rate")
+    stop = threading.Event()
+
+    def change() -> None:
+        number = 0
+        while not stop.is_set():
+            number += 1
+            rate.set(number)
+
+    writer = threading.Thread(target=change)
+    writer.start()
+    try:
+        numbers = [float(rate.path.read_text()) for _ in range(2_000)]
+    finally:
+        stop.set()
+        writer.join()
+    assert numbers == sorted(numbers)
+
+
+class Queue:
+    """Takes the place of the publisher, and counts what waits in each partition."""
+
+    def __init__(self) -> None:
+        self.backlog: Counter[int] = Counter(dict.fromkeys(range(12), 0))
+        self.flights: list[str] = []
+        self.fail = False
+
+    def publish(self, value: bytes, key: str | None) -> None:
+        if self.fail:
+            raise OSError("no service")
+        self.flights.append(Flight.of(value).flight)
+        self.backlog[partition_of(key, 12) if key else 0] += 1
+
+    def flush(self) -> None:
+        pass
+
+
+@pytest.fixture
+def queue() -> Queue:
+    return Queue()
+
+
+@pytest.fixture
+def publisher(queue: Queue) -> Iterator[ThrottledPublisher]:
+    publisher = ThrottledPublisher(queue, FLIGHTS, 50, lambda: queue.backlog)  # type: ignore[arg-type]
+    yield publisher
+    publisher.stop()
+
+
+def wait_for(condition: Callable[[], bool], seconds: float = 30.0) -> None:
+    tick = threading.Event()
+    for _ in range(int(seconds / 0.01)):
+        if condition():
+            return
+        tick.wait(0.01)
+    raise AssertionError("it did not happen")
+
+
+def test_the_publisher_is_ahead_in_every_partition_and_waits_there(
+    queue: Queue, publisher: ThrottledPublisher
+) -> None:
+    publisher.start()
+    # Behind a whole chunk, not within one.
+    wait_for(
+        lambda: min(queue.backlog.values()) >= 50 and publisher.published == len(queue.flights)
+    )
+    published = publisher.published
+    assert not publisher.done
+    threading.Event().wait(0.2)
+    assert publisher.published == published
+    emptiest = min(queue.backlog, key=lambda partition: queue.backlog[partition])
+    queue.backlog[emptiest] -= 20
+    wait_for(lambda: publisher.published > published and min(queue.backlog.values()) >= 50)
+
+
+def test_a_released_publisher_publishes_all_in_order(
+    queue: Queue, publisher: ThrottledPublisher
+) -> None:
+    publisher.release()
+    publisher.start()
+    wait_for(lambda: publisher.done)
+    assert queue.flights == [flight.flight for flight in FLIGHTS]
+
+
+def test_what_goes_wrong_is_told(queue: Queue, publisher: ThrottledPublisher) -> None:
+    queue.fail = True
+    publisher.start()
+    wait_for(lambda: publisher.error is not None)
+    assert str(publisher.error) == "no service"
