@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from tests.counterpoise.spark.small import with_archive
+from tests.counterpoise.spark.small import with_small_java
 from tests.log_support import until
 from tests.processes import Process, descendants, running
 
@@ -35,7 +35,7 @@ def start(*arguments: str) -> Demo:
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        env=with_archive(),  # each demo starts four Sparks
+        env=with_small_java(),  # each demo starts four Sparks
         start_new_session=True,
     )
 

@@ -20,6 +20,7 @@ from api.app import create_app
 from counterpoise.publisher import Publisher
 from tests.counterpoise.on_redis.conftest import SECRET, World
 from tests.counterpoise.on_redis.watched import WatchedApplication
+from tests.counterpoise.spark.drivers import Drivers
 from tests.service import listen
 
 SINK_SECRET = "sesame-open-yourself"
@@ -106,7 +107,7 @@ def texts_under(directory: Path) -> dict[str, str]:
 @pytest.mark.long
 @pytest.mark.timeout(420)
 def test_nothing_that_spark_shows_or_writes_has_a_secret_in_it(
-    told: set[str], world: World, tmp_path: Path, database_url: str
+    told: set[str], world: World, drivers: Drivers, tmp_path: Path, database_url: str
 ) -> None:
     world.client.create_queue("flights", 3, log=world.log, rebalance_delay=0)
     world.client.create_queue("inside", 2)
@@ -129,6 +130,7 @@ def test_nothing_that_spark_shows_or_writes_has_a_secret_in_it(
         tmp_path,
         world.service.url,
         "flights",
+        drivers,
         logUrl=world.access,
         _sink=urls[0],
         _away=urls[1],

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.counterpoise.spark.small import with_archive
+from tests.counterpoise.spark.small import with_small_java
 
 EXAMPLES = Path(__file__).parents[3] / "docs" / "examples"
 
@@ -21,7 +21,7 @@ def play(example: str, directory: Path) -> str:
     ran = subprocess.run(
         [sys.executable, str(EXAMPLES / example), "--mock", "--directory", str(directory)],
         cwd=directory,
-        env=with_archive(),
+        env=with_small_java(),
         capture_output=True,
         text=True,
         timeout=580,

@@ -15,8 +15,8 @@ from counterpoise.client import Client
 from counterpoise.flow import Flow
 from counterpoise.spark import DrainTimedOut, QueueListener, drain, draining
 from counterpoise.spark.channel import NoChannel
-from tests.counterpoise.spark.application import until
 from tests.counterpoise.spark.queries import Collected, committed, publish
+from tests.counterpoise.spark.waiting import until
 from tests.service import Service
 
 if TYPE_CHECKING:

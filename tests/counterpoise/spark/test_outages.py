@@ -12,8 +12,8 @@ import psycopg
 import pytest
 
 from counterpoise.client import Client
-from tests.counterpoise.spark.application import until
 from tests.counterpoise.spark.queries import committed, publish, start
+from tests.counterpoise.spark.waiting import until
 from tests.faults.proxy import Proxy
 from tests.service import Service
 

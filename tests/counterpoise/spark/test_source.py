@@ -11,8 +11,8 @@ import pytest
 from pyspark.errors import AnalysisException, StreamingQueryException
 
 from counterpoise.client import Client
-from tests.counterpoise.spark.application import until
 from tests.counterpoise.spark.queries import Collected, committed, publish, start
+from tests.counterpoise.spark.waiting import until
 from tests.service import Service
 
 if TYPE_CHECKING:

@@ -12,8 +12,8 @@ from counterpoise.client import Client
 from counterpoise.spark.channel import DriverEnd, source_end
 from counterpoise.spark.errors import Unsupported
 from counterpoise.spark.tracking import raise_if_refused
-from tests.counterpoise.spark.application import until
 from tests.counterpoise.spark.queries import publish
+from tests.counterpoise.spark.waiting import until
 from tests.service import Service
 
 if TYPE_CHECKING:

@@ -20,7 +20,7 @@ from counterpoise.spark.planned import Planned, Plans, planned_of
 from counterpoise.spark.sink import sink as module
 from counterpoise.spark.sink.batch import RunningBatch, planned_for
 from counterpoise.spark.sink.errors import InvalidSink, SinkNameInUse
-from tests.counterpoise.spark.application import until
+from tests.counterpoise.spark.waiting import until
 from tests.service import Service
 
 if TYPE_CHECKING:
