@@ -18,6 +18,7 @@ never ends is ended by the limit of the test.
 """
 
 import itertools
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -36,6 +37,9 @@ hypothesis_settings.register_profile(
     "counterpoise", deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )
 hypothesis_settings.load_profile("counterpoise")
+
+# A run in the background of a shell ignores Ctrl-C, and so would every process that a test starts.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Data of a test is worth nothing after a crash, so nothing waits for the disk.
 FAST = {"fsync": "off", "synchronous_commit": "off", "full_page_writes": "off"}

@@ -71,14 +71,25 @@ def eventually(condition: Callable[[], object], seconds: float = 60.0) -> None:
 
 
 def free_port() -> int:
-    """A port for a process that is to bind it later, perhaps more than once.
+    """A port for a process that binds it later, perhaps more than once.
 
-    None of those (from 32768) that the system gives to whoever connects or asks for any.
+    The system gives no port below 32768 to a connection or to a listener that asks for any. A UDP
+    socket of the same number reserves it, so that no other worker of pytest takes it meanwhile.
     """
     while True:
         port = random.SystemRandom().randrange(20_000, 32_000)
-        with contextlib.suppress(OSError), listen(port=port):
-            return port
+        reservation = socket.socket(type=socket.SOCK_DGRAM)
+        try:
+            reservation.bind(("127.0.0.1", port))
+            with listen(port=port):
+                _reserved.append(reservation)
+                return port
+        except OSError:
+            reservation.close()
+
+
+# Held until this process ends.
+_reserved: list[socket.socket] = []
 
 
 def listen(host: str = "127.0.0.1", port: int = 0) -> socket.socket:

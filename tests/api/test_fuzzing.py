@@ -15,6 +15,7 @@ from schemathesis import Case
 from schemathesis.checks import CheckFunction, not_a_server_error
 from schemathesis.config import SchemathesisConfig
 from schemathesis.core.parameters import ParameterLocation
+from schemathesis.schemas import BaseSchema
 from schemathesis.specs.openapi.checks import (
     content_type_conformance,
     negative_data_rejection,
@@ -37,15 +38,17 @@ CHECKS = [
     negative_data_rejection,
     unsupported_method,
 ]
+# One service for all three.
+pytestmark = pytest.mark.xdist_group("fuzzing")
+
 MOST_PARTITIONS = 40
 LONGEST_WAIT_SECONDS = 0.05
 
-_schema = schemathesis.openapi.from_path(
-    str(Path(__file__).parents[2] / "openapi.yaml"), config=SchemathesisConfig()
-)
+# The cases are made when a test begins, not when it is collected: that takes seconds.
+operations = schemathesis.pytest.from_fixture("openapi")
 # An endless answer cannot be fuzzed this way.
-schema = _schema.exclude(path_regex="/events$")
-on_flows = schema.include(path_regex=r"\{queue\}").exclude(method="DELETE")
+everything = operations.exclude(path_regex="/events$")
+on_flows = everything.include(path_regex=r"\{queue\}").exclude(method="DELETE")
 # Every run tries other requests; what fails is printed as a command that repeats it.
 few = settings(
     max_examples=15,
@@ -54,6 +57,12 @@ few = settings(
     phases=[Phase.explicit, Phase.generate],
     suppress_health_check=list(HealthCheck),
 )
+
+
+@pytest.fixture(scope="module")
+def openapi() -> BaseSchema:
+    path = Path(__file__).parents[2] / "openapi.yaml"
+    return schemathesis.openapi.from_path(str(path), config=SchemathesisConfig())
 
 
 @pytest.fixture(scope="module")
@@ -101,7 +110,7 @@ def _call(
     case.validate_response(response, checks=CHECKS, excluded_checks=list(excluded))
 
 
-@schema.parametrize()
+@everything.parametrize()
 @few
 def test_whatever_is_drawn(case: Case, fuzzed: Service) -> None:
     _call(case, fuzzed)

@@ -68,13 +68,3 @@ def drivers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Drivers]:
     """Sparks in processes of their own, for applications."""
     with contextlib.closing(Drivers(tmp_path_factory.mktemp("drivers"), DRIVERS)) as drivers:
         yield drivers
-
-
-SPARK_SECONDS = 300
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """More time for those with a Spark in this process: its start alone may take a minute."""
-    for item in items:
-        if "spark" in getattr(item, "fixturenames", ()) and not item.get_closest_marker("timeout"):
-            item.add_marker(pytest.mark.timeout(SPARK_SECONDS))

@@ -1,7 +1,7 @@
 """What the contract suite needs of each kind of log, beside the log itself: to act as the service.
 
 A kit makes one log, `flights`-like, with as many partitions as asked for. What a kind of log cannot
-do it says in `lacks`, and the tests of that promise (`needs`) are not collected for it:
+do it says in `lacks`, and a test of that promise leaves it out (`needs`):
 
 * `idempotence`: a repeated append is dropped by (publisher, sequence)
 * `atomicity`: a batch is appended as a whole or not at all
@@ -27,9 +27,6 @@ from counterpoise.logs.opening import open_managed
 from counterpoise.logs.postgres import PostgresLog
 from tests.log_support import with_logs
 from tests.redis_server import RedisServer
-
-needs = pytest.mark.needs
-"""`@needs("trimming")`: the test is about promises that not every kind of log gives."""
 
 
 class LogKit(Protocol):
@@ -182,3 +179,9 @@ class KafkaKit(_Opening):
 
 
 KITS: Mapping[str, type[LogKit]] = {"builtin": PostgresKit, "redis": RedisKit, "kafka": KafkaKit}
+
+
+def needs(*promises: str) -> pytest.MarkDecorator:
+    """`@needs("trimming")`: the test runs on the kinds of log that give these promises."""
+    giving = [name for name, kind in KITS.items() if not kind.lacks.intersection(promises)]
+    return pytest.mark.parametrize("kit", giving, indirect=True)
