@@ -94,10 +94,8 @@ def _difference(before: Any, after: Any) -> str:
 
 def in_use(spark: SparkSession) -> list[str]:
     """What runs or is kept in the JVM, in whatever session."""
-    found = []
-    queries = spark._jsparkSession.sharedState().activeStreamingQueries().values().iterator()
-    while queries.hasNext():
-        found.append(f"a query runs: {queries.next().id()}")
+    queries = spark._jsparkSession.sharedState().activeStreamingQueries()
+    found = [f"a query runs: {run}" for run in map(str, queries)]
     cached = spark.sparkContext._jsc.getPersistentRDDs().size()
     if cached:
         found.append(f"{cached} RDDs are kept")
@@ -168,6 +166,8 @@ class Program:
 
         module = importlib.import_module(job.module)
         spark = self._spark.newSession()
+        # Else a source that is known to the session before would be refused in this one.
+        spark._jvm.SparkSession.setActiveSession(spark._jsparkSession)
         register(spark)
         # What it defines goes to executors as that of a program does, by value.
         register_pickle_by_value(module)
