@@ -12,6 +12,9 @@ from counterpoise.demo.flights import (
     load,
 )
 
+# All of it takes seconds to read: once for these.
+pytestmark = pytest.mark.xdist_group("flights")
+
 
 @pytest.fixture(scope="module")
 def flights() -> list[Flight]:

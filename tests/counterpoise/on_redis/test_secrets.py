@@ -23,6 +23,8 @@ from tests.counterpoise.on_redis.watched import WatchedApplication
 from tests.counterpoise.spark.drivers import Drivers
 from tests.service import listen
 
+pytestmark = pytest.mark.xdist_group("spark 1")
+
 SINK_SECRET = "sesame-open-yourself"
 GIVEN = re.compile(r'"flow_token":"([^"]+)"|postgresql://[^:"]+:([^@"]+)@')
 # What Spark's own programs ask, with all that can be asked for.

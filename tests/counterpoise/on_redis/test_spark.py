@@ -18,6 +18,8 @@ from tests.counterpoise.spark.waiting import until
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+pytestmark = pytest.mark.xdist_group("spark 1")
+
 
 def publish(world: World, first: int, count: int) -> None:
     with Publisher("flights", url=world.service.url) as publisher:

@@ -85,8 +85,10 @@ class Application:
         return None if self._master == LOCAL else on_a_cluster(self.home)
 
     def prepare(self) -> None:
-        """Start the driver of its next life, beside this one, if it is to be its own."""
-        if self._prepared is None and (setup := self.setup()) is not None:
+        """Have the driver of its next life get warm, beside this one."""
+        if (setup := self.setup()) is None:
+            self._drivers.replace()
+        elif self._prepared is None:
             self._prepared = self._drivers.own(setup)
 
     def start(self) -> Application:

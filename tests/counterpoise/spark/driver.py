@@ -167,7 +167,7 @@ class Program:
         module = importlib.import_module(job.module)
         spark = self._spark.newSession()
         # Else a source that is known to the session before would be refused in this one.
-        spark._jvm.SparkSession.setActiveSession(spark._jsparkSession)
+        spark._jsparkSession.setActiveSession(spark._jsparkSession)
         register(spark)
         # What it defines goes to executors as that of a program does, by value.
         register_pickle_by_value(module)

@@ -231,7 +231,11 @@ class Drivers:
         self._free: list[Driver] = []
         """Warm ones and such that are getting warm; first the one that is free for longest."""
         self._taken: set[Driver] = set()
-        self._replace()
+
+    def replace(self) -> None:
+        """Have as many as are to be kept; does not wait for them."""
+        while len(self._free) + len(self._taken) < self._count:
+            self._free.append(self.own(Setup()))
 
     def own(self, setup: Setup) -> Driver:
         """A driver that is nobody else's; to be ended by who has it."""
@@ -265,10 +269,11 @@ class Drivers:
         self._drop_surplus()
 
     def lose(self, driver: Driver) -> None:
-        """It is used no more, and killed if it lives. Another one starts."""
+        """It is used no more, and killed if it lives. Another one starts, unless it was `own`."""
         driver.kill()
-        self._taken.discard(driver)
-        self._replace()
+        if driver in self._taken:
+            self._taken.remove(driver)
+            self.replace()
 
     def close(self) -> None:
         """End them all."""
@@ -282,12 +287,8 @@ class Drivers:
             died = f"a driver has died:\n{driver.log.read_text(errors='replace')[-5000:]}"
             assert driver.is_warm, died  # the next one would, too
             print(died)
-        self._replace()
+        self.replace()
 
     def _drop_surplus(self) -> None:
         while len(self._free) + len(self._taken) > self._count and self._free:
             self._free.pop(0).kill()
-
-    def _replace(self) -> None:
-        while len(self._free) + len(self._taken) < self._count:
-            self._free.append(self.own(Setup()))

@@ -23,7 +23,7 @@ from tests.counterpoise.spark.small import LOCAL
 from tests.counterpoise.spark.waiting import until
 from tests.service import ServeProcess, Service
 
-pytestmark = [pytest.mark.long, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.long, pytest.mark.timeout(600), pytest.mark.xdist_group("spark 1")]
 
 KEYS = 23
 App = TypeVar("App", bound=Application)

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
     from tests.counterpoise.spark.driver import Control
 
+pytestmark = pytest.mark.xdist_group("spark 1")
+
 PARTITIONS = "spark.sql.shuffle.partitions"
 
 
@@ -74,7 +76,6 @@ def lives(pid: int) -> bool:
 
 
 @pytest.mark.long
-@pytest.mark.xdist_group("spark 1")
 @pytest.mark.parametrize(
     ("does", "left"), [("leave a query", "a query runs: "), ("leave data", "1 RDDs are kept")]
 )
@@ -93,7 +94,6 @@ def test_what_a_job_leaves_fails_its_test_and_ends_its_driver(
 
 
 @pytest.mark.long
-@pytest.mark.xdist_group("spark 1")
 def test_a_job_that_fails_says_so_and_the_driver_goes_on(careless: Any) -> None:
     application = careless("fail")
     application.start()
@@ -105,7 +105,6 @@ def test_a_job_that_fails_says_so_and_the_driver_goes_on(careless: Any) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.xdist_group("spark 1")
 def test_the_next_job_finds_nothing_of_the_settings_of_the_one_before(
     drivers: Drivers, careless: Any
 ) -> None:
@@ -121,7 +120,6 @@ def test_the_next_job_finds_nothing_of_the_settings_of_the_one_before(
 
 
 @pytest.mark.long
-@pytest.mark.xdist_group("spark 1")
 def test_an_application_that_comes_back_has_another_driver(careless: Any) -> None:
     application = careless()
     drivers = []
@@ -133,7 +131,6 @@ def test_an_application_that_comes_back_has_another_driver(careless: Any) -> Non
 
 
 @pytest.mark.long
-@pytest.mark.xdist_group("spark 1")
 def test_a_driver_that_died_is_replaced(drivers: Drivers, careless: Any) -> None:
     # Once while nobody uses it, with its JVM or without a word of it.
     application = careless().start()

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
 
+pytestmark = pytest.mark.xdist_group("spark 1")
+
 
 class Sink:
     """Collects, and lets a test act between the planning of a micro-batch and its tasks."""

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
 
+pytestmark = pytest.mark.xdist_group("spark 1")
+
 
 def test_only_the_source_that_was_told_refuses(tmp_path: Path) -> None:
     before = source_end(tmp_path, "me", None)

@@ -25,7 +25,7 @@ from tests.counterpoise.spark.test_applications import Stage, check_order, dupli
 from tests.counterpoise.spark.waiting import until
 from tests.service import Service
 
-pytestmark = [pytest.mark.long, pytest.mark.timeout(420)]
+pytestmark = [pytest.mark.long, pytest.mark.timeout(420), pytest.mark.xdist_group("spark 1")]
 
 PACKAGE = Path(__file__).resolve().parents[4] / "counterpoise"
 

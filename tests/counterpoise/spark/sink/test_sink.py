@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
 
+pytestmark = pytest.mark.xdist_group("spark 1")
+
 KEYS = 17
 
 
