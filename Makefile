@@ -15,6 +15,9 @@ ARGS ?=
 REPORTS ?=
 junit = $(if $(REPORTS),--junit-xml=$(REPORTS)/$(1).xml)
 
+# The tests start many processes, and each would compile everything anew.
+unexport PYTHONDONTWRITEBYTECODE
+
 # Tests wait most of their time, so four run at once even on two cores. A choice of tests (by -k, a
 # path, --lf) starts sooner in one process. WORKERS=... overrides both; 0 is one process.
 WORKERS ?= $(if $(filter -k% --lf tests/% ./%,$(ARGS)),0,4)
@@ -61,6 +64,10 @@ test: lint ## lint, then the short tests
 test-long: setup ## the long tests
 	$(pytest) -m long $(call junit,long) $(ARGS)
 
+.PHONY: coverage
+coverage: setup ## the short tests, and which lines and branches of both packages they reach
+	$(pytest) -m 'not long' --cov --cov-report=term $(ARGS)
+
 .PHONY: lint
 lint: setup ## lint, format, types
 	$(BIN)/ruff check .
@@ -77,6 +84,10 @@ SEEDS ?= 1000
 .PHONY: sim
 sim: setup ## play simulated runs: SEEDS=1000, SEEDS=500-600, or SEED=7 with its transcript
 	@$(BIN)/python -m tests.simulation $(if $(SEED),seed $(SEED),seeds $(SEEDS)) $(ARGS)
+
+.PHONY: sim-first
+sim-first: setup ## which seed is the first to find each planted bug; ARGS=--search: look anew
+	@$(BIN)/python -m tests.simulation first $(ARGS)
 
 .PHONY: sim-long
 sim-long: setup ## play simulated runs until interrupted, from where it stopped last time

@@ -19,14 +19,14 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
-from broker import migrations
 from broker.core import commands as c
 from broker.core import records as r
 from broker.core.model import Flow, Partition, Settings
 from broker.core.queue import Queue
 from broker.core.rebalancer import decide
 from broker.core.replay import replay_all
-from broker.embedded import EmbeddedPostgres
+from broker.postgres import migrations
+from broker.postgres.embedded import EmbeddedPostgres
 from broker.store.ports import Commit, Entry, PositionCommit
 from broker.store.postgres import PostgresStore
 

@@ -4,7 +4,7 @@
 * `services`: starts as many as asked for, all on one database: `first, second = services(2)`.
 * `served`: `counterpoise serve` as a process of its own, on a database of its own; can be killed.
 
-`tests/conftest.py` makes them available everywhere. For another broker or other settings use
+They are available everywhere (`tests/conftest.py`). For another broker or other settings use
 `running` and `ServeProcess` themselves.
 """
 
@@ -20,16 +20,13 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from urllib.parse import urlsplit
 
 import httpx
-import psycopg
 import pytest
 from fastapi import FastAPI
 
 from api.app import create_app
 from api.server import Server, make_server
-from broker import migrations
 from broker.service import Broker
 from broker.settings import Settings, load
 
@@ -124,27 +121,6 @@ def running(broker: Broker, settings: Settings) -> Iterator[Service]:
 def settings_for(database_url: str, **given: object) -> Settings:
     """Settings of a service under test: any free port, no migration at start."""
     return load(**{"database_url": database_url, "port": 0, "shutdown_seconds": 3, **given})
-
-
-@pytest.fixture(scope="session")
-def _migrated_template(postgres_url: str) -> str:
-    """The name of a database with all migrations, to be copied."""
-    name = f"migrated_template_{time.monotonic_ns()}"
-    with psycopg.connect(postgres_url, autocommit=True) as connection:
-        connection.execute(f"CREATE DATABASE {name}")
-    migrations.upgrade(urlsplit(postgres_url)._replace(path=f"/{name}").geturl())
-    return name
-
-
-@pytest.fixture
-def migrated_url(postgres_url: str, _migrated_template: str) -> Iterator[str]:
-    """The URL of a new database with current tables and nothing in them."""
-    name = f"migrated_{time.monotonic_ns()}"
-    with psycopg.connect(postgres_url, autocommit=True) as connection:
-        connection.execute(f"CREATE DATABASE {name} TEMPLATE {_migrated_template}")
-    yield urlsplit(postgres_url)._replace(path=f"/{name}").geturl()
-    with psycopg.connect(postgres_url, autocommit=True) as connection:
-        connection.execute(f"DROP DATABASE {name} WITH (FORCE)")
 
 
 @pytest.fixture

@@ -27,6 +27,7 @@ from schemathesis.specs.openapi.checks import (
 
 from broker.service import Broker
 from tests.api.consumer import Consumer, bind, create_queue
+from tests.databases import Databases
 from tests.service import Service, running, settings_for
 
 CHECKS = [
@@ -66,18 +67,12 @@ def openapi() -> BaseSchema:
 
 
 @pytest.fixture(scope="module")
-def fuzzed(postgres_url: str, _migrated_template: str) -> Iterator[Service]:
+def fuzzed(databases: Databases) -> Iterator[Service]:
     """A service for the whole module; what was fuzzed before only makes it more interesting."""
-    import psycopg
-
-    url = postgres_url.rpartition("/")[0] + "/fuzzed"
-    with psycopg.connect(postgres_url, autocommit=True) as connection:
-        connection.execute(f"CREATE DATABASE fuzzed TEMPLATE {_migrated_template}")
-    given = settings_for(url)
-    with running(Broker(given), given) as service:
-        yield service
-    with psycopg.connect(postgres_url, autocommit=True) as connection:
-        connection.execute("DROP DATABASE fuzzed WITH (FORCE)")
+    with databases.lend() as url:
+        given = settings_for(url)
+        with running(Broker(given), given) as service:
+            yield service
 
 
 @pytest.fixture(scope="module")

@@ -7,7 +7,7 @@ from typing import Any
 import orjson
 import pytest
 
-from broker import views
+from broker.calls import views
 from broker.core import commands as c
 from broker.core.errors import (
     FlowGone,
@@ -17,7 +17,9 @@ from broker.core.errors import (
 )
 from broker.store.memory import Fault
 from broker.turns import Ask
-from tests.broker.shell import Service, World, picture, settle, spec, virtual
+from tests.broker.shell import Service, World, spec
+from tests.world.loop import settle, virtual
+from tests.world.store import picture
 
 
 async def waits(awaitable: Any) -> asyncio.Future[Any]:
@@ -414,7 +416,7 @@ class TestCatchingUp:
         for n in range(3):
             flow = await one.join("orders", str(n), lease=60)
         await asyncio.sleep(1)
-        await one._store.purge(0, world.now)
+        await one.replica.store.purge(0, world.now)
         with pytest.raises(Unavailable):
             await two.update("orders", flow)
         await two.update("orders", flow)

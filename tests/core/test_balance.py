@@ -5,9 +5,9 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.core.oracle import fewest_handoffs
 from tests.core.test_sequences import PROFILE
 from tests.core.world import World
+from tests.judge.balance import fewest_handoffs
 
 
 class TestDeterminism:

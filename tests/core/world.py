@@ -61,7 +61,7 @@ class World:
         records += [r.GrantedOutside(1, "bind", 0.0), r.Granted(tuple(grants), 0.0)]
         world._commit(tuple(records))
         for grant in grants:
-            world.oracle.owners[grant.partition, 1] = grant.flow_id
+            world.oracle.owners.claim(grant.partition, 1, grant.flow_id)
         return world
 
     # Commands

@@ -10,17 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.counterpoise.spark.drivers import Drivers
+from tests.counterpoise.spark.jobs.drivers import Drivers
 from tests.counterpoise.spark.small import LOCAL, SMALL
 from tests.kafka_server import kafka
 from tests.redis_server import redis_server
-from tests.service import (
-    _migrated_template,  # noqa: F401
-    migrated_url,  # noqa: F401
-    served,  # noqa: F401
-    service,  # noqa: F401
-    services,  # noqa: F401
-)
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

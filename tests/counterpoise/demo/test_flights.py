@@ -12,7 +12,7 @@ from counterpoise.demo.flights import (
     load,
 )
 
-# All of it takes seconds to read: once for these.
+# The data set is read once.
 pytestmark = pytest.mark.xdist_group("flights")
 
 

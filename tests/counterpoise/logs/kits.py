@@ -20,7 +20,6 @@ from typing import Protocol
 
 import pytest
 
-from broker.logs import Owner
 from counterpoise.demo.mock_kafka import MockKafka
 from counterpoise.logs import Log, LogOwner, open_log
 from counterpoise.logs.opening import open_managed
@@ -78,27 +77,26 @@ class PostgresKit(_Opening):
         self._url = url
 
     def make(self, partition_count: int) -> None:
-        owner = Owner("id", 1.0)
-        with_logs(self._url, lambda logs: logs.ensure("flights", partition_count, owner))
+        owner = LogOwner("id", "flights", 1.0)
+        with_logs(self._url, lambda logs: logs.ensure("builtin:flights", partition_count, owner))
 
     def resize(self, partition_count: int, revision: int | None = None) -> bool:
         return with_logs(
-            self._url, lambda logs: logs.set_partition_count("flights", partition_count, revision)
+            self._url,
+            lambda logs: logs.set_partition_count("builtin:flights", partition_count, revision),
         )
 
     def discard(self, partitions: Sequence[int]) -> frozenset[int]:
-        return with_logs(self._url, lambda logs: logs.discard("flights", partitions))
+        return with_logs(self._url, lambda logs: logs.discard("builtin:flights", partitions))
 
     def trim(self, below: Mapping[int, str]) -> None:
-        numbers = {partition: int(position) for partition, position in below.items()}
-        with_logs(self._url, lambda logs: logs.trim("flights", numbers))
+        with_logs(self._url, lambda logs: logs.trim("builtin:flights", below))
 
     def position_at(self, time: float) -> Mapping[int, str]:
-        found = with_logs(self._url, lambda logs: logs.position_at("flights", time))
-        return {partition: str(position) for partition, position in found.items()}
+        return with_logs(self._url, lambda logs: logs.position_at("builtin:flights", time))
 
     def drop(self) -> None:
-        with_logs(self._url, lambda logs: logs.drop("flights"))
+        with_logs(self._url, lambda logs: logs.drop("builtin:flights"))
 
 
 class RedisKit(_Opening):

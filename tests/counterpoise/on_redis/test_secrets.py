@@ -20,7 +20,7 @@ from api.app import create_app
 from counterpoise.publisher import Publisher
 from tests.counterpoise.on_redis.conftest import SECRET, World
 from tests.counterpoise.on_redis.watched import WatchedApplication
-from tests.counterpoise.spark.drivers import Drivers
+from tests.counterpoise.spark.jobs.drivers import Drivers
 from tests.service import listen
 
 pytestmark = pytest.mark.xdist_group("spark 1")

@@ -19,12 +19,12 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from counterpoise.spark import FencedSink
 from tests.counterpoise.spark.application import Application
-from tests.counterpoise.spark.drivers import Setup
+from tests.counterpoise.spark.jobs.drivers import Setup
 from tests.counterpoise.spark.small import SMALL_JAVA
 from tests.counterpoise.spark.waiting import until
 
 if TYPE_CHECKING:
-    from tests.counterpoise.spark.driver import Control
+    from tests.counterpoise.spark.jobs.program import Control
 
 LOGGING = """
 rootLogger.level = info

@@ -16,14 +16,14 @@ from typing import TYPE_CHECKING, Any
 
 import pyspark
 
-from tests.counterpoise.spark.drivers import WARM_SECONDS, Driver, Drivers, Job, Setup
+from tests.counterpoise.spark.jobs.drivers import WARM_SECONDS, Driver, Drivers, Job, Setup
 from tests.counterpoise.spark.small import CLUSTER, LOCAL
 from tests.counterpoise.spark.waiting import until
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from tests.counterpoise.spark.driver import Control
+    from tests.counterpoise.spark.jobs.program import Control
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ import pytest
 from counterpoise.client import Client
 from counterpoise.publisher import Publisher
 from tests.counterpoise.spark.application import Application, Row
-from tests.counterpoise.spark.drivers import Drivers
+from tests.counterpoise.spark.jobs.drivers import Drivers
 from tests.counterpoise.spark.small import LOCAL
 from tests.counterpoise.spark.waiting import until
 from tests.service import ServeProcess, Service

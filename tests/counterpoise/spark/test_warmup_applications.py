@@ -15,7 +15,7 @@ import pytest
 
 from counterpoise.client import Client
 from tests.counterpoise.spark.application import Row
-from tests.counterpoise.spark.drivers import Drivers
+from tests.counterpoise.spark.jobs.drivers import Drivers
 from tests.counterpoise.spark.small import CLUSTER, LOCAL
 from tests.counterpoise.spark.test_applications import KEYS, Stage
 from tests.counterpoise.spark.waiting import until

@@ -15,12 +15,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tests.counterpoise.spark.application import Application, Sink, on_a_cluster
-from tests.counterpoise.spark.drivers import Drivers, Setup
+from tests.counterpoise.spark.jobs.drivers import Drivers, Setup
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from tests.counterpoise.spark.driver import Control
+    from tests.counterpoise.spark.jobs.program import Control
 
 
 class ClusterApplication(Application):

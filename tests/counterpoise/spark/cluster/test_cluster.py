@@ -20,7 +20,7 @@ import pytest
 
 from counterpoise.client import Client
 from tests.counterpoise.spark.cluster.application import ClusterApplication
-from tests.counterpoise.spark.drivers import Drivers
+from tests.counterpoise.spark.jobs.drivers import Drivers
 from tests.counterpoise.spark.test_applications import Stage, check_order, duplicates
 from tests.counterpoise.spark.waiting import until
 from tests.service import Service

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tests.counterpoise.spark.application import Application
-from tests.counterpoise.spark.drivers import Drivers
+from tests.counterpoise.spark.jobs.drivers import Drivers
 from tests.counterpoise.spark.small import LOCAL
 from tests.counterpoise.spark.waiting import until
 from tests.processes import find, kill_family, running
@@ -28,7 +28,7 @@ from tests.processes import find, kill_family, running
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from tests.counterpoise.spark.driver import Control
+    from tests.counterpoise.spark.jobs.program import Control
 
 
 class FencedApplication(Application):

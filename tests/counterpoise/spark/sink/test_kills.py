@@ -17,7 +17,7 @@ import psycopg
 import pytest
 
 from counterpoise.client import Client
-from tests.counterpoise.spark.drivers import Drivers
+from tests.counterpoise.spark.jobs.drivers import Drivers
 from tests.counterpoise.spark.sink.application import FencedApplication
 from tests.counterpoise.spark.small import CLUSTER, LOCAL
 from tests.counterpoise.spark.test_applications import KEYS, Stage

@@ -25,13 +25,13 @@ from counterpoise.spark import (
     TenuredProcessor,
 )
 from tests.counterpoise.spark.application import Application, Sink
-from tests.counterpoise.spark.drivers import Drivers
+from tests.counterpoise.spark.jobs.drivers import Drivers
 from tests.counterpoise.spark.small import LOCAL
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from tests.counterpoise.spark.driver import Control
+    from tests.counterpoise.spark.jobs.program import Control
 
 STATE_STORE = "spark.sql.streaming.stateStore.providerClass"
 ROCKSDB = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
