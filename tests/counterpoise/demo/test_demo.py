@@ -69,6 +69,7 @@ def played(demos: list[Demo], *arguments: str) -> tuple[int, str]:
 
 @pytest.mark.long
 @pytest.mark.timeout(900)
+@pytest.mark.xdist_group("spark 3")
 def test_the_demo_ends_with_a_good_verdict(demos: list[Demo]) -> None:
     code, output = played(demos)
     assert "Verdict: GOOD" in output
@@ -79,6 +80,7 @@ def test_the_demo_ends_with_a_good_verdict(demos: list[Demo]) -> None:
 
 @pytest.mark.long
 @pytest.mark.timeout(900)
+@pytest.mark.xdist_group("spark 3")
 def test_a_sabotaged_demo_ends_with_a_bad_verdict(demos: list[Demo]) -> None:
     code, output = played(demos, "--sabotage", PLAYED)
     assert "Verdict: BAD" in output
@@ -99,6 +101,7 @@ def test_what_a_sabotaged_demo_left_gets_a_bad_verdict(sabotage: str) -> None:
 
 @pytest.mark.long
 @pytest.mark.timeout(900)
+@pytest.mark.xdist_group("spark 3")
 @pytest.mark.parametrize(("how", "code"), [(signal.SIGINT, 130), (signal.SIGKILL, -9)])
 def test_whatever_ends_the_demo_ends_all_it_started(
     demos: list[Demo], how: signal.Signals, code: int
