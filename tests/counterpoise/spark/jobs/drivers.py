@@ -45,7 +45,7 @@ ROOT = Path(__file__).resolve().parents[4]
 PROGRAM = "tests.counterpoise.spark.jobs.program"
 # What a machine may need that has much else to do.
 WARM_SECONDS = 240.0
-STOP_SECONDS = 30.0
+STOP_SECONDS = 60.0
 
 
 @dataclass(frozen=True)
