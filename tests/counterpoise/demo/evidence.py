@@ -1,8 +1,9 @@
 """What a demo leaves for its verdict, kept in a file: `recorded/SABOTAGE.json.xz`.
 
-Recorded anew, after a change of the demo that these no longer show, by
+After a change of the demo that the files no longer show they are recorded anew, on a machine that
+does little else, by
 
-    .venv/bin/python -m tests.counterpoise.demo.evidence
+    .venv/bin/python -m tests.counterpoise.demo.evidence [SABOTAGE ...]
 
 which plays a demo with each sabotage, a minute or two each. A file has what the data set does not
 say: the journal by columns, with flights by their number in the data set, the statistics that
@@ -13,8 +14,8 @@ from __future__ import annotations
 
 import json
 import lzma
+import sys
 import tempfile
-from collections.abc import Callable
 from dataclasses import astuple
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,7 @@ from counterpoise.demo.flights import Statistics, expected_statistics, load
 from counterpoise.demo.sabotage import SABOTAGES
 from counterpoise.demo.scenario import LEAST_ROWS, play
 from counterpoise.demo.sink import Entry
+from counterpoise.demo.verdict import judge
 
 RECORDED = Path(__file__).parent / "recorded"
 OF_THE_FLIGHT = ("flight", "aircraft", "sequence")
@@ -94,15 +96,16 @@ def _seconds(column: str, values: list[Any], began: float) -> list[Any]:
     return [began + value / 1000 for value in values] if column in TIMES else values
 
 
-def record(sabotage: str, say: Callable[[str], None] = print) -> None:
-    """Play a demo, and write what it leaves."""
+def record(sabotage: str) -> None:
+    """Play a demo, write what it leaves, and say what is broken in it."""
     with tempfile.TemporaryDirectory() as directory:
         evidence = play(Path(directory), Console(), LEAST_ROWS, sabotage)
     path = RECORDED / f"{sabotage}.json.xz"
     write(path, evidence)
-    say(f"{path}: {path.stat().st_size:,} bytes, {len(evidence.journal):,} lines of the journal")
+    broken = [check.promise for check in judge(evidence).checks if not check.kept]
+    print(f"{path}: {path.stat().st_size:,} bytes; broken: {', '.join(broken)}")
 
 
 if __name__ == "__main__":
-    for each in SABOTAGES:
+    for each in sys.argv[1:] or SABOTAGES:
         record(each)

@@ -30,7 +30,9 @@ BAD = {
     "reorder": "order kept for every aircraft",
     "unfenced": "one owner at a time",
 }
-PLAYED = "unfenced"
+# The zombie writes in any case; how others write meanwhile is up to the machine, and decides
+# whether they are two owners at a time, or the next one has it all again.
+UNFENCED = "one owner at a time|no duplicates from graceful handoffs"
 
 Demo = subprocess.Popen[str]
 
@@ -82,10 +84,10 @@ def test_the_demo_ends_with_a_good_verdict(demos: list[Demo]) -> None:
 @pytest.mark.timeout(900)
 @pytest.mark.xdist_group("spark 3")
 def test_a_sabotaged_demo_ends_with_a_bad_verdict(demos: list[Demo]) -> None:
-    code, output = played(demos, "--sabotage", PLAYED)
+    code, output = played(demos, "--sabotage", "unfenced")
     assert "Verdict: BAD" in output
     assert code == 1
-    assert re.search(f"BROKEN +{BAD[PLAYED]}", output)
+    assert re.search(f"BROKEN +({UNFENCED})", output)
 
 
 @pytest.mark.xdist_group("flights")
