@@ -1,26 +1,28 @@
-"""Warm drivers: Sparks that run one job of a test after the other.
+"""Warm drivers: Sparks that run the applications of tests, one after the other.
 
-A Spark takes some ten seconds until it has done its first micro-batch, most of them to load
-classes. So a test does not start one: it gets a driver that is warm already.
+A Spark takes some ten seconds until its first micro-batch is done; most of that is loading classes.
+So a test does not start a Spark. It gets one that is warm.
 
-A *driver* is a Python process with a JVM and a session that has run a first query (`program.py`).
-It runs one job at a time. A *job* is an application of a test: start this query, stop it, report.
-Tests know it as an `Application`; what it does is the function `run` of its module.
+A *driver* is a Python process with a JVM and a Spark session that has run one query (`program.py`).
+It runs one job at a time. A *job* is one life of an application: start this query, stop it, report.
+A test sees it as an `Application`; the work is the function `run` of the application's module.
 
-All jobs of a driver share its process, its JVM, its Spark context and Spark's Python workers, which
-go on living. Each job has a session of its own, and with it settings, the registered source, its
-listener and its queries. An application that comes back comes to another driver than the one that
-it had, as in life: nothing but its checkpoint is left of it.
+*Shared by the jobs of a driver*: the process, the JVM, the Spark context and Spark's Python workers.
+*Of each job alone*: a Spark session, and with it settings, the registered source, the listener and
+the queries. An application that comes back gets another driver than before, so that only its
+checkpoint connects its two lives.
 
-A job leaves nothing behind: no query, in no session, no process of a source, no cached data, and
-the environment, working directory, signal handlers and threads as it found them. The driver looks,
-and tells the test, which fails (`LeftBehind`); such a driver is not used again. Nor is one that was
-killed, and one whose job ends the program (`drain_on_sigterm`): a test that is about ends gets real
-ones. `Drivers` keeps a number of drivers and starts another as soon as one is gone, so that
-it gets warm while the test goes on.
+*A job leaves nothing behind*: no running query in any session, no process of a source, no cached
+data; environment, working directory, signal handlers and our threads are as before. The driver
+checks this after each job. If something is left, the test fails (`LeftBehind`) and the driver is
+killed.
 
-What has to be settled before a JVM starts is a `Setup`: a cluster, pages, another Python. An
-application that needs one has a driver of its own, for one job.
+*A driver cannot be used again* when it was killed, when it died, when a job left something, and when
+a job handles SIGTERM: such a job ends the program, so tests see a real exit code. `Drivers` starts
+another driver at once, which gets warm while the test goes on.
+
+A `Setup` is what must be settled before a JVM starts: a cluster, Spark's pages, another Python. An
+application with a setup has a driver of its own for each of its lives.
 """
 
 from __future__ import annotations
@@ -222,14 +224,14 @@ class Driver:
 
 
 class Drivers:
-    """Keeps drivers warm: so many as `count`, or as many as are in use at a time."""
+    """Keeps `count` drivers; more while more are in use. The first `take` or `replace` begins."""
 
     def __init__(self, directory: Path, count: int) -> None:
         self._directory = directory
         self._count = count
         self._made = 0
         self._free: list[Driver] = []
-        """Warm ones and such that are getting warm; first the one that is free for longest."""
+        """Warm, or getting warm; the one that is free for longest comes first."""
         self._taken: set[Driver] = set()
 
     def replace(self) -> None:
@@ -238,12 +240,15 @@ class Drivers:
             self._free.append(self.own(Setup()))
 
     def own(self, setup: Setup) -> Driver:
-        """A driver that is nobody else's; to be ended by who has it."""
+        """A driver outside the pool. The caller ends it."""
         self._made += 1
         return Driver(self._directory / str(self._made), setup)
 
     def take(self, other_than: Driver | None = None) -> Driver:
-        """One that is warm, which is taken until it is given back or lost."""
+        """A warm driver, until `give_back` or `lose`. Waits for one if there is none.
+
+        Raises AssertionError with a driver's output if drivers do not get warm.
+        """
         while True:
             self._drop_dead()
             usable = [driver for driver in self._free if driver is not other_than]
@@ -260,7 +265,7 @@ class Drivers:
             assert ready, f"no driver gets warm: {usable[0].log.read_text(errors='replace')}"
 
     def give_back(self, driver: Driver, ended: Ended) -> None:
-        """Its job has ended like this. Raises LeftBehind if the job has left something in it."""
+        """After a job. Raises LeftBehind if the job has left something; then it is killed."""
         if ended.left:
             self.lose(driver)
             raise LeftBehind(", ".join(ended.left))
@@ -269,7 +274,7 @@ class Drivers:
         self._drop_surplus()
 
     def lose(self, driver: Driver) -> None:
-        """It is used no more, and killed if it lives. Another one starts, unless it was `own`."""
+        """Kill it if it lives. Another one starts, unless it was `own`."""
         driver.kill()
         if driver in self._taken:
             self._taken.remove(driver)
