@@ -7,7 +7,7 @@ A *driver* is a Python process with a JVM and a Spark session that has run one q
 It runs one job at a time. A *job* is one life of an application: start this query, stop it, report.
 A test sees it as an `Application`; the work is the function `run` of the application's module.
 
-*Shared by the jobs of a driver*: the process, the JVM, the Spark context and Spark's Python workers.
+*Shared by a driver's jobs*: the process, the JVM, the Spark context and Spark's Python workers.
 *Of each job alone*: a Spark session, and with it settings, the registered source, the listener and
 the queries. An application that comes back gets another driver than before, so that only its
 checkpoint connects its two lives.
@@ -17,7 +17,7 @@ data; environment, working directory, signal handlers and our threads are as bef
 checks this after each job. If something is left, the test fails (`LeftBehind`) and the driver is
 killed.
 
-*A driver cannot be used again* when it was killed, when it died, when a job left something, and when
+*A driver is not used again* when it was killed, when it died, when a job left something, or when
 a job handles SIGTERM: such a job ends the program, so tests see a real exit code. `Drivers` starts
 another driver at once, which gets warm while the test goes on.
 
