@@ -1,4 +1,4 @@
-"""What the service does for a log in Redis: make, resize, discard, trim, find a time, drop."""
+"""The service's work on a log in Redis: make, resize, discard, trim, find a time, drop."""
 
 from __future__ import annotations
 
@@ -65,8 +65,8 @@ class RedisUpkeep(RedisLog):
             )
         if behind:
             logger.error(
-                "counterpoise: %s has lost messages of %d partitions; they go on behind what their "
-                "readers had processed, and reading what is gone fails",
+                "counterpoise: %s has lost messages of %d partitions; they continue after the "
+                "positions that readers had reached, and reading lost messages fails",
                 self._log,
                 behind,
             )
@@ -121,13 +121,13 @@ class RedisUpkeep(RedisLog):
         return str(position.decode())
 
     def _refuse_forgetful(self) -> None:
-        """Raises LogError for a server that would lose messages silently; warns of what may."""
+        """Raises LogError for a server that would lose messages silently; warns if it may."""
         try:
             info: Any = self._redis.call(lambda client: client.info("default"), retry=True)
         except LogError as error:
             if "INFO" not in str(error) and "NOPERM" not in str(error):
                 raise
-            logger.warning("counterpoise: cannot see how %s is configured: %s", self._log, error)
+            logger.warning("counterpoise: cannot read the settings of %s: %s", self._log, error)
             return
         version = str(info.get("redis_version", "0"))
         if tuple(int(part) for part in version.split(".")[:2]) < _LEAST_VERSION:

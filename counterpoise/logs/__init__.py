@@ -1,6 +1,6 @@
-"""Logs: where messages live.
+"""Logs hold the messages.
 
-`counterpoise.logs.port` says what a log promises. `postgres` is the built-in log; `redis` and
+`counterpoise.logs.port` lists the promises of a log. `postgres` is the built-in log; `redis` and
 `kafka` are logs outside the service.
 """
 

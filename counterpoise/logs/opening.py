@@ -1,4 +1,4 @@
-"""Opening the log that a queue names: the right implementation, the right access."""
+"""Opens the log that a queue names: chooses the implementation and the access."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from counterpoise.wire import LogAccess
 if TYPE_CHECKING:
     from counterpoise.logs.port import Log
 
-# Each has a class (log, access, *, timeout_seconds), and imports the client of its server.
+# Each module has a class (log, access, *, timeout_seconds), and imports its server's client.
 _OUTSIDE: Mapping[str, tuple[str, str]] = {
     "redis": ("counterpoise.logs.redis", "RedisLog"),
     "kafka": ("counterpoise.logs.kafka", "KafkaLog"),
@@ -26,8 +26,8 @@ def open_log(
     """The log that a queue names; nothing is connected before the first call.
 
     `log` is `builtin:QUEUE`, `redis://host:port/DB/NAME` or `kafka://host:port[,…]/TOPIC`. `access`
-    is how to reach it (what bind's `log_access` says, or a URL; a secret), by default what fits in
-    the environment's COUNTERPOISE_LOG_URL, else for Redis and Kafka the log's own address. Every
+    is how to reach it (bind's `log_access`, or a URL; a secret), by default the matching one in the
+    environment's COUNTERPOISE_LOG_URL, else for Redis and Kafka the log's own address. Every
     call on the log takes about `timeout_seconds` at most.
     Raises LogError if the log is of an unknown kind, there is no access, or a package is missing.
     """

@@ -1,8 +1,8 @@
-"""What a log in Redis is made of, and the scripts that keep its promises inside the server.
+"""The keys of a log in Redis, and the scripts that keep its promises inside the server.
 
-Redis runs one script at a time and nothing beside it. So what a script checks still holds when it
-writes, and readers see all of an append or none of it. No script writes before it has checked
-everything: Redis does not roll back.
+Redis runs one script at a time and no other command meanwhile. So the checks of a script still hold
+when it writes, and readers see all of an append or none of it. A script checks everything before it
+writes, because Redis does not roll back.
 
 All keys of the log NAME have one hash tag, so they are on one node of a cluster:
 
@@ -11,22 +11,22 @@ All keys of the log NAME have one hash tag, so they are on one node of a cluster
     counterpoise:{NAME}:stream:P        stream the messages of partition P
     counterpoise:{NAME}:publisher:ID    string "incarnation last_sequence", expires
 
-`next` is the position that the next message gets, `first` where those begin that can be read,
-`discarded` up to where messages were discarded, `bytes` how many bytes of values were ever
-appended, `latest` the latest time any of its messages was published.
+`next` is the position of the next message to be appended, `first` the first readable position,
+`discarded` the position up to which messages were discarded, `bytes` the bytes of all values ever
+appended, `latest` the latest publishing time of its messages.
 
-The message at position p has the id `p-b`, where b - 1 is how many bytes of values lie before it.
-So a position is found without an index, and how many bytes a range has is the difference of two
-ids. Between `first` and `next` a stream has no holes but where the server lost messages: then
-ENSURE moves `next` on, behind every position that somebody knows. What lies before the hole can
-still be read, and reading the hole itself is an error until every reader is past it (TRIM). A
+The message at position p has the id `p-b`, where b - 1 is the number of bytes of values before it.
+So a position is found without an index, and the bytes of a range are the difference of two ids.
+Between `first` and `next` a stream has holes only where the server lost messages: then ENSURE moves
+`next` past every position that any consumer knows. Messages before the hole can still be read, and
+reading the hole is an error until every reader is past it (TRIM). A
 message's fields are `t` (published, microseconds since 1970), `v` (value), and where they are
 needed `m` (the latest time before it, if later than its own), `k` (key), `h` (headers, JSON).
 """
 
 from __future__ import annotations
 
-# A number as Redis wants it; positions stay below 2^53, where Lua counts exactly.
+# A number in Redis' form; positions stay below 2^53, where Lua counts exactly.
 STATE = """
 local function text(number) return string.format('%.0f', number) end
 local function state_of(key, partition)
