@@ -145,7 +145,8 @@ class FlowCalls(FlowViews):
         """Commits positions and lets partitions go, atomically. Raises FlowGone, FlowNotFound."""
         _refuse_repetitions([item.partition for item in items])
         command = c.Release(
-            flow_id, tuple(c.Let(item.partition, item.epoch, item.finished) for item in items)
+            flow_id,
+            tuple(c.ReleaseItem(item.partition, item.epoch, item.finished) for item in items),
         )
         positions = {item.partition: item.position for item in items}
         return await self._work(
@@ -157,7 +158,7 @@ class FlowCalls(FlowViews):
     ) -> views.ResultsView:
         """Says that warm-ups are done. Raises FlowGone, FlowNotFound."""
         _refuse_repetitions([item.partition for item in items])
-        command = c.Ready(flow_id, tuple(c.Warm(item.partition, item.epoch) for item in items))
+        command = c.Ready(flow_id, tuple(c.ReadyItem(item.partition, item.epoch) for item in items))
         return await self._work(name, flow_id, lambda: Ask(command, renews=flow_id))
 
     async def drain(

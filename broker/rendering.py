@@ -143,7 +143,7 @@ def status_view(queue: Queue) -> views.RebalanceStatusView:
         since=queue.since,
         holddown_until=queue.holddown_until,
         handoffs=tuple(handoffs),
-        unassigned=tuple(sorted(queue.unowned)),
+        unassigned=tuple(sorted(queue.unassigned)),
         spread=queue.spread(),
         last_rebalance=rebalance_view(queue.last_rebalance) if queue.last_rebalance else None,
     )

@@ -164,7 +164,7 @@ class Turn:
         """
         flow_id = command.flow_id
         owned = {item for item in command.items if self._owns(flow_id, item)}
-        known: dict[c.Let, c.Result] = {}
+        known: dict[c.ReleaseItem, c.Result] = {}
         for item in owned:
             if item.partition in self._raised:
                 # Nobody was told of this epoch yet, so to whoever asks it is too high.
@@ -182,7 +182,7 @@ class Turn:
         answers = iter(results)
         return tuple(known[item] if item in known else next(answers) for item in command.items)
 
-    def _owns(self, flow_id: str, item: c.Let) -> bool:
+    def _owns(self, flow_id: str, item: c.ReleaseItem) -> bool:
         partition = self.queue.find(item.partition)
         return (
             partition is not None

@@ -48,7 +48,7 @@ class Draft:
     ) -> r.Grant:
         """The grant of the partition to the flow, under the next epoch."""
         queue, number = self.queue, partition.number
-        since = queue.unowned.get(number) if partition.owner is None else self.now
+        since = queue.unassigned.get(number) if partition.owner is None else self.now
         if partition.state is State.REVOKING:
             since = queue.handoffs[number].since
         # The clock may have gone back meanwhile.

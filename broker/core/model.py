@@ -160,7 +160,7 @@ class Handoff:
 @dataclass(frozen=True, slots=True)
 class Departed:
     """A flow that left during the holddown: if its instance comes back in time it gets back what is
-    still unowned. `partitions`: (number, epoch) of each that it left.
+    still unassigned. `partitions`: (number, epoch) of each that it left.
     """
 
     seat: int

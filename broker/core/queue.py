@@ -24,7 +24,7 @@ from broker.core.transitions import PARTITION_TRANSITIONS, PartitionEvent, State
 class Queue:
     """One queue, as far as the rebalancer is concerned. Only `replay` changes it.
 
-    Beside the partitions stand the few of which something is to be done: `unowned` (since when,
+    Beside the partitions stand the few of which something is to be done: `unassigned` (since when,
     None: never owned), `handoffs`, and of those the `warming` ones and the `stranded` ones
     (revoking, without a successor). `warmed` names who said ready in the latest handoff, and for
     which epoch. `touched` collects the flows whose views changed.
@@ -52,7 +52,7 @@ class Queue:
         self.by_seat: dict[int, Flow] = {}
         self.partitions: list[Partition] = []
         self.retiring: set[int] = set()
-        self.unowned: dict[int, float | None] = {}
+        self.unassigned: dict[int, float | None] = {}
         self.handoffs: dict[int, Handoff] = {}
         self.warming: set[int] = set()
         self.stranded: set[int] = set()
@@ -212,9 +212,9 @@ class Queue:
                 journal.put(self.handoffs, number, handoff)
                 self.schedule(handoff)
         if state is State.UNASSIGNED:
-            journal.put(self.unowned, number, at)
+            journal.put(self.unassigned, number, at)
         else:
-            journal.drop(self.unowned, number)
+            journal.drop(self.unassigned, number)
         self._count(partition)
         if before is not None and before.draining:
             self._rank(before)

@@ -339,9 +339,9 @@ class TestReleases:
         assert await one.view("orders", first) == {0: (1, "owned"), 1: (1, "revoking")}
         coordinator = await one.replica.coordinator("orders")
         asks = [
-            Ask(c.Release(first, (c.Let(1, 1),)), renews=first),
+            Ask(c.Release(first, (c.ReleaseItem(1, 1),)), renews=first),
             Ask(c.Bind("third", "i-third", "third", 60), token_hash=b"-"),
-            Ask(c.Release(first, (c.Let(1, 2),)), renews=first),
+            Ask(c.Release(first, (c.ReleaseItem(1, 2),)), renews=first),
         ]
         answers = await asyncio.wait_for(asyncio.gather(*map(coordinator.ask, asks)), 5)
         assert answers[0][0].outcome == "ok"

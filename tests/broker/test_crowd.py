@@ -126,7 +126,7 @@ async def balanced(world: World, services: list[Service], crowd: Crowd) -> None:
     queue = world.check("orders")
     assert str(queue.status) == "Ready"
     assert not queue.handoffs
-    assert not queue.unowned
+    assert not queue.unassigned
     settled = [one for one in crowd.consumers if not one.leaving]
     assert len(queue.ranking) == len(settled)
     if not queue.exclusive:

@@ -77,8 +77,8 @@ def fewest_handoffs(
     every way.
 
     `held`: how many partitions each non-draining flow holds; those missing to `partition_count` are
-    free (unowned, or with flows that drain) and can be given to anyone. `only`: the flow that is to
-    own all (exclusive access).
+    free (unassigned, or with flows that drain) and can be given to anyone. `only`: the flow that is
+    to own all (exclusive access).
     """
     if not held:
         return 0
@@ -130,7 +130,7 @@ def _check_partitions(queue: Queue) -> None:
         owned = partition.state in ("owned", *IN_HANDOFF)
         assert (partition.owner is not None) == owned, partition.state
         assert (number in queue.handoffs) == (partition.state in IN_HANDOFF)
-        assert (number in queue.unowned) == (partition.state == "unassigned")
+        assert (number in queue.unassigned) == (partition.state == "unassigned")
         assert (number in queue.retiring) == partition.retiring
         if number < count:
             assert partition.state != "removed"
@@ -230,7 +230,7 @@ def _check_status(queue: Queue) -> None:
     most = queue.settings.max_concurrent_handoffs
     if most is None or len(queue.handoffs) < most:
         _check_nothing_more_can_begin(queue)
-    assert not queue.unowned or not any(not f.draining for f in queue.flows.values())
+    assert not queue.unassigned or not any(not f.draining for f in queue.flows.values())
 
 
 def _check_nothing_more_can_begin(queue: Queue) -> None:

@@ -90,7 +90,7 @@ class TestAlone:
         orders.drain("B")
         orders.unbind("B")
         assert orders.status == "Ready"
-        assert orders.unowned() == [0, 1, 2, 3]
+        assert orders.unassigned() == [0, 1, 2, 3]
 
 
 @PROFILE

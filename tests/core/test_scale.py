@@ -83,7 +83,7 @@ def test_a_join_costs_no_pass_over_partitions_or_flows(queue: Queue) -> None:
     assert len(rebalanced.notices) == 9
     queue.journal.forget()
     for number, owner, _ in moves:
-        release = c.Release(owner, (c.Let(number, 1),))
+        release = c.Release(owner, (c.ReleaseItem(number, 1),))
         decision, lines = cost(queue, lambda: decide(queue, release, 6.0))  # noqa: B023
         assert lines < 1000
         commit(queue, decision.records)

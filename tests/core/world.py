@@ -129,13 +129,13 @@ class World:
         """Releases partitions, in their present epochs unless `epoch` says otherwise; answers the
         outcomes."""
         items = tuple(
-            c.Let(n, self._epoch(n) if epoch is None else epoch, finished) for n in numbers
+            c.ReleaseItem(n, self._epoch(n) if epoch is None else epoch, finished) for n in numbers
         )
         return [str(result.outcome) for result in self.do(c.Release(name, items)).answer]
 
     def ready(self, name: str, *numbers: int, epoch: int | None = None) -> list[str]:
         """Says that the state of partitions is restored; answers the outcomes."""
-        items = tuple(c.Warm(n, self._epoch(n) if epoch is None else epoch) for n in numbers)
+        items = tuple(c.ReadyItem(n, self._epoch(n) if epoch is None else epoch) for n in numbers)
         return [str(result.outcome) for result in self.do(c.Ready(name, items)).answer]
 
     def change(self, *, discard: bool = False, **changes: Any) -> Decision:
@@ -165,13 +165,13 @@ class World:
     def settle(self) -> int:
         """Lets time pass until nothing is due any more, nobody answering; says how often something
         was due."""
-        turns = 0
+        times = 0
         while (due := self.queue.next_deadline()) is not None:
             self.now = max(self.now, due)
             self.do(c.Advance())
-            turns += 1
-            assert turns < 10_000, "this does not end"
-        return turns
+            times += 1
+            assert times < 10_000, "this does not end"
+        return times
 
     # What it looks like
 
@@ -218,8 +218,8 @@ class World:
         """The state and the successor of every partition that is being handed off."""
         return {n: (self.state(n), self.successor(n)) for n in sorted(self.queue.handoffs)}
 
-    def unowned(self) -> list[int]:
-        return sorted(self.queue.unowned)
+    def unassigned(self) -> list[int]:
+        return sorted(self.queue.unassigned)
 
     def _epoch(self, number: int) -> int:
         partition = self.queue.find(number)
@@ -235,7 +235,7 @@ def _check_changes_are_known(before: dict[str, Any], queue: Queue, changed: set[
         kept = [
             state[name].get(number)
             for state in (before, after)
-            for name in ("handoffs", "unowned", "warmed")
+            for name in ("handoffs", "unassigned", "warmed")
         ]
         if old != partition or kept[:3] != kept[3:]:
             handoff = queue.handoffs.get(number)

@@ -114,13 +114,13 @@ def _release_without_epoch() -> Changes:
 def _ready_from_anybody() -> Changes:
     """The epoch of a ready is not looked at, nor who says so."""
 
-    def warm(queue, flow, item):
+    def refuse_ready(queue, flow, item):
         partition = queue.find(item.partition)
         if partition is not None and partition.state is State.WARMING:
             return None
         return c.Outcome.NOT_WARMING and c.Result(item.partition, c.Outcome.NOT_WARMING)
 
-    return [(broker.core.working, "_warm", warm)]
+    return [(broker.core.working, "_refuse_ready", refuse_ready)]
 
 
 # Commits
@@ -423,7 +423,7 @@ def _unsettled_is_ready() -> Changes:
         return not queue.exclusive and not queue.leaving.counts and queue.ranking.spread <= 2
 
     def is_balanced(queue):
-        idle = not queue.handoffs and not queue.unowned and queue.takers > 0
+        idle = not queue.handoffs and not queue.unassigned and queue.takers > 0
         return real(queue) or (idle and nearly(queue))
 
     def next_unless_nearly(self):
