@@ -15,6 +15,7 @@ from broker.core import records as r
 from broker.core.errors import Invalid, QueueExists, QueueInUse, QueueNotFound, Unavailable
 from broker.core.model import Settings
 from broker.core.queue import Queue
+from broker.core.records import Entry
 from broker.core.replay import replay_all
 from broker.core.transitions import State
 from broker.log_calls import LogCalls
@@ -24,7 +25,7 @@ from broker.outside_logs import check_log
 from broker.rendering import (
     queue_view,
 )
-from broker.store.ports import Commit, Entry, FlowsBound, NameTaken, QueueGone, StoreUnavailable
+from broker.store.ports import Commit, FlowsBound, NameTaken, QueueGone, StoreUnavailable
 from broker.turns import Ask
 
 _WRITABLE = frozenset(field.name for field in fields(Settings)) - {"partitioning"}

@@ -8,8 +8,9 @@ from broker import views
 from broker.core import records as r
 from broker.core.model import Flow, HandedOver, Partition, Rebalance
 from broker.core.queue import Queue
+from broker.core.records import Entry
 from broker.core.transitions import State
-from broker.store.ports import Entry, QueueRow
+from broker.store.ports import QueueRow
 
 Positions = Mapping[int, tuple[int, str | None]]
 

@@ -18,7 +18,15 @@ from typing import Any
 from broker.core.journal import Journal
 from broker.core.model import AccessType, Departed, Flow, Handoff, Partition, Rebalance, Settings
 from broker.core.ranking import Ranking
-from broker.core.transitions import PARTITION_TRANSITIONS, PartitionEvent, State, Status
+from broker.core.transitions import (
+    LIFE_TRANSITIONS,
+    PARTITION_TRANSITIONS,
+    Life,
+    LifeEvent,
+    PartitionEvent,
+    State,
+    Status,
+)
 
 
 class Queue:
@@ -241,8 +249,11 @@ class Queue:
         if len(self._deadlines) > 4 * len(self.handoffs) + 64:
             self._deadlines = sorted((h.deadline, h.number) for h in self.handoffs.values())
 
-    def set_retiring(self, partition: Partition, retiring: bool) -> None:
-        """Takes a partition out of the balance, or back into it."""
+    def resize(self, partition: Partition, event: LifeEvent) -> None:
+        """Takes a partition out of the balance, or back into it; `place` removes and adds it."""
+        retiring = LIFE_TRANSITIONS[partition.life, event] is Life.RETIRING
+        if retiring is partition.retiring:
+            return
         self._uncount(partition)
         self.journal.set(partition, "retiring", retiring)
         (self.journal.add if retiring else self.journal.discard)(self.retiring, partition.number)

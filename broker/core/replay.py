@@ -15,7 +15,7 @@ from functools import singledispatch
 from broker.core import records as r
 from broker.core.model import Departed, Flow, HandedOver, Handoff, Partition, Rebalance
 from broker.core.queue import Queue
-from broker.core.transitions import QUEUE_TRANSITIONS, PartitionEvent, QueueEvent, State
+from broker.core.transitions import QUEUE_TRANSITIONS, LifeEvent, PartitionEvent, QueueEvent, State
 
 
 def replay(queue: Queue, record: r.Record) -> None:
@@ -282,9 +282,10 @@ def _(record: r.PartitionsAdded, queue: Queue) -> None:
             queue.journal.note(partition)
             queue.journal.put(queue.unassigned, number, None)
         elif partition.state is State.REMOVED:
+            queue.resize(partition, LifeEvent.ADDED)
             queue.place(partition, PartitionEvent.ADDED)
         else:
-            queue.set_retiring(partition, False)
+            queue.resize(partition, LifeEvent.TAKEN_BACK)
             if partition.owner is not None:
                 queue.journal.set(partition, "let_go", HandedOver.REPLACED)
             queue.touch(partition.owner)
@@ -295,7 +296,7 @@ def _(record: r.PartitionsAdded, queue: Queue) -> None:
 def _(record: r.PartitionsRetired, queue: Queue) -> None:
     for number in record.partitions:
         partition = queue.partitions[number]
-        queue.set_retiring(partition, True)
+        queue.resize(partition, LifeEvent.RETIRED)
         queue.touch(partition.owner)
     queue.set("growing", False)
 
@@ -316,8 +317,8 @@ def _(record: r.PartitionsRemoved, queue: Queue) -> None:
             let_go = HandedOver.INITIAL
         elif partition.owner is not None:
             let_go = HandedOver.ORPHANED
+        queue.resize(partition, LifeEvent(record.outcome))
         queue.place(partition, PartitionEvent.REMOVED, released_by=released_by, let_go=let_go)
-        queue.set_retiring(partition, False)
 
 
 @_apply.register

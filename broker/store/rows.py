@@ -16,7 +16,7 @@ import orjson
 from broker.core.model import Departed, Flow, HandedOver, Handoff, Partition, Rebalance, Settings
 from broker.core.queue import Queue
 from broker.core.records import Record, from_json, to_json
-from broker.core.transitions import PartitionEvent, State, Status
+from broker.core.transitions import LifeEvent, PartitionEvent, State, Status
 from broker.store.ports import PositionWrite, QueueRow
 
 # Columns of a queue's row that are attributes of the queue under the same name.
@@ -260,7 +260,7 @@ def _restore_partition(queue: Queue, values: PartitionValues) -> None:
             event = PartitionEvent.WARMUP_STARTED if warming else PartitionEvent.REVOKED
             queue.place(partition, event, owner=owner, handoff=_handoff(queue, values))
     if values.retiring:
-        queue.set_retiring(partition, True)
+        queue.resize(partition, LifeEvent.RETIRED)
 
 
 def _handoff(queue: Queue, values: PartitionValues) -> Handoff:

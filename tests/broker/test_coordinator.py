@@ -2,19 +2,24 @@
 
 import asyncio
 import copy
+from dataclasses import replace
 from typing import Any
 
 import orjson
 import pytest
 
 from broker import views
+from broker.coordinator import Coordinator
 from broker.core import commands as c
+from broker.core.draft import Decision
 from broker.core.errors import (
     FlowGone,
     FlowNotFound,
     QueueNotFound,
     Unavailable,
 )
+from broker.core.queue import Queue
+from broker.core.rebalancer import decide
 from broker.store.memory import Fault
 from broker.turns import Ask
 from tests.broker.shell import Service, World, picture, settle, spec, virtual
@@ -154,6 +159,65 @@ class TestCommit:
         await one.join("orders", "second")
         assert (await one.queue("orders")).flow_count == 2
         world.check("orders")
+
+
+class TestObedience:
+    """What a decision says is done, and nothing else is looked at."""
+
+    @virtual
+    async def test_who_is_told_and_when_the_queue_is_advanced(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        world = World()
+        one = await world.replica()
+        await one.create_queue(spec())
+        queue_id, _ = world.stored("orders")
+        told, alarms = [], []
+
+        def decided(queue: Queue, command: c.Command, now: float) -> Decision:
+            decision = decide(queue, command, now)
+            return replace(decision, notices=frozenset({type(command).__name__}), wake_at=now + 99)
+
+        monkeypatch.setattr("broker.turns.decide", decided)
+        coordinator = Coordinator(
+            queue_id,
+            "orders",
+            one.replica.store,
+            one.replica.clock,
+            lambda: "commit",
+            lambda _, notices, ours: told.append((notices, ours)),
+            lambda _, time: alarms.append(time),
+        )
+        bind = c.Bind("A", "i-A", "client", 200)
+        await coordinator.ask(Ask(bind, token_hash=b"A"))
+        # None: it was loaded, and anybody may see something new.
+        assert told == [(None, False), (frozenset({"Advance", "Bind"}), True)]
+        assert alarms == [pytest.approx(one.replica.clock.now() + 99, abs=1)]
+        assert world.database.queues[queue_id].row["next_deadline"] == alarms[0]
+        assert coordinator.waits
+
+    @virtual
+    async def test_what_another_replica_decided(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        world = World()
+        one, two = await world.replica(), await world.replica()
+        await one.create_queue(spec(rebalance_delay=5.0))
+        queue_id, _ = world.stored("orders")
+        told, alarms = [], []
+        coordinator = Coordinator(
+            queue_id,
+            "orders",
+            two.replica.store,
+            two.replica.clock,
+            lambda: "commit",
+            lambda _, notices, ours: told.append((notices, ours)),
+            lambda _, time: alarms.append(time),
+        )
+        await coordinator.read(lambda queue: queue.revision)
+        flow = await one.join("orders", "first", lease=200)
+        coordinator.catch_up()
+        await settle()
+        assert told[-1] == (frozenset({flow}), False)
+        assert alarms == [pytest.approx(two.replica.clock.now() + 5, abs=1)]
 
 
 class TestAnswersFromThePresent:

@@ -1,9 +1,8 @@
 """Every grant outside of a rebalance has an entry of its own in the history."""
 
 from broker.core import commands as c
-from broker.core.records import RebalanceStarted
+from broker.core.records import Entry, RebalanceStarted
 from broker.rendering import history
-from broker.store.ports import Entry
 from broker.turns import Turn
 from tests.core.world import World
 

@@ -16,10 +16,10 @@ from typing import Any
 
 from broker.core import commands as c
 from broker.core import records as r
+from broker.core.draft import Decision
 from broker.core.model import Flow, Partition
 from broker.core.queue import Queue
 from broker.core.ranking import Ranking
-from broker.core.rebalancer import Decision
 
 IN_HANDOFF = ("warming", "revoking")
 

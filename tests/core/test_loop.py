@@ -6,7 +6,7 @@ from typing import Any
 
 from broker.core import records as r
 from broker.core.commands import MoveDeadlines, Release, ReleaseItem
-from broker.core.rebalancer import Decision
+from broker.core.draft import Decision
 from tests.core.world import World
 
 

@@ -35,7 +35,7 @@ from typing import Any
 
 from broker.core import commands as c
 from broker.core import records as r
-from broker.core.rebalancer import Decision
+from broker.core.draft import Decision
 from tests.core.oracle import snapshot, view
 from tests.core.world import World
 
