@@ -15,8 +15,16 @@ ARGS ?=
 REPORTS ?=
 junit = $(if $(REPORTS),--junit-xml=$(REPORTS)/$(1).xml)
 
+# The tests start many processes, and each would compile everything anew.
+unexport PYTHONDONTWRITEBYTECODE
+
+# Tests wait most of their time, so four run at once even on two cores. A choice of tests (by -k, a
+# path, --lf) starts sooner in one process. WORKERS=... overrides both; 0 is one process.
+WORKERS ?= $(if $(filter -k% --lf tests/% ./%,$(ARGS)),0,4)
+pytest = $(BIN)/pytest -n $(WORKERS) --dist loadgroup
+
 # What keeps two descriptions of one thing equal: rules and imports, openapi.yaml and what the app
-# serves, migrations and the tables that the store uses.
+# serves, migrations and the tables that the store uses. They are among the short tests.
 AGREEMENTS := tests/architecture $(wildcard tests/api/test_openapi.py tests/broker/test_migrations.py \
 	tests/broker/store/test_migrations.py tests/migrations)
 
@@ -49,18 +57,25 @@ demo: setup ## two PySpark applications share a real queue while they come and g
 	@$(BIN)/counterpoise demo $(ARGS)
 
 .PHONY: test
-test: setup check ## check, then the short tests
-	$(BIN)/pytest -m 'not long' $(call junit,short) $(ARGS)
+test: lint ## lint, then the short tests
+	$(pytest) -m 'not long' $(call junit,short) $(ARGS)
 
 .PHONY: test-long
 test-long: setup ## the long tests
-	$(BIN)/pytest -m long $(call junit,long) $(ARGS)
+	$(pytest) -m long $(call junit,long) $(ARGS)
 
-.PHONY: check
-check: setup ## lint, format, types, import rules, openapi.yaml, migrations
+.PHONY: coverage
+coverage: setup ## the short tests, and which lines and branches of both packages they reach
+	$(pytest) -m 'not long' --cov --cov-report=term $(ARGS)
+
+.PHONY: lint
+lint: setup ## lint, format, types
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+.PHONY: check
+check: lint ## lint, import rules, openapi.yaml, migrations
 	$(BIN)/pytest -q -m 'not long' $(AGREEMENTS)
 
 # How many simulated runs, or which (500-600); SEED=7 shows one.
@@ -69,6 +84,10 @@ SEEDS ?= 1000
 .PHONY: sim
 sim: setup ## play simulated runs: SEEDS=1000, SEEDS=500-600, or SEED=7 with its transcript
 	@$(BIN)/python -m tests.simulation $(if $(SEED),seed $(SEED),seeds $(SEEDS)) $(ARGS)
+
+.PHONY: sim-first
+sim-first: setup ## which seed is the first to find each planted bug; ARGS=--search: look anew
+	@$(BIN)/python -m tests.simulation first $(ARGS)
 
 .PHONY: sim-long
 sim-long: setup ## play simulated runs until interrupted, from where it stopped last time

@@ -1,4 +1,4 @@
-"""The application: routes, errors, limits and metrics put together round one broker."""
+"""The application: routes, errors, limits and metrics around one broker."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -6,17 +6,18 @@ from contextlib import asynccontextmanager
 from fastapi import FastAPI
 from starlette.routing import BaseRoute
 
-from api import flows, problems, queue_events, queues, service
-from api.limits import RequestLimits
-from api.metrics import CountRequests, Metrics
-from api.rates import LimitRates, LimitWork, Rates
-from api.streams import OpenCalls
+from api.http import problems
+from api.http.limits import RequestLimits
+from api.http.metrics import CountRequests, Metrics
+from api.http.rates import LimitRates, LimitWork, Rates
+from api.http.streams import OpenCalls
+from api.routes import flows, queue_events, queues, service
 from broker.service import Broker
 from broker.settings import Settings
 
 
 def all_routes() -> list[BaseRoute]:
-    """Every route, the most often called first: they are tried in order."""
+    """Every route, the most called first, because they are tried in order."""
     parts = (flows, queues, queue_events, service)
     return [route for part in parts for route in part.ROUTER.routes]
 
@@ -24,8 +25,8 @@ def all_routes() -> list[BaseRoute]:
 def create_app(broker: Broker, settings: Settings) -> FastAPI:
     """The HTTP service over `broker`, which starts and stops with it.
 
-    Whoever runs it calls `app.state.open_calls.end()` when it is to stop, before waiting for open
-    responses (`api.server` does).
+    Before it stops, and before it waits for open responses, the server must call
+    `app.state.open_calls.end()` (`api.server` does).
     """
 
     @asynccontextmanager

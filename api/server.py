@@ -1,4 +1,4 @@
-"""Runs the application under uvicorn, so that it says where it is and stops when it is told to."""
+"""Runs the application under uvicorn: prints its address and stops on a signal."""
 
 import gc
 import socket
@@ -8,20 +8,20 @@ import uvicorn
 from fastapi import FastAPI
 
 from api.app import create_app
-from api.security import is_loopback
+from api.http.security import is_loopback
 from broker.service import Broker
 from broker.settings import Settings
 
 log = structlog.get_logger("api")
 
 # A call that names thousands of partitions makes hundreds of thousands of objects that live as long
-# as the call. With Python's default of 700 the collector would look at them, and at all that the
-# service holds, again and again: half of such a call's time, in which nobody else is served.
+# as the call. With Python's default of 700 the collector would scan them, and all other objects of
+# the service, again and again. That takes half of such a call's time, and blocks all other calls.
 OBJECTS_A_COLLECTION = 100_000
 
 
 class Server(uvicorn.Server):
-    """uvicorn, except that open calls end when it is told to stop: it would wait for them."""
+    """uvicorn that ends open calls when it stops; plain uvicorn would wait for them."""
 
     def __init__(self, config: uvicorn.Config, app: FastAPI, *, announce: bool) -> None:
         super().__init__(config)
@@ -32,7 +32,7 @@ class Server(uvicorn.Server):
         try:
             await super().startup(sockets)
         except SystemExit:
-            # uvicorn has logged why; its own code means something else here (`broker.launch`).
+            # uvicorn has logged the reason; its exit code has another meaning in `broker.launch`.
             raise SystemExit(1) from None
         for listener in sockets or ():
             address = address_of(listener)
@@ -49,7 +49,7 @@ class Server(uvicorn.Server):
 
 
 def make_server(app: FastAPI, settings: Settings, *, announce: bool = False) -> Server:
-    """A server for `app`; the caller runs it on a socket that is bound already."""
+    """A server for `app`; the caller passes it a bound socket."""
     config = uvicorn.Config(
         app,
         log_config=None,
@@ -59,7 +59,7 @@ def make_server(app: FastAPI, settings: Settings, *, announce: bool = False) -> 
         lifespan="on",
         ws="none",
         timeout_graceful_shutdown=max(1, round(settings.shutdown_seconds)),
-        # Longer than a long poll and than proxies usually keep idle connections.
+        # Longer than a long poll, and longer than proxies usually keep idle connections.
         timeout_keep_alive=75,
     )
     return Server(config, app, announce=announce)
@@ -71,11 +71,11 @@ def address_of(listener: socket.socket) -> str:
 
 
 def run(settings: Settings, listener: socket.socket) -> None:
-    """Serve on `listener` until SIGTERM or SIGINT. To be called from the main thread."""
+    """Serve on `listener` until SIGTERM or SIGINT. Call it from the main thread."""
     if not settings.trusted_network and not is_loopback(settings.host):
         log.warning(
-            "nobody can administer this service: it listens beyond this machine and has no API "
-            "keys; where everybody who can reach it may administer it, start it with "
+            "this service has no administrator: it listens beyond this machine and has no API "
+            "keys; if every caller that reaches it may administer it, start it with "
             "--trusted-network",
             address=address_of(listener),
         )

@@ -19,8 +19,8 @@ import uuid
 from collections.abc import Callable
 from pathlib import Path
 
-from broker.embedded import EmbeddedPostgres
-from broker.migrations import upgrade
+from broker.postgres.embedded import EmbeddedPostgres
+from broker.postgres.migrations import upgrade
 from broker.service import Broker
 from counterpoise.client import Client
 from counterpoise.consumer import Consumer

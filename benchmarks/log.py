@@ -22,8 +22,8 @@ from alembic import command
 from alembic.config import Config
 from sqlalchemy.ext.asyncio import create_async_engine
 
-from broker.embedded import EmbeddedPostgres
-from broker.logs import BuiltinLogs
+from broker.logs.builtin import BuiltinLogs
+from broker.postgres.embedded import EmbeddedPostgres
 from counterpoise.client import Client
 from counterpoise.keys import partition_of
 from counterpoise.logs import AppendBatch, Message
@@ -136,8 +136,8 @@ async def _prepare(url: str) -> None:
     await asyncio.to_thread(command.upgrade, config, "head")
     engine = create_async_engine(url.replace("postgresql://", "postgresql+asyncpg://", 1))
     logs = BuiltinLogs(engine, url)
-    await logs.drop("bench")
-    await logs.ensure("bench", PARTITIONS)
+    await logs.drop("builtin:bench")
+    await logs.ensure("builtin:bench", PARTITIONS)
     await engine.dispose()
 
 

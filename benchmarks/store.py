@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
-from broker import migrations
 from broker.core import commands as c
 from broker.core import records as r
 from broker.core.model import Flow, Partition, Settings
@@ -27,7 +26,8 @@ from broker.core.queue import Queue
 from broker.core.rebalancer import decide
 from broker.core.records import Entry
 from broker.core.replay import replay_all
-from broker.embedded import EmbeddedPostgres
+from broker.postgres import migrations
+from broker.postgres.embedded import EmbeddedPostgres
 from broker.store.ports import Commit, PositionCommit
 from broker.store.postgres import PostgresStore
 

@@ -17,8 +17,8 @@ from typing import NamedTuple, NoReturn
 
 from pydantic import SecretStr
 
-from broker import migrations, pooling, restoring
-from broker.embedded import (
+from broker.postgres import migrations, pooling, restoring
+from broker.postgres.embedded import (
     DataDirectoryInUse,
     DataDirectoryOfAnotherVersion,
     DataDirectoryUnwritable,
@@ -26,7 +26,7 @@ from broker.embedded import (
     EmbeddedPostgresError,
     default_data_dir,
 )
-from broker.postgres_keeper import PostgresKeeper
+from broker.postgres.keeper import PostgresKeeper
 from broker.settings import Settings, SettingsError, load
 from broker.telemetry import configure_logging
 
@@ -58,7 +58,7 @@ def serve(**given: object) -> None:
 
 
 class Restored(NamedTuple):
-    """That a database was restored from a backup; see `broker.restoring.fence`."""
+    """That a database was restored from a backup; see `broker.postgres.restoring.fence`."""
 
     epochs_above: int = 0
     log_restored: bool | None = None

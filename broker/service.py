@@ -8,15 +8,15 @@ from uuid import uuid4
 
 import structlog
 
-from broker import migrations, restoring, views
 from broker.alarms import Alarms, SchedulerAlarms
+from broker.calls import views
+from broker.calls.facade import Calls
 from broker.core.errors import BrokerError
-from broker.flow_calls import FlowCalls
-from broker.log_engine import log_engine
-from broker.loghouse import Loghouse
-from broker.logs import BuiltinLogs
-from broker.outside_logs import OutsideLogs
-from broker.queue_calls import QueueCalls
+from broker.logs.builtin import BuiltinLogs
+from broker.logs.by_kind import LogsByKind
+from broker.logs.engine import log_engine
+from broker.logs.external import ExternalLogs
+from broker.postgres import migrations, restoring
 from broker.replica import Replica
 from broker.settings import Settings
 from broker.store.ports import Store, StoreUnavailable
@@ -33,11 +33,10 @@ PUBLISHER_SECONDS = 30 * 24 * 3600.0
 FIT_SECONDS = 10.0
 
 
-class Broker(QueueCalls, FlowCalls):
-    """One replica of the service, ready to be called; see `views` for what it takes and gives.
+class Broker:
+    """One replica of the service: its calls, by what they are about, and its life.
 
-    Every call raises the errors of `broker.core.errors`: QueueNotFound for a queue that does not
-    exist, Unavailable while the database cannot be reached, and those named at the call.
+    See `broker.calls.facade.Calls` for what the calls have in common.
     """
 
     def __init__(
@@ -53,7 +52,7 @@ class Broker(QueueCalls, FlowCalls):
         log_url = settings.log_database_url
         self._log_url = log_url.get_secret_value() if log_url else None
         self._alarms = alarms or SchedulerAlarms()
-        replica = Replica(
+        self._replica = Replica(
             store or PostgresStore(self._url, pool_size=settings.database_pool_size),
             self._alarms,
             lambda: uuid4().hex,
@@ -61,12 +60,17 @@ class Broker(QueueCalls, FlowCalls):
         address = self._log_url or self._url
         self._log_engine = log_engine(address)
         log_urls = settings.log_urls.get_secret_value() if settings.log_urls else ""
-        loghouse = Loghouse(
+        self._logs_by_kind = LogsByKind(
             BuiltinLogs(self._log_engine, address),
-            OutsideLogs(log_urls),
+            ExternalLogs(log_urls),
             settings.log_keep_messages,
         )
-        super().__init__(replica, loghouse)
+        calls = Calls(self._replica, self._logs_by_kind)
+        self.queues = calls.queues
+        self.flows = calls.flows
+        self.updates = calls.updates
+        self.logs = calls.logs
+        self.monitoring = calls.monitoring
         self._fit_until = 0.0
 
     async def start(self) -> None:
@@ -78,18 +82,18 @@ class Broker(QueueCalls, FlowCalls):
         """Finishes what is under way and stops."""
         await self._replica.stop()
         await self._log_engine.dispose()
-        self._loghouse.close()
+        self._logs_by_kind.close()
 
     async def upkeep(self) -> None:
         """What has to be done now and then: the logs' counts and trimming, and forgetting what is
         old.
         """
         try:
-            await self.keep_logs()
-            await self._loghouse.forget(PUBLISHER_SECONDS)
+            await self.logs.maintain()
+            await self._logs_by_kind.forget(PUBLISHER_SECONDS)
             now = self._replica.clock.now()
             kept = self._settings.history_days * 86400
-            await self._store.purge(now - GONE_SECONDS, now - kept)
+            await self._replica.store.purge(now - GONE_SECONDS, now - kept)
         except (BrokerError, StoreUnavailable) as error:
             _log.warning("the upkeep was cut short", error=str(error))
 
@@ -101,7 +105,7 @@ class Broker(QueueCalls, FlowCalls):
     async def ready_check(self) -> views.ReadyCheck:
         """Whether the database is reachable and its tables are what this version needs."""
         try:
-            await self._store.pulse()
+            await self._replica.store.pulse()
         except StoreUnavailable:
             return views.ReadyCheck(False, False, "The database cannot be reached.")
         if self._fit_until < monotonic():

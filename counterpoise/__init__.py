@@ -1,9 +1,9 @@
-"""What consumers and publishers import: client, flow, publisher, logs and the Spark source.
+"""The package of consumers and publishers: client, flow, publisher, logs and the Spark source.
 
     from counterpoise import Client, Flow, Publisher
 
-Each name is loaded when it is first used, so that an executor that only reads a log does not
-load an HTTP client.
+Each name is loaded when it is first used, so that an executor that only reads a log does not load
+an HTTP client.
 """
 
 from typing import TYPE_CHECKING
@@ -41,5 +41,5 @@ _WHERE = {
     "Warming": "counterpoise.flow",
 }
 
-if not TYPE_CHECKING:  # which would take every name for one of ours
+if not TYPE_CHECKING:  # with __getattr__ visible, mypy would accept every name
     __getattr__ = lazily(__name__, _WHERE)

@@ -1,7 +1,7 @@
-"""Every call of the contract's table as data, and what to make of the answer. No I/O here.
+"""Every call of the contract's table as data, and how to read its answer. No I/O here.
 
-The blocking and the asyncio client (and the flow's shells) only send a `Call` and hand what came
-back to `read_answer`; so nothing about a call is written twice.
+The blocking and the asyncio client (and the flow's shells) only send a `Call` and pass the answer
+to `read_answer`; so no knowledge about a call is written twice.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ PAGE_SIZE = 1000
 class Call(Generic[T]):
     """One request. `path` is relative to the base path `/v1`.
 
-    `parse` gets the decoded body (None for 204) and raises `BadAnswer`. `token` goes instead of
-    the client's own credential. `timeout_seconds`, if given, goes instead of the client's.
+    `parse` gets the decoded body (None for 204) and raises `BadAnswer`. `token` replaces
+    the client's own credential. `timeout_seconds`, if given, replaces the client's.
     """
 
     method: str
@@ -51,13 +51,13 @@ class Listing(Generic[T]):
 
 
 def base_url(url: str) -> str:
-    """`url` as the root all paths are appended to; raises `InvalidUrl`.
+    """`url` as the root of all paths; raises `InvalidUrl`.
 
-    The address is shown (in reprs, on Spark's pages, in messages), so it may hold no secret, and
-    what may be one is not repeated here.
+    The address is shown (in reprs, on Spark's pages, in messages), so it must not contain a secret,
+    and the error does not repeat a part that may be one.
     """
     text = url.strip().rstrip("/")
-    if "@" in text:  # wherever it is: a password with a / in it ends up in the path
+    if "@" in text:  # anywhere in the URL: a password with a / in it ends up in the path
         raise InvalidUrl(
             "the service's address must not have a user or password, since addresses are shown: "
             "give a token in COUNTERPOISE_TOKEN (or the argument token), and the address without"
@@ -94,7 +94,7 @@ def read_answer(call: Call[T], status: int, headers: Mapping[str, str], content:
 
 
 def _retry_after(headers: Mapping[str, str]) -> float | None:
-    """The seconds named by Retry-After; a date is of no use without the service's clock."""
+    """The seconds in Retry-After; None for a date, because it needs the service's clock."""
     text = headers.get("retry-after", "")
     try:
         return max(0.0, float(text))
@@ -112,7 +112,7 @@ def _nothing(_body: Any) -> None:
 
 
 def _segment(text: str) -> str:
-    # A dot segment would be taken out of the path on its way.
+    # HTTP clients remove a dot segment from the path.
     return quote(text, safe="").replace(".", "%2E") if set(text) == {"."} else quote(text, safe="")
 
 
@@ -162,7 +162,7 @@ def queue(name: str) -> Call[wire.Queue]:
 
 
 def change_queue(name: str, discard: bool = False, **settings: Any) -> Call[wire.Queue]:
-    """Change settings; `partition_count` is the resize, `discard` throws surplus partitions away.
+    """Change settings; `partition_count` is the resize; `discard` removes surplus ones at once.
 
     Raises `Invalid`, `ResizeUnsettled`.
     """
@@ -178,7 +178,7 @@ def delete_queue(name: str, force: bool = False) -> Call[None]:
 
 
 def rebalance_status(name: str) -> Call[wire.RebalanceStatus]:
-    """Where the queue stands, and why."""
+    """The rebalance status of the queue, and its trigger."""
     return Call("GET", _queue_path(name, "/rebalance"), reading.reading(reading.rebalance_status))
 
 
@@ -198,14 +198,14 @@ def flows(name: str, max_items: int | None = None) -> Listing[wire.FlowSummary]:
 
 
 def rebalances(name: str, max_items: int | None = 20) -> Listing[wire.Rebalance]:
-    """The last rebalances and grants outside of them, newest first."""
+    """The last rebalances and grants outside rebalances, newest first."""
     return _listing(_queue_path(name, "/rebalances"), reading.rebalance, max_items, {})
 
 
 def set_positions(
     name: str, to: Mapping[int, str | None] | Literal["earliest", "latest"] | datetime
 ) -> Call[Any]:
-    """Reset where consumers go on (raises the epochs): an end, a time, or a position each."""
+    """Set positions: an end of the log, a time, or a position each. Raises the epochs."""
     body: dict[str, Any]
     if isinstance(to, datetime):
         body = {"to": to.isoformat()}
@@ -217,7 +217,7 @@ def set_positions(
 
 
 def log_access(name: str, purpose: Literal["read", "publish"]) -> Call[wire.LogView]:
-    """How to reach the queue's log now: partition count and, if there are any, credentials."""
+    """The queue's log: address, partition count and, if there are any, credentials."""
     return Call(
         "POST",
         _queue_path(name, "/log-access"),
@@ -240,8 +240,8 @@ def bind(
 ) -> Call[wire.Bound]:
     """Bind a flow. The same `instance_id` bound again takes the place of the earlier flow.
 
-    None: a random one, which is part of the call, so sending the call again leaves no ghost. Of one
-    `binder` a bind with a lower `attempt` that arrives late is refused (`Overtaken`).
+    None: a random id, which is part of the call, so sending the call again leaves no second flow.
+    A late bind with a lower `attempt` of the same `binder` is refused (`Overtaken`).
     """
     body: dict[str, Any] = {
         "client_name": client_name,
@@ -260,7 +260,7 @@ def _flow_path(queue: str, flow_id: str, rest: str = "") -> str:
 
 
 def unbind(queue: str, flow_id: str, flow_token: str | None = None) -> Call[None]:
-    """Unbind a flow; harmless when repeated. An administrator leaves the token out."""
+    """Unbind a flow; may be repeated. An administrator sends no token of the flow."""
     return Call("DELETE", _flow_path(queue, flow_id), _nothing, token=flow_token)
 
 
@@ -274,7 +274,7 @@ def poll(
 ) -> Call[wire.Update | None]:
     """The flow's view once its revision is above `after`, or None after `wait_seconds`.
 
-    Renews the lease when it arrives. The answer is waited for `grace_seconds` longer.
+    Renews the lease when it arrives. The client waits `grace_seconds` longer for the answer.
     """
     read = reading.reading(reading.update)
     return Call(
@@ -317,7 +317,7 @@ def commit(
     items: Sequence[CommitItem],
     seq: int | None = None,
 ) -> Call[wire.Results]:
-    """Commit positions. One outcome for each item; a bad one does not spoil the others."""
+    """Commit positions. One outcome for each item; a bad item does not affect the others."""
     body = [
         {"partition": item.partition, "epoch": item.epoch, "position": item.position}
         for item in items
@@ -355,7 +355,7 @@ def ready(
 def drain(
     queue: str, flow_id: str, flow_token: str | None = None, timeout_seconds: float | None = None
 ) -> Call[wire.Update]:
-    """Begin to hand off all that the flow owns. An administrator leaves the token out."""
+    """Begin to hand off all partitions of the flow. An administrator sends no token of it."""
     return Call(
         "POST",
         _flow_path(queue, flow_id, "/drain"),
@@ -369,39 +369,5 @@ def drain(
 
 
 def events_path(name: str) -> str:
-    """Where the queue's event stream is."""
+    """The path of the queue's event stream."""
     return _queue_path(name, "/events")
-
-
-class EventReader:
-    """Reads `text/event-stream` line by line (HTML standard, *Server-sent events*)."""
-
-    def __init__(self) -> None:
-        self._name = ""
-        self._id = ""
-        self._data: list[str] = []
-
-    def line(self, line: str) -> wire.Event | None:
-        """Take one line without its end; an empty one completes an event, if there is any."""
-        if line == "":
-            return self._complete()
-        name, _, value = line.partition(":")
-        value = value.removeprefix(" ")
-        if name == "event":
-            self._name = value
-        elif name == "id":
-            self._id = value
-        elif name == "data":
-            self._data.append(value)
-        return None
-
-    def _complete(self) -> wire.Event | None:
-        data, name = "\n".join(self._data), self._name or "message"
-        self._data, self._name = [], ""
-        if not data:
-            return None
-        try:
-            body = json.loads(data)
-        except ValueError:
-            raise BadAnswer("an event is not JSON") from None
-        return wire.Event(int(self._id) if self._id.isdigit() else None, name, body)

@@ -1,8 +1,8 @@
 """`Client` and `AsyncClient`: every call of the service, blocking and with asyncio, on httpx.
 
-Both send what `calls.py` builds and hold no rule of their own. Every call is bounded in time: by
-`timeout_seconds`, a long poll by what it asked to wait plus a grace.
-Consumers seldom need this: `Flow` binds, renews and follows updates by itself.
+Both only send the calls that `calls.py` builds. Every call is bounded in time: by
+`timeout_seconds`, a long poll by its wait plus a grace period.
+Consumers seldom need these clients: `Flow` binds, renews and follows updates by itself.
 
     with Client() as client:
         client.create_queue("flights", 32, rebalance_delay=2.0)
@@ -26,11 +26,12 @@ import httpx
 from counterpoise import calls, wire
 from counterpoise.calls import Call, Listing, base_url, read_answer
 from counterpoise.errors import BadAnswer, Unreachable
+from counterpoise.event_stream import EventReader
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
-# Below uvicorn's own 5 s, so that we never reuse a connection that it is just closing.
+# Below uvicorn's 5 s, so that the client never reuses a connection that uvicorn is closing.
 _LIMITS = httpx.Limits(max_connections=None, max_keepalive_connections=20, keepalive_expiry=3.0)
 _LOOPBACK = ("localhost", "127.0.0.1", "::1")
 
@@ -45,7 +46,7 @@ def package_version() -> str:
 
 
 class _Settings:
-    """What both clients share: where to send, how long to wait, which credential."""
+    """What both clients share: address, time limit, credential."""
 
     def __init__(self, url: str | None, token: str | None, timeout_seconds: float) -> None:
         self.url = base_url(url or os.environ.get("COUNTERPOISE_URL") or calls.DEFAULT_URL)
@@ -53,13 +54,13 @@ class _Settings:
         self._token = token or os.environ.get("COUNTERPOISE_TOKEN") or None
 
     def transport(self) -> dict[str, Any]:
-        """What the httpx clients are made with."""
+        """Arguments of the httpx clients."""
         parts = urlsplit(self.url)
         return {
             "headers": {"User-Agent": f"counterpoise/{package_version()}"},
-            # A proxy from the environment is for what is far away, not for this machine.
+            # A proxy from the environment is for other machines, not for this one.
             "trust_env": (parts.hostname or "") not in _LOOPBACK,
-            # Without TLS there is nothing to verify; loading the authorities takes its time.
+            # Without TLS there is nothing to verify, and loading the certificates takes time.
             "verify": parts.scheme == "https",
         }
 
@@ -130,8 +131,8 @@ def _enough(items: list[T], max_items: int | None) -> bool:
 class Client:
     """The service, blocking. Thread-safe. Close it, or use it as a context manager.
 
-    `url` defaults to COUNTERPOISE_URL or http://127.0.0.1:8640. Every method raises
-    `ServiceUnavailable` (retry later) or a subclass of `Refused` (do not).
+    `url` defaults to COUNTERPOISE_URL or http://127.0.0.1:8640. Every method may raise
+    `ServiceUnavailable` (retry later) or a subclass of `Refused` (do not retry).
     """
 
     def __init__(
@@ -173,7 +174,7 @@ class Client:
         content = bytearray()
         try:
             with self._http.stream(**self._settings.request(call)) as response:
-                # httpx bounds each read; this bounds the sum, for those who dribble.
+                # httpx bounds each read; this bounds the sum, for servers that send very slowly.
                 for chunk in response.iter_bytes():
                     content += chunk
                     if time.monotonic() > deadline:
@@ -188,7 +189,7 @@ class Client:
         request = self._settings.request(call)
         request["headers"]["Accept"] = "text/event-stream"
         request["timeout"] = httpx.Timeout(self._settings.timeout_seconds, read=60.0)
-        reader = calls.EventReader()
+        reader = EventReader()
         try:
             with self._http.stream(**request) as response:
                 if response.status_code != 200:
@@ -297,7 +298,7 @@ class AsyncClient:
         request = self._settings.request(call)
         request["headers"]["Accept"] = "text/event-stream"
         request["timeout"] = httpx.Timeout(self._settings.timeout_seconds, read=60.0)
-        reader = calls.EventReader()
+        reader = EventReader()
         try:
             async with self._http.stream(**request) as response:
                 if response.status_code != 200:

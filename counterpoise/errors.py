@@ -1,8 +1,8 @@
-"""What can go wrong between a program and the service, one exception for each thing to do about it.
+"""Errors between a program and the service: one exception for each reaction of the program.
 
-Answers that refuse something carry a stable `code` (RFC 9457, the contract, *HTTP*); each code is
-an exception here. Everything that may pass by itself (service away, restarting, overloaded, a cut
-connection, an unreadable answer) is a `ServiceUnavailable`, so that one `except` clause retries it.
+A refusal carries a stable `code` (RFC 9457, the contract, *HTTP*); each code is an exception here.
+Every temporary failure (service away, restarting, overloaded, a cut connection, an unreadable
+answer) is a `ServiceUnavailable`, so that one `except` clause can retry it.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 
 
 class CounterpoiseError(Exception):
-    """Anything that went wrong in or on the way to Counterpoise."""
+    """Any error in Counterpoise or on the way to it."""
 
     code: str = "error"
 
@@ -25,18 +25,18 @@ class InvalidUrl(CounterpoiseError):
 
 
 class NotCounterpoise(CounterpoiseError):
-    """Something answers at this address, but it is not a Counterpoise service."""
+    """The server at this address is not a Counterpoise service."""
 
     code = "not_counterpoise"
 
 
-# ------------------------------------------------------------------ may pass by itself
+# ------------------------------------------------------------------ temporary failures
 
 
 class ServiceUnavailable(CounterpoiseError):
     """The service cannot answer now; the same call may succeed later.
 
-    `retry_after` is what the service asked to wait, in seconds, or None.
+    `retry_after` is the wait that the service asked for, in seconds, or None.
     """
 
     code = "unavailable"
@@ -47,32 +47,32 @@ class ServiceUnavailable(CounterpoiseError):
 
 
 class Unreachable(ServiceUnavailable):
-    """No connection, or it was cut or too slow: whether the call took effect is not known."""
+    """No connection, or it was cut or too slow. The call may have taken effect or not."""
 
     code = "unreachable"
 
 
 class ServiceFailed(ServiceUnavailable):
-    """The service, or something in between, answered with a failure of its own (5xx)."""
+    """The service, or a proxy in between, answered with an internal failure (5xx)."""
 
     code = "internal"
 
 
 class TooManyRequests(ServiceUnavailable):
-    """This program asks too much, or the service is overloaded: wait for `retry_after` seconds."""
+    """This program is over its rate, or the service is overloaded: wait `retry_after` seconds."""
 
     code = "too_many_requests"
 
 
 class BadAnswer(ServiceUnavailable):
-    """An answer arrived that this client cannot read: cut short, or not what the contract says."""
+    """This client cannot read the answer: it is cut short, or does not follow the contract."""
 
     code = "bad_answer"
 
 
 class Overtaken(ServiceUnavailable):
-    """A later bind of this program was carried out first, so this one changed nothing: bind again
-    with a higher attempt if no answer to that one has come.
+    """A later bind of this client was carried out first, so this bind changed nothing. If the later
+    bind got no answer, bind again with a higher attempt.
     """
 
     code = "overtaken"
@@ -82,7 +82,7 @@ class Overtaken(ServiceUnavailable):
 
 
 class Refused(CounterpoiseError):
-    """The service understood the call and refused it; repeating it unchanged is of no use.
+    """The service understood the call and refused it; an unchanged call is refused again.
 
     `status` is the HTTP status, `problem` the whole problem document.
     """
@@ -99,7 +99,7 @@ class Refused(CounterpoiseError):
 
 
 class QueueNotFound(Refused):
-    """There is no queue of this name (any more)."""
+    """No queue has this name (any more)."""
 
     code = "queue_not_found"
 
@@ -111,7 +111,7 @@ class QueueExists(Refused):
 
 
 class QueueInUse(Refused):
-    """The queue has bound flows; delete it with force to do so all the same."""
+    """The queue has bound flows; to delete it nevertheless, use force."""
 
     code = "queue_in_use"
 
@@ -129,11 +129,11 @@ class FlowNotFound(Refused):
 
 
 class FlowGone(Refused):
-    """The flow is over.
+    """The flow has ended.
 
-    `reason` tells how: `lease_expired`, `replaced` (its instance was bound anew elsewhere),
+    `reason`: `lease_expired`, `replaced` (another bind used its `instance_id`),
     `unbound` (by this program or by an administrator), `restored` (the service was restored from
-    a backup), or `queue_recreated` (the queue was deleted and another of its name made).
+    a backup), or `queue_recreated` (the queue was deleted and made again).
     """
 
     code = "flow_gone"
@@ -144,7 +144,7 @@ class FlowGone(Refused):
 
 
 class Unauthorized(Refused):
-    """The call needs a credential, and none or a wrong one was sent."""
+    """The call needs a credential; none or a wrong one was sent."""
 
     code = "unauthorized"
 
@@ -157,14 +157,14 @@ class Forbidden(Refused):
 
 @dataclass(frozen=True)
 class InvalidField:
-    """One thing wrong in what was sent: its path (dotted), and what is wrong with it."""
+    """One error in a request: the path of the field (dotted), and a message."""
 
     field: str
     message: str
 
 
 class Invalid(Refused):
-    """The service refused what was sent as invalid; `errors` names each field it objects to."""
+    """The service refused the request as invalid; `errors` names each wrong field."""
 
     code = "invalid"
 
@@ -183,7 +183,7 @@ class Invalid(Refused):
         return "; ".join([text, *(f"{error.field}: {error.message}" for error in unsaid)])
 
 
-# ------------------------------------------------------------------ used wrongly in this process
+# ------------------------------------------------------------------ wrong use in this process
 
 
 class NotBound(CounterpoiseError):
@@ -193,7 +193,7 @@ class NotBound(CounterpoiseError):
 
 
 class UsedInAnotherProcess(CounterpoiseError):
-    """A flow belongs to the process that opened it; a forked child has to open its own."""
+    """A flow belongs to the process that opened it; a forked child has to open its own flow."""
 
     code = "other_process"
 
@@ -226,8 +226,8 @@ def error_of(
 ) -> CounterpoiseError:
     """The exception for an answer that is not a success.
 
-    `problem` is the decoded problem document, or None when the body was none: then nobody who
-    speaks the contract answered.
+    `problem` is the decoded problem document, or None if the body was not one: then the server is
+    not a Counterpoise service.
     """
     if problem is None:
         if status >= 500 or status in _TRANSIENT_STATUSES:

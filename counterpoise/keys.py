@@ -1,7 +1,7 @@
-"""Which partition a key belongs to.
+"""The partition of a key.
 
-CRC-32 of the key's UTF-8 bytes modulo the partition count (the contract, *Logs*). It is what
-librdkafka calls its consistent partitioner, so that programs in other languages agree with us.
+CRC-32 of the key's UTF-8 bytes modulo the partition count (the contract, *Logs*). This is
+librdkafka's consistent partitioner, so that programs in other languages can use the same rule.
 """
 
 from __future__ import annotations

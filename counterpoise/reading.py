@@ -1,9 +1,8 @@
 """From decoded JSON to the dataclasses of `wire.py`.
 
-Fields that are not known here are ignored and fields that are missing but optional are None, so
-that a newer service can talk to an older client (the contract, *FlowChangeUpdate*).
-Reading something that is not what the contract says raises `BadAnswer`, which counts as
-transient: something in between may have spoken.
+Unknown fields are ignored and missing optional fields are None, so that a newer service can talk
+to an older client (the contract, *FlowChangeUpdate*). An answer that does not follow the contract
+raises `BadAnswer`, which counts as temporary: it may come from a proxy in between.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ T = TypeVar("T")
 
 
 def reading(parse: Callable[[Json], T]) -> Callable[[Any], T]:
-    """`parse` for bodies of unknown shape: whatever does not fit becomes `BadAnswer`."""
+    """`parse` for bodies of unknown shape: an error of `parse` becomes `BadAnswer`."""
 
     def read(body: Any) -> T:
         if not isinstance(body, Mapping):
@@ -62,7 +61,7 @@ def page_of(parse: Callable[[Json], T]) -> Callable[[Any], Page[T]]:
 
 
 def time_of(text: str | None) -> datetime | None:
-    """An RFC 3339 time; raises ValueError on one without a zone, which would be ambiguous."""
+    """An RFC 3339 time; raises ValueError if it has no zone, because it would be ambiguous."""
     if text is None:
         return None
     time = datetime.fromisoformat(text)

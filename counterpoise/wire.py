@@ -1,4 +1,4 @@
-"""What goes over the wire, as frozen dataclasses (`reading.py` makes them from JSON).
+"""The messages of the HTTP API as frozen dataclasses (`reading.py` makes them from JSON).
 
 All datetimes are aware, in UTC. Positions are opaque strings that only the log compares.
 """
@@ -19,7 +19,7 @@ Json = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Queue:
-    """A queue's settings and status (the contract, *Queue*); `raw` is all that was sent."""
+    """A queue's settings and status (the contract, *Queue*); `raw` is the whole answer."""
 
     name: str
     id: str
@@ -53,7 +53,7 @@ class Page(Generic[T]):
 class Partition:
     """One partition of a queue, as an administrator sees it.
 
-    `end` and `lag` (messages from the position to the end, at most) are None unless the service
+    `end` and `lag` (the most messages from the position to the end) are None unless the service
     could ask the log.
     """
 
@@ -70,7 +70,7 @@ class Partition:
 
 @dataclass(frozen=True)
 class FlowSummary:
-    """One flow of a queue, as an administrator sees it; `partitions` is how many it owns."""
+    """One flow of a queue, as an administrator sees it; `partitions` is the number that it owns."""
 
     flow_id: str
     client_name: str
@@ -96,7 +96,7 @@ class Handoff:
 
 @dataclass(frozen=True)
 class Move:
-    """One partition that a rebalance moved, and how that went."""
+    """One partition that a rebalance moved, and the outcome."""
 
     partition: int
     from_flow: str | None
@@ -122,7 +122,7 @@ class Rebalance:
 
 @dataclass(frozen=True)
 class RebalanceStatus:
-    """Where a queue stands between `Ready`, `Holddown` and `Rebalancing`, and why."""
+    """The status of a queue (`Ready`, `Holddown` or `Rebalancing`) and its trigger."""
 
     queue: str
     status: str
@@ -151,7 +151,7 @@ class Event:
 
 @dataclass(frozen=True)
 class UpdatePartition:
-    """A partition as an update names it; `deadline` by the service's clock."""
+    """A partition in an update; `deadline` is a time of the service's clock."""
 
     partition: int
     epoch: int
@@ -180,7 +180,7 @@ class Update:
 
 @dataclass(frozen=True)
 class LogAccess:
-    """Short-lived credentials for the log; the URL carries a password and is never shown."""
+    """Short-lived credentials for the log; the URL contains a password and is never shown."""
 
     url: str = field(repr=False)
     expires_at: datetime | None = None
@@ -188,7 +188,7 @@ class LogAccess:
 
 @dataclass(frozen=True)
 class LogView:
-    """How to reach a queue's log: `log` is its public name, `access` None if none can be given."""
+    """How to reach a queue's log: `log` is its public address, `access` None if there is none."""
 
     log: str
     partition_count: int
@@ -199,7 +199,7 @@ class LogView:
 
 @dataclass(frozen=True)
 class Bound:
-    """The answer to bind; `queue_id` is None from a service that does not tell it."""
+    """The answer to bind; `queue_id` is None from a service that does not send it."""
 
     flow_id: str
     flow_token: str = field(repr=False)
@@ -221,7 +221,7 @@ class Heartbeat:
 
 @dataclass(frozen=True)
 class Result:
-    """What became of one partition named in a call; `ok` or why nothing was changed."""
+    """The result of one partition in a call: `ok`, or the reason why nothing was changed."""
 
     partition: int
     outcome: str
@@ -231,7 +231,7 @@ class Result:
 
 @dataclass(frozen=True)
 class Results:
-    """One result for each partition named, in order, and the flow's view afterwards."""
+    """One result for each partition of the call, in order, and the flow's view afterwards."""
 
     results: tuple[Result, ...]
     update: Update | None
@@ -239,7 +239,7 @@ class Results:
 
 @dataclass(frozen=True)
 class CommitItem:
-    """Processed up to `position` (next to read) under `epoch`."""
+    """Processed up to `position` (the next to read) under `epoch`."""
 
     partition: int
     epoch: int
@@ -248,7 +248,7 @@ class CommitItem:
 
 @dataclass(frozen=True)
 class ReleaseItem:
-    """Give up a partition, committing `position` first when there is one.
+    """Release a partition, and commit `position` with it if there is one.
 
     `finished`: a retiring partition was drained to its end.
     """

@@ -14,18 +14,18 @@ PAGE = Path(__file__).with_name("state-diagram.md")
 TEXT = """\
 # States
 
-Drawn from the tables in `broker/core/transitions.py`, which are all that may happen: a pair of
-state and event that is not in them is refused. `.venv/bin/python docs/state_diagram.py` writes
-this page, and a test holds it to the tables.
+The diagrams are drawn from the tables in `broker/core/transitions.py`. These tables are complete:
+a pair of state and event that they do not list is refused. `.venv/bin/python docs/state_diagram.py`
+writes this page, and a test compares it with the tables.
 
 ## A queue (`rebalance_status`)
 
 ```mermaid
 {queue}```
 
-*Holddown* is the quiet wait between a trigger and the rebalance, so that consumers that come and go
-together are one rebalance and not many. It settles when the number of flows is again what it was
-and nothing has to move. What starts which is in
+*Holddown* is the quiet wait between a trigger and the rebalance. Consumers that join and leave
+within it cause one rebalance and not many. It settles when the number of flows is the same again as
+before the trigger and no partition has to move. The triggers are listed in
 [the contract](protocol.md#what-triggers-what).
 
 ## A partition
@@ -33,18 +33,18 @@ and nothing has to move. What starts which is in
 ```mermaid
 {partition}```
 
-While a partition is *warming*, its owner goes on as if nothing were happening, and its successor
+While a partition is *warming*, its owner keeps working and notices nothing, and its successor
 restores the state that it needs. *Revoking* is the only state in which a partition pauses: its
-owner finishes what is outstanding and releases it, or its deadline passes. Every grant raises the
-epoch.
+owner finishes the outstanding messages and releases it, or its deadline passes. Every grant raises
+the epoch.
 
 ## A partition in a resize
 
 ```mermaid
 {life}```
 
-This goes beside the states above: a retiring partition is owned, warming or revoking like any
-other, until its owner has drained it to its end.
+This goes beside the states above: a *retiring* partition is owned, warming or revoking like any
+other, until it has been drained.
 """
 
 

@@ -9,7 +9,7 @@ Beside the revision it says which revisions' code the tables serve (`serves`): r
 release before, which do not know the newest revision, read it there. A revision that does not break
 them names in `serves_from` the oldest revision whose code goes on working; without it, only its own
 code does. What one revision broke stays broken in all later ones. A revision with
-`contracts = True` is not run at a start (`broker.migrations`).
+`contracts = True` is not run at a start (`broker.postgres.migrations`).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Helpers for tests of the built-in log: make it, act as the service, append and read texts.
 
-Fixtures (import them where needed): `log_url`, a database with the log's schema; `log`, the log
-`flights` with four partitions in it.
+Fixtures (import them where needed): `log_url`, a database with the log's schema, and not that of
+the `service`; `log`, the log `flights` with four partitions in it.
 """
 
 import asyncio
@@ -15,9 +15,10 @@ from alembic import command
 from alembic.config import Config
 from sqlalchemy.ext.asyncio import create_async_engine
 
-from broker.logs import BuiltinLogs
+from broker.logs.builtin import BuiltinLogs
 from counterpoise.logs import AppendBatch, AppendResult, Log, Message
 from counterpoise.logs.postgres import PostgresLog
+from tests.databases import Databases
 
 T = TypeVar("T")
 
@@ -82,14 +83,14 @@ def append(
 
 
 @pytest.fixture
-def log_url(database_url: str) -> str:
-    migrate_log(database_url)
-    return database_url
+def log_url(databases: Databases) -> Iterator[str]:
+    with databases.lend() as url:
+        yield url
 
 
 @pytest.fixture
 def log(log_url: str) -> Iterator[PostgresLog]:
-    with_logs(log_url, lambda logs: logs.ensure("flights", 4))
+    with_logs(log_url, lambda logs: logs.ensure("builtin:flights", 4))
     log = PostgresLog("flights", log_url, timeout_seconds=10)
     yield log
     log.close()

@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import counterpoise.cli.app
-from broker import migrations
+from broker.postgres import migrations
 
 _EXPAND = '''
 """Adds a column and a table that older code does not know."""

@@ -4,7 +4,7 @@
 * `services`: starts as many as asked for, all on one database: `first, second = services(2)`.
 * `served`: `counterpoise serve` as a process of its own, on a database of its own; can be killed.
 
-`tests/conftest.py` makes them available everywhere. For another broker or other settings use
+They are available everywhere (`tests/conftest.py`). For another broker or other settings use
 `running` and `ServeProcess` themselves.
 """
 
@@ -20,16 +20,13 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from urllib.parse import urlsplit
 
 import httpx
-import psycopg
 import pytest
 from fastapi import FastAPI
 
 from api.app import create_app
 from api.server import Server, make_server
-from broker import migrations
 from broker.service import Broker
 from broker.settings import Settings, load
 
@@ -71,14 +68,25 @@ def eventually(condition: Callable[[], object], seconds: float = 60.0) -> None:
 
 
 def free_port() -> int:
-    """A port for a process that is to bind it later, perhaps more than once.
+    """A port for a process that binds it later, perhaps more than once.
 
-    None of those (from 32768) that the system gives to whoever connects or asks for any.
+    The system gives no port below 32768 to a connection or to a listener that asks for any. A UDP
+    socket of the same number reserves it, so that no other worker of pytest takes it meanwhile.
     """
     while True:
         port = random.SystemRandom().randrange(20_000, 32_000)
-        with contextlib.suppress(OSError), listen(port=port):
-            return port
+        reservation = socket.socket(type=socket.SOCK_DGRAM)
+        try:
+            reservation.bind(("127.0.0.1", port))
+            with listen(port=port):
+                _reserved.append(reservation)
+                return port
+        except OSError:
+            reservation.close()
+
+
+# Held until this process ends.
+_reserved: list[socket.socket] = []
 
 
 def listen(host: str = "127.0.0.1", port: int = 0) -> socket.socket:
@@ -113,27 +121,6 @@ def running(broker: Broker, settings: Settings) -> Iterator[Service]:
 def settings_for(database_url: str, **given: object) -> Settings:
     """Settings of a service under test: any free port, no migration at start."""
     return load(**{"database_url": database_url, "port": 0, "shutdown_seconds": 3, **given})
-
-
-@pytest.fixture(scope="session")
-def _migrated_template(postgres_url: str) -> str:
-    """The name of a database with all migrations, to be copied."""
-    name = f"migrated_template_{time.monotonic_ns()}"
-    with psycopg.connect(postgres_url, autocommit=True) as connection:
-        connection.execute(f"CREATE DATABASE {name}")
-    migrations.upgrade(urlsplit(postgres_url)._replace(path=f"/{name}").geturl())
-    return name
-
-
-@pytest.fixture
-def migrated_url(postgres_url: str, _migrated_template: str) -> Iterator[str]:
-    """The URL of a new database with current tables and nothing in them."""
-    name = f"migrated_{time.monotonic_ns()}"
-    with psycopg.connect(postgres_url, autocommit=True) as connection:
-        connection.execute(f"CREATE DATABASE {name} TEMPLATE {_migrated_template}")
-    yield urlsplit(postgres_url)._replace(path=f"/{name}").geturl()
-    with psycopg.connect(postgres_url, autocommit=True) as connection:
-        connection.execute(f"DROP DATABASE {name} WITH (FORCE)")
 
 
 @pytest.fixture

@@ -25,7 +25,6 @@ from typing import Any
 
 from sqlalchemy import (
     Double,
-    Lateral,
     Select,
     Text,
     bindparam,
@@ -38,7 +37,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.dialects.postgresql import ARRAY, JSONB, Insert
 from sqlalchemy.sql.elements import ColumnElement
-from sqlalchemy.sql.selectable import TableValuedAlias
+from sqlalchemy.sql.selectable import LateralFromClause, TableValuedAlias
 from sqlalchemy.types import TypeEngine
 
 # The store's time when the statement arrived, in Unix seconds.
@@ -55,7 +54,7 @@ def listed(column: ColumnElement[Any], found: ColumnElement[Any]) -> ColumnEleme
     return column == func.any(func.array(select(found).scalar_subquery()))
 
 
-def looked_up(query: Select[Any], name: str) -> Lateral:
+def looked_up(query: Select[Any], name: str) -> LateralFromClause:
     """The one row that `query` finds by its key, for each row that is given.
 
     `query` names the columns of the rows that are given; these are joined to what is returned.

@@ -149,7 +149,7 @@ service = Table(
     Column("id", SmallInteger, primary_key=True, autoincrement=False),
     Column("stamped_at", Double),
     Column("gap_seconds", Double, nullable=False),
-    # Where these tables are (`broker.restoring.moved`).
+    # Where these tables are (`broker.postgres.restoring.moved`).
     Column("home", Text),
 )
 

@@ -1,6 +1,6 @@
 """The command line: `counterpoise …`.
 
-`app.py` puts it together; commands of other packages (`serve`, `migrate`) arrive through the
+`app.py` assembles it; commands of other packages (`serve`, `migrate`) come through the
 entry-point group `counterpoise.commands`.
 """
 

@@ -1,6 +1,6 @@
-"""The commands put together, and how every one of them fails: one line on stderr, exit code 1.
+"""Assembles the commands. Every command fails with one line on stderr and exit code 1.
 
-Wrong usage is exit code 2. A traceback appears only with COUNTERPOISE_TRACEBACK=1, or from the
+Wrong usage has exit code 2. A traceback appears only with COUNTERPOISE_TRACEBACK=1, or from the
 service's own commands, whose defects belong into its log.
 """
 
@@ -46,7 +46,7 @@ class Commands(TyperGroup):
         except KeyboardInterrupt:
             raise SystemExit(130) from None
         except BrokenPipeError:
-            # Whoever read our output has gone; nothing can be said to them.
+            # The reader of our output has ended, so there is no one to report to.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             raise SystemExit(1) from None
         except Exception as error:
@@ -56,12 +56,12 @@ class Commands(TyperGroup):
 
 
 def _with_notes(said: str, error: Exception) -> str:
-    """Where it went wrong and what that means is in the notes of an error."""
+    """The message with the notes of the error, which name the place and the meaning."""
     return "; ".join([said, *getattr(error, "__notes__", ())])
 
 
 def _worded(error: CounterpoiseError) -> str:
-    """What went wrong and what to do, by commands where the service speaks of HTTP calls."""
+    """The error and what to do; it names commands where the service names HTTP calls."""
     said = str(error)
     if isinstance(error, Unreachable):
         return f"{said}; start one with 'counterpoise serve', or set --url or COUNTERPOISE_URL"
@@ -75,7 +75,7 @@ def _worded(error: CounterpoiseError) -> str:
 
 
 def _ours(ctx: Any, error: Exception) -> bool:
-    """Whether `error` is to be told in one line: not typer's own, not of a plugin, not wanted."""
+    """Whether to report `error` in one line: not for errors of typer or of a plugin."""
     if os.environ.get("COUNTERPOISE_TRACEBACK"):
         return False
     of_typer = type(error).__module__.split(".")[0] in ("typer", "click")
@@ -83,7 +83,7 @@ def _ours(ctx: Any, error: Exception) -> bool:
 
 
 def fail(message: str) -> NoReturn:
-    """Say one line on stderr and end with exit code 1."""
+    """Print one line on stderr and end with exit code 1."""
     sys.stderr.write(f"counterpoise: {' '.join(message.split())}\n")
     raise SystemExit(1)
 
@@ -108,7 +108,7 @@ def _version(wanted: bool) -> None:
 def root(
     version: Annotated[
         bool,
-        typer.Option("--version", callback=_version, is_eager=True, help="Say which version."),
+        typer.Option("--version", callback=_version, is_eager=True, help="Show the version."),
     ] = False,
 ) -> None:
     """Share one partitioned queue among many consumers.
@@ -125,7 +125,7 @@ def root(
     }
 )
 def demo(context: typer.Context) -> None:
-    """Watch PySpark applications share a real queue while they come and go."""
+    """Watch PySpark applications join, leave and share a real queue."""
     try:
         run = importlib.import_module("counterpoise.demo").main
         code = run(context.args)

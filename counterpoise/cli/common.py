@@ -1,4 +1,4 @@
-"""What the commands share: options, output as JSON, small pieces of text."""
+"""Shared by the commands: options, output as JSON, formatting."""
 
 from __future__ import annotations
 
@@ -26,23 +26,23 @@ Url = Annotated[
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
 
-# In a pipe nothing is folded: a program reads there.
+# Lines are not folded in a pipe, because a program reads them.
 console = Console(highlight=False, width=None if sys.stdout.isatty() else 200)
 
 
 def say(message: str) -> None:
-    """Tell the person at the terminal, beside the output."""
+    """Print a message for people, on stderr."""
     sys.stderr.write(message + "\n")
     sys.stderr.flush()
 
 
 def print_json(document: Any) -> None:
-    """Print a document for programs."""
+    """Print a JSON document for programs."""
     typer.echo(json.dumps(document, indent=2, ensure_ascii=False))
 
 
 def table(*columns: str, right: Iterable[str] = ()) -> Table:
-    """A plain table that pastes well."""
+    """A plain table without borders."""
     made = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
     for column in columns:
         made.add_column(column, justify="right" if column in right else "left", overflow="fold")
@@ -61,7 +61,7 @@ def ranges(numbers: Iterable[int]) -> str:
 
 
 def seconds_until(time: datetime | None, now: datetime | None = None) -> float | None:
-    """How far away a time of the service is, by our own clock."""
+    """Seconds until a time of the service, by our own clock."""
     return None if time is None else (time - (now or datetime.now(UTC))).total_seconds()
 
 

@@ -1,4 +1,4 @@
-"""`counterpoise flows …`: list those bound to a queue, drain or unbind one from the outside."""
+"""`counterpoise flows …`: list the flows of a queue, drain or unbind one from the outside."""
 
 from __future__ import annotations
 
@@ -27,7 +27,9 @@ app = typer.Typer(no_args_is_help=True, help="Flows: list, drain, unbind.")
 FlowName = Annotated[
     str,
     typer.Argument(
-        metavar="FLOW", help="Its id, or its client name if no other has it.", show_default=False
+        metavar="FLOW",
+        help="The flow's id, or its client name if no other flow has it.",
+        show_default=False,
     ),
 ]
 LOOK_SECONDS = 0.2
@@ -71,7 +73,7 @@ def drain(
         ),
     ] = None,
     wait: Annotated[
-        bool, typer.Option(help="Wait until it owns nothing any more, or has left.")
+        bool, typer.Option(help="Wait until it owns no partition, or has left.")
     ] = True,
     url: Url = None,
 ) -> None:
@@ -90,12 +92,12 @@ def drain(
                 say(f"{chosen.client_name} still owns {left} partitions")
                 raise typer.Exit(1)
             time.sleep(LOOK_SECONDS)
-    say(f"{chosen.client_name} owns nothing any more")
+    say(f"{chosen.client_name} owns no partition any more")
 
 
 @app.command()
 def unbind(queue: QueueName, flow: FlowName, url: Url = None) -> None:
-    """End a flow at once. What it has in hand may be processed twice; `drain` avoids that."""
+    """End a flow at once. Its messages in progress may be processed twice; `drain` avoids that."""
     with Client(url) as client:
         client.unbind(queue, _find(client, queue, flow).flow_id)
 

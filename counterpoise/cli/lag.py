@@ -1,7 +1,7 @@
 """`counterpoise lag`: how far the consumers of a queue are behind its log.
 
-The positions come from the service, the ends from the log itself. So this also shows whether this
-machine reaches the log, with which credentials consumers and publishers on it would.
+The positions come from the service, the ends from the log itself. So the command also tests whether
+this machine reaches the log, with the credentials that consumers and publishers on it would use.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ TIMEOUT_SECONDS = 10.0
 
 @dataclass(frozen=True)
 class Behind:
-    """One partition: where it is processed up to, where it ends, and what lies between.
+    """One partition: its position, its end, and the number of messages in between.
 
     `lag` is None for a position that the log cannot have.
     """
@@ -33,7 +33,7 @@ class Behind:
 
 
 def show_lag(queue: QueueName, url: Url = None, as_json: AsJson = False) -> None:
-    """Show how many messages each partition has that were not processed yet."""
+    """Show how many messages of each partition are not processed yet."""
     with Client(url, timeout_seconds=TIMEOUT_SECONDS) as client:
         view = client.log_access(queue, "read")
         partitions = client.partitions(queue)
@@ -61,7 +61,7 @@ def show_lag(queue: QueueName, url: Url = None, as_json: AsJson = False) -> None
     console.print(f"{queue}: {_total(rows)} messages behind in {view.log}")
     if any(row.lag is None for row in rows):
         console.print(
-            "Some positions lie behind the end: the log was made anew or has lost messages. "
+            "Some positions are beyond the end: the log was made anew or has lost messages. "
             f"Reset them (POST /v1/queues/{queue}/positions)."
         )
 
@@ -99,7 +99,7 @@ def _behind(view: LogView, partitions: list[Partition]) -> list[Behind]:
 
 def _lag(log: Log, start: str, one: Partition, bounds: Bounds) -> int | None:
     if one.position is None and start == "latest":
-        # Who starts at the latest position has nothing before it to do.
+        # A queue that starts at the latest position has no earlier messages to process.
         return 0
     try:
         return log.backlog({one.partition: one.position}, bounds)[one.partition]

@@ -20,14 +20,14 @@ from counterpoise.errors import CounterpoiseError, ServiceUnavailable
 if TYPE_CHECKING:
     from counterpoise.consumer import Consumer
 
-# How often the service is asked whether partitions are still to come.
+# How often to ask the service whether more partitions will be granted.
 LOOK_SECONDS = 0.5
 
 KeySeparator = Annotated[
     str | None,
     typer.Option(
         "--key-separator",
-        help=r"What stands between key and value; \t is a tabulator.",
+        help=r"The separator between key and value; \t is a tab.",
         show_default=False,
     ),
 ]
@@ -57,10 +57,12 @@ def publish(
         str | None, typer.Option("--key", help="The key of every message.", show_default=False)
     ] = None,
     key_separator: KeySeparator = None,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Do not say how many.")] = False,
+    quiet: Annotated[
+        bool, typer.Option("--quiet", "-q", help="Do not print the number of messages.")
+    ] = False,
     url: Url = None,
 ) -> None:
-    """Publish each line as a message; without a key messages spread over the partitions."""
+    """Publish each line as a message; messages without a key are spread over the partitions."""
     from counterpoise.publisher import Publisher
 
     if key is not None and key_separator is not None:
@@ -75,7 +77,7 @@ def publish(
                 publisher.publish(*_split(number, value, separator, key))
                 count = number
     except KeyboardInterrupt:
-        # Closing may have failed, or have been interrupted itself.
+        # Closing may have failed or been interrupted.
         lacking = publisher.unconfirmed
         fate = f"{lacking} of them not known to be in the log" if lacking else "which are published"
         say(f"counterpoise: interrupted after {count} messages, {fate}")
@@ -124,37 +126,44 @@ def consume(
     ] = False,
     key_separator: KeySeparator = None,
     max_messages: Annotated[
-        int | None, typer.Option("--max-messages", "-n", min=1, help="End after so many messages.")
+        int | None,
+        typer.Option("--max-messages", "-n", min=1, help="End after this many messages."),
     ] = None,
     idle: Annotated[
         float | None,
         typer.Option(
             "--idle",
             min=0.0,
-            help="End after so many seconds without any (a holddown does not count).",
+            help="End after this many seconds without a message (a holddown does not count).",
         ),
     ] = None,
     client_name: Annotated[
-        str | None, typer.Option(help="What others see this consumer as.", show_default="host:pid")
+        str | None,
+        typer.Option(help="The name under which this consumer is shown.", show_default="host:pid"),
     ] = None,
     instance_id: Annotated[
         str | None,
         typer.Option(
-            help="The same after a restart takes the old partitions back at once.",
+            help="With the same id, a restarted consumer gets its partitions back at once.",
             show_default="random",
         ),
     ] = None,
     lease: Annotated[
-        float, typer.Option(min=1.0, max=3600.0, help="Lost after so many silent seconds.")
+        float,
+        typer.Option(
+            min=1.0,
+            max=3600.0,
+            help="The lease: partitions are lost after this many seconds without renewal.",
+        ),
     ] = 10.0,
     quiet: Annotated[
-        bool, typer.Option("--quiet", "-q", help="Do not say what is granted and revoked.")
+        bool, typer.Option("--quiet", "-q", help="Do not report granted and revoked partitions.")
     ] = False,
     url: Url = None,
 ) -> None:
-    """Print the messages of the partitions this consumer gets, and commit them.
+    """Print the messages of the partitions that this consumer owns, and commit them.
 
-    Interrupted (or terminated) it hands its partitions over in order; a second time it just ends.
+    The first interrupt (or SIGTERM) hands its partitions over in order; the second ends it at once.
     """
     from counterpoise.consumer import Consumer, stop_on_signals
 
@@ -187,13 +196,13 @@ def consume(
 
 
 class _Notices:
-    """Tells the person at the terminal what is granted and revoked, once a turn."""
+    """Reports granted and revoked partitions to the terminal, once in each pass."""
 
     def __init__(self) -> None:
         self._told: queue_module.SimpleQueue[tuple[str, int]] = queue_module.SimpleQueue()
 
     def callbacks(self) -> dict[str, Any]:
-        """For the flow; they run on a thread of its own."""
+        """Callbacks for the flow; they run on a separate thread."""
 
         def note(text: str) -> Any:
             return lambda owned, *_: self._told.put((text, owned.partition))
@@ -206,7 +215,7 @@ class _Notices:
         }
 
     def tell(self) -> None:
-        """Say what has come since the last time, alike ones in one line."""
+        """Report the changes since the last call, equal ones in one line."""
         groups: list[tuple[str, list[int]]] = []
         while not self._told.empty():
             text, number = self._told.get()
@@ -218,7 +227,7 @@ class _Notices:
 
 
 class _Waiting:
-    """Tells being without messages from being without partitions while they are on their way."""
+    """Distinguishes a lack of messages from a lack of partitions during a rebalance."""
 
     def __init__(self, consumer: Consumer, url: str | None) -> None:
         self._consumer = consumer
@@ -227,7 +236,7 @@ class _Waiting:
         self._unsettled = True
 
     def over_seconds(self) -> float:
-        """For how long there has been no holddown or rebalance to wait for."""
+        """For how long there has been no holddown or rebalance."""
         now = time.monotonic()
         if not self._consumer.flow.active:
             if now >= self._next_look:

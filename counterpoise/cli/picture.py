@@ -1,4 +1,4 @@
-"""The picture of a queue in a terminal: its partitions as a strip, its flows, what is under way."""
+"""The picture of a queue in a terminal: its partitions as a strip, its flows, its rebalance."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from counterpoise.cli.common import duration, ranges, seconds_until, table
 from counterpoise.client import Client
 from counterpoise.wire import FlowSummary, Partition, Queue, Rebalance, RebalanceStatus
 
-# Told apart also on 16-colour terminals and by people who do not see all of them: the number of
-# the flow stands in the cell as well.
+# Readable on 16-colour terminals and for colour-blind people: each cell also shows the number of
+# the flow.
 COLOURS = ("cyan", "magenta", "green", "yellow", "blue", "red", "bright_cyan", "bright_magenta")
 STATUS_STYLES = {"Ready": "bold green", "Holddown": "bold yellow", "Rebalancing": "bold magenta"}
 
@@ -36,7 +36,7 @@ MOST_HANDOFFS = 8
 
 @dataclass(frozen=True)
 class Snapshot:
-    """All the picture needs, asked within a moment; `at` by our clock."""
+    """The data of the picture, fetched at about one time; `at` by our clock."""
 
     queue: Queue
     status: RebalanceStatus
@@ -46,7 +46,7 @@ class Snapshot:
 
     @classmethod
     def take(cls, client: Client, name: str) -> Self:
-        """Ask the service. A queue with very many partitions is shown by counts alone."""
+        """Ask the service. A queue with very many partitions is shown only by counts."""
         queue = client.queue(name)
         small = queue.operational_partition_count <= MOST_PARTITIONS
         return cls(
@@ -59,7 +59,7 @@ class Snapshot:
 
 
 def render(snapshot: Snapshot, away: str | None = None) -> RenderableType:
-    """The picture; `away` is what to say when the service does not answer any more."""
+    """The picture; `away` is the message if the service does not answer any more."""
     numbers = {flow.flow_id: number for number, flow in enumerate(snapshot.flows, 1)}
     parts: list[RenderableType] = [_headline(snapshot)]
     if snapshot.partitions:
@@ -117,7 +117,7 @@ def _style(flow_id: str | None, numbers: Mapping[str, int]) -> str:
 def _strip(partitions: Sequence[Partition], numbers: Mapping[str, int]) -> Text:
     """One cell for each partition: the number of its flow in the flow's colour.
 
-    `1` owned, `1>` being revoked, `2~` warming up at the flow named, `1×` retiring, `·` unowned.
+    `1` owned, `1>` being revoked, `2~` warming up at flow 2, `1×` retiring, `·` unassigned.
     Each row begins with the number of its first partition.
     """
     strip = Text()

@@ -1,8 +1,8 @@
 """Commands of other packages: entry points of the group `counterpoise.commands`.
 
 Each is a function (made a command by typer) or a Typer application, under the name of its entry
-point. One that cannot be loaded, and one that is known but not installed, is a command that says
-so; nothing of another package is imported before its command is asked for.
+point. A command that cannot be loaded, or is known but not installed, reports this when it is
+called. No other package is imported before one of its commands is called.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import typer
 
 GROUP = "counterpoise.commands"
 
-# What can be had, and where.
+# Known commands, and the packages that have them.
 ELSEWHERE: Mapping[str, str] = {
     "serve": "counterpoise-server",
     "migrate": "counterpoise-server",
@@ -40,7 +40,7 @@ def load(point: EntryPoint) -> Any:
 
 
 def missing(name: str) -> Any | None:
-    """A command that says where `name` can be had; None for a name nobody knows."""
+    """A command that names the package of `name`; None for an unknown name."""
     package = ELSEWHERE.get(name)
     if package is None:
         return None

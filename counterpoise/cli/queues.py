@@ -44,16 +44,17 @@ LogName = Annotated[
     str | None, typer.Option("--log", help="Where the messages are (default builtin:QUEUE).")
 ]
 StartAt = Annotated[
-    Start | None, typer.Option("--start", help="Where new consumers begin (default earliest).")
+    Start | None,
+    typer.Option("--start", help="Where partitions without a position begin (default earliest)."),
 ]
 Discard = Annotated[
     bool,
-    typer.Option("--discard", help="Throw surplus partitions away, with the messages in them."),
+    typer.Option("--discard", help="Remove surplus partitions at once, with their messages."),
 ]
 
 
 def _given(**settings: Any) -> dict[str, Any]:
-    """The settings that were given; 0 is given, None is not."""
+    """The given settings; 0 is a given value, None is not."""
     return {name: value for name, value in settings.items() if value is not None}
 
 
@@ -90,7 +91,7 @@ def create_queue(
         typer.Option(
             "--partitions",
             "-p",
-            help="How many partitions; not needed for a log that has some already.",
+            help="The number of partitions; not needed for a log that has partitions already.",
             show_default=False,
         ),
     ] = None,
@@ -137,7 +138,7 @@ def change_queue(
     url: Url = None,
     as_json: AsJson = False,
 ) -> None:
-    """Change a queue's settings; those left out stay."""
+    """Change a queue's settings; omitted settings stay."""
     settings = _given(
         access_type=access_type,
         rebalance_delay=rebalance_delay,
@@ -147,7 +148,7 @@ def change_queue(
         start=start,
     )
     if not settings:
-        raise typer.BadParameter("say what to change")
+        raise typer.BadParameter("give at least one setting to change")
     with Client(url) as client:
         _show(client.change_queue(name, **settings), as_json)
 
@@ -155,7 +156,9 @@ def change_queue(
 @app.command("resize")
 def resize_queue(
     name: QueueName,
-    partitions: Annotated[int, typer.Argument(help="How many partitions.", show_default=False)],
+    partitions: Annotated[
+        int, typer.Argument(help="The new number of partitions.", show_default=False)
+    ],
     discard: Discard = False,
     url: Url = None,
     as_json: AsJson = False,
@@ -169,7 +172,7 @@ def resize_queue(
 def delete_queue(
     name: QueueName,
     force: Annotated[
-        bool, typer.Option("--force", help="Also while flows are bound to it.")
+        bool, typer.Option("--force", help="Delete it even while flows are bound to it.")
     ] = False,
     url: Url = None,
 ) -> None:

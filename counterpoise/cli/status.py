@@ -1,4 +1,4 @@
-"""`counterpoise status` and `rebalance`: who owns what, and why."""
+"""`counterpoise status` and `rebalance`: the owners of partitions, and the rebalance."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ LOOK_SECONDS = 0.5
 def show_status(
     queue: QueueName,
     watch: Annotated[
-        bool, typer.Option("--watch", "-w", help="Keep looking until interrupted.")
+        bool, typer.Option("--watch", "-w", help="Refresh until interrupted.")
     ] = False,
     url: Url = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show who owns what, what is being handed off, and why."""
+    """Show the owners of the partitions, the handoffs, and the trigger."""
     with Client(url, timeout_seconds=5.0) as client:
         if as_json:
             print_json(client.rebalance_status(queue).raw)
@@ -37,7 +37,7 @@ def show_status(
 
 
 def _watch(client: Client, queue: str) -> None:
-    """Look again and again. A service that is away is waited for, with the last picture shown."""
+    """Refresh the picture. While the service is away, show the last picture and wait."""
     snapshot, away = Snapshot.take(client, queue), None
     looked_at = time.monotonic()
     with (
@@ -55,7 +55,7 @@ def _watch(client: Client, queue: str) -> None:
                     away = str(error)
                 looked_at = time.monotonic()
             live.update(render(snapshot, away), refresh=True)
-    if console.is_terminal:  # the screen of before is back; leave the last picture on it
+    if console.is_terminal:  # the previous screen is back; leave the last picture on it
         console.print(render(snapshot, away))
 
 

@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 import pyarrow as pa
 
 from counterpoise.consumer.message import Ownership
+from counterpoise.flow.ledger import Grant
+from counterpoise.flow.view import Key
 
 
 @dataclass(frozen=True)
@@ -50,12 +52,14 @@ class Failure:
 
 @dataclass(eq=False)
 class Lane:
-    """One grant. Guarded by `Lanes`, but for `position`, which whoever has it in hand moves."""
+    """One grant, and what is read ahead of it. Guarded by `Lanes`.
 
+    `grant.done` is the exception: the worker that has the lane in hand moves it.
+    """
+
+    grant: Grant
     owned: Ownership
-    position: str | None
     read_to: str | None = None
-    committed: str | None = None
     # Its start was looked up in the log and must be committed before anything is read.
     start_pending: bool = False
     waiting: deque[Chunk] = field(default_factory=deque)
@@ -72,23 +76,23 @@ class Lane:
     quarantined: bool = False
     # Since when the log has ended before what is to be read next.
     ahead_since: float | None = None
-    # To be handed over, or taken away: no message of it is begun any more.
-    stopping: bool = False
-    over: bool = False
-    # A retiring partition that is handled to its final end.
-    finished: bool = False
 
     @property
     def partition(self) -> int:
-        return self.owned.partition
+        return self.grant.partition
 
     @property
     def epoch(self) -> int:
-        return self.owned.epoch
+        return self.grant.epoch
 
     @property
-    def key(self) -> tuple[int, int]:
-        return self.owned.partition, self.owned.epoch
+    def key(self) -> Key:
+        return self.grant.key
+
+    @property
+    def position(self) -> str | None:
+        """Up to where it is handled; None where the queue's `start` decides."""
+        return self.grant.done
 
     def drop_waiting(self) -> None:
         """Forget what was read ahead; it can be read again."""
@@ -96,7 +100,7 @@ class Lane:
         self.waiting_messages = self.waiting_bytes = 0
         self.drops += 1
         self.more = False
-        self.read_to = self.position
+        self.read_to = self.grant.done
 
 
 @dataclass(frozen=True)

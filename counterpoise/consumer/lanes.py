@@ -1,24 +1,24 @@
-"""Lanes: what is read ahead of each owned partition, who works on it, and how far it is handled.
+"""Lanes: what is read ahead of each owned partition, and which worker is on it.
 
-A lane is one grant, (partition, epoch). Its numbers are places in the partition, and they are kept
-in this order:
+A lane is one grant of the ledger (`counterpoise.flow.ledger`), which says how far it is done, what
+to commit and when to release it. What the ledger leaves to its caller is here: what was *read*. The
+places in a partition are kept in this order:
 
-    committed  <=  position  <=  start of what waits  <=  read_to
-                   (handled)     (read ahead)             (next to be read)
+    committed  <=  done       <=  start of what waits  <=  read_to
+                   (handled)      (read ahead)             (next to be read)
 
 1. **One at a time, in order.** A lane is in the hands of one worker at most, and a worker takes a
-   piece from its front. So `position` moves over each message once, in order, and only after the
+   piece from its front. So `done` moves over each message once, in order, and only after the
    message was handled. That holds for the *partition*: a grant that follows another of the same
-   partition waits until the hands are off the earlier one.
+   partition waits until it is no longer in flight under the earlier one.
 2. **What is handled is a prefix.** A piece that is left in the middle (it failed, its turn was
-   over, the partition was revoked) goes back to the front of its lane from `position` on. If the
-   lane has let go of what waited meanwhile, it is to be read again from `position`: then neither
-   a piece taken before that goes back, nor is added what was being read.
+   over, the partition was revoked) goes back to the front of its lane from `done` on. If the
+   lane has dropped what waited meanwhile, it is to be read again from `done`: then neither a piece
+   taken before that goes back, nor is added what was being read.
 3. **Lanes know nothing of each other.** Those with something to do stand in a line; a worker
    takes the first, and puts it back at the end when its turn is over. A lane that fails waits by
    itself, in the time its policy gives it.
-4. **A lane that stops lets go of what waits at once** and is released when no hand is on it:
-   nothing of it is outstanding then.
+4. **A lane whose grant is no longer open drops what waits at once.**
 
 How much is in memory is bounded: a lane is read on when less than half of `max_messages` waits, up
 to `max_messages`, or the lane's share of `max_bytes` if that is less (one message always may). The
@@ -36,8 +36,9 @@ from collections.abc import Callable, Iterable, Mapping
 
 from counterpoise.consumer.lane import Chunk, Lane, Piece
 from counterpoise.consumer.message import Ownership
+from counterpoise.flow.ledger import Grant, Ledger
 from counterpoise.flow.view import Owned
-from counterpoise.wire import ReleaseItem
+from counterpoise.wire import CommitItem, ReleaseItem
 
 
 class Lanes:
@@ -62,11 +63,9 @@ class Lanes:
         self._wake_reader = wake_reader
         self._wake_settler = wake_settler
         self._changed = threading.Condition()
+        self._ledger = Ledger()
         self._lanes: dict[int, Lane] = {}
         self._line: deque[Lane] = deque()
-        self._busy: set[int] = set()
-        # Grants that are over for us, though the view may still have them.
-        self._let_go: set[tuple[int, int]] = set()
         self._uncommitted = 0
         self.handled = 0
         self.paused = False
@@ -77,44 +76,28 @@ class Lanes:
     def follow(self) -> None:
         """Take up what was granted, stop what is revoked, drop what is over."""
         with self._changed:
-            view = self._look()
-            self._let_go = {
-                (number, epoch)
-                for number, epoch in self._let_go
-                if number in view and view[number].epoch == epoch
-            }
-            for lane in list(self._lanes.values()):
-                owned = view.get(lane.partition)
-                if owned is None or owned.epoch != lane.epoch:
-                    self._drop(lane)
-                elif owned.state == "revoking" and not lane.stopping:
-                    lane.stopping = True
+            changes = self._ledger.follow(self._look())
+            for grant in changes.gone:
+                self._drop(grant)
+            for grant in changes.stopped:
+                lane = self._lane_of(grant)
+                if lane is not None:
                     lane.drop_waiting()
-                elif owned.state != "retiring":
-                    lane.finished = False  # a resize has taken it back
-            for number, owned in view.items():
-                if number not in self._lanes and (number, owned.epoch) not in self._let_go:
-                    lane = Lane(
-                        Ownership(owned, self._look), owned.position, committed=owned.position
-                    )
-                    lane.read_to = owned.position
-                    lane.stopping = owned.state == "revoking"
-                    self._lanes[number] = lane
-                    self._wake_reader()
+            for grant in changes.new:
+                owned = Ownership(grant.owned, self._look)
+                self._lanes[grant.partition] = Lane(grant, owned, read_to=grant.done)
+                self._wake_reader()
             self._changed.notify_all()
 
-    def drop(self, keys: Iterable[tuple[int, int]]) -> None:
-        """These grants are over, or released: the service said so."""
-        with self._changed:
-            for key in keys:
-                self._let_go.add(key)
-                lane = self._lanes.get(key[0])
-                if lane is not None and lane.epoch == key[1]:
-                    self._drop(lane)
+    def _lane_of(self, grant: Grant) -> Lane | None:
+        lane = self._lanes.get(grant.partition)
+        return lane if lane is not None and lane.grant is grant else None
 
-    def _drop(self, lane: Lane) -> None:
+    def _drop(self, grant: Grant) -> None:
+        lane = self._lane_of(grant)
+        if lane is None:
+            return
         del self._lanes[lane.partition]
-        lane.over = lane.stopping = True
         lane.drop_waiting()
         if self._limit is not None:
             self._wake_reader()
@@ -130,9 +113,9 @@ class Lanes:
         lane = self._lanes[number]
         return not (
             self.closed
-            or lane.stopping
+            or not lane.grant.open
+            or lane.grant.finished
             or lane.quarantined
-            or lane.finished
             or lane.start_pending
             or lane.waiting_messages > self._max_messages // 2
             or lane.waiting_bytes > self._share_bytes() // 2
@@ -153,8 +136,8 @@ class Lanes:
     def begin_at(self, lane: Lane, position: str, *, commit: bool) -> None:
         """The lane had no position, and the log says where it starts."""
         with self._changed:
-            if lane.position is None:
-                lane.position = lane.read_to = position
+            if self._ledger.starts_at(lane.partition, lane.epoch, position):
+                lane.read_to = position
                 lane.start_pending = commit
                 if commit:
                     self._wake_settler()
@@ -168,7 +151,7 @@ class Lanes:
         again from where the lane is now.
         """
         with self._changed:
-            if lane.stopping or lane.quarantined or lane.read_to != start:
+            if not lane.grant.open or lane.quarantined or lane.read_to != start:
                 return
             for chunk in chunks:
                 lane.waiting.append(chunk)
@@ -176,19 +159,20 @@ class Lanes:
             # What follows the last message may be a stretch without any.
             if lane.waiting:
                 lane.waiting[-1] = Chunk(lane.waiting[-1].batch, read_to)
-            elif lane.partition in self._busy:
+            elif lane.partition in self._ledger.in_flight:
                 return  # found again when the hand is off
             else:
-                lane.position = read_to
+                lane.grant.done = read_to
             lane.read_to, lane.more = read_to, more
             self._stand(lane)
 
-    def came_to_end(self, lane: Lane, position: str) -> None:
-        """The log never has anything behind `position`; with that handled, the lane is finished."""
+    def came_to_end(self, lane: Lane, start: str, end: str) -> None:
+        """The log never has anything behind `end`; with that handled, the lane is finished."""
         with self._changed:
-            if not (lane.stopping or lane.in_hand or lane.waiting) and lane.position == position:
-                lane.finished = True
-                self._wake_settler()
+            if lane.grant.open:
+                self._ledger.ends_at(lane.partition, start, end)
+                if lane.grant.finished:
+                    self._wake_settler()
 
     # -------------------------------------------------------------- working
 
@@ -208,8 +192,9 @@ class Lanes:
     def _can_work(self, lane: Lane) -> bool:
         return (
             bool(lane.waiting)
-            and not (lane.stopping or lane.quarantined or lane.not_before)
-            and lane.partition not in self._busy
+            and lane.grant.open
+            and not (lane.quarantined or lane.not_before)
+            and lane.partition not in self._ledger.in_flight
         )
 
     def _stand(self, lane: Lane) -> None:
@@ -226,7 +211,7 @@ class Lanes:
             lane.waiting.appendleft(rest)
         self._count(lane, chunk, -1)
         lane.in_hand = chunk.batch.num_rows
-        self._busy.add(lane.partition)
+        self._ledger.begin([lane.partition])
         if lane.more and self._wants(lane.partition):
             self._wake_reader()
         return Piece(lane, chunk, lane.drops)
@@ -238,7 +223,7 @@ class Lanes:
     def put_back(
         self, piece: Piece, handled: int, *, split: bool = False, not_before: float = 0.0
     ) -> None:
-        """The hand is off: the first `handled` messages of the piece are done, `position` says so.
+        """The hand is off: the first `handled` messages of the piece are done, as `done` says.
 
         The others go back to the front, with `split` one by one; the lane then pauses until
         `not_before` (monotonic seconds; see `call_due`).
@@ -246,10 +231,10 @@ class Lanes:
         lane, rows = piece.lane, piece.chunk.batch.num_rows
         with self._changed:
             lane.in_hand, lane.not_before = 0, not_before
-            self._busy.discard(lane.partition)
+            self._ledger.end([lane.partition])
             self.handled += handled
             self._uncommitted += handled
-            if lane.stopping or lane.quarantined:
+            if not lane.grant.open or lane.quarantined:
                 lane.drop_waiting()
             elif handled < rows and piece.drops == lane.drops:  # else it is read again
                 rest = piece.chunk if handled == 0 else piece.chunk.split(handled)[1]
@@ -260,7 +245,8 @@ class Lanes:
             if current is not None:
                 self._stand(current)
             reached = self._limit is not None and self.handled >= self._limit
-            if lane.stopping or reached or self._uncommitted >= self._commit_messages:
+            may_go = lane.grant.finished or not lane.grant.open
+            if may_go or reached or self._uncommitted >= self._commit_messages:
                 self._wake_settler()
             self._changed.notify_all()
 
@@ -309,12 +295,12 @@ class Lanes:
 
     def hands(self) -> int:
         """How many lanes are in the hands of a worker."""
-        return len(self._busy)
+        return len(self._ledger.in_flight)
 
     def wait_idle(self, timeout_seconds: float) -> bool:
         """Wait until no hand is on any lane."""
         with self._changed:
-            return self._changed.wait_for(lambda: not self._busy, timeout_seconds)
+            return self._changed.wait_for(lambda: not self._ledger.in_flight, timeout_seconds)
 
     # -------------------------------------------------------------- what to tell the service
 
@@ -330,45 +316,33 @@ class Lanes:
         with self._changed:
             return any(lane.start_pending for lane in self._lanes.values())
 
-    def to_commit(self, *, everything: bool = False) -> list[tuple[int, int, str]]:
-        """(partition, epoch, position) of the lanes that have come further, or of all."""
+    def to_commit(self, *, everything: bool = False) -> tuple[CommitItem, ...]:
+        """What has come further, or `everything`: what is committed already as well."""
         with self._changed:
             self._uncommitted = 0
-            return [
-                (lane.partition, lane.epoch, lane.position)
-                for lane in self._lanes.values()
-                if lane.position is not None
-                and (everything or lane.start_pending or lane.position != lane.committed)
-            ]
+            return self._ledger.commits(everything=everything)
 
-    def committed(self, partition: int, epoch: int, position: str) -> None:
+    def to_release(self, *, parting: bool = False) -> tuple[ReleaseItem, ...]:
+        """What is to be released; `parting`: all that a draining flow may release."""
         with self._changed:
-            lane = self._lanes.get(partition)
-            if lane is not None and lane.epoch == epoch:
-                lane.committed = position
-                if lane.start_pending:
-                    lane.start_pending = False
-                    self._wake_reader()
+            items = self._ledger.releases(parting=parting)
+            self._ledger.decide(items)
+            return items
 
-    def to_release(self) -> list[ReleaseItem]:
-        """Revoked lanes no hand is on, and retiring ones that have come to their end."""
+    def answered(self, item: CommitItem | ReleaseItem, outcome: str) -> None:
+        """What the service has said to it."""
         with self._changed:
-            return [
-                ReleaseItem(lane.partition, lane.epoch, lane.position, lane.finished)
-                for lane in self._lanes.values()
-                if not lane.in_hand
-                and lane.partition not in self._busy
-                and (lane.stopping or lane.finished)
-            ]
-
-    def all_for_release(self) -> list[ReleaseItem]:
-        """All lanes no hand is on: of a draining flow they may be released."""
-        with self._changed:
-            return [
-                ReleaseItem(lane.partition, lane.epoch, lane.position, lane.finished)
-                for lane in self._lanes.values()
-                if lane.partition not in self._busy
-            ]
+            grant = self._ledger.answered(item, outcome)
+            lane = None if grant is None else self._lane_of(grant)
+            if lane is None:
+                return
+            if lane.grant.over:
+                self._drop(lane.grant)
+            elif lane.start_pending and isinstance(item, CommitItem):
+                lane.start_pending = False
+                self._wake_reader()
+            elif outcome == "not_revoking":
+                self._wake_reader()
 
     def snapshot(self) -> list[Lane]:
         """The lanes as they are, in the order of partitions; for showing."""

@@ -35,7 +35,7 @@ from counterpoise.logs import (
 )
 from counterpoise.logs.address import environment_access
 from counterpoise.logs.patience import AHEAD_SECONDS
-from counterpoise.wire import LogAccess
+from counterpoise.wire import CommitItem, LogAccess
 
 logger = logging.getLogger("counterpoise.consumer")
 
@@ -107,7 +107,7 @@ class Reader:
                 return False
         end = bounds.ends[lane.partition]
         start: str | None = lane.read_to
-        if start is None or lane.stopping:
+        if start is None or not lane.grant.open:
             return False
         try:
             if log.compare(start, end) > 0:
@@ -115,7 +115,7 @@ class Reader:
             if log.compare(start, end) == 0:
                 lane.ahead_since = None
                 if lane.owned.state == "retiring" and bounds.is_final(lane.partition):
-                    self._lanes.came_to_end(lane, start)
+                    self._lanes.came_to_end(lane, bounds.starts[lane.partition], end)
                 return False
             messages, size = self._lanes.room(lane)
             if messages == 0:
@@ -145,13 +145,13 @@ class Reader:
 
     def _is_ours(self, lane: Lane) -> bool:
         """Ask the service: a successor may have gone on, and what we were about to read is gone."""
-        if lane.position is None or lane.over:
-            return not lane.over
-        item = (lane.partition, lane.epoch, lane.position)
-        outcome = self._flow.commit([item], timeout_seconds=CONFIRM_SECONDS)[lane.partition]
-        if outcome != "ok":
-            self._lanes.drop([lane.key])
-        return outcome == "ok"
+        done = lane.grant.done
+        if done is None or lane.grant.over:
+            return not lane.grant.over
+        item = CommitItem(lane.partition, lane.epoch, done)
+        outcomes = self._flow.commit([(*lane.key, done)], timeout_seconds=CONFIRM_SECONDS)
+        self._lanes.answered(item, outcomes[lane.partition])
+        return outcomes[lane.partition] == "ok"
 
     def _opened(self) -> Log:
         if self._log is None:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from counterpoise.client import Client
 from counterpoise.consumer.lanes import Lanes
@@ -21,7 +21,7 @@ from counterpoise.consumer.waking import Waking
 from counterpoise.consumer.watchdog import Watchdog
 from counterpoise.errors import FlowGone, NotBound, ServiceUnavailable
 from counterpoise.flow.blocking import Flow
-from counterpoise.wire import ReleaseItem
+from counterpoise.wire import CommitItem, ReleaseItem
 
 logger = logging.getLogger("counterpoise.consumer")
 
@@ -113,23 +113,21 @@ class Settler:
             or self._lanes.enough_to_commit()
             or self._lanes.must_begin()
         )
-        items = self._lanes.to_commit(everything=everything) if due else []
+        items = self._lanes.to_commit(everything=everything) if due else ()
         if not items:
             return
         self._committed_at = now
         try:
-            outcomes = self._flow.commit(items, timeout_seconds=COMMIT_SECONDS)
+            outcomes = self._flow.commit(
+                [(item.partition, item.epoch, item.position) for item in items],
+                timeout_seconds=COMMIT_SECONDS,
+            )
         except ServiceUnavailable as error:
             logger.warning("could not commit, going on: %s", error)
             return
-        for number, epoch, position in items:
-            if outcomes[number] == "ok":
-                self._lanes.committed(number, epoch, position)
-            else:
-                self._over(number, epoch, outcomes[number])
+        self._answered(items, outcomes)
 
-    def _release(self, items: Iterable[ReleaseItem]) -> None:
-        items = list(items)
+    def _release(self, items: Sequence[ReleaseItem]) -> None:
         if not items:
             return
         try:
@@ -137,14 +135,16 @@ class Settler:
         except ServiceUnavailable as error:
             logger.warning("could not release, trying again: %s", error)
             return
-        for item in items:
-            if outcomes[item.partition] != "not_revoking":  # else it is still ours
-                self._over(item.partition, item.epoch, outcomes[item.partition])
+        self._answered(items, outcomes)
 
-    def _over(self, number: int, epoch: int, outcome: str) -> None:
-        if outcome != "ok":
-            logger.info("partition %d epoch %d: %s", number, epoch, outcome)
-        self._lanes.drop([(number, epoch)])
+    def _answered(
+        self, items: Iterable[CommitItem | ReleaseItem], outcomes: Mapping[int, str]
+    ) -> None:
+        for item in items:
+            outcome = outcomes[item.partition]
+            if outcome not in ("ok", "not_revoking"):
+                logger.info("partition %d epoch %d: %s", item.partition, item.epoch, outcome)
+            self._lanes.answered(item, outcome)
 
     # -------------------------------------------------------------- the end
 
@@ -182,4 +182,4 @@ class Settler:
         """Commit what was handled and release what may be released; the rest goes by unbinding."""
         self.settle(at_once=True)
         if self._flow.draining:
-            self._release(self._lanes.all_for_release())
+            self._release(self._lanes.to_release(parting=True))

@@ -4,10 +4,10 @@ A *turn* is one piece: a batch as it was read, or up to `TURN_MESSAGES` single m
 early when `TURN_SECONDS` are over, so that a long backlog of one partition does not keep the
 others waiting. Between two messages it looks whether its lane is to stop.
 
-`position` moves over a message when it has been handled, at once; what is committed is up to the
-settler. What the handler raises becomes a `Failure` of the lane, and after the last attempt the
-policy decides (`counterpoise.consumer.poison`). Of a batch that fails nobody knows which message
-it was: its messages are handed to the handler again one by one, in batches of one.
+`done` of the grant moves over a message as soon as it has been handled; the settler commits it
+later. What the handler raises becomes a `Failure` of the lane, and after the last attempt the
+policy decides (`counterpoise.consumer.poison`). Of a batch that fails nobody knows which message it
+was: its messages are handed to the handler again one by one, in batches of one.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ class Worker:
                 self._begin(piece, message.position)
                 yield message
                 self._end()
-                piece.lane.position = following
+                piece.lane.grant.done = following
                 done += 1
         finally:
             self._end()
@@ -114,14 +114,14 @@ class Worker:
 
     def _of(self, piece: Piece) -> Iterator[tuple[Message, str]]:
         """The messages of a piece, each with the position after it, until the turn is over."""
-        lane, lanes, watchdog = piece.lane, self._lanes, self._watchdog
-        messages = messages_of(piece.chunk.batch, lane.owned)
+        grant, lanes, watchdog = piece.lane.grant, self._lanes, self._watchdog
+        messages = messages_of(piece.chunk.batch, piece.lane.owned)
         ends = [message.position for message in messages[1:]]
         ends.append(piece.chunk.end)
         until = time.monotonic() + TURN_SECONDS
         for number, pair in enumerate(zip(messages, ends, strict=True)):
             now = time.monotonic()
-            if lane.stopping or lanes.paused or lanes.closed:
+            if not grant.open or lanes.paused or lanes.closed:
                 return
             if number and now > until:
                 return
@@ -148,7 +148,7 @@ class Worker:
                         not_before = pause
                         break
                 self._end()
-                lane.failure, lane.position = None, following
+                lane.failure, lane.grant.done = None, following
                 done += 1
         except BaseException as error:
             self._rules.halt(error)
@@ -183,7 +183,7 @@ class Worker:
                 if pause is not None:
                     not_before = pause
                     return
-            lane.failure, lane.position, done = None, piece.chunk.end, rows
+            lane.failure, lane.grant.done, done = None, piece.chunk.end, rows
         except BaseException as error:
             self._rules.halt(error)
             raise

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 from counterpoise.demo.flights import Flight
 from counterpoise.demo.sabotage import SABOTAGES, Damage, Zombie
 from counterpoise.demo.sink import Message, Sink, Slice
-from counterpoise.spark.java import ensure_java
+from counterpoise.spark.driver.java import ensure_java
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -150,10 +150,10 @@ def warm_up(spark: "SparkSession", directory: Path) -> None:
 
 
 def _through_a_worker(batches: "Iterator[pa.RecordBatch]") -> "Iterator[pa.RecordBatch]":
-    """What Spark's Python worker, which stays, will need to read the log."""
+    """Have Spark's Python worker, which stays, import what it will need to read the log."""
     import counterpoise.logs.postgres
-    import counterpoise.spark.reader
-    import counterpoise.spark.source  # noqa: F401
+    import counterpoise.spark.source.data_source
+    import counterpoise.spark.source.reader  # noqa: F401
 
     yield from batches
 

@@ -40,7 +40,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from types import MappingProxyType
 from typing import TypeAlias, TypeVar
 
 from counterpoise import calls
@@ -56,8 +55,9 @@ from counterpoise.errors import (
     ServiceUnavailable,
     Unauthorized,
 )
+from counterpoise.flow.acknowledged import Acknowledged
 from counterpoise.flow.notices import Notices, Request
-from counterpoise.flow.view import NOTHING, View, changes, view_of
+from counterpoise.flow.view import NOTHING, View, changes, view_of, with_owners_of
 from counterpoise.wire import (
     Bound,
     CommitItem,
@@ -125,7 +125,7 @@ class FlowCore:
         self._was_bound = False
         self._binds = 0
         self._seq = 0
-        self._acknowledged: dict[tuple[int, int], tuple[int, str]] = {}
+        self._acknowledged = Acknowledged()
         self._last_epochs: dict[int, int] = {}
 
     # -------------------------------------------------------------- binding and polling
@@ -264,7 +264,7 @@ class FlowCore:
         self.update = None
         self.view = NOTHING
         self.lease_expires_at = None
-        self._acknowledged.clear()
+        self._acknowledged.keep(())
         self.version += 1
 
     def log_access_ends_soon(self, now: float) -> bool:
@@ -330,7 +330,9 @@ class FlowCore:
             if result.outcome == "ok"
         ]
         self.notices.released([item for item in accepted if isinstance(item, ReleaseItem)])
-        self._acknowledge([item for item in accepted if isinstance(item, CommitItem)], request.seq)
+        commits = [item for item in accepted if isinstance(item, CommitItem)]
+        partitions = self._acknowledged.take(self.view.partitions, commits, request.seq)
+        self.view = replace(self.view, partitions=partitions)
         self.notices.settle(request)
         if self.bound is not None and self.bound.flow_id == request.flow_id:
             self.last_error = None
@@ -352,18 +354,6 @@ class FlowCore:
         call = build(self.settings.queue, flow_id, token, items, self._seq)
         return Request(flow_id, call, items, self._seq)
 
-    def _acknowledge(self, accepted: Sequence[CommitItem], seq: int) -> None:
-        """Positions that the service took under `seq`; a later one may have come before."""
-        changed = dict(self.view.partitions)
-        for item in accepted:
-            owned = changed.get(item.partition)
-            key = (item.partition, item.epoch)
-            seen, _ = self._acknowledged.get(key, (0, ""))
-            if owned is not None and owned.epoch == item.epoch and seen < seq:
-                self._acknowledged[key] = (seq, item.position)
-                changed[item.partition] = replace(owned, position=item.position)
-        self.view = replace(self.view, partitions=MappingProxyType(changed))
-
     # -------------------------------------------------------------- the view
 
     def _take(self, update: Update, now: float) -> None:
@@ -373,33 +363,18 @@ class FlowCore:
         if update.revision > self.view.revision:
             self._show(update, now)
         elif update.revision == self.view.revision:
-            self._follow(update)
-
-    def _follow(self, update: Update) -> None:
-        """The same view, asked for again: the owners of what we warm up have moved on."""
-        positions = {
-            (item.partition, item.epoch): item.position
-            for item in update.partitions
-            if item.state == "warming"
-        }
-        warming = {
-            number: replace(one, position=positions.get((number, one.epoch), one.position))
-            for number, one in self.view.warming.items()
-        }
-        if warming != self.view.warming:
-            self.view = replace(self.view, warming=MappingProxyType(warming))
-            self.version += 1
+            view = with_owners_of(self.view, update)
+            self.version += view is not self.view
+            self.view = view
 
     def _show(self, update: Update, now: float) -> None:
-        known = {key: position for key, (_, position) in self._acknowledged.items()}
-        old, self.view = self.view, view_of(update, now, known)
+        old, self.view = self.view, view_of(update, now, self._acknowledged.positions())
         self.update = update
         self.clock_offset = update.now.timestamp() - now
         self.notices.add(changes(old, self.view))
         held = {(owned.partition, owned.epoch) for owned in self.view.partitions.values()}
         self.notices.held(held)
-        for key in [key for key in self._acknowledged if key not in held]:
-            del self._acknowledged[key]
+        self._acknowledged.keep(held)
         self._last_epochs.update(held)
         self.version += 1
 

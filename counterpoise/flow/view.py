@@ -17,11 +17,14 @@ that handles the notices one by one never holds a partition under two epochs.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import TypeAlias
 
 from counterpoise.wire import Update, UpdatePartition
+
+Key: TypeAlias = tuple[int, int]
+"""(partition, epoch): held by one flow at most, ever."""
 
 
 @dataclass(frozen=True)
@@ -113,7 +116,7 @@ class WarmingEnded:
 Notice: TypeAlias = Granted | Revoking | Retiring | Lost | WarmingStarted | WarmingEnded
 
 
-def view_of(update: Update, now: float, known: Mapping[tuple[int, int], str]) -> View:
+def view_of(update: Update, now: float, known: Mapping[Key, str]) -> View:
     """The view that `update`, received at `now` (monotonic seconds), describes.
 
     `known` has positions by (partition, epoch) that the service has acknowledged to us: they are
@@ -143,6 +146,23 @@ def view_of(update: Update, now: float, known: Mapping[tuple[int, int], str]) ->
         MappingProxyType(partitions),
         MappingProxyType(warming),
     )
+
+
+def with_owners_of(view: View, update: Update) -> View:
+    """The same view, asked for again: the owners of what we warm up have moved on.
+
+    The view itself if they have not.
+    """
+    positions = {
+        (item.partition, item.epoch): item.position
+        for item in update.partitions
+        if item.state == "warming"
+    }
+    warming = {
+        number: replace(one, position=positions.get((number, one.epoch), one.position))
+        for number, one in view.warming.items()
+    }
+    return view if warming == view.warming else replace(view, warming=MappingProxyType(warming))
 
 
 def changes(old: View, new: View) -> Iterator[Notice]:

@@ -6,7 +6,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
-from counterpoise.logs import Bounds, InvalidPosition, LogError, PositionAhead
+from counterpoise.logs.errors import InvalidPosition, LogError, PositionAhead
+from counterpoise.logs.port import Bounds
 from counterpoise.logs.shares import fair_shares
 
 

@@ -11,7 +11,7 @@ from counterpoise.logs.errors import LogError
 from counterpoise.wire import LogAccess
 
 if TYPE_CHECKING:
-    from counterpoise.logs import Log, ManagedLog
+    from counterpoise.logs.port import Log, ManagedLog
 
 # Each has a class (log, access, *, timeout_seconds), and imports the client of its server.
 _OUTSIDE: Mapping[str, tuple[str, str]] = {

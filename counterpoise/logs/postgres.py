@@ -19,20 +19,17 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from counterpoise.logs import (
-    MESSAGE_SCHEMA,
-    AppendBatch,
-    AppendResult,
-    Bounds,
+from counterpoise.logs.admission import ByteAdmission
+from counterpoise.logs.connection import LogConnection, Row, stale_partition_count
+from counterpoise.logs.errors import (
     LogBehind,
     LogError,
     LogNotFound,
     PositionAhead,
     PositionTrimmed,
 )
-from counterpoise.logs.admission import ByteAdmission
-from counterpoise.logs.connection import LogConnection, Row, stale_partition_count
 from counterpoise.logs.numbered import NumberedLog
+from counterpoise.logs.port import MESSAGE_SCHEMA, AppendBatch, AppendResult, Bounds
 
 CHUNK_MESSAGES = 8192
 CHUNK_BYTES = 8 * 1024 * 1024

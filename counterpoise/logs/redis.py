@@ -19,17 +19,15 @@ from typing import Any, NamedTuple
 
 import pyarrow as pa
 
-from counterpoise.logs import (
-    AppendBatch,
-    AppendResult,
-    Bounds,
+from counterpoise.logs import redis_scripts as scripts
+from counterpoise.logs.errors import (
     InvalidMessage,
     LogBehind,
     PositionAhead,
     PositionTrimmed,
     StalePartitionCount,
 )
-from counterpoise.logs import redis_scripts as scripts
+from counterpoise.logs.port import AppendBatch, AppendResult, Bounds
 from counterpoise.logs.redis_connection import Script
 from counterpoise.logs.redis_rows import Entry, contiguous_from, microseconds, record_batch
 from counterpoise.logs.redis_upkeep import RedisUpkeep

@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta
 
 import pyarrow as pa
 
-from counterpoise.logs import MESSAGE_SCHEMA
+from counterpoise.logs.port import MESSAGE_SCHEMA
 
 # An id, and fields and values in turn: t, v, then what else there is (see `redis_scripts`).
 Entry = tuple[bytes, list[bytes]]

@@ -7,15 +7,11 @@ import uuid
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from counterpoise.logs import (
-    LogError,
-    LogNotFound,
-    LogOwned,
-    LogOwner,
-)
 from counterpoise.logs import redis_scripts as scripts
 from counterpoise.logs.address import parse_log
+from counterpoise.logs.errors import LogError, LogNotFound, LogOwned
 from counterpoise.logs.numbered import NumberedLog
+from counterpoise.logs.port import LogOwner
 from counterpoise.logs.redis_connection import RedisConnection, Script
 
 logger = logging.getLogger("counterpoise.logs")

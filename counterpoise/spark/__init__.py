@@ -9,7 +9,7 @@
         .load()
     )
 
-Start reading at `planning`, then `progress`: what is read, committed and released, without Spark.
+Start reading at `plan.planning`, then `plan.progress`: what is read and what is done, no Spark yet.
 
 Each name is loaded when it is first used. Spark runs a query of ours with a chain of Python
 processes, each of which imports this package to unpickle a single object and waits for no more than
@@ -21,10 +21,10 @@ from typing import TYPE_CHECKING
 from counterpoise.lazy import lazily
 
 if TYPE_CHECKING:
-    from counterpoise.spark.draining import DrainTimedOut, drain, drain_on_sigterm
-    from counterpoise.spark.listener import QueueListener
+    from counterpoise.spark.driver.draining import DrainTimedOut, drain, drain_on_sigterm
+    from counterpoise.spark.driver.listener import QueueListener
     from counterpoise.spark.sink import FencedSink
-    from counterpoise.spark.source import CounterpoiseDataSource, register, session
+    from counterpoise.spark.source.data_source import CounterpoiseDataSource, register, session
     from counterpoise.spark.warmup.handler import Output, StatefulForeachBatch
     from counterpoise.spark.warmup.processor import TenuredProcessor, fresh
     from counterpoise.spark.warmup.snapshots import Snapshots
@@ -48,20 +48,20 @@ __all__ = [
 ]
 
 _WHERE = {
-    "CounterpoiseDataSource": "counterpoise.spark.source",
-    "DrainTimedOut": "counterpoise.spark.draining",
+    "CounterpoiseDataSource": "counterpoise.spark.source.data_source",
+    "DrainTimedOut": "counterpoise.spark.driver.draining",
     "FencedSink": "counterpoise.spark.sink",
     "Output": "counterpoise.spark.warmup.handler",
     "PartitionState": "counterpoise.spark.warmup.state",
-    "QueueListener": "counterpoise.spark.listener",
+    "QueueListener": "counterpoise.spark.driver.listener",
     "Snapshots": "counterpoise.spark.warmup.snapshots",
     "StatefulForeachBatch": "counterpoise.spark.warmup.handler",
     "TenuredProcessor": "counterpoise.spark.warmup.processor",
-    "drain": "counterpoise.spark.draining",
-    "drain_on_sigterm": "counterpoise.spark.draining",
+    "drain": "counterpoise.spark.driver.draining",
+    "drain_on_sigterm": "counterpoise.spark.driver.draining",
     "fresh": "counterpoise.spark.warmup.processor",
-    "register": "counterpoise.spark.source",
-    "session": "counterpoise.spark.source",
+    "register": "counterpoise.spark.source.data_source",
+    "session": "counterpoise.spark.source.data_source",
 }
 
 if not TYPE_CHECKING:  # which would take every name for one of ours

@@ -73,7 +73,7 @@ class Stage:
         """Start Postgres and the service, and create the queue."""
         import psycopg
 
-        from broker.embedded import EmbeddedPostgres
+        from broker.postgres.embedded import EmbeddedPostgres
 
         database = self._ending.enter_context(EmbeddedPostgres(self.directory / "data"))
         with psycopg.connect(database, autocommit=True) as connection:

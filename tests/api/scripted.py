@@ -3,11 +3,13 @@
 Everything that is about queues and flows is tested against the real one.
 """
 
+from __future__ import annotations
+
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any, cast
 
-from broker import views
+from broker.calls import views
 from broker.core.errors import Forbidden, QueueNotFound
 from broker.service import Broker
 from broker.tally import Tally
@@ -59,6 +61,11 @@ class ScriptedBroker:
     def __init__(self) -> None:
         self.watching = 0
         self.tally = Tally()
+        self.queues = Part(self, "queues")
+        self.flows = Flows(self, "flows")
+        self.updates = Updates(self, "updates")
+        self.logs = Part(self, "logs")
+        self.monitoring = Monitoring(self, "monitoring")
         self.reset()
 
     def reset(self) -> None:
@@ -75,35 +82,53 @@ class ScriptedBroker:
     async def stop(self) -> None:
         self.stopped = True
 
-    async def authenticate(self, queue: str, flow: str, token: str) -> None:
-        if "authenticate" in self.answers:
-            await self.answers["authenticate"](queue, flow, token)
-        elif token != TOKEN:
-            raise Forbidden("not this flow's token")
+    async def ready_check(self) -> views.ReadyCheck:
+        return views.ReadyCheck(database=True, migrations=True)
+
+
+class Part:
+    """One part of the broker; its calls are noted with the part's name."""
+
+    def __init__(self, broker: ScriptedBroker, name: str) -> None:
+        self.broker, self.name = broker, name
 
     def __getattr__(self, name: str) -> Callable[..., Awaitable[Any]]:
         if name.startswith("_"):
             raise AttributeError(name)
+        broker, name = self.broker, f"{self.name}.{name}"
 
         async def call(*arguments: Any) -> Any:
-            self.calls.append((name, arguments))
-            if name in self.answers:
-                return await self.answers[name](*arguments)
+            broker.calls.append((name, arguments))
+            if name in broker.answers:
+                return await broker.answers[name](*arguments)
             return await _default(name, *arguments)
 
         return call
 
+
+class Flows(Part):
+    async def authenticate(self, queue: str, flow: str, token: str) -> None:
+        answer = self.broker.answers.get("flows.authenticate")
+        if answer is not None:
+            await answer(queue, flow, token)
+        elif token != TOKEN:
+            raise Forbidden("not this flow's token")
+
+
+class Updates(Part):
     async def watch(self, queue: str, flow: str, after: int) -> AsyncIterator[views.UpdateView]:
-        self.calls.append(("watch", (queue, flow, after)))
-        self.watching += 1
+        self.broker.calls.append(("updates.watch", (queue, flow, after)))
+        self.broker.watching += 1
         try:
             yield update(after + 1)
             await asyncio.Event().wait()
         finally:
-            self.watching -= 1
+            self.broker.watching -= 1
 
+
+class Monitoring(Part):
     async def events(self, queue: str, after: int | None) -> AsyncIterator[views.EventView]:
-        self.calls.append(("events", (queue, after)))
+        self.broker.calls.append(("monitoring.events", (queue, after)))
         yield views.EventView(
             7, NOW, ({"type": "revoked", "partition": 0, "deadline": NOW + 3, "n": 1.5},)
         )
@@ -114,22 +139,20 @@ async def _default(name: str, *arguments: Any) -> Any:
     if arguments and arguments[0] == "missing":
         raise QueueNotFound("missing")
     match name:
-        case "queue" | "create_queue" | "change_queue":
+        case "queues.get" | "queues.create" | "queues.change":
             return QUEUE
-        case "list_queues":
+        case "queues.list":
             return views.Page((QUEUE,))
-        case "heartbeat":
+        case "flows.heartbeat":
             return views.HeartbeatView(NOW + 10, 3)
-        case "update" | "drain":
+        case "updates.get" | "flows.drain":
             return update(3)
-        case "commit" | "release" | "ready":
+        case "flows.commit" | "flows.release" | "flows.ready":
             results = (views.Result(0, "ok"), views.Result(1, "stale_epoch", 5))
             return views.ResultsView(results, update(3))
-        case "unbind" | "delete_queue":
+        case "flows.unbind" | "queues.delete":
             return None
-        case "wait_update":
+        case "updates.wait":
             await asyncio.sleep(arguments[-1])
             return None
-        case "ready_check":
-            return views.ReadyCheck(database=True, migrations=True)
     raise AssertionError(f"{name} is not scripted")

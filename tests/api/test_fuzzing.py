@@ -15,6 +15,7 @@ from schemathesis import Case
 from schemathesis.checks import CheckFunction, not_a_server_error
 from schemathesis.config import SchemathesisConfig
 from schemathesis.core.parameters import ParameterLocation
+from schemathesis.schemas import BaseSchema
 from schemathesis.specs.openapi.checks import (
     content_type_conformance,
     negative_data_rejection,
@@ -26,6 +27,7 @@ from schemathesis.specs.openapi.checks import (
 
 from broker.service import Broker
 from tests.api.consumer import Consumer, bind, create_queue
+from tests.databases import Databases
 from tests.service import Service, running, settings_for
 
 CHECKS = [
@@ -37,15 +39,17 @@ CHECKS = [
     negative_data_rejection,
     unsupported_method,
 ]
+# One service for all three.
+pytestmark = pytest.mark.xdist_group("fuzzing")
+
 MOST_PARTITIONS = 40
 LONGEST_WAIT_SECONDS = 0.05
 
-_schema = schemathesis.openapi.from_path(
-    str(Path(__file__).parents[2] / "openapi.yaml"), config=SchemathesisConfig()
-)
+# The cases are made when a test begins, not when it is collected: that takes seconds.
+operations = schemathesis.pytest.from_fixture("openapi")
 # An endless answer cannot be fuzzed this way.
-schema = _schema.exclude(path_regex="/events$")
-on_flows = schema.include(path_regex=r"\{queue\}").exclude(method="DELETE")
+everything = operations.exclude(path_regex="/events$")
+on_flows = everything.include(path_regex=r"\{queue\}").exclude(method="DELETE")
 # Every run tries other requests; what fails is printed as a command that repeats it.
 few = settings(
     max_examples=15,
@@ -57,18 +61,18 @@ few = settings(
 
 
 @pytest.fixture(scope="module")
-def fuzzed(postgres_url: str, _migrated_template: str) -> Iterator[Service]:
-    """A service for the whole module; what was fuzzed before only makes it more interesting."""
-    import psycopg
+def openapi() -> BaseSchema:
+    path = Path(__file__).parents[2] / "openapi.yaml"
+    return schemathesis.openapi.from_path(str(path), config=SchemathesisConfig())
 
-    url = postgres_url.rpartition("/")[0] + "/fuzzed"
-    with psycopg.connect(postgres_url, autocommit=True) as connection:
-        connection.execute(f"CREATE DATABASE fuzzed TEMPLATE {_migrated_template}")
-    given = settings_for(url)
-    with running(Broker(given), given) as service:
-        yield service
-    with psycopg.connect(postgres_url, autocommit=True) as connection:
-        connection.execute("DROP DATABASE fuzzed WITH (FORCE)")
+
+@pytest.fixture(scope="module")
+def fuzzed(databases: Databases) -> Iterator[Service]:
+    """A service for the whole module; what was fuzzed before only makes it more interesting."""
+    with databases.lend() as url:
+        given = settings_for(url)
+        with running(Broker(given), given) as service:
+            yield service
 
 
 @pytest.fixture(scope="module")
@@ -101,7 +105,7 @@ def _call(
     case.validate_response(response, checks=CHECKS, excluded_checks=list(excluded))
 
 
-@schema.parametrize()
+@everything.parametrize()
 @few
 def test_whatever_is_drawn(case: Case, fuzzed: Service) -> None:
     _call(case, fuzzed)

@@ -11,9 +11,9 @@ from jsonschema import Draft202012Validator  # type: ignore[import-untyped]
 from openapi_spec_validator import validate
 
 from api.app import all_routes
-from api.openapi import document, to_yaml
-from api.routing import Route
-from api.security import Role
+from api.http.openapi import document, to_yaml
+from api.http.routing import Route
+from api.http.security import Role
 
 COMMITTED = Path(__file__).parents[2] / "openapi.yaml"
 

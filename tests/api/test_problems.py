@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
-from api.problems import CODES
+from api.http.problems import CODES
 from broker.core.errors import BrokerError, FlowGone, Unavailable
 from tests.api.conftest import AS_FLOW
 from tests.api.scripted import ScriptedBroker
@@ -234,7 +234,7 @@ def test_a_flow_that_has_left_says_why(http: httpx.Client, broker: ScriptedBroke
     async def gone(*_: object) -> None:
         raise FlowGone("f-1", "lease_expired")
 
-    broker.answers["heartbeat"] = gone
+    broker.answers["flows.heartbeat"] = gone
     response = http.post("/queues/flights/flows/f-1/heartbeat", headers=AS_FLOW)
     assert problem(response, 410, "flow_gone")["reason"] == "lease_expired"
 
@@ -243,7 +243,7 @@ def test_without_a_database(http: httpx.Client, broker: ScriptedBroker) -> None:
     async def away(*_: object) -> None:
         raise Unavailable("The service cannot reach its database.", retry_after_seconds=2)
 
-    broker.answers["queue"] = away
+    broker.answers["queues.get"] = away
     response = http.get("/queues/flights")
     problem(response, 503, "unavailable")
     assert response.headers["retry-after"] == "2"
@@ -255,7 +255,7 @@ def test_a_defect_says_nothing_of_the_inside(
     async def broken(*_: object) -> None:
         raise RuntimeError("password=hunter2")
 
-    broker.answers["queue"] = broken
+    broker.answers["queues.get"] = broken
     response = http.get("/queues/flights")
     document = problem(response, 500, "internal")
     assert "hunter2" not in response.text

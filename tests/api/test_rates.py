@@ -13,8 +13,8 @@ import pytest
 from prometheus_client import CollectorRegistry
 from starlette.types import Message, Receive, Scope, Send
 
-from api.limits import RequestLimits
-from api.rates import MOST_AT_WORK, Bucket, LimitWork, Rates
+from api.http.limits import RequestLimits
+from api.http.rates import MOST_AT_WORK, Bucket, LimitWork, Rates
 from broker.service import Broker
 from counterpoise.client import Client
 from counterpoise.errors import TooManyRequests

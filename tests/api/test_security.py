@@ -4,8 +4,8 @@ import httpx
 import pytest
 
 from api.app import all_routes, create_app
-from api.routing import Route
-from api.security import Requirement, Role, is_loopback
+from api.http.routing import Route
+from api.http.security import Requirement, Role, is_loopback
 from broker.core.errors import FlowGone
 from broker.settings import Settings, load
 from tests.api.conftest import AS_FLOW
@@ -83,14 +83,14 @@ def test_who_drains_is_told_to_the_broker(http: httpx.Client, broker: ScriptedBr
     for headers, by_flow in (({}, False), (AS_FLOW, True)):
         broker.calls.clear()
         http.post("/queues/flights/flows/f-1/drain", headers=headers)
-        assert ("drain", ("flights", "f-1", None, by_flow)) in broker.calls
+        assert ("flows.drain", ("flights", "f-1", None, by_flow)) in broker.calls
 
 
 def test_a_repeated_unbind_is_harmless(http: httpx.Client, broker: ScriptedBroker) -> None:
     async def gone(*_: object) -> None:
         raise FlowGone("f-1", "unbound")
 
-    broker.answers["authenticate"] = gone
+    broker.answers["flows.authenticate"] = gone
     path = "/queues/flights/flows/f-1"
     assert http.delete(path, headers=AS_FLOW).status_code == 204
     problem(http.post(f"{path}/drain", headers=AS_FLOW), 410, "flow_gone")

@@ -9,8 +9,8 @@ from typing import Any
 import httpx
 import pytest
 
-from api.streams import EventStream, OpenCalls, event
-from broker import views
+from api.http.streams import EventStream, OpenCalls, event
+from broker.calls import views
 from broker.core.errors import FlowGone
 from broker.settings import load
 from tests.api.conftest import AS_FLOW
@@ -39,7 +39,7 @@ def test_a_long_poll_answers_the_view(http: httpx.Client, broker: ScriptedBroker
     async def view(*_: object) -> views.UpdateView:
         return update(9)
 
-    broker.answers["wait_update"] = view
+    broker.answers["updates.wait"] = view
     response = http.get(f"{UPDATES}?after=8&wait=30", headers=AS_FLOW)
     assert response.json() == {
         "queue": "flights",
@@ -60,14 +60,14 @@ def test_a_long_poll_answers_the_view(http: httpx.Client, broker: ScriptedBroker
             {"partition": 1, "epoch": 4, "state": "warming", "position": None},
         ],
     }
-    assert broker.calls == [("wait_update", ("flights", "f-1", 8, 30.0))]
+    assert broker.calls == [("updates.wait", ("flights", "f-1", 8, 30.0))]
 
 
 def test_a_long_poll_with_nothing_new(http: httpx.Client, broker: ScriptedBroker) -> None:
     response = http.get(f"{UPDATES}?after=9&wait=0.05", headers=AS_FLOW)
     assert response.status_code == 204
     assert not response.content
-    assert broker.calls == [("wait_update", ("flights", "f-1", 9, 0.05))]
+    assert broker.calls == [("updates.wait", ("flights", "f-1", 9, 0.05))]
 
 
 def test_a_stream_tells_the_view_under_its_revision(
@@ -86,7 +86,7 @@ def test_a_stream_resumes(http: httpx.Client, broker: ScriptedBroker) -> None:
         broker.reset()
         with http.stream("GET", f"{UPDATES}?after=2", headers=headers) as response:
             next(events(response))
-        assert broker.calls == [("watch", ("flights", "f-1", after))]
+        assert broker.calls == [("updates.watch", ("flights", "f-1", after))]
 
 
 @pytest.mark.parametrize("last", ["", "x", "-1", "1.5", str(2**63)])
@@ -122,7 +122,7 @@ def test_changes_of_a_queue(http: httpx.Client, broker: ScriptedBroker) -> None:
             {"type": "revoked", "partition": 0, "deadline": "2026-11-20T10:00:03.250Z", "n": 1.5}
         ],
     }
-    assert ("events", ("flights", 6)) in broker.calls
+    assert ("monitoring.events", ("flights", 6)) in broker.calls
 
 
 def test_changes_of_an_unknown_queue_are_no_stream(http: httpx.Client) -> None:

@@ -5,6 +5,7 @@ function or under TYPE_CHECKING counts too.
 """
 
 import ast
+import functools
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -27,11 +28,14 @@ def imports_of(source: str) -> Iterator[str]:
             yield from (f"{base}.{alias.name}" for alias in node.names)
 
 
-def imports_under(directory: str) -> Iterator[tuple[str, str]]:
+@functools.cache
+def imports_under(directory: str) -> list[tuple[str, str]]:
     """(file, imported dotted name) for every module below `directory`."""
-    for path in sorted((ROOT / directory).rglob("*.py")):
-        for name in imports_of(path.read_text("utf-8")):
-            yield str(path.relative_to(ROOT)), name
+    return [
+        (str(path.relative_to(ROOT)), name)
+        for path in sorted((ROOT / directory).rglob("*.py"))
+        for name in imports_of(path.read_text("utf-8"))
+    ]
 
 
 def within(name: str, package: str) -> bool:
@@ -70,6 +74,31 @@ def test_core_is_pure(module: str) -> None:
 def test_imports_run_one_way(importer: str, forbidden: str) -> None:
     assert not [
         f"{path}: {name}" for path, name in imports_under(importer) if within(name, forbidden)
+    ]
+
+
+ROOMS = {
+    "broker": ("core", "store", "logs", "mailbox", "calls"),
+    "api": ("schemas", "http", "routes"),
+}
+
+
+@pytest.mark.parametrize("package", ROOMS)
+def test_a_room_imports_only_rooms_below_it(package: str) -> None:
+    upwards = [
+        f"{path}: {name}"
+        for floor, room in enumerate(ROOMS[package])
+        for path, name in imports_under(f"{package}/{room}")
+        if any(within(name, f"{package}.{above}") for above in ROOMS[package][floor + 1 :])
+    ]
+    assert not upwards
+
+
+def test_the_room_of_the_database_needs_no_other() -> None:
+    assert not [
+        f"{path}: {name}"
+        for path, name in imports_under("broker/postgres")
+        if within(name, "broker") and name != "broker" and not within(name, "broker.postgres")
     ]
 
 

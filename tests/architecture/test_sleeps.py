@@ -2,7 +2,7 @@
 
 Who sleeps guesses how long a machine takes, and is wrong where one stalls. So all real sleeps of
 the tests are in these functions, each for a reason. Virtual time may be slept through anywhere: by
-tests in modules that import `virtual` (tests/broker/shell.py), and in the simulation.
+tests in modules that import `virtual` (tests/world/loop.py), and in the simulation.
 """
 
 import ast
@@ -12,8 +12,8 @@ from pathlib import Path
 
 TESTS = Path(__file__).resolve().parents[1]
 
-# Whole directories: one in virtual time, one that lets faults last for as long as it draws.
-APART = ("faults", "simulation")
+# Whole directories: two in virtual time, one that lets faults last for as long as it draws.
+APART = ("faults", "simulation", "world")
 
 POLL = "a poll with a limit, of what tells nobody"
 DOUBLE = "stands for something that takes time"
@@ -30,7 +30,6 @@ ALLOWED = {
     "broker/processes/test_two_services.py: test_services_that_are_frozen_expire_nobody": LASTS,
     "broker/processes/test_two_services.py:"
     " test_services_that_are_killed_one_after_the_other": LASTS,
-    "broker/shell.py: LoopAlarms.every.again": "virtual time: it is the alarms' there",
     "broker/store/support.py: PostgresGround.until_waiting": POLL,
     "broker/store/test_commits.py: test_a_wait_for_a_lock_makes_a_commit_late": POLL,
     "broker/store/test_constraints.py: test_positions_and_leases_touch_no_index": POLL,
@@ -48,7 +47,7 @@ ALLOWED = {
     "counterpoise/spark/application.py: Sink.wait_if": "a file is all that reaches its process",
     "counterpoise/spark/application.py: until": POLL,
     "counterpoise/spark/sink/application.py: wait_if": "a file is all that reaches its process",
-    "counterpoise/spark/test_consumption.py: FlowDouble.wait": DOUBLE,
+    "counterpoise/spark/run/test_consumption.py: FlowDouble.wait": DOUBLE,
     "log_support.py: until": POLL,
     "service.py: eventually": POLL,
     "service.py: running": POLL,
@@ -80,7 +79,7 @@ def is_called(parent: ast.AST, function: ast.AST) -> bool:
 def in_virtual_time(tree: ast.Module) -> bool:
     return any(
         isinstance(node, ast.ImportFrom)
-        and node.module == "tests.broker.shell"
+        and node.module == "tests.world.loop"
         and "virtual" in {name.name for name in node.names}
         for node in tree.body
     )

@@ -14,7 +14,7 @@ import pytest
 
 from tests.architecture.test_repository import ROOT, tracked_files
 
-pytestmark = [pytest.mark.long, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.long, pytest.mark.timeout(900), pytest.mark.xdist_group("wheels")]
 
 CONSUMERS = frozenset({"counterpoise"})
 SERVICE = frozenset({"api", "broker", "migrations"})

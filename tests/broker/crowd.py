@@ -1,156 +1,59 @@
-"""Consumers that come, work, go and fall silent, and a checker that knows the rules, not the code.
+"""Consumers over HTTP that come, work, go and fall silent, and what they write down of it.
 
-The same crowd tries replicas in virtual time (`FacadeDoor`) and service processes over HTTP
-(`HttpDoor`). Every call goes through a door chosen at random, so whatever one replica told must
-hold at the others. The checker looks only at answers: what was acknowledged before a call began,
-the call's answer must know.
+Every call goes to a service chosen at random, so whatever one replica told must hold at the others.
+What was asked and told is a journal, which `tests.judge` judges: what was acknowledged before a
+call was sent, the call's answer must know. In virtual time the simulation plays more than this.
 """
 
 from __future__ import annotations
 
 import asyncio
+import itertools
 import random
+import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
-import broker.core.errors as broker_errors
-from broker import views
-from counterpoise import errors as client_errors
-from counterpoise import wire
 from counterpoise.client import AsyncClient
-from tests.broker.shell import Service
-
-AGAIN = (broker_errors.Unavailable, client_errors.ServiceUnavailable)
-GONE = (broker_errors.FlowGone, client_errors.FlowGone)
-
-
-class Door(Protocol):
-    """A way to one replica."""
-
-    async def bind(self, who: str, instance: str, lease: float, warmup: bool) -> Any: ...
-    async def unbind(self, flow_id: str, token: str) -> Any: ...
-    async def poll(self, flow_id: str, token: str, after: int, wait: float) -> Any: ...
-    async def commit(self, flow_id: str, token: str, seq: int, items: Sequence[Any]) -> Any: ...
-    async def release(self, flow_id: str, token: str, seq: int, items: Sequence[Any]) -> Any: ...
-    async def ready(self, flow_id: str, token: str, items: Sequence[Any]) -> Any: ...
-    async def drain(self, flow_id: str, token: str) -> Any: ...
+from counterpoise.errors import FlowGone, ServiceUnavailable
+from counterpoise.wire import CommitItem, ReadyItem, ReleaseItem
+from tests.judge.journal import Asked, Done, Entry, Line, Told
+from tests.judge.judge import Verdict, judge
 
 
-class FacadeDoor:
-    """Straight into a replica's facade."""
+class Notes:
+    """The journal of a crowd, in memory."""
 
-    def __init__(self, service: Service, queue: str) -> None:
-        self.service, self.queue = service, queue
+    def __init__(self) -> None:
+        self.lines: list[Line] = []
+        self.gone: Counter[str] = Counter()
+        self._calls = itertools.count(1)
 
-    async def bind(self, who: str, instance: str, lease: float, warmup: bool) -> Any:
-        return await self.service.bind(self.queue, who, instance, lease, warmup)
+    def write(self, entry: Entry) -> None:
+        self.lines.append(Line(time.monotonic(), entry))
 
-    async def unbind(self, flow_id: str, token: str) -> Any:
-        with suppress(broker_errors.FlowGone):  # Repeating it is no error, as over HTTP.
-            await self._known(flow_id, token)
-        return await self.service.unbind(self.queue, flow_id)
+    def asked(self) -> int:
+        """A call is sent; its number."""
+        call = next(self._calls)
+        self.write(Asked(call))
+        return call
 
-    async def poll(self, flow_id: str, token: str, after: int, wait: float) -> Any:
-        await self._known(flow_id, token)
-        return await self.service.wait_update(self.queue, flow_id, after, wait)
-
-    async def commit(self, flow_id: str, token: str, seq: int, items: Sequence[Any]) -> Any:
-        await self._known(flow_id, token)
-        given = [views.CommitItem(*item) for item in items]
-        return await self.service.commit(self.queue, flow_id, seq, given)
-
-    async def release(self, flow_id: str, token: str, seq: int, items: Sequence[Any]) -> Any:
-        await self._known(flow_id, token)
-        given = [views.ReleaseItem(*item) for item in items]
-        return await self.service.release(self.queue, flow_id, seq, given)
-
-    async def ready(self, flow_id: str, token: str, items: Sequence[Any]) -> Any:
-        await self._known(flow_id, token)
-        given = [views.ReadyItem(*item) for item in items]
-        return await self.service.ready(self.queue, flow_id, given)
-
-    async def drain(self, flow_id: str, token: str) -> Any:
-        await self._known(flow_id, token)
-        return await self.service.drain(self.queue, flow_id, None)
-
-    async def _known(self, flow_id: str, token: str) -> None:
-        await self.service.authenticate(self.queue, flow_id, token)
-
-
-class HttpDoor:
-    """Over HTTP, as consumers come."""
-
-    def __init__(self, client: AsyncClient, queue: str) -> None:
-        self.client, self.queue = client, queue
-
-    async def bind(self, who: str, instance: str, lease: float, warmup: bool) -> Any:
-        return await self.client.bind(self.queue, who, instance, lease, warmup)
-
-    async def unbind(self, flow_id: str, token: str) -> Any:
-        return await self.client.unbind(self.queue, flow_id, token)
-
-    async def poll(self, flow_id: str, token: str, after: int, wait: float) -> Any:
-        return await self.client.poll(self.queue, flow_id, token, after, wait)
-
-    async def commit(self, flow_id: str, token: str, seq: int, items: Sequence[Any]) -> Any:
-        given = [wire.CommitItem(*item) for item in items]
-        return await self.client.commit(self.queue, flow_id, token, given, seq)
-
-    async def release(self, flow_id: str, token: str, seq: int, items: Sequence[Any]) -> Any:
-        given = [wire.ReleaseItem(*item) for item in items]
-        return await self.client.release(self.queue, flow_id, token, given, seq)
-
-    async def ready(self, flow_id: str, token: str, items: Sequence[Any]) -> Any:
-        given = [wire.ReadyItem(*item) for item in items]
-        return await self.client.ready(self.queue, flow_id, token, given)
-
-    async def drain(self, flow_id: str, token: str) -> Any:
-        return await self.client.drain(self.queue, flow_id, token)
-
-
-@dataclass
-class Checker:
-    """What the answers have said so far, and whether it fits together."""
-
-    owners: dict[tuple[int, int], str] = field(default_factory=dict)
-    acknowledged: dict[int, tuple[int, int]] = field(default_factory=dict)
-    epochs: dict[int, int] = field(default_factory=dict)
-    outcomes: Counter[str] = field(default_factory=Counter)
-    gone: Counter[str] = field(default_factory=Counter)
-
-    def known(self) -> tuple[dict[int, tuple[int, int]], dict[int, int]]:
-        """What a call that begins now must know."""
-        return dict(self.acknowledged), dict(self.epochs)
-
-    def saw(self, flow_id: str, view: Any, known: Any) -> None:
-        """A flow was told its view, by a call that began when this was known."""
-        acknowledged, epochs = known
+    def told(self, call: int, flow_id: str, view: Any) -> None:
+        """A call's answer told a flow its view."""
         for seen in view.partitions:
-            number, epoch, position = seen.partition, seen.epoch, int(seen.position or 0)
-            what = f"partition {number} epoch {epoch} at {position}, told {flow_id}"
-            if seen.state != "warming":
-                owner = self.owners.setdefault((number, epoch), flow_id)
-                assert owner == flow_id, f"{what}: {owner} owns it in this epoch"
-            assert epoch >= epochs.get(number, 0), f"{what}: epoch {epochs[number]} was told before"
-            since, reached = acknowledged.get(number, (0, 0))
-            assert position >= reached, f"{what}: {reached} was acknowledged in epoch {since}"
-            self.epochs[number] = max(self.epochs.get(number, 0), epoch)
+            position = int(seen.position or 0)
+            self.write(Told(call, flow_id, seen.partition, seen.epoch, seen.state, position))
 
-    def acted(self, what: str, items: Sequence[Any], results: Any, known: Any) -> None:
+    def done(self, call: int, what: str, items: Sequence[Any], results: Any) -> None:
         """A flow's commit or release was answered."""
-        _, epochs = known
-        for (number, epoch, *position), result in zip(items, results, strict=True):
-            self.outcomes[f"{what} {result.outcome}"] += 1
-            if result.outcome != "ok" or not position:
-                continue
-            if what == "commit":
-                stale = epoch < epochs.get(number, 0)
-                assert not stale, f"a commit to {number} in epoch {epoch} after {epochs[number]}"
-            reached = (epoch, int(position[0]))
-            self.acknowledged[number] = max(self.acknowledged.get(number, (0, 0)), reached)
+        for item, result in zip(items, results, strict=True):
+            position = None if item.position is None else int(item.position)
+            where = (item.partition, item.epoch, position)
+            self.write(Done(call, what, *where, result.outcome))
+
+    def verdict(self) -> Verdict:
+        return judge(self.lines, None, 0.0)
 
 
 class Consumer:
@@ -159,14 +62,14 @@ class Consumer:
     def __init__(
         self,
         who: str,
-        doors: Sequence[Door],
-        checker: Checker,
+        crowd: Crowd,
         rng: random.Random,
         *,
         lease: float,
         warmup: bool = False,
     ) -> None:
-        self.who, self.doors, self.checker, self.rng = who, doors, checker, rng
+        self.who, self.rng = who, rng
+        self.queue, self.clients, self.notes = crowd.queue, crowd.clients, crowd.notes
         self.lease, self.warmup = lease, warmup
         self.flow_id, self.token = "", ""
         self.seq = 0
@@ -181,97 +84,100 @@ class Consumer:
     async def live(self) -> None:
         """Until it leaves or falls silent."""
         while not (self.leaving or self.silent):
-            known = self.checker.known()
+            call = self.notes.asked()
             bound = await self._call(
-                lambda door: door.bind(self.who, f"i-{self.who}", self.lease, self.warmup)
+                lambda client: client.bind(
+                    self.queue, self.who, f"i-{self.who}", self.lease, self.warmup
+                )
             )
             self.flow_id, self.token = bound.flow_id, bound.flow_token
-            self.checker.saw(self.flow_id, bound.update, known)
+            self.notes.told(call, self.flow_id, bound.update)
             self.view = bound.update
             try:
                 await self._follow()
-            except GONE as error:
-                self.checker.gone[str(error.reason)] += 1
+            except FlowGone as error:
+                self.notes.gone[str(error.reason)] += 1
         if self.leaving and not self.silent:
-            await self._call(lambda door: door.unbind(self.flow_id, self.token))
+            await self._call(lambda client: client.unbind(self.queue, self.flow_id, self.token))
 
     async def _follow(self) -> None:
         while not (self.leaving or self.silent):
             await self._work(self.view)
-            after, known = self.view.revision, self.checker.known()
+            after, call = self.view.revision, self.notes.asked()
             wait = self.rng.choice([0.1, 0.3, 1.0])
-            view = await self._call(
-                lambda door, after=after, wait=wait: door.poll(  # type: ignore[misc]
-                    self.flow_id, self.token, after, wait
-                )
-            )
-            self._told(view, known)
+            view = await self._flow_call("poll", after, wait)
+            self._told(call, view)
             if self.view.draining and not self.view.active:
                 self.leaving = True
 
-    def _told(self, view: Any, known: Any) -> None:
+    def _told(self, call: int, view: Any) -> None:
         if view is not None:
-            self.checker.saw(self.flow_id, view, known)
+            self.notes.told(call, self.flow_id, view)
             if view.revision >= self.view.revision:
                 self.view = view
 
     async def _work(self, view: Any) -> None:
-        commits: list[Any] = []
-        releases: list[Any] = []
-        warm: list[Any] = []
+        commits: list[CommitItem] = []
+        releases: list[ReleaseItem] = []
+        warm: list[ReadyItem] = []
         for seen in view.partitions:
             key = (seen.partition, seen.epoch)
             reached = self.at[key] = max(self.at.get(key, 0), int(seen.position or 0))
             luck = self.rng.random()
             if seen.state == "warming":
                 if luck < 0.7:
-                    warm.append(key)
+                    warm.append(ReadyItem(*key))
             elif seen.state == "revoking" and luck < 0.6:
-                releases.append((*key, str(reached + 1)))
+                releases.append(ReleaseItem(*key, str(reached + 1)))
             elif seen.state == "retiring" and luck < 0.6:
-                releases.append((*key, str(reached + 1), True))
+                releases.append(ReleaseItem(*key, str(reached + 1), True))
             elif luck < 0.3:
-                commits.append((*key, str(reached + 1)))
+                commits.append(CommitItem(*key, str(reached + 1)))
         if commits:
             await self._act("commit", commits)
         if releases:
             await self._act("release", releases)
         if warm:
-            await self._call(lambda door: door.ready(self.flow_id, self.token, warm))
+            await self._flow_call("ready", warm)
 
-    async def _act(self, what: str, items: list[Any]) -> None:
+    async def _act(self, what: str, items: Sequence[Any]) -> None:
         self.seq += 1
-        seq, known = self.seq, self.checker.known()
-        answer = await self._call(
-            lambda door: getattr(door, what)(self.flow_id, self.token, seq, items)
-        )
-        self.checker.acted(what, [item[:3] for item in items], answer.results, known)
-        for number, epoch, position, *_ in items:
-            self.at[number, epoch] = int(position)
-        self._told(answer.update, known)
+        call = self.notes.asked()
+        answer = await self._flow_call(what, items, self.seq)
+        self.notes.done(call, what, items, answer.results)
+        for item in items:
+            self.at[item.partition, item.epoch] = int(item.position)
+        self._told(call, answer.update)
 
     async def drain(self) -> None:
         """Leaves in order: hands over all it owns first."""
         try:
-            await self._call(lambda door: door.drain(self.flow_id, self.token))
-        except GONE as error:
-            self.checker.gone[str(error.reason)] += 1
+            await self._flow_call("drain")
+        except FlowGone as error:
+            self.notes.gone[str(error.reason)] += 1
 
-    async def _call(self, call: Callable[[Any], Awaitable[Any]]) -> Any:
-        """Through any door, again and again until one answers."""
+    async def _flow_call(self, method: str, *arguments: Any) -> Any:
+        return await self._call(
+            lambda client: getattr(client, method)(self.queue, self.flow_id, self.token, *arguments)
+        )
+
+    async def _call(self, call: Callable[[AsyncClient], Awaitable[Any]]) -> Any:
+        """To any service, again and again until one answers."""
         while True:
             try:
-                return await call(self.rng.choice(self.doors))
-            except AGAIN:
+                return await call(self.rng.choice(self.clients))
+            except ServiceUnavailable:
                 await asyncio.sleep(0.05 + 0.2 * self.rng.random())
 
 
 class Crowd:
     """Consumers by name."""
 
-    def __init__(self, doors: Sequence[Door], rng: random.Random, *, lease: float = 10.0) -> None:
-        self.doors, self.rng, self.lease = doors, rng, lease
-        self.checker = Checker()
+    def __init__(
+        self, clients: Sequence[AsyncClient], queue: str, rng: random.Random, *, lease: float = 10.0
+    ) -> None:
+        self.clients, self.queue, self.rng, self.lease = clients, queue, rng, lease
+        self.notes = Notes()
         self.consumers: list[Consumer] = []
         self.past: list[Consumer] = []
         self.count = 0
@@ -280,8 +186,7 @@ class Crowd:
         self.count += 1
         consumer = Consumer(
             f"c{self.count}",
-            self.doors,
-            self.checker,
+            self,
             random.Random(self.rng.random()),
             lease=self.lease if lease is None else lease,
             warmup=self.rng.random() < 0.3 if warmup is None else warmup,
@@ -344,3 +249,10 @@ class Crowd:
             return_exceptions=True,
         )
         self.check()
+        self.verdict()
+
+    def verdict(self) -> Verdict:
+        """What the judge says; every promise was kept."""
+        verdict = self.notes.verdict()
+        assert verdict.kept, verdict.examples()
+        return verdict

@@ -1,145 +1,32 @@
-"""The shell of the broker under a clock that tests move: replicas on one database in memory.
-
-`@virtual` runs an async test on an event loop whose time passes only when nothing else is left to
-do, and then at once: a test that waits an hour takes a millisecond, alarms and timeouts come in
-their order, and a wait for something that will never happen fails at once instead of hanging.
+"""The shell of the broker in a virtual world: replicas on one database in memory.
 
 A `World` has the database and the replicas. Each replica's `Net` is what is between it and the
-database: it can be slow, lose calls or answers, hold calls until told, and notifications can be
-kept from arriving.
+database: it can lose calls or answers and hold calls until told, and notifications can be kept from
+arriving. Tests run under `tests.world.loop.virtual`.
 """
 
 from __future__ import annotations
 
 import asyncio
-import functools
 import itertools
-import selectors
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Mapping
+from collections.abc import Awaitable, Callable
 from typing import Any
 
-from broker import views
-from broker.core.errors import BrokerError
+from broker.calls import views
+from broker.calls.facade import Calls
 from broker.core.queue import Queue
-from broker.flow_calls import FlowCalls
-from broker.logs import Owner
-from broker.queue_calls import QueueCalls
 from broker.replica import Replica
-from broker.store.memory import Fault, MemoryDatabase, MemoryStore
-from broker.store.rows import flow_values, partition_values, queue_values
-
-EPOCH = 1_700_000_000.0
-# No test plays longer than this, in seconds: it waits for what will never happen.
-LONGEST = 50_000.0
-
-
-class Stuck(RuntimeError):
-    """Everybody waits, and nothing will ever happen."""
+from broker.store.memory import Fault
+from tests.world.alarms import Alarms
+from tests.world.log import Logs
+from tests.world.loop import running, settle
+from tests.world.process import Process
+from tests.world.store import Database, Store, Way, picture
 
 
-class _Selector(selectors.DefaultSelector):
-    """Lets the loop's time pass instead of waiting."""
-
-    loop: VirtualLoop
-
-    def select(self, timeout: float | None = None) -> Any:
-        ready = super().select(0)
-        if not ready:
-            if timeout is None or self.loop.passed > self.loop.longest:
-                # What is cancelled now gets as long again to end.
-                self.loop.longest += LONGEST
-                raise Stuck
-            self.loop.passed += timeout
-        return ready
-
-
-class VirtualLoop(asyncio.SelectorEventLoop):
-    """An event loop with a time of its own."""
-
-    def __init__(self) -> None:
-        self.passed = 0.0
-        self.longest = LONGEST
-        selector = _Selector()
-        selector.loop = self
-        super().__init__(selector)
-
-    def time(self) -> float:
-        return self.passed
-
-
-def virtual(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
-    """Runs an async test in virtual time."""
-
-    @functools.wraps(test)
-    def run(*args: Any, **kwargs: Any) -> None:
-        with asyncio.Runner(loop_factory=VirtualLoop) as runner:
-            runner.run(test(*args, **kwargs))
-
-    return run
-
-
-def freeze(seconds: float) -> None:
-    """Nobody runs for so long: all processes are frozen, the database's clock goes on."""
-    loop = asyncio.get_running_loop()
-    assert isinstance(loop, VirtualLoop)
-    loop.passed += seconds
-
-
-async def settle(rounds: int = 200) -> None:
-    """Lets everybody run who can, without any time passing."""
-    for _ in range(rounds):
-        await asyncio.sleep(0)
-
-
-class LoopAlarms:
-    """Alarms by the event loop's time. `on` False: they never ring, only the sweep comes."""
-
-    def __init__(self) -> None:
-        self.on = True
-        self.rung: Counter[str] = Counter()
-        self._handles: dict[str, asyncio.TimerHandle] = {}
-        self._tasks: list[asyncio.Task[None]] = []
-
-    def start(self) -> None:
-        """Nothing to do."""
-
-    def stop(self) -> None:
-        for handle in self._handles.values():
-            handle.cancel()
-        for task in self._tasks:
-            task.cancel()
-
-    def set(self, key: str, delay_seconds: float | None, callback: Callable[[], None]) -> None:
-        known = self._handles.pop(key, None)
-        if known is not None:
-            known.cancel()
-        if delay_seconds is not None and self.on:
-            loop = asyncio.get_running_loop()
-            self._handles[key] = loop.call_later(max(0.0, delay_seconds), self._ring, key, callback)
-
-    def _ring(self, key: str, callback: Callable[[], None]) -> None:
-        self._handles.pop(key, None)
-        self.rung[key] += 1
-        callback()
-
-    def every(
-        self, key: str, seconds: float, callback: Callable[[], Coroutine[Any, Any, None]]
-    ) -> None:
-        async def again() -> None:
-            while True:
-                await asyncio.sleep(seconds)
-                await callback()
-
-        self._tasks.append(asyncio.ensure_future(again()))
-
-    @property
-    def waiting(self) -> frozenset[str]:
-        return frozenset(self._handles)
-
-
-class Net:
-    """What is between a replica and the database; the hook of its store."""
+class Net(Way):
+    """What is between a replica and the database, as a test says."""
 
     def __init__(self) -> None:
         self.calls: Counter[str] = Counter()
@@ -163,7 +50,7 @@ class Net:
         """Waits until somebody waits at the gate."""
         await self.arrived[method].wait()
 
-    async def __call__(self, method: str) -> Fault | None:
+    async def there(self, method: str) -> Fault | None:
         self.calls[method] += 1
         gate = self.gates.get(method)
         if gate is not None and not gate.is_set():
@@ -179,84 +66,55 @@ class Net:
         return waiting.pop(0) if waiting else None
 
 
-class Store(MemoryStore):
-    """A replica's store. `deaf`: it hears of no other replica's changes."""
+class Shortcuts:
+    """The calls of a replica, under names of their own: tests make many."""
 
-    deaf = False
-
-    async def listen(self) -> AsyncIterator[Any]:
-        async for queue_ids in super().listen():
-            if not self.deaf:
-                yield queue_ids
-
-
-class House:
-    """Stands for `Loghouse`: remembers what it was told."""
-
-    def __init__(self) -> None:
-        self.told: list[tuple[Any, ...]] = []
-        self.error: BrokerError | None = None
-        self.topics: dict[str, int] = {}
-        self.ended: dict[int, str] = {}
-
-    async def access(self, log: str, purpose: str) -> None:
-        if self.error is not None:
-            raise self.error
-
-    async def make(self, *told: Any) -> None:
-        self.told.append(("make", *told))
-
-    async def resized(
-        self, log: str, owner: Owner, count: int, revision: int, gone: Iterable[int] = ()
-    ) -> None:
-        self.told.append(("resized", log, count, sorted(gone)))
-
-    async def drop(self, log: str, owner: Owner) -> None:
-        self.told.append(("drop", log))
-
-    async def partition_count(self, log: str) -> int:
-        """How many partitions a topic has."""
-        if self.error is not None:
-            raise self.error
-        return self.topics[log]
-
-    async def spans(self, log: str, positions: Mapping[int, Any]) -> Mapping[int, Any]:
-        """The log does not say where it ends."""
-        return {}
-
-    async def reached(self, log: str, partitions: Iterable[int]) -> Mapping[int, str]:
-        """Where these partitions end, as far as a test says it."""
-        return {number: self.ended[number] for number in partitions if number in self.ended}
-
-    async def keep(
-        self,
-        log: str,
-        owner: Owner,
-        count: int,
-        revision: int,
-        committed: Iterable[Mapping[int, Any]],
-    ) -> None:
-        self.told.append(("keep", log, count, list(committed)))
+    def __init__(self, replica: Replica, logs: Logs) -> None:
+        calls = Calls(replica, logs)
+        self.rows = calls.flows._rows
+        self.create_queue = calls.queues.create
+        self.queue = calls.queues.get
+        self.list_queues = calls.queues.list
+        self.change_queue = calls.queues.change
+        self.delete_queue = calls.queues.delete
+        self.rebalance_now = calls.queues.rebalance
+        self.rebalance_status = calls.monitoring.rebalance_status
+        self.rebalances = calls.monitoring.rebalances
+        self.partitions = calls.monitoring.partitions
+        self.flows = calls.monitoring.flows
+        self.events = calls.monitoring.events
+        self.set_positions = calls.logs.set_positions
+        self.log_access = calls.logs.access
+        self.keep_logs = calls.logs.maintain
+        self.bind = calls.flows.bind
+        self.authenticate = calls.flows.authenticate
+        self.heartbeat = calls.flows.heartbeat
+        self.commit = calls.flows.commit
+        self.release = calls.flows.release
+        self.ready = calls.flows.ready
+        self.drain = calls.flows.drain
+        self.unbind = calls.flows.unbind
+        self.update = calls.updates.get
+        self.wait_update = calls.updates.wait
+        self.watch = calls.updates.watch
 
 
-class Service(QueueCalls, FlowCalls):
+class Service(Shortcuts):
     """A replica of the service, with what tests look at."""
 
     def __init__(self, world: World) -> None:
         self.net = Net()
-        self.database = Store(world.database, hook=self.net)
-        self.alarms = LoopAlarms()
-        self.house = House()
-        loop = asyncio.get_running_loop()
-        # A replica's own clock has nothing to do with the database's.
-        origin = next(world.numbers) * 1000.0
+        self.process = Process(running(), origin_seconds=next(world.numbers) * 1000.0)
+        self.database = Store(world.database, self.process, self.net)
+        self.alarms = Alarms(self.process)
+        self.logs = Logs()
         self.replica = Replica(
             self.database,
             self.alarms,
             lambda: f"commit-{next(world.numbers)}",
-            lambda: loop.time() - origin,
+            self.process.now,
         )
-        super().__init__(self.replica, self.house)  # type: ignore[arg-type]
+        super().__init__(self.replica, self.logs)
 
     def memory(self, queue_id: str) -> Queue | None:
         """The queue as this replica has it in memory."""
@@ -278,11 +136,8 @@ class World:
     """A database and the replicas of a service on it."""
 
     def __init__(self) -> None:
-        loop = asyncio.get_running_loop()
         self.numbers = itertools.count(1)
-        # By how much the database's clock was set since.
-        self.clock_set_by = 0.0
-        self.database = MemoryDatabase(lambda: EPOCH + loop.time() + self.clock_set_by)
+        self.database = Database(running())
         self.services: list[Service] = []
 
     @property
@@ -317,15 +172,6 @@ class World:
             if memory is not None and memory.revision == stored.revision:
                 assert picture(memory) == picture(stored)
         return stored
-
-
-def picture(queue: Queue) -> Any:
-    """Everything there is of a queue, to be compared."""
-    return (
-        queue_values(queue, queue.next_deadline()),
-        sorted(flow_values(flow) for flow in queue.flows.values()),
-        [partition_values(queue, partition) for partition in queue.partitions],
-    )
 
 
 def spec(name: str = "orders", partitions: int = 4, **settings: Any) -> views.QueueSpec:

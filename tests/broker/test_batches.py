@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import pytest
 
 from broker.batches import Batcher
-from tests.broker.shell import settle, virtual
+from tests.world.loop import settle, virtual
 
 
 @virtual

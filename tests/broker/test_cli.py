@@ -12,8 +12,8 @@ import httpx
 import psycopg
 import pytest
 
-from broker.embedded import EmbeddedPostgres
 from broker.launch import Exit
+from broker.postgres.embedded import EmbeddedPostgres
 from tests.service import COUNTERPOISE, ServeProcess, eventually, listen
 
 UNREACHABLE = "postgresql://nobody:hunter2@127.0.0.1:1/nothing"

@@ -5,7 +5,7 @@ import asyncio
 from broker.clock import FRESH_SECONDS, StoreClock
 from broker.store.memory import MemoryDatabase, MemoryStore
 from broker.store.ports import Pulse
-from tests.broker.shell import virtual
+from tests.world.loop import virtual
 
 
 class Clocks:

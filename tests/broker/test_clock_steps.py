@@ -5,9 +5,10 @@ import asyncio
 
 import pytest
 
-from broker import views
+from broker.calls import views
 from broker.core.errors import FlowGone
-from tests.broker.shell import Service, World, freeze, settle, spec, virtual
+from tests.broker.shell import Service, World, spec
+from tests.world.loop import pass_time, settle, virtual
 
 HOUR = 3600.0
 
@@ -36,7 +37,7 @@ async def test_a_holddown_lasts_no_longer_though_the_clock_goes_back(replicas: i
     await one.create_queue(spec(rebalance_delay=5.0))
     first = await one.join("orders", "first", lease=60)
     await asyncio.sleep(2)
-    world.clock_set_by = -HOUR
+    world.database.clock_set_by = -HOUR
     await asyncio.sleep(2.9)
     assert status(world) == "Holddown"
     # What passed since the last stamp before the step is given back, as after an outage.
@@ -56,7 +57,7 @@ async def test_a_handoff_lasts_no_longer_though_the_clock_goes_back(replicas: in
     first = await one.join("orders", "first", lease=60)
     second = await one.join("orders", "second", lease=60)
     await asyncio.sleep(3)
-    world.clock_set_by = -HOUR
+    world.database.clock_set_by = -HOUR
     await asyncio.sleep(1.5)
     assert await deadlines(last) == [pytest.approx(world.now + 4, abs=1.1)] * 2
     # Who is told is told by the time as it is now.
@@ -80,7 +81,7 @@ async def test_a_dead_consumer_is_missed_though_the_clock_goes_back(replicas: in
     alive = await one.join("orders", "alive")
     await asyncio.sleep(5)
     await one.heartbeat("orders", alive)
-    world.clock_set_by = -HOUR
+    world.database.clock_set_by = -HOUR
     await one.heartbeat("orders", alive)
     await asyncio.sleep(6)
     await one.heartbeat("orders", alive)
@@ -100,7 +101,7 @@ async def test_a_drain_takes_no_longer_though_the_clock_goes_back() -> None:
     second = await one.join("orders", "second", lease=60, warmup=True)
     await one.drain("orders", first, 20.0)
     await asyncio.sleep(5)
-    world.clock_set_by = -HOUR
+    world.database.clock_set_by = -HOUR
     await asyncio.sleep(17.5)
     assert len(await one.view("orders", second)) == 4
     world.check("orders")
@@ -113,7 +114,7 @@ async def test_without_its_replica_a_queue_is_served_though_the_clock_goes_back(
     one, two = await served(world, 2)
     await one.create_queue(spec(rebalance_delay=5.0))
     await one.join("orders", "first", lease=60)
-    world.clock_set_by = -HOUR
+    world.database.clock_set_by = -HOUR
     world.kill(one)
     await asyncio.sleep(7)
     assert status(world) == "Ready"
@@ -134,7 +135,7 @@ async def test_who_has_not_looked_since_begins_nothing_that_lasts_an_hour(notice
     await one.replica.sweep()
     one.alarms.stop()
     two.alarms.stop()
-    world.clock_set_by = -HOUR
+    world.database.clock_set_by = -HOUR
     if noticed:
         await two.replica.sweep()
         await settle()
@@ -157,9 +158,9 @@ async def test_a_holddown_follows_a_step_that_another_outage_hides() -> None:
     await one.create_queue(spec(rebalance_delay=5.0))
     await one.join("orders", "first", lease=60)
     one.alarms.stop()
-    world.clock_set_by = -HOUR
+    world.database.clock_set_by = -HOUR
     await one.database.pulse()
-    freeze(10)
+    pass_time(10)
     await one.database.pulse()
     await one.replica.sweep()
     await settle()
@@ -177,12 +178,12 @@ async def test_a_turn_follows_no_step_that_came_after_it_asked_for_the_time() ->
     await one.join("orders", "second", lease=600, warmup=True)
     one.alarms.stop()
     two.alarms.stop()
-    freeze(100)
+    pass_time(100)
     await one.replica.clock.look(one.database)
     gate = one.net.hold("outages")
     joining = asyncio.ensure_future(one.join("orders", "third", lease=600, warmup=True))
     await one.net.met("outages")
-    world.clock_set_by = -HOUR
+    world.database.clock_set_by = -HOUR
     await two.database.pulse()
     gate.set()
     await joining
@@ -206,7 +207,7 @@ async def test_a_view_is_told_by_the_time_that_its_deadlines_are_by() -> None:
         await service.replica.sweep()
         service.alarms.stop()
     await one.update("orders", first)
-    world.clock_set_by = -HOUR
+    world.database.clock_set_by = -HOUR
     await two.replica.sweep()
     await settle()
     update = await one.update("orders", first)
@@ -224,7 +225,7 @@ async def test_an_owner_is_told_to_let_go_before_it_is_forced_though_the_clock_g
     gate = one.net.hold("commit")
     joining = asyncio.ensure_future(one.join("orders", "second", lease=60))
     await one.net.met("commit")
-    world.clock_set_by = -HOUR
+    world.database.clock_set_by = -HOUR
     await asyncio.sleep(6)
     gate.set()
     await joining
@@ -246,7 +247,7 @@ async def test_whoever_lives_keeps_what_it_has(seconds: float) -> None:
     await asyncio.sleep(3)
     for flow in (first, second):
         await one.heartbeat("orders", flow)
-    world.clock_set_by = seconds
+    world.database.clock_set_by = seconds
     await asyncio.sleep(2)
     for flow in (first, second):
         await two.heartbeat("orders", flow)
@@ -269,9 +270,9 @@ async def test_there_and_back_again_within_an_outage_is_an_outage() -> None:
     await one.join("orders", "first", lease=60)
     await one.join("orders", "second", lease=60)
     for by in (HOUR, 0.0):
-        world.clock_set_by = by
+        world.database.clock_set_by = by
         await asyncio.sleep(2.5)
-    freeze(100)
+    pass_time(100)
     await asyncio.sleep(1.5)
     assert [round(outage.seconds, -2) for outage in world.database.outages] == [3600, -3600, 100]
     found = await deadlines(one)

@@ -8,7 +8,7 @@ from typing import Any
 import orjson
 import pytest
 
-from broker import views
+from broker.calls import views
 from broker.coordinator import Coordinator
 from broker.core import commands as c
 from broker.core.draft import Decision
@@ -22,7 +22,9 @@ from broker.core.queue import Queue
 from broker.core.rebalancer import decide
 from broker.store.memory import Fault
 from broker.turns import Ask
-from tests.broker.shell import Service, World, picture, settle, spec, virtual
+from tests.broker.shell import Service, World, spec
+from tests.world.loop import settle, virtual
+from tests.world.store import picture
 
 
 async def waits(awaitable: Any) -> asyncio.Future[Any]:
@@ -478,7 +480,7 @@ class TestCatchingUp:
         for n in range(3):
             flow = await one.join("orders", str(n), lease=60)
         await asyncio.sleep(1)
-        await one._store.purge(0, world.now)
+        await one.replica.store.purge(0, world.now)
         with pytest.raises(Unavailable):
             await two.update("orders", flow)
         await two.update("orders", flow)

@@ -21,8 +21,10 @@ from urllib.parse import urlsplit
 import psycopg
 import pytest
 
-from broker import embedded, postgres_binaries
-from broker.embedded import (
+from broker.postgres import binaries as postgres_binaries
+from broker.postgres import embedded
+from broker.postgres.binaries import OURSELVES, account_for, find_binaries, installed_wheel
+from broker.postgres.embedded import (
     DataDirectoryInUse,
     DataDirectoryOfAnotherVersion,
     DataDirectoryUnwritable,
@@ -33,16 +35,18 @@ from broker.embedded import (
     PostgresNotRunnable,
     default_data_dir,
 )
-from broker.postgres_binaries import OURSELVES, account_for, find_binaries, installed_wheel
 from tests.processes import find
 from tests.service import eventually
 
 AS_ROOT = os.geteuid() == 0
 
+# A cluster is made once for all that start on one.
+pytestmark = pytest.mark.xdist_group("embedded")
+
 SERVICE = """
 import sys, time
 from pathlib import Path
-from broker.embedded import EmbeddedPostgres
+from broker.postgres.embedded import EmbeddedPostgres
 print(EmbeddedPostgres(Path(sys.argv[1])).start(), flush=True)
 time.sleep(600)
 """
@@ -84,6 +88,25 @@ def data_dir(tmp_path: Path) -> Path:
     return private / "data"
 
 
+@pytest.fixture(scope="module")
+def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A data directory whose Postgres was stopped cleanly, to be copied: making one is slow."""
+    directory = tmp_path_factory.mktemp("prepared") / "data"
+    with EmbeddedPostgres(directory, settings={"fsync": "off"}):
+        pass
+    # Each copy takes a port of its own.
+    (directory / "port").unlink()
+    return directory
+
+
+@pytest.fixture
+def made(prepared: Path, data_dir: Path) -> Path:
+    """A data directory in which a Postgres has run before."""
+    # With owners and modes: the cluster may belong to another user.
+    subprocess.run(["cp", "-a", prepared, data_dir], check=True)
+    return data_dir
+
+
 def test_it_serves_a_database_of_ours(data_dir: Path) -> None:
     with EmbeddedPostgres(data_dir) as url:
         parts = urlsplit(url)
@@ -102,8 +125,8 @@ def test_it_serves_a_database_of_ours(data_dir: Path) -> None:
     assert settings["unix_socket_directories"] == ""
 
 
-def test_a_restart_keeps_the_data_the_password_and_the_port(data_dir: Path) -> None:
-    postgres = EmbeddedPostgres(data_dir)
+def test_a_restart_keeps_the_data_the_password_and_the_port(made: Path) -> None:
+    postgres = EmbeddedPostgres(made)
     first = postgres.start()
     query(first, "CREATE TABLE kept AS SELECT 42 AS answer")
     postgres.stop()
@@ -115,25 +138,25 @@ def test_a_restart_keeps_the_data_the_password_and_the_port(data_dir: Path) -> N
         postgres.stop()
 
 
-def test_stop_is_clean(data_dir: Path) -> None:
-    postgres = EmbeddedPostgres(data_dir)
+def test_stop_is_clean(made: Path) -> None:
+    postgres = EmbeddedPostgres(made)
     url = postgres.start()
-    pid = server_pid(data_dir)
+    pid = server_pid(made)
     assert postgres.poll() is None
     with psycopg.connect(url):  # somebody who is still connected does not hold it up
         postgres.stop()
     assert postgres.poll() == 0
     assert find(pid) is None
-    assert not (data_dir / "postgres" / "postmaster.pid").exists()
-    assert "database system is shut down" in (data_dir / "postgres.log").read_text()
+    assert not (made / "postgres" / "postmaster.pid").exists()
+    assert "database system is shut down" in (made / "postgres.log").read_text()
     postgres.stop()  # once more does no harm
 
 
-def test_poll_tells_when_postgres_ended_by_itself(data_dir: Path) -> None:
-    postgres = EmbeddedPostgres(data_dir)
+def test_poll_tells_when_postgres_ended_by_itself(made: Path) -> None:
+    postgres = EmbeddedPostgres(made)
     postgres.start()
     try:
-        os.kill(server_pid(data_dir), signal.SIGINT)
+        os.kill(server_pid(made), signal.SIGINT)
         eventually(lambda: postgres.poll() is not None)
     finally:
         postgres.stop()
@@ -141,62 +164,62 @@ def test_poll_tells_when_postgres_ended_by_itself(data_dir: Path) -> None:
 
 @pytest.mark.parametrize("last_signal", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
 def test_postgres_ends_with_its_service_and_the_next_start_finds_the_data(
-    data_dir: Path, last_signal: signal.Signals
+    made: Path, last_signal: signal.Signals
 ) -> None:
-    with service(data_dir) as (process, url):
+    with service(made) as (process, url):
         query(url, "CREATE TABLE kept AS SELECT 42 AS answer")
-        pid = server_pid(data_dir)
+        pid = server_pid(made)
         process.send_signal(last_signal)
         process.wait(30)
         # At once: the next start waits by itself until the old Postgres is gone.
-        with EmbeddedPostgres(data_dir) as next_url:
+        with EmbeddedPostgres(made) as next_url:
             assert find(pid) is None
             assert query(next_url, "SELECT answer FROM kept") == [(42,)]
 
 
-def test_postgres_ends_with_a_killed_service_without_another_start(data_dir: Path) -> None:
-    with service(data_dir) as (process, _):
-        pid = server_pid(data_dir)
+def test_postgres_ends_with_a_killed_service_without_another_start(made: Path) -> None:
+    with service(made) as (process, _):
+        pid = server_pid(made)
         process.kill()
         process.wait(30)
         wait_until_gone(pid)
 
 
-def test_data_survives_when_postgres_itself_is_killed(data_dir: Path) -> None:
-    with service(data_dir) as (_, url):
+def test_data_survives_when_postgres_itself_is_killed(made: Path) -> None:
+    with service(made) as (_, url):
         query(url, "CREATE TABLE kept AS SELECT 42 AS answer")
-        os.kill(server_pid(data_dir), signal.SIGKILL)
-    with EmbeddedPostgres(data_dir) as url:
+        os.kill(server_pid(made), signal.SIGKILL)
+    with EmbeddedPostgres(made) as url:
         assert query(url, "SELECT answer FROM kept") == [(42,)]
 
 
-def test_a_second_service_on_the_directory_is_refused(data_dir: Path) -> None:
-    with service(data_dir) as (process, url):
+def test_a_second_service_on_the_directory_is_refused(made: Path) -> None:
+    with service(made) as (process, url):
         with pytest.raises(DataDirectoryInUse) as refusal:
-            EmbeddedPostgres(data_dir).start()
+            EmbeddedPostgres(made).start()
         assert str(process.pid) in str(refusal.value)
         assert "\n" not in str(refusal.value)
         assert query(url, "SELECT 1") == [(1,)]
 
 
-def test_a_postgres_that_outlives_its_service_is_waited_for(data_dir: Path) -> None:
-    with service(data_dir) as (process, _):
-        pid = server_pid(data_dir)
+def test_a_postgres_that_outlives_its_service_is_waited_for(made: Path) -> None:
+    with service(made) as (process, _):
+        pid = server_pid(made)
         os.kill(pid, signal.SIGSTOP)
         process.kill()
         process.wait(30)
         try:
             with pytest.raises(DataDirectoryInUse, match="earlier service"):
-                EmbeddedPostgres(data_dir, start_seconds=0.3).start()
+                EmbeddedPostgres(made, start_seconds=0.3).start()
         finally:
             os.kill(pid, signal.SIGCONT)
-        with EmbeddedPostgres(data_dir) as url:
+        with EmbeddedPostgres(made) as url:
             assert query(url, "SELECT 1") == [(1,)]
 
 
-def test_a_stale_pid_file_never_costs_an_innocent_process_its_life(data_dir: Path) -> None:
-    with EmbeddedPostgres(data_dir):
-        pid_file = data_dir / "postgres" / "postmaster.pid"
+def test_a_stale_pid_file_never_costs_an_innocent_process_its_life(made: Path) -> None:
+    with EmbeddedPostgres(made):
+        pid_file = made / "postgres" / "postmaster.pid"
         left_behind = pid_file.read_text().split("\n", 1)[1]
     # Of the same user, so that Postgres by itself would take it for a server and refuse to start.
     owner = pid_file.parent.stat()
@@ -205,7 +228,7 @@ def test_a_stale_pid_file_never_costs_an_innocent_process_its_life(data_dir: Pat
         pid_file.write_text(f"{innocent.pid}\n{left_behind}")
         os.chown(pid_file, owner.st_uid, owner.st_gid)
         pid_file.chmod(0o600)
-        with EmbeddedPostgres(data_dir) as url:
+        with EmbeddedPostgres(made) as url:
             assert query(url, "SELECT 1") == [(1,)]
         assert innocent.poll() is None
     finally:
@@ -228,8 +251,8 @@ def test_root_runs_it_as_nobody_and_opens_no_directory(data_dir: Path) -> None:
         assert directory.stat().st_uid == os.geteuid()
 
 
-def test_only_who_can_read_the_password_gets_in(data_dir: Path) -> None:
-    with EmbeddedPostgres(data_dir) as url:
+def test_only_who_can_read_the_password_gets_in(made: Path) -> None:
+    with EmbeddedPostgres(made) as url:
         password = urlsplit(url).password
         assert password
         for wrong in (url.replace(password, "x"), url.replace(f":{password}", "")):
@@ -237,35 +260,35 @@ def test_only_who_can_read_the_password_gets_in(data_dir: Path) -> None:
                 query(wrong, "SELECT 1")
         [(verifier,)] = query(url, "SELECT rolpassword FROM pg_authid WHERE rolcanlogin")
     assert verifier.startswith("SCRAM-SHA-256$")
-    file = data_dir / "password"
+    file = made / "password"
     assert file.read_text().strip() == password
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
     assert file.stat().st_uid == os.geteuid()
 
 
-def test_a_lost_password_is_replaced(data_dir: Path) -> None:
-    with EmbeddedPostgres(data_dir) as old:
+def test_a_lost_password_is_replaced(made: Path) -> None:
+    with EmbeddedPostgres(made) as old:
         query(old, "CREATE TABLE kept AS SELECT 42 AS answer")
-    (data_dir / "password").unlink()
-    with EmbeddedPostgres(data_dir) as new:
+    (made / "password").unlink()
+    with EmbeddedPostgres(made) as new:
         assert urlsplit(new).password != urlsplit(old).password
         assert query(new, "SELECT answer FROM kept") == [(42,)]
 
 
 def test_a_port_that_is_taken_meanwhile_is_exchanged(
-    data_dir: Path, monkeypatch: pytest.MonkeyPatch
+    made: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with EmbeddedPostgres(data_dir) as url:
+    with EmbeddedPostgres(made) as url:
         used = urlsplit(url).port
     with socket.create_server(("127.0.0.1", used or 0)):
-        with EmbeddedPostgres(data_dir) as url:
+        with EmbeddedPostgres(made) as url:
             assert urlsplit(url).port != used
         # Taken between the choice and Postgres: the choice is made blind the first time.
         choose, choices = embedded._free_port, iter([used or 0])
         monkeypatch.setattr(
             embedded, "_free_port", lambda wanted: next(choices, None) or choose(wanted)
         )
-        with EmbeddedPostgres(data_dir) as url:
+        with EmbeddedPostgres(made) as url:
             assert urlsplit(url).port != used
             assert query(url, "SELECT 1") == [(1,)]
 
@@ -278,14 +301,14 @@ def test_an_interrupted_first_start_leaves_nothing_half_made(data_dir: Path) -> 
     assert not (data_dir / "postgres.new").exists()
 
 
-def test_a_directory_of_another_version_is_refused(data_dir: Path) -> None:
-    with EmbeddedPostgres(data_dir):
+def test_a_directory_of_another_version_is_refused(made: Path) -> None:
+    with EmbeddedPostgres(made):
         pass
-    (data_dir / "postgres" / "PG_VERSION").write_text("11\n")
+    (made / "postgres" / "PG_VERSION").write_text("11\n")
     with pytest.raises(DataDirectoryOfAnotherVersion, match=r"made by Postgres 11.*this is"):
-        EmbeddedPostgres(data_dir).start()
-    (data_dir / "postgres" / "PG_VERSION").write_text("18\n")
-    with EmbeddedPostgres(data_dir) as url:  # a refusal keeps no lock
+        EmbeddedPostgres(made).start()
+    (made / "postgres" / "PG_VERSION").write_text("18\n")
+    with EmbeddedPostgres(made) as url:  # a refusal keeps no lock
         assert query(url, "SELECT 1") == [(1,)]
 
 
@@ -304,11 +327,11 @@ def test_a_directory_that_cannot_be_written_to_is_named(data_dir: Path) -> None:
         EmbeddedPostgres(data_dir).start()
 
 
-def test_what_postgres_said_is_in_the_error(data_dir: Path) -> None:
-    with EmbeddedPostgres(data_dir):
+def test_what_postgres_said_is_in_the_error(made: Path) -> None:
+    with EmbeddedPostgres(made):
         pass
     with pytest.raises(PostgresDidNotStart, match=r"no_such_setting.*postgres\.log"):
-        EmbeddedPostgres(data_dir, settings={"no_such_setting": "1"}).start()
+        EmbeddedPostgres(made, settings={"no_such_setting": "1"}).start()
 
 
 def test_it_is_started_from_the_main_thread_only(data_dir: Path) -> None:

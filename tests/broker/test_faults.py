@@ -7,10 +7,11 @@ from contextlib import suppress
 
 import pytest
 
-from broker import views
+from broker.calls import views
 from broker.core.errors import BrokerError, QueueExists, QueueNotFound, Unavailable
 from broker.store.memory import Fault
-from tests.broker.shell import Service, World, settle, spec, virtual
+from tests.broker.shell import Service, World, spec
+from tests.world.loop import settle, virtual
 
 Call = Callable[[Service, dict[str, str]], Awaitable[object]]
 

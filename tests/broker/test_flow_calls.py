@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from broker import views
+from broker.calls import views
 from broker.core.errors import (
     FlowGone,
     FlowNotFound,
@@ -15,7 +15,8 @@ from broker.core.errors import (
     Unavailable,
 )
 from broker.store.memory import Fault
-from tests.broker.shell import World, settle, spec, virtual
+from tests.broker.shell import World, spec
+from tests.world.loop import settle, virtual
 
 
 class TestFollowing:
@@ -193,8 +194,8 @@ class TestTokens:
         await one.create_queue(spec())
         bound = await one.bind("orders", "client", None, 10, False)
         for n in range(100_001):
-            one._remember(f"f{n}", "queue", b"")
-        assert len(one._tokens) <= 100_000
+            one.rows.remember(f"f{n}", "queue", b"")
+        assert len(one.rows._tokens) <= 100_000
         await one.authenticate("orders", bound.flow_id, bound.flow_token)
 
 
@@ -256,7 +257,7 @@ class TestWorking:
         world = World()
         one = await world.replica()
         await one.create_queue(spec())
-        one.house.error = Unavailable("the log's database is away")
+        one.logs.error = Unavailable("the log's database is away")
         with pytest.raises(Unavailable):
             await one.join("orders", "first")
         assert (await one.queue("orders")).flow_count == 0

@@ -4,9 +4,10 @@ import asyncio
 
 import pytest
 
-from broker import views
+from broker.calls import views
 from broker.core.errors import FlowGone, Unavailable
-from tests.broker.shell import Service, World, settle, spec, virtual
+from tests.broker.shell import Service, World, spec
+from tests.world.loop import settle, virtual
 
 
 async def two_queues() -> tuple[World, Service, str, str]:

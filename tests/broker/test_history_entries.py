@@ -1,8 +1,8 @@
 """Every grant outside of a rebalance has an entry of its own in the history."""
 
+from broker.calls.rendering import history
 from broker.core import commands as c
 from broker.core.records import Entry, RebalanceStarted
-from broker.rendering import history
 from broker.turns import Turn
 from tests.core.world import World
 

@@ -7,8 +7,8 @@ import psycopg
 import pytest
 from sqlalchemy.ext.asyncio import create_async_engine
 
-from broker.log_credentials import LogCredentials
-from broker.views import LogAccess
+from broker.logs.credentials import LogCredentials
+from broker.logs.ports import LogAccess
 from counterpoise.logs import AppendBatch, LogAccessRefused, Message
 from counterpoise.logs.postgres import PostgresLog
 from tests.log_support import append, log, log_url, migrate_log, texts, until
@@ -87,12 +87,13 @@ async def test_a_publisher_can_append_and_nothing_else(engine, log, log_url):
 
 async def test_neither_sees_what_else_is_in_the_database(engine, log_url):
     with psycopg.connect(log_url, autocommit=True) as connection:
-        connection.execute("CREATE TABLE control (flow_token text)")
+        connection.execute("CREATE TABLE public.another (flow_token text)")
     for purpose in ("read", "publish"):
         access = await given(LogCredentials(engine, log_url), purpose)
         with psycopg.connect(access.url, autocommit=True) as connection:
-            with pytest.raises(psycopg.errors.InsufficientPrivilege):
-                connection.execute("SELECT * FROM control")
+            for table in ("counterpoise.flows", "public.another"):
+                with pytest.raises(psycopg.errors.InsufficientPrivilege):
+                    connection.execute(f"SELECT * FROM {table}")
 
 
 async def test_a_thousand_binds_on_two_replicas_share_one_role(engine, log_url):

@@ -11,10 +11,12 @@ import pytest
 from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncEngine
 
-from broker import log_credentials, log_engine, logs
-from broker.log_credentials import LogCredentials
-from broker.log_engine import log_engine as make_engine
-from broker.logs import BuiltinLogs, Owner
+from broker.logs import builtin, credentials
+from broker.logs import engine as log_engine
+from broker.logs.builtin import BuiltinLogs
+from broker.logs.credentials import LogCredentials
+from broker.logs.engine import log_engine as make_engine
+from broker.logs.ports import LogDatabaseUnavailable, LogOwner
 from broker.service import Broker
 from tests.faults.proxy import Proxy
 from tests.log_support import log, log_url
@@ -31,8 +33,8 @@ def impatient() -> Iterator[None]:
     """Calls of the log are given up after a moment: only for those that are to be given up."""
     with pytest.MonkeyPatch.context() as patch:
         for name in ("CALL_SECONDS", "LONG_SECONDS", "SWEEP_SECONDS"):
-            patch.setattr(logs, name, 0.5)
-        patch.setattr(log_credentials, "GET_SECONDS", 0.5)
+            patch.setattr(builtin, name, 0.5)
+        patch.setattr(credentials, "GET_SECONDS", 0.5)
         yield
 
 
@@ -50,17 +52,17 @@ async def engine(door: Proxy) -> AsyncIterator[AsyncEngine]:
 
 
 CALLS: dict[str, Callable[[BuiltinLogs], Coroutine[Any, Any, object]]] = {
-    "credentials": lambda logs: logs.credentials("read"),
-    "ensure": lambda logs: logs.ensure("flights", 4),
-    "set_partition_count": lambda logs: logs.set_partition_count("flights", 5),
-    "discard": lambda logs: logs.discard("flights", [7]),
-    "drop": lambda logs: logs.drop("flights", Owner("first", 1.0)),
-    "trim": lambda logs: logs.trim("flights", {0: 1}),
+    "access": lambda logs: logs.access("read"),
+    "ensure": lambda logs: logs.ensure("builtin:flights", 4),
+    "set_partition_count": lambda logs: logs.set_partition_count("builtin:flights", 5),
+    "discard": lambda logs: logs.discard("builtin:flights", [7]),
+    "drop": lambda logs: logs.drop("builtin:flights", LogOwner("first", "flights", 1.0)),
+    "trim": lambda logs: logs.trim("builtin:flights", {0: "1"}),
     "sweep_dropped": lambda logs: logs.sweep_dropped(),
     "forget_publishers": lambda logs: logs.forget_publishers(1e9),
-    "partition_count": lambda logs: logs.partition_count("flights"),
-    "bounds": lambda logs: logs.bounds("flights"),
-    "position_at": lambda logs: logs.position_at("flights", 0.0),
+    "partition_count": lambda logs: logs.partition_count("builtin:flights"),
+    "bounds": lambda logs: logs.bounds("builtin:flights"),
+    "position_at": lambda logs: logs.position_at("builtin:flights", 0.0),
 }
 
 
@@ -70,16 +72,17 @@ async def test_every_call_of_a_silent_log_is_given_up(
 ) -> None:
     builtin = BuiltinLogs(engine, door.url)
     if connected:
-        await asyncio.gather(*(builtin.bounds("flights") for _ in CALLS))
+        await asyncio.gather(*(builtin.bounds("builtin:flights") for _ in CALLS))
     door.stall()
     began = time.monotonic()
     with impatient():
         calls = (call(builtin) for call in CALLS.values())
         ends = await asyncio.gather(*calls, return_exceptions=True)
-    assert {type(end) for end in ends} == {TimeoutError}, dict(zip(CALLS, ends, strict=True))
+    seen = dict(zip(CALLS, map(type, ends), strict=True))
+    assert seen == dict.fromkeys(CALLS, LogDatabaseUnavailable)
     assert time.monotonic() - began < SOON_SECONDS
     door.mend()
-    assert len(await builtin.bounds("flights")) == 4
+    assert len((await builtin.bounds("builtin:flights")).ends) == 4
 
 
 async def test_credentials_that_are_known_wait_for_nobody(door: Proxy, engine: AsyncEngine) -> None:
@@ -100,13 +103,13 @@ async def test_a_connection_that_the_server_closed_is_replaced(
     door: Proxy, engine: AsyncEngine, log_url: str
 ) -> None:
     builtin = BuiltinLogs(engine, door.url)
-    await builtin.bounds("flights")
+    await builtin.bounds("builtin:flights")
     with psycopg.connect(log_url, autocommit=True) as connection:
         connection.execute(
             "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity"
             " WHERE application_name = 'counterpoise' AND datname = current_database()"
         )
-    assert len(await builtin.bounds("flights")) == 4
+    assert len((await builtin.bounds("builtin:flights")).ends) == 4
 
 
 async def test_a_replica_that_freezes_with_a_lock_does_not_keep_it(
@@ -119,7 +122,7 @@ async def test_a_replica_that_freezes_with_a_lock_does_not_keep_it(
             patch.setattr(log_engine, "IDLE_SECONDS", 0.3)
             frozen = await freezing.connect()
         await frozen.execute(text("SELECT * FROM counterpoise_log.lock_log('flights', true)"))
-        assert await BuiltinLogs(engine, log_url).set_partition_count("flights", 5)
+        assert await BuiltinLogs(engine, log_url).set_partition_count("builtin:flights", 5)
         await frozen.invalidate()
         await frozen.close()
     finally:
@@ -130,7 +133,7 @@ async def test_a_replica_that_freezes_with_a_lock_does_not_keep_it(
 @pytest.mark.parametrize("scheme", ["postgresql", "postgres"])
 async def test_the_address_may_say_what_libpq_knows(log_url: str, log: object, scheme: str) -> None:
     engine = make_engine(f"{scheme}{log_url.removeprefix('postgresql')}?sslmode=disable")
-    assert await BuiltinLogs(engine, log_url).partition_count("flights") == 4
+    assert await BuiltinLogs(engine, log_url).partition_count("builtin:flights") == 4
     await engine.dispose()
 
 

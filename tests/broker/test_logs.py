@@ -9,11 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sqlalchemy.ext.asyncio import create_async_engine
 
-from broker.loghouse import Loghouse
-from broker.logs import BuiltinLogs, LogNotFound, Owner, PartitionBounds, trim_floor
-from broker.outside_logs import OutsideLogs
-from counterpoise.logs import AppendBatch, Message, StalePartitionCount
-from counterpoise.logs import LogNotFound as LogGone
+from broker.logs.builtin import BuiltinLogs
+from broker.logs.by_kind import LogsByKind
+from broker.logs.external import ExternalLogs
+from broker.logs.trimming import trim_floor
+from counterpoise.logs import AppendBatch, LogNotFound, LogOwner, Message, StalePartitionCount
 from tests.log_support import append, log, log_url, texts
 
 __all__ = ["log", "log_url"]
@@ -27,6 +27,10 @@ async def logs(log, log_url):
     await engine.dispose()
 
 
+def bounds_of(bounds, partition):
+    return bounds.starts[partition], bounds.ends[partition]
+
+
 def stored(url):
     with psycopg.connect(url) as connection:
         row = connection.execute("SELECT count(*) FROM counterpoise_log.messages").fetchone()
@@ -38,48 +42,48 @@ def stored(url):
 
 async def test_ensure_leaves_a_log_that_exists_as_it_is(logs, log):
     append(log, "a")
-    await logs.ensure("flights", 9)
-    assert await logs.partition_count("flights") == 4
+    await logs.ensure("builtin:flights", 9)
+    assert await logs.partition_count("builtin:flights") == 4
     assert texts(log, 0) == ["a"]
 
 
 async def test_many_ensures_at_once_make_one_log(logs):
-    await asyncio.gather(*(logs.ensure("new", 100) for _ in range(8)))
-    assert len(await logs.bounds("new")) == 100
+    await asyncio.gather(*(logs.ensure("builtin:new", 100) for _ in range(8)))
+    assert len((await logs.bounds("builtin:new")).ends) == 100
 
 
 async def test_a_partition_used_again_counts_on(logs, log):
     append(log, "a", partition=3)
-    assert await logs.set_partition_count("flights", 2)
-    assert await logs.set_partition_count("flights", 6)
+    assert await logs.set_partition_count("builtin:flights", 2)
+    assert await logs.set_partition_count("builtin:flights", 6)
     append(log, "b", partition=3, first=1, partition_count=6)
     append(log, "c", partition=5, first=2, partition_count=6)
     assert texts(log, 3) == ["a", "b"]
-    assert (await logs.bounds("flights"))[5] == PartitionBounds(0, 1)
+    assert bounds_of(await logs.bounds("builtin:flights"), 5) == ("0", "1")
 
 
 async def test_a_resize_that_comes_late_changes_nothing(logs, log):
     """A replica committed revision 7, was paused, and meanwhile another one committed 8."""
-    assert await logs.set_partition_count("flights", 2, revision=8)
-    assert not await logs.set_partition_count("flights", 6, revision=7)
-    assert await logs.partition_count("flights") == 2
-    assert await logs.set_partition_count("flights", 2, revision=8)
+    assert await logs.set_partition_count("builtin:flights", 2, revision=8)
+    assert not await logs.set_partition_count("builtin:flights", 6, revision=7)
+    assert await logs.partition_count("builtin:flights") == 2
+    assert await logs.set_partition_count("builtin:flights", 2, revision=8)
     with pytest.raises(StalePartitionCount):
         append(log, "a", partition_count=6)
 
 
 async def test_whatever_is_asked_of_a_log_that_does_not_exist_says_so(logs):
     for call in (
-        logs.set_partition_count("nowhere", 2),
-        logs.discard("nowhere", [1]),
-        logs.trim("nowhere", {0: 1}),
-        logs.bounds("nowhere"),
-        logs.partition_count("nowhere"),
-        logs.position_at("nowhere", 0.0),
+        logs.set_partition_count("builtin:nowhere", 2),
+        logs.discard("builtin:nowhere", [1]),
+        logs.trim("builtin:nowhere", {0: "1"}),
+        logs.bounds("builtin:nowhere"),
+        logs.partition_count("builtin:nowhere"),
+        logs.position_at("builtin:nowhere", 0.0),
     ):
         with pytest.raises(LogNotFound):
             await call
-    await logs.drop("nowhere")
+    await logs.drop("builtin:nowhere")
 
 
 # ------------------------------------------------------------------ discard and drop
@@ -88,29 +92,29 @@ async def test_whatever_is_asked_of_a_log_that_does_not_exist_says_so(logs):
 async def test_discard_deletes_and_positions_count_on(logs, log, log_url):
     append(log, "a", "b", partition=3)
     append(log, "kept", partition=1, first=2)
-    await logs.set_partition_count("flights", 3)
-    assert await logs.discard("flights", [3]) == {3}
-    assert await logs.discard("flights", [3]) == {3}
+    await logs.set_partition_count("builtin:flights", 3)
+    assert await logs.discard("builtin:flights", [3]) == {3}
+    assert await logs.discard("builtin:flights", [3]) == {3}
     assert stored(log_url) == 1
-    assert (await logs.bounds("flights"))[3] == PartitionBounds(2, 2)
+    assert bounds_of(await logs.bounds("builtin:flights"), 3) == ("2", "2")
 
 
 async def test_a_discard_that_comes_late_spares_partitions_in_use_again(logs, log):
-    await logs.set_partition_count("flights", 2)
-    await logs.set_partition_count("flights", 3)
+    await logs.set_partition_count("builtin:flights", 2)
+    await logs.set_partition_count("builtin:flights", 3)
     append(log, "new", partition=2, partition_count=3)
-    assert await logs.discard("flights", [1, 2, 3]) == {3}
+    assert await logs.discard("builtin:flights", [1, 2, 3]) == {3}
     assert texts(log, 2) == ["new"]
 
 
 async def test_a_dropped_log_is_gone_and_one_made_again_is_empty(logs, log, log_url):
     append(log, "a")
-    await logs.drop("flights")
-    await logs.drop("flights")
+    await logs.drop("builtin:flights")
+    await logs.drop("builtin:flights")
     assert stored(log_url) == 0
-    with pytest.raises(LogGone):
+    with pytest.raises(LogNotFound):
         append(log, "b", first=1)
-    await logs.ensure("flights", 4)
+    await logs.ensure("builtin:flights", 4)
     assert log.next_sequence("p") == 0
     append(log, "c")
     assert texts(log, 0) == ["c"]
@@ -118,39 +122,39 @@ async def test_a_dropped_log_is_gone_and_one_made_again_is_empty(logs, log, log_
 
 async def test_an_interrupted_drop_is_completed_by_the_next(logs, log, log_url):
     append(log, "a")
-    await logs.ensure("other", 4)
+    await logs.ensure("builtin:other", 4)
     with psycopg.connect(log_url) as connection:
         connection.execute("DELETE FROM counterpoise_log.logs WHERE name = 'flights'")
-    await logs.drop("other")
+    await logs.drop("builtin:other")
     assert stored(log_url) == 0
 
 
-FIRST, SECOND = Owner("first", 1000.0), Owner("second", 2000.0)
+FIRST, SECOND = LogOwner("first", "flights", 1000.0), LogOwner("second", "flights", 2000.0)
 
 
 async def made_again(logs, log):
     """A queue was deleted and another made of the same name, into which somebody published."""
-    assert await logs.ensure("flights", 4, FIRST)
-    await logs.drop("flights", FIRST)
-    assert await logs.ensure("flights", 4, SECOND)
+    assert await logs.ensure("builtin:flights", 4, FIRST)
+    await logs.drop("builtin:flights", FIRST)
+    assert await logs.ensure("builtin:flights", 4, SECOND)
     append(log, "a", "b", "c")
 
 
 async def test_a_drop_that_comes_late_spares_the_log_of_a_later_queue(logs, log, log_url):
     """A replica deleted the queue, was paused, and meanwhile it was made again."""
     await made_again(logs, log)
-    await Loghouse(logs, OutsideLogs()).drop("builtin:flights", FIRST)
+    await LogsByKind(logs, ExternalLogs()).drop("builtin:flights", FIRST)
     assert texts(log, 0) == ["a", "b", "c"]
     append(log, "d", first=3)
-    await Loghouse(logs, OutsideLogs()).drop("builtin:flights", SECOND)
+    await LogsByKind(logs, ExternalLogs()).drop("builtin:flights", SECOND)
     assert stored(log_url) == 0
 
 
 async def test_a_log_that_belongs_to_nobody_is_dropped_and_trimmed_by_its_name(logs, log, log_url):
     append(log, "a", "b", "c")
-    await logs.trim("flights", {0: 2}, FIRST)
+    await logs.trim("builtin:flights", {0: "2"}, FIRST)
     assert texts(log, 0, "2") == ["c"]
-    await logs.drop("flights", FIRST)
+    await logs.drop("builtin:flights", FIRST)
     assert stored(log_url) == 0
 
 
@@ -187,10 +191,10 @@ def test_nothing_is_trimmed_while_nobody_reads():
 async def test_trim_deletes_below_and_keeps_the_rest(logs, log, log_url):
     append(log, "a", "b", "c")
     append(log, "x", partition=1, first=3)
-    await logs.trim("flights", {0: 2, 2: 0})
-    await logs.trim("flights", {0: 1})
+    await logs.trim("builtin:flights", {0: "2", 2: "0"})
+    await logs.trim("builtin:flights", {0: "1"})
     assert stored(log_url) == 2
-    assert (await logs.bounds("flights"))[0] == PartitionBounds(2, 3)
+    assert bounds_of(await logs.bounds("builtin:flights"), 0) == ("2", "3")
     assert texts(log, 0, "2") == ["c"]
 
 
@@ -199,7 +203,7 @@ async def test_an_interrupted_trim_is_completed_by_the_next(logs, log, log_url):
     with psycopg.connect(log_url) as connection:
         connection.execute("SELECT counterpoise_log.trim('flights', '{0}', '{2}')")
     assert stored(log_url) == 3
-    await logs.trim("flights", {})
+    await logs.trim("builtin:flights", {})
     assert stored(log_url) == 1
 
 
@@ -216,9 +220,9 @@ async def test_a_trim_that_comes_late_spares_the_log_of_a_later_queue(
         return fits
 
     monkeypatch.setattr(logs, "ensure", overtaken)
-    await Loghouse(logs, OutsideLogs()).keep("builtin:flights", FIRST, 4, 1, [{0: "2"}])
+    await LogsByKind(logs, ExternalLogs()).maintain("builtin:flights", 4, 1, FIRST, [{0: "2"}])
     assert texts(log, 0) == ["a", "b", "c"]
-    await Loghouse(logs, OutsideLogs()).keep("builtin:flights", SECOND, 4, 1, [{0: "2"}])
+    await LogsByKind(logs, ExternalLogs()).maintain("builtin:flights", 4, 1, SECOND, [{0: "2"}])
     assert stored(log_url) == 1
 
 
@@ -245,26 +249,27 @@ async def test_the_position_of_a_time_skips_nothing_published_since(logs, log):
     seconds = [(0, 10), (0, 30), (0, 20), (0, 40), (1, 5), (3, 50)]
     partitions = [partition for partition, _ in seconds]
     log.append(AppendBatch("p", 0, 4, partitions, [at(second) for _, second in seconds]))
-    assert await logs.position_at("flights", 20.0) == {0: 1, 1: 1, 2: 0, 3: 0}
-    assert await logs.position_at("flights", 35.0) == {0: 3, 1: 1, 2: 0, 3: 0}
-    assert await logs.position_at("flights", 60.0) == {0: 4, 1: 1, 2: 0, 3: 1}
+    assert await logs.position_at("builtin:flights", 20.0) == {0: "1", 1: "1", 2: "0", 3: "0"}
+    assert await logs.position_at("builtin:flights", 35.0) == {0: "3", 1: "1", 2: "0", 3: "0"}
+    assert await logs.position_at("builtin:flights", 60.0) == {0: "4", 1: "1", 2: "0", 3: "1"}
     # Later than the last moment that Python's calendar knows.
-    assert await logs.position_at("flights", 253402300800.0) == {0: 4, 1: 1, 2: 0, 3: 1}
-    await logs.trim("flights", {0: 3})
-    assert await logs.position_at("flights", 0.0) == {0: 3, 1: 0, 2: 0, 3: 0}
+    late = await logs.position_at("builtin:flights", 253402300800.0)
+    assert late == {0: "4", 1: "1", 2: "0", 3: "1"}
+    await logs.trim("builtin:flights", {0: "3"})
+    assert await logs.position_at("builtin:flights", 0.0) == {0: "3", 1: "0", 2: "0", 3: "0"}
 
 
 async def test_a_queue_made_again_starts_with_an_empty_log_even_if_the_drop_was_lost(logs):
-    first, second = Owner("first", 1000.0), Owner("second", 2000.0)
-    assert await logs.ensure("again", 4, first)
-    await logs.set_partition_count("again", 6, revision=9)
-    assert await logs.ensure("again", 3, second)
-    assert await logs.partition_count("again") == 3
-    assert await logs.set_partition_count("again", 5, revision=2)
+    first, second = LogOwner("first", "flights", 1000.0), LogOwner("second", "flights", 2000.0)
+    assert await logs.ensure("builtin:again", 4, first)
+    await logs.set_partition_count("builtin:again", 6, revision=9)
+    assert await logs.ensure("builtin:again", 3, second)
+    assert await logs.partition_count("builtin:again") == 3
+    assert await logs.set_partition_count("builtin:again", 5, revision=2)
     # A replica that still knows only the first queue must not bring its log back, nor resize it.
-    assert not await logs.set_partition_count("again", 1, revision=10, owner=first)
-    assert await logs.set_partition_count("again", 5, revision=3, owner=second)
-    assert await logs.discard("again", [5], owner=first) == frozenset()
-    assert await logs.discard("again", [5], owner=second) == frozenset()
-    assert not await logs.ensure("again", 4, first)
-    assert await logs.partition_count("again") == 5
+    assert not await logs.set_partition_count("builtin:again", 1, revision=10, owner=first)
+    assert await logs.set_partition_count("builtin:again", 5, revision=3, owner=second)
+    assert await logs.discard("builtin:again", [5], owner=first) == frozenset()
+    assert await logs.discard("builtin:again", [5], owner=second) == frozenset()
+    assert not await logs.ensure("builtin:again", 4, first)
+    assert await logs.partition_count("builtin:again") == 5

@@ -5,7 +5,7 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from broker import migrations
+from broker.postgres import migrations
 from tests.schema_levels import Release
 
 UNREACHABLE = "postgresql://nobody:hunter2@127.0.0.1:1/nothing"

@@ -4,9 +4,10 @@ import asyncio
 
 import pytest
 
-from broker import views
+from broker.calls import views
 from broker.core.errors import FlowGone, Unavailable
-from tests.broker.shell import Service, World, freeze, settle, spec, virtual
+from tests.broker.shell import Service, World, spec
+from tests.world.loop import pass_time, settle, virtual
 
 
 async def handing_over(one: Service, lease: float = 10.0) -> tuple[str, str]:
@@ -32,7 +33,7 @@ async def test_what_lived_when_all_froze_lives_on(replicas: int) -> None:
         await service.update("orders", first)
     await asyncio.sleep(5)
     before = await deadlines(one)
-    freeze(3600)
+    pass_time(3600)
     await asyncio.sleep(2.5)
     # The deadlines moved by the gap, once.
     after = await deadlines(services[-1])
@@ -56,7 +57,7 @@ async def test_the_first_thing_after_a_freeze_may_be_a_call() -> None:
     first, second = await handing_over(one)
     view = await one.view("orders", first)
     one.alarms.stop()
-    freeze(600)
+    pass_time(600)
     items = [views.ReleaseItem(n, e, "9") for n, (e, s) in view.items() if s == "revoking"]
     done = await one.release("orders", first, 1, items)
     assert [result.outcome for result in done.results] == ["ok", "ok"]
@@ -70,7 +71,7 @@ async def test_a_handoff_that_begins_after_the_outage_gets_no_time_from_it() -> 
     await one.create_queue(spec(max_handoff_time=8.0))
     await one.join("orders", "first", lease=60)
     one.alarms.stop()
-    freeze(600)
+    pass_time(600)
     await one.join("orders", "second", lease=60)
     await one.replica.sweep()
     await settle()
@@ -82,7 +83,7 @@ async def test_a_handoff_that_begins_after_the_outage_gets_no_time_from_it() -> 
 async def test_a_queue_made_after_an_outage_has_nothing_to_do_with_it() -> None:
     world = World()
     one = await world.replica()
-    freeze(600)
+    pass_time(600)
     await asyncio.sleep(2)
     await one.create_queue(spec(max_handoff_time=8.0))
     await asyncio.gather(*(one.join("orders", str(n), lease=60) for n in range(3)))
@@ -207,7 +208,7 @@ async def test_deadlines_get_back_every_outage_there_was() -> None:
     before = await deadlines(one)
     one.alarms.stop()
     for seconds in (10.0, 12.0):
-        freeze(seconds)
+        pass_time(seconds)
         await one.database.pulse()
     passed = sum(outage.seconds for outage in world.database.outages)
     assert len(world.database.outages) == 2

@@ -14,9 +14,9 @@ import psycopg
 import pytest
 import structlog
 
-from broker.embedded import EmbeddedPostgres
-from broker.postgres_keeper import PostgresKeeper
-from tests.conftest import FAST
+from broker.postgres.embedded import EmbeddedPostgres
+from broker.postgres.keeper import PostgresKeeper
+from tests.databases import FAST
 from tests.service import eventually
 
 
@@ -80,7 +80,7 @@ def test_a_postgres_that_is_killed_runs_again(tmp_path: Path) -> None:
 def test_what_keeps_it_from_starting_is_tried_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("broker.postgres_keeper.PAUSE_SECONDS", 0.1)
+    monkeypatch.setattr("broker.postgres.keeper.PAUSE_SECONDS", 0.1)
     postgres = EmbeddedPostgres(tmp_path, settings=FAST)
     url = postgres.start()
     version = tmp_path / "postgres" / "PG_VERSION"
@@ -100,7 +100,7 @@ def test_what_keeps_it_from_starting_is_tried_again(
 def test_it_waits_for_its_port_when_another_program_has_taken_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("broker.postgres_keeper.PAUSE_SECONDS", 0.1)
+    monkeypatch.setattr("broker.postgres.keeper.PAUSE_SECONDS", 0.1)
     postgres = EmbeddedPostgres(tmp_path, settings=FAST)
     url = postgres.start()
     try:

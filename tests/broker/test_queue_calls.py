@@ -6,11 +6,12 @@ from typing import Any
 
 import pytest
 
-from broker import views
+from broker.calls import log_readers, views
+from broker.calls.monitoring import EVENTS_AT_ONCE
 from broker.core.errors import Invalid, QueueExists, QueueInUse, QueueNotFound
-from broker.overviews import EVENTS_AT_ONCE
 from broker.store.memory import Fault
-from tests.broker.shell import World, settle, spec, virtual
+from tests.broker.shell import World, spec
+from tests.world.loop import settle, virtual
 
 
 class TestDeleting:
@@ -23,9 +24,9 @@ class TestDeleting:
         await two.update("orders", flow)
         with pytest.raises(QueueInUse):
             await two.delete_queue("orders", force=False)
-        assert not any(told[0] == "drop" for told in two.house.told)
+        assert not any(told[0] == "drop" for told in two.logs.told)
         await two.delete_queue("orders", force=True)
-        assert ("drop", "builtin:orders") in two.house.told
+        assert ("drop", "builtin:orders") in two.logs.told
         for service in (one, two):
             for call in (service.queue("orders"), service.heartbeat("orders", flow)):
                 with pytest.raises(QueueNotFound):
@@ -43,7 +44,7 @@ class TestDeleting:
             await one.delete_queue("orders", force=True)
         await one.delete_queue("copy", force=False)
         await one.delete_queue("orders", force=False)
-        dropped = [told for told in one.house.told if told[0] == "drop"]
+        dropped = [told for told in one.logs.told if told[0] == "drop"]
         assert dropped == [("drop", "builtin:orders")]
 
     @virtual
@@ -53,21 +54,21 @@ class TestDeleting:
         logs = {name: f"redis://host/0/{name}" for name in ("first", "second", "third")}
         for name, log in logs.items():
             await one.create_queue(replace(spec(name), log=log))
-        keep = two.house.keep
+        maintain = two.logs.maintain
 
         async def slowly(log: str, *told: Any) -> None:
             # Of all three it was known that they exist when the upkeep began.
             if log == logs["first"]:
                 await one.delete_queue("first", force=False)
                 await one.delete_queue("second", force=False)
-            await keep(log, *told)
+            await maintain(log, *told)
 
-        two.house.keep = slowly  # type: ignore[assignment,method-assign]
+        two.logs.maintain = slowly  # type: ignore[assignment,method-assign]
         await two.keep_logs()
-        assert [(what, log) for what, log, *_ in two.house.told] == [
-            ("keep", logs["first"]),
+        assert [(what, log) for what, log, *_ in two.logs.told] == [
+            ("maintain", logs["first"]),
             ("drop", logs["first"]),
-            ("keep", logs["third"]),
+            ("maintain", logs["third"]),
         ]
 
     @pytest.mark.parametrize("error", [RuntimeError, asyncio.CancelledError])
@@ -81,7 +82,7 @@ class TestDeleting:
         async def fails(*told: Any) -> None:
             raise error
 
-        one.house.make = fails  # type: ignore[method-assign]
+        one.logs.ensure = fails  # type: ignore[assignment,method-assign]
         with pytest.raises(error):
             await one.create_queue(spec())
         with pytest.raises(QueueNotFound):
@@ -119,10 +120,10 @@ class TestResizing:
         await one.create_queue(spec())
         await one.create_queue(views.QueueSpec("copy", log="builtin:orders"))
         assert (await one.change_queue("orders", {"partition_count": 6}, False)).revision
-        assert ("resized", "builtin:orders", 6, []) in one.house.told
+        assert ("set_partition_count", "builtin:orders", 6, []) in one.logs.told
         assert (await one.queue("copy")).partition_count == 6
         await one.change_queue("orders", {"partition_count": 3}, True)
-        assert ("resized", "builtin:orders", 3, [3, 4, 5]) in one.house.told
+        assert ("set_partition_count", "builtin:orders", 3, [3, 4, 5]) in one.logs.told
         assert (await one.queue("copy")).operational_partition_count == 3
         with pytest.raises(Invalid):
             await one.change_queue("copy", {"partition_count": 9}, False)
@@ -135,9 +136,9 @@ class TestResizing:
         await one.create_queue(spec(partitions=2))
         await one.create_queue(views.QueueSpec("copy", log="builtin:orders"))
         await one.change_queue("orders", {"partition_count": 1}, False)
-        told = len(one.house.told)
+        told = len(one.logs.told)
         await one.change_queue("orders", {"rebalance_delay": 1.0}, True)
-        assert len(one.house.told) == told
+        assert len(one.logs.told) == told
         assert (await one.queue("copy")).operational_partition_count == 2
         await one.change_queue("orders", {"partition_count": 1}, True)
         assert (await one.queue("copy")).operational_partition_count == 1
@@ -200,8 +201,23 @@ class TestResizing:
         assert (await two.queue("copy")).partition_count == 4
         await two.keep_logs()
         assert (await two.queue("copy")).partition_count == 6
-        told = [told[1:3] for told in two.house.told if told[0] == "keep"]
+        told = [told[1:3] for told in two.logs.told if told[0] == "maintain"]
         assert told == [("builtin:orders", 6)]
+
+    @pytest.mark.parametrize("count", [4, 5])
+    @virtual
+    async def test_the_upkeep_reaches_every_log_however_many_queues_there_are(
+        self, count: int
+    ) -> None:
+        world = World()
+        one = await world.replica()
+        for n in range(count):
+            await one.create_queue(spec(f"q{n}"))
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(log_readers, "AT_ONCE", 2)
+            await one.keep_logs()
+        told = [told[1] for told in one.logs.told if told[0] == "maintain"]
+        assert told == [f"builtin:q{n}" for n in range(count)]
 
     @virtual
     async def test_what_was_processed_of_any_partition_may_be_trimmed(self) -> None:
@@ -215,8 +231,8 @@ class TestResizing:
         await one.change_queue("orders", {"partition_count": 1}, False)
         await one.release("orders", flow, 2, [views.ReleaseItem(n, 1, None, True) for n in (1, 2)])
         await one.keep_logs()
-        assert one.house.told[-1] == (
-            "keep",
+        assert one.logs.told[-1] == (
+            "maintain",
             "builtin:orders",
             1,
             [{0: "00", 1: "10", 2: "20", 3: "30"}],
@@ -312,7 +328,7 @@ class TestPositions:
         world = World()
         one = await world.replica()
         await one.create_queue(spec())
-        one.house.ended = {0: "10", 1: "9"}
+        one.logs.the("builtin:orders").ends = {0: 10, 1: 9}
         with pytest.raises(Invalid, match="partition 1 ends at 9"):
             await one.set_positions("orders", {0: "10", 1: "10"})
         assert (await one.queue("orders")).revision == 1

@@ -7,7 +7,8 @@ import pytest
 from broker.core.errors import FlowNotFound, QueueNotFound
 from broker.replica import IDLE_SECONDS
 from broker.store.memory import Fault
-from tests.broker.shell import World, settle, spec, virtual
+from tests.broker.shell import World, spec
+from tests.world.loop import settle, virtual
 
 
 class TestNews:

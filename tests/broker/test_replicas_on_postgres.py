@@ -9,24 +9,24 @@ from uuid import uuid4
 import psycopg
 import pytest
 
-from broker import views
 from broker.alarms import SchedulerAlarms
+from broker.calls import views
 from broker.core.errors import FlowGone, QueueNotFound, Unavailable
-from broker.flow_calls import FlowCalls
-from broker.queue_calls import QueueCalls
 from broker.replica import Replica
 from broker.store.postgres import PostgresStore
-from tests.broker.shell import House, picture, spec
+from tests.broker.shell import Shortcuts, spec
+from tests.world.log import Logs
+from tests.world.store import picture
 
 
-class Service(QueueCalls, FlowCalls):
+class Service(Shortcuts):
     """A replica on Postgres and APScheduler."""
 
     def __init__(self, url: str) -> None:
         self.replica = Replica(
             PostgresStore(url, pool_size=4), SchedulerAlarms(), lambda: uuid4().hex
         )
-        super().__init__(self.replica, House())  # type: ignore[arg-type]
+        super().__init__(self.replica, Logs())
 
     async def join(self, who: str, lease: float = 30.0) -> str:
         bound = await self.bind("orders", who, f"i-{who}", lease, False)
@@ -72,7 +72,7 @@ async def test_a_crowd_that_binds_on_both_at_once(services: Pair) -> None:
     await eventually(ready)
     queue = await one.queue("orders")
     await two.queue("orders")
-    stored = await one._store.load(queue.id)
+    stored = await one.replica.store.load(queue.id)
     assert stored.ranking.spread <= 1
     for service in services:
         memory = (await service.replica.coordinator("orders")).queue

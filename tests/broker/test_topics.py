@@ -8,8 +8,8 @@ import uuid
 
 import pytest
 
-from broker import outside_logs
 from broker import service as broker_service
+from broker.logs import external
 from counterpoise.client import Client
 from counterpoise.errors import Invalid
 from counterpoise.logs import AppendBatch, Message, StalePartitionCount, open_log
@@ -34,7 +34,7 @@ def log(kafka, topic):
 @pytest.fixture
 def client(monkeypatch, services):
     monkeypatch.setattr(broker_service, "UPKEEP_SECONDS", 0.2)
-    monkeypatch.setattr(outside_logs, "CALL_SECONDS", 1.0)
+    monkeypatch.setattr(external, "CALL_SECONDS", 1.0)
     (service,) = services(1)
     with Client(service.url) as client:
         yield client

@@ -18,6 +18,7 @@ PROGRAM = shutil.which("chromium") or shutil.which("chromium-browser")
 pytestmark = [
     pytest.mark.long,
     pytest.mark.skipif(PROGRAM is None, reason="not installed: chromium"),
+    pytest.mark.xdist_group("browser"),
 ]
 
 

@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import json
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, field
-from itertools import combinations
 from typing import Any
 
 from broker.core import commands as c
@@ -20,6 +19,8 @@ from broker.core.draft import Decision
 from broker.core.model import Flow, Partition
 from broker.core.queue import Queue
 from broker.core.ranking import Ranking
+from tests.judge import balance
+from tests.judge.rules import Owners
 
 IN_HANDOFF = ("warming", "revoking")
 
@@ -67,28 +68,7 @@ def _plain(value: Any) -> Any:
             return _slots(value)
 
 
-# The smallest number of handoffs
-
-
-def fewest_handoffs(
-    held: Mapping[str, int], partition_count: int, *, only: str | None = None
-) -> int:
-    """The smallest number of moves after which `partition_count` partitions are balanced, by trying
-    every way.
-
-    `held`: how many partitions each non-draining flow holds; those missing to `partition_count` are
-    free (unassigned, or with flows that drain) and can be given to anyone. `only`: the flow that is
-    to own all (exclusive access).
-    """
-    if not held:
-        return 0
-    if only is not None:
-        return sum(count for flow, count in held.items() if flow != only)
-    floor, extra = divmod(partition_count, len(held))
-    return min(
-        sum(max(0, count - floor - (flow in rich)) for flow, count in held.items())
-        for rich in combinations(sorted(held), extra)
-    )
+# Balance
 
 
 def is_balanced(queue: Queue) -> bool:
@@ -100,11 +80,9 @@ def is_balanced(queue: Queue) -> bool:
     if any(p.owner is None or p.owner.draining for p in existing):
         return False
     held = Counter(p.owner.id for p in existing if not p.retiring and p.owner is not None)
-    counts = [held[flow.id] for flow in takers]
-    if queue.settings.access_type == "exclusive":
-        first = min(takers, key=lambda flow: flow.seat)
-        return held[first.id] == queue.settings.partition_count
-    return max(counts) - min(counts) <= 1
+    exclusive = queue.settings.access_type == "exclusive"
+    only = min(takers, key=lambda flow: flow.seat).id if exclusive else None
+    return balance.is_balanced({flow.id: held[flow.id] for flow in takers}, only=only)
 
 
 # One state
@@ -265,7 +243,7 @@ def _check_nothing_more_can_begin(queue: Queue) -> None:
 class Oracle:
     """Watches one queue, decision by decision."""
 
-    owners: dict[tuple[int, int], str] = field(default_factory=dict)
+    owners: Owners = field(default_factory=Owners)
     revokes_since_change: set[tuple[int, int]] = field(default_factory=set)
     fewest: int | None = None
 
@@ -318,7 +296,7 @@ class Oracle:
                 self._own(partition["number"], partition["epoch"], owner)
 
     def _own(self, number: int, epoch: int, flow_id: str) -> None:
-        assert self.owners.setdefault((number, epoch), flow_id) == flow_id
+        assert not self.owners.claim(number, epoch, flow_id)
 
     def _check_moves(
         self,
@@ -470,7 +448,7 @@ class Oracle:
 
     def _revoked(self, numbers: Iterable[int]) -> None:
         for number in numbers:
-            epoch = max((e for n, e in self.owners if n == number), default=0)
+            epoch = max((e for n, e in self.owners.by_epoch if n == number), default=0)
             self.revokes_since_change.add((number, epoch))
 
     def _fewest_from(
@@ -526,7 +504,7 @@ class Oracle:
         only = None
         if queue.settings.access_type == "exclusive":
             only = min((queue.flows[f] for f in takers), key=lambda flow: flow.seat).id
-        return leaving + fewest_handoffs(takers, queue.settings.partition_count, only=only)
+        return leaving + balance.fewest_handoffs(takers, queue.settings.partition_count, only=only)
 
 
 def view(state: dict[str, Any], flow_id: str) -> Any:

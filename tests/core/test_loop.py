@@ -18,7 +18,7 @@ def joined(*, warmup: bool, **settings: Any) -> World:
 
 
 class TestLoop:
-    def test_unowned_partitions_are_granted_in_the_first_turn(self) -> None:
+    def test_unassigned_partitions_are_granted_in_the_first_pass(self) -> None:
         """Step 2 comes before step 5: what is free is no handoff."""
         orders = World.owning({"A": [0, 1, 2], "B": [3, 4, 5]})
         orders.bind("C")

@@ -62,6 +62,10 @@ def cost(queue: Queue, act: Callable[[], Decision]) -> tuple[Decision, int]:
     return decision, lines
 
 
+# The queue takes seconds to make.
+pytestmark = pytest.mark.xdist_group("scale")
+
+
 @pytest.fixture(scope="module")
 def queue() -> Queue:
     return large(PARTITIONS, FLOWS)

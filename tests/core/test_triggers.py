@@ -200,7 +200,7 @@ class TestRule7:
         assert orders.status == "Ready"
         assert orders.owners() == {"A": [0, 1], "B": [2, 3]}
 
-    def test_what_is_unowned_is_granted_though_it_does_not_bring_balance(self) -> None:
+    def test_what_is_unassigned_is_granted_though_it_does_not_bring_balance(self) -> None:
         """A drains with one of three partitions left, B takes A's place in the count."""
         orders = World.owning({"A": [0, 1, 2]})
         orders.drain("A")
@@ -469,7 +469,7 @@ class TestRule12:
         assert orders.status == "Ready"
         assert orders.owners() == {"A2": [0, 1], "B2": [2, 3]}
 
-    def test_only_what_is_still_unowned_comes_back(self) -> None:
+    def test_only_what_is_still_unassigned_comes_back(self) -> None:
         orders = World.owning({"A": [0], "B": [1]})
         orders.unbind("A")
         orders.bind("C")

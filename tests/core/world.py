@@ -34,7 +34,7 @@ class World:
         self.now = 0.0
         self.checked = checked
         self.oracle = Oracle()
-        self.records: list[r.Record] = []
+        self.entries: list[r.Entry] = []
         self.queue, self._twin = (
             Queue("id", "orders", Settings(partition_count=partitions, **settings), 0.0)
             for _ in range(2)
@@ -62,8 +62,13 @@ class World:
         records += [r.GrantedOutside(1, "bind", 0.0), r.Granted(tuple(grants), 0.0)]
         world._begin(*records)
         for grant in grants:
-            world.oracle.owners[grant.partition, 1] = grant.flow_id
+            world.oracle.owners.claim(grant.partition, 1, grant.flow_id)
         return world
+
+    @property
+    def records(self) -> list[r.Record]:
+        """All that was ever recorded."""
+        return [record for entry in self.entries for record in entry.records]
 
     # Commands
 
@@ -73,7 +78,7 @@ class World:
         if not self.checked:
             decision = decide(queue, command, self.now)
             queue.journal.forget()
-            self.records += decision.records
+            self.entries += decision.entries
             return decision
         before, mark = snapshot(queue), queue.journal.mark()
         decision = decide(queue, command, self.now)
@@ -88,7 +93,7 @@ class World:
         assert snapshot(queue) == decided, "deciding is not replaying"
         assert (followed.notices, followed.wake_at) == (decision.notices, decision.wake_at)
         queue.journal.forget()
-        self.records += decision.records
+        self.entries += decision.entries
         follow(self._twin, [_from_store(entry) for entry in decision.entries])
         self._twin.journal.forget()
         assert snapshot(self._twin) == decided, "replay gave another queue"
@@ -101,7 +106,7 @@ class World:
         for queue in (self.queue, self._twin):
             follow(queue, [entry])
             queue.journal.forget()
-        self.records += records
+        self.entries.append(entry)
 
     def bind(
         self, name: str, instance: str | None = None, *, warmup: bool = False, **binds: Any

@@ -8,13 +8,6 @@ import pytest
 
 from tests.kafka_server import kafka
 from tests.redis_server import redis_server
-from tests.service import (
-    _migrated_template,  # noqa: F401
-    migrated_url,  # noqa: F401
-    served,  # noqa: F401
-    service,  # noqa: F401
-    services,  # noqa: F401
-)
 
 __all__ = ["kafka", "redis_server"]
 
@@ -36,13 +29,3 @@ def log_settings(request: pytest.FixtureRequest) -> Callable[[int], dict[str, An
         return {"partition_count": partitions}
 
     return settings
-
-
-SPARK_SECONDS = 300
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """More time for those with a Spark in this process: its start alone may take a minute."""
-    for item in items:
-        if "spark" in getattr(item, "fixturenames", ()) and not item.get_closest_marker("timeout"):
-            item.add_marker(pytest.mark.timeout(SPARK_SECONDS))

@@ -10,8 +10,9 @@ import yaml
 
 import counterpoise
 from counterpoise import calls
-from counterpoise.calls import Call, EventReader, Listing, base_url
+from counterpoise.calls import Call, Listing, base_url
 from counterpoise.errors import BadAnswer, InvalidUrl
+from counterpoise.event_stream import EventReader
 from counterpoise.wire import CommitItem, ReadyItem, ReleaseItem
 
 DOCUMENT = yaml.safe_load((Path(counterpoise.__file__).parents[1] / "openapi.yaml").read_text())

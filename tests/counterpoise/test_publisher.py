@@ -87,7 +87,7 @@ def publisher(service):
 
 
 def resize(url, count):
-    with_logs(url, lambda logs: logs.set_partition_count("flights", count))
+    with_logs(url, lambda logs: logs.set_partition_count("builtin:flights", count))
 
 
 def publish_numbers(publisher, count):

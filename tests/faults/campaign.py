@@ -17,10 +17,10 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-from tests.faults.journal import SERVICE
 from tests.faults.proxy import Proxy
 from tests.faults.result import COMPLETE_SECONDS, Done, Loss, Result
 from tests.faults.stage import HANG_SECONDS, LEASE_SECONDS, QUEUE, REACH_SECONDS, Stage, Worker
+from tests.judge.journal import SERVICE
 from tests.service import ServeProcess, eventually
 
 PROCESSES, CONSUMERS_EACH = 4, 10

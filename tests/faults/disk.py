@@ -20,10 +20,10 @@ from pathlib import Path
 import httpx
 import psycopg
 
-from tests.faults.checker import Verdict
-from tests.faults.journal import SERVICE
 from tests.faults.proxy import Proxy
 from tests.faults.stage import LEASE_SECONDS, Scene
+from tests.judge.journal import SERVICE
+from tests.judge.judge import Verdict
 from tests.service import COUNTERPOISE, ServeProcess, eventually
 
 KIND = "the disk of the data directory full"

@@ -16,13 +16,12 @@ from collections import deque
 from pathlib import Path
 from statistics import median
 
-from tests.faults.journal import SERVICE, Fault, Journal, Mended
+from tests.judge.journal import OVERLOADED, Journal, Mended
 
 BURST_SECONDS, PAUSE_SECONDS = 0.02, 0.3
 # Less than a third of a processor, by most of the SAMPLES of three seconds: for about as long as a
 # deadline. What is shorter, such as other processes' starts, excuses nothing.
 STRETCHED, SAMPLES = 3.0, 9
-OVERLOADED = Fault(SERVICE, "the machine is overloaded")
 
 
 def stretch() -> float:

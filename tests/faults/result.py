@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from tests.faults.checker import Verdict
 from tests.faults.stage import LEASE_SECONDS
+from tests.judge.judge import Verdict
 
 # In a run of this length each kind of fault has its turn.
 COMPLETE_SECONDS = 300.0

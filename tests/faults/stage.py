@@ -18,15 +18,14 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Self, TypeVar
 
-from broker.embedded import EmbeddedPostgres
+from broker.postgres.embedded import EmbeddedPostgres
 from counterpoise.client import Client
 from counterpoise.errors import CounterpoiseError
 from counterpoise.logs import open_log
-from tests.faults.checker import Stored, Verdict, check
-from tests.faults.excuses import Faults
-from tests.faults.journal import Fault, Handled, Journal, Mended, read
-from tests.faults.machine import OVERLOADED
 from tests.faults.proxy import Proxy
+from tests.judge.causes import Faults
+from tests.judge.journal import OVERLOADED, Fault, Handled, Journal, Mended, read
+from tests.judge.judge import Stored, Verdict, judge
 from tests.processes import kill_family
 from tests.service import ServeProcess
 
@@ -231,7 +230,7 @@ class Scene:
             time.sleep(0.5)
         for worker in consumers:
             worker.end()
-        return check(log, read(self.journal_file), REACH_SECONDS)
+        return judge(read(self.journal_file), log, REACH_SECONDS)
 
     def handled(self) -> set[tuple[int, int]]:
         """Partition and position of all that was handled so far."""

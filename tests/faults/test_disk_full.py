@@ -18,7 +18,7 @@ from tests.faults import disk
 from tests.faults.disk import SmallDisk
 from tests.service import eventually
 
-pytestmark = [pytest.mark.long, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.long, pytest.mark.timeout(400), pytest.mark.xdist_group("processes")]
 
 LEASE_SECONDS = 3.0
 

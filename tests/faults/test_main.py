@@ -9,8 +9,8 @@ import pytest
 
 from tests.faults import __main__ as main
 from tests.faults import campaign, disk
-from tests.faults.checker import Verdict
 from tests.faults.result import Loss, Result
+from tests.judge.judge import Verdict
 
 
 def fine(*_: object) -> Result:

@@ -14,11 +14,16 @@ from counterpoise.flow import Flow, Owned
 from tests.faults.stage import Stage
 from tests.service import eventually
 
-pytestmark = [pytest.mark.long, pytest.mark.timeout(400)]
+# One stage for all of them.
+pytestmark = [
+    pytest.mark.long,
+    pytest.mark.timeout(400),
+    pytest.mark.xdist_group("outages"),
+]
 
 # As short as the start of a busy machine's service allows.
 LEASE_SECONDS = 4.0
-AWAY_SECONDS = 10 * LEASE_SECONDS
+AWAY_SECONDS = 5 * LEASE_SECONDS
 
 
 @pytest.fixture(scope="module")
@@ -138,7 +143,7 @@ def _ready(url: str) -> bool:
     return httpx.get(f"{url}/readyz", timeout=15).status_code == 200
 
 
-def test_a_service_that_is_away_for_ten_leases_costs_nobody_anything(stage: Stage) -> None:
+def test_a_service_that_is_away_for_five_leases_costs_nobody_anything(stage: Stage) -> None:
     """Nobody who can reach the replica that serves loses anything, also when the other one comes
     back more than a lease later. Who can reach the later one alone is cut off like by a network,
     which also shows that leases ran in between."""

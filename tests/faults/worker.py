@@ -21,7 +21,7 @@ from pathlib import Path
 from counterpoise import Consumer, Publisher
 from counterpoise.consumer import Message
 from counterpoise.flow.view import Owned
-from tests.faults.journal import Acknowledged, Failed, Granted, Handled, Journal
+from tests.judge.journal import Acknowledged, Failed, Granted, Handled, Journal
 
 KEYS = 40
 # Longer than any fault of these runs.

@@ -7,7 +7,6 @@ in C, which is compiled and run in a directory of its own.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
 import shutil
@@ -15,7 +14,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -111,66 +109,37 @@ def missing() -> str | None:
     return " and ".join(absent) or None
 
 
-class Stopped(Exception):
-    """Nobody wants to know any more."""
+def _run(command: list[str], directory: str) -> str:
+    """What the command prints. Raises CalledProcessError and TimeoutExpired.
+
+    A command that is given up is killed together with its children, as gcc has.
+    """
+    process = subprocess.Popen(
+        command,
+        cwd=directory,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    with process:
+        try:
+            out, errors = process.communicate(timeout=_SECONDS)
+        finally:
+            if process.returncode is None:
+                os.killpg(process.pid, signal.SIGKILL)
+    if process.returncode != 0:
+        raise subprocess.CalledProcessError(
+            process.returncode, command, out[-2000:], errors[-2000:]
+        )
+    return out
 
 
-class Commands:
-    """Runs commands one after another, each for `seconds` at the most; another thread may stop."""
-
-    def __init__(self, seconds: float = _SECONDS, niceness: int = 0) -> None:
-        self._seconds = seconds
-        self._nice = ["nice", "-n", str(niceness)] if niceness else []
-        self._lock = threading.Lock()
-        self._running: subprocess.Popen[str] | None = None
-        self._stopped = False
-
-    def run(self, command: list[str], directory: str) -> str:
-        """What it says. Raises Stopped, CalledProcessError, and TimeoutExpired."""
-        with self._lock:
-            if self._stopped:
-                raise Stopped
-            self._running = process = subprocess.Popen(
-                [*self._nice, *command],
-                cwd=directory,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                text=True,
-                start_new_session=True,
-            )
-        with process:
-            try:
-                out, errors = process.communicate(timeout=self._seconds)
-            finally:
-                self._kill()
-        if self._stopped:
-            raise Stopped
-        if process.returncode != 0:
-            raise subprocess.CalledProcessError(
-                process.returncode, command, out[-2000:], errors[-2000:]
-            )
-        return out
-
-    def stop(self) -> None:
-        """Kill what runs; nothing runs afterwards."""
-        with self._lock:
-            self._stopped = True
-        self._kill()
-
-    def _kill(self) -> None:
-        """With what it has started, as gcc does."""
-        with self._lock:
-            if self._running is not None and self._running.returncode is None:
-                with contextlib.suppress(ProcessLookupError):
-                    os.killpg(self._running.pid, signal.SIGKILL)
-
-
-def check(case: Case, most_mb: int = _MOST_MB, commands: Commands | None = None) -> Outcome:
+def check(case: Case, most_mb: int = _MOST_MB) -> Outcome:
     """Run one case. Raises CalledProcessError when spin or the compiler fails, and AssertionError
     when the search was not completed, in `most_mb` of memory among others.
     """
     began = time.monotonic()
-    run = (commands or Commands()).run
     with tempfile.TemporaryDirectory(prefix="counterpoise-model-") as directory:
         # A bug is found so soon that compiling takes longer than the search.
         options = [
@@ -186,9 +155,9 @@ def check(case: Case, most_mb: int = _MOST_MB, commands: Commands | None = None)
         else:
             options += ["-DNFAIR=4"]
             arguments = ["-m2000000", "-w24", "-a", "-f", "-N", case.what]
-        run(["spin", "-a", *case.defines(), str(MODEL)], directory)
-        run(["gcc", *options, "-o", "pan", "pan.c"], directory)
-        said = run(["./pan", *arguments], directory)
+        _run(["spin", "-a", *case.defines(), str(MODEL)], directory)
+        _run(["gcc", *options, "-o", "pan", "pan.c"], directory)
+        said = _run(["./pan", *arguments], directory)
     errors = re.search(r"errors: (\d+)", said)
     states = re.search(r"(\d+)(?:e\+(\d+))? states, stored", said)
     assert errors is not None, said

@@ -8,14 +8,16 @@ from pathlib import Path
 
 import pytest
 
-from tests.model.checker import BUGS, CASES, Case, Outcome, check, missing
+from tests.model.checker import BUGS, CASES, Case, check, missing
 
 ROOT = Path(__file__).resolve().parents[2]
 
 absent = missing()
 by_spin = [
     pytest.mark.long,
-    pytest.mark.timeout(600),
+    pytest.mark.timeout(900),
+    # One after another: a search may take 8 GB of memory.
+    pytest.mark.xdist_group("spin"),
     pytest.mark.skipif(absent is not None, reason=f"not installed: {absent}"),
 ]
 
@@ -41,16 +43,16 @@ def test_what_the_page_names_in_the_code_exists() -> None:
 
 @spun
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_the_handoff_keeps_its_promises(case: Case, checked: Callable[[Case], Outcome]) -> None:
-    outcome = checked(case)
+def test_the_handoff_keeps_its_promises(case: Case) -> None:
+    outcome = check(case)
     assert outcome.error is None
     assert outcome.states > 1000  # it went somewhere
 
 
 @spun
 @pytest.mark.parametrize("case", BUGS, ids=lambda case: case.bug)
-def test_a_planted_bug_is_found(case: Case, checked: Callable[[Case], Outcome]) -> None:
-    assert checked(case).error is not None
+def test_a_planted_bug_is_found(case: Case) -> None:
+    assert check(case).error is not None
 
 
 @spun

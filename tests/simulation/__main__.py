@@ -1,13 +1,12 @@
-"""`make sim` and `make sim-long`."""
+"""`make sim`, `make sim-first` and `make sim-long`."""
 
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 import time
 
-from tests.simulation import campaign, coverage, long
+from tests.simulation import campaign, coverage, long, needed
 from tests.simulation.mutants import MUTANTS
 from tests.simulation.plan import Plan, draw
 from tests.simulation.shrink import shrunk
@@ -23,21 +22,15 @@ def main() -> int:
     one.add_argument("seed", type=int)
     one.add_argument("--mutant", choices=MUTANTS)
     one.add_argument("--shrink", action="store_true", help="if it fails")
-    chunk = commands.add_parser("chunk", help="play seeds in this process, answer in JSON")
-    chunk.add_argument("first", type=int)
-    chunk.add_argument("count", type=int)
-    hunt = commands.add_parser("hunt", help="plant bugs, play until each is found, answer in JSON")
-    hunt.add_argument("most", type=int, help="seeds for each")
-    hunt.add_argument("names", nargs="+", choices=MUTANTS, metavar="name")
+    first = commands.add_parser(
+        "first", help="the first seed that finds each planted bug, that meets each thing"
+    )
+    first.add_argument("--search", action="store_true", help="anew, and keep what is found")
     go_on = commands.add_parser("long", help="go on where it stopped last time")
     go_on.add_argument("--seeds", type=int, default=None, help="stop after so many of this code")
     arguments = parser.parse_args()
-    if arguments.command == "chunk":
-        json.dump(campaign.play(arguments.first, arguments.count).to_json(), sys.stdout)
-        return 0
-    if arguments.command == "hunt":
-        json.dump(campaign.hunt(arguments.names, arguments.most).to_json(), sys.stdout)
-        return 0
+    if arguments.command == "first":
+        return _first(arguments.search)
     if arguments.command == "seed":
         return _one(arguments.seed, arguments.mutant, arguments.shrink)
     if arguments.command == "long":
@@ -63,6 +56,16 @@ def _seeds(which: str) -> int:
     if report.failures:
         print_shrunk(draw(report.failures[0][0]))
     return bool(report.failures)
+
+
+def _first(search: bool) -> int:
+    if not search:
+        print(needed.table(needed.FirstSeeds.load()))
+        return 0
+    first, often = needed.search(lambda line: print(line, flush=True))
+    first.save()
+    print(f"\n{needed.table(first, often)}")
+    return needed.MARGIN * (first.last() + 1) > needed.SEEDS
 
 
 def _progress(report: campaign.Report) -> None:

@@ -13,13 +13,13 @@ import functools
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import combinations
 from typing import Any, TypeVar
 
+from tests.judge import balance, rules
+from tests.judge.violation import Violation
 from tests.simulation.asked import Asked
 from tests.simulation.deadlines import ACCURACY, Deadlines
 from tests.simulation.progress import Progress
-from tests.simulation.violation import Violation
 
 OWNED = ("owned", "warming", "revoking")
 # No replica served if none stamped for longer.
@@ -64,18 +64,16 @@ class Transaction:
 
 
 @dataclass(slots=True)
-class Lane:
+class Lane(rules.Lane):
     """One partition of the log, and what sinks have seen of it."""
 
     end: int = 0
-    first: int = 0
-    writes: int = 0
-    processed: set[int] = field(default_factory=set)
-    # Everything below was processed, or was discarded.
-    prefix: int = 0
-    highest: dict[int, int] = field(default_factory=dict)
     # Epochs that began with anything but a graceful handover.
     rough: set[int] = field(default_factory=set)
+
+    def excused(self, earlier: int, later: int) -> bool:
+        """Whether a handover between these epochs was not graceful."""
+        return any(earlier < epoch <= later for epoch in self.rough)
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +108,7 @@ class Checker:
         self.asked = Asked()
         self.deadlines = Deadlines()
         self._progress = Progress(pause_seconds)
-        self._owners: dict[tuple[int, int], str] = {}
+        self._owners = rules.Owners()
         self._instances: dict[str, str] = {}
         self._views: dict[tuple[str, int], Any] = {}
         self._sent: set[tuple[Any, ...]] = set()
@@ -141,14 +139,14 @@ class Checker:
     def discarded(self, partition: int) -> None:
         """An administrator had everything thrown away that the partition holds."""
         lane = self.lanes[partition]
-        lane.first = lane.end
-        lane.prefix = max(lane.prefix, lane.end)
+        lane.discarded(lane.end)
 
     @_told
     def trimmed(self, partition: int, first: int) -> None:
         """The log keeps nothing below."""
         if first > self.lanes[partition].prefix:
             raise Violation(3, f"p{partition} was trimmed up to {first}, before it was processed")
+        self.lanes[partition].trimmed(first)
 
     def sent(self, *what: Any) -> None:
         """A client sent this: `release`, `finish`, `ready` with the flow, the partition and the
@@ -168,21 +166,13 @@ class Checker:
         """A message has reached a sink."""
         lane = self.lanes[partition]
         what = f"{flow} wrote p{partition} message {position} in epoch {epoch}"
-        if self._owners.get((partition, epoch)) != flow:
-            owner = self._owners.get((partition, epoch))
+        owner = self._owners.get(partition, epoch)
+        if owner != flow:
             raise Violation(1, f"{what}, which {owner or 'nobody'} owns")
-        if position > lane.prefix:
-            raise Violation(3, f"{what}, but {lane.prefix} was not processed")
-        for other, highest in lane.highest.items():
-            if highest >= position:
-                rough = any(min(epoch, other) < e <= max(epoch, other) for e in lane.rough)
-                if not rough:
-                    raise Violation(4, f"{what}, after {highest} in epoch {other}, gracefully")
-        lane.highest[epoch] = max(position, lane.highest.get(epoch, -1))
-        lane.processed.add(position)
-        lane.writes += 1
-        while lane.prefix in lane.processed:
-            lane.prefix += 1
+        if lane.late(epoch) and not lane.excused(epoch, lane.newest):
+            raise Violation(4, f"{what}, after epoch {lane.newest} had begun, gracefully")
+        for violation in lane.handled(epoch, position, lane.excused):
+            raise Violation(violation.promise, f"{flow} wrote p{partition} {violation.text}")
 
     # What the database holds
 
@@ -319,9 +309,8 @@ class Checker:
         self._reset_by[number] = self.transactions
 
     def _own(self, row: Any) -> None:
-        owner = self._owners.setdefault((row.number, row.epoch), row.owner)
-        if owner != row.owner:
-            raise Violation(1, f"{owner} and {row.owner} own p{row.number} in epoch {row.epoch}")
+        for violation in self._owners.claim(row.number, row.epoch, row.owner):
+            raise violation
 
     # One partition in one transaction
 
@@ -412,7 +401,7 @@ class Checker:
         if how == "initial" and not first and new.owner != old.owner:
             raise Violation(4, f"p{number} epoch {new.epoch} is not the initial one")
         if how == "replaced":
-            before = self._owners.get((number, old.epoch))
+            before = self._owners.get(number, old.epoch)
             if before is not None and self._instances[before] != self._instances[new.owner]:
                 raise Violation(4, f"p{number} was held by {before}, not by {new.owner} restarted")
 
@@ -504,10 +493,12 @@ class Checker:
             if row.owner not in takers:
                 return False
             takers[row.owner] += not row.retiring
-        if self.queue["access_type"] == "exclusive":
-            first = min(takers, key=lambda id: self.flows[id].seat)
-            return takers[first] == sum(takers.values())
-        return max(takers.values()) - min(takers.values()) <= 1
+        return balance.is_balanced(takers, only=self._only(takers))
+
+    def _only(self, takers: Collection[str]) -> str | None:
+        """Who is to own all, if access is exclusive."""
+        exclusive = self.queue["access_type"] == "exclusive"
+        return min(takers, key=lambda id: self.flows[id].seat) if exclusive else None
 
     def _check_handoffs(
         self,
@@ -581,14 +572,7 @@ class Checker:
             holder = row.successor if on_its_way else owner
             if not after.retiring and holder in takers:
                 takers[holder] += 1
-        if self.queue["access_type"] == "exclusive":
-            first = min(takers, key=lambda id: self.flows[id].seat)
-            return leaving + sum(takers.values()) - takers[first]
-        floor, extra = divmod(total, len(takers))
-        return leaving + min(
-            sum(max(0, held - floor - (id in rich)) for id, held in takers.items())
-            for rich in combinations(sorted(takers), extra)
-        )
+        return leaving + balance.fewest_handoffs(takers, total, only=self._only(takers))
 
     def _check_views(self) -> None:
         """Who has to be told something is told under a new revision."""

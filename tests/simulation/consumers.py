@@ -22,9 +22,11 @@ from counterpoise.flow.programs import MayRenew, Pause, Program, Send, Sent
 from counterpoise.flow.view import Granted
 from counterpoise.wire import ReleaseItem
 from tests.simulation.checker import Checker
-from tests.simulation.loop import SimLoop
 from tests.simulation.plan import Config
-from tests.simulation.service import QUEUE, Log
+from tests.simulation.service import QUEUE
+from tests.world.log import Log
+from tests.world.loop import VirtualLoop
+from tests.world.process import Process
 
 # A call of the program's own is given up after so long, and tried again in the next turn.
 CALL_SECONDS = 3.0
@@ -38,44 +40,25 @@ Done = Callable[[Any, CounterpoiseError | None], None]
 class Network(Protocol):
     """The way from a process to the service."""
 
-    def send(self, process: Process, call: Call[Any], done: Done) -> None:
+    def send(self, process: Client, call: Call[Any], done: Done) -> None:
         """`done(value, error)` is called when there is an answer, or none in time."""
 
 
-class Process:
-    """What can die and freeze. Everything that a process does, it does through `later`."""
+class Client(Process):
+    """The process of an application, and its luck."""
 
-    def __init__(self, name: str, rng: random.Random, loop: SimLoop, drift: float) -> None:
-        self.name, self.rng, self.loop = name, rng, loop
-        self.dead = self.frozen = False
+    def __init__(self, name: str, rng: random.Random, loop: VirtualLoop, drift: float) -> None:
+        self.name, self.rng = name, rng
         # Until then it cannot be expected to get on.
         self.hindered_until = 0.0
         self.door = rng.randrange(100)
-        self._origin = rng.random() * 1e6
-        self._rate = 1.0 + drift * (2 * rng.random() - 1)
-        self._backlog: list[tuple[Callable[..., object], tuple[Any, ...]]] = []
-
-    def now(self) -> float:
-        """The process's own monotonic clock."""
-        return self._origin + self._rate * self.loop.now
-
-    def later(self, seconds: float, callback: Callable[..., object], *args: Any) -> None:
-        self.loop.call_at(self.loop.now + seconds / self._rate, self.do, callback, *args)
-
-    def do(self, callback: Callable[..., object], *args: Any) -> None:
-        """Calls back, when the process runs."""
-        if self.frozen:
-            self._backlog.append((callback, args))
-        elif not self.dead:
-            callback(*args)
+        origin_seconds = rng.random() * 1e6
+        super().__init__(loop, origin_seconds, 1.0 + drift * (2 * rng.random() - 1))
 
     def thaw(self) -> None:
         if self.frozen:
             self.hindered_until = self.loop.now + 1.0
-        self.frozen = False
-        backlog, self._backlog = self._backlog, []
-        for callback, args in backlog:
-            self.do(callback, *args)
+        super().thaw()
 
 
 @dataclass(slots=True)
@@ -93,7 +76,7 @@ class Lane:
     finished: bool = False
 
 
-class Consumer(Process):
+class Consumer(Client):
     """One application."""
 
     def __init__(
@@ -103,7 +86,7 @@ class Consumer(Process):
         lease: float,
         warmup: bool,
         rng: random.Random,
-        loop: SimLoop,
+        loop: VirtualLoop,
         network: Network,
         log: Log,
         checker: Checker,

@@ -12,7 +12,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
-from tests.simulation.violation import Violation
+from tests.judge.violation import Violation
 
 ACCURACY = 1e-4
 MOVING = ("warming", "revoking")

@@ -19,6 +19,8 @@ import broker.core.binding
 import broker.core.loop
 import broker.core.rebalancer
 import broker.core.working
+from broker.calls.flows import FlowCalls
+from broker.calls.updates import UpdateCalls
 from broker.clock import StoreClock
 from broker.coordinator import Coordinator
 from broker.core import commands as c
@@ -35,8 +37,6 @@ from broker.core.transitions import (
     State,
     Status,
 )
-from broker.flow_calls import FlowCalls
-from broker.flow_views import FlowViews
 from broker.replica import Replica
 from broker.store.memory_database import MemoryDatabase
 from broker.store.ports import Conflict, Expiry, Outage, Pulse
@@ -472,13 +472,13 @@ def _older_view_taken() -> Changes:
 
 def _waiting_flow_is_not_woken() -> Changes:
     """Whose view has changed is not told until it asks, and then by what the replica knows."""
-    real = FlowViews._newer
+    real = UpdateCalls._newer
 
     async def newer(self, coordinator, flow_id, after, at_least=0, fresh=False):
         return await real(self, coordinator, flow_id, after, 0, fresh)
 
     return [
-        (FlowViews, "_newer", newer),
+        (UpdateCalls, "_newer", newer),
         (Replica, "_wake", lambda self, queue_id, notices: None),
         (Coordinator, "catch_up", lambda self: None),
     ]
@@ -492,7 +492,7 @@ def _commits_wait_while(waits: Callable[[Queue, str], bool]) -> Changes:
 
     async def commit(self, name, flow_id, seq, items):
         loop: Any = asyncio.get_running_loop()
-        coordinator = await self._replica.coordinator(name)
+        coordinator = await self._queues.replica.coordinator(name)
         while (queue := coordinator.queue) is not None and flow_id in queue.flows:
             if not waits(queue, flow_id):
                 break

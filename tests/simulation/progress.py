@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from tests.simulation.violation import Violation
+from tests.judge.violation import Violation
 
 
 class Progress:
@@ -47,7 +47,7 @@ class Progress:
             if row is None or row.state not in ("owned", "warming") or row.owner not in able:
                 seen.pop(number, None)
                 continue
-            mark = (row.epoch, row.owner, position, lane.writes)
+            mark = (row.epoch, row.owner, position, lane.times)
             last = seen.get(number)
             if last is None or last[0] != mark:
                 seen[number] = (mark, now)

@@ -2,48 +2,45 @@
 
 A `Node` is one replica's process: it can crash, freeze and be cut off from the database. `Observed`
 is the database, which tells the checker of each transaction. `serve` stands for the routes of the
-API: it makes a call of the facade from what a client sent, and JSON values from the answer.
+API: it makes a call of the service from what a client sent, and JSON values from the answer.
 """
 
 from __future__ import annotations
 
-import asyncio
 import random
 from collections import Counter
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
-from typing import Any, TypeVar
+from typing import Any
 
-from broker import views
+from broker.calls import views
+from broker.calls.facade import Calls
 from broker.core.errors import BrokerError, FlowGone
 from broker.core.records import Record, RevokesStarted, WarmupsEnded
-from broker.flow_calls import FlowCalls
-from broker.logs import trim_floor
-from broker.queue_calls import QueueCalls
 from broker.replica import Replica
-from broker.store.memory import MemoryDatabase, MemoryStore
+from broker.store.memory import Fault
 from broker.store.ports import Commit, Overdue, PositionCommit, StoreError, StoreUnavailable
 from counterpoise.calls import Call
 from tests.simulation.checker import Checker, Transaction
-from tests.simulation.loop import SimLoop
 from tests.simulation.plan import Config
+from tests.world.alarms import Alarms
+from tests.world.log import Log, Logs
+from tests.world.loop import VirtualLoop
+from tests.world.process import Process
+from tests.world.store import Database, Store, Way
 
-T = TypeVar("T")
-EPOCH = 1_700_000_000.0
 QUEUE = "orders"
 UPKEEP_SECONDS = 4.0
 # An administrator's call and a commit that fails take this long.
 REFUSED_SECONDS = 0.05
 
 
-class Observed(MemoryDatabase):
+class Observed(Database):
     """The database; each transaction is told to the checker and to `wrote`."""
 
-    def __init__(self, loop: SimLoop, checker: Checker) -> None:
-        # By how much its clock was set since.
-        self.clock_set_by = 0.0
-        super().__init__(lambda: EPOCH + loop.now + self.clock_set_by)
+    def __init__(self, loop: VirtualLoop, checker: Checker) -> None:
+        super().__init__(loop)
         self.checker = checker
         self.records: Counter[str] = Counter()
         # Called once, when handoffs begin.
@@ -109,77 +106,59 @@ def begins_handoffs(commit: Commit) -> bool:
     return any(isinstance(record, RevokesStarted | WarmupsEnded) for record in records)
 
 
-class Log:
-    """The messages: of each partition how many there are, and which are kept. Stands for the
-    built-in log, which knows its partition count, and for `Loghouse`."""
+class Road(Way):
+    """A replica's way to the database, in all weathers."""
 
-    def __init__(self, checker: Checker) -> None:
-        self.checker = checker
-        self.count = 0
-        self.revision = 0
-        self.ends: dict[int, int] = {}
-        self.firsts: dict[int, int] = {}
-
-    def append(self, partition: int) -> None:
-        """One more message; routed with the count that the log knows."""
-        if partition < self.count:
-            self.ends[partition] = self.ends.get(partition, 0) + 1
-            self.checker.published(partition)
-
-    async def access(self, log: str, purpose: str) -> None:
-        """Nobody needs credentials here."""
-
-    async def make(self, name: str, count: int, owner: object) -> None:
-        self.count = count
-
-    async def resized(
-        self, name: str, owner: object, count: int, revision: int, gone: Sequence[int] = ()
-    ) -> None:
-        if revision >= self.revision:
-            self.count, self.revision = count, revision
-        for number in gone:
-            if number >= self.count:
-                self.firsts[number] = self.ends.get(number, 0)
-                self.checker.discarded(number)
-
-    async def drop(self, name: str, owner: object) -> None:
-        """No queue is deleted."""
-
-    async def spans(self, log: str, positions: Mapping[int, Any]) -> Mapping[int, Any]:
-        """Nobody looks."""
-        return {}
-
-    async def reached(self, log: str, partitions: Sequence[int]) -> Mapping[int, str]:
-        return {number: str(self.ends.get(number, 0)) for number in partitions}
-
-    async def keep(
-        self, name: str, owner: object, count: int, revision: int, committed: Sequence[Any]
-    ) -> None:
-        if self.count != count and revision >= self.revision:
-            self.count, self.revision = count, revision
-        floor = trim_floor(
-            {number: None if at is None else int(at) for number, at in positions.items()}
-            for positions in committed
-        )
-        for number, first in floor.items():
-            if first > self.firsts.get(number, 0):
-                self.firsts[number] = first
-                self.checker.trimmed(number, first)
-
-    async def positions(self, log: str, where: str) -> dict[int, str]:
-        ends = self.firsts if where == "earliest" else self.ends
-        return {number: str(ends.get(number, 0)) for number in range(max(self.ends, default=0) + 1)}
-
-
-class Store(MemoryStore):
-    """A replica's way to the database."""
-
-    def __init__(self, database: Observed, node: Node) -> None:
-        super().__init__(database)
+    def __init__(self, node: Node) -> None:
         self.node = node
+        self._crashes = False
+
+    async def there(self, method: str) -> Fault | None:
+        node, weather = self.node, self.node.weather
+        luck = node.rng.random()
+        delay = node.latency()
+        if delay:
+            await node.loop.sleep(delay)
+            await node.alive()
+        away = node.cut or weather.away or (weather.mute and method != "pulse")
+        if away or luck < weather.refuses:
+            return Fault.LOST
+        fate = None
+        if method == "commit" and node.next_commit is not None:
+            fate, node.next_commit = node.next_commit, None
+            node.disturbed(0.0)
+        if fate == "crash before":
+            node.crash()
+        self._crashes = fate == "crash after"
+        unknown = self._crashes or fate == "unknown" or luck > 1.0 - weather.forgets
+        return Fault.UNKNOWN if unknown else None
+
+    async def failed(self, method: str, fault: Fault) -> None:
+        if self._crashes and fault is Fault.UNKNOWN:
+            self.node.crash()
+        else:
+            await self.node.loop.sleep(REFUSED_SECONDS)
+
+    async def back(self, method: str) -> None:
+        delay = self.node.latency()
+        if delay:
+            await self.node.loop.sleep(delay)
+
+    def notices(self) -> Iterator[float]:
+        node, weather = self.node, self.node.weather
+        fate = node.rng.random()
+        if fate >= weather.notify_lost:
+            for _ in range(2 if fate > 1.0 - weather.doubles else 1):
+                yield node.latency() * (1 + 10 * (fate > 0.9))
+
+
+class Stalling(Store):
+    """A store on which a commit that begins handoffs takes long, when the weather says so."""
+
+    process: Node
 
     async def commit(self, commit: Commit) -> None:
-        node, weather = self.node, self.node.weather
+        node, weather = self.process, self.process.weather
         if weather.stall_seconds and begins_handoffs(commit):
             seconds, weather.stall_seconds = weather.stall_seconds, 0.0
             node.disturbed(seconds)
@@ -187,113 +166,6 @@ class Store(MemoryStore):
             if self.database.queues[commit.queue.id].row["revision"] == commit.seen:
                 node.on_stalled()
         await super().commit(commit)
-
-    async def _call(self, method: str, work: Callable[[], T]) -> T:
-        node, loop = self.node, self.node.loop
-        await node.alive()
-        luck = node.rng.random()
-        delay = node.latency()
-        if delay:
-            await loop.sleep(delay)
-            await node.alive()
-        weather = node.weather
-        away = node.cut or weather.away or (weather.mute and method != "pulse")
-        if away or luck < weather.refuses:
-            await loop.sleep(REFUSED_SECONDS)
-            await node.alive()
-            raise StoreUnavailable(f"{method}: lost")
-        fate = None
-        if method == "commit" and node.next_commit is not None:
-            fate, node.next_commit = node.next_commit, None
-        if fate is not None:
-            node.disturbed(0.0)
-        if fate == "crash before":
-            node.crash()
-            await node.alive()
-        unknown = fate == "unknown" or luck > 1.0 - node.weather.forgets
-        if unknown or fate == "crash after":
-            with suppress(StoreError):
-                work()
-            if fate == "crash after":
-                node.crash()
-            else:
-                await loop.sleep(REFUSED_SECONDS)
-            await node.alive()
-            raise StoreUnavailable(f"{method}: unknown")
-        result = work()
-        delay = node.latency()
-        if delay:
-            await loop.sleep(delay)
-        if node.down or node.frozen:
-            await node.alive()
-        return result
-
-    def _notify(self, queue_ids: Sequence[str]) -> None:
-        node = self.node
-        for listener in self.database.listeners:
-            fate = node.rng.random()
-            if fate < node.weather.notify_lost:
-                continue
-            times = 2 if fate > 1.0 - node.weather.doubles else 1
-            for _ in range(times):
-                delay = node.latency() * (1 + 10 * (fate > 0.9))
-                node.loop.call_later(delay, listener.heard, self, queue_ids)
-
-
-class Alarms:
-    """Alarms of one process, by its own clock."""
-
-    def __init__(self, node: Node) -> None:
-        self._node = node
-        self._handles: dict[str, Any] = {}
-        self._tasks: list[Any] = []
-
-    def start(self) -> None:
-        """Nothing to do."""
-
-    def stop(self) -> None:
-        for handle in self._handles.values():
-            handle.cancel()
-        for task in self._tasks:
-            task.cancel()
-
-    def set(self, key: str, delay_seconds: float | None, callback: Callable[[], None]) -> None:
-        known = self._handles.pop(key, None)
-        if known is not None:
-            known.cancel()
-        if delay_seconds is not None:
-            node = self._node
-            delay = max(0.0, delay_seconds) / node.rate
-            self._handles[key] = node.loop.call_later(delay, self._ring, key, callback)
-
-    def _ring(self, key: str, callback: Callable[[], None]) -> None:
-        self._handles.pop(key, None)
-        self._node.do(callback)
-
-    def every(
-        self, key: str, seconds: float, callback: Callable[[], Coroutine[Any, Any, None]]
-    ) -> None:
-        node = self._node
-
-        async def again() -> None:
-            while not node.down:
-                await node.loop.sleep(seconds / node.rate)
-                await node.alive()
-                await callback()
-
-        self._tasks.append(node.loop.create_task(again()))
-
-
-class Facade(QueueCalls, FlowCalls):
-    """What `broker.service.Broker` is made of."""
-
-    def __init__(self, replica: Replica, log: Log) -> None:
-        super().__init__(replica, log)  # type: ignore[arg-type]
-
-    async def upkeep(self) -> None:
-        """As `Broker.upkeep`, on the log's part."""
-        with suppress(BrokerError, StoreError):
-            await self.keep_logs()
 
 
 class Weather:
@@ -312,23 +184,25 @@ class Weather:
         self.__init__()  # type: ignore[misc]
 
 
-class Node:
+class Node(Process):
     """One replica's process, from its start to its end. Its successor is another."""
 
     def __init__(
         self,
         name: str,
         rng: random.Random,
-        loop: SimLoop,
+        loop: VirtualLoop,
         database: Observed,
         log: Log,
         weather: Weather,
         config: Config,
         new_id: Callable[[], str],
     ) -> None:
-        self.name, self.rng, self.loop = name, rng, loop
-        self.database, self.weather, self.config = database, weather, config
-        self.down = self.frozen = self.cut = False
+        origin_seconds = rng.random() * 1e5
+        super().__init__(loop, origin_seconds, 1.0 + config.drift * (2 * rng.random() - 1))
+        self.name, self.rng = name, rng
+        self.weather, self.config = weather, config
+        self.cut = False
         self.next_commit: str | None = None
         self.on_stalled: Callable[[], None] = lambda: None
         # Requests of administrators that it works on.
@@ -337,16 +211,11 @@ class Node:
         self.away_seconds = 1.0
         self.on_crash: Callable[[Node], None] = lambda node: None
         self.disturbed: Callable[[float], None] = lambda seconds: None
-        self._backlog: list[Callable[[], object]] = []
-        self._waiting: list[asyncio.Future[None]] = []
         self.ready = False
-        # The process's own clock has nothing to do with anybody else's.
-        origin = rng.random() * 1e5
-        self.rate = rate = 1.0 + config.drift * (2 * rng.random() - 1)
-        self.store = Store(database, self)
+        self.store = Stalling(database, self, Road(self))
         self.alarms = Alarms(self)
-        self.replica = Replica(self.store, self.alarms, new_id, lambda: origin + rate * loop.now)
-        self.facade = Facade(self.replica, log)
+        self.replica = Replica(self.store, self.alarms, new_id, self.now)
+        self.calls = Calls(self.replica, Logs({f"builtin:{QUEUE}": log}))
         loop.create_task(self._begin())
 
     async def _begin(self) -> None:
@@ -358,13 +227,17 @@ class Node:
                 await self.loop.sleep(0.5)
                 await self.alive()
         self.ready = True
-        self.alarms.every("upkeep", UPKEEP_SECONDS, self.facade.upkeep)
+        self.alarms.every("upkeep", UPKEEP_SECONDS, self.upkeep)
+
+    async def upkeep(self) -> None:
+        """As `Broker.upkeep`, on the log's part."""
+        with suppress(BrokerError, StoreError):
+            await self.calls.logs.maintain()
 
     def crash(self) -> None:
         """The process is gone at once."""
-        if not self.down:
-            self.thaw()
-            self.down = True
+        if not self.dead:
+            self.die()
             self.alarms.stop()
             self.on_crash(self)
 
@@ -372,37 +245,6 @@ class Node:
         """The process ends in order."""
         await self.replica.stop()
         self.crash()
-
-    def freeze(self) -> None:
-        """Nothing of the process runs until it is thawed."""
-        self.frozen = True
-
-    def thaw(self) -> None:
-        """Everything goes on as if no time had passed."""
-        if self.frozen:
-            self.frozen = False
-            waiting, self._waiting = self._waiting, []
-            for future in waiting:
-                if not future.done():
-                    future.set_result(None)
-            backlog, self._backlog = self._backlog, []
-            for callback in backlog:
-                self.loop.call_soon(self.do, callback)
-
-    async def alive(self) -> None:
-        """Goes on when the process runs: never, if it is dead."""
-        while self.frozen:
-            self._waiting.append(self.loop.create_future())
-            await self._waiting[-1]
-        if self.down:
-            await self.loop.create_future()
-
-    def do(self, callback: Callable[[], object]) -> None:
-        """Calls back, when the process runs."""
-        if self.frozen:
-            self._backlog.append(callback)
-        elif not self.down:
-            callback()
 
     def latency(self) -> float:
         """Of one way to the database or to a client, in seconds."""
@@ -462,14 +304,14 @@ def problem(error: BrokerError) -> tuple[int, dict[str, Any]]:
     return _STATUS[error.code], document
 
 
-async def serve(facade: Facade, call: Call[Any], checker: Checker) -> Any:
+async def serve(calls: Calls, call: Call[Any], checker: Checker) -> Any:
     """The body of the answer. Raises BrokerError."""
     began = checker.began()
     parts = call.path.split("/")
     name, flow_id, verb = parts[2], parts[4] if len(parts) > 4 else "", parts[-1]
     body = call.body
     if len(parts) == 4 and parts[3] == "flows":
-        bound = await facade.bind(
+        bound = await calls.flows.bind(
             name,
             body["client_name"],
             body["instance_id"],
@@ -490,27 +332,27 @@ async def serve(facade: Facade, call: Call[Any], checker: Checker) -> Any:
         }
     if call.method == "DELETE":
         with suppress(FlowGone):  # Repeating it is no error.
-            await facade.authenticate(name, flow_id, call.token or "")
-        await facade.unbind(name, flow_id)
+            await calls.flows.authenticate(name, flow_id, call.token or "")
+        await calls.flows.unbind(name, flow_id)
         checker.unbound(flow_id)
         return None
-    await facade.authenticate(name, flow_id, call.token or "")
+    await calls.flows.authenticate(name, flow_id, call.token or "")
     if verb == "updates":
         after, wait = int(call.query["after"]), float(call.query["wait"])
-        view = await facade.wait_update(name, flow_id, after, wait)
+        view = await calls.updates.wait(name, flow_id, after, wait)
         if view is None:
             return None
         checker.showed(view, began)
         return _update(view)
     if verb == "drain":
-        view = await facade.drain(name, flow_id, body.get("timeout_seconds"))
+        view = await calls.flows.drain(name, flow_id, body.get("timeout_seconds"))
         checker.showed(view, began)
         return _update(view)
     items = body["partitions"]
     done: views.ResultsView
     if verb == "commit":
         commits = [views.CommitItem(i["partition"], i["epoch"], i["position"]) for i in items]
-        done = await facade.commit(name, flow_id, body["seq"], commits)
+        done = await calls.flows.commit(name, flow_id, body["seq"], commits)
     elif verb == "release":
         lets = [
             views.ReleaseItem(
@@ -518,10 +360,10 @@ async def serve(facade: Facade, call: Call[Any], checker: Checker) -> Any:
             )
             for i in items
         ]
-        done = await facade.release(name, flow_id, body["seq"], lets)
+        done = await calls.flows.release(name, flow_id, body["seq"], lets)
     else:
         warm = [views.ReadyItem(i["partition"], i["epoch"]) for i in items]
-        done = await facade.ready(name, flow_id, warm)
+        done = await calls.flows.ready(name, flow_id, warm)
     said = [(i["partition"], i["epoch"], int(i.get("position") or 0)) for i in items]
     checker.answered(verb, flow_id, said, done.results, began)
     checker.showed(done.update, began)

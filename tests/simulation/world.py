@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import random
 import sys
 from collections import Counter
@@ -13,25 +12,29 @@ from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
 
+import broker.calls.flows
+import broker.calls.logs
+import broker.calls.queues
 import broker.coordinator
 import broker.core.queue
 import broker.core.replay
-import broker.flow_calls
-import broker.log_calls
-import broker.queue_calls
 import broker.replica
-from broker import views
+from broker.calls import views
 from broker.core.errors import BrokerError, Unavailable
 from broker.core.transitions import PARTITION_TRANSITIONS, QUEUE_TRANSITIONS
 from counterpoise.calls import Call
 from counterpoise.errors import CounterpoiseError, Unreachable, error_of
+from tests.judge.violation import Violation
 from tests.simulation.checker import Checker
-from tests.simulation.consumers import AT_ONCE, PATIENCE_SECONDS, Consumer, Done, Process
-from tests.simulation.loop import SimLoop
+from tests.simulation.consumers import AT_ONCE, PATIENCE_SECONDS, Client, Consumer, Done
 from tests.simulation.plan import Event, Plan
-from tests.simulation.service import EPOCH, QUEUE, Log, Node, Observed, Weather, problem, serve
-from tests.simulation.violation import Violation
+from tests.simulation.service import QUEUE, Node, Observed, Weather, problem, serve
+from tests.world.log import Log
+from tests.world.loop import VirtualLoop
+from tests.world.store import picture
 
+# No run takes more callbacks than this: nothing comes to an end.
+MOST_STEPS = 200_000
 # After the last fault everything must be settled within the time that leases, holddowns and
 # handoffs may take, the time for the messages, and so long for all to find each other again.
 FIND_SECONDS, FIND_LATENCIES = 8.0, 60
@@ -67,7 +70,7 @@ class World:
     def __init__(self, plan: Plan, recording: bool) -> None:
         self.plan = plan
         config = plan.config
-        self.loop = loop = SimLoop()
+        self.loop = loop = VirtualLoop(MOST_STEPS)
         self.lines: list[str] | None = [] if recording else None
         self.trace = self._trace if recording else None
         latency = config.latency[1]
@@ -152,10 +155,24 @@ class World:
                 promise, text = left
                 raise Violation(promise, f"{most:.1f} s after the last fault: {text}")
             loop.run_until(loop.now + STEP_SECONDS)
+        self._compare()
+
+    def _compare(self) -> None:
+        """What each replica has in memory is what is stored. Raises Violation."""
+        (queue_id,) = self.database.queues
+        stored = self.database.load(queue_id)
+        for node in self.nodes:
+            coordinator = node.replica._coordinators.get(queue_id)
+            memory = coordinator.queue if coordinator is not None else None
+            if memory is None or memory.revision != stored.revision:
+                continue
+            if picture(memory) != picture(stored):
+                text = f"{node.name} has {picture(memory)}, but {picture(stored)} is stored"
+                raise Violation(7, text)
 
     async def _create(self) -> None:
         spec = views.QueueSpec(QUEUE, **self.plan.config.settings)
-        await self.nodes[0].facade.create_queue(spec)
+        await self.nodes[0].calls.queues.create(spec)
 
     def _node(self, name: str) -> Node:
         rng = random.Random(hash((self.plan.seed, len(self.nodes), self.ids)))
@@ -198,7 +215,7 @@ class World:
             node.cut = False
             node.next_commit = None
             node.thaw()
-            if node.down:
+            if node.dead:
                 self.nodes[place] = self._node(node.name)
             node.next_commit = None
         for consumer in self.consumers:
@@ -247,7 +264,7 @@ class World:
 
     # The network
 
-    def send(self, process: Process, call: Call[Any], done: Done) -> None:
+    def send(self, process: Client, call: Call[Any], done: Done) -> None:
         """A client's call, and its answer if there is one in time."""
         rng, weather, loop = process.rng, self.weather, self.loop
         waiting = [True]
@@ -289,14 +306,14 @@ class World:
             )
 
     def _deliver(self, node: Node, sender: str, call: Call[Any], answer: Done) -> None:
-        if node.down or not node.ready:
+        if node.dead or not node.ready:
             answer(None, Unreachable("refused"))
         else:
             node.do(lambda: self.loop.create_task(self._serve(node, sender, call, answer)))
 
     async def _serve(self, node: Node, sender: str, call: Call[Any], answer: Done) -> None:
         try:
-            body = await serve(node.facade, call, self.checker)
+            body = await serve(node.calls, call, self.checker)
         except BrokerError as error:
             told: Any = error
             body = None
@@ -390,10 +407,10 @@ class World:
         if flow_id is None:
             return
         if gently:
-            self._administer(lambda facade: facade.drain(QUEUE, flow_id, None, by_flow=False))
+            self._administer(lambda calls: calls.flows.drain(QUEUE, flow_id, None, by_flow=False))
         else:
             self.checker.sent("unbind", flow_id)
-            self._administer(lambda facade: facade.unbind(QUEUE, flow_id))
+            self._administer(lambda calls: calls.flows.unbind(QUEUE, flow_id))
 
     def _on_replace(self, who: int, seconds: float) -> None:
         """One leaves, another comes."""
@@ -454,7 +471,7 @@ class World:
         asked = self.checker.asked
         while True:
             node = self.rng.choice(self.nodes)
-            if node.down or not node.ready:
+            if node.dead or not node.ready:
                 await self.loop.sleep(0.3)
                 continue
 
@@ -463,7 +480,7 @@ class World:
                 request = asked.begin(*what) if what else 0
                 node.asked.add(request)
                 try:
-                    await work(node.facade)
+                    await work(node.calls)
                 except Unavailable:
                     asked.end(request)
                     return False
@@ -483,7 +500,7 @@ class World:
 
     def _change(self, changes: dict[str, Any], discard: bool = False) -> None:
         self._administer(
-            lambda facade: facade.change_queue(QUEUE, changes, discard), "change", changes, discard
+            lambda calls: calls.queues.change(QUEUE, changes, discard), "change", changes, discard
         )
 
     def _on_resize(self, count: int, discard: bool) -> None:
@@ -505,26 +522,26 @@ class World:
         self._change({"access_type": access_type})
 
     def _on_rebalance(self) -> None:
-        self._administer(lambda facade: facade.rebalance_now(QUEUE), "rebalance")
+        self._administer(lambda calls: calls.queues.rebalance(QUEUE), "rebalance")
 
     def _on_positions(self, everywhere: bool, who: int) -> None:
         """Back to where the log begins, or a little."""
         existing = sorted(n for n, row in self.checker.partitions.items() if row.state != "removed")
         if everywhere:
-            self._administer(lambda facade: facade.set_positions(QUEUE, "earliest"), "positions")
+            self._administer(lambda calls: calls.logs.set_positions(QUEUE, "earliest"), "positions")
             return
         number = existing[who % len(existing)]
         first, last = self.log.firsts.get(number, 0), self.checker.positions.get(number, 0)
         back = (first + max(first, last)) // 2
         where = {number: str(back)}
         self._administer(
-            lambda facade: facade.set_positions(QUEUE, where), "positions", {number: back}
+            lambda calls: calls.logs.set_positions(QUEUE, where), "positions", {number: back}
         )
 
     # Replicas
 
     def _replica(self, which: int) -> Node | None:
-        up = [node for node in self.nodes if not node.down]
+        up = [node for node in self.nodes if not node.dead]
         return up[which % len(up)] if up else None
 
     def _crashed(self, node: Node) -> None:
@@ -584,7 +601,7 @@ class World:
     def _on_blackout(self, seconds: float, with_memory: bool) -> None:
         """All replicas at once."""
         for node in list(self.nodes):
-            if node.down:
+            if node.dead:
                 continue
             node.away_seconds = seconds
             if with_memory:
@@ -724,11 +741,11 @@ def run(plan: Plan, *, recording: bool = False) -> Outcome:
         tables.append(counting)
     quiet = _Quiet(world.failed)
     with replaced(
-        (broker.flow_calls, "uuid4", lambda: _Id(world.new_id("f"))),
-        (broker.queue_calls, "uuid4", lambda: _Id(world.new_id("q"))),
-        (broker.flow_calls, "secrets", SimpleNamespace(token_urlsafe=lambda n: world.new_id("s"))),
+        (broker.calls.flows, "uuid4", lambda: _Id(world.new_id("f"))),
+        (broker.calls.queues, "uuid4", lambda: _Id(world.new_id("q"))),
+        (broker.calls.flows, "secrets", SimpleNamespace(token_urlsafe=lambda n: world.new_id("s"))),
         (broker.coordinator, "_log", quiet),
-        (broker.log_calls, "_log", quiet),
+        (broker.calls.logs, "_log", quiet),
         (broker.replica, "_log", quiet),
         (broker.core.queue, "PARTITION_TRANSITIONS", tables[0]),
         (broker.core.replay, "QUEUE_TRANSITIONS", tables[1]),
@@ -744,18 +761,3 @@ def run(plan: Plan, *, recording: bool = False) -> Outcome:
     counts["outages"] = len(world.database.outages)
     counts["virtual milliseconds"] = int(world.loop.now * 1000)
     return Outcome(plan, violation, world.lines or [], counts)
-
-
-@contextmanager
-def without_pauses() -> Iterator[None]:
-    """No garbage collection in between: what a run leaves is collected by `sweep`."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
-
-
-__all__ = ["EPOCH", "Outcome", "World", "replaced", "run", "without_pauses"]

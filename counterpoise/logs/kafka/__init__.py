@@ -30,19 +30,15 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import pyarrow as pa
 
-from counterpoise.logs import (
-    AppendBatch,
-    AppendResult,
-    Bounds,
+from counterpoise.logs.address import parse_log
+from counterpoise.logs.errors import (
     InvalidMessage,
     LogError,
     LogNotFound,
-    LogOwner,
     PositionAhead,
     PositionTrimmed,
     StalePartitionCount,
 )
-from counterpoise.logs.address import parse_log
 from counterpoise.logs.kafka.access import parse_access
 from counterpoise.logs.kafka.appender import Appender
 from counterpoise.logs.kafka.clients import Clients, leave_alone
@@ -53,6 +49,7 @@ from counterpoise.logs.kafka.sizes import SAMPLED_MESSAGES, Sizes
 from counterpoise.logs.kafka.tails import find_appends
 from counterpoise.logs.kafka.topic import Topic
 from counterpoise.logs.numbered import NumberedLog
+from counterpoise.logs.port import AppendBatch, AppendResult, Bounds, LogOwner
 from counterpoise.logs.shares import fair_shares
 
 __all__ = ["KafkaLog", "raw_bytes"]

@@ -32,17 +32,11 @@ from datetime import UTC, datetime, timedelta
 
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
-from counterpoise.logs import (
-    MAX_MESSAGE_BYTES,
-    AppendBatch,
-    AppendResult,
-    InvalidMessage,
-    LogError,
-    LogUnavailable,
-)
-from counterpoise.logs import Message as Published
+from counterpoise.logs.errors import InvalidMessage, LogError, LogUnavailable
 from counterpoise.logs.kafka.failures import Trouble
 from counterpoise.logs.kafka.rows import APPEND, TOMBSTONE, Header, raw_bytes
+from counterpoise.logs.port import MAX_MESSAGE_BYTES, AppendBatch, AppendResult
+from counterpoise.logs.port import Message as Published
 
 PRODUCER = {
     "enable.idempotence": True,

@@ -25,7 +25,7 @@ from collections.abc import Callable, Iterator
 import pyarrow as pa
 from confluent_kafka import Consumer, KafkaError, Message, TopicPartition
 
-from counterpoise.logs import LogBehind, LogError
+from counterpoise.logs.errors import LogBehind, LogError
 from counterpoise.logs.kafka.failures import Trouble, is_passing
 from counterpoise.logs.kafka.rows import record_batch
 

@@ -26,7 +26,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from confluent_kafka import TIMESTAMP_NOT_AVAILABLE, Message
 
-from counterpoise.logs import MESSAGE_SCHEMA
+from counterpoise.logs.port import MESSAGE_SCHEMA
 
 TOMBSTONE = "counterpoise-tombstone"
 APPEND = "counterpoise-append"

@@ -25,7 +25,7 @@ from confluent_kafka import (
 )
 from confluent_kafka.admin import AdminClient, OffsetSpec
 
-from counterpoise.logs import LogError
+from counterpoise.logs.errors import LogError
 from counterpoise.logs.kafka.failures import Trouble
 
 # The times for a question that librdkafka takes.

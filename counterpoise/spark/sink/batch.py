@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from counterpoise.spark.channel import Channel, NoChannel, channel_to
-from counterpoise.spark.offsets import VERSION_FIELD, Json
-from counterpoise.spark.planned import Planned, planned_of
+from counterpoise.spark.channel.documents import Channel, NoChannel, channel_to
+from counterpoise.spark.channel.planned import Planned, planned_of
+from counterpoise.spark.plan.offsets import VERSION_FIELD, Json
 from counterpoise.spark.sink.errors import PlanMissing
 
 if TYPE_CHECKING:

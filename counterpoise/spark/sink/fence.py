@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from counterpoise.logs import InvalidPosition
-from counterpoise.spark.offsets import Slice
+from counterpoise.spark.plan.offsets import Slice
 from counterpoise.spark.sink.errors import SinkGap
 
 Outcome = Literal["written", "repeated", "superseded"]

@@ -10,8 +10,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, get_args
 
-from counterpoise.spark.offsets import Slice
-from counterpoise.spark.planned import Planned
+from counterpoise.spark.channel.planned import Planned
+from counterpoise.spark.plan.offsets import Slice
 from counterpoise.spark.sink.batch import RunningBatch
 from counterpoise.spark.sink.database import Bounds, Database, MakeEngine
 from counterpoise.spark.sink.errors import (

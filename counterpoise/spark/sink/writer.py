@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from counterpoise.logs import InvalidPosition
-from counterpoise.spark.offsets import Slice
+from counterpoise.spark.plan.offsets import Slice
 from counterpoise.spark.sink.database import Bounds, Database
 from counterpoise.spark.sink.errors import ForeignRow
 from counterpoise.spark.sink.fence import OnGap, Verdict, judge, number

@@ -20,10 +20,10 @@ from counterpoise.errors import ServiceUnavailable
 from counterpoise.logs import LogNotFound, LogUnavailable, PositionAhead
 from counterpoise.logs.patience import Patience
 from counterpoise.spark.errors import InvalidSchema
-from counterpoise.spark.executor import ARROW_SCHEMA
-from counterpoise.spark.offsets import Slice
-from counterpoise.spark.options import SourceOptions, read_options
+from counterpoise.spark.plan.offsets import Slice
+from counterpoise.spark.plan.options import SourceOptions, read_options
 from counterpoise.spark.sink.batch import RunningBatch
+from counterpoise.spark.tasks.executor import ARROW_SCHEMA
 from counterpoise.spark.warmup.snapshots import SnapshotStore
 from counterpoise.spark.warmup.state import Cell, PartitionState
 from counterpoise.spark.warmup.states import States

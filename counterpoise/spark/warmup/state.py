@@ -21,8 +21,8 @@ from typing import Any, BinaryIO, Generic, Literal, TypeVar
 import pyarrow as pa
 
 from counterpoise.logs import Bounds, Log, PositionTrimmed
-from counterpoise.spark.executor import as_rows
-from counterpoise.spark.offsets import Slice
+from counterpoise.spark.plan.offsets import Slice
+from counterpoise.spark.tasks.executor import as_rows
 from counterpoise.spark.warmup.snapshots import Snapshot, SnapshotDamaged, SnapshotStore
 
 logger = logging.getLogger("counterpoise.spark")

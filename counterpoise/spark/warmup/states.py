@@ -9,8 +9,8 @@ from typing import Any, Generic, Literal, TypeVar
 from counterpoise.client import Client
 from counterpoise.errors import CounterpoiseError
 from counterpoise.logs import Log, LogAccessRefused
-from counterpoise.spark.door import LogDoor, QueueAccess
-from counterpoise.spark.options import SourceOptions
+from counterpoise.spark.plan.options import SourceOptions
+from counterpoise.spark.tasks.door import LogDoor, QueueAccess
 from counterpoise.spark.warmup.snapshots import SnapshotStore
 from counterpoise.spark.warmup.state import Cell, PartitionState, Restorer
 

@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import Generic, TypeVar
 
 from counterpoise.errors import CounterpoiseError
-from counterpoise.spark.channel import Channel, channel_to, driver_home
-from counterpoise.spark.offsets import Json
-from counterpoise.spark.options import SourceOptions
+from counterpoise.spark.channel.documents import Channel, channel_to, driver_home
+from counterpoise.spark.plan.offsets import Json
+from counterpoise.spark.plan.options import SourceOptions
 from counterpoise.spark.warmup.snapshots import json_or_none
 from counterpoise.spark.warmup.state import Cell
 from counterpoise.spark.warmup.states import States, say_failed

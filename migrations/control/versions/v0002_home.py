@@ -1,6 +1,6 @@
 """Where the tables were written first, so that a dump restored elsewhere is noticed.
 
-See `broker.restoring`. Null until a service or `counterpoise migrate` has looked.
+See `broker.postgres.restoring`. Null until a service or `counterpoise migrate` has looked.
 """
 
 from __future__ import annotations

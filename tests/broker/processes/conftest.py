@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 import pytest
 
 from counterpoise.client import AsyncClient
-from tests.broker.crowd import Crowd, HttpDoor
+from tests.broker.crowd import Crowd
 
 CrowdOf = Callable[[Sequence[str], str, int], Crowd]
 
@@ -17,11 +17,9 @@ async def crowd_of() -> AsyncIterator[CrowdOf]:
     async with contextlib.AsyncExitStack() as stack:
 
         def make(urls: Sequence[str], queue: str, seed: int) -> Crowd:
-            doors = []
-            for url in urls:
-                client = AsyncClient(url, timeout_seconds=15)
+            clients = [AsyncClient(url, timeout_seconds=15) for url in urls]
+            for client in clients:
                 stack.push_async_callback(client.close)
-                doors.append(HttpDoor(client, queue))
-            return Crowd(doors, random.Random(seed), lease=15.0)
+            return Crowd(clients, queue, random.Random(seed), lease=15.0)
 
         yield make

@@ -11,6 +11,8 @@ from tests.broker.processes.conftest import CrowdOf
 from tests.broker.processes.test_two_services import peace
 from tests.service import ServeProcess
 
+pytestmark = pytest.mark.xdist_group("processes")
+
 
 @pytest.mark.long
 @pytest.mark.timeout(600)
@@ -39,6 +41,6 @@ async def test_flows_keep_their_partitions(tmp_path: Path, crowd_of: CrowdOf) ->
                 # One joined: no more than its share changed hands.
                 share = -(-24 // len(crowd.consumers))
                 assert len(before) - len(kept) <= share
-            assert not crowd.checker.gone
-            assert crowd.checker.outcomes["commit ok"]
+            assert not crowd.notes.gone
+            assert crowd.verdict().counts["commit ok"]
             await crowd.go_home()

@@ -15,6 +15,8 @@ from benchmarks.overload import QUEUE, Flows, big_commits, flood
 from benchmarks.wire import Caller
 from tests.service import ServeProcess
 
+pytestmark = pytest.mark.xdist_group("processes")
+
 FLOWS = 500
 LEASE_SECONDS = 8.0
 # So long that who is not served loses his lease twice.

@@ -12,9 +12,9 @@ import httpx
 import psycopg
 import pytest
 
-from broker import restoring
 from broker.launch import Exit
-from broker.postgres_binaries import installed_wheel
+from broker.postgres import restoring
+from broker.postgres.binaries import installed_wheel
 from broker.service import Broker
 from counterpoise import calls
 from counterpoise.client import Client
@@ -25,7 +25,7 @@ from counterpoise.wire import Bound, CommitItem, ReleaseItem, Update
 from tests.broker.test_cli import run
 from tests.service import Service, eventually, running, settings_for
 
-pytestmark = pytest.mark.timeout(400)
+pytestmark = [pytest.mark.timeout(400), pytest.mark.xdist_group("processes")]
 
 
 @contextlib.contextmanager

@@ -14,6 +14,8 @@ from counterpoise.flow import Flow
 from tests.schema_levels import Release
 from tests.service import ServeProcess, eventually
 
+pytestmark = pytest.mark.xdist_group("processes")
+
 REPLICAS = 2
 # Longer than a replica takes to be replaced, also on a machine that is busy.
 LEASE_SECONDS = 90.0

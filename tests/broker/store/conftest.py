@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 import psycopg
 import pytest
 
-from broker import migrations
+from broker.postgres import migrations
 from broker.store.ports import Store
 from tests.broker.store.support import Ground, MemoryGround, PostgresGround, Replica
 

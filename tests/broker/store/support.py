@@ -256,9 +256,12 @@ class Replica:
 
 
 async def serve(ground: Ground, store: Store, seconds: float) -> None:
-    """Lets time pass while somebody serves."""
-    for _ in range(int(seconds / 2)):
-        ground.pass_time(2)
+    """Lets time pass while somebody serves; `seconds` is whole.
+
+    In steps well below what counts as an outage, so that a stall of the machine is none.
+    """
+    for _ in range(round(seconds)):
+        ground.pass_time(1)
         await store.pulse()
 
 

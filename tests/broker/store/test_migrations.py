@@ -71,7 +71,7 @@ def test_what_is_done_can_be_undone(database_url: str) -> None:
 
 def test_many_may_migrate_at_once(database_url: str) -> None:
     program = (
-        "import sys; from broker import migrations;"
+        "import sys; from broker.postgres import migrations;"
         " [step] = [s for s in migrations.upgrade(sys.argv[1]) if s.tree == 'control'];"
         " print(step.after)"
     )

@@ -12,8 +12,8 @@ from urllib.parse import urlsplit
 import psycopg
 import pytest
 
-from broker import migrations
-from broker.embedded import EmbeddedPostgres
+from broker.postgres import migrations
+from broker.postgres.embedded import EmbeddedPostgres
 from broker.store.ports import PositionCommit, StoreUnavailable
 from broker.store.postgres import PostgresStore
 from tests.broker.store.support import PostgresGround, Replica, outcomes

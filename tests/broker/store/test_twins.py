@@ -19,7 +19,7 @@ from urllib.parse import urlsplit
 import psycopg
 import pytest
 
-from broker import migrations
+from broker.postgres import migrations
 from broker.store.memory_database import MemoryDatabase
 from broker.store.ports import Commit, PositionCommit, PositionWrite, Store, StoreError
 from tests.broker.store.support import Replica

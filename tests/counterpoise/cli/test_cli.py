@@ -16,10 +16,10 @@ from typer.testing import CliRunner
 from counterpoise.cli import messages
 from counterpoise.cli.app import app
 from counterpoise.client import Client, package_version
-from counterpoise.delivery import Delivery
 from counterpoise.flow import Flow
 from counterpoise.logs import LogUnavailable
 from counterpoise.publisher import Publisher
+from counterpoise.publisher.delivery import Delivery
 from counterpoise.wire import ReleaseItem
 from tests.service import eventually
 
@@ -115,7 +115,7 @@ def test_a_flow_is_drained_and_unbound_from_the_outside(run, service):
         with first, Flow("a", url=service.url, client_name="second") as second:
             eventually(lambda: [one.partitions for one in client.flows("a")] == [2, 2])
             done = run("flows", "drain", "a", "first", "--timeout", "30")
-            assert "first owns nothing any more" in done.stderr
+            assert "first owns no partition any more" in done.stderr
             assert [one.partitions for one in client.flows("a")] == [0, 4]
             # Nobody is left to take them over.
             late = run("flows", "drain", "a", "second", "--timeout", "0.3", code=1)

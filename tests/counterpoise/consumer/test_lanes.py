@@ -17,6 +17,7 @@ from counterpoise.consumer.waking import Waking
 from counterpoise.flow.view import Owned
 from counterpoise.logs import MESSAGE_SCHEMA, LogBehind, PositionAhead
 from counterpoise.logs.patience import AHEAD_SECONDS
+from counterpoise.wire import CommitItem
 
 
 class View:
@@ -84,7 +85,7 @@ def handle(piece, count=None):
     count = len(positions) if count is None else count
     ends = [*positions[1:], piece.chunk.end]
     if count:
-        piece.lane.position = ends[count - 1]
+        piece.lane.grant.done = ends[count - 1]
     return count
 
 
@@ -97,7 +98,7 @@ def test_a_piece_left_in_the_middle_goes_on_there():
     piece = lanes.take(None, 0)
     assert piece.chunk.start == "2" == piece.lane.position
     assert lanes.handled == 2
-    assert lanes.to_commit() == [(0, 1, "2")]
+    assert lanes.to_commit() == (CommitItem(0, 1, "2"),)
 
 
 def test_a_lane_in_hand_is_given_to_nobody_else():
@@ -118,7 +119,7 @@ def test_a_new_grant_waits_until_the_hands_are_off_the_old_one():
     view.own(0, epoch=2, position="0")
     lanes.follow()
     fill(lanes)
-    assert old.lane.over
+    assert old.lane.grant.over
     assert lanes.take(3, 0) is None
     lanes.put_back(old, handle(old))
     new = lanes.take(3, 0)
@@ -132,13 +133,13 @@ def test_a_revoked_lane_is_released_when_the_hand_is_off_with_what_was_handled()
     piece = lanes.take(5, 0)
     view.own(0, state="revoking")
     lanes.follow()
-    assert lanes.to_release() == []
+    assert lanes.to_release() == ()
     assert piece.lane.waiting_messages == 0
     lanes.put_back(piece, handle(piece, 1))
     (item,) = lanes.to_release()
     assert (item.partition, item.epoch, item.position) == (0, 1, "1")
     assert lanes.take(5, 0) is None
-    lanes.drop([(0, 1)])
+    lanes.answered(item, "ok")
     lanes.follow()
     assert lanes.snapshot() == []  # Though the view has it until the service is heard.
 
@@ -191,7 +192,7 @@ def test_a_quarantined_lane_keeps_its_position_and_can_be_resumed():
     lanes.quarantine(piece.lane)
     lanes.put_back(piece, done)
     assert lanes.wanting() == []
-    assert lanes.to_commit() == [(0, 1, "2")]
+    assert lanes.to_commit() == (CommitItem(0, 1, "2"),)
     assert lanes.resume_lane(0)
     assert not lanes.resume_lane(0)
     fill(lanes)
@@ -247,13 +248,35 @@ def test_a_retiring_lane_that_is_taken_back_is_read_on():
     view.own(0, state="retiring")
     lanes.follow()
     (lane,) = lanes.snapshot()
-    lanes.came_to_end(lane, "0")
-    assert [item.finished for item in lanes.to_release()] == [True]
+    lanes.came_to_end(lane, "0", "0")
+    (item,) = lanes.to_release()
+    assert item.finished
     assert lanes.wanting() == []
     view.own(0)
     lanes.follow()
-    assert lanes.to_release() == []
+    assert lanes.wanting() == []  # The service may have taken the release before.
+    (again,) = lanes.to_release()
+    assert not again.finished
+    lanes.answered(again, "not_revoking")
+    assert lanes.to_release() == ()
     assert lanes.wanting() == [lane]
+
+
+def test_a_retiring_lane_is_released_when_its_last_message_is_handled():
+    woken = []
+    view = View(0)
+    lanes = make(view, wake_settler=lambda: woken.append(True))
+    fill(lanes)
+    view.own(0, state="retiring")
+    lanes.follow()
+    (lane,) = lanes.snapshot()
+    lanes.came_to_end(lane, "0", "10")
+    assert lanes.to_release() == ()
+    assert not woken
+    piece = lanes.take(None, 0)
+    lanes.put_back(piece, handle(piece))
+    assert woken
+    assert [(item.position, item.finished) for item in lanes.to_release()] == [("10", True)]
 
 
 def test_a_stretch_without_messages_is_passed():
@@ -303,10 +326,10 @@ def test_whatever_happens_each_partition_is_handled_in_order_once_per_epoch(seed
             done = 0
             positions = piece.chunk.batch.column("position").to_pylist()
             for position, end in zip(positions, [*positions[1:], piece.chunk.end], strict=True):
-                if piece.lane.stopping or rng.random() < 0.1:
+                if not piece.lane.grant.open or rng.random() < 0.1:
                     break
                 handled[piece.lane.key].append(int(position))
-                piece.lane.position = end
+                piece.lane.grant.done = end
                 done += 1
             if rng.random() < 0.3:
                 ended.wait(0.0005)
@@ -338,14 +361,14 @@ def test_whatever_happens_each_partition_is_handled_in_order_once_per_epoch(seed
                 epochs[number] += 1  # By force: from what was committed.
                 view.own(number, epoch=epochs[number], position=str(committed[number]))
             lanes.follow()
-            for partition, epoch, position in lanes.to_commit():
-                if epoch == epochs[partition]:
-                    committed[partition] = int(position)
-                    lanes.committed(partition, epoch, position)
+            for item in lanes.to_commit():
+                if item.epoch == epochs[item.partition]:
+                    committed[item.partition] = int(item.position)
+                    lanes.answered(item, "ok")
             for item in lanes.to_release():
                 if item.epoch == epochs[item.partition]:
                     committed[item.partition] = int(item.position)
-                lanes.drop([(item.partition, item.epoch)])
+                lanes.answered(item, "ok")
                 epochs[item.partition] += 1
                 view.own(
                     item.partition,

@@ -13,10 +13,10 @@ import pytest
 from counterpoise.consumer import Consumer, DeadLetter, Failure, SameQueue
 from counterpoise.consumer.message import Message, Ownership
 from counterpoise.consumer.poison import Origin
-from counterpoise.delivery import Delivery
 from counterpoise.errors import QueueNotFound, Unreachable
 from counterpoise.flow.view import Owned
 from counterpoise.publisher import Publisher
+from counterpoise.publisher.delivery import Delivery
 from tests.counterpoise.consumer.conftest import in_order, positions
 from tests.service import eventually
 

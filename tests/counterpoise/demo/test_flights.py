@@ -12,6 +12,9 @@ from counterpoise.demo.flights import (
     load,
 )
 
+# The data set is read once.
+pytestmark = pytest.mark.xdist_group("flights")
+
 
 @pytest.fixture(scope="module")
 def flights() -> list[Flight]:

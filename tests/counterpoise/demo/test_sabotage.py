@@ -2,11 +2,11 @@
 
 from collections.abc import Sequence
 
-from counterpoise.demo.flights import load
 from counterpoise.demo.sabotage import REORDERED_BATCHES, SKIPPED_MESSAGES, Damage
 from counterpoise.demo.sink import Message, Slice
+from tests.counterpoise.demo.sample import flights
 
-FLIGHTS = load(100)
+FLIGHTS = flights(100)
 
 
 def batch(number: int) -> list[Slice]:

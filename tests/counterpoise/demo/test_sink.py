@@ -9,11 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from counterpoise.demo.flights import Flight, expected_statistics, load
+from counterpoise.demo.flights import Flight, expected_statistics
 from counterpoise.demo.sink import Message, Record, Sink, Slice
+from tests.counterpoise.demo.sample import flights
 from tests.log_support import until
 
-FLIGHTS = load(400)
+FLIGHTS = flights(400)
 
 
 class Files:
@@ -50,7 +51,7 @@ def journaled(files: Files) -> Sequence[tuple[str, int]]:
     return [(entry.application, entry.position) for entry in files.record.journal()]
 
 
-def test_statistics_are_those_of_the_data_set(files: Files) -> None:
+def test_statistics_are_those_that_are_expected(files: Files) -> None:
     sink = files.sink("alpha")
     for batch, start in enumerate(range(0, 400, 50)):
         assert sink.write(batch, [part(start, start + 50)]) == 50
@@ -108,9 +109,9 @@ def test_a_batch_is_written_whole_or_not_at_all(files: Files) -> None:
 WRITER = """
 import sys
 from pathlib import Path
-from counterpoise.demo.flights import load
 from counterpoise.demo.sink import Message, Sink, Slice
-flights, sink = load(400), Sink(Path(sys.argv[1]), "alpha")
+from tests.counterpoise.demo.sample import flights
+flights, sink = flights(100), Sink(Path(sys.argv[1]), "alpha")
 print("ready", flush=True)
 for batch in range(1_000_000):
     messages = [Message(batch * 100 + i, flights[i], 0.0) for i in range(100)]

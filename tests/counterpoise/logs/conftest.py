@@ -14,21 +14,6 @@ from tests.redis_server import redis_server
 __all__ = ["any_log", "kafka", "kit", "log", "log_url", "redis_server"]
 
 
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out what a kind of log does not promise: such a test would show nothing."""
-    left_out = [item for item in items if _lacking(item)]
-    if left_out:
-        config.hook.pytest_deselected(items=left_out)
-        items[:] = [item for item in items if item not in set(left_out)]
-
-
-def _lacking(item: pytest.Item) -> frozenset[str]:
-    needed = {name for mark in item.iter_markers("needs") for name in mark.args}
-    if not needed or not isinstance(item, pytest.Function):
-        return frozenset()
-    return KITS[str(item.callspec.params["kit"])].lacks & needed
-
-
 @pytest.fixture(params=list(KITS))
 def kit(request: pytest.FixtureRequest) -> Iterator[LogKit]:
     """A log of each kind that does not exist yet; see `LogKit`."""

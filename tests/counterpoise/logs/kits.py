@@ -1,7 +1,7 @@
 """What the contract suite needs of each kind of log, beside the log itself: to act as the service.
 
 A kit makes one log, `flights`-like, with as many partitions as asked for. What a kind of log cannot
-do it says in `lacks`, and the tests of that promise (`needs`) are not collected for it:
+do it says in `lacks`, and a test of that promise leaves it out (`needs`):
 
 * `idempotence`: a repeated append is dropped by (publisher, sequence)
 * `atomicity`: a batch is appended as a whole or not at all
@@ -20,16 +20,12 @@ from typing import Protocol
 
 import pytest
 
-from broker.logs import Owner
 from counterpoise.demo.mock_kafka import MockKafka
 from counterpoise.logs import Log, LogOwner, open_log
 from counterpoise.logs.opening import open_managed
 from counterpoise.logs.postgres import PostgresLog
 from tests.log_support import with_logs
 from tests.redis_server import RedisServer
-
-needs = pytest.mark.needs
-"""`@needs("trimming")`: the test is about promises that not every kind of log gives."""
 
 
 class LogKit(Protocol):
@@ -81,27 +77,26 @@ class PostgresKit(_Opening):
         self._url = url
 
     def make(self, partition_count: int) -> None:
-        owner = Owner("id", 1.0)
-        with_logs(self._url, lambda logs: logs.ensure("flights", partition_count, owner))
+        owner = LogOwner("id", "flights", 1.0)
+        with_logs(self._url, lambda logs: logs.ensure("builtin:flights", partition_count, owner))
 
     def resize(self, partition_count: int, revision: int | None = None) -> bool:
         return with_logs(
-            self._url, lambda logs: logs.set_partition_count("flights", partition_count, revision)
+            self._url,
+            lambda logs: logs.set_partition_count("builtin:flights", partition_count, revision),
         )
 
     def discard(self, partitions: Sequence[int]) -> frozenset[int]:
-        return with_logs(self._url, lambda logs: logs.discard("flights", partitions))
+        return with_logs(self._url, lambda logs: logs.discard("builtin:flights", partitions))
 
     def trim(self, below: Mapping[int, str]) -> None:
-        numbers = {partition: int(position) for partition, position in below.items()}
-        with_logs(self._url, lambda logs: logs.trim("flights", numbers))
+        with_logs(self._url, lambda logs: logs.trim("builtin:flights", below))
 
     def position_at(self, time: float) -> Mapping[int, str]:
-        found = with_logs(self._url, lambda logs: logs.position_at("flights", time))
-        return {partition: str(position) for partition, position in found.items()}
+        return with_logs(self._url, lambda logs: logs.position_at("builtin:flights", time))
 
     def drop(self) -> None:
-        with_logs(self._url, lambda logs: logs.drop("flights"))
+        with_logs(self._url, lambda logs: logs.drop("builtin:flights"))
 
 
 class RedisKit(_Opening):
@@ -182,3 +177,9 @@ class KafkaKit(_Opening):
 
 
 KITS: Mapping[str, type[LogKit]] = {"builtin": PostgresKit, "redis": RedisKit, "kafka": KafkaKit}
+
+
+def needs(*promises: str) -> pytest.MarkDecorator:
+    """`@needs("trimming")`: the test runs on the kinds of log that give these promises."""
+    giving = [name for name, kind in KITS.items() if not kind.lacks.intersection(promises)]
+    return pytest.mark.parametrize("kit", giving, indirect=True)

@@ -22,7 +22,7 @@ OPEN_APPEND = """SELECT counterpoise_log.append(
 
 
 def resize(url, partition_count):
-    return with_logs(url, lambda logs: logs.set_partition_count("flights", partition_count))
+    return with_logs(url, lambda logs: logs.set_partition_count("builtin:flights", partition_count))
 
 
 def rows_of(log, partition):

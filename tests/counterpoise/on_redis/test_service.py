@@ -8,7 +8,7 @@ from functools import partial
 import pytest
 from typer.testing import CliRunner
 
-from broker.outside_logs import OutsideLogs
+from broker.logs.external import ExternalLogs
 from broker.service import Broker
 from counterpoise.cli.app import app
 from counterpoise.consumer import Consumer
@@ -47,7 +47,7 @@ def keep(world, **settings):
         broker = Broker(world.service.settings.model_copy(update=settings))
         await broker.start()
         try:
-            await broker.keep_logs()
+            await broker.logs.maintain()
         finally:
             await broker.stop()
 
@@ -224,14 +224,14 @@ def test_a_position_that_no_log_can_have_stops_nobodys_upkeep(world):
 
 def test_an_upkeep_does_not_bring_the_log_of_a_deleted_queue_back(world, monkeypatch):
     world.client.create_queue("flights", 1, log=world.log)
-    upkeep = OutsideLogs.keep
+    upkeep = ExternalLogs.ensure
 
     async def slowly(self, *told):
         await asyncio.to_thread(world.client.delete_queue, "flights")
         await upkeep(self, *told)
 
     with monkeypatch.context() as patch:
-        patch.setattr(OutsideLogs, "keep", slowly)
+        patch.setattr(ExternalLogs, "ensure", slowly)
         keep(world)
     with world.redis.client() as admin:
         assert admin.keys("*") == []

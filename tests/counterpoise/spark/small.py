@@ -28,7 +28,7 @@ from pyspark.sql.streaming.stateful_processor import StatefulProcessor, Stateful
 
 from counterpoise.demo.application import warm_up
 from counterpoise.spark import session
-from counterpoise.spark.java import ensure_java
+from counterpoise.spark.driver.java import ensure_java
 from tests.log_support import until
 from tests.processes import kill_family, running
 

@@ -13,8 +13,9 @@ import pytest
 
 from counterpoise.client import Client
 from counterpoise.flow import Flow
-from counterpoise.spark import DrainTimedOut, QueueListener, drain, draining
-from counterpoise.spark.channel import NoChannel
+from counterpoise.spark import DrainTimedOut, QueueListener, drain
+from counterpoise.spark.channel.documents import NoChannel
+from counterpoise.spark.driver import draining
 from tests.counterpoise.spark.application import until
 from tests.counterpoise.spark.queries import Collected, committed, publish
 from tests.service import Service

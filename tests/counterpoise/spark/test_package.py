@@ -11,18 +11,18 @@ from pyspark.serializers import CloudPickleSerializer
 from pyspark.sql.pandas.types import from_arrow_schema
 
 import counterpoise.spark
-from counterpoise.spark.executor import ARROW_SCHEMA, LogPartition, LogSource
-from counterpoise.spark.offsets import Slice
-from counterpoise.spark.source import CounterpoiseDataSource
+from counterpoise.spark.plan.offsets import Slice
+from counterpoise.spark.source.data_source import CounterpoiseDataSource
+from counterpoise.spark.tasks.executor import ARROW_SCHEMA, LogPartition, LogSource
 
 # What only the query's own process and the sink have a use for.
 ELSEWHERE = {
     "counterpoise.client",
     "counterpoise.flow",
     "counterpoise.publisher",
-    "counterpoise.spark.consumption",
-    "counterpoise.spark.draining",
-    "counterpoise.spark.listener",
+    "counterpoise.spark.run.consumption",
+    "counterpoise.spark.driver.draining",
+    "counterpoise.spark.driver.listener",
     "counterpoise.spark.sink",
     "counterpoise.spark.warmup.handler",
     "httpx",
@@ -57,7 +57,7 @@ def loaded(process: str, act: str, *objects: Any) -> set[str]:
         check=True,
     )
     found = set(said.stdout.decode().split())
-    assert "counterpoise.spark.source" in found
+    assert "counterpoise.spark.source.data_source" in found
     return found
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from counterpoise.spark.java import ensure_java
+from counterpoise.spark.driver.java import ensure_java
 from tests.counterpoise.spark.small import ArchiveBeside, java_options
 
 

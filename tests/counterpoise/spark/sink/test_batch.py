@@ -13,13 +13,13 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable
 
 from counterpoise.client import Client
 from counterpoise.publisher import Publisher
-from counterpoise.spark.channel import channel_to, driver_home
-from counterpoise.spark.offsets import Json
-from counterpoise.spark.options import read_options
-from counterpoise.spark.reader import CounterpoiseStreamReader
+from counterpoise.spark.channel.documents import channel_to, driver_home
+from counterpoise.spark.plan.offsets import Json
+from counterpoise.spark.plan.options import read_options
 from counterpoise.spark.sink import batch as module
 from counterpoise.spark.sink.batch import RunningBatch
 from counterpoise.spark.sink.errors import PlanMissing
+from counterpoise.spark.source.reader import CounterpoiseStreamReader
 from tests.log_support import until
 from tests.service import Service
 

@@ -3,7 +3,7 @@
 import pytest
 
 from counterpoise.logs import InvalidPosition
-from counterpoise.spark.offsets import Slice
+from counterpoise.spark.plan.offsets import Slice
 from counterpoise.spark.sink.errors import SinkGap
 from counterpoise.spark.sink.fence import HighWater, Verdict, judge
 

@@ -14,9 +14,9 @@ from pyspark.errors import StreamingQueryException
 from counterpoise.client import Client
 from counterpoise.publisher import Publisher
 from counterpoise.spark import FencedSink
-from counterpoise.spark.channel import Channel
-from counterpoise.spark.offsets import Slice
-from counterpoise.spark.planned import Planned, Plans, planned_of
+from counterpoise.spark.channel.documents import Channel
+from counterpoise.spark.channel.planned import Planned, Plans, planned_of
+from counterpoise.spark.plan.offsets import Slice
 from counterpoise.spark.sink import sink as module
 from counterpoise.spark.sink.batch import RunningBatch, planned_for
 from counterpoise.spark.sink.errors import InvalidSink, SinkNameInUse

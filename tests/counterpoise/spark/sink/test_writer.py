@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 
 from counterpoise.logs import InvalidPosition
-from counterpoise.spark.offsets import Slice
+from counterpoise.spark.plan.offsets import Slice
 from counterpoise.spark.sink.database import Bounds, Database
 from counterpoise.spark.sink.errors import ForeignRow, InvalidSink, SinkGap
 from counterpoise.spark.sink.highwater import HighWaters

@@ -11,11 +11,11 @@ import pytest
 
 from counterpoise.logs.postgres import PostgresLog
 from counterpoise.spark import Snapshots, StatefulForeachBatch
-from counterpoise.spark.channel import Channel, NoChannel, driver_home
+from counterpoise.spark.channel.documents import Channel, NoChannel, driver_home
 from counterpoise.spark.errors import InvalidOption, InvalidSchema
-from counterpoise.spark.executor import ARROW_SCHEMA
-from counterpoise.spark.offsets import Slice
-from counterpoise.spark.source import SCHEMA
+from counterpoise.spark.plan.offsets import Slice
+from counterpoise.spark.source.data_source import SCHEMA
+from counterpoise.spark.tasks.executor import ARROW_SCHEMA
 from counterpoise.spark.warmup.handler import rows_of
 from tests.counterpoise.spark.warmup.test_state import TEXTS, Letters
 from tests.counterpoise.spark.warmup.test_tending import reach

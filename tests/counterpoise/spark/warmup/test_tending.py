@@ -12,8 +12,8 @@ import pytest
 
 from counterpoise.logs.postgres import PostgresLog
 from counterpoise.spark import Snapshots
-from counterpoise.spark.channel import Channel, driver_home
-from counterpoise.spark.options import read_options
+from counterpoise.spark.channel.documents import Channel, driver_home
+from counterpoise.spark.plan.options import read_options
 from counterpoise.spark.warmup.states import States
 from counterpoise.spark.warmup.tending import Tending
 from tests.counterpoise.spark.warmup.test_state import TEXTS, Letters

@@ -1,0 +1,304 @@
+"""Errors as RFC 9457 problem documents: a stable `code`, a `detail` that says what to do.
+
+One table has the status and title of every code; handlers, the OpenAPI document and tests read it.
+"""
+
+import difflib
+import uuid
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import orjson
+import structlog
+from fastapi import FastAPI
+from fastapi.exceptions import RequestValidationError
+from pydantic import BaseModel
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route as StarletteRoute
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from api.schemas.common import FieldProblem, Problem
+from broker.core import errors
+
+log = structlog.get_logger("api")
+
+MEDIA_TYPE = "application/problem+json"
+TYPE_PREFIX = "urn:counterpoise:problem:"
+
+# code: (status, title). The broker's own titles are the first lines of its exceptions' docstrings.
+_BROKER_STATUSES: dict[type[errors.BrokerError], int] = {
+    errors.Invalid: 422,
+    errors.QueueNotFound: 404,
+    errors.QueueExists: 409,
+    errors.QueueInUse: 409,
+    errors.FlowNotFound: 404,
+    errors.FlowGone: 410,
+    errors.Overtaken: 409,
+    errors.Unauthorized: 401,
+    errors.Forbidden: 403,
+    errors.Unavailable: 503,
+}
+CODES: dict[str, tuple[int, str]] = {
+    **{kind.code: (status, kind.title()) for kind, status in _BROKER_STATUSES.items()},
+    "not_found": (404, "There is nothing at this path."),
+    "method_not_allowed": (405, "This path does not take this method."),
+    "too_many_requests": (429, "The caller is over its rate."),
+    "body_timeout": (408, "The request body did not arrive in time."),
+    "too_large": (413, "The request body is too large."),
+    "unsupported_media_type": (415, "The request body is not JSON."),
+    "internal": (500, "Internal error of the service."),
+}
+
+# Additional answers of calls with a request body.
+OF_A_BODY = ("body_timeout", "too_large", "unsupported_media_type")
+
+DETAILS = {
+    "invalid": "partition_count: Input should be greater than or equal to 1",
+    "queue_not_found": "No queue is named 'flights'; GET /v1/queues lists the queues, "
+    "POST /v1/queues creates one.",
+    "queue_exists": "A queue named 'flights' exists already; PATCH /v1/queues/flights changes its "
+    "settings.",
+    "queue_in_use": "3 flows are bound to 'flights'; unbind them, or delete it with ?force=true.",
+    "flow_not_found": "No flow 'f-1' is or was bound to this queue; bind with POST …/flows and use "
+    "its flow_id.",
+    "flow_gone": "Flow 0198c0de-7f2a-7c31-9d2f-0c5d7a1b2e3f has left. Its lease expired; bind "
+    "again with the same instance_id to go on.",
+    "overtaken": "Nothing was changed: instance 'etl-7c31' is bound by a later bind of the same "
+    "binder. If no answer to that one has come, bind again with a higher attempt.",
+    "unauthorized": "This call is the flow's own; send 'Authorization: Bearer <flow_token>' with "
+    "the token that bind answered.",
+    "forbidden": "This token is another flow's; send the one that bind answered for this flow.",
+    "unavailable": "The service cannot reach its database; try again in a moment.",
+    "not_found": "There is nothing at /v1/queue; /docs lists every call.",
+    "method_not_allowed": "This path takes GET, POST.",
+    "too_many_requests": "This caller is over its rate, or the service is at its limit; "
+    "try again in 1 s, and ask for several partitions at once.",
+    "body_timeout": "The body did not arrive within 10 s; send it at once.",
+    "too_large": "A request body may have 8388608 bytes; send fewer partitions at once.",
+    "unsupported_media_type": "Send the body as JSON with 'Content-Type: application/json'.",
+    "internal": "The service's log has the details under the id 4d1c6f2e; the request may or may "
+    "not have been carried out.",
+}
+
+
+def problem(
+    code: str,
+    detail: str,
+    *,
+    headers: Mapping[str, str] | None = None,
+    **members: object,
+) -> Response:
+    """A problem document as a response, with additional `members` (`errors`, `reason`)."""
+    status, _ = CODES[code]
+    return Response(
+        problem_body(code, detail, **members),
+        status_code=status,
+        headers=dict(headers or {}),
+        media_type=MEDIA_TYPE,
+    )
+
+
+def problem_body(code: str, detail: str, **members: object) -> bytes:
+    status, title = CODES[code]
+    document = {"type": TYPE_PREFIX + code, "title": title, "status": status, "detail": detail}
+    return orjson.dumps({**document, "code": code, **members})
+
+
+def of_broker_error(error: errors.BrokerError) -> Response:
+    """The response for an error of the broker."""
+    headers: dict[str, str] = {}
+    members: dict[str, object] = {}
+    match error:
+        case errors.Invalid():
+            members["errors"] = [
+                {"field": field, "message": message} for field, message in error.errors
+            ]
+        case errors.FlowGone():
+            members["reason"] = error.reason
+        case errors.Unauthorized():
+            headers["WWW-Authenticate"] = "Bearer"
+        case errors.Unavailable():
+            headers["Retry-After"] = str(error.retry_after_seconds)
+    return problem(error.code, error.detail, headers=headers, **members)
+
+
+def document(*codes: str) -> dict[int | str, dict[str, Any]]:
+    """`responses=` of a route that may answer these problems; `api.openapi` completes them."""
+    by_status: dict[int | str, dict[str, Any]] = {}
+    for code in codes:
+        status, _ = CODES[code]
+        response = by_status.setdefault(status, {"model": Problem, "x-codes": []})
+        response["x-codes"].append(code)
+    return by_status
+
+
+def described(codes: Sequence[str]) -> dict[str, Any]:
+    """The OpenAPI response for problems of one status, with an example for each code."""
+    status, _ = CODES[codes[0]]
+    response: dict[str, Any] = {
+        "description": " ".join(f"`{code}`: {CODES[code][1]}" for code in codes),
+        "content": {
+            MEDIA_TYPE: {
+                "schema": {"$ref": "#/components/schemas/Problem"},
+                "examples": {code: {"value": _example(code)} for code in codes},
+            }
+        },
+    }
+    if status in (429, 503):
+        response["headers"] = {
+            "Retry-After": {
+                "description": "Seconds to wait before trying again.",
+                "schema": {"type": "integer", "minimum": 1},
+            }
+        }
+    return response
+
+
+def _example(code: str) -> dict[str, object]:
+    members: dict[str, object] = {}
+    if code == "invalid":
+        field, _, message = DETAILS[code].partition(": ")
+        members["errors"] = [{"field": field, "message": message}]
+    if code == "flow_gone":
+        members["reason"] = "lease_expired"
+    example: dict[str, object] = orjson.loads(problem_body(code, DETAILS[code], **members))
+    return example
+
+
+def add_handlers(app: FastAPI) -> None:
+    """Make every error of the application a problem document."""
+    app.add_exception_handler(errors.BrokerError, _broker_error)
+    app.add_exception_handler(RequestValidationError, _validation_error)
+    app.add_exception_handler(HTTPException, _http_error)
+    app.add_middleware(Defects)
+
+
+async def _broker_error(_: Request, error: Exception) -> Response:
+    assert isinstance(error, errors.BrokerError)
+    return of_broker_error(error)
+
+
+async def _validation_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, RequestValidationError)
+    body_field = getattr(request.scope.get("route"), "body_field", None)
+    model = body_field.field_info.annotation if body_field is not None else None
+    return invalid(_field_problem(item, model) for item in error.errors())
+
+
+def invalid(found: Iterable[FieldProblem]) -> Response:
+    """422 that names every wrong field."""
+    problems = list(found)
+    detail = "; ".join(f"{item.field}: {item.message}" for item in problems[:5])
+    if len(problems) > 5:
+        detail += f"; and {len(problems) - 5} more"
+    return problem("invalid", detail, errors=[item.model_dump() for item in problems])
+
+
+def unknown_name(name: str, known: Iterable[str]) -> str:
+    """The message for an unknown field or parameter: it names the nearest valid one."""
+    names = sorted(known)
+    nearest = difflib.get_close_matches(name, names, n=1)
+    if nearest:
+        return f"unknown; did you mean {nearest[0]!r}?"
+    return f"unknown; valid are {', '.join(names)}" if names else "unknown; none is valid here"
+
+
+def _field_problem(item: Mapping[str, Any], body_model: object) -> FieldProblem:
+    """One of pydantic's errors in words that help the caller."""
+    where, *path = item["loc"]
+    field = ".".join(str(part) for part in path) or str(where)
+    kind, message = item["type"], str(item["msg"])
+    if kind == "extra_forbidden":
+        message = unknown_name(str(path[-1]), _fields_at(body_model, path[:-1]))
+    elif kind == "json_invalid":
+        field, message = "body", f"not JSON: {item['ctx']['error']} at character {path[0]}"
+    elif kind == "missing":
+        message = "required" if path else "a JSON object is required as the body"
+    elif kind == "value_error":
+        message = message.removeprefix("Value error, ")
+    return FieldProblem(field=field, message=message)
+
+
+def _fields_at(model: object, path: Iterable[object]) -> Iterable[str]:
+    """The fields that are valid at a path within a request model; none if it is not an object."""
+    for part in path:
+        if isinstance(part, int):
+            arguments = getattr(model, "__args__", ())
+            model = arguments[0] if arguments else None
+        elif isinstance(model, type) and issubclass(model, BaseModel):
+            field = model.model_fields.get(str(part))
+            model = None if field is None else field.annotation
+    # The model itself, or an optional one.
+    for candidate in (model, *getattr(model, "__args__", ())):
+        if isinstance(candidate, type) and issubclass(candidate, BaseModel):
+            return candidate.model_fields
+    return ()
+
+
+async def _http_error(request: Request, error: Exception) -> Response:
+    """Errors that Starlette and FastAPI raise themselves."""
+    assert isinstance(error, HTTPException)
+    if error.status_code == 404:
+        return problem(
+            "not_found", f"There is nothing at {request.url.path}; /docs lists every call."
+        )
+    if error.status_code == 405:
+        methods = _methods_at(request)
+        return problem(
+            "method_not_allowed",
+            f"This path takes {', '.join(methods)}.",
+            headers={"Allow": ", ".join(methods)},
+        )
+    if error.status_code == 400:
+        return invalid([FieldProblem(field="body", message="not JSON in UTF-8")])
+    raise error
+
+
+def _methods_at(request: Request) -> list[str]:
+    """Every method that some route takes at this path."""
+    methods: set[str] = set()
+    for route in request.app.routes:
+        if isinstance(route, StarletteRoute) and route.path_regex.match(request.url.path):
+            methods |= set(route.methods or ())
+    return sorted(methods)
+
+
+class Defects:
+    """ASGI middleware: an unexpected error is logged once and answered without its details."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        started = False
+
+        async def noted(message: Message) -> None:
+            nonlocal started
+            started = True
+            await send(message)
+
+        try:
+            await self.app(scope, receive, noted)
+        except Exception as error:
+            error_id = uuid.uuid4().hex[:8]
+            log.error(
+                "defect",
+                error_id=error_id,
+                method=scope["method"],
+                path=scope["path"],
+                exc_info=error,
+            )
+            if started:
+                # Too late for another answer; the server cuts the connection.
+                raise
+            response = problem(
+                "internal",
+                f"The service's log has the details under the id {error_id}; the request may or "
+                "may not have been carried out.",
+            )
+            await response(scope, receive, send)

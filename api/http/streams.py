@@ -1,0 +1,150 @@
+"""Calls that stay open: long polls and event streams.
+
+An event stream sends each item of its source immediately. There is no queue per connection, so a
+slow reader gets only the latest state. While there are no events, the stream sends a comment from
+time to time, so that proxies and readers know that the connection is alive.
+
+uvicorn waits for open responses when it stops. So the service ends them itself before that:
+`OpenCalls.end` cancels pending calls, and `OpenCalls.waiting` turns this into an ordinary end of
+the call.
+"""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable, Coroutine
+from typing import Any, Generic, TypeVar
+
+import structlog
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from api.http.problems import of_broker_error
+from broker.core.errors import BrokerError
+
+T = TypeVar("T")
+
+log = structlog.get_logger("api")
+
+KEEP_ALIVE_SECONDS = 15.0
+# A reader that lost its connection tries again after this long.
+RETRY_MILLISECONDS = 1000
+
+
+class OpenCalls:
+    """The calls of one application that wait for an event."""
+
+    def __init__(self) -> None:
+        self._tasks: set[asyncio.Task[object]] = set()
+        self._ended = asyncio.Event()
+
+    def __len__(self) -> int:
+        return len(self._tasks)
+
+    async def waiting(self, call: Coroutine[Any, Any, T]) -> T | None:
+        """The result of `call`, or None if the service ends first."""
+        task = asyncio.current_task()
+        assert task is not None
+        if self._ended.is_set():
+            call.close()
+            return None
+        self._tasks.add(task)
+        try:
+            return await call
+        except asyncio.CancelledError:
+            if not self._ended.is_set() or task.uncancel() > 0:
+                raise
+            return None
+        finally:
+            self._tasks.discard(task)
+
+    def end(self) -> None:
+        """End every open call and every later one. Call it in the event loop."""
+        if not self._ended.is_set():
+            self._ended.set()
+            for task in self._tasks:
+                task.cancel()
+
+
+def event(name: str, data: bytes, id_: int | None = None) -> bytes:
+    """One server-sent event; `data` has no line breaks."""
+    head = b"" if id_ is None else b"id: %d\n" % id_
+    return b"%sevent: %s\ndata: %s\n\n" % (head, name.encode(), data)
+
+
+class EventStream(Response, Generic[T]):
+    """Sends the encoded items of `source` as `text/event-stream` until either side ends it.
+
+    A `BrokerError` of the source becomes a last event named `problem`, the problem document its
+    data.
+    """
+
+    media_type = "text/event-stream"
+
+    def __init__(
+        self,
+        source: AsyncIterator[T],
+        encode: Callable[[T], bytes],
+        open_calls: OpenCalls,
+        keep_alive_seconds: float = KEEP_ALIVE_SECONDS,
+    ) -> None:
+        self.status_code = 200
+        self.background = None
+        self.init_headers({"Cache-Control": "no-store", "X-Accel-Buffering": "no"})
+        self._source = source
+        self._encode = encode
+        self._open_calls = open_calls
+        self._keep_alive_seconds = keep_alive_seconds
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await send(
+            {"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers}
+        )
+        hang_up = asyncio.ensure_future(_hang_up(receive))
+        try:
+            await self._open_calls.waiting(self._send_events(send, hang_up))
+        finally:
+            hang_up.cancel()
+        with contextlib.suppress(OSError):
+            await _body(send, b"", more=False)
+
+    async def _send_events(self, send: Send, hang_up: asyncio.Future[None]) -> None:
+        upcoming: asyncio.Future[T] | None = None
+        try:
+            await _body(send, b"retry: %d\n\n" % RETRY_MILLISECONDS)
+            while True:
+                upcoming = upcoming or asyncio.ensure_future(anext(self._source))
+                await asyncio.wait(
+                    (upcoming, hang_up),
+                    timeout=self._keep_alive_seconds,
+                    return_when=asyncio.FIRST_COMPLETED,
+                )
+                if hang_up.done():
+                    return
+                if not upcoming.done():
+                    await _body(send, b":\n\n")
+                    continue
+                item, upcoming = upcoming.result(), None
+                await _body(send, self._encode(item))
+        except StopAsyncIteration:
+            return
+        except BrokerError as error:
+            await _body(send, event("problem", bytes(of_broker_error(error).body)))
+        except Exception:
+            log.exception("defect in an event stream")
+        finally:
+            if upcoming is not None and not upcoming.done():
+                upcoming.cancel()
+                await asyncio.wait((upcoming,))
+            aclose = getattr(self._source, "aclose", None)
+            if aclose is not None:
+                await aclose()
+
+
+async def _body(send: Send, chunk: bytes, *, more: bool = True) -> None:
+    await send({"type": "http.response.body", "body": chunk, "more_body": more})
+
+
+async def _hang_up(receive: Receive) -> None:
+    """Returns when the reader is gone."""
+    while (await receive())["type"] != "http.disconnect":
+        pass

@@ -1,0 +1,284 @@
+"""The calls of flows: bind, follow the view, commit and release, unbind.
+
+A flow calls heartbeat and updates all the time: plain Starlette handlers serve these two.
+"""
+
+from typing import Annotated
+
+from fastapi import APIRouter, Path, Query, Response
+from pydantic import BaseModel
+from starlette.requests import Request
+
+from api.http import problems
+from api.http.routing import Route, number, served_by, whole_number
+from api.http.security import Role, allow, by_flow
+from api.http.streams import EventStream, OpenCalls, event
+from api.routes.parameters import Name, broker_of, last_event_id
+from api.schemas import common
+from api.schemas import flows as flow_schemas
+from broker.calls import views
+
+ROUTER = APIRouter(prefix="/v1/queues/{queue}/flows", route_class=Route, tags=["Flows"])
+FlowId = Annotated[
+    str,
+    Path(
+        pattern=common.FLOW_ID_PATTERN,
+        description="The `flow_id` that bind answered.",
+        openapi_examples={"flow": {"value": common.EXAMPLE_FLOW}},
+    ),
+]
+LONGEST_WAIT_SECONDS = 60.0
+
+CREDENTIALS = ("unauthorized", "forbidden", "invalid", "unavailable", "queue_not_found")
+ON_A_FLOW = (*CREDENTIALS, "flow_not_found", "flow_gone")
+
+
+def encoded(model: type[BaseModel], view: object) -> bytes:
+    """A broker's view as JSON by its wire model."""
+    return model.model_validate(view).model_dump_json(by_alias=True).encode()
+
+
+# The most frequent calls
+
+
+async def _serve_heartbeat(request: Request) -> Response:
+    path = request.path_params
+    view = await broker_of(request).flows.heartbeat(path["queue"], path["flow"])
+    return Response(encoded(flow_schemas.Heartbeat, view), media_type="application/json")
+
+
+@ROUTER.post(
+    "/{flow}/heartbeat",
+    response_model=flow_schemas.Heartbeat,
+    summary="Renew the lease",
+    response_description="The time at which the lease expires now.",
+    responses=problems.document(*ON_A_FLOW),
+)
+@allow(Role.FLOW)
+@served_by(_serve_heartbeat)
+async def heartbeat(queue: Name, flow: FlowId) -> None:
+    """Renew the flow's lease.
+
+    Polling, commit, release, ready and drain renew it as well; an open event stream does not.
+    """
+
+
+async def _serve_updates(request: Request) -> Response:
+    queue, flow = request.path_params["queue"], request.path_params["flow"]
+    open_calls: OpenCalls = request.app.state.open_calls
+    broker = broker_of(request)
+    query = request.query_params
+    after = whole_number(query.get("after", "0"), "after", 0, common.MOST_INT64)
+    wait_seconds = number(query.get("wait", "0"), "wait", 0, LONGEST_WAIT_SECONDS)
+    resumed = last_event_id(request)
+    if "text/event-stream" in request.headers.get("accept", ""):
+        source = broker.updates.watch(queue, flow, after if resumed is None else resumed)
+        return EventStream(source, _update_event, open_calls)
+    view = await open_calls.waiting(broker.updates.wait(queue, flow, after, wait_seconds))
+    if view is None:
+        return Response(status_code=204)
+    body = encoded(flow_schemas.FlowChangeUpdate, view)
+    return Response(body, media_type="application/json")
+
+
+def _update_event(view: views.UpdateView) -> bytes:
+    body = encoded(flow_schemas.FlowChangeUpdate, view)
+    return event("FlowChangeUpdate", body, view.revision)
+
+
+@ROUTER.get(
+    "/{flow}/updates",
+    response_model=flow_schemas.FlowChangeUpdate,
+    summary="Follow the flow's view",
+    response_description="The flow's current view, newer than `after`.",
+    responses={
+        **problems.document(*ON_A_FLOW),
+        200: {
+            "content": {
+                "text/event-stream": {
+                    "schema": {"type": "string"},
+                    "example": 'id: 42\nevent: FlowChangeUpdate\ndata: {"queue":"flights",…}\n\n',
+                }
+            }
+        },
+        204: {"description": "Nothing newer within `wait`."},
+    },
+    openapi_extra={
+        "parameters": [
+            {
+                "name": "Last-Event-ID",
+                "in": "header",
+                "required": False,
+                "description": "For an event stream: resume after this revision.",
+                "schema": {"type": "integer", "minimum": 0, "maximum": common.MOST_INT64},
+            }
+        ]
+    },
+)
+@allow(Role.FLOW)
+@served_by(_serve_updates)
+async def updates(
+    queue: Name,
+    flow: FlowId,
+    after: Annotated[
+        int,
+        Query(
+            ge=0,
+            le=common.MOST_INT64,
+            description="The revision that the client has; 0 for the current view at once.",
+        ),
+    ] = 0,
+    wait: Annotated[
+        float,
+        Query(
+            ge=0,
+            le=LONGEST_WAIT_SECONDS,
+            description="How long to wait for a newer view, in seconds; at most half the lease.",
+        ),
+    ] = 0,
+) -> None:
+    """The flow's view as soon as it is newer than `after`: a long poll, or an event stream.
+
+    The long poll renews the lease when it arrives. With `Accept: text/event-stream` the views
+    come as events named `FlowChangeUpdate`, an event's id is its revision, and `Last-Event-ID`
+    resumes; a stream does not renew the lease by itself. A slow reader does not get the views that
+    it missed, because the latest view is complete. An error during the stream is a last event named
+    `problem`.
+    """
+
+
+# The other calls
+
+
+@ROUTER.post(
+    "",
+    status_code=201,
+    response_model=flow_schemas.Bound,
+    summary="Bind a flow",
+    response_description="The flow, its token, and its first view.",
+    responses=problems.document(*CREDENTIALS, "overtaken", *problems.OF_A_BODY),
+)
+@allow(Role.CONSUMER)
+async def bind(request: Request, queue: Name, body: flow_schemas.BindRequest) -> views.BoundView:
+    """Bind a consumer to a queue as a flow.
+
+    If the `instance_id` is bound already, the consumer was restarted: the new flow takes the place
+    and the partitions of the old one at once, with new epochs, and the old flow is gone
+    (`replaced`).
+    """
+    bound = await broker_of(request).flows.bind(
+        queue,
+        body.client_name,
+        body.instance_id,
+        body.lease_seconds,
+        body.warmup,
+        body.binder,
+        body.attempt,
+    )
+    request.app.state.rates.admit(bound.flow_token)
+    return bound
+
+
+@ROUTER.delete(
+    "/{flow}",
+    status_code=204,
+    response_class=Response,
+    summary="Unbind a flow",
+    response_description="The flow is unbound, now or already before.",
+    responses=problems.document(*CREDENTIALS, "flow_not_found"),
+)
+@allow(Role.FLOW_OR_ADMIN, gone_may=True)
+async def unbind(request: Request, queue: Name, flow: FlowId) -> None:
+    """Unbind a flow; its partitions have no owner until they are granted again.
+
+    The call may be repeated, also for a flow that left in another way. To leave in order, drain
+    first.
+    """
+    await broker_of(request).flows.unbind(queue, flow)
+
+
+@ROUTER.post(
+    "/{flow}/commit",
+    response_model=flow_schemas.Results,
+    summary="Commit positions",
+    response_description="The result of each item.",
+    responses=problems.document(*ON_A_FLOW, *problems.OF_A_BODY),
+)
+@allow(Role.FLOW)
+async def commit(
+    request: Request, queue: Name, flow: FlowId, body: flow_schemas.CommitRequest
+) -> views.ResultsView:
+    """Store the positions up to which partitions have been processed. Renews the lease.
+
+    Each item is fenced by its epoch: a stale one changes nothing and does not affect the others.
+    """
+    items = [
+        views.CommitItem(item.partition, item.epoch, item.position) for item in body.partitions
+    ]
+    answer = await broker_of(request).flows.commit(queue, flow, body.seq, items)
+    request.app.state.metrics.count_results("commit", answer.results)
+    return answer
+
+
+@ROUTER.post(
+    "/{flow}/release",
+    response_model=flow_schemas.Results,
+    summary="Release partitions",
+    response_description="The result of each item.",
+    responses=problems.document(*ON_A_FLOW, *problems.OF_A_BODY),
+)
+@allow(Role.FLOW)
+async def release(
+    request: Request, queue: Name, flow: FlowId, body: flow_schemas.ReleaseRequest
+) -> views.ResultsView:
+    """Commit a position and release the partition, atomically. Renews the lease.
+
+    For partitions in `revoking`, for retiring ones at their end (`finished`), and for any
+    partition of a draining flow.
+    """
+    items = [
+        views.ReleaseItem(item.partition, item.epoch, item.position, item.finished)
+        for item in body.partitions
+    ]
+    answer = await broker_of(request).flows.release(queue, flow, body.seq, items)
+    request.app.state.metrics.count_results("release", answer.results)
+    return answer
+
+
+@ROUTER.post(
+    "/{flow}/ready",
+    response_model=flow_schemas.Results,
+    summary="Report warm-ups as done",
+    response_description="The result of each item.",
+    responses=problems.document(*ON_A_FLOW, *problems.OF_A_BODY),
+)
+@allow(Role.FLOW)
+async def ready(
+    request: Request, queue: Name, flow: FlowId, body: flow_schemas.ReadyRequest
+) -> views.ResultsView:
+    """The flow has restored the state that it needs for these partitions. Renews the lease."""
+    items = [views.ReadyItem(item.partition, item.epoch) for item in body.partitions]
+    answer = await broker_of(request).flows.ready(queue, flow, items)
+    request.app.state.metrics.count_results("ready", answer.results)
+    return answer
+
+
+@ROUTER.post(
+    "/{flow}/drain",
+    status_code=202,
+    response_model=flow_schemas.FlowChangeUpdate,
+    summary="Drain a flow",
+    response_description="The flow's view, draining.",
+    responses=problems.document(*ON_A_FLOW, *problems.OF_A_BODY),
+)
+@allow(Role.FLOW_OR_ADMIN)
+async def drain(
+    request: Request, queue: Name, flow: FlowId, body: flow_schemas.DrainRequest | None = None
+) -> views.UpdateView:
+    """Hand off all partitions of the flow; it keeps working until each one is handed off.
+
+    Renews the lease if the flow itself asks, not if an administrator does. The flow is
+    drained when it is draining and not active: unbind it then. Cannot be undone.
+    """
+    timeout_seconds = None if body is None else body.timeout_seconds
+    return await broker_of(request).flows.drain(queue, flow, timeout_seconds, by_flow(request))

@@ -1,0 +1,234 @@
+"""The calls on queues, for administrators and dashboards."""
+
+from datetime import datetime
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Query, Response
+from starlette.requests import Request
+
+from api.http import problems
+from api.http.routing import Route
+from api.http.security import Role, allow
+from api.routes.parameters import Cursor, Flag, Limit, Name, broker_of
+from api.schemas import queues as queue_schemas
+from api.schemas import rebalances as rebalance_schemas
+from broker.calls import views
+
+ROUTER = APIRouter(prefix="/v1/queues", route_class=Route)
+
+ADMINISTRATION = ("unauthorized", "forbidden", "invalid", "unavailable")
+ON_A_QUEUE = (*ADMINISTRATION, "queue_not_found")
+
+
+@ROUTER.post(
+    "",
+    status_code=201,
+    response_model=queue_schemas.Queue,
+    tags=["Queues"],
+    summary="Create a queue",
+    response_description="The queue.",
+    responses={**problems.document(*ADMINISTRATION, "queue_exists", *problems.OF_A_BODY)},
+)
+@allow(Role.ADMIN)
+async def create_queue(request: Request, body: queue_schemas.QueueCreate) -> views.QueueView:
+    """Create a queue with its partitions 0..N-1; they get owners when flows bind."""
+    return await broker_of(request).queues.create(
+        views.QueueSpec(**body.model_dump(exclude_unset=True))
+    )
+
+
+@ROUTER.get(
+    "",
+    response_model=queue_schemas.QueuePage,
+    tags=["Queues"],
+    summary="List queues",
+    response_description="A page of queues, by name.",
+    responses=problems.document(*ADMINISTRATION),
+)
+@allow(Role.VIEWER)
+async def list_queues(
+    request: Request, limit: Limit = 100, cursor: Cursor = None
+) -> views.Page[views.QueueView]:
+    """All queues by name, page by page."""
+    return await broker_of(request).queues.list(limit, cursor)
+
+
+@ROUTER.get(
+    "/{queue}",
+    response_model=queue_schemas.Queue,
+    tags=["Queues"],
+    summary="Show a queue",
+    response_description="The queue.",
+    responses=problems.document(*ON_A_QUEUE),
+)
+@allow(Role.VIEWER)
+async def show_queue(request: Request, queue: Name) -> views.QueueView:
+    """A queue's settings and its state."""
+    return await broker_of(request).queues.get(queue)
+
+
+@ROUTER.patch(
+    "/{queue}",
+    response_model=queue_schemas.Queue,
+    tags=["Queues"],
+    summary="Change or resize a queue",
+    response_description="The queue after the change.",
+    responses=problems.document(*ON_A_QUEUE, *problems.OF_A_BODY),
+)
+@allow(Role.ADMIN)
+async def change_queue(
+    request: Request,
+    queue: Name,
+    body: queue_schemas.QueueChange,
+    discard: Annotated[
+        Flag,
+        Query(description="Remove surplus partitions at once, with the messages they still hold."),
+    ] = False,
+) -> views.QueueView:
+    """Change any setting but the name; omitted settings stay.
+
+    `partition_count` is the resize. Growing takes effect at once. Shrinking lets the owners of
+    surplus partitions drain them first, so that nothing is lost, unless `discard` is given.
+    """
+    changes = body.model_dump(exclude_unset=True)
+    return await broker_of(request).queues.change(queue, changes, discard)
+
+
+@ROUTER.delete(
+    "/{queue}",
+    status_code=204,
+    response_class=Response,
+    tags=["Queues"],
+    summary="Delete a queue",
+    response_description="The queue is deleted.",
+    responses=problems.document(*ON_A_QUEUE, "queue_in_use"),
+)
+@allow(Role.ADMIN)
+async def delete_queue(
+    request: Request,
+    queue: Name,
+    force: Annotated[Flag, Query(description="Delete it even while flows are bound.")] = False,
+) -> None:
+    """Delete a queue and its built-in log; refused while another queue reads that log."""
+    await broker_of(request).queues.delete(queue, force)
+
+
+@ROUTER.get(
+    "/{queue}/rebalance",
+    response_model=rebalance_schemas.RebalanceStatus,
+    tags=["Rebalancing"],
+    summary="Show the rebalance status",
+    response_description="The status.",
+    responses=problems.document(*ON_A_QUEUE),
+)
+@allow(Role.VIEWER)
+async def rebalance_status(request: Request, queue: Name) -> views.RebalanceStatusView:
+    """The status (Ready, Holddown or Rebalancing), its trigger, its begin, and the handoffs."""
+    return await broker_of(request).monitoring.rebalance_status(queue)
+
+
+@ROUTER.post(
+    "/{queue}/rebalance",
+    status_code=202,
+    response_model=rebalance_schemas.RebalanceStatus,
+    tags=["Rebalancing"],
+    summary="Rebalance now",
+    response_description="The status immediately after the call.",
+    responses=problems.document(*ON_A_QUEUE),
+)
+@allow(Role.ADMIN)
+async def rebalance_now(request: Request, queue: Name) -> views.RebalanceStatusView:
+    """Rebalance at once, skipping the holddown. In a balanced queue no partition moves."""
+    return await broker_of(request).queues.rebalance(queue)
+
+
+@ROUTER.get(
+    "/{queue}/rebalances",
+    response_model=rebalance_schemas.RebalancePage,
+    tags=["Rebalancing"],
+    summary="List past rebalances",
+    response_description="A page of the history, newest first.",
+    responses=problems.document(*ON_A_QUEUE),
+)
+@allow(Role.VIEWER)
+async def rebalances(
+    request: Request, queue: Name, limit: Limit = 100, cursor: Cursor = None
+) -> views.Page[views.RebalanceView]:
+    """Every rebalance and every grant outside one, with its moves, newest first."""
+    return await broker_of(request).monitoring.rebalances(queue, limit, cursor)
+
+
+@ROUTER.get(
+    "/{queue}/partitions",
+    response_model=queue_schemas.PartitionPage,
+    tags=["Queues"],
+    summary="List partitions",
+    response_description="A page of partitions, by number.",
+    responses=problems.document(*ON_A_QUEUE),
+)
+@allow(Role.VIEWER)
+async def partitions(
+    request: Request, queue: Name, limit: Limit = 100, cursor: Cursor = None
+) -> views.Page[views.PartitionView]:
+    """Owner, successor, state and position of each partition."""
+    return await broker_of(request).monitoring.partitions(queue, limit, cursor)
+
+
+@ROUTER.get(
+    "/{queue}/flows",
+    response_model=queue_schemas.FlowPage,
+    tags=["Queues"],
+    summary="List flows",
+    response_description="A page of flows, in the order of binding.",
+    responses=problems.document(*ON_A_QUEUE),
+)
+@allow(Role.VIEWER)
+async def flows(
+    request: Request, queue: Name, limit: Limit = 100, cursor: Cursor = None
+) -> views.Page[views.FlowSummaryView]:
+    """The bound flows. Tokens are never listed."""
+    return await broker_of(request).monitoring.flows(queue, limit, cursor)
+
+
+@ROUTER.post(
+    "/{queue}/positions",
+    response_model=queue_schemas.Positions,
+    tags=["Queues"],
+    summary="Set positions",
+    response_description="The partitions that were set, with their raised epochs.",
+    responses=problems.document(*ON_A_QUEUE, *problems.OF_A_BODY),
+)
+@allow(Role.ADMIN)
+async def set_positions(
+    request: Request, queue: Name, body: queue_schemas.PositionsRequest
+) -> views.PositionsView:
+    """Set the positions from which consumers continue: an end of the log, a time, or positions.
+
+    Raises the epochs, so that calls under the old epochs are refused.
+    """
+    target: Any
+    if "positions" in body.model_fields_set:
+        target = {int(number): position for number, position in body.positions.items()}
+    else:
+        target = body.to.timestamp() if isinstance(body.to, datetime) else body.to
+    return await broker_of(request).logs.set_positions(queue, target)
+
+
+@ROUTER.post(
+    "/{queue}/log-access",
+    response_model=queue_schemas.LogAccess,
+    tags=["Queues"],
+    summary="Get access to the log",
+    response_description="The log's address; credentials if the service can give them.",
+    responses=problems.document(*ON_A_QUEUE, *problems.OF_A_BODY),
+)
+@allow(Role.PUBLISHER)
+async def log_access(
+    request: Request, queue: Name, body: queue_schemas.LogAccessRequest
+) -> views.LogAccessView:
+    """The address of a queue's log, its current partition count, and short-lived credentials.
+
+    Publishers call it before they publish, and when an append is refused because the partition
+    count has changed. Consumers call it when the credentials from the bind are about to expire.
+    """
+    return await broker_of(request).logs.access(queue, body.purpose)

@@ -1,0 +1,119 @@
+"""The wire models: rules for requests and answers, and the shared types.
+
+Requests are strict (no "8" for 8) and refuse unknown fields. Answers are made from the broker's
+views by attribute; times are Unix seconds there and RFC 3339 on the wire. The models are in
+`queues`, `flows` and `rebalances`.
+"""
+
+from datetime import UTC, datetime
+from typing import Annotated, Any, Generic, Literal, TypeVar
+
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    PlainSerializer,
+    StringConstraints,
+    WithJsonSchema,
+)
+
+T = TypeVar("T")
+
+QUEUE_NAME_PATTERN = r"^[A-Za-z0-9._-]{1,200}$"
+FLOW_ID_PATTERN = r"^[A-Za-z0-9-]{1,64}$"
+# Text that a database can store and a terminal can show.
+TEXT_PATTERN = r"^[^\x00-\x1f\x7f]+$"
+POSITION_PATTERN = r"^[\x20-\x7e]+$"
+
+MOST_PARTITIONS = 100_000
+MOST_INT32 = 2**31 - 1
+MOST_INT64 = 2**63 - 1
+
+EXAMPLE_TIME = "2026-11-20T10:00:00.250Z"
+EXAMPLE_QUEUE_ID = "0198c0dc-11aa-7b02-8c41-5d0e9f6a7b8c"
+EXAMPLE_FLOW = "0198c0de-7f2a-7c31-9d2f-0c5d7a1b2e3f"
+
+
+def rfc3339(unix_seconds: float) -> str:
+    """A time on the wire: UTC, to the millisecond."""
+    time = datetime.fromtimestamp(unix_seconds, UTC)
+    return f"{time:%Y-%m-%dT%H:%M:%S}.{time.microsecond // 1000:03}Z"
+
+
+Time = Annotated[
+    float,
+    PlainSerializer(rfc3339, return_type=str),
+    WithJsonSchema(
+        {"type": "string", "format": "date-time", "examples": [EXAMPLE_TIME]}, mode="serialization"
+    ),
+]
+QueueName = Annotated[
+    str,
+    StringConstraints(pattern=QUEUE_NAME_PATTERN),
+    Field(description="The name of the queue.", examples=["flights"]),
+]
+PartitionNumber = Annotated[int, Field(ge=0, le=MOST_INT32, examples=[5])]
+Epoch = Annotated[int, Field(ge=0, le=MOST_INT64, examples=[3])]
+Position = Annotated[
+    str,
+    StringConstraints(min_length=1, max_length=1000, pattern=POSITION_PATTERN),
+    Field(
+        description="The next message to read: an opaque string of the log. Null: see `start`.",
+        examples=["1042"],
+    ),
+]
+RebalanceStatusName = Literal["Ready", "Holddown", "Rebalancing"]
+
+
+def left_out(**options: Any) -> Any:
+    """A request field that may be omitted but not be null, so there is no default to document."""
+
+    def without_default(schema: dict[str, Any]) -> None:
+        schema.pop("default", None)
+
+    return Field(default=None, json_schema_extra=without_default, **options)
+
+
+class RequestModel(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+
+
+class AnswerModel(BaseModel):
+    model_config = ConfigDict(from_attributes=True)
+
+
+class FieldProblem(AnswerModel):
+    """One wrong field or parameter."""
+
+    field: str = Field(description="Its path, with dots: `partitions.0.epoch`.")
+    message: str = Field(description="What is wrong, or what would be valid.")
+
+
+class Problem(AnswerModel):
+    """An RFC 9457 problem document."""
+
+    type: str = Field(description="`urn:counterpoise:problem:` and the code.")
+    title: str = Field(description="What went wrong, the same for every instance of the code.")
+    status: int = Field(ge=400, le=599)
+    detail: str = Field(description="What to do about this error.")
+    code: str = Field(description="Stable; meant for programs.")
+    errors: list[FieldProblem] | None = Field(
+        default=None, description="With `invalid`: every wrong field."
+    )
+    reason: str | None = Field(
+        default=None,
+        description="With `flow_gone`: `unbound`, `lease_expired`, `replaced`, …",
+    )
+
+
+class Page(AnswerModel, Generic[T]):
+    """One page of a list."""
+
+    items: list[T]
+    next_cursor: str | None = Field(
+        description="Pass it as `cursor` for the next page; null on the last one."
+    )
+
+
+class Health(AnswerModel):
+    status: Literal["ok", "ready"]

@@ -1,0 +1,289 @@
+"""The wire models of flows (`api.schemas` explains the rules they follow)."""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import ConfigDict, Field, JsonValue, StringConstraints
+
+from api.schemas.common import (
+    EXAMPLE_FLOW,
+    EXAMPLE_QUEUE_ID,
+    EXAMPLE_TIME,
+    MOST_INT64,
+    MOST_PARTITIONS,
+    TEXT_PATTERN,
+    AnswerModel,
+    Epoch,
+    PartitionNumber,
+    Position,
+    QueueName,
+    RequestModel,
+    Time,
+)
+from api.schemas.queues import LogCredentials, Start
+
+Name = Annotated[
+    str, StringConstraints(min_length=1, max_length=200, pattern=TEXT_PATTERN), Field()
+]
+Sequence = Annotated[
+    Annotated[int, Field(ge=0, le=MOST_INT64)] | None,
+    Field(
+        description="Raised by the client with every call: within a partition and epoch an equal "
+        "or lower one answers `ok` and changes nothing, so a delayed retry does no harm.",
+        examples=[17],
+    ),
+]
+
+EXAMPLE_UPDATE: dict[str, JsonValue] = {
+    "queue": "flights",
+    "flow_id": EXAMPLE_FLOW,
+    "revision": 42,
+    "active": True,
+    "draining": False,
+    "now": EXAMPLE_TIME,
+    "partitions": [
+        {
+            "partition": 0,
+            "epoch": 3,
+            "state": "owned",
+            "position": "1042",
+            "handed_over": "graceful",
+        },
+        {
+            "partition": 5,
+            "epoch": 2,
+            "state": "revoking",
+            "position": "990",
+            "handed_over": "initial",
+            "deadline": "2026-11-20T10:00:03.250Z",
+        },
+        {"partition": 7, "epoch": 4, "state": "warming", "position": "77"},
+    ],
+}
+
+
+def _absent(value: object) -> bool:
+    return value is None
+
+
+class PartitionOfFlow(AnswerModel):
+    """A partition as its owner or successor sees it."""
+
+    partition: PartitionNumber
+    epoch: Epoch = Field(description="The owner's epoch, also while the flow is only warming.")
+    state: Literal["owned", "revoking", "retiring", "warming"] = Field(
+        description="In the first three the flow is the owner; in `warming` it is not yet."
+    )
+    position: Position | None = Field(description="The last committed position.")
+    handed_over: Literal["initial", "graceful", "forced", "orphaned", "replaced"] | None = Field(
+        default=None,
+        exclude_if=_absent,
+        description="How it left its previous owner; absent while `warming`. After `forced` and "
+        "`orphaned`, messages after `position` may have been seen before.",
+    )
+    deadline: Time | None = Field(
+        default=None,
+        exclude_if=_absent,
+        description="With `revoking` and `warming`: when the handoff continues without the flow.",
+    )
+
+
+class FlowChangeUpdate(AnswerModel):
+    """A flow's assignment: always its whole current view, so a lost or repeated one is harmless."""
+
+    model_config = ConfigDict(json_schema_extra={"examples": [EXAMPLE_UPDATE]})
+
+    queue: QueueName
+    flow_id: str
+    revision: int = Field(description="The queue's revision at which this view last changed.")
+    active: bool = Field(description="Owns at least one partition.")
+    draining: bool
+    now: Time = Field(description="The service's clock; `deadline` is a time of this clock.")
+    partitions: list[PartitionOfFlow]
+
+
+class BindRequest(RequestModel):
+    model_config = ConfigDict(
+        json_schema_extra={
+            "examples": [
+                {"client_name": "etl", "instance_id": "etl-7c31", "lease_seconds": 10},
+            ]
+        }
+    )
+
+    client_name: Name = Field(description="Shown to people in lists; need not be unique.")
+    instance_id: Name | None = Field(
+        default=None,
+        description="Identifies a consumer over restarts: the new flow takes the place of the "
+        "flow bound with the same id. Always send it; else the service chooses a random one.",
+    )
+    lease_seconds: float = Field(
+        default=10.0, ge=1, le=3600, description="How long the flow lives without renewal."
+    )
+    warmup: bool = Field(
+        default=False, description="Whether the flow warms up before it is granted a partition."
+    )
+    binder: Name | None = Field(
+        default=None,
+        description="Random, the same for all binds of one running client for this instance.",
+    )
+    attempt: int = Field(
+        default=0,
+        ge=0,
+        le=MOST_INT64,
+        description="One higher with each bind of the `binder`: a late bind never takes the "
+        "place of a later one (409 `overtaken`).",
+    )
+
+
+class Bound(AnswerModel):
+    """A bound flow, with everything that it needs."""
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "examples": [
+                {
+                    "flow_id": EXAMPLE_FLOW,
+                    "flow_token": "cpf_3q2-7w…",
+                    "queue_id": EXAMPLE_QUEUE_ID,
+                    "lease_seconds": 10.0,
+                    "log": "builtin:flights",
+                    "start": "earliest",
+                    "log_access": {
+                        "url": "postgresql://counterpoise_read_7:…@127.0.0.1:41000/counterpoise",
+                        "expires_at": "2026-11-20T12:00:00.250Z",
+                    },
+                    "update": EXAMPLE_UPDATE,
+                }
+            ]
+        }
+    )
+
+    flow_id: str = Field(examples=[EXAMPLE_FLOW])
+    flow_token: str = Field(
+        description="The flow's secret, sent with its calls as `Authorization: Bearer`. Only shown "
+        "here: the service stores only a hash."
+    )
+    queue_id: str = Field(
+        examples=[EXAMPLE_QUEUE_ID],
+        description="The queue's `id`. If a flow binds again and gets another id, it belonged to a "
+        "queue that was deleted and made again; its epochs and positions no longer apply.",
+    )
+    lease_seconds: float
+    log: str = Field(examples=["builtin:flights"])
+    start: Start
+    log_access: LogCredentials | None = Field(
+        description="Credentials to read the built-in log, if the service can give them."
+    )
+    update: FlowChangeUpdate
+
+
+class Heartbeat(AnswerModel):
+    lease_expires_at: Time
+    revision: int = Field(
+        description="The revision of the flow's view; fetch the view if yours is older."
+    )
+
+
+# If many items of a list are wrong, the error names only the first: each of 100,000 could have
+# several errors, and the answer would be larger than the request.
+_ITEMS: Any = Field(max_length=MOST_PARTITIONS, fail_fast=True)
+
+
+class CommitItem(RequestModel):
+    partition: PartitionNumber
+    epoch: Epoch
+    position: Position
+
+
+class CommitRequest(RequestModel):
+    model_config = ConfigDict(
+        json_schema_extra={
+            "examples": [
+                {"seq": 17, "partitions": [{"partition": 0, "epoch": 3, "position": "1042"}]}
+            ]
+        }
+    )
+
+    seq: Sequence = None
+    partitions: list[CommitItem] = _ITEMS
+
+
+class ReleaseItem(RequestModel):
+    partition: PartitionNumber
+    epoch: Epoch
+    position: Position | None = Field(
+        default=None, description="Committed with the release; null: leave the position as it is."
+    )
+    finished: bool = Field(
+        default=False, description="A retiring partition has been processed to its end."
+    )
+
+
+class ReleaseRequest(RequestModel):
+    model_config = ConfigDict(
+        json_schema_extra={
+            "examples": [
+                {"seq": 18, "partitions": [{"partition": 5, "epoch": 2, "position": "990"}]}
+            ]
+        }
+    )
+
+    seq: Sequence = None
+    partitions: list[ReleaseItem] = _ITEMS
+
+
+class ReadyItem(RequestModel):
+    partition: PartitionNumber
+    epoch: Epoch
+
+
+class ReadyRequest(RequestModel):
+    model_config = ConfigDict(
+        json_schema_extra={"examples": [{"partitions": [{"partition": 7, "epoch": 4}]}]}
+    )
+
+    partitions: list[ReadyItem] = _ITEMS
+
+
+class DrainRequest(RequestModel):
+    model_config = ConfigDict(json_schema_extra={"examples": [{"timeout_seconds": 60}]})
+
+    timeout_seconds: float | None = Field(
+        default=None,
+        ge=0,
+        le=86400,
+        description="After this time, warm-ups of the successors are cut short.",
+    )
+
+
+class Result(AnswerModel):
+    """The result of one item. With any outcome but `ok` nothing has changed."""
+
+    partition: PartitionNumber
+    outcome: Literal[
+        "ok", "no_such_partition", "stale_epoch", "not_owner", "not_revoking", "not_warming"
+    ]
+    current_epoch: int | None = Field(
+        default=None, exclude_if=_absent, description="With `stale_epoch`."
+    )
+
+
+class Results(AnswerModel):
+    """One result for each item, in order, and the flow's view afterwards."""
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "examples": [
+                {
+                    "results": [
+                        {"partition": 0, "outcome": "ok"},
+                        {"partition": 5, "outcome": "stale_epoch", "current_epoch": 3},
+                    ],
+                    "update": EXAMPLE_UPDATE,
+                }
+            ]
+        }
+    )
+
+    results: list[Result]
+    update: FlowChangeUpdate

@@ -1,0 +1,32 @@
+"""All calls of one replica, by what they are about."""
+
+from __future__ import annotations
+
+from broker.calls.access import QueueAccess
+from broker.calls.flow_rows import FlowRows
+from broker.calls.flows import FlowCalls
+from broker.calls.log_readers import LogReaders
+from broker.calls.logs import LogCalls
+from broker.calls.monitoring import MonitoringCalls
+from broker.calls.queues import QueueCalls
+from broker.calls.updates import UpdateCalls
+from broker.logs.ports import Logs
+from broker.replica import Replica
+
+
+class Calls:
+    """What a replica can be asked; see `views` for what the calls take and give.
+
+    Every call raises the errors of `broker.core.errors`: QueueNotFound for a queue that does not
+    exist, Unavailable while the database cannot be reached, and those named at the call.
+    """
+
+    def __init__(self, replica: Replica, logs: Logs) -> None:
+        access = QueueAccess(replica)
+        readers = LogReaders(access)
+        rows = FlowRows(access)
+        self.queues = QueueCalls(access, logs, readers)
+        self.logs = LogCalls(access, logs, readers)
+        self.monitoring = MonitoringCalls(access, logs)
+        self.updates = UpdateCalls(access, rows)
+        self.flows = FlowCalls(access, logs, rows, self.updates)

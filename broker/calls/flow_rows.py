@@ -1,0 +1,128 @@
+"""What the store knows of flows: their leases, their tokens, and why one is not bound any more.
+
+Renewals go out in batches.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from enum import Enum
+from typing import TypeVar
+
+from broker.batches import Batcher
+from broker.calls.access import QueueAccess, store_available
+from broker.coordinator import UNAVAILABLE, Coordinator
+from broker.core.errors import FlowGone, FlowNotFound, QueueNotFound, Unavailable
+from broker.patience import pauses
+from broker.store.ports import FlowRow, Lease, StoreUnavailable
+
+T = TypeVar("T")
+
+MOST_KNOWN_TOKENS = 100_000
+
+
+class Held(Enum):
+    """Instead of an answer: somebody else holds the rows, ask again."""
+
+    HELD = "held"
+
+
+class FlowRows:
+    """The rows of flows, whatever queue they are of."""
+
+    def __init__(self, queues: QueueAccess) -> None:
+        self._queues = queues
+        self._tokens: dict[str, tuple[str, bytes]] = {}
+        self._renewals: Batcher[str, Lease | Held | None] = Batcher(self._renew_many)
+
+    # Tokens
+
+    def known_token(self, flow_id: str) -> tuple[str, bytes] | None:
+        """The queue's id and the digest of the token of a flow that was bound when it was asked."""
+        return self._tokens.get(flow_id)
+
+    def remember(self, flow_id: str, queue_id: str, digest: bytes) -> None:
+        """The flow is bound to this queue, and its token has this digest."""
+        if len(self._tokens) >= MOST_KNOWN_TOKENS:
+            self._tokens.clear()
+        self._tokens[flow_id] = (queue_id, digest)
+
+    def forget(self, flow_id: str) -> None:
+        """The flow is not bound any more."""
+        self._tokens.pop(flow_id, None)
+
+    # Leases
+
+    async def renew(self, name: str, flow_id: str) -> Lease:
+        """Renews the flow's lease. Raises FlowGone, FlowNotFound, QueueNotFound, Unavailable."""
+        lease = await self.until_free(flow_id, lambda: self._renewals.ask(flow_id))
+        if lease is None:
+            raise await self.missing(name, flow_id)
+        return lease
+
+    async def _renew_many(self, flow_ids: Sequence[str]) -> Sequence[Lease | Held | None]:
+        leases = await self._queues.store.renew(sorted(set(flow_ids)))
+        return [
+            (leases[flow_id] or Held.HELD) if flow_id in leases else None for flow_id in flow_ids
+        ]
+
+    async def until_free(self, flow_id: str, ask: Callable[[], Awaitable[T | Held]]) -> T:
+        """The answer of `ask`, by which this flow renews its lease, once nobody holds its rows.
+
+        Meanwhile the flow is not taken for dead here. Raises Unavailable.
+        """
+        try:
+            with self._queues.replica.renewing(flow_id):
+                for pause in pauses():
+                    answer = await ask()
+                    if not isinstance(answer, Held):
+                        return answer
+                    await asyncio.sleep(pause)
+        except StoreUnavailable:
+            pass
+        raise Unavailable(UNAVAILABLE)
+
+    # Which flow, of which queue
+
+    async def row(self, flow_id: str) -> FlowRow | None:
+        """The flow's row, also of one that left not long ago. Raises Unavailable."""
+        with store_available():
+            return await self._queues.store.flow(flow_id)
+
+    async def of_queue(self, name: str, flow_id: str, queue_id: str) -> Coordinator:
+        """The coordinator of the queue of this name, which must be the flow's.
+
+        Raises FlowNotFound.
+        """
+        coordinator = await self._queues.replica.coordinator(name)
+        if coordinator.queue_id != queue_id:
+            # Or is the name used again, and this replica has not heard of it?
+            self._queues.replica.forget_name(name)
+            coordinator = await self._queues.replica.coordinator(name)
+        if coordinator.queue_id != queue_id:
+            raise FlowNotFound(flow_id)
+        return coordinator
+
+    async def missing(self, name: str, flow_id: str) -> Exception:
+        """Why a flow that was asked for is not bound: the error to raise."""
+        self.forget(flow_id)
+        row = await self.row(flow_id)
+        try:
+            if row is None:
+                # Deleted with its queue?
+                self._queues.replica.forget_name(name)
+                await self._queues.replica.coordinator(name)
+            elif row.reason is not None and await self.is_of(name, row):
+                return FlowGone(flow_id, row.reason)
+        except QueueNotFound as error:
+            return error
+        return FlowNotFound(flow_id)
+
+    async def is_of(self, name: str, row: FlowRow) -> bool:
+        """Whether the flow is or was bound to the queue of this name. Raises QueueNotFound."""
+        try:
+            await self.of_queue(name, row.flow_id, row.queue_id)
+        except FlowNotFound:
+            return False
+        return True

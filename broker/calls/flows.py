@@ -1,0 +1,259 @@
+"""The calls of flows: bind, renew, commit, release, drain, leave.
+
+Commits touch rows only and go out in batches; what changes the assignment goes through the queue's
+mailbox.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import secrets
+from collections import Counter
+from collections.abc import Callable, Sequence
+from uuid import uuid4
+
+from broker.batches import Batcher
+from broker.calls import views
+from broker.calls.access import QueueAccess
+from broker.calls.flow_rows import FlowRows, Held
+from broker.calls.updates import UpdateCalls
+from broker.coordinator import Coordinator
+from broker.core import commands as c
+from broker.core.errors import (
+    FlowGone,
+    FlowNotFound,
+    Forbidden,
+    Invalid,
+    Unauthorized,
+)
+from broker.logs.ports import Logs
+from broker.store.ports import PositionCommit
+from broker.turns import Ask
+
+
+class FlowCalls:
+    """What consumers ask for."""
+
+    def __init__(
+        self, queues: QueueAccess, logs: Logs, rows: FlowRows, updates: UpdateCalls
+    ) -> None:
+        self._queues = queues
+        self._logs = logs
+        self._rows = rows
+        self._updates = updates
+        self._commits: Batcher[Sequence[PositionCommit], Sequence[c.Result | None]] = Batcher(
+            self._commit_many, most=100
+        )
+
+    async def bind(
+        self,
+        name: str,
+        client_name: str,
+        instance_id: str | None,
+        lease_seconds: float,
+        warmup: bool,
+        binder: str | None = None,
+        attempt: int = 0,
+    ) -> views.BoundView:
+        """Binds a flow.
+
+        Raises QueueNotFound, Unavailable, Overtaken, and FlowGone if the same instance was bound
+        again at the same time.
+        """
+        flow_id, token = str(uuid4()), secrets.token_urlsafe(32)
+        instance_id = instance_id or str(uuid4())
+        command = c.Bind(flow_id, instance_id, client_name, lease_seconds, warmup, binder, attempt)
+        digest = hashlib.sha256(token.encode()).digest()
+
+        async def work(coordinator: Coordinator) -> views.BoundView:
+            log, start = await coordinator.read(
+                lambda queue: (queue.settings.log, queue.settings.start)
+            )
+            # First what may fail: a bind that cannot be answered would be bound again and again.
+            access = await self._logs.access(log, "read")
+            await coordinator.ask(Ask(command, token_hash=digest))
+            self._rows.remember(flow_id, coordinator.queue_id, digest)
+            return views.BoundView(
+                flow_id=flow_id,
+                flow_token=token,
+                queue_id=coordinator.queue_id,
+                lease_seconds=lease_seconds,
+                log=log,
+                start=start,
+                log_access=access,
+                update=await self._updates.view(coordinator, flow_id),
+            )
+
+        return await self._queues.on(name, work)
+
+    async def authenticate(self, name: str, flow_id: str, token: str) -> None:
+        """Checks that the token is this flow's.
+
+        Raises Unauthorized, Forbidden, FlowGone, FlowNotFound.
+        """
+        known, reason = self._rows.known_token(flow_id), None
+        if known is None:
+            row = await self._rows.row(flow_id)
+            if row is None:
+                raise await self._rows.missing(name, flow_id)
+            known, reason = (row.queue_id, row.token_hash), row.reason
+            if reason is None:
+                self._rows.remember(flow_id, *known)
+        queue_id, digest = known
+        await self._rows.of_queue(name, flow_id, queue_id)
+        if not token:
+            raise Unauthorized("Send 'Authorization: Bearer <flow_token>' with the token of bind.")
+        if not hmac.compare_digest(hashlib.sha256(token.encode()).digest(), digest):
+            raise Forbidden(
+                "This token is not this flow's; use the flow_token that its bind answered."
+            )
+        if reason is not None:
+            raise FlowGone(flow_id, reason)
+
+    async def unbind(self, name: str, flow_id: str, reason: str = "unbound") -> None:
+        """Unbinds the flow; nothing if it has left already. Raises QueueNotFound, FlowNotFound."""
+        try:
+            await self._queues.ask(name, lambda: Ask(c.Unbind(flow_id, reason)))
+        except FlowNotFound:
+            row = await self._rows.row(flow_id)
+            if row is None or row.reason is None or not await self._rows.is_of(name, row):
+                raise
+        self._rows.forget(flow_id)
+
+    async def heartbeat(self, name: str, flow_id: str) -> views.HeartbeatView:
+        """Renews the lease. Raises FlowGone, FlowNotFound."""
+        lease = await self._rows.renew(name, flow_id)
+        return views.HeartbeatView(lease.expires_at, lease.view_revision)
+
+    # Working
+
+    async def commit(
+        self, name: str, flow_id: str, seq: int | None, items: Sequence[views.CommitItem]
+    ) -> views.ResultsView:
+        """Commits positions. Raises FlowGone, FlowNotFound."""
+        _refuse_repetitions([item.partition for item in items])
+
+        async def work(coordinator: Coordinator) -> views.ResultsView:
+            queue_id = coordinator.queue_id
+            commits = [
+                PositionCommit(queue_id, flow_id, seq, item.partition, item.epoch, item.position)
+                for item in items
+            ]
+            results = await self._commit_all(flow_id, commits)
+            if all(result.outcome is not c.Outcome.OK for result in results):
+                # Is it bound at all?
+                await self._rows.renew(name, flow_id)
+            return await self._results(coordinator, flow_id, results)
+
+        return await self._queues.on(name, work)
+
+    async def release(
+        self, name: str, flow_id: str, seq: int | None, items: Sequence[views.ReleaseItem]
+    ) -> views.ResultsView:
+        """Commits positions and lets partitions go, atomically. Raises FlowGone, FlowNotFound."""
+        _refuse_repetitions([item.partition for item in items])
+        command = c.Release(
+            flow_id,
+            tuple(c.ReleaseItem(item.partition, item.epoch, item.finished) for item in items),
+        )
+        positions = {item.partition: item.position for item in items}
+        return await self._work(
+            name, flow_id, lambda: Ask(command, renews=flow_id, seq=seq, released=positions)
+        )
+
+    async def ready(
+        self, name: str, flow_id: str, items: Sequence[views.ReadyItem]
+    ) -> views.ResultsView:
+        """Says that warm-ups are done. Raises FlowGone, FlowNotFound."""
+        _refuse_repetitions([item.partition for item in items])
+        command = c.Ready(flow_id, tuple(c.ReadyItem(item.partition, item.epoch) for item in items))
+        return await self._work(name, flow_id, lambda: Ask(command, renews=flow_id))
+
+    async def drain(
+        self, name: str, flow_id: str, timeout_seconds: float | None, by_flow: bool = True
+    ) -> views.UpdateView:
+        """Begins to hand over all that the flow owns. Raises FlowGone, FlowNotFound.
+
+        An administrator's call (not `by_flow`) says nothing about whether the flow lives, so it
+        does not renew the lease (the contract, *Flow*).
+        """
+        command = c.Drain(flow_id, timeout_seconds)
+        renews = flow_id if by_flow else None
+        done = await self._work(name, flow_id, lambda: Ask(command, renews=renews))
+        return done.update
+
+    async def _work(self, name: str, flow_id: str, make: Callable[[], Ask]) -> views.ResultsView:
+        async def work(coordinator: Coordinator) -> views.ResultsView:
+            try:
+                results = await coordinator.ask(make())
+            except FlowNotFound:
+                raise await self._rows.missing(name, flow_id) from None
+            return await self._results(coordinator, flow_id, results or ())
+
+        return await self._queues.on(name, work)
+
+    async def _results(
+        self, coordinator: Coordinator, flow_id: str, results: Sequence[c.Result]
+    ) -> views.ResultsView:
+        return views.ResultsView(
+            tuple(
+                views.Result(result.partition, result.outcome.value, result.current_epoch)
+                for result in results
+            ),
+            await self._updates.view(coordinator, flow_id),
+        )
+
+    async def _commit_all(
+        self, flow_id: str, commits: Sequence[PositionCommit]
+    ) -> Sequence[c.Result]:
+        """One result for each; those that somebody holds are asked for again."""
+        results: dict[int, c.Result] = {}
+
+        async def ask() -> Sequence[c.Result] | Held:
+            left = [place for place in range(len(commits)) if place not in results]
+            if left:
+                answers = await self._commits.ask([commits[place] for place in left])
+                results.update(
+                    (place, answer)
+                    for place, answer in zip(left, answers, strict=True)
+                    if answer is not None
+                )
+            if len(results) < len(commits):
+                return Held.HELD
+            return [results[place] for place in range(len(commits))]
+
+        return await self._rows.until_free(flow_id, ask)
+
+    async def _commit_many(
+        self, calls: Sequence[Sequence[PositionCommit]]
+    ) -> Sequence[Sequence[c.Result | None]]:
+        """Commits of several flows in one transaction; two of the same flow go one after the
+        other.
+        """
+        answers: list[Sequence[c.Result | None]] = [()] * len(calls)
+        waiting = list(enumerate(calls))
+        while waiting:
+            seen: set[str] = set()
+            later: list[tuple[int, Sequence[PositionCommit]]] = []
+            now: list[tuple[int, Sequence[PositionCommit]]] = []
+            for place, call in waiting:
+                flow_id = call[0].flow_id
+                (later if flow_id in seen else now).append((place, call))
+                seen.add(flow_id)
+            commits = [item for _, call in now for item in call]
+            results = iter(await self._queues.store.commit_positions(commits))
+            for place, call in now:
+                answers[place] = [next(results) for _ in call]
+            waiting = later
+        return answers
+
+
+def _refuse_repetitions(numbers: Sequence[int]) -> None:
+    if len(set(numbers)) == len(numbers):
+        return
+    number, _ = Counter(numbers).most_common(1)[0]
+    raise Invalid(
+        f"Partition {number} is named more than once; name each partition once per call.",
+        [("partitions", f"names {number} more than once")],
+    )

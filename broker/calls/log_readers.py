@@ -1,0 +1,119 @@
+"""Which queues read a log, which of them owns it, and which follow the owner's partition count."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from contextlib import suppress
+
+from broker.calls import views
+from broker.calls.access import QueueAccess, store_available
+from broker.calls.rendering import queue_row_view, queue_view
+from broker.core import commands as c
+from broker.core.errors import Invalid, QueueNotFound
+from broker.core.queue import Queue
+from broker.logs.names import builtin_name, canonical, decides_count, has_owner
+from broker.logs.ports import LogOwner
+from broker.turns import Ask
+
+AT_ONCE = 500
+
+
+class LogReaders:
+    """The queues by the logs that they read; see `broker.logs` for what an owner is."""
+
+    def __init__(self, queues: QueueAccess) -> None:
+        self._queues = queues
+
+    async def all(self) -> AsyncIterator[views.QueueView]:
+        """All queues by name, as they are when they are come to. Raises Unavailable."""
+        cursor = None
+        while True:
+            with store_available():
+                rows = await self._queues.store.list(AT_ONCE, cursor)
+            for row in rows:
+                queue = queue_row_view(row)
+                yield queue
+            if len(rows) < AT_ONCE:
+                return
+            cursor = queue.name
+
+    async def of(self, log: str) -> list[views.QueueView]:
+        """All queues that read this log, in the order of their creation."""
+        spelling = canonical(log)
+        found = [queue async for queue in self.all() if canonical(queue.log) == spelling]
+        return sorted(found, key=lambda queue: (queue.created_at, queue.name))
+
+    async def owns(self, name: str, log: str) -> bool:
+        """Whether this queue owns the log it reads. A built-in log's name says so."""
+        if not has_owner(log):
+            return False
+        source = builtin_name(log)
+        if source is not None:
+            return source == name
+        readers = await self.of(log)
+        return bool(readers) and readers[0].name == name
+
+    async def followers(self, name: str, log: str) -> list[str]:
+        """The other queues that read the log which this one owns."""
+        return [reader.name for reader in await self.of(log) if reader.name != name]
+
+    async def owner(self, log: str, but: str) -> views.QueueView | None:
+        """The queue, another than `but`, that owns this log; None if it has none yet, or never.
+
+        Raises Invalid for a built-in log that there is not.
+        """
+        source = builtin_name(log)
+        if source is None:
+            readers = [queue for queue in await self.of(log) if queue.name != but]
+            return readers[0] if readers and has_owner(log) else None
+        if source == but:
+            return None
+        try:
+            owner = await self._queues.read(source, queue_view)
+        except QueueNotFound:
+            raise Invalid(
+                f"The log builtin:{source} belongs to the queue {source!r}, which does not exist; "
+                "create that first.",
+                [("log", f"names the queue {source!r}, which does not exist")],
+            ) from None
+        if builtin_name(owner.log) != source:
+            raise Invalid(
+                f"The queue {source!r} has no log of its own, it reads {owner.log}; name that log.",
+                [("log", f"names the queue {source!r}, whose log is {owner.log}")],
+            )
+        return owner
+
+    async def refuse_resize_of_follower(self, queue: views.QueueView) -> None:
+        if decides_count(queue.log):
+            raise Invalid(
+                f"This queue has the partition count of {queue.log}; add partitions to the topic, "
+                "and the queue follows within a minute.",
+                [("partition_count", "follows the topic")],
+            )
+        owner = await self.owner(queue.log, but=queue.name) if has_owner(queue.log) else None
+        if owner is not None and not await self.owns(queue.name, queue.log):
+            raise Invalid(
+                f"This queue reads the log of {owner.name!r} and has its partition count; "
+                "resize that queue.",
+                [("partition_count", f"follows the queue {owner.name!r}")],
+            )
+
+    async def follow(self, name: str, partition_count: int, discard: bool) -> None:
+        """A queue that reads another's log has that queue's partition count."""
+        changes = {"partition_count": partition_count}
+        # One that was deleted meanwhile follows nobody.
+        with suppress(QueueNotFound):
+            await self._queues.ask(name, lambda: Ask(c.Change(changes, discard)))
+
+
+def log_owner(queue: Queue | views.QueueView) -> LogOwner:
+    """This queue as the owner of its log."""
+    return LogOwner(queue.id, queue.name, queue.created_at)
+
+
+def owner_among(readers: Sequence[views.QueueView]) -> views.QueueView | None:
+    """Which of the queues that read one log owns it, given in the order of their creation."""
+    if not readers:
+        return None
+    name = builtin_name(readers[0].log)
+    return next((queue for queue in readers if name in (None, queue.name)), None)

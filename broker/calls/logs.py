@@ -1,0 +1,165 @@
+"""The calls about the logs of queues: positions, access, and the regular upkeep."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Literal
+
+import structlog
+
+from broker.calls import views
+from broker.calls.access import QueueAccess
+from broker.calls.log_readers import LogReaders, log_owner, owner_among
+from broker.calls.monitoring import DECIMAL
+from broker.calls.rendering import queue_view
+from broker.core import commands as c
+from broker.core.errors import Invalid
+from broker.core.queue import Queue
+from broker.logs.names import builtin_name, canonical, decides_count
+from broker.logs.ports import Logs
+from broker.turns import Ask
+from counterpoise.logs.address import kind_of
+
+_log = structlog.get_logger()
+
+
+class LogCalls:
+    """Where the messages of queues are, and where their consumers go on."""
+
+    def __init__(self, queues: QueueAccess, logs: Logs, readers: LogReaders) -> None:
+        self._queues = queues
+        self._logs = logs
+        self._readers = readers
+
+    async def set_positions(
+        self,
+        name: str,
+        where: Mapping[int, str | None] | Literal["earliest", "latest"] | float,
+    ) -> views.PositionsView:
+        """Sets where consumers go on, raising the epochs. Raises QueueNotFound, Invalid."""
+
+        def existing(queue: Queue) -> tuple[str, list[int]]:
+            return queue.settings.log, [partition.number for partition in queue.existing()]
+
+        log, numbers = await self._queues.read(name, existing)
+        if isinstance(where, Mapping):
+            unknown = sorted(set(where) - set(numbers))
+            if unknown:
+                raise Invalid(
+                    f"This queue has no partition {unknown[0]}.",
+                    [("positions", f"names {unknown}, which do not exist")],
+                )
+            if kind_of(log) is not None:
+                _refuse_nonsense(where)
+                _refuse_ahead(where, await self._logs.ends(log, sorted(where)))
+            positions: dict[int, str | None] = dict(where)
+        else:
+            found = await self._logs.positions(log, where)
+            positions = {number: found.get(number) for number in numbers}
+        command = c.RaiseEpochs(tuple(sorted(positions)))
+        await self._queues.ask(name, lambda: Ask(command, positions=positions))
+
+        def look(queue: Queue) -> views.PositionsView:
+            return views.PositionsView(
+                queue.revision,
+                tuple(
+                    views.PositionSet(number, queue.partitions[number].epoch, positions[number])
+                    for number in sorted(positions)
+                    if queue.exists(number)
+                ),
+            )
+
+        return await self._queues.read(name, look, fresh=False)
+
+    async def access(self, name: str, purpose: Literal["read", "publish"]) -> views.LogAccessView:
+        """Where a queue's messages are, and credentials. Raises QueueNotFound, Unavailable."""
+        queue = await self._queues.read(name, queue_view)
+        return views.LogAccessView(
+            log=queue.log,
+            log_name=builtin_name(queue.log),
+            partition_count=queue.partition_count,
+            start=queue.start,
+            access=await self._logs.access(queue.log, purpose),
+        )
+
+    async def maintain(self) -> None:
+        """The regular upkeep of all logs, and of queues that follow one."""
+        readers: dict[str, list[views.QueueView]] = {}
+        async for queue in self._readers.all():
+            if kind_of(queue.log) is not None:
+                readers.setdefault(canonical(queue.log), []).append(queue)
+        for reading in readers.values():
+            reading.sort(key=lambda queue: (queue.created_at, queue.name))
+            if decides_count(reading[0].log):
+                await self._follow_topic(reading)
+                continue
+            owner = owner_among(reading)
+            if owner is None or not await self._is_there(owner):
+                continue
+            await self._logs.maintain(
+                owner.log,
+                owner.partition_count,
+                owner.revision,
+                log_owner(owner),
+                [await self._committed(reader) for reader in reading],
+            )
+            if not await self._is_there(owner):
+                # It was deleted meanwhile, and the upkeep may have made its log again.
+                await self._logs.drop(owner.log, log_owner(owner))
+                continue
+            for reader in reading:
+                if reader.partition_count != owner.partition_count:
+                    await self._readers.follow(reader.name, owner.partition_count, discard=False)
+
+    async def _is_there(self, queue: views.QueueView) -> bool:
+        """Whether this queue still exists, and not only another of its name."""
+        return await self._queues.store.find(queue.name) == queue.id
+
+    async def _follow_topic(self, readers: Sequence[views.QueueView]) -> None:
+        """Queues have as many partitions as the topic that they read; a topic only grows."""
+        try:
+            count = await self._logs.partition_count(readers[0].log)
+        except Invalid as error:
+            _log.warning("a topic cannot be asked", log=readers[0].log, error=str(error))
+            return
+        for reader in readers:
+            if reader.partition_count < count:
+                await self._readers.follow(reader.name, count, discard=False)
+
+    async def _committed(self, queue: views.QueueView) -> dict[int, str | None]:
+        """Up to where each partition was processed, removed ones too: they are kept no longer than
+        the others."""
+        rows = await self._queues.store.positions(queue.id)
+        return {number: position for number, (_, position) in rows.items()}
+
+
+def _refuse_nonsense(positions: Mapping[int, str | None]) -> None:
+    """Positions of all kinds of logs that are known here are decimal numbers."""
+    wrong = sorted(
+        number
+        for number, position in positions.items()
+        if position is not None and not DECIMAL.fullmatch(position)
+    )
+    if wrong:
+        raise Invalid(
+            f"{positions[wrong[0]]!r} is not a position of this queue's log; those are "
+            "decimal numbers.",
+            [(f"positions.{number}", "is not a decimal number") for number in wrong],
+        )
+
+
+def _refuse_ahead(positions: Mapping[int, str | None], reached: Mapping[int, str]) -> None:
+    """A position that a partition has not reached is a mistake: what is published next would lie
+    below it, and be passed over. `reached`: where partitions end, as far as the log says so."""
+    ahead = sorted(
+        number
+        for number, position in positions.items()
+        if position is not None and number in reached and int(position) > int(reached[number])
+    )
+    if ahead:
+        first = ahead[0]
+        raise Invalid(
+            f"The log's partition {first} ends at {reached[first]}, and {positions[first]} lies "
+            "behind that; send 'latest' for the end.",
+            [(f"positions.{number}", f"lies behind {reached[number]}") for number in ahead],
+        )

@@ -1,0 +1,161 @@
+"""The calls that show one queue: status, history, partitions, flows and the stream of changes."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from itertools import islice
+
+from broker.calls import views
+from broker.calls.access import QueueAccess, store_available
+from broker.calls.rendering import (
+    event_view,
+    flow_view,
+    history,
+    partition_view,
+    status_view,
+)
+from broker.coordinator import Coordinator
+from broker.core.errors import Invalid, QueueNotFound
+from broker.core.model import Settings
+from broker.core.queue import Queue
+from broker.logs.ports import Logs
+from broker.store.ports import QueueGone, StoreUnavailable
+
+DECIMAL = re.compile("[0-9]{1,18}")
+# How many revisions are read for a reader of events at a time, however many it missed.
+EVENTS_AT_ONCE = 200
+
+
+class MonitoringCalls:
+    """What administrators see of a queue."""
+
+    def __init__(self, queues: QueueAccess, logs: Logs) -> None:
+        self._queues = queues
+        self._logs = logs
+
+    async def rebalance_status(self, name: str) -> views.RebalanceStatusView:
+        """Where the rebalancer stands. Raises QueueNotFound."""
+        return await self._queues.read(name, status_view)
+
+    async def rebalances(
+        self, name: str, limit: int, cursor: str | None
+    ) -> views.Page[views.RebalanceView]:
+        """The history, newest first; the cursor is the last id of the page before."""
+        before = None if cursor is None else _number(cursor)
+        queue_id = await self._queues.read(name, lambda queue: queue.id)
+        with store_available():
+            try:
+                entries = await self._queues.store.history(queue_id, limit + 1, before)
+            except QueueGone:
+                raise QueueNotFound(name) from None
+        found = history(entries)
+        items = tuple(found[:limit])
+        return views.Page(items, str(items[-1].id) if len(found) > limit else None)
+
+    async def partitions(
+        self, name: str, limit: int, cursor: str | None
+    ) -> views.Page[views.PartitionView]:
+        """Partitions by number; the cursor is the last number of the page before.
+
+        Waits a moment for the log to say where they end.
+        """
+        after = -1 if cursor is None else _number(cursor)
+
+        def numbers(queue: Queue) -> list[int]:
+            following = (p.number for p in queue.existing() if p.number > after)
+            return list(islice(following, limit + 1))
+
+        async def work(coordinator: Coordinator) -> views.Page[views.PartitionView]:
+            wanted = await coordinator.read(numbers, fresh=True)
+            with store_available():
+                positions = await self._queues.store.positions(coordinator.queue_id, wanted[:limit])
+
+            def look(queue: Queue) -> tuple[Settings, tuple[views.PartitionView, ...]]:
+                found = (queue.find(number) for number in wanted[:limit])
+                return queue.settings, tuple(
+                    partition_view(queue, p, positions) for p in found if p is not None
+                )
+
+            settings, items = await coordinator.read(look)
+            items = await self._with_spans(settings, items)
+            return views.Page(items, str(items[-1].partition) if len(wanted) > limit else None)
+
+        return await self._queues.on(name, work)
+
+    async def _with_spans(
+        self, settings: Settings, items: tuple[views.PartitionView, ...]
+    ) -> tuple[views.PartitionView, ...]:
+        spans = await self._logs.spans(
+            settings.log, {item.partition: item.position for item in items}
+        )
+
+        def with_span(item: views.PartitionView) -> views.PartitionView:
+            span = spans.get(item.partition)
+            if span is None:
+                return item
+            # Who starts at the latest position has nothing before it to do.
+            skips = item.position is None and settings.start == "latest"
+            return replace(item, end=span.end, lag=0 if skips else span.lag)
+
+        return tuple(map(with_span, items))
+
+    async def flows(
+        self, name: str, limit: int, cursor: str | None
+    ) -> views.Page[views.FlowSummaryView]:
+        """Bound flows in the order of binding; the cursor is the last seat of the page before."""
+        after = -1 if cursor is None else _number(cursor)
+
+        def look(queue: Queue) -> list[tuple[int, views.FlowSummaryView]]:
+            seats = sorted(seat for seat in queue.by_seat if seat > after)[: limit + 1]
+            return [(seat, flow_view(queue.by_seat[seat], 0.0)) for seat in seats]
+
+        found = await self._queues.read(name, look)
+        with store_available():
+            leases = await self._queues.store.leases([flow.flow_id for _, flow in found[:limit]])
+        items = tuple(
+            replace(flow, lease_expires_at=leases[flow.flow_id])
+            for _, flow in found[:limit]
+            if flow.flow_id in leases
+        )
+        return views.Page(items, str(found[limit - 1][0]) if len(found) > limit else None)
+
+    async def events(self, name: str, after: int | None) -> AsyncIterator[views.EventView]:
+        """What is committed after the revision `after` (None: from now on), one event a revision.
+
+        Ends by raising QueueNotFound, and silently when the service stops. A reader that is slow
+        reads what it missed from the store, so nothing is kept for it here.
+        """
+        queue_id, revision = await self._queues.read(name, lambda queue: (queue.id, queue.revision))
+        with self._queues.replica.watching(queue_id) as changed:
+            seen = revision if after is None else after
+            while not self._queues.replica.stopping:
+                changed.clear()
+                try:
+                    entries = await self._queues.store.entries_after(queue_id, seen, EVENTS_AT_ONCE)
+                except QueueGone:
+                    raise QueueNotFound(name) from None
+                except KeyError:
+                    raise Invalid(
+                        f"What was committed after revision {seen} is not kept any more; "
+                        "start from now on."
+                    ) from None
+                except StoreUnavailable:
+                    await asyncio.sleep(1)
+                    continue
+                for entry in entries:
+                    seen = entry.revision
+                    yield event_view(entry)
+                if not entries:
+                    await changed.wait()
+
+
+def _number(cursor: str) -> int:
+    if not DECIMAL.fullmatch(cursor):
+        raise Invalid(
+            "The cursor is not one that this call answered; leave it out to start anew.",
+            [("cursor", "is not a cursor of this list")],
+        )
+    return int(cursor)

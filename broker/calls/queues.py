@@ -1,0 +1,194 @@
+"""The calls of administrators: queues and their settings."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import fields
+from typing import Any
+from uuid import uuid4
+
+from broker.calls import views
+from broker.calls.access import QueueAccess, store_available
+from broker.calls.log_readers import LogReaders, log_owner
+from broker.calls.rendering import queue_row_view, queue_view, status_view
+from broker.core import commands as c
+from broker.core import records as r
+from broker.core.errors import Invalid, QueueExists, QueueInUse, QueueNotFound
+from broker.core.model import Settings
+from broker.core.queue import Queue
+from broker.core.records import Entry
+from broker.core.replay import replay_all
+from broker.core.transitions import State
+from broker.logs.names import check_log, decides_count, has_owner
+from broker.logs.ports import LogOwner, Logs
+from broker.store.ports import Commit, FlowsBound, NameTaken, QueueGone, StoreUnavailable
+from broker.turns import Ask
+
+_WRITABLE = frozenset(field.name for field in fields(Settings)) - {"partitioning"}
+
+
+class QueueCalls:
+    """What administrators do to queues."""
+
+    def __init__(self, queues: QueueAccess, logs: Logs, readers: LogReaders) -> None:
+        self._queues = queues
+        self._store = queues.store
+        self._replica = queues.replica
+        self._logs = logs
+        self._readers = readers
+
+    async def create(self, spec: views.QueueSpec) -> views.QueueView:
+        """Creates a queue. Raises QueueExists, Invalid, Unavailable."""
+        log = spec.log or f"builtin:{spec.name}"
+        check_log(log)
+        with store_available():
+            if await self._store.find(spec.name) is not None:
+                raise QueueExists(spec.name)
+        owner = await self._readers.owner(log, but=spec.name)
+        settings = Settings(
+            partition_count=await self._first_count(spec, log, owner),
+            access_type=spec.access_type,
+            rebalance_delay=spec.rebalance_delay,
+            max_handoff_time=spec.max_handoff_time,
+            max_warmup_time=spec.max_warmup_time,
+            max_concurrent_handoffs=spec.max_concurrent_handoffs,
+            log=log,
+            start=spec.start,
+        )
+        now = self._replica.clock.now()
+        queue = Queue(str(uuid4()), spec.name, settings, now)
+        added = r.PartitionsAdded(0, settings.partition_count, now)
+        replay_all(queue, (added,), 1)
+        queue.growing = False
+        # What was before it does not concern it.
+        queue.outage_seen = self._replica.clock.outage_id
+        entry = Entry(1, now, (added,), commit_id=uuid4().hex)
+        commit = Commit(queue, 0, entry.commit_id, (entry,), partitions=queue.partitions)
+        with store_available():
+            try:
+                await self._store.create(commit)
+            except NameTaken:
+                raise QueueExists(spec.name) from None
+        if has_owner(log) and owner is None:
+            try:
+                await self._logs.ensure(log, settings.partition_count, log_owner(queue))
+            except BaseException:
+                with suppress(StoreUnavailable, QueueGone):
+                    await self._store.delete(queue.id, force=True)
+                raise
+        view = queue_view(queue)
+        self._replica.adopt(queue)
+        return view
+
+    async def _first_count(
+        self, spec: views.QueueSpec, log: str, owner: views.QueueView | None
+    ) -> int:
+        """The partition count of a new queue: what it says, or that of what it follows."""
+        if decides_count(log):
+            whose, count = "the topic", await self._logs.partition_count(log)
+        elif owner is not None:
+            whose, count = f"the queue {owner.name!r}", owner.partition_count
+        elif spec.partition_count is None:
+            raise Invalid(
+                "Say how many partitions the queue is to have.",
+                [("partition_count", "is required")],
+            )
+        else:
+            return spec.partition_count
+        if spec.partition_count not in (None, count):
+            raise Invalid(
+                f"A queue that reads the log of {whose} has its partition count, {count}; "
+                "leave it out.",
+                [("partition_count", f"is {count}, that of {whose}")],
+            )
+        return count
+
+    async def get(self, name: str) -> views.QueueView:
+        """One queue. Raises QueueNotFound."""
+        return await self._queues.read(name, queue_view)
+
+    async def change(
+        self, name: str, changes: Mapping[str, object], discard: bool
+    ) -> views.QueueView:
+        """Changes settings.
+
+        Raises QueueNotFound, Invalid, QueueInUse for the log of a queue with flows.
+        """
+        unknown = sorted(set(changes) - _WRITABLE)
+        if unknown:
+            raise Invalid(
+                f"{unknown[0]!r} cannot be changed.",
+                [(field, "cannot be changed") for field in unknown],
+            )
+        before = await self.get(name)
+        if changes.get("partition_count", before.partition_count) != before.partition_count:
+            await self._readers.refuse_resize_of_follower(before)
+        if changes.get("log", before.log) != before.log:
+            raise Invalid(
+                "The log of a queue cannot be changed: its positions would mean nothing there; "
+                "create another queue.",
+                [("log", "cannot be changed")],
+            )
+        await self._change(name, changes, discard)
+        return await self.get(name)
+
+    async def _change(self, name: str, changes: Mapping[str, Any], discard: bool) -> None:
+        """Carries out a change, and what follows from it in the log and its other readers.
+
+        A discard is part of a resize. It deletes what any removed partition holds, so repeating one
+        that was cut short makes up for it.
+        """
+
+        def look(queue: Queue) -> tuple[LogOwner, str, int, int, list[int]]:
+            removed = [p.number for p in queue.partitions if p.state is State.REMOVED]
+            of = log_owner(queue)
+            return of, queue.settings.log, queue.settings.partition_count, queue.revision, removed
+
+        await self._queues.ask(name, lambda: Ask(c.Change(changes, discard)))
+        owner, log, count, revision, removed = await self._queues.read(name, look, fresh=False)
+        if "partition_count" not in changes or not await self._readers.owns(name, log):
+            return
+        await self._logs.set_partition_count(
+            log, count, revision, owner, removed if discard else ()
+        )
+        for follower in await self._readers.followers(name, log):
+            await self._readers.follow(follower, count, discard)
+
+    async def delete(self, name: str, force: bool) -> None:
+        """Deletes a queue, and the log it owns. Raises QueueNotFound, QueueInUse."""
+        before = await self.get(name)
+        owns = await self._readers.owns(name, before.log)
+        followers = await self._readers.followers(name, before.log) if owns else []
+        if followers:
+            raise QueueInUse(
+                f"The queue {followers[0]!r} reads the log of {name!r}; delete that queue first."
+            )
+        coordinator = await self._replica.coordinator(name)
+        try:
+            with store_available():
+                await self._store.delete(coordinator.queue_id, force=force)
+        except FlowsBound:
+            raise QueueInUse(
+                "Flows are bound to this queue; stop them first, or delete with ?force=true."
+            ) from None
+        except QueueGone:
+            raise QueueNotFound(name) from None
+        finally:
+            coordinator.catch_up()
+            self._replica.forget_name(name)
+        self._replica.notify(coordinator.queue_id)
+        if owns:
+            await self._logs.drop(before.log, log_owner(before))
+
+    async def rebalance(self, name: str) -> views.RebalanceStatusView:
+        """Rebalances at once, ending any holddown. Raises QueueNotFound."""
+        await self._queues.ask(name, lambda: Ask(c.RebalanceNow()))
+        return await self._queues.read(name, status_view)
+
+    async def list(self, limit: int, cursor: str | None) -> views.Page[views.QueueView]:
+        """Queues by name; the cursor is the last name of the page before."""
+        with store_available():
+            rows = await self._store.list(limit + 1, cursor)
+        items = tuple(queue_row_view(row) for row in rows[:limit])
+        return views.Page(items, items[-1].name if len(rows) > limit else None)

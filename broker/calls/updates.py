@@ -1,0 +1,176 @@
+"""How a flow follows its view: it asks, waits for the next update, or watches all of them.
+
+A view is read from the queue in memory, its positions from the store: a position goes with an
+epoch, and a view is told only if both are of the same epoch. Positions are read in batches.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import nullcontext, suppress
+from functools import partial
+
+from broker.batches import Batcher
+from broker.calls import views
+from broker.calls.access import QueueAccess, store_available
+from broker.calls.flow_rows import FlowRows
+from broker.calls.rendering import Positions, needed_positions, update_view
+from broker.coordinator import Coordinator
+from broker.core.queue import Queue
+
+# Views of more partitions are made one at a time: each keeps the processor busy for long, and
+# between two of them everybody else has his turn.
+BIG_VIEW = 1000
+
+
+class UpdateCalls:
+    """What a flow owns, told when it asks and as soon as it changes."""
+
+    def __init__(self, queues: QueueAccess, rows: FlowRows) -> None:
+        self._queues = queues
+        self._rows = rows
+        self._one_big_view = asyncio.Lock()
+        self._positions: Batcher[tuple[str, Sequence[int]], dict[int, tuple[int, str | None]]] = (
+            Batcher(self._positions_of_many)
+        )
+
+    async def get(self, name: str, flow_id: str) -> views.UpdateView:
+        """The flow's current view. Raises FlowGone, FlowNotFound."""
+        return await self._queues.on(
+            name, lambda coordinator: self.view(coordinator, flow_id, fresh=True)
+        )
+
+    async def wait(
+        self, name: str, flow_id: str, after: int, wait_seconds: float
+    ) -> views.UpdateView | None:
+        """Renews the lease; the flow's view as soon as its revision is above `after`, None if it
+        does not get there.
+
+        Waits `wait_seconds` at the most, and at the most half the lease.
+        """
+        lease = await self._rows.renew(name, flow_id)
+
+        async def work(coordinator: Coordinator) -> views.UpdateView | None:
+            with self._queues.replica.watching(coordinator.queue_id, flow_id) as changed:
+                view = await self._newer(coordinator, flow_id, after, lease.view_revision)
+                if view is not None or wait_seconds <= 0:
+                    return view
+                half = await self._lease_seconds(coordinator, flow_id) / 2
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(min(wait_seconds, half)):
+                        await changed.wait()
+                        while not self._queues.replica.stopping:
+                            changed.clear()
+                            view = await self._newer(coordinator, flow_id, after)
+                            if view is not None:
+                                break
+                            await changed.wait()
+                return view
+
+        return await self._queues.on(name, work)
+
+    async def watch(self, name: str, flow_id: str, after: int) -> AsyncIterator[views.UpdateView]:
+        """The flow's view each time it has changed; changes while nobody asks are one.
+
+        Does not renew. Ends by raising FlowGone or QueueNotFound, and silently when the service
+        stops.
+        """
+        row = await self._rows.row(flow_id)
+        if row is None:
+            raise await self._rows.missing(name, flow_id)
+        coordinator = await self._rows.of_queue(name, flow_id, row.queue_id)
+        with self._queues.replica.watching(coordinator.queue_id, flow_id) as changed:
+            view = await self._newer(coordinator, flow_id, after, fresh=True)
+            while not self._queues.replica.stopping:
+                if view is not None:
+                    after = view.revision
+                    yield view
+                await changed.wait()
+                changed.clear()
+                if not self._queues.replica.stopping:
+                    view = await self._newer(coordinator, flow_id, after)
+
+    async def view(
+        self, coordinator: Coordinator, flow_id: str, *, fresh: bool = False
+    ) -> views.UpdateView:
+        """The flow's view with the positions that belong to it."""
+
+        def needed(queue: Queue) -> list[int] | None:
+            flow = queue.flows.get(flow_id)
+            return None if flow is None else needed_positions(flow)
+
+        numbers = await coordinator.read(needed, fresh=fresh)
+        async with self._one_big_view if len(numbers or ()) > BIG_VIEW else nullcontext():
+            while True:
+                positions: Positions = {}
+                if numbers:
+                    positions = await self._positions.ask((coordinator.queue_id, numbers))
+                view = await coordinator.read(partial(self._made, flow_id, positions), fresh=fresh)
+                if view is not None:
+                    return view
+                # What changed meanwhile, or what this replica has not heard of yet.
+                fresh = True
+                numbers = await coordinator.read(needed, fresh=True)
+                if numbers is None:
+                    raise await self._rows.missing(coordinator.name, flow_id)
+
+    def _made(self, flow_id: str, positions: Positions, queue: Queue) -> views.UpdateView | None:
+        """The flow's view; None without the flow or a position of the epoch of each partition."""
+        flow = queue.flows.get(flow_id)
+        if flow is None:
+            return None
+        view = update_view(queue, flow, positions, self._queues.replica.clock.now())
+        agree = all(
+            positions.get(seen.partition, (None, None))[0] == seen.epoch for seen in view.partitions
+        )
+        return view if agree else None
+
+    async def _newer(
+        self,
+        coordinator: Coordinator,
+        flow_id: str,
+        after: int,
+        at_least: int = 0,
+        fresh: bool = False,
+    ) -> views.UpdateView | None:
+        """The view if its revision is above `after`; `at_least`: the store has this revision, so be
+        no older.
+        """
+
+        def revision(queue: Queue) -> int | None:
+            flow = queue.flows.get(flow_id)
+            return None if flow is None else flow.view_revision
+
+        found = await coordinator.read(revision, fresh=fresh)
+        if not fresh and (found is None or found < at_least):
+            found = await coordinator.read(revision, fresh=True)
+        if found is not None and found <= after:
+            return None
+        return await self.view(coordinator, flow_id)
+
+    async def _lease_seconds(self, coordinator: Coordinator, flow_id: str) -> float:
+        def look(queue: Queue) -> float | None:
+            flow = queue.flows.get(flow_id)
+            return None if flow is None else flow.lease_seconds
+
+        found = await coordinator.read(look)
+        if found is None:
+            raise await self._rows.missing(coordinator.name, flow_id)
+        return found
+
+    async def _positions_of_many(
+        self, asked: Sequence[tuple[str, Sequence[int]]]
+    ) -> Sequence[dict[int, tuple[int, str | None]]]:
+        wanted: dict[str, set[int]] = {}
+        for queue_id, numbers in asked:
+            wanted.setdefault(queue_id, set()).update(numbers)
+        with store_available():
+            found = {
+                queue_id: await self._queues.store.positions(queue_id, sorted(numbers))
+                for queue_id, numbers in wanted.items()
+            }
+        return [
+            {number: found[queue_id][number] for number in numbers if number in found[queue_id]}
+            for queue_id, numbers in asked
+        ]

@@ -1,0 +1,307 @@
+"""What the facade (`broker.service.Broker`) takes and gives.
+
+These are values, not domain objects: the model never leaves `broker`. Every time is in Unix
+seconds by the database's clock; the API writes it as RFC 3339. Enumerated fields (`status`,
+`state`, `phase`, `trigger`, `outcome`, `handed_over`, ...) carry exactly the strings of the
+contract. A property of a queue has the contract's name, also where that lacks its unit
+(`rebalance_delay`, `max_handoff_time` and `max_warmup_time` are seconds).
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Generic, TypeVar
+
+from broker.logs.ports import LogAccess
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Page(Generic[T]):
+    """One page of a list. `next_cursor` is what the next call passes as `cursor`; None ends it."""
+
+    items: tuple[T, ...]
+    next_cursor: str | None = None
+
+
+# Queues
+
+
+@dataclass(frozen=True, slots=True)
+class QueueSpec:
+    """What a queue is made with (the contract, *Queue*). `log` None means `builtin:` + name.
+
+    `partition_count` None: that of the queue whose built-in log this one reads.
+    """
+
+    name: str
+    partition_count: int | None = None
+    access_type: str = "non_exclusive"
+    rebalance_delay: float = 5.0
+    max_handoff_time: float = 3.0
+    max_warmup_time: float = 600.0
+    max_concurrent_handoffs: int | None = None
+    log: str | None = None
+    start: str = "earliest"
+
+
+@dataclass(frozen=True, slots=True)
+class QueueView:
+    """A queue: its settings and where it stands. `id` changes when a name is used again."""
+
+    id: str
+    name: str
+    partition_count: int
+    operational_partition_count: int
+    access_type: str
+    rebalance_delay: float
+    max_handoff_time: float
+    max_warmup_time: float
+    max_concurrent_handoffs: int | None
+    log: str
+    start: str
+    rebalance_status: str
+    scale_status: str
+    flow_count: int
+    active_flow_count: int
+    revision: int
+    created_at: float
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionView:
+    """A partition as administrators see it; `owner` and `successor` are flow ids.
+
+    `end` and `lag` (messages from the position to the end, at most) are None unless the log said so
+    in time; a position that the log cannot have has no lag.
+    """
+
+    partition: int
+    epoch: int
+    owner: str | None
+    successor: str | None
+    state: str
+    position: str | None
+    deadline: float | None
+    end: str | None = None
+    lag: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class FlowSummaryView:
+    """A bound flow as administrators see it. `partitions` is how many it owns."""
+
+    flow_id: str
+    client_name: str
+    instance_id: str
+    active: bool
+    draining: bool
+    partitions: int
+    bound_at: float
+    lease_expires_at: float
+
+
+# Rebalances
+
+
+@dataclass(frozen=True, slots=True)
+class MoveView:
+    """One partition's grant or handoff within a rebalance; the ends are flow ids.
+
+    `outcome` is how the partition arrived (`initial`, `graceful`, `forced`, `orphaned`, `replaced`,
+    `discarded`); `seconds` from the start of the handoff to its end.
+    """
+
+    partition: int
+    from_flow: str | None
+    to_flow: str | None
+    epoch: int
+    outcome: str
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class RebalanceView:
+    """One entry of the history; `handoffs`, `forced` and `granted` are counts."""
+
+    id: int
+    trigger: str
+    started_at: float
+    finished_at: float | None
+    handoffs: int
+    forced: int
+    granted: int
+    moves: tuple[MoveView, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class HandoffView:
+    """A handoff in progress; `phase` is `warming` or `revoking`, the ends are flow ids."""
+
+    partition: int
+    from_flow: str
+    to_flow: str | None
+    phase: str
+    deadline: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class RebalanceStatusView:
+    """Where the rebalancer stands with a queue (the contract, *HTTP*, rebalance status)."""
+
+    queue: str
+    status: str
+    revision: int
+    trigger: str | None
+    since: float
+    holddown_until: float | None
+    handoffs: tuple[HandoffView, ...]
+    unassigned: tuple[int, ...]
+    spread: int
+    last_rebalance: RebalanceView | None
+
+
+# Flows
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionInUpdate:
+    """A partition as its owner or successor sees it. `handed_over` is None while `warming`."""
+
+    partition: int
+    epoch: int
+    state: str
+    position: str | None
+    handed_over: str | None = None
+    deadline: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class UpdateView:
+    """FlowChangeUpdate: a flow's whole current view, at `revision`, read at `now`."""
+
+    queue: str
+    flow_id: str
+    revision: int
+    active: bool
+    draining: bool
+    now: float
+    partitions: tuple[PartitionInUpdate, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class BoundView:
+    """The answer to bind. `flow_token` is told only here; the service keeps just its hash."""
+
+    flow_id: str
+    flow_token: str = field(repr=False)
+    queue_id: str
+    lease_seconds: float
+    log: str
+    start: str
+    log_access: LogAccess | None
+    update: UpdateView
+
+
+@dataclass(frozen=True, slots=True)
+class HeartbeatView:
+    """`revision` is that of the flow's view: newer than what the client has means "fetch it"."""
+
+    lease_expires_at: float
+    revision: int
+
+
+@dataclass(frozen=True, slots=True)
+class CommitItem:
+    partition: int
+    epoch: int
+    position: str
+
+
+@dataclass(frozen=True, slots=True)
+class ReleaseItem:
+    """`position` None releases at the last committed one."""
+
+    partition: int
+    epoch: int
+    position: str | None = None
+    finished: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ReadyItem:
+    partition: int
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """`current_epoch` only with `stale_epoch`."""
+
+    partition: int
+    outcome: str
+    current_epoch: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ResultsView:
+    """One result per item named, in order, and the flow's view afterwards."""
+
+    results: tuple[Result, ...]
+    update: UpdateView
+
+
+# Positions, log access, events, readiness
+
+
+@dataclass(frozen=True, slots=True)
+class PositionSet:
+    """Where a partition goes on, and the epoch that was raised with it."""
+
+    partition: int
+    epoch: int
+    position: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class PositionsView:
+    """The partitions whose position was set, by number, and the revision that did it."""
+
+    revision: int
+    partitions: tuple[PositionSet, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class LogAccessView:
+    """Where a queue's messages are. `log_name` is the built-in log's name, None for others."""
+
+    log: str
+    log_name: str | None
+    partition_count: int
+    start: str
+    access: LogAccess | None
+
+
+@dataclass(frozen=True, slots=True)
+class EventView:
+    """One committed revision: what changed, each as a mapping with its `type`, JSON-ready.
+
+    Times inside `changes` are Unix seconds, under keys `deadline`, `..._at` and `..._until`.
+    """
+
+    revision: int
+    at: float
+    changes: tuple[Mapping[str, object], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ReadyCheck:
+    """Whether this replica can serve; `problem` says in one sentence why it cannot."""
+
+    database: bool
+    migrations: bool
+    problem: str | None = None
+
+    @property
+    def ready(self) -> bool:
+        return self.database and self.migrations

@@ -1,0 +1,340 @@
+"""The built-in logs: the kind of log that is in Postgres, in the service's database or another."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Collection, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from datetime import UTC, datetime
+from typing import Any
+
+from sqlalchemy import text
+from sqlalchemy.exc import DBAPIError, SQLAlchemyError
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
+
+from broker.logs.credentials import LogCredentials
+from broker.logs.engine import STATEMENT_SECONDS
+from broker.logs.ports import Bounds, LogAccess, LogDatabaseUnavailable, LogOwner, Purpose
+from counterpoise.logs import LogNotFound
+from counterpoise.logs.address import parse_log
+
+SWEEP_MESSAGES = 10_000
+# A call is given up before whoever asked for it gives up waiting for the answer (10 s). Looking up
+# times and dropping take as long as there is to do.
+CALL_SECONDS = 8.0
+LONG_SECONDS = 60.0
+# For each statement of the upkeep: deleting SWEEP_MESSAGES large messages does take minutes.
+SWEEP_SECONDS = STATEMENT_SECONDS
+# While a resize waits for an append under way, other appends wait for the resize.
+_LOCK_SECONDS = 5
+_LOCK = "SELECT * FROM counterpoise_log.lock_log(:name, :exclusive)"
+_UNKNOWN_LOG = "CP002"
+
+
+def _may_touch(log: Mapping[str, Any], owner: LogOwner | None) -> bool:
+    """Whether a call on behalf of `owner` means this log; one that names nobody means any."""
+    return owner is None or log["owner_id"] in (None, owner.queue_id)
+
+
+class BuiltinLogs:
+    """All built-in logs of one database; see `broker.logs.ports.LogKind` for the calls.
+
+    Without an `owner` a call means the log whosever it is. Whatever the database refuses or does
+    not answer in time is LogDatabaseUnavailable.
+    """
+
+    def __init__(self, engine: AsyncEngine, address: str) -> None:
+        """`address` is the database's URL as consumers and publishers reach it."""
+        self._engine = engine
+        self._credentials = LogCredentials(engine, address)
+
+    async def access(self, purpose: Purpose) -> LogAccess | None:
+        """Short-lived credentials for all built-in logs; None if the service may not make roles."""
+        with _available():
+            return await self._credentials.get(purpose)
+
+    async def ensure(
+        self,
+        log: str,
+        partition_count: int,
+        owner: LogOwner | None = None,
+        committed: Sequence[Mapping[int, str]] = (),
+    ) -> bool:
+        """See `LogKind`. A log that an earlier queue of the same name left is dropped first.
+
+        The log loses nothing that its database has confirmed, so `committed` is not looked at.
+        """
+        name = _name(log)
+        async with self._transaction() as connection:
+            await self._insert(connection, name, partition_count, owner)
+            if owner is not None:
+                known = await self._known(connection, name)
+                if known["owner_id"] != owner.queue_id:
+                    if known["owner_created_at"] is not None and (
+                        known["owner_created_at"].timestamp() > owner.created_at
+                    ):
+                        return False
+                    known = await self._lock(connection, name)
+                    await connection.execute(
+                        text("DELETE FROM counterpoise_log.logs WHERE log_id = :log_id"),
+                        {"log_id": known["log_id"]},
+                    )
+                    await self._insert(connection, name, partition_count, owner)
+            await self._add_partitions(connection, name)
+            return True
+
+    async def _insert(
+        self, connection: AsyncConnection, name: str, partition_count: int, owner: LogOwner | None
+    ) -> None:
+        created_at = None if owner is None else datetime.fromtimestamp(owner.created_at, UTC)
+        await connection.execute(
+            text(
+                "INSERT INTO counterpoise_log.logs"
+                " (name, partition_count, owner_id, owner_created_at)"
+                " VALUES (:name, :count, :owner_id, :created_at) ON CONFLICT (name) DO NOTHING"
+            ),
+            {
+                "name": name,
+                "count": partition_count,
+                "owner_id": None if owner is None else owner.queue_id,
+                "created_at": created_at,
+            },
+        )
+
+    async def set_partition_count(
+        self,
+        log: str,
+        partition_count: int,
+        revision: int | None = None,
+        owner: LogOwner | None = None,
+    ) -> bool:
+        """See `LogKind`. Waits seconds for the appends under way; without `revision` never late."""
+        async with self._transaction() as connection:
+            known = await self._lock(connection, _name(log))
+            late = revision is not None and revision < known["revision"]
+            if late or not _may_touch(known, owner):
+                return False
+            await connection.execute(
+                text(
+                    "UPDATE counterpoise_log.logs SET partition_count = :count,"
+                    " revision = greatest(revision, :revision) WHERE log_id = :log_id"
+                ),
+                {
+                    "count": partition_count,
+                    "revision": revision or 0,
+                    "log_id": known["log_id"],
+                },
+            )
+            await self._add_partitions(connection, _name(log))
+            return True
+
+    async def discard(
+        self, log: str, partitions: Collection[int], owner: LogOwner | None = None
+    ) -> frozenset[int]:
+        """See `LogKind`. Positions count on; readers of what vanished find nothing, no error."""
+        async with self._transaction() as connection:
+            known = await self._lock(connection, _name(log))
+            if not _may_touch(known, owner):
+                return frozenset()
+            discarded = await connection.scalars(
+                text(
+                    "UPDATE counterpoise_log.partitions"
+                    " SET first_position = next_position, discarded_position = next_position"
+                    " WHERE log_id = :log_id AND partition = ANY (CAST(:partitions AS integer[]))"
+                    " AND partition >= :count RETURNING partition"
+                ),
+                {
+                    "log_id": known["log_id"],
+                    "partitions": sorted(partitions),
+                    "count": known["partition_count"],
+                },
+            )
+            result = frozenset(discarded)
+        await self._sweep(_name(log))
+        return result
+
+    async def drop(self, log: str, owner: LogOwner | None = None) -> None:
+        """See `LogKind`. A log that was made for no queue is dropped whoever asks."""
+        try:
+            async with self._transaction(LONG_SECONDS) as connection:
+                known = await self._lock(connection, _name(log))
+                if _may_touch(known, owner):
+                    await connection.execute(
+                        text("DELETE FROM counterpoise_log.logs WHERE log_id = :log_id"),
+                        {"log_id": known["log_id"]},
+                    )
+        except LogNotFound:
+            pass
+        await self.sweep_dropped()
+
+    async def trim(self, log: str, below: Mapping[int, str], owner: LogOwner | None = None) -> None:
+        """See `LogKind`; in short transactions."""
+        async with self._transaction() as connection:
+            # Nobody drops it before this ends, so the name stays that of the log looked at.
+            known = await self._lock(connection, _name(log), exclusive=False)
+            if not _may_touch(known, owner):
+                return
+            await connection.execute(
+                text(
+                    "SELECT counterpoise_log.trim(:name, CAST(:partitions AS integer[]),"
+                    " CAST(:positions AS bigint[]))"
+                ),
+                {
+                    "name": _name(log),
+                    "partitions": list(below),
+                    "positions": [int(position) for position in below.values()],
+                },
+            )
+        await self._sweep(_name(log))
+
+    async def sweep_dropped(self) -> int:
+        """Delete messages of logs that were dropped, also when that was interrupted."""
+        return await self._repeat(
+            "SELECT counterpoise_log.sweep_dropped(:limit)", {"limit": SWEEP_MESSAGES}
+        )
+
+    async def forget_publishers(self, idle_seconds: float) -> int:
+        """Forget publishers that have not appended for so long. Returns how many.
+
+        A retry that comes even later would be appended a second time: choose days.
+        """
+        async with self._transaction(SWEEP_SECONDS) as connection:
+            result = await connection.execute(
+                text(
+                    "DELETE FROM counterpoise_log.publishers"
+                    " WHERE appended_at < now() - make_interval(secs => :idle)"
+                ),
+                {"idle": idle_seconds},
+            )
+            return result.rowcount
+
+    async def partition_count(self, log: str) -> int:
+        """See `LogKind`."""
+        async with self._transaction() as connection:
+            return int((await self._known(connection, _name(log)))["partition_count"])
+
+    async def bounds(
+        self, log: str, partitions: Sequence[int] | None = None, *, seconds: float | None = None
+    ) -> Bounds:
+        """See `LogKind`. A partition that the log has never had starts and ends at 0."""
+        async with self._transaction(seconds) as connection:
+            known = await self._known(connection, _name(log))
+            rows = await connection.execute(
+                text(
+                    "SELECT partition, first_position, next_position"
+                    " FROM counterpoise_log.partitions WHERE log_id = :log_id"
+                    " AND (:every OR partition = ANY (CAST(:partitions AS integer[])))"
+                    " ORDER BY partition"
+                ),
+                {
+                    "log_id": known["log_id"],
+                    "every": partitions is None,
+                    "partitions": list(partitions or ()),
+                },
+            )
+            starts = dict.fromkeys(partitions or (), "0")
+            ends = dict(starts)
+            for partition, first, after_last in rows:
+                starts[partition], ends[partition] = str(first), str(after_last)
+            return Bounds(known["partition_count"], str(known["incarnation"]), starts, ends)
+
+    async def position_at(self, log: str, time: float) -> Mapping[int, str]:
+        """See `LogKind`; also right where publishers gave times that are not in order."""
+        async with self._transaction(LONG_SECONDS) as connection:
+            known = await self._known(connection, _name(log))
+            rows = await connection.execute(
+                text(
+                    "SELECT p.partition, coalesce(since.position, p.next_position)"
+                    " FROM counterpoise_log.partitions AS p LEFT JOIN ("
+                    "   SELECT m.partition, min(m.position) AS position"
+                    "   FROM counterpoise_log.messages AS m"
+                    "   JOIN counterpoise_log.partitions AS mine"
+                    "     ON mine.log_id = m.log_id AND mine.partition = m.partition"
+                    "     AND m.position >= mine.first_position"
+                    "   WHERE m.log_id = :log_id"
+                    "     AND m.published_at >= to_timestamp(CAST(:time AS double precision))"
+                    "   GROUP BY m.partition"
+                    " ) AS since USING (partition) WHERE p.log_id = :log_id ORDER BY p.partition"
+                ),
+                {"log_id": known["log_id"], "time": time},
+            )
+            return {row[0]: str(row[1]) for row in rows}
+
+    @asynccontextmanager
+    async def _transaction(self, seconds: float | None = None) -> AsyncIterator[AsyncConnection]:
+        """A transaction that is given up after CALL_SECONDS, or so many."""
+        with _available():
+            async with (
+                asyncio.timeout(CALL_SECONDS if seconds is None else seconds),
+                self._engine.begin() as connection,
+            ):
+                yield connection
+
+    async def _add_partitions(self, connection: AsyncConnection, name: str) -> None:
+        await connection.execute(
+            text(
+                "INSERT INTO counterpoise_log.partitions (log_id, partition)"
+                " SELECT log_id, generate_series(0, partition_count - 1)"
+                " FROM counterpoise_log.logs WHERE name = :name ORDER BY 2"
+                " ON CONFLICT DO NOTHING"
+            ),
+            {"name": name},
+        )
+
+    async def _lock(
+        self, connection: AsyncConnection, name: str, exclusive: bool = True
+    ) -> Mapping[str, Any]:
+        """Keep resizes and drops away until the transaction ends, and appends too if `exclusive`.
+
+        Returns the log's row as it then is.
+        """
+        await self._known(connection, name)
+        await connection.execute(text(f"SET LOCAL lock_timeout = '{_LOCK_SECONDS}s'"))
+        try:
+            locked = await connection.execute(text(_LOCK), {"name": name, "exclusive": exclusive})
+        except DBAPIError as error:
+            if getattr(error.orig, "sqlstate", None) == _UNKNOWN_LOG:
+                raise LogNotFound(f"there is no log {name!r}") from None
+            raise
+        return dict(locked.mappings().one())
+
+    async def _known(self, connection: AsyncConnection, name: str) -> Mapping[str, Any]:
+        found = await connection.execute(
+            text("SELECT * FROM counterpoise_log.logs WHERE name = :name"), {"name": name}
+        )
+        log = found.mappings().first()
+        if log is None:
+            raise LogNotFound(f"there is no log {name!r}")
+        return dict(log)
+
+    async def _sweep(self, name: str) -> None:
+        await self._repeat(
+            "SELECT counterpoise_log.sweep(:name, :limit)",
+            {"name": name, "limit": SWEEP_MESSAGES},
+        )
+
+    async def _repeat(self, statement: str, parameters: Mapping[str, object]) -> int:
+        """Run a statement that deletes a bounded number of messages until it finds none."""
+        total = 0
+        while True:
+            async with self._transaction(SWEEP_SECONDS) as connection:
+                deleted = await connection.scalar(text(statement), parameters) or 0
+            if not deleted:
+                return total
+            total += deleted
+
+
+def _name(log: str) -> str:
+    """What the log's table calls the log `builtin:NAME`."""
+    return parse_log(log).name
+
+
+@contextmanager
+def _available() -> Iterator[None]:
+    """Raises LogDatabaseUnavailable for what the database refuses or does not answer."""
+    try:
+        yield
+    except TimeoutError:
+        raise LogDatabaseUnavailable("the log's database did not answer in time") from None
+    except (SQLAlchemyError, OSError) as error:
+        raise LogDatabaseUnavailable(str(error)) from error

@@ -1,0 +1,232 @@
+"""The logs of all queues: each call goes to the kind of log, and errors become answers."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import Literal
+
+import structlog
+
+from broker.core.errors import BrokerError, Invalid, Unavailable
+from broker.logs.builtin import BuiltinLogs
+from broker.logs.external import ExternalLogs
+from broker.logs.ports import (
+    LogAccess,
+    LogDatabaseUnavailable,
+    LogKind,
+    LogOwner,
+    Positions,
+    Purpose,
+    Span,
+)
+from broker.logs.trimming import trim_floor
+from counterpoise.logs import LogError, LogNotFound, LogUnavailable
+from counterpoise.logs.address import Kind, kind_of
+
+_log = structlog.get_logger()
+NOT_DISCARDED = (
+    "The partitions are removed, but the log could not be reached to delete what they held; "
+    "repeat the call."
+)
+DATABASE_AWAY = "The service cannot reach the database of the built-in log right now; try again."
+UNKNOWN_KIND = (
+    "The service does not know this kind of log and cannot look up positions in it; send positions."
+)
+# How long a list of partitions waits for the ends of the log.
+SHOW_SECONDS = 1.5
+
+
+class LogsByKind:
+    """Implements `broker.logs.ports.Logs`."""
+
+    def __init__(
+        self, builtin: BuiltinLogs, external: ExternalLogs, keep_messages: int = 0
+    ) -> None:
+        """`keep_messages`: how many of each partition stay once every reader is past them."""
+        self._builtin = builtin
+        self._external = external
+        self._kinds: Mapping[Kind, LogKind] = {
+            "builtin": builtin,
+            "redis": external,
+            "kafka": external,
+        }
+        self._keep_messages = keep_messages
+
+    def _kind(self, log: str) -> LogKind | None:
+        """The kind of a log; None for one that the service does not know."""
+        kind = kind_of(log)
+        return None if kind is None else self._kinds[kind]
+
+    def _known(self, log: str) -> LogKind:
+        """The kind of a log that the service administers; others have no owner to ask for it."""
+        kind = self._kind(log)
+        assert kind is not None, log
+        return kind
+
+    async def access(self, log: str, purpose: Purpose) -> LogAccess | None:
+        """See `Logs`."""
+        kind = self._kind(log)
+        try:
+            return None if kind is None else await kind.access(purpose)
+        except LogError as error:
+            raise _cannot_be_asked(error) from None
+
+    async def ensure(self, log: str, partition_count: int, owner: LogOwner) -> None:
+        """See `Logs`."""
+        try:
+            await self._known(log).ensure(log, partition_count, owner)
+        except LogError as error:
+            raise _cannot_be_used(error) from None
+
+    async def partition_count(self, log: str) -> int:
+        """See `Logs`."""
+        try:
+            return await self._known(log).partition_count(log)
+        except LogError as error:
+            raise _cannot_be_used(error) from None
+
+    async def set_partition_count(
+        self,
+        log: str,
+        partition_count: int,
+        revision: int,
+        owner: LogOwner,
+        discard: Collection[int] = (),
+    ) -> None:
+        """See `Logs`."""
+        kind = self._known(log)
+        try:
+            await kind.set_partition_count(log, partition_count, revision, owner)
+            if discard:
+                await kind.discard(log, discard, owner)
+        except LogError as error:
+            _log.warning("the log does not know its partition count yet", log=log, error=str(error))
+            if discard:
+                raise Unavailable(NOT_DISCARDED) from None
+
+    async def positions(
+        self, log: str, where: Literal["earliest", "latest"] | float
+    ) -> Mapping[int, str]:
+        """See `Logs`."""
+        kind = self._kind(log)
+        if kind is None:
+            raise Invalid(UNKNOWN_KIND)
+        try:
+            if not isinstance(where, str):
+                return await kind.position_at(log, where)
+            bounds = await kind.bounds(log)
+            return bounds.starts if where == "earliest" else bounds.ends
+        except LogNotFound:
+            return {}
+        except LogError as error:
+            raise _cannot_be_asked(error) from None
+
+    async def ends(self, log: str, partitions: Sequence[int]) -> Mapping[int, str]:
+        """See `Logs`."""
+        kind = self._kind(log)
+        try:
+            return {} if kind is None else (await kind.bounds(log, partitions)).ends
+        except LogError:
+            return {}
+
+    async def spans(self, log: str, positions: Positions) -> Mapping[int, Span]:
+        """See `Logs`. A position that is not the log's has no lag."""
+        kind = self._kind(log)
+        if kind is None:
+            return {}
+        try:
+            found = await kind.bounds(log, sorted(positions), seconds=SHOW_SECONDS)
+        except LogError:
+            return {}
+        return {
+            number: Span(
+                found.starts[number],
+                found.ends[number],
+                _lag(found.starts[number], found.ends[number], at),
+            )
+            for number, at in positions.items()
+        }
+
+    async def maintain(
+        self,
+        log: str,
+        partition_count: int,
+        revision: int,
+        owner: LogOwner,
+        committed: Sequence[Positions],
+    ) -> None:
+        """See `Logs`. The last messages stay, if some are to be kept."""
+        kind = self._known(log)
+        try:
+            floor = trim_floor(
+                (
+                    {number: None if at is None else int(at) for number, at in positions.items()}
+                    for positions in committed
+                ),
+                self._keep_messages,
+            )
+            if not await kind.ensure(log, partition_count, owner, _reached(committed)):
+                return
+            if await kind.partition_count(log) != partition_count:
+                await kind.set_partition_count(log, partition_count, revision, owner)
+            if floor:
+                below = {number: str(position) for number, position in floor.items()}
+                await kind.trim(log, below, owner)
+        except (LogError, ValueError) as error:
+            _log.warning("the upkeep of a log failed", log=log, error=str(error))
+
+    async def drop(self, log: str, owner: LogOwner) -> None:
+        """See `Logs`."""
+        try:
+            await self._known(log).drop(log, owner)
+        except LogError as error:
+            _log.warning("a log could not be dropped", log=log, error=str(error))
+
+    async def forget(self, publishers_idle_seconds: float) -> None:
+        """Deletes what dropped built-in logs left, and publishers that have been silent for long.
+
+        Best effort: a failure is logged.
+        """
+        try:
+            await self._builtin.sweep_dropped()
+            await self._builtin.forget_publishers(publishers_idle_seconds)
+        except LogError as error:
+            _log.warning("the upkeep of the logs failed", error=str(error))
+
+    def close(self) -> None:
+        """Let go of connections to logs outside the service."""
+        self._external.close()
+
+
+def _cannot_be_used(error: LogError) -> BrokerError:
+    """Why a queue cannot have this log now, for the administrator who named it."""
+    if isinstance(error, LogDatabaseUnavailable):
+        return Unavailable(DATABASE_AWAY)
+    hint = ""
+    if isinstance(error, LogUnavailable):
+        hint = (
+            ". Check the address; how the service itself gets in (credentials, TLS) is said by its "
+            "COUNTERPOISE_LOG_URLS"
+        )
+    return Invalid(f"The queue cannot have this log: {error}{hint}.", [("log", "cannot be used")])
+
+
+def _cannot_be_asked(error: LogError) -> BrokerError:
+    """Why the log of a queue does not answer."""
+    if isinstance(error, LogDatabaseUnavailable):
+        return Unavailable(DATABASE_AWAY)
+    if isinstance(error, LogUnavailable):
+        return Unavailable(f"The log cannot be asked right now: {error}.")
+    return Invalid(f"The log cannot be asked: {error}; send positions.")
+
+
+def _lag(start: str, end: str, position: str | None) -> int | None:
+    """Messages from a position to the end, at most; positions of known kinds are numbers."""
+    if position is not None and not position.isdecimal():
+        return None
+    at = int(start) if position is None else max(int(start), int(position))
+    return int(end) - at if at <= int(end) else None
+
+
+def _reached(committed: Sequence[Positions]) -> list[dict[int, str]]:
+    return [{n: at for n, at in reader.items() if at is not None} for reader in committed]

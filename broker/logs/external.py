@@ -1,0 +1,189 @@
+"""The kinds of logs outside the service, Redis and Kafka: reached like consumers reach them.
+
+The clients of these logs block, so they are called in threads. The service needs them only to
+administer: nothing that a flow asks waits for one. Credentials are the service's own (the setting
+`log_urls`), matched to a queue's log as consumers match theirs, and they are never shown. Every
+call is bounded in time, so a log that is away costs an administrator some seconds and nobody else
+anything.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+
+from broker.logs.ports import Bounds, LogOwner, Purpose
+from counterpoise.logs import (
+    InvalidPosition,
+    LogError,
+    LogNotFound,
+    LogUnavailable,
+    ManagedLog,
+    open_managed,
+)
+from counterpoise.logs.address import fitting
+
+T = TypeVar("T")
+
+CALL_SECONDS = 5.0
+# Trimming and looking up times take as long as there is to do.
+LONG_SECONDS = 50.0
+# Lists that show ends leave a log alone for so long after it did not answer.
+AWAY_SECONDS = 15.0
+_FAR_SECONDS = 1e9
+_THREADS = 4
+_MOST_OPEN = 100
+
+
+class ExternalLogs:
+    """All logs that queues name and the service does not have itself; see `LogKind`."""
+
+    def __init__(self, urls: str = "", *, monotonic: Callable[[], float] = time.monotonic) -> None:
+        """`urls`: accesses with credentials, separated by blanks. Nothing is connected yet."""
+        self._urls = urls
+        self._monotonic = monotonic
+        self._open: dict[str, ManagedLog] = {}
+        self._away_until: dict[str, float] = {}
+        self._threads = ThreadPoolExecutor(_THREADS, "external-logs")
+
+    async def access(self, purpose: Purpose) -> None:
+        """None: consumers and publishers bring their own."""
+
+    async def ensure(
+        self,
+        log: str,
+        partition_count: int,
+        owner: LogOwner,
+        committed: Sequence[Mapping[int, str]] = (),
+    ) -> bool:
+        """See `LogKind`. Raises LogOwned for the log of another queue."""
+
+        def act(it: ManagedLog) -> None:
+            it.ensure(partition_count, owner, _lost(it, _furthest(it, committed)))
+
+        await self._ask(log, act, LONG_SECONDS if committed else None)
+        return True
+
+    async def partition_count(self, log: str) -> int:
+        """See `LogKind`."""
+        return await self._ask(log, lambda it: it.partition_count())
+
+    async def set_partition_count(
+        self, log: str, partition_count: int, revision: int, owner: LogOwner
+    ) -> bool:
+        """See `LogKind`."""
+        return await self._ask(
+            log, lambda it: it.set_partition_count(partition_count, revision, owner)
+        )
+
+    async def discard(
+        self, log: str, partitions: Collection[int], owner: LogOwner
+    ) -> frozenset[int]:
+        """See `LogKind`."""
+        return await self._ask(log, lambda it: it.discard(sorted(partitions), owner))
+
+    async def trim(self, log: str, below: Mapping[int, str], owner: LogOwner) -> None:
+        """See `LogKind`. What is no position of this log (a client may commit anything) is left
+        out.
+        """
+
+        def act(it: ManagedLog) -> None:
+            known = {number: at for number, at in below.items() if _is_position(it, at)}
+            if known:
+                it.trim(known, owner)
+
+        await self._ask(log, act, LONG_SECONDS)
+
+    async def bounds(
+        self, log: str, partitions: Sequence[int] | None = None, *, seconds: float | None = None
+    ) -> Bounds:
+        """See `LogKind`. After one that took more than `seconds`, others are refused at once."""
+
+        def act(it: ManagedLog) -> Bounds:
+            # Asked for a time to come, it names the partitions that retire too.
+            every = it.position_at(time.time() + _FAR_SECONDS) if partitions is None else partitions
+            return it.bounds(sorted(every))
+
+        if seconds is None:
+            return await self._ask(log, act, LONG_SECONDS if partitions is None else None)
+        if self._away_until.get(log, 0.0) > self._monotonic():
+            raise LogUnavailable(f"the log {log} did not answer a moment ago")
+        try:
+            return await self._ask(log, act, seconds)
+        except LogError:
+            self._away_until[log] = self._monotonic() + AWAY_SECONDS
+            raise
+
+    async def position_at(self, log: str, time: float) -> Mapping[int, str]:
+        """See `LogKind`."""
+        return await self._ask(log, lambda it: it.position_at(time), LONG_SECONDS)
+
+    async def drop(self, log: str, owner: LogOwner) -> None:
+        """See `LogKind`."""
+        await self._ask(log, lambda it: it.drop(owner))
+        opened = self._open.pop(log, None)
+        if opened is not None:
+            opened.close()
+
+    def close(self) -> None:
+        """Let go of all connections."""
+        for opened in self._open.values():
+            opened.close()
+        self._open.clear()
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    async def _ask(
+        self, log: str, act: Callable[[ManagedLog], T], seconds: float | None = None
+    ) -> T:
+        """What `act` makes of the log, within so many seconds, by default 2 * CALL_SECONDS."""
+
+        def work() -> T:
+            opened = self._open.get(log)
+            if opened is None:
+                access = fitting(log, self._urls)
+                opened = open_managed(log, access, timeout_seconds=CALL_SECONDS)
+                while len(self._open) >= _MOST_OPEN:
+                    self._open.pop(next(iter(self._open))).close()
+                opened = self._open.setdefault(log, opened)
+            return act(opened)
+
+        seconds = 2 * CALL_SECONDS if seconds is None else seconds
+        running = asyncio.get_running_loop().run_in_executor(self._threads, work)
+        try:
+            return await asyncio.wait_for(running, seconds)
+        except TimeoutError:
+            raise LogUnavailable(f"the log {log} did not answer within {seconds:g} s") from None
+
+
+def _furthest(log: ManagedLog, committed: Sequence[Mapping[int, str]]) -> Mapping[int, str]:
+    """How far any reader has got in each partition; what is no position of this log is left out."""
+    furthest: dict[int, str] = {}
+    for positions in committed:
+        for number, position in positions.items():
+            if _is_position(log, position) and (
+                number not in furthest or log.compare(position, furthest[number]) > 0
+            ):
+                furthest[number] = position
+    return furthest
+
+
+def _lost(log: ManagedLog, reached: Mapping[int, str]) -> Mapping[int, str]:
+    """Those of the reached positions that the log does not reach any more."""
+    if not reached:
+        return {}
+    try:
+        ends = log.bounds(sorted(reached)).ends
+    except LogNotFound:
+        return reached
+    return {number: at for number, at in reached.items() if log.compare(at, ends[number]) > 0}
+
+
+def _is_position(log: ManagedLog, text: str) -> bool:
+    try:
+        log.compare(text, text)
+    except InvalidPosition:
+        return False
+    return True

@@ -1,0 +1,54 @@
+"""What the name of a log says: its kind, its one spelling, and who decides its partition count."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Literal
+
+from broker.core.errors import Invalid
+from counterpoise.logs.address import InvalidLog, Kind, kind_of, parse_log, refuse_credentials
+
+_BUILTIN = "builtin:"
+_COUNT_IS: Mapping[Kind, Literal["owner's", "log's"]] = {
+    "builtin": "owner's",
+    "redis": "owner's",
+    "kafka": "log's",
+}
+
+
+def builtin_name(log: str) -> str | None:
+    """The name of the built-in log that a queue's `log` means; None for other logs."""
+    return log.removeprefix(_BUILTIN) if log.startswith(_BUILTIN) else None
+
+
+def canonical(log: str) -> str:
+    """The same for every spelling of a log's name; as it is for logs of other kinds."""
+    return log if kind_of(log) is None else parse_log(log).canonical()
+
+
+def has_owner(log: str) -> bool:
+    """Whether the log's partition count is that of the queue that owns it."""
+    return _count_is(log) == "owner's"
+
+
+def decides_count(log: str) -> bool:
+    """Whether the log decides by itself how many partitions it has, and its queues follow."""
+    return _count_is(log) == "log's"
+
+
+def _count_is(log: str) -> str | None:
+    kind = kind_of(log)
+    return None if kind is None else _COUNT_IS[kind]
+
+
+def check_log(log: str) -> None:
+    """Raises Invalid for a `log` that is not one, or that carries credentials.
+
+    One of a kind that is not known here is its consumers' own affair.
+    """
+    try:
+        refuse_credentials(log)
+        if kind_of(log) is not None:
+            parse_log(log)
+    except InvalidLog as error:
+        raise Invalid(f"Of the queue's log: {error}.", [("log", str(error))]) from None

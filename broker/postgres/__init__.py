@@ -1,0 +1,1 @@
+"""The database before the service uses it: our own server, migrations, checks, restores."""

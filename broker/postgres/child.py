@@ -1,0 +1,47 @@
+"""The last step before a Postgres program runs: become another user, ask to die with the parent,
+exec.
+
+It is run as a script, `python -I -S child.py PARENT_PID UID GID PROGRAM ARGUMENT...`,
+and not as a `preexec_fn`, because Python code between fork and exec is not safe in a process with
+threads. The standard library is all it may import.
+
+UID and GID are numbers, or `-` to stay who we are. The order matters: the kernel forgets the
+death signal whenever a process changes its user, so it is asked for last; and the parent may have
+died before it was asked for, so that is checked afterwards.
+"""
+
+import ctypes
+import os
+import signal
+import sys
+
+PR_SET_PDEATHSIG = 1  # <sys/prctl.h>
+
+
+def die_with(parent_pid: int) -> None:
+    """Have the kernel send SIGINT (to Postgres: disconnect all and shut down) when the parent dies.
+
+    The signal comes when the *thread* that started us ends. Linux only: elsewhere a killed parent
+    leaves Postgres running, and the next start says so.
+    """
+    if sys.platform != "linux":
+        return
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(PR_SET_PDEATHSIG, signal.SIGINT, 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG)")
+    if os.getppid() != parent_pid:
+        sys.exit("the service ended before its Postgres began")
+
+
+def main(arguments: list[str]) -> None:
+    parent_pid, uid, gid, program, *rest = arguments
+    if uid != "-":
+        os.setgroups([])
+        os.setgid(int(gid))
+        os.setuid(int(uid))
+    die_with(int(parent_pid))
+    os.execv(program, [program, *rest])
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

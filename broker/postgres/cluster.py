@@ -1,0 +1,184 @@
+"""A database cluster of the embedded Postgres: the directory `initdb` makes, and programs run on
+it.
+
+A program starts *inside* the cluster's directory, while it is still root if the service is, and
+is told that its data is at `/proc/self/cwd` when it runs as another user. That link leads to the
+directory without passing its parents, which need not let that user in; Postgres and its backends
+never leave the directory. No permission of any parent is touched. (Elsewhere than on Linux the
+path itself is given.)
+
+Every program inherits `lock_fd`, a file descriptor that holds an flock; see embedded for
+what that tells.
+"""
+
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import IO
+
+from broker.postgres.binaries import OURSELVES, Binaries, EmbeddedPostgresError
+
+USER = DATABASE = "counterpoise"
+
+
+class DataDirectoryOfAnotherVersion(EmbeddedPostgresError):
+    """The data directory was made by another major version of Postgres."""
+
+
+class PostgresDidNotStart(EmbeddedPostgresError):
+    """Postgres ended, or did not become ready, while it was being started."""
+
+
+class Cluster:
+    """The cluster at `path`, run with `binaries`. `patience` bounds each program, in seconds."""
+
+    def __init__(self, path: Path, binaries: Binaries, lock_fd: int, patience: float) -> None:
+        self.path = path
+        self._binaries = binaries
+        self._lock_fd = lock_fd
+        self._patience = patience
+
+    def exists(self) -> bool:
+        return self.path.exists()
+
+    def make(self, password: str) -> None:
+        """Make it: the owner USER with `password`, and his DATABASE.
+
+        It is made under another name and renamed when complete, so that a start that is cut short
+        leaves nothing half made.
+
+        Raises PostgresDidNotStart.
+        """
+        unfinished = Cluster(
+            self.path.with_name(self.path.name + ".new"),
+            self._binaries,
+            self._lock_fd,
+            self._patience,
+        )
+        if unfinished.exists():
+            shutil.rmtree(unfinished.path)
+        unfinished.path.mkdir(mode=0o700)
+        with tempfile.TemporaryFile() as password_input:
+            password_input.write(f"{password}\n".encode("ascii"))
+            password_input.seek(0)
+            account = self._binaries.account
+            if account.uid is not None and account.gid is not None:
+                os.chown(unfinished.path, account.uid, account.gid)
+                # It is opened again by that user, under the name /dev/stdin.
+                os.fchown(password_input.fileno(), account.uid, account.gid)
+            arguments = [
+                *("--username", USER, "--pwfile", "/dev/stdin", "--auth", "scram-sha-256"),
+                # A locale of Postgres's own: strings sort alike on every machine.
+                *("--encoding", "UTF8", "--locale", "C"),
+                *("--locale-provider", "builtin", "--builtin-locale", "C.UTF-8"),
+                *("--no-instructions", "-D", unfinished.data_argument),
+            ]
+            unfinished._run("initdb", arguments, password_input)
+        unfinished._execute(f"CREATE DATABASE {DATABASE}")
+        unfinished.path.rename(self.path)
+
+    def make_usable(self) -> None:
+        """Check that these programs can run it, and clear what a crash left.
+
+        To be called while the lock of `lock_fd` is held: no Postgres runs on the cluster then,
+        whatever its `postmaster.pid` says, and whatever process that names today.
+
+        Raises DataDirectoryOfAnotherVersion.
+        """
+        version = (self.path / "PG_VERSION").read_text("ascii").strip()
+        if version != str(self._binaries.major):
+            raise DataDirectoryOfAnotherVersion(
+                f"{self.path} was made by Postgres {version}, and this is Postgres "
+                f"{self._binaries.version}; dump and restore it, or give another --data-dir"
+            )
+        (self.path / "postmaster.pid").unlink(missing_ok=True)
+
+    def set_password(self, password: str) -> None:
+        """Give the owner another password. Nothing may be running. Raises PostgresDidNotStart."""
+        self._execute(f"ALTER ROLE {USER} PASSWORD '{password}'")
+
+    def launch(self, settings: Sequence[str], log: IO[bytes]) -> subprocess.Popen[bytes]:
+        """Start the server as a child of ours, with `settings` as `name=value`."""
+        arguments = ["-D", self.data_argument]
+        for setting in settings:
+            arguments += ["-c", setting]
+        return self._spawn("postgres", arguments, subprocess.DEVNULL, log)
+
+    def accepts_connections(self, pid: int) -> bool:
+        """Whether the server with this number, a child of ours, says so."""
+        try:
+            lines = (self.path / "postmaster.pid").read_text("utf-8").splitlines()
+        except FileNotFoundError:
+            return False
+        # Line 1 is its number, line 8 its status (Postgres's miscadmin.h).
+        return len(lines) >= 8 and lines[0] == str(pid) and lines[7].strip() == "ready"
+
+    @property
+    def data_argument(self) -> str:
+        """How a program that starts inside the cluster is to name it."""
+        through_proc = self._binaries.account != OURSELVES and sys.platform == "linux"
+        return "/proc/self/cwd" if through_proc else str(self.path)
+
+    def _execute(self, statement: str) -> None:
+        """Run one statement in single-user mode: no port, no password, nobody else there."""
+        with tempfile.TemporaryFile() as commands:
+            commands.write(f"{statement}\n".encode("ascii"))
+            commands.seek(0)
+            alone = ["--single", "-D", self.data_argument, "-c", "exit_on_error=on", "postgres"]
+            self._run("postgres", alone, commands)
+
+    def _run(self, program: str, arguments: Sequence[str], stdin: IO[bytes]) -> None:
+        with tempfile.TemporaryFile() as log:
+            process = self._spawn(program, arguments, stdin.fileno(), log)
+            try:
+                code = process.wait(self._patience)
+            except subprocess.TimeoutExpired:
+                raise PostgresDidNotStart(f"{program} took over {self._patience} s") from None
+            finally:
+                end(process)
+            if code != 0:
+                log.seek(0)
+                raise PostgresDidNotStart(f"{program} failed: {telling_line(log.read())}")
+
+    def _spawn(
+        self, program: str, arguments: Sequence[str], stdin: int, log: IO[bytes]
+    ) -> subprocess.Popen[bytes]:
+        return subprocess.Popen(
+            self._binaries.command(program, *arguments),
+            cwd=self.path,
+            # Nothing of ours: PGDATA, PGPORT and LD_LIBRARY_PATH would be obeyed.
+            env={"PATH": os.defpath, "LC_ALL": "C", "TZ": "UTC"},
+            stdin=stdin,
+            stdout=log,
+            stderr=log,
+            pass_fds=(self._lock_fd,),
+            # Ctrl-C in a terminal is for the service, which needs its database to shut down.
+            start_new_session=True,
+        )
+
+
+def end(process: subprocess.Popen[bytes], patience: float = 30.0) -> None:
+    """End a child of ours: cleanly, else without a checkpoint after `patience` s, else by force."""
+    for request, seconds in ((signal.SIGINT, patience), (signal.SIGQUIT, 10.0)):
+        if process.poll() is not None:
+            return
+        process.send_signal(request)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(seconds)
+    if process.poll() is None:
+        process.kill()
+        process.wait()
+
+
+def telling_line(output: bytes) -> str:
+    """The line that says why, of what a Postgres program has written."""
+    lines = [line.strip() for line in output.decode("utf-8", "replace").splitlines()]
+    marks = ("PANIC:", "FATAL:", "ERROR:", "error:")
+    telling = [line for line in lines if any(mark in line for mark in marks)]
+    return (telling or [line for line in lines if line] or ["it said nothing"])[-1]

@@ -1,0 +1,346 @@
+"""The Postgres that starts when no database is given: a child of the service, and gone with it.
+
+```python
+with EmbeddedPostgres(default_data_dir()) as url:
+    ...  # postgresql://counterpoise:PASSWORD@127.0.0.1:PORT/counterpoise
+```
+
+What holds, and by what means:
+
+* **One service per data directory.** The service holds an exclusive lock on `service.lock`; a
+  second one gets DataDirectoryInUse at once.
+* **One Postgres per data directory, and no process is ever signalled by a number read from a
+  file.** Postgres, with all its backends, inherits the lock on `postgres.lock`, and the kernel
+  releases it when the last of them is gone. Whoever holds it knows that a `postmaster.pid` in the
+  directory is stale, whatever process its number names today, and removes it.
+* **Postgres ends with the service**, also after `kill -9`: the kernel sends it SIGINT (a fast,
+  clean shutdown) when the service's main thread ends (see child). The next start waits
+  on `postgres.lock` until it is gone.
+* **Root needs no special care.** Postgres then runs as `nobody`, from programs that `nobody` can
+  reach (see binaries), on a directory below parents that it need not be able to enter
+  (see cluster). No permission of any parent is changed.
+* **Only who can read the password gets in**: TCP on 127.0.0.1 with SCRAM, no unix socket, and the
+  generated password in a file of mode 0600 that belongs to the user of the service.
+* **A start that was cut short leaves nothing half made**: files and the cluster appear under their
+  names when complete.
+
+The directory: `service.lock`, `postgres.lock`, `password`, `port` (the last one; taken again when
+it is free, so that consumers which know it can go on after a restart of the service; while the
+service runs its Postgres never gets another), `postgres.log` (and `.1`, the previous run's),
+`postgres/` (the cluster).
+"""
+
+import contextlib
+import fcntl
+import os
+import secrets
+import socket
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import TracebackType
+
+from broker.postgres.binaries import (
+    Binaries,
+    EmbeddedPostgresError,
+    PostgresNotInstalled,
+    PostgresNotRunnable,
+    account_for,
+    find_binaries,
+)
+from broker.postgres.cluster import (
+    DATABASE,
+    USER,
+    Cluster,
+    DataDirectoryOfAnotherVersion,
+    PostgresDidNotStart,
+    end,
+    telling_line,
+)
+
+__all__ = [
+    "DataDirectoryInUse",
+    "DataDirectoryOfAnotherVersion",
+    "DataDirectoryUnwritable",
+    "EmbeddedPostgres",
+    "EmbeddedPostgresError",
+    "PostgresDidNotStart",
+    "PostgresNotInstalled",
+    "PostgresNotRunnable",
+    "default_data_dir",
+]
+
+HOST = "127.0.0.1"
+
+SETTINGS: Mapping[str, str] = {
+    "listen_addresses": HOST,
+    "unix_socket_directories": "",
+    "max_connections": "200",
+    "password_encryption": "scram-sha-256",
+    "fsync": "on",
+    "timezone": "UTC",
+    "log_timezone": "UTC",
+    # Short statements only: compiling them costs more than it saves.
+    "jit": "off",
+    # Shown by ps, so that an administrator sees whose Postgres this is.
+    "cluster_name": "counterpoise",
+}
+
+
+class DataDirectoryInUse(EmbeddedPostgresError):
+    """Another service is using the data directory."""
+
+
+class DataDirectoryUnwritable(EmbeddedPostgresError):
+    """The data directory cannot be made, read or written to."""
+
+
+class _PortTaken(Exception):
+    """Somebody took the port between our choosing it and Postgres listening on it."""
+
+
+def default_data_dir() -> Path:
+    """The user's data directory: `counterpoise` in $XDG_DATA_HOME, else in ~/.local/share."""
+    base = os.environ.get("XDG_DATA_HOME", "")
+    # The XDG base directory specification: a relative path is invalid and to be ignored.
+    root = Path(base) if os.path.isabs(base) else Path.home() / ".local" / "share"
+    return root / "counterpoise"
+
+
+class EmbeddedPostgres:
+    """A Postgres of our own under `data_dir`, started and stopped by this process.
+
+    `settings` are Postgres settings that override SETTINGS. `start_seconds` bounds how long
+    Postgres may take until it accepts connections (recovery after a crash included), and how long
+    the Postgres of an earlier service may take to end; `stop_seconds` how long a clean shutdown
+    may take.
+
+    As a context manager it gives the URL.
+    """
+
+    def __init__(
+        self,
+        data_dir: Path,
+        *,
+        settings: Mapping[str, str] | None = None,
+        start_seconds: float = 300.0,
+        stop_seconds: float = 30.0,
+    ) -> None:
+        self.data_dir = Path(data_dir).absolute()
+        self._settings = {**SETTINGS, **(settings or {})}
+        self._start_seconds = start_seconds
+        self._stop_seconds = stop_seconds
+        self._process: subprocess.Popen[bytes] | None = None
+        self._port: int | None = None
+        # What `stop` gives back, the last taken first.
+        self._held = contextlib.ExitStack()
+
+    def start(self) -> str:
+        """Start Postgres and wait until it accepts connections. Returns its URL, with the password.
+
+        To be called from the main thread: Postgres ends when the thread that started it ends.
+
+        Raises DataDirectoryInUse, DataDirectoryUnwritable, DataDirectoryOfAnotherVersion,
+        PostgresDidNotStart, PostgresNotInstalled, PostgresNotRunnable; each is one line that says
+        what to do.
+        """
+        assert threading.current_thread() is threading.main_thread(), "not the main thread"
+        return self._start(self._launch_on_a_free_port)
+
+    def restart(self) -> str:
+        """Start it again after it has ended by itself, as `start` does; see broker.postgres.keeper.
+
+        On the port it had, which by now is known to many: PostgresDidNotStart while another program
+        has it. To be called from a thread that lives until `stop`: Postgres ends with that thread.
+        """
+        # What the ended one held.
+        self.stop()
+        return self._start(self._launch_on_its_port)
+
+    def _start(self, launch: Callable[[Cluster], int]) -> str:
+        assert self.poll() is not None or self._process is None, "started already"
+        try:
+            lock_fd = self._take_locks()
+            path = self.data_dir / "postgres"
+            binaries: Binaries = find_binaries(account_for(path))
+            self._held.callback(binaries.close)
+            cluster = Cluster(path, binaries, lock_fd, self._start_seconds)
+            password = self._prepare(cluster)
+            self._port = launch(cluster)
+        except OSError as error:
+            self.stop()
+            raise self._unwritable(error) from error
+        except BaseException:
+            self.stop()
+            raise
+        return f"postgresql://{USER}:{password}@{HOST}:{self._port}/{DATABASE}"
+
+    def poll(self) -> int | None:
+        """The exit code of Postgres once it has ended, None while it runs or before it is
+        started.
+        """
+        return None if self._process is None else self._process.poll()
+
+    def stop(self) -> None:
+        """Shut Postgres down cleanly, disconnecting everybody, and let the data directory go.
+
+        A Postgres that does not end within `stop_seconds` is stopped without a checkpoint; nothing
+        committed is lost by that. Does nothing when it is not running.
+        """
+        if self._process is not None:
+            end(self._process, self._stop_seconds)
+        self._held.close()
+
+    def __enter__(self) -> str:
+        return self.start()
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.stop()
+
+    def _take_locks(self) -> int:
+        """Make the directory ours. Returns the descriptor of the lock that Postgres inherits."""
+        self.data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+        service_lock = self._open_lock(self.data_dir / "service.lock")
+        if not _try_lock(service_lock):
+            holder = os.pread(service_lock, 20, 0).decode("ascii", "replace").strip()
+            raise DataDirectoryInUse(
+                f"the data directory {self.data_dir} is in use by another service"
+                + (f" (process {holder})" if holder else "")
+                + "; stop it, or give another --data-dir"
+            )
+        # For people only: nothing is decided by this number.
+        os.truncate(service_lock, 0)
+        os.pwrite(service_lock, f"{os.getpid()}\n".encode("ascii"), 0)
+        postgres_lock = self._open_lock(self.data_dir / "postgres.lock")
+        give_up = time.monotonic() + self._start_seconds
+        while not _try_lock(postgres_lock):
+            if time.monotonic() > give_up:
+                raise DataDirectoryInUse(
+                    f"the Postgres of an earlier service is still running in {self.data_dir}"
+                )
+            time.sleep(0.02)
+        return postgres_lock
+
+    def _open_lock(self, path: Path) -> int:
+        # A bare descriptor, not a file object: one that is forgotten must not let the lock go.
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+        self._held.callback(os.close, descriptor)
+        return descriptor
+
+    def _unwritable(self, error: OSError) -> DataDirectoryUnwritable:
+        where = f" ({error.filename})" if error.filename else ""
+        return DataDirectoryUnwritable(
+            f"the data directory {self.data_dir} cannot be used: {error.strerror or error}{where}; "
+            "give another --data-dir"
+        )
+
+    def _prepare(self, cluster: Cluster) -> str:
+        """Have a cluster that can be started. Returns the password of its owner."""
+        password_file = self.data_dir / "password"
+        if not cluster.exists():
+            _write_private(password_file, secrets.token_hex(24))
+            cluster.make(password_file.read_text("ascii").strip())
+        cluster.make_usable()
+        if not password_file.exists():
+            password = secrets.token_hex(24)
+            cluster.set_password(password)
+            _write_private(password_file, password)
+        return password_file.read_text("ascii").strip()
+
+    def _launch_on_its_port(self, cluster: Cluster) -> int:
+        """On the port it had before, or not at all."""
+        assert self._port is not None, "never started"
+        try:
+            if _free_port(self._port) != self._port:
+                raise _PortTaken
+            self._launch(cluster, self._port, self._new_log())
+        except _PortTaken:
+            raise PostgresDidNotStart(
+                f"port {self._port} on {HOST} is taken by another program"
+            ) from None
+        return self._port
+
+    def _launch_on_a_free_port(self, cluster: Cluster) -> int:
+        log = self._new_log()
+        port_file = self.data_dir / "port"
+        wanted = _read_port(port_file)
+        for _ in range(10):
+            port = _free_port(wanted)
+            wanted = 0
+            with contextlib.suppress(_PortTaken):
+                self._launch(cluster, port, log)
+                _write_private(port_file, str(port))
+                return port
+        raise PostgresDidNotStart(f"no port stayed free on {HOST} until Postgres listened on it")
+
+    def _new_log(self) -> Path:
+        log = self.data_dir / "postgres.log"
+        if log.exists():
+            log.replace(log.with_name("postgres.log.1"))
+        return log
+
+    def _launch(self, cluster: Cluster, port: int, log_file: Path) -> None:
+        settings = {**self._settings, "port": str(port)}
+        with open(os.open(log_file, os.O_CREAT | os.O_APPEND | os.O_WRONLY, 0o600), "ab") as log:
+            began = log_file.stat().st_size
+            process = cluster.launch([f"{k}={v}" for k, v in settings.items()], log)
+        self._process = process
+        give_up = time.monotonic() + self._start_seconds
+        while not cluster.accepts_connections(process.pid):
+            if process.poll() is not None:
+                said = log_file.read_bytes()[began:]
+                if b"could not create any TCP/IP sockets" in said:
+                    raise _PortTaken
+                raise PostgresDidNotStart(
+                    f"Postgres ended while starting: {telling_line(said)} (see {log_file})"
+                )
+            if time.monotonic() > give_up:
+                raise PostgresDidNotStart(
+                    f"Postgres was not ready within {self._start_seconds} s (see {log_file})"
+                )
+            time.sleep(0.01)
+
+
+def _write_private(path: Path, text: str) -> None:
+    """Write a file that only its user can read; it is there complete or not at all."""
+    unfinished = path.with_name(path.name + ".new")
+    unfinished.unlink(missing_ok=True)
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
+    with open(os.open(unfinished, flags, 0o600), "w", encoding="ascii") as file:
+        file.write(text + "\n")
+        file.flush()
+        os.fsync(file.fileno())
+    unfinished.replace(path)
+
+
+def _try_lock(descriptor: int) -> bool:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _read_port(path: Path) -> int:
+    """The port written there; 0, any port, where there is none."""
+    with contextlib.suppress(FileNotFoundError, ValueError):
+        return int(path.read_text("ascii"))
+    return 0
+
+
+def _free_port(wanted: int) -> int:
+    """`wanted` if nobody listens there, else a port that the system says is free just now."""
+    for port in (wanted, 0):
+        with socket.socket() as probe, contextlib.suppress(OSError, OverflowError):
+            # As Postgres does: connections of the last run that linger do not take the port.
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind((HOST, port))
+            return int(probe.getsockname()[1])
+    raise PostgresDidNotStart(f"no port is free on {HOST}")

@@ -1,0 +1,218 @@
+"""What must follow a restore: nothing granted after the backup may be valid, or be granted again.
+
+A database that was restored is the past. What happened since the backup happened all the same, in
+consumers that still run and in the sinks that they wrote to; but the database does not know of it,
+and would grant the same epochs a second time, to others. So before anybody serves it:
+
+1. *Every epoch is raised above any that was ever granted.* The database cannot know which those
+   were, and neither can a count of restores in it: it is restored as well, and the same backup may
+   be restored twice. Time does not come back. The new epoch is the Unix time in seconds times
+   2^20, or one more than the present epoch if that is higher. From there on epochs rise by one for
+   each grant, so one that is granted later, before another restore, is below that restore's as long
+   as a partition is granted less than a million times a second, and the clock has not been set
+   back below the earlier restore. (`above` is for that case: the highest epoch that a sink has.)
+   Until the year 2242 such epochs are below 2^53, so they are exact in JSON everywhere.
+2. *Every flow ends*, with the reason `restored`: what it owns is not what the database says. Its
+   client binds again by itself. One bound after the backup is not known at all.
+3. *Handoffs, holddowns and rebalances end.* Partitions are unassigned, and whoever gets one is told
+   `orphaned`: messages after the position may have been seen before.
+4. *Revisions are raised the same way*, so that what others keep by revision (publishers' partition
+   count in a log that was not restored, readers of event streams) is not ahead of the queue.
+5. *A log that was restored gets another incarnation*: publishers append other messages at the
+   positions of those that were lost. What sinks and checkpoints know of the old incarnation is then
+   not applied to the new one.
+
+A dump that was restored is noticed (`moved`): its tables are others than those that they were
+copied from. A copy of Postgres' own files, a snapshot of the disk or a standby that took over is
+not; nothing in such a database says that time went back.
+
+All of it is one transaction for each database, the log's first: if the second does not happen,
+the command is repeated, and repeating it does no harm but to raise and end everything again.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import psycopg
+
+from broker.postgres.migrations import CONNECT_SECONDS, DatabaseUnreachable, MigrationFailed, unfit
+
+Connection: TypeAlias = psycopg.Connection[tuple[Any, ...]]
+
+EPOCHS_PER_SECOND = 2**20
+REASON = "restored"
+SERVED_SECONDS = 3
+
+
+NOT_FENCED = (
+    "The tables are a copy of others, restored from a dump or moved to another database: stop "
+    "every replica and run 'counterpoise migrate --after-restore', so that nothing granted since "
+    "the copy counts."
+)
+
+# The cluster, the database, the table: none of it is in a dump.
+_HERE = """concat_ws('/', (SELECT system_identifier FROM pg_control_system()),
+    (SELECT oid FROM pg_database WHERE datname = current_database()),
+    'counterpoise.service'::regclass::oid)"""
+
+
+class StillServed(Exception):
+    """A service stamps this database: it has queues of before the restore in memory."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fenced:
+    """What was done. `logs`: names of built-in logs with a new incarnation; `ahead`: queues with
+    positions that lie past the end of their built-in log, and how many (logs of an older backup).
+    """
+
+    epochs_above: int
+    queues: int
+    partitions: int
+    flows: int
+    logs: tuple[str, ...]
+    ahead: tuple[tuple[str, int], ...]
+
+
+def moved(database_url: str) -> bool:
+    """Whether the tables are a copy that nobody has fenced. Remembers where they are, once. Blocks.
+
+    Raises DatabaseUnreachable. The tables must be there.
+    """
+    with _connected(database_url) as control:
+        row = control.execute(
+            f"SELECT home, home IS NOT DISTINCT FROM {_HERE} FROM counterpoise.service"
+        ).fetchone()
+        assert row is not None
+        home, here = row
+        if home is None:
+            control.execute(f"UPDATE counterpoise.service SET home = {_HERE} WHERE home IS NULL")
+        return home is not None and not here
+
+
+def fence(
+    database_url: str,
+    log_database_url: str | None = None,
+    *,
+    above: int = 0,
+    log_restored: bool | None = None,
+) -> Fenced:
+    """Do what must follow a restore. Blocks.
+
+    `above`: an epoch that is known to have been granted. `log_restored`: whether the built-in log
+    was restored too; None: if it is in the same database. Raises StillServed, DatabaseUnreachable,
+    MigrationFailed.
+    """
+    for tree in unfit(database_url, log_database_url):
+        raise MigrationFailed(tree.why)
+    if log_restored is None:
+        log_restored = log_database_url is None
+    with _connected(database_url) as control:
+        _refuse_served(control)
+        if log_database_url is None:
+            return _fence(control, control, above=above, log_restored=log_restored)
+        with _connected(log_database_url) as log:
+            return _fence(control, log, above=above, log_restored=log_restored)
+
+
+def _connected(url: str) -> Connection:
+    try:
+        return psycopg.connect(url, connect_timeout=CONNECT_SECONDS)
+    except psycopg.OperationalError as error:
+        raise DatabaseUnreachable(str(error).strip().splitlines()[0]) from None
+
+
+_STAMP = """
+SELECT stamped_at, abs(extract(epoch FROM clock_timestamp()) - stamped_at) < %(seconds)s
+FROM counterpoise.service WHERE id = 1
+"""
+
+
+def _refuse_served(control: Connection) -> None:
+    """A stamp that is fresh may be the backup's own; one that is renewed is a service's."""
+    first: object = None
+    until = time.monotonic() + SERVED_SECONDS
+    while True:
+        row = control.execute(_STAMP, {"seconds": SERVED_SECONDS}).fetchone()
+        control.rollback()
+        if row is None or not row[1] or time.monotonic() > until:
+            return
+        if first is not None and row[0] != first:
+            raise StillServed(
+                "a service runs on this database; stop every replica before you restore, and "
+                "start them after this command"
+            )
+        first = row[0]
+        time.sleep(0.1)
+
+
+# Whoever left stays as it is: a flow does not leave twice.
+_END_FLOWS = """
+UPDATE counterpoise.flows
+SET reason = %(reason)s, left_at = %(now)s, active = false,
+    view_revision = greatest(view_revision, %(floor)s)
+WHERE reason IS NULL
+"""
+# Removed partitions too: they may have been used again after the backup.
+_END_TENURES = """
+UPDATE counterpoise.partitions
+SET epoch = greatest(epoch + 1, %(floor)s),
+    state = CASE state WHEN 'removed' THEN state ELSE 'unassigned' END,
+    unowned_since = CASE state WHEN 'removed' THEN NULL ELSE %(now)s END,
+    owner = NULL, successor = NULL, deadline = NULL, handoff_since = NULL, warm = NULL,
+    let_go = 'orphaned', released_by = NULL, warmed_by = NULL, warmed_epoch = NULL, seq = NULL
+"""
+_SETTLE_QUEUES = """
+UPDATE counterpoise.queues
+SET revision = greatest(revision + 1, %(floor)s), status = 'Ready', trigger = NULL,
+    since = %(now)s, holddown_until = NULL, flows_before = 0, departed = '{}', growing = false,
+    last_rebalance = CASE WHEN rebalance IS NULL THEN last_rebalance
+        ELSE rebalance || jsonb_build_object('finished_at', %(now)s::double precision) END,
+    rebalance = NULL, next_deadline = NULL
+"""
+_RENEW_LOGS = """
+UPDATE counterpoise_log.logs SET incarnation = gen_random_uuid() RETURNING name
+"""
+_POSITIONS = """
+SELECT q.name AS queue, substr(q.log, 9) AS log, p.number, p.position::numeric AS position
+FROM counterpoise.queues AS q JOIN counterpoise.partitions AS p ON p.queue_id = q.id
+WHERE q.log LIKE 'builtin:%' AND p.position ~ '^[0-9]+$'
+"""
+_ENDS = """
+SELECT l.name, p.partition, p.next_position
+FROM counterpoise_log.logs AS l JOIN counterpoise_log.partitions AS p USING (log_id)
+"""
+
+
+def _fence(
+    control: Connection,
+    log: Connection,
+    *,
+    above: int,
+    log_restored: bool,
+) -> Fenced:
+    logs: list[str] = []
+    if log_restored:
+        logs = sorted(str(name) for (name,) in log.execute(_RENEW_LOGS))
+    found = log.execute(_ENDS).fetchall()
+    ends = {(name, number): end for name, number, end in found}
+    if log is not control:
+        log.commit()
+    row = control.execute("SELECT extract(epoch FROM clock_timestamp())::float8").fetchone()
+    assert row is not None
+    now: float = row[0]
+    floor = max(int(now) * EPOCHS_PER_SECOND, above + 1)
+    values = {"now": now, "floor": floor, "reason": REASON}
+    flows = control.execute(_END_FLOWS, values).rowcount
+    partitions = control.execute(_END_TENURES, values).rowcount
+    queues = control.execute(_SETTLE_QUEUES, values).rowcount
+    ahead: dict[str, int] = {}
+    for queue, name, number, position in control.execute(_POSITIONS).fetchall():
+        if position > ends.get((name, number), 0):
+            ahead[str(queue)] = ahead.get(str(queue), 0) + 1
+    control.execute(f"UPDATE counterpoise.service SET home = {_HERE}")
+    control.commit()
+    return Fenced(floor - 1, queues, partitions, flows, tuple(logs), tuple(sorted(ahead.items())))

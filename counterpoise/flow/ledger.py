@@ -1,0 +1,282 @@
+"""The ledger: what a consumer holds, what of it is done, and so what to commit and what to release.
+
+A consumer holds partitions, each under an epoch. A pair (partition, epoch) is one *grant*; nobody
+else ever has the same (the contract, *What must never happen*, 1). These places in a partition are
+kept in this order:
+
+    committed  <=  done  <=  read up to
+    (service)     (user)     (caller)
+
+- *Committed up to*: what the service has confirmed, or has named in its view.
+- *Done up to*: every message before it is processed, and its effect is where the user wants it.
+- *Read up to* is the caller's business: what it buffers can be dropped and read again. Only what it
+  has handed to the user is *in flight*, and that is known here by partition.
+
+A grant is in one of these states:
+
+    open ──► releasing ──► over
+     ▲ │         │           ▲
+     │ │         │           │  its epoch is over, or the service has refused it
+     │ └─────────┼───────────┘
+     └───────────┘  answered not_revoking: a resize has taken a retiring partition back
+
+A grant that is being revoked is not open either, and has its release still before it. New messages
+are handed out only while a grant is open.
+
+Rules
+-----
+1. **No commit past what is done.** What is committed is `done` of a grant, under its own epoch.
+2. **No release with anything in flight.** In flight is a partition, not a grant: what was begun
+   under an earlier epoch must end first. A partition is released when it is revoked, or when it
+   retires and is done up to its final end; a draining flow may release all it holds. The release
+   carries the position, so it needs no commit before it.
+3. **A release that was decided stays decided.** From then on nothing of the grant is handed out,
+   and the release is due until the service has answered: it may have heard an earlier call.
+4. **Epochs are not mixed.** A grant begins at the position that the service names. What was done
+   under another epoch counts only if the grant *continues* that epoch: it is the next one, and the
+   service says `replaced`, so that this instance held the partition before and nobody in between.
+   Then the ends of its own work stand, even if the service never heard of them.
+
+What there is to tell is worked out anew each time (level-triggered). A call that failed, or whose
+answer was lost, is made again with what is true by then.
+
+No clock, no I/O, no threads: callers hold a lock. `Grant.done` may be moved without it by the one
+thread that has the partition in flight; `in_flight` is replaced as a whole and may be read by any.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from counterpoise.flow.view import Key, Owned
+from counterpoise.wire import CommitItem, ReleaseItem
+
+
+def continues(epoch: int, owned: Owned) -> bool:
+    """Whether what was done under `epoch` counts for the partition as it is held now (rule 4)."""
+    if owned.handed_over == "replaced" and owned.epoch == epoch + 1:
+        return True
+    return owned.epoch == epoch
+
+
+@dataclass(eq=False, slots=True)
+class Grant:
+    """One partition held under one epoch. `done` is None where the queue's `start` decides."""
+
+    owned: Owned
+    done: str | None
+    # The last commit that the service has confirmed.
+    confirmed: str | None = None
+    # Where the partition starts and ends in the log, once nothing can be appended any more.
+    final: tuple[str, str] | None = None
+    releasing: bool = False
+    over: bool = False
+    # Whether messages may be handed out; follows from the fields above and from `owned.state`.
+    open: bool = True
+
+    @property
+    def partition(self) -> int:
+        """Its number."""
+        return self.owned.partition
+
+    @property
+    def epoch(self) -> int:
+        """The epoch it is held under."""
+        return self.owned.epoch
+
+    @property
+    def key(self) -> Key:
+        """(partition, epoch)."""
+        return self.owned.partition, self.owned.epoch
+
+    @property
+    def committed(self) -> str | None:
+        """The position that the service has, as far as we know."""
+        return self.owned.position if self.confirmed is None else self.confirmed
+
+    @property
+    def finished(self) -> bool:
+        """Whether it is a retiring partition that is done up to its final end."""
+        if self.owned.state != "retiring" or self.final is None:
+            return False
+        start, end = self.final
+        return (start if self.done is None else self.done) == end
+
+    def settle(self) -> None:
+        """Work out anew whether it is open."""
+        self.open = not (self.over or self.releasing or self.owned.state == "revoking")
+
+
+@dataclass(frozen=True, slots=True)
+class Changes:
+    """What a view has changed: grants that are new, are no longer open, and are gone."""
+
+    new: tuple[Grant, ...] = ()
+    stopped: tuple[Grant, ...] = ()
+    gone: tuple[Grant, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Todo:
+    """What the service is to be told."""
+
+    commits: tuple[CommitItem, ...] = ()
+    releases: tuple[ReleaseItem, ...] = ()
+
+    def __bool__(self) -> bool:
+        return bool(self.commits or self.releases)
+
+
+class Ledger:
+    """The grants of one consumer. See the module's docstring."""
+
+    def __init__(self) -> None:
+        self._grants: dict[int, Grant] = {}
+        self._view: Mapping[int, Owned] | None = None
+        self.in_flight: frozenset[int] = frozenset()
+
+    # ------------------------------------------------------------------ what is held
+
+    def follow(self, view: Mapping[int, Owned]) -> Changes:
+        """Take over what the flow owns now. `view` is a snapshot: it never changes itself."""
+        if view is self._view:
+            return Changes()
+        self._view = view
+        gone = [one for one in self._grants.values() if not _holds(view, one)]
+        for grant in gone:
+            del self._grants[grant.partition]
+            grant.over, grant.open = True, False
+        new: list[Grant] = []
+        stopped: list[Grant] = []
+        for number, owned in view.items():
+            known = self._grants.get(number)
+            if known is None:
+                grant = self._grants[number] = Grant(owned, owned.position)
+                grant.settle()
+                new.append(grant)
+            elif known.owned is not owned and self._update(known, owned):
+                stopped.append(known)
+        return Changes(tuple(new), tuple(stopped), tuple(gone))
+
+    def _update(self, grant: Grant, owned: Owned) -> bool:
+        """Take over how a known grant is held now; whether it has stopped being open by that."""
+        if grant.owned.state == "retiring" and owned.state != "retiring":
+            grant.final = None
+        if grant.done is None:
+            grant.done = owned.position
+        was_open, grant.owned = grant.open, owned
+        grant.settle()
+        return was_open and not grant.open
+
+    def held(self, partition: int) -> Grant | None:
+        """The grant under which the partition is held, also when it is over for us already."""
+        return self._grants.get(partition)
+
+    def held_open(self, partition: int, epoch: int) -> Grant | None:
+        """The grant, if messages may be handed out under this epoch."""
+        grant = self._grants.get(partition)
+        return grant if grant is not None and grant.open and grant.epoch == epoch else None
+
+    def grants(self) -> list[Grant]:
+        """All grants, in the order of partitions."""
+        return [self._grants[number] for number in sorted(self._grants)]
+
+    # ------------------------------------------------------------------ what is done
+
+    def begin(self, partitions: Iterable[int]) -> None:
+        """Something of these is in flight from now on."""
+        self.in_flight = self.in_flight.union(partitions)
+
+    def end(self, partitions: Iterable[int] | None = None) -> None:
+        """Nothing of these (None: of any partition) is in flight any more."""
+        self.in_flight = (
+            frozenset() if partitions is None else self.in_flight.difference(partitions)
+        )
+
+    def done(self, partition: int, epoch: int, position: str) -> None:
+        """What was read under `epoch` is done up to `position`. Without effect if that is over."""
+        grant = self._grants.get(partition)
+        if grant is not None and continues(epoch, grant.owned):
+            grant.done = position
+
+    def starts_at(self, partition: int, epoch: int, position: str) -> bool:
+        """The log says what the queue's `start` means. False if the grant has a position."""
+        grant = self.held_open(partition, epoch)
+        if grant is None or grant.done is not None:
+            return False
+        grant.done = position
+        return True
+
+    def ends_at(self, partition: int, start: str, end: str | None) -> None:
+        """The log says that nothing is ever appended behind `end`; None: it may be."""
+        grant = self._grants.get(partition)
+        if grant is not None:
+            grant.final = None if end is None else (start, end)
+
+    # ------------------------------------------------------------------ what to tell the service
+
+    def due(self, *, parting: bool = False) -> Todo:
+        """Commits and releases that are due. `parting`: also what a draining flow may release."""
+        releases = self.releases(parting=parting)
+        released = {item.partition for item in releases}
+        commits = tuple(item for item in self.commits() if item.partition not in released)
+        return Todo(commits, releases)
+
+    def releases(self, *, parting: bool = False) -> tuple[ReleaseItem, ...]:
+        """The releases that are due, in the order of partitions. Give them to `decide`."""
+        due = [
+            ReleaseItem(one.partition, one.epoch, one.done, one.finished)
+            for one in self._grants.values()
+            if not one.over
+            and one.partition not in self.in_flight
+            and (parting or one.releasing or one.owned.state == "revoking" or one.finished)
+        ]
+        return tuple(sorted(due, key=_partition))
+
+    def commits(self, *, everything: bool = False) -> tuple[CommitItem, ...]:
+        """The commits that are due; `everything` adds what is committed, to learn if it is ours."""
+        due = [
+            CommitItem(one.partition, one.epoch, done)
+            for one in self._grants.values()
+            # Read once: the thread that has the partition in flight may move it.
+            if (done := one.done) is not None
+            and not (one.over or one.releasing)
+            and (everything or done != one.committed)
+        ]
+        return tuple(sorted(due, key=_partition))
+
+    def decide(self, releases: Iterable[ReleaseItem]) -> None:
+        """These releases are sent from now on, until each is answered (rule 3)."""
+        for item in releases:
+            grant = self._held(item)
+            if grant is not None:
+                grant.releasing = True
+                grant.settle()
+
+    def answered(self, item: CommitItem | ReleaseItem, outcome: str) -> Grant | None:
+        """The service's answer for one item. Returns its grant, None if that is gone already."""
+        grant = self._held(item)
+        if grant is None:
+            return None
+        if outcome == "not_revoking":
+            grant.releasing = False
+        elif outcome != "ok" or isinstance(item, ReleaseItem):
+            grant.over = True
+        else:
+            grant.confirmed = item.position
+        grant.settle()
+        return grant
+
+    def _held(self, item: CommitItem | ReleaseItem) -> Grant | None:
+        grant = self._grants.get(item.partition)
+        return grant if grant is not None and grant.epoch == item.epoch else None
+
+
+def _partition(item: CommitItem | ReleaseItem) -> int:
+    return item.partition
+
+
+def _holds(view: Mapping[int, Owned], grant: Grant) -> bool:
+    owned = view.get(grant.partition)
+    return owned is not None and owned.epoch == grant.epoch

@@ -1,0 +1,190 @@
+"""Delivers one batch into a queue's log, also through outages of the service or the log.
+
+A batch never changes its messages and sequences; only their partitions are chosen anew in each
+attempt. So an attempt with an unknown outcome is simply repeated, also with another partition
+count: if it did succeed, the log drops the repetition. The service is asked for the log's address
+at the start and after each failure; while it is away, its last answer is used.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+from zlib import crc32
+
+from counterpoise.errors import CounterpoiseError, ServiceUnavailable
+from counterpoise.keys import partition_of
+from counterpoise.logs import (
+    AppendBatch,
+    Log,
+    LogNotFound,
+    LogUnavailable,
+    Message,
+    StalePartitionCount,
+)
+from counterpoise.logs.address import environment_access
+from counterpoise.wire import LogAccess, LogView
+
+_FIRST_PAUSE_SECONDS = 0.05
+_LONGEST_PAUSE_SECONDS = 2.0
+
+
+class PublisherIdInUse(CounterpoiseError):
+    """The log has other messages under this publisher's sequences: its id is used twice.
+
+    The messages of this publisher with those sequences are not in the log.
+    """
+
+    code = "publisher_id_in_use"
+
+
+class OpenLog(Protocol):
+    """`counterpoise.logs.open_log`, or a stand-in for it."""
+
+    def __call__(
+        self, log: str, access: str | LogAccess | None, *, timeout_seconds: float
+    ) -> Log: ...
+
+
+@dataclass(slots=True)
+class Batch:
+    """Messages with consecutive sequences. `uncertain`: an attempt may have appended them."""
+
+    first_sequence: int
+    messages: Sequence[Message]
+    uncertain: bool = False
+
+
+class Delivery:
+    """Delivers the batches of one publisher, one at a time. Thread-safe."""
+
+    def __init__(
+        self,
+        publisher: str,
+        view: Callable[[], LogView],
+        open_log: OpenLog,
+        *,
+        log_url: str | None,
+        timeout_seconds: float,
+        pause: Callable[[float], object] = time.sleep,
+        monotonic: Callable[[], float] = time.monotonic,
+        jitter: Callable[[], float] = random.random,
+    ) -> None:
+        """`view` asks the service for the log's address.
+
+        `log_url`, or a matching URL of the environment, replaces the access that the service gives.
+        """
+        self._publisher = publisher
+        self._ask = view
+        self._open_log = open_log
+        self._log_url = log_url
+        self._timeout_seconds = timeout_seconds
+        self._pause = pause
+        self._monotonic = monotonic
+        self._jitter = jitter
+        self._lock = threading.RLock()
+        self._view: LogView | None = None
+        self._access: str | LogAccess | None = None
+        self._doubtful = True
+        self._partition_count = 0
+        self._log: Log | None = None
+        self._next_keyless = crc32(publisher.encode())
+
+    def deliver(self, batch: Batch) -> None:
+        """Append the batch exactly once.
+
+        Raises the last ServiceUnavailable or LogUnavailable after `timeout_seconds` of trying, and
+        permanent errors at once (Refused, InvalidMessage, PublisherIdInUse, ...). The same batch
+        can be given again afterwards.
+        """
+        with self._lock:
+            self._next_keyless += len(batch.messages)
+            self._persist(lambda log: self._append(log, batch))
+
+    def next_sequence(self) -> int:
+        """The first sequence of this publisher that the log lacks. Raises like `deliver`."""
+        with self._lock:
+            found: list[int] = []
+            self._persist(lambda log: found.append(log.next_sequence(self._publisher)))
+            return found[-1]
+
+    def close(self) -> None:
+        """Close the connection to the log."""
+        with self._lock:
+            if self._log is not None:
+                self._log.close()
+
+    def _append(self, log: Log, batch: Batch) -> None:
+        count = self._partition_count
+        keyless = itertools.count(self._next_keyless)
+        partitions = [
+            next(keyless) % count if message.key is None else partition_of(message.key, count)
+            for message in batch.messages
+        ]
+        try:
+            result = log.append(
+                AppendBatch(
+                    self._publisher, batch.first_sequence, count, partitions, batch.messages
+                )
+            )
+        except LogUnavailable:
+            batch.uncertain = True
+            raise
+        if result.duplicates and not batch.uncertain:
+            raise PublisherIdInUse(
+                f"the log already has messages {batch.first_sequence} and following of publisher "
+                f"{self._publisher!r}: use an id in one place at a time, and go on from "
+                "next_sequence"
+            )
+
+    def _persist(self, act: Callable[[Log], None]) -> None:
+        deadline = self._monotonic() + self._timeout_seconds
+        longest = _FIRST_PAUSE_SECONDS
+        while True:
+            try:
+                act(self._current_log())
+                return
+            except StalePartitionCount as stale:
+                # The log itself checks the count, so its count is as good as the service's.
+                self._partition_count = stale.current
+                if self._monotonic() >= deadline:
+                    raise
+                continue
+            except (LogUnavailable, LogNotFound, ServiceUnavailable) as error:
+                self._doubtful = True
+                pause = longest * (0.5 + self._jitter() / 2)
+                if self._monotonic() + pause >= deadline:
+                    raise
+                if isinstance(error, ServiceUnavailable) and error.retry_after:
+                    pause = min(max(pause, error.retry_after), _LONGEST_PAUSE_SECONDS)
+            self._pause(pause)
+            longest = min(2 * longest, _LONGEST_PAUSE_SECONDS)
+
+    def _current_log(self) -> Log:
+        if self._doubtful or self._log is None or self._view is None:
+            try:
+                self._follow(self._ask())
+            except ServiceUnavailable:
+                if self._log is None:
+                    raise
+            self._doubtful = False
+        assert self._log is not None
+        return self._log
+
+    def _follow(self, view: LogView) -> None:
+        access = self._log_url or environment_access(view.log) or view.access
+        if self._log is not None and self._view is not None:
+            if (view.log, access) == (self._view.log, self._access):
+                self._view, self._partition_count = view, view.partition_count
+                return
+            self._log.close()
+        # A call on the log must leave time for another attempt.
+        seconds = max(1.0, min(30.0, self._timeout_seconds / 2))
+        self._log = self._open_log(view.log, access, timeout_seconds=seconds)
+        self._view, self._access = view, access
+        self._partition_count = view.partition_count

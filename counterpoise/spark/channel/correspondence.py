@@ -1,0 +1,139 @@
+"""The source's end of the channel: one thread that hears the driver and says what the flow holds.
+
+It looks some twenty times a second, which costs next to nothing: what is said rarely changes, and
+a document's stamp tells. What it hears:
+
+- `done` says up to where Spark's commit log has come, by the end offset of a micro-batch. Spark
+  itself tells the source only when it asks for the next offset, which is a trigger interval later,
+  and never when the query is stopped before.
+- `drain` says to leave.
+- `ready` says whose state the driver has restored (docs, *Warm-up*).
+
+A channel that fails (a full disk) costs what it is for, never the query.
+"""
+
+from __future__ import annotations
+
+import logging
+import operator
+import threading
+import time
+from collections.abc import Callable
+from typing import Protocol
+
+from counterpoise.spark.channel.documents import Channel, Name
+from counterpoise.spark.channel.report import Standing
+from counterpoise.spark.plan.offsets import Json
+
+logger = logging.getLogger("counterpoise.spark")
+
+LOOK_SECONDS = 0.05
+# How often a view is written of which only the figures have changed.
+REPORT_SECONDS = 0.2
+
+
+class Speaker(Protocol):
+    """Who is spoken for: the consumption."""
+
+    def held(self) -> tuple[object, ...]: ...
+
+    def standing(self) -> Standing: ...
+
+    def batch_done(self, end: Json) -> bool: ...
+
+    def restored(self, document: Json) -> None: ...
+
+    def leave(self, timeout_seconds: float) -> None: ...
+
+
+class Correspondent:
+    """Hears and speaks for one source, by the channel that is this source's own."""
+
+    def __init__(self, channel: Channel, speaker: Speaker) -> None:
+        self._channel = channel
+        self._speaker = speaker
+        self._closed = threading.Event()
+        self._seen: dict[Name, tuple[int, int] | None] = {}
+        self._held: tuple[object, ...] = ()
+        self._said: Json | None = None
+        self._said_at = 0.0
+        self._failed: set[tuple[Callable[[], None], type[Exception]]] = set()
+        self._drained = False
+        self._ended = False
+        self._hearing = threading.Lock()
+        self._thread = threading.Thread(target=self._run, name="counterpoise-channel", daemon=True)
+
+    def start(self) -> None:
+        """Begin to listen and to speak."""
+        self._thread.start()
+
+    def close(self) -> None:
+        """Say no more, and take back what was said: nothing of it is true any longer."""
+        self._closed.set()
+        self._thread.join(1.0)
+        self._channel.drop("view", "plan", "ready", "drain", "done")
+
+    def wait_ended(self, timeout_seconds: float) -> None:
+        """Wait until the driver has told all it will tell of this query, in about that time."""
+        give_up_at = time.monotonic() + timeout_seconds
+        while not self._ended and time.monotonic() < give_up_at:
+            time.sleep(LOOK_SECONDS / 5)
+            self._guarded(self._hear_done)
+
+    def _run(self) -> None:
+        while not self._closed.wait(LOOK_SECONDS):
+            self._guarded(self._hear_done)
+            self._guarded(self._hear_ready)
+            self._guarded(self._hear_drain)
+            self._guarded(self._say)
+
+    def _guarded(self, act: Callable[[], None]) -> None:
+        try:
+            act()
+        except Exception as error:
+            # Each kind once: it is tried again twenty times a second.
+            if (act, type(error)) not in self._failed:
+                logger.exception("counterpoise: the channel to the driver fails")
+            self._failed.add((act, type(error)))
+
+    def _hear_done(self) -> None:
+        with self._hearing:
+            document = self._news("done")
+            if document is None:
+                return
+            end = document.get("offset")
+            if isinstance(end, dict):
+                self._speaker.batch_done(end)
+            self._ended = self._ended or bool(document.get("ended"))
+
+    def _hear_ready(self) -> None:
+        document = self._news("ready")
+        if document is not None:
+            self._speaker.restored(document)
+
+    def _hear_drain(self) -> None:
+        document = None if self._drained else self._news("drain")
+        if document is not None:
+            self._drained = True
+            self._speaker.leave(float(document["timeout_seconds"]))
+
+    def _news(self, name: Name) -> Json | None:
+        """The document, if it was said anew since it was read last."""
+        stamp = self._channel.stamp(name)
+        if stamp == self._seen.get(name):
+            return None
+        document = self._channel.get(name)
+        self._seen[name] = stamp
+        return document
+
+    def _say(self) -> None:
+        held, now = self._speaker.held(), time.monotonic()
+        same = len(held) == len(self._held) and all(map(operator.is_, held, self._held))
+        if same and now - self._said_at < REPORT_SECONDS:
+            return
+        standing = self._speaker.standing()
+        document = {**standing.view(), "report": standing.report()}
+        self._held, self._said_at = held, now
+        if document != self._said:
+            self._channel.put("view", document)
+            self._said = document

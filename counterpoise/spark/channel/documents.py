@@ -1,0 +1,213 @@
+"""What a query's source and its driver tell each other.
+
+The flow lives in the source's own Python process, which Spark starts beside the driver and of which
+the driver's Python knows nothing. Both are on one machine, so they share a directory that
+`register` makes, private to the user: one subdirectory for each source that runs, in it one JSON
+document for each thing that can be said. A document always says what is true now (level-triggered):
+it is replaced as a whole and atomically, so a reader that is late, or reads twice, sees nothing but
+the latest.
+
+The driver knows a source by the instance in an offset, and a query that was restarted has another
+source of the same instance. So each source has documents of its own, and `alias` leads to those of
+the one that speaks for the instance now. What a run before has said, and not taken back because it
+was killed or has yet to end, is never heard as the word of this one.
+
+| document | written by | says |
+|---|---|---|
+| `plan` | source | what the micro-batch being run really reads, and what of it is skipped |
+| `view` | source | what the flows hold, and how they are |
+| `ready` | driver | which partitions have their state restored (warm-up) |
+| `drain` | driver | leave in order, within a time |
+| `alias` | source | which source speaks for the instance now (or was that in its checkpoint) |
+| `done` | driver | which micro-batch is in Spark's commit log, and whether the query has ended |
+| `refusal` | driver | why the query must end: it runs in a way that is not supported |
+
+Nothing in them is a secret. The directory goes with the driver; what a dead one left is in the
+system's directory for temporary files.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import functools
+import hashlib
+import json
+import logging
+import os
+import shutil
+import tempfile
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from counterpoise.spark.errors import SourceError
+from counterpoise.spark.plan.offsets import VERSION_FIELD, Json
+
+if TYPE_CHECKING:
+    from pyspark.sql.streaming.query import StreamingQuery
+
+logger = logging.getLogger("counterpoise.spark")
+
+FORMAT = "counterpoise"
+"""What Spark calls the source."""
+
+Name = Literal["plan", "view", "ready", "drain", "done", "refusal", "alias"]
+
+
+class NoChannel(SourceError):
+    """The query has no running source of ours, or the source was not made known by `register`."""
+
+    code = "no_channel"
+
+
+class Channel:
+    """The documents under one name. The directory appears when needed."""
+
+    def __init__(self, home: str | Path, name: str) -> None:
+        """`home` is what `make_home` returned; a name may be any text."""
+        self.name = name
+        digest = hashlib.sha256(name.encode(errors="surrogatepass")).hexdigest()
+        self._own = Path(home) / digest[:32]
+
+    @property
+    def directory(self) -> Path:
+        """Where the documents are."""
+        return self._own
+
+    def put(self, name: Name, document: Json) -> None:
+        """Say it. Raises OSError when the disk does not take it."""
+        directory = self.directory
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        target = directory / f"{name}.json"
+        handle, temporary = tempfile.mkstemp(dir=directory, prefix=f".{name}-")
+        try:
+            with os.fdopen(handle, "w", encoding="utf-8") as file:
+                json.dump(document, file)
+            os.replace(temporary, target)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                os.unlink(temporary)
+            raise
+
+    def get(self, name: Name) -> Json | None:
+        """What was said last; None if nothing was."""
+        try:
+            text = (self.directory / f"{name}.json").read_text("utf-8")
+        except FileNotFoundError:
+            return None
+        document: Json = json.loads(text)
+        return document
+
+    def stamp(self, name: Name) -> tuple[int, int] | None:
+        """Changes whenever the document is said anew, and costs next to nothing; None without."""
+        try:
+            status = (self.directory / f"{name}.json").stat()
+        except OSError:
+            return None
+        return status.st_ino, status.st_mtime_ns
+
+    def drop(self, *names: Name) -> None:
+        """Take back what was said."""
+        for name in names:
+            with contextlib.suppress(OSError):
+                (self.directory / f"{name}.json").unlink()
+
+    def clear(self) -> None:
+        """Forget everything that was said."""
+        shutil.rmtree(self.directory, ignore_errors=True)
+
+
+class DriverEnd(Channel):
+    """The driver's end: at every word it leads to the source that speaks for the instance now."""
+
+    def __init__(self, home: str | Path, instance_id: str) -> None:
+        """`instance_id` as it stands in an offset."""
+        super().__init__(home, instance_id)
+        self._home = home
+
+    @property
+    def directory(self) -> Path:
+        alias = Channel(self._home, self.name).get("alias")
+        return self._own if alias is None else Channel(self._home, alias["source"]).directory
+
+
+def source_end(home: str | Path, instance_id: str, known_as: str | None) -> Channel:
+    """The end of a source that begins: new, and from now on the one that speaks for the instance.
+
+    `known_as`: the instance in the checkpoint. A disk that does not take it costs the channel.
+    """
+    source = Channel(home, str(uuid.uuid4()))
+    for name in {instance_id, known_as or instance_id}:
+        instance = Channel(home, name)
+        try:
+            former = instance.get("alias")
+            # First, so that nobody is taken for the one before if what follows fails.
+            instance.drop("alias")
+            if former is not None:
+                Channel(home, former["source"]).clear()
+            instance.put("alias", {"source": source.name})
+        except OSError as error:
+            logger.warning("counterpoise: the driver cannot be told of the source: %s", error)
+    return source
+
+
+def make_home() -> str:
+    """A new private directory for all queries of this driver; removed when Python ends."""
+    home = tempfile.mkdtemp(prefix="counterpoise-spark-")
+    atexit.register(shutil.rmtree, home, ignore_errors=True)
+    return home
+
+
+@functools.cache
+def driver_home() -> str:
+    """The directory of this driver: `register` gives it to every source, made on first use."""
+    return make_home()
+
+
+def channels_of(query: StreamingQuery) -> list[Channel] | None:
+    """The channels to the sources of ours in the query; None before they have said an offset.
+
+    An empty list says that it reads nothing of ours.
+    """
+    execution = _execution(query)
+    if not _reads_ours(execution):
+        return []
+    found = _documents(execution.availableOffsets())
+    instances = [one["instance"] for one in found if VERSION_FIELD in one and "instance" in one]
+    return [channel_to(instance) for instance in instances] or None
+
+
+def channel_to(instance_id: str) -> Channel:
+    """The driver's end of the channel to an instance, by the name it has in an offset."""
+    return DriverEnd(driver_home(), instance_id)
+
+
+def _execution(query: StreamingQuery) -> Any:
+    """Spark's own object for the running query."""
+    return query._jsq.streamingQuery()
+
+
+def _reads_ours(execution: Any) -> bool:
+    """Whether the query has a source of ours.
+
+    Its plan says so from the start. Offsets do not: those of others are any text, and a source that
+    finds nothing (files in an empty directory) never has one.
+    """
+    leaves = execution.analyzedPlan().collectLeaves().iterator()
+    while leaves.hasNext():
+        leaf = leaves.next()
+        if leaf.nodeName() == "StreamingRelationV2" and leaf.sourceName().lower() == FORMAT:
+            return True
+    return False
+
+
+def _documents(progress: Any) -> Iterator[Json]:
+    """The offsets in a StreamProgress, as far as they are JSON objects."""
+    values = progress.values().iterator()
+    while values.hasNext():
+        with contextlib.suppress(ValueError):
+            document = json.loads(values.next().json())
+            if isinstance(document, dict):
+                yield document

@@ -1,0 +1,1 @@
+"""What runs in the driver, beside the query: events, draining, what monitoring sees."""

@@ -1,0 +1,1 @@
+"""The flows of one query: bound together, and seen as one."""

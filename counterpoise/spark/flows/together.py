@@ -1,0 +1,299 @@
+"""Several flows of one application, for a larger share, seen as one.
+
+The queue is balanced over flows, so an application with n flows gets n shares. They have the
+instance ids I, I#2, ..., I#n; so a restart that binds as I takes all their places again.
+
+To the rest of the source they are one flow:
+
+- *What it holds* is what they hold together. A partition on its way from one to another of them is
+  seen once, under its highest epoch: the lower one is over, even if its flow was not told yet.
+- *What is told* of a partition goes to the flow that holds or held it under that epoch. What comes
+  of it is the service's word; the epoch fences it like everything else.
+- *While any of them is being bound*, what they hold together is not known for certain. What the
+  others hold is committed and released all the same.
+- *One that was replaced* ends the query: another query runs as the same instance, and it has taken
+  over, or is about to take over, the others too. *One that an administrator has unbound*, or whose
+  lease ended while it drained, is left out: the query goes on with a smaller share, and ends with
+  the last of them.
+"""
+
+from __future__ import annotations
+
+import logging
+import operator
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from types import MappingProxyType
+from typing import Generic, TypeVar
+
+from counterpoise.errors import CounterpoiseError
+from counterpoise.flow.core import FLOW_GONE
+from counterpoise.flow.view import Owned, Warming
+from counterpoise.spark.flows.bound import BoundFlow
+from counterpoise.wire import LogAccess, ReleaseItem
+
+logger = logging.getLogger("counterpoise.spark")
+
+T = TypeVar("T", Owned, Warming)
+A = TypeVar("A")
+R = TypeVar("R")
+
+# Reasons to be gone that concern one flow alone.
+_LEAVES_THE_OTHERS = ("unbound", "lease_expired")
+# Who held what under epochs that are over, for answers that come late.
+_REMEMBERED = 10_000
+
+
+def numbered(name: str, number: int) -> str:
+    """The instance id or the client name of flow `number`, from 1 on."""
+    return name if number == 1 else f"{name}#{number}"
+
+
+class Flows:
+    """At least one flow; see `BoundFlow`. Thread-safe as far as they are."""
+
+    def __init__(self, flows: Sequence[BoundFlow]) -> None:
+        """The first has the instance id that names all. They are closed with this."""
+        self._flows = list(flows)
+        self._owned: _Union[Owned] = _Union()
+        self._warming: _Union[Warming] = _Union()
+        self._holders: dict[tuple[int, int], int] = {}
+        self._left_out: set[int] = set()
+
+    # ------------------------------------------------------------------ what they are
+
+    @property
+    def instance_id(self) -> str:
+        """The first's; the others' follow from it."""
+        return self._flows[0].instance_id
+
+    @property
+    def queue_id(self) -> str | None:
+        """Of the queue that all are bound to; None if the service does not say."""
+        return self._flows[0].queue_id
+
+    @property
+    def flow_ids(self) -> Sequence[str]:
+        """Of all that are bound."""
+        return tuple(flow_id for flow in self._flows for flow_id in flow.flow_ids)
+
+    @property
+    def status(self) -> str:
+        """`gone` if the query has to end, `binding` while one is being bound, else `bound`."""
+        if self._ending() is not None:
+            return "gone"
+        statuses = [flow.status for flow in self._members()]
+        return next((status for status in statuses if status != "bound"), "bound")
+
+    @property
+    def gone_reason(self) -> str | None:
+        """Why the query has to end."""
+        ending = self._ending()
+        return None if ending is None else ending.gone_reason
+
+    @property
+    def last_error(self) -> CounterpoiseError | None:
+        """The first there is, of those that end the query before others."""
+        ending = self._ending()
+        flows = self._members() if ending is None else [ending]
+        return next((flow.last_error for flow in flows if flow.last_error is not None), None)
+
+    @property
+    def lease_expires_at(self) -> float | None:
+        """The earliest."""
+        ends = [flow.lease_expires_at for flow in self._members()]
+        return min((end for end in ends if end is not None), default=None)
+
+    @property
+    def draining(self) -> bool:
+        """Whether all are."""
+        members = self._members()
+        return bool(members) and all(flow.draining for flow in members)
+
+    @property
+    def log(self) -> str | None:
+        """The queue's log, without credentials."""
+        return self._first("log")
+
+    @property
+    def start(self) -> str | None:
+        """What a position of None means."""
+        return self._first("start")
+
+    # ------------------------------------------------------------------ what they hold
+
+    @property
+    def partitions(self) -> Mapping[int, Owned]:
+        """What they own together: the same object as long as nothing changes."""
+        views = [flow.partitions for flow in self._flows]
+        owned = self._owned.of(views)
+        for index, view in enumerate(views):
+            for number, held in view.items():
+                self._holders[number, held.epoch] = index
+        while len(self._holders) > _REMEMBERED + len(owned):
+            self._holders.pop(next(iter(self._holders)), None)
+        return owned
+
+    @property
+    def warming(self) -> Mapping[int, Warming]:
+        """What they are to warm up."""
+        return self._warming.of([flow.warming for flow in self._flows])
+
+    # ------------------------------------------------------------------ what is told
+
+    def commit(
+        self,
+        positions: Iterable[tuple[int, int, str]],
+        *,
+        timeout_seconds: float | None = None,
+    ) -> dict[int, str]:
+        """Outcomes by partition. Raises ServiceUnavailable when one could not be told."""
+        shares: dict[int, list[tuple[int, int, str]]] = {}
+        for item in positions:
+            shares.setdefault(self._holder(item[0], item[1]), []).append(item)
+
+        def tell(index: int) -> dict[int, str]:
+            return self._flows[index].commit(shares[index], timeout_seconds=timeout_seconds)
+
+        return self._told(tell, {i: [one[0] for one in items] for i, items in shares.items()})
+
+    def release_many(
+        self, items: Iterable[ReleaseItem], *, timeout_seconds: float | None = None
+    ) -> dict[int, str]:
+        """Outcomes by partition. Raises ServiceUnavailable when one could not be told."""
+        shares: dict[int, list[ReleaseItem]] = {}
+        for item in items:
+            shares.setdefault(self._holder(item.partition, item.epoch), []).append(item)
+
+        def tell(index: int) -> dict[int, str]:
+            return self._flows[index].release_many(shares[index], timeout_seconds=timeout_seconds)
+
+        return self._told(tell, {i: [one.partition for one in some] for i, some in shares.items()})
+
+    def ready(self, partition: int, epoch: int | None = None) -> str:
+        """Say that a partition is warmed up, by the flow that is to get it."""
+        for flow in self._flows:
+            warming = flow.warming.get(partition)
+            if warming is not None and epoch in (None, warming.epoch):
+                return flow.ready(partition, epoch)
+        return FLOW_GONE
+
+    def refresh(self, *, timeout_seconds: float | None = None) -> None:
+        """Learn how far the owners of what is warming have come."""
+
+        def refresh(flow: BoundFlow) -> None:
+            flow.refresh(timeout_seconds=timeout_seconds)
+
+        each([flow for flow in self._members() if flow.warming], refresh)
+
+    def drain(self, timeout_seconds: float | None = None) -> None:
+        """Drain all. Raises ServiceUnavailable when one could not be told; then repeat it."""
+
+        def drain(flow: BoundFlow) -> None:
+            flow.drain(timeout_seconds)
+
+        each(self._members(), drain)
+
+    def log_access(self, *, fresh: bool = False) -> LogAccess | None:
+        """Credentials for the log, from the first flow that is still there."""
+        return (self._members() or self._flows)[0].log_access(fresh=fresh)
+
+    # ------------------------------------------------------------------ waiting and the end
+
+    def wait(self, timeout_seconds: float | None = None, after: int | None = None) -> bool:
+        """Wait for a change of the flow that is being bound, or of the first."""
+        members = self._members() or self._flows
+        flow = next((one for one in members if one.status == "binding"), members[0])
+        return flow.wait(timeout_seconds, after)
+
+    def close(self, *, timeout_seconds: float = 5.0) -> None:
+        """Unbind all. Never raises."""
+
+        def close(flow: BoundFlow) -> None:
+            flow.close(timeout_seconds=timeout_seconds)
+
+        each(self._flows, close)
+
+    # ------------------------------------------------------------------ inside
+
+    def _members(self) -> list[BoundFlow]:
+        """Those that are not left out."""
+        members = []
+        for index, flow in enumerate(self._flows):
+            if flow.status != "gone":
+                members.append(flow)
+            elif flow.gone_reason in _LEAVES_THE_OTHERS and index not in self._left_out:
+                self._left_out.add(index)
+                logger.warning(
+                    "counterpoise: flow %s is over (%s): the query goes on with %d of its flows",
+                    *(flow.instance_id, flow.gone_reason, len(self._flows) - len(self._left_out)),
+                )
+        return members
+
+    def _ending(self) -> BoundFlow | None:
+        """The flow whose end ends the query."""
+        gone = [flow for flow in self._flows if flow.status == "gone"]
+        for flow in gone:
+            if flow.gone_reason not in _LEAVES_THE_OTHERS:
+                return flow
+        return gone[-1] if len(gone) == len(self._flows) else None
+
+    def _holder(self, partition: int, epoch: int) -> int:
+        """Which flow holds or held the partition under this epoch; any, if that is not known."""
+        for index, flow in enumerate(self._flows):
+            held = flow.partitions.get(partition)
+            if held is not None and held.epoch == epoch:
+                return index
+        return self._holders.get((partition, epoch), 0)
+
+    def _told(
+        self, tell: Callable[[int], dict[int, str]], shares: Mapping[int, Sequence[int]]
+    ) -> dict[int, str]:
+        """The outcomes of telling each flow its share. All are told, whichever fails."""
+
+        def guarded(index: int) -> dict[int, str]:
+            try:
+                return tell(index)
+            except CounterpoiseError:
+                if self._flows[index].status == "gone":
+                    return dict.fromkeys(shares[index], FLOW_GONE)
+                raise
+
+        outcomes: dict[int, str] = {}
+        for answer in each(list(shares), guarded):
+            outcomes.update(answer)
+        return outcomes
+
+    def _first(self, name: str) -> str | None:
+        values = (getattr(flow, name) for flow in self._flows)
+        return next((value for value in values if value is not None), None)
+
+
+class _Union(Generic[T]):
+    """Views as one, made anew only when one of them has changed."""
+
+    def __init__(self) -> None:
+        empty: Mapping[int, T] = MappingProxyType({})
+        self._last: tuple[Sequence[Mapping[int, T]], Mapping[int, T]] = ((), empty)
+
+    def of(self, views: Sequence[Mapping[int, T]]) -> Mapping[int, T]:
+        before, whole = self._last
+        if len(before) == len(views) and all(map(operator.is_, before, views)):
+            return whole
+        latest: dict[int, T] = {}
+        for view in views:
+            for number, one in view.items():
+                if number not in latest or latest[number].epoch < one.epoch:
+                    latest[number] = one
+        whole = MappingProxyType(dict(sorted(latest.items())))
+        self._last = (views, whole)
+        return whole
+
+
+def each(items: Sequence[A], act: Callable[[A], R]) -> list[R]:
+    """Act on all at once, and wait for all. Then raises the first error there was."""
+    if len(items) < 2:
+        return [act(item) for item in items]
+    with ThreadPoolExecutor(len(items), "counterpoise-flows") as pool:
+        doing = [pool.submit(act, item) for item in items]
+    return [one.result() for one in doing]

@@ -1,0 +1,97 @@
+"""What a batch read covers: a range of each partition, from the options and what is there.
+
+A start that was trimmed is not noticed here: whether what is missing was discarded on purpose is
+seen on reading, like in streams.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from counterpoise.logs import Bounds, InvalidPosition, Log
+from counterpoise.spark.errors import InvalidOption
+from counterpoise.spark.plan.edges import Edge, is_word
+from counterpoise.spark.plan.offsets import Slice
+
+# Rows of a batch read are of no epoch: nobody was granted anything.
+NO_EPOCH = 0
+
+
+@dataclass(frozen=True)
+class Known:
+    """What there is of a queue: its partitions with the committed positions, and its `start`."""
+
+    queue: str
+    committed: Mapping[int, str | None]
+    start: str
+
+
+def chosen(starting: Edge, ending: Edge, known: Known) -> list[int]:
+    """The partitions to read. Raises InvalidOption if there are none of these numbers."""
+    named = [set(edge) for edge in (starting, ending) if not isinstance(edge, str)]
+    if len(named) == 2 and named[0] != named[1]:
+        odd = min(named[0] ^ named[1])
+        raise InvalidOption(
+            f"startingPositions and endingPositions name different partitions: {odd} is in one of "
+            "them only"
+        )
+    if not named:
+        return sorted(known.committed)
+    unknown = sorted(named[0] - known.committed.keys())
+    if unknown:
+        numbers = sorted(known.committed)
+        there = f"{numbers[0]}..{numbers[-1]}" if numbers else "none"
+        raise InvalidOption(
+            f"queue {known.queue!r} has no partition {unknown[0]} (it has {there}): correct "
+            "startingPositions or endingPositions"
+        )
+    return sorted(named[0])
+
+
+def extents(starting: Edge, ending: Edge, known: Known, log: Log, bounds: Bounds) -> list[Slice]:
+    """The ranges to read of the partitions that `bounds` names; empty ones are left out.
+
+    Raises InvalidOption for a range that is out of bounds or ends before it starts.
+    """
+    found = []
+    for number in sorted(bounds.ends):
+        first, end = bounds.starts[number], bounds.ends[number]
+        done = known.committed[number]
+        begins = {"earliest": first, "committed": done}
+        if done is None:
+            begins["committed"] = first if known.start == "earliest" else end
+        start = _at(starting, number, begins)
+        # Nothing is done where nothing was committed: that range is empty.
+        until = _at(ending, number, {"latest": end, "committed": done or start})
+        _check(log, "startingPositions", number, start, end)
+        _check(log, "endingPositions", number, until, end)
+        if log.compare(start, until) > 0:
+            if is_word(starting, number) and is_word(ending, number):
+                continue
+            raise InvalidOption(
+                f"partition {number} would be read from {start} to {until}, which lies before: "
+                "correct startingPositions or endingPositions"
+            )
+        if log.compare(start, until) < 0:
+            found.append(Slice(number, NO_EPOCH, start, until))
+    return found
+
+
+def _at(edge: Edge, number: int, words: Mapping[str, str | None]) -> str:
+    text = edge if isinstance(edge, str) else edge[number]
+    position = words.get(text, text)
+    assert position is not None
+    return position
+
+
+def _check(log: Log, name: str, number: int, position: str, end: str) -> None:
+    try:
+        beyond = log.compare(position, end) > 0
+    except InvalidPosition as error:
+        raise InvalidOption(f"the option {name!r}, partition {number}: {error}") from None
+    if beyond:
+        raise InvalidOption(
+            f"the option {name!r}, partition {number}: {position} lies behind the end of the log, "
+            f"{end}"
+        )

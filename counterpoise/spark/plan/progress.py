@@ -1,0 +1,283 @@
+"""What Spark has done, told to the ledger, and what the next micro-batch is to read.
+
+The ledger (`counterpoise.flow.ledger`) says what to commit and when a partition may be released.
+Spark adds how it is learnt what is done, and from where:
+
+1. Done is what the sink has. The offset with which Spark asks for the next one tells it, or before
+   that Spark's event of the micro-batch (`done`). Until Spark has told it for the first time,
+   nothing is committed or released. In flight is what the offset planned last has and the offset
+   before it has not.
+2. The offset says of each range under which epoch it was planned. After a restart it is all that is
+   known, so it counts for a partition only if the grant continues that epoch. A slice that was
+   skipped as superseded never counts.
+
+Warm-up: state of a partition that stands at a position is *here* when it was restored or worked out
+by this query; then the partition goes on without history.
+
+No clock, no I/O, no threads: the reader holds a lock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+
+from counterpoise.flow.ledger import Ledger, Todo
+from counterpoise.flow.view import Key, Owned, Warming
+from counterpoise.logs import Bounds
+from counterpoise.spark.plan.history import Portions, Restore, restore_of
+from counterpoise.spark.plan.offsets import Offset, Replay, Slice, replay_slices, slices
+from counterpoise.spark.plan.planning import Answer, View, done, is_ours, plan
+from counterpoise.wire import CommitItem, ReleaseItem
+
+
+@dataclass(frozen=True, slots=True)
+class Here:
+    """The state of a partition that we held last under `epoch`: of `tenure`, at `position`."""
+
+    epoch: int
+    position: str
+    tenure: int
+
+
+@dataclass
+class Progress:
+    """The state of one query's consumption.
+
+    `start` is what is done; None until Spark has said so. `skipped` are slices that were not read.
+    `anchored` are grants whose position is what `start` = latest was resolved to.
+    """
+
+    start: Offset | None = None
+    ledger: Ledger = field(default_factory=Ledger)
+    skipped: set[Key] = field(default_factory=set)
+    anchored: set[Key] = field(default_factory=set)
+    bounds: Bounds | None = None
+    # Warm-up: positions of owners that a portion of history was to reach, those that were reached
+    # (both by the owner's epoch), and gaps of chains, by tenure.
+    aims: dict[Key, str] = field(default_factory=dict)
+    near: set[Key] = field(default_factory=set)
+    gaps: dict[Key, tuple[str, str]] = field(default_factory=dict)
+    # States that are complete, by partition; not those of which anything is in flight.
+    here: dict[int, Here] = field(default_factory=dict)
+
+    @property
+    def in_flight(self) -> frozenset[int]:
+        """The partitions of which something is in flight; another object once that changes."""
+        return self.ledger.in_flight
+
+    # ------------------------------------------------------------------ what Spark says
+
+    def replaying(self, start: Offset, end: Offset) -> None:
+        """Spark runs the batch from `start` to `end`; after a crash it has not asked before."""
+        if self.start is None:
+            self.start = start
+            self._count(start.ranges)
+        self.ledger.begin(one.partition for one in slices(start, end))
+
+    def finished(self, start: Offset, view: View) -> list[Slice]:
+        """All of `start` is in the sink and nothing is in flight.
+
+        Returns what was read for nothing: its partition was taken over while it was in flight.
+        """
+        lost = [
+            one
+            for one in slices(self.start or start, start)
+            if (one.partition, one.epoch) not in self.skipped and not is_ours(one, view)
+        ]
+        self.start = start
+        self.ledger.end()
+        self._follow(view)
+        self._count(start.ranges)
+        self._forget(view)
+        self._remember(view)
+        return lost
+
+    def skip(self, superseded: Iterable[Slice]) -> None:
+        """These slices are not read although their batch will be done."""
+        self.skipped.update((one.partition, one.epoch) for one in superseded)
+
+    def _follow(self, view: View) -> None:
+        new = self.ledger.follow(view).new
+        self._count([grant.partition for grant in new])
+
+    def _count(self, partitions: Iterable[int]) -> None:
+        """Tell the ledger what of these is done."""
+        ranges = self.start.ranges if self.start is not None else {}
+        for number in partitions:
+            one = ranges.get(number)
+            if one is not None and (number, one.epoch) not in self.skipped:
+                self.ledger.done(number, one.epoch, one.end)
+
+    # ------------------------------------------------------------------ what to read
+
+    def wanted(self, view: View) -> dict[int, str | None]:
+        """The partitions to read and where they go on; None where the queue's `start` decides.
+
+        Partitions being revoked take nothing new, nor those whose release is on its way.
+        """
+        assert self.start is not None
+        self._follow(view)
+        return {grant.partition: grant.done for grant in self.ledger.grants() if grant.open}
+
+    def restores(self, view: View, warming: Mapping[int, Warming]) -> tuple[Restore, ...]:
+        """Whose state is to be restored from history: what is coming, and what was granted anew.
+
+        What goes on from our own ranges has its state, and what went from one of our flows to
+        another. So has what nobody has processed before.
+        """
+        assert self.start is not None
+        found: list[Restore | None] = []
+        self._follow(view)
+        self._remember(view)
+        for grant in self.ledger.grants():
+            if grant.open and grant.key not in self.anchored and self._here(grant.owned) is None:
+                chain = self.start.replays.get(grant.partition)
+                found.append(restore_of(grant.owned, chain, {}))
+        for number, coming in sorted(warming.items()):
+            known = self.here.get(number)
+            if number in view or (known is not None and known.epoch == coming.epoch):
+                continue  # on its way between two flows of ours
+            if coming.position is None:
+                self.near.add((number, coming.epoch))
+            found.append(restore_of(coming, self.start.replays.get(number), self.aims))
+        live = {(number, coming.epoch) for number, coming in warming.items()}
+        self.near &= live
+        self.aims = {key: aim for key, aim in self.aims.items() if key in live}
+        return tuple(one for one in found if one is not None)
+
+    def plan(
+        self,
+        answer: Answer,
+        asked: View,
+        view: View,
+        instance: str,
+        warming: Mapping[int, Warming] | None = None,
+    ) -> Offset | None:
+        """The next offset, or None when there is nothing to read.
+
+        `asked` is the view that the question came from, `view` the one of now: what has changed
+        its owner, epoch or state meanwhile is left out.
+        """
+        assert self.start is not None
+        self._follow(view)
+        self._see(answer.bounds)
+        begins: dict[int, str] = {}
+        for number, begin in answer.begins.items():
+            grant = self.ledger.held_open(number, asked[number].epoch)
+            if grant is None:
+                continue
+            begins[number] = begin
+            if answer.question.latest and answer.question.positions[number] is None:
+                # What "latest" was is committed, so that nobody after us takes it for later.
+                self.ledger.starts_at(*grant.key, begin)
+                self.anchored.add(grant.key)
+        history = answer.history
+        self.gaps.update(history.gaps)
+        self.near |= history.near
+        planned = plan(
+            self.start,
+            view,
+            begins,
+            answer.ends,
+            instance,
+            answer.bounds.incarnation,
+            tenures=self._tenures(begins, view, history),
+            replays=self._replays(answer, asked, view, warming or {}),
+        )
+        if planned is not None:
+            self.aims.update(history.aims)
+            # Spark may ask again from the same start; then the last answer counts.
+            self.ledger.end()
+            self.ledger.begin(one.partition for one in slices(self.start, planned))
+            for one in (*slices(self.start, planned), *replay_slices(self.start, planned)):
+                self.here.pop(one.partition, None)
+        return planned
+
+    def _see(self, bounds: Bounds) -> None:
+        """What the log says. Both end and partition count are of one instant (`is_final`)."""
+        self.bounds = bounds
+        for number, end in bounds.ends.items():
+            self.ledger.ends_at(
+                number, bounds.starts[number], end if bounds.is_final(number) else None
+            )
+
+    def _tenures(self, begins: Iterable[int], view: View, history: Portions) -> Mapping[int, int]:
+        """Whose state the rows of these partitions belong to, where that is not the epoch's."""
+        tenures = dict(history.tenures)
+        for number in begins:
+            here = self._here(view[number])
+            if here is not None:
+                tenures[number] = here.tenure
+        return tenures
+
+    def _here(self, held: Owned) -> Here | None:
+        """The state that the partition goes on with, if it is here.
+
+        That of our own range; or the one that stood where this epoch begins when we lost the epoch
+        before: the partition came back, or went to another flow of ours.
+        """
+        assert self.start is not None
+        end = done(self.start, held, self.skipped)
+        if end is not None:
+            return Here(held.epoch, end, self.start.ranges[held.partition].state_of)
+        known = self.here.get(held.partition)
+        if known is None or known.position != held.position:
+            return None
+        return replace(known, epoch=held.epoch) if held.epoch - known.epoch in (0, 1) else None
+
+    def _remember(self, view: View) -> None:
+        found = {number: self._here(held) for number, held in view.items()}
+        self.here.update({number: here for number, here in found.items() if here is not None})
+
+    def _replays(
+        self, answer: Answer, asked: View, view: View, warming: Mapping[int, Warming]
+    ) -> dict[int, Replay]:
+        """The history of the answer, but for what is not as it was when the log was asked."""
+        replays: dict[int, Replay] = {}
+        for one in answer.question.restores:
+            number, portion = one.partition, answer.history.replays.get(one.partition)
+            coming = warming.get(number)
+            still = (
+                self.ledger.held_open(number, asked[number].epoch) is not None
+                if one.granted
+                else number not in view and coming is not None and coming.epoch == one.epoch
+            )
+            if portion is not None and still:
+                replays[number] = portion
+        return replays
+
+    # ------------------------------------------------------------------ what to tell the service
+
+    def todo(self, view: View, *, parting: bool = False) -> Todo:
+        """Commits and releases that are due; the releases are decided on from here on.
+
+        `parting`: by a flow that drains, which may release whatever is not in flight.
+        """
+        due = self.due(view, parting=parting)
+        self.ledger.decide(due.releases)
+        return due
+
+    def due(self, view: View, *, parting: bool = False) -> Todo:
+        """The same, without deciding on it."""
+        if self.start is None:
+            return Todo()
+        self._follow(view)
+        return self.ledger.due(parting=parting)
+
+    def answered(self, item: CommitItem | ReleaseItem, outcome: str) -> None:
+        """The service's answer for one item."""
+        self.ledger.answered(item, outcome)
+
+    def positions(self, view: View) -> dict[int, str | None]:
+        """Up to where each partition is done, also if the service has not heard of it yet."""
+        self._follow(view)
+        return {grant.partition: grant.done for grant in self.ledger.grants()}
+
+    def _forget(self, view: View) -> None:
+        """Drop what is remembered of epochs that are over."""
+        live = {(number, held.epoch) for number, held in view.items()}
+        ranges = self.start.ranges if self.start is not None else {}
+        kept = live | {(number, one.epoch) for number, one in ranges.items()}
+        self.skipped &= kept
+        self.anchored &= live

@@ -1,0 +1,1 @@
+"""What runs in the query's own process, from its first offset to its end."""

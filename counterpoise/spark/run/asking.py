@@ -1,0 +1,135 @@
+"""What to read next: decided on the thread that Spark calls, which waits for nobody for long.
+
+What fails in passing is answered with the offset that was given: there is nothing to read just now.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+
+from counterpoise.spark.flows.bound import BoundFlow, in_doubt
+from counterpoise.spark.plan.offsets import Json, Offset
+from counterpoise.spark.plan.options import SourceOptions
+from counterpoise.spark.plan.planning import Question
+from counterpoise.spark.run.available_now import AvailableNow
+from counterpoise.spark.run.books import Books
+from counterpoise.spark.run.learner import Learner
+from counterpoise.spark.run.pace import Pace
+from counterpoise.spark.run.probe import LogProbe
+
+logger = logging.getLogger("counterpoise.spark")
+
+# How old what the log said may be, and how long to wait for something younger.
+MAX_AGE_SECONDS = 0.05
+PATIENCE_SECONDS = 0.5
+
+
+class Asking:
+    """Answers Spark's question for the next offset. `settled`: see `AvailableNow`."""
+
+    def __init__(
+        self,
+        options: SourceOptions,
+        flow: BoundFlow,
+        books: Books,
+        probe: LogProbe,
+        learner: Learner,
+        pace: Pace,
+        *,
+        max_handoff_seconds: float | None,
+        settled: Callable[[], None],
+        clock: Callable[[], float],
+    ) -> None:
+        self._options = options
+        self._flow = flow
+        self._books = books
+        self._probe = probe
+        self._learner = learner
+        self._pace = pace
+        self._max_handoff_seconds = max_handoff_seconds
+        self._clock = clock
+        self._available_now = AvailableNow(
+            *(options, flow, lambda: self._probe.last_error, settled, clock)
+        )
+        self._parsed: tuple[Json, Offset] | None = None
+        # The flow unbinds: nothing is asked any more.
+        self.over = False
+
+    def next_offset(self, start: Json, max_messages: int | None) -> Json:
+        """The offset after `start`, or `start` itself when there is nothing to read now.
+
+        Raises AheadOfLog, InvalidPosition, InvalidOffset, Unfinished.
+        """
+        self._measure()
+        self._books.asked_from(self._parse(start))
+        if self._available_now.targets is None:
+            return self._planned_after(start, max_messages) or start
+        # "Nothing to read" would be the end of the query.
+        return self._available_now.until_known(lambda: self._surely_after(start, max_messages))
+
+    def available_now(self, ends: Callable[[list[int]], Mapping[int, str]]) -> None:
+        """Read what is there now of what the flow gets now, and no more (Trigger.AvailableNow)."""
+        if not self.over:
+            self._available_now.aim(ends)
+
+    def _surely_after(self, start: Json, max_messages: int | None) -> Json | None:
+        """Like `_planned_after`; `start` only if it is certain that there is nothing to read."""
+        if self.over:
+            return start
+        if not self._available_now.settle():
+            return None
+        found = self._planned_after(start, max_messages)
+        certain = found is not start or self._books.is_closing() or self._available_now.is_settled()
+        return found if certain else None
+
+    def _planned_after(self, start: Json, max_messages: int | None) -> Json | None:
+        """The offset after `start`, `start` when there is nothing to read, None: not known now."""
+        with self._books.locked() as progress:
+            if self._books.is_closing():
+                return start
+            asked = self._flow.partitions
+            positions = progress.wanted(asked)
+            restores = self._learner.restores(progress, asked)
+        if not (positions or restores):
+            return start
+        if in_doubt(self._flow, self._clock()):
+            return None
+        question = Question(
+            positions,
+            self._flow.start == "latest",
+            max_messages,
+            self._available_now.targets,
+            self._options.max_bytes_per_trigger,
+            restores,
+        )
+        answer = self._probe.ask(question, MAX_AGE_SECONDS, PATIENCE_SECONDS)
+        if answer is None:
+            return None
+        with self._books.locked() as progress:
+            if self._books.is_closing():
+                return start
+            view = self._flow.partitions
+            coming = self._learner.coming()
+            planned = progress.plan(answer, asked, view, self._flow.instance_id, coming)
+            document = None if planned is None else self._books.plan(planned)
+            due = progress.due(view)
+        self._learner.warn()
+        if due or self._learner.has_news():
+            self._books.wake.set()
+        if document is None:
+            return start if self._available_now.is_done(answer) else None
+        self._pace.planned(self._clock())
+        return document
+
+    def _measure(self) -> None:
+        self._pace.asked(self._clock())
+        warning = self._pace.warning(self._max_handoff_seconds)
+        if warning is not None:
+            logger.warning("counterpoise: queue %s: %s", self._options.queue, warning)
+
+    def _parse(self, document: Json) -> Offset:
+        """The offset; parsed once for the many times that an idle query asks."""
+        if self._parsed is None or self._parsed[0] != document:
+            self._parsed = (document, self._books.place.offset(document))
+        return self._parsed[1]

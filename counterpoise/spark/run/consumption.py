@@ -1,0 +1,209 @@
+"""One running query's side of the queue: its flow, its log, what is done. Lives in the query's own
+process, a child of the JVM, from the first offset on (docs, *Spark*).
+
+Three threads run beside Spark's and the flow's: the probe asks the log, the settler tells the
+service what is done, and the correspondent talks with the driver. A fourth leaves the queue in
+order when the driver says so. What they share is in the books.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from counterpoise.spark.channel.correspondence import Correspondent
+from counterpoise.spark.channel.documents import Channel
+from counterpoise.spark.channel.handoffs import Handoffs
+from counterpoise.spark.channel.planned import Plans
+from counterpoise.spark.channel.report import Standing
+from counterpoise.spark.driver.tracking import raise_if_refused
+from counterpoise.spark.flows.bound import BoundFlow, raise_if_over
+from counterpoise.spark.plan.offsets import Json
+from counterpoise.spark.plan.options import SourceOptions
+from counterpoise.spark.plan.place import Place
+from counterpoise.spark.run.asking import Asking
+from counterpoise.spark.run.batches import Batches
+from counterpoise.spark.run.books import Books
+from counterpoise.spark.run.learner import Learner
+from counterpoise.spark.run.leaving import Leaving
+from counterpoise.spark.run.pace import Pace
+from counterpoise.spark.run.probe import LogProbe
+from counterpoise.spark.run.settler import Settler
+from counterpoise.spark.tasks.door import LogDoor
+from counterpoise.spark.tasks.executor import LogPartition
+
+_STOP_SECONDS = 3.0
+# How long a query that is stopped with a micro-batch in flight waits to hear what became of it.
+_ENDED_SECONDS = 1.0
+
+
+@dataclass(frozen=True)
+class QueueState:
+    """What is known or can be asked of the queue, beside the flow.
+
+    `max_handoff_seconds`: the queue's, None if not known. `settled` waits until the queue has given
+    its flows what they get. `nobody_else` asks whether a draining flow keeps what it has, because
+    nobody can take it. Both may raise CounterpoiseError.
+    """
+
+    max_handoff_seconds: float | None = None
+    settled: Callable[[], None] = lambda: None
+    nobody_else: Callable[[], bool] = lambda: True
+
+
+class Consumption:
+    """What runs from the first offset of a query to its end.
+
+    `flow` is bound, and sets `wake` whenever its view changes. `cores`: how many tasks read at
+    most. `channel`: to the driver. `handoffs` is told by the flow what comes and goes.
+    """
+
+    def __init__(
+        self,
+        options: SourceOptions,
+        flow: BoundFlow,
+        door: LogDoor,
+        place: Place,
+        *,
+        wake: threading.Event,
+        cores: int,
+        queue: QueueState | None = None,
+        channel: Channel | None = None,
+        handoffs: Handoffs | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._options = options
+        self._flow = flow
+        self._queue = queue or QueueState()
+        self._channel = channel
+        self._clock = clock
+        self._pace = Pace()
+        self._books = Books(flow, place, wake, handoffs or Handoffs())
+        self._probe = LogProbe(door, clock, options.warmup_from)
+        self._learner = Learner(options, flow, self._books, clock)
+        self._settler = Settler(flow, self._books, beside=self._learner.tell)
+        self._asking = Asking(
+            *(options, flow, self._books, self._probe, self._learner, self._pace),
+            max_handoff_seconds=self._queue.max_handoff_seconds,
+            settled=self._queue.settled,
+            clock=clock,
+        )
+        plans = None if channel is None else Plans(channel, place.queue_id or "", place.incarnation)
+        self._batches = Batches(options, flow, self._books, door, cores, plans, clock)
+        self._correspondent = None if channel is None else Correspondent(channel, self)
+        self._leaving: Leaving | None = None
+        self._left = False
+        self._stopped = False
+
+    def start(self) -> None:
+        """Begin to ask the log and to tell the service."""
+        self._probe.start()
+        self._settler.start()
+        if self._correspondent is not None:
+            self._correspondent.start()
+
+    # ------------------------------------------------------------------ what Spark asks
+
+    def next_offset(self, start: Json, max_messages: int | None) -> Json:
+        """The offset after `start`, or `start` itself when there is nothing to read now.
+
+        Raises what ends the query: FlowEnded, AheadOfLog, InvalidPosition, InvalidOffset,
+        Unfinished, Unsupported.
+        """
+        if self._channel is not None:
+            raise_if_refused(self._channel)
+        if self._asking.over:
+            return start
+        raise_if_over(self._flow, self._options.queue)
+        return self._asking.next_offset(start, max_messages)
+
+    def available_now(self, ends: Callable[[list[int]], Mapping[int, str]]) -> None:
+        """Read what is there now of what the flow gets now, and no more (Trigger.AvailableNow)."""
+        self._asking.available_now(ends)
+
+    def partitions(self, start: Json, end: Json) -> list[LogPartition]:
+        """What the micro-batch from `start` to `end` reads. Superseded slices are left out."""
+        return self._batches.partitions(start, end)
+
+    # ------------------------------------------------------------------ what the driver says
+
+    def batch_done(self, end: Json) -> bool:
+        """The micro-batch up to `end` is in Spark's commit log. Any thread; may come late."""
+        if not self._books.batch_done(end):
+            return False
+        self._pace.done(self._clock())
+        return True
+
+    def restored(self, document: Json) -> None:
+        """The driver says whose state it has restored."""
+        if self._learner.heard(document):
+            self._books.wake.set()
+
+    def leave(self, timeout_seconds: float) -> None:
+        """Begin to hand over everything in order, and then unbind; see `Leaving`."""
+        if self._leaving is None:
+            self._leaving = Leaving(self, self._flow, self._queue.nobody_else, timeout_seconds)
+            self._leaving.start()
+
+    def take_nothing_new(self) -> None:
+        """No micro-batch from now on; release what is not in flight, the rest when it is done."""
+        self._books.take_nothing_new()
+        self._settler.hand_over_all()
+
+    def left(self) -> None:
+        """Everything is handed over: unbind. The query goes on and finds nothing to read."""
+        self._asking.over = True
+        self._flow.close(timeout_seconds=_STOP_SECONDS)
+        self._left = True
+
+    # ------------------------------------------------------------------ the end
+
+    def stop(self) -> None:
+        """Commit what the sink has, hand over what may be, unbind. Never raises."""
+        if self._stopped:
+            return
+        self._stopped = True
+        if self._correspondent is not None:
+            if self._books.in_flight:
+                self._correspondent.wait_ended(_ENDED_SECONDS)
+            self._correspondent.close()
+        if self._leaving is not None:
+            self._leaving.close()
+        self._settler.close(_STOP_SECONDS)
+        self._probe.close()
+        self._flow.close(timeout_seconds=_STOP_SECONDS)
+
+    # ------------------------------------------------------------------ what people see
+
+    def held(self) -> tuple[object, ...]:
+        """Objects that are others as soon as what is held has changed."""
+        flow = self._flow
+        state = (self._left, flow.status, flow.draining)
+        return (flow.partitions, flow.warming, self._books.in_flight, *state)
+
+    def standing(self) -> Standing:
+        """How things are now."""
+        flow = self._flow
+        with self._books.locked() as progress:
+            view = flow.partitions
+            return Standing(
+                queue=self._options.queue,
+                url=self._options.url or "",
+                instance=flow.instance_id,
+                flow_ids=tuple(flow.flow_ids),
+                status="left" if self._left else flow.status,
+                draining=flow.draining,
+                partitions=view,
+                warming=flow.warming,
+                positions=progress.positions(view),
+                bounds=progress.bounds,
+                handoffs=self._books.handoffs,
+                last_error=flow.last_error or self._settler.last_error or self._probe.last_error,
+                in_flight=progress.in_flight & view.keys(),
+            )
+
+    def report(self) -> Json:
+        """For the query's progress: where the log ends, what is held, what went wrong."""
+        return self.standing().report()

@@ -1,0 +1,128 @@
+"""The source's side of a warm-up: what is coming, whose state is to be restored, who is ready.
+
+With history replayed, the source itself knows when a partition is near. With snapshots the driver
+restores the state, and says in the document `ready` of the channel what it has restored:
+
+    {"partitions": {"3": {"epoch": 2}}}
+
+by the epoch of the present owner, which the driver was told. What comes from another flow of the
+same query is ready as it is: state is kept by query, so it is here already. In all cases the
+settler's thread tells the service; and asks it how far the owners have come, because no update says
+so. That renews the lease, so it is done only when Spark has asked for an offset since: a query that
+hangs must lose it.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from counterpoise.flow.core import FLOW_GONE
+from counterpoise.flow.view import Key, Warming
+from counterpoise.spark.flows.bound import LearnsOf
+from counterpoise.spark.plan.history import Restore
+from counterpoise.spark.plan.options import SourceOptions
+from counterpoise.spark.plan.planning import View
+from counterpoise.spark.plan.progress import Progress
+from counterpoise.spark.run.books import Books
+
+logger = logging.getLogger("counterpoise.spark")
+
+REFRESH_SECONDS = 0.5
+_CALL_SECONDS = 5.0
+
+
+class Learner:
+    """Does nothing without the option warmup."""
+
+    def __init__(
+        self, options: SourceOptions, flow: LearnsOf, books: Books, clock: Callable[[], float]
+    ) -> None:
+        self._replays = options.warmup and not options.warmup_from.snapshot
+        self._on = options.warmup
+        self._queue = options.queue
+        self._flow = flow
+        self._books = books
+        self._clock = clock
+        self._restored: frozenset[Key] = frozenset()
+        self._told: set[Key] = set()
+        self._warned: set[Key] = set()
+        self._asked = False
+        self._refresh_at = 0.0
+
+    # ------------------------------------------------------------------ for the thread of Spark
+
+    def coming(self) -> Mapping[int, Warming]:
+        """What warms up here by replay."""
+        return self._flow.warming if self._replays else {}
+
+    def restores(self, progress: Progress, view: View) -> tuple[Restore, ...]:
+        """Whose state is to be restored from history. With the lock of the books."""
+        self._asked = True
+        return progress.restores(view, self._flow.warming) if self._replays else ()
+
+    def has_news(self) -> bool:
+        """Whether the service is to be told that somebody is ready."""
+        return not self._near() <= self._told
+
+    def warn(self) -> None:
+        """Tell of history that is gone, once for each chain."""
+        with self._books.locked() as progress:
+            gaps = dict(progress.gaps)
+        for key, (begin, first) in gaps.items():
+            if key not in self._warned:
+                self._warned.add(key)
+                logger.warning(
+                    "counterpoise: queue %s: the state of partition %d is restored without "
+                    "positions %s to %s, which the log has trimmed",
+                    *(self._queue, key[0], begin, first),
+                )
+
+    # ------------------------------------------------------------------ for other threads
+
+    def heard(self, document: Mapping[str, Any]) -> bool:
+        """The driver says what it has restored; whether that is news."""
+        restored = frozenset(
+            (int(number), int(one["epoch"]))
+            for number, one in document.get("partitions", {}).items()
+        )
+        news = restored - self._restored
+        self._restored = restored
+        return bool(news)
+
+    def tell(self) -> None:
+        """Tell the service who is ready, and ask how far the owners are. Raises its errors."""
+        warming = self._warming()
+        live = {(number, one.epoch) for number, one in warming.items()}
+        self._told &= live
+        if not warming:
+            return
+        for number, epoch in sorted((self._near() & live) - self._told):
+            if self._flow.ready(number, epoch) != FLOW_GONE:
+                self._told.add((number, epoch))
+                logger.info("counterpoise: partition %d is restored (epoch %d)", number, epoch)
+        now = self._clock()
+        if self._asked and now >= self._refresh_at:
+            self._asked, self._refresh_at = False, now + REFRESH_SECONDS
+            self._flow.refresh(timeout_seconds=_CALL_SECONDS)
+
+    def _warming(self) -> Mapping[int, Warming]:
+        return self._flow.warming if self._on else {}
+
+    def _near(self) -> frozenset[Key]:
+        restored = self._restored
+        if self._replays:
+            with self._books.locked() as progress:
+                restored = frozenset(progress.near)
+        return restored | self._ours()
+
+    def _ours(self) -> set[Key]:
+        """What the query owns already, by the flow that is to hand it to another of ours."""
+        warming = self._warming()
+        owned = self._flow.partitions
+        return {
+            (number, one.epoch)
+            for number, one in warming.items()
+            if number in owned and owned[number].epoch == one.epoch
+        }

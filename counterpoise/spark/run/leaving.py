@@ -1,0 +1,147 @@
+"""Leaving in order: everything is handed over with its position before the flow unbinds.
+
+1. *Drain.* The service is told, and names successors. Until a partition is revoked it is worked as
+   before: it must not pause only because its owner means to leave.
+2. *The last call.* When nobody can take what is left (no other flow is bound that is not draining
+   too), or when the time left is just enough to finish, no new micro-batch is planned. What is not
+   in flight is released at once, what is in flight when its micro-batch is in Spark's commit log.
+   A partition without a successor has no owner then, and its next grant is graceful.
+3. *Left.* The flow owns nothing: it unbinds. The query still runs, and finds nothing to read.
+
+Time that is up before a micro-batch has ended is the driver's business: it stops the query, which
+commits what is done and unbinds.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Mapping
+from typing import Protocol
+
+from counterpoise.client import Client
+from counterpoise.errors import CounterpoiseError
+from counterpoise.flow.view import Owned
+from counterpoise.spark.plan.options import SourceOptions
+
+logger = logging.getLogger("counterpoise.spark")
+
+_ASK_SECONDS = 0.5
+_LOOK_SECONDS = 0.02
+# How much of the time is kept for the last call: a share of it, and no more than so much.
+_LAST_SHARE = 0.5
+_LAST_SECONDS = 10.0
+
+
+class Leaver(Protocol):
+    """Who leaves: the consumption."""
+
+    def take_nothing_new(self) -> None: ...
+
+    def left(self) -> None: ...
+
+
+class Drains(Protocol):
+    """The part of a flow that is needed here."""
+
+    @property
+    def status(self) -> str: ...
+
+    @property
+    def partitions(self) -> Mapping[int, Owned]: ...
+
+    @property
+    def draining(self) -> bool: ...
+
+    def drain(self, timeout_seconds: float | None = None) -> None: ...
+
+
+class Leaving:
+    """One thread that carries it out. `nobody_else` asks the service; it may raise."""
+
+    def __init__(
+        self,
+        leaver: Leaver,
+        flow: Drains,
+        nobody_else: Callable[[], bool],
+        timeout_seconds: float,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._leaver = leaver
+        self._flow = flow
+        self._nobody_else = nobody_else
+        self._clock = clock
+        self._give_up_at = clock() + timeout_seconds
+        reserve = min(_LAST_SECONDS, _LAST_SHARE * timeout_seconds)
+        self._last_call_at = self._give_up_at - reserve
+        self._closed = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="counterpoise-leaving", daemon=True)
+
+    def start(self) -> None:
+        """Begin to leave."""
+        self._thread.start()
+
+    def close(self) -> None:
+        """The query is being stopped: whatever is left to do, `stop` does."""
+        self._closed.set()
+        self._thread.join(1.0)
+
+    def _run(self) -> None:
+        try:
+            if self._drain():
+                self._work_on()
+                self._leaver.take_nothing_new()
+                while self._owns() and not self._closed.wait(_LOOK_SECONDS):
+                    pass
+                if not self._closed.is_set():
+                    self._leaver.left()
+        except CounterpoiseError as error:
+            logger.warning("counterpoise: the query cannot leave in order: %s", error)
+        except Exception:  # a defect of ours: say so rather than hang in silence
+            logger.exception("counterpoise: the query cannot leave in order")
+
+    def _drain(self) -> bool:
+        """Tell the service. False when there is nobody to tell any more."""
+        while not self._closed.is_set() and self._flow.status != "gone":
+            try:
+                if self._flow.status == "bound":
+                    self._flow.drain(max(0.0, self._last_call_at - self._clock()))
+                    return True
+            except CounterpoiseError as error:
+                logger.info("counterpoise: the drain has to be repeated: %s", error)
+            self._closed.wait(_ASK_SECONDS)
+        return False
+
+    def _work_on(self) -> None:
+        """Until all is taken over, or nobody can take the rest, or the last call."""
+        ask_at = self._clock()
+        while self._owns() and self._clock() < self._last_call_at:
+            if self._clock() >= ask_at:
+                if self._is_alone():
+                    return
+                ask_at = self._clock() + _ASK_SECONDS
+            if self._closed.wait(_LOOK_SECONDS):
+                return
+
+    def _is_alone(self) -> bool:
+        try:
+            return self._nobody_else()
+        except CounterpoiseError as error:
+            logger.debug("counterpoise: who else is bound is not known: %s", error)
+            return False
+
+    def _owns(self) -> bool:
+        """Whether anything is left to hand over. A lease that expired while draining ends it."""
+        return bool(self._flow.partitions) and self._flow.status == "bound"
+
+
+def nobody_else(options: SourceOptions) -> bool:
+    """Whether no flow is there to take what a draining one owns. Raises CounterpoiseError.
+
+    Either all others drain as well, or the queue is Ready although we own something.
+    """
+    with Client(options.url, timeout_seconds=2.0) as client:
+        if client.rebalance_status(options.queue).status == "Ready":
+            return True
+        return all(flow.draining for flow in client.flows(options.queue))

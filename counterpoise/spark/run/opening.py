@@ -1,0 +1,137 @@
+"""The start of a query: bind, reach the log, and fail clearly if that cannot be done."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from counterpoise.client import Client
+from counterpoise.errors import ServiceUnavailable
+from counterpoise.spark.channel.documents import source_end
+from counterpoise.spark.channel.handoffs import Handoffs
+from counterpoise.spark.errors import CannotStart, Unfinished
+from counterpoise.spark.flows.binding import bind
+from counterpoise.spark.flows.bound import BoundFlow
+from counterpoise.spark.plan.options import SourceOptions
+from counterpoise.spark.plan.place import Place
+from counterpoise.spark.run.consumption import Consumption, QueueState
+from counterpoise.spark.run.leaving import nobody_else
+from counterpoise.spark.run.patience import PAUSE_SECONDS, patiently
+from counterpoise.spark.run.probe import ask_bounds
+from counterpoise.spark.tasks.door import LogDoor
+
+logger = logging.getLogger("counterpoise.spark")
+
+# A rebalance under way may include warm-ups; do not wait for those for ever.
+_SETTLE_SECONDS = 60.0
+
+
+@dataclass
+class Opened:
+    """A running consumption and what belongs to it."""
+
+    options: SourceOptions
+    consumption: Consumption
+    door: LogDoor
+
+    def aim_at_now(self) -> None:
+        """Trigger.AvailableNow: stop where the log ends now."""
+        self.consumption.available_now(self._ends)
+
+    def _ends(self, partitions: list[int]) -> Mapping[int, str]:
+        give_up_at = time.monotonic() + _SETTLE_SECONDS
+        bounds = patiently(lambda: ask_bounds(self.door, partitions)[0], self.options, give_up_at)
+        return bounds.ends
+
+
+def open_consumption(
+    options: SourceOptions,
+    instance_id: str | None,
+    cores: int,
+    *,
+    renew_while: Callable[[], bool],
+    home: str | None = None,
+    known_as: str | None = None,
+    available_now: bool = False,
+) -> Opened:
+    """Bind and start. `home`: where to talk with the driver. Raises CannotStart.
+
+    `known_as`: the instance in the checkpoint, by which the driver finds us too. `available_now`: a
+    query that ends by itself does not ask for warm-ups.
+    """
+    give_up_at = time.monotonic() + options.start_timeout_seconds
+    wake = threading.Event()
+    handoffs = Handoffs()
+    flow = bind(
+        options,
+        instance_id,
+        warmup=options.warmup and not available_now,
+        renew_while=renew_while,
+        wake=wake,
+        handoffs=handoffs,
+    )
+    try:
+        door = LogDoor(flow, options.log_url)
+        bounds = patiently(lambda: ask_bounds(door, [])[0], options, give_up_at)
+        with Client(options.url) as client:
+            queue = patiently(lambda: client.queue(options.queue), options, give_up_at)
+        if flow.queue_id not in (None, queue.id):
+            raise CannotStart(
+                f"queue {options.queue!r} was deleted and made again just now; start once more"
+            )
+        channel = None if home is None else source_end(home, flow.instance_id, known_as)
+        consumption = Consumption(
+            options,
+            flow,
+            door,
+            Place(options.queue, bounds.incarnation, queue.id),
+            wake=wake,
+            cores=options.max_input_partitions or cores,
+            queue=QueueState(
+                queue.max_handoff_time,
+                settled=lambda: until_settled(options, flow),
+                nobody_else=lambda: nobody_else(options),
+            ),
+            channel=channel,
+            handoffs=handoffs,
+        )
+        consumption.start()
+    except BaseException:
+        flow.close(timeout_seconds=1.0)
+        raise
+    return Opened(options, consumption, door)
+
+
+def until_settled(options: SourceOptions, flow: BoundFlow) -> None:
+    """Wait until the queue has worked off what our bind has begun, and the flow has heard of it.
+
+    The service is Ready before its update has come: what the flow holds by then may be nothing.
+    What is still on its way when time is up is worked by its owners. Raises Unfinished when nobody
+    may work it: in a holddown, or when the service does not say.
+    """
+    waits_for = "the service does not answer"
+    give_up_at = time.monotonic() + _SETTLE_SECONDS + options.start_timeout_seconds
+    with Client(options.url) as client:
+        while time.monotonic() < give_up_at and flow.status != "gone":
+            try:
+                status = client.rebalance_status(options.queue).status
+                waits_for = f"it is still in {status}"
+                if status == "Ready":
+                    waits_for = "the flow was not told yet"
+                    ours = frozenset(flow.flow_ids)
+                    bound = client.flows(options.queue)
+                    granted = sum(one.partitions for one in bound if one.flow_id in ours)
+                    if granted == len(flow.partitions):
+                        return
+            except ServiceUnavailable as error:
+                logger.warning("counterpoise: %s", error)
+                waits_for = str(error)
+            time.sleep(PAUSE_SECONDS)
+    if flow.status != "gone" and waits_for != "it is still in Rebalancing":
+        raise Unfinished(
+            f"queue {options.queue!r}: it could not be found out in time what this query gets: "
+            f"{waits_for}. Start the query again: it goes on where it has stopped"
+        )

@@ -1,0 +1,227 @@
+"""Asking the log where its partitions end, beside the thread that Spark waits for.
+
+Spark's call for the next offset must not block, and a log can take its time or be away. So a thread
+asks, and the call waits for a moment only: an answer that comes later serves a later call, however
+late that is. (What it says stays true: a log only grows. Were it thrown away, a log that takes
+longer than a call waits would never be read.)
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from counterpoise.errors import CounterpoiseError
+from counterpoise.logs import (
+    Bounds,
+    InvalidPosition,
+    Log,
+    LogAccessRefused,
+    LogUnavailable,
+)
+from counterpoise.logs.patience import AHEAD_SECONDS
+from counterpoise.spark.errors import AheadOfLog, Unforeseen
+from counterpoise.spark.plan.floor import EARLIEST, Floor, find_floor
+from counterpoise.spark.plan.history import earliest
+from counterpoise.spark.plan.planning import Answer, Question, answer_to
+from counterpoise.spark.tasks.door import LogDoor
+
+logger = logging.getLogger("counterpoise.spark")
+
+_FIRST_PAUSE_SECONDS = 0.1
+_LONGEST_PAUSE_SECONDS = 2.0
+
+# Few looks prove nothing, however far apart they are.
+_AHEAD_LOOKS = 3
+
+FATAL = (AheadOfLog, InvalidPosition)
+
+
+@dataclass(frozen=True, slots=True)
+class _Ahead:
+    """Since when, and at how many looks in a row, the log ended at `end`, before `position`."""
+
+    position: str
+    end: str
+    since: float
+    looks: int = 0
+
+    def __str__(self) -> str:
+        return f"at {self.position}, which ends at {self.end}"
+
+    def is_lasting(self, now: float) -> bool:
+        return self.looks >= _AHEAD_LOOKS and now - self.since >= AHEAD_SECONDS
+
+
+class LogProbe:
+    """One thread that answers the question asked last."""
+
+    def __init__(
+        self,
+        door: LogDoor,
+        clock: Callable[[], float] = time.monotonic,
+        floor: Floor = EARLIEST,
+    ) -> None:
+        self._door = door
+        self._floor = floor
+        self._clock = clock
+        self._changed = threading.Condition()
+        self._question: Question | None = None
+        self._answer: Answer | None = None
+        self._given = True
+        self._fatal: CounterpoiseError | None = None
+        self._ahead: Mapping[int, _Ahead] = {}
+        self._failures = 0
+        self._not_before = 0.0
+        self._closed = False
+        self.last_error: CounterpoiseError | None = None
+        self._thread = threading.Thread(target=self._run, name="counterpoise-probe", daemon=True)
+
+    def start(self) -> None:
+        """Begin to answer."""
+        self._thread.start()
+
+    def close(self) -> None:
+        """Stop; a call that is under way ends by itself."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+
+    def ask(self, question: Question, max_age: float, patience: float) -> Answer | None:
+        """The answer if there is one not older than `max_age`, or comes within `patience`, seconds.
+
+        Else one that came too late for the call that asked, once. Raises what no waiting will
+        mend: AheadOfLog, once waiting has not mended it, and InvalidPosition.
+        """
+        with self._changed:
+            now = self._clock()
+            if self._fresh(question, now - max_age):
+                return self._give()
+            self._question = question
+            before = self._answer
+            self._changed.notify_all()
+            if now >= self._not_before:
+                self._changed.wait_for(
+                    lambda: (
+                        self._fresh(question, now - max_age)
+                        or (self._answer is not before and self._late(question))
+                        or self._fatal is not None
+                        or self._failures > 0
+                    ),
+                    patience,
+                )
+            if self._fatal is not None:
+                raise self._fatal
+            if self._fresh(question, now - max_age) or self._late(question):
+                return self._give()
+            return None
+
+    def _give(self) -> Answer | None:
+        self._given = True
+        return self._answer
+
+    def _late(self, question: Question) -> bool:
+        return not self._given and self._fresh(question, float("-inf"))
+
+    def _fresh(self, question: Question, since: float) -> bool:
+        answer = self._answer
+        return answer is not None and answer.question == question and answer.asked_at >= since
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(self._due, self._until_due())
+                if self._closed:
+                    break
+                question = self._question
+                if question is None or not self._due():
+                    continue
+                self._question = None
+            self._take(question)
+        self._door.close()
+
+    def _due(self) -> bool:
+        return self._closed or (self._question is not None and self._clock() >= self._not_before)
+
+    def _until_due(self) -> float | None:
+        if self._question is None:
+            return None
+        return max(0.001, self._not_before - self._clock())
+
+    def _take(self, question: Question) -> None:
+        asked_at = self._clock()
+        answer: Answer | None = None
+        fatal: CounterpoiseError | None = None
+        error: CounterpoiseError | None = None
+        waits: CounterpoiseError | None = None
+        try:
+            answer = self._answer_to(question, asked_at)
+            waits = self._look_at(answer)
+        except FATAL as reason:
+            fatal = reason
+        except CounterpoiseError as reason:
+            error = reason
+        except Exception as reason:  # were the thread to end, the query would idle for ever
+            if not isinstance(self.last_error, Unforeseen):
+                logger.exception("counterpoise: asking the log failed; it is tried again")
+            error = Unforeseen(f"asking the log failed: {reason!r}")
+        with self._changed:
+            self._fatal, self.last_error = fatal, error or fatal or waits
+            if error is not None:
+                pause = min(_LONGEST_PAUSE_SECONDS, _FIRST_PAUSE_SECONDS * 2**self._failures)
+                self._failures = min(self._failures + 1, 10)
+                self._not_before = self._clock() + pause
+            else:
+                self._failures, self._not_before = 0, 0.0
+                self._answer, self._given = answer or self._answer, False
+            self._changed.notify_all()
+
+    def _look_at(self, answer: Answer) -> CounterpoiseError | None:
+        """What to say of partitions that end before their position.
+
+        Raises AheadOfLog when one has done so for too long.
+        """
+        now, before = self._clock(), self._ahead
+        ahead: dict[int, _Ahead] = {}
+        for number, (position, end) in answer.ahead.items():
+            seen = before.get(number)
+            if seen is None or seen.position != position:
+                seen = _Ahead(position, end, now)
+            ahead[number] = replace(seen, end=end, looks=seen.looks + 1)
+        self._ahead = ahead
+        if not ahead:
+            return None
+        what = "the log ends before the position to go on from: "
+        lasting = {n: one for n, one in ahead.items() if one.is_lasting(now)}
+        which = [f"partition {n} {one}" for n, one in list((lasting or ahead).items())[:10]]
+        if lasting:
+            raise AheadOfLog(
+                f"{what}{'; '.join(which)}, for more than {AHEAD_SECONDS:g} s. It was restored or "
+                "made anew: reset the queue's positions and choose another checkpointLocation"
+            )
+        return LogUnavailable(f"{what}{'; '.join(which)}. This is waited for, as it may pass")
+
+    def _answer_to(self, question: Question, asked_at: float) -> Answer:
+        bounds, log = ask_bounds(self._door, question.partitions)
+
+        def find(partition: int, first: str, target: str) -> str:
+            return find_floor(self._floor, log, partition, first, target)
+
+        finder = earliest if self._floor == EARLIEST else find
+        return answer_to(question, log, bounds, asked_at, finder)
+
+
+def ask_bounds(door: LogDoor, partitions: Sequence[int]) -> tuple[Bounds, Log]:
+    """The bounds, and the log they come from; with new credentials if the old ones are refused.
+
+    Raises LogError.
+    """
+    log = door.open()
+    try:
+        return log.bounds(partitions), log
+    except LogAccessRefused:
+        log = door.open(fresh=True)
+        return log.bounds(partitions), log

@@ -1,0 +1,1 @@
+"""What Spark calls: the data source and its readers."""

@@ -1,0 +1,41 @@
+"""The batch reader: `spark.read.format("counterpoise")`, a snapshot of a queue's log.
+
+It only looks: it binds no flow, counts for no balance, commits nothing. What is read is decided
+while Spark plans the read (`batch_planning`). The tasks are those of streams (`executor`); their
+rows are of no epoch (null), since nobody was granted what they read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSourceReader, InputPartition
+
+from counterpoise.spark.plan.options import SourceOptions
+from counterpoise.spark.tasks.executor import LogPartition, read_slices
+
+
+class CounterpoiseBatchReader(DataSourceReader):
+    """Reads what the options say of a queue's log."""
+
+    def __init__(self, options: SourceOptions, cores: int) -> None:
+        """Raises InvalidOption for an option that only a stream has. Nothing else happens yet."""
+        self._options = options.for_batch()
+        self._cores = cores
+
+    def partitions(self) -> Sequence[InputPartition]:
+        """Plan the read. Raises CannotStart and InvalidOption, saying what to do."""
+        # The tasks load this module too, and ask nothing of the service.
+        from counterpoise.spark.source.batch_planning import plan_batch
+
+        return plan_batch(self._options, self._cores)
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        assert isinstance(partition, LogPartition)
+        return read_slices(partition)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """For the tasks: options alone, and none of them a secret."""
+        return {"_options": self._options.for_tasks(), "_cores": self._cores}

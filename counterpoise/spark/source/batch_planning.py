@@ -1,0 +1,47 @@
+"""Planning a batch read: which ranges it covers, and how they are shared out among tasks.
+
+What it needs of the service is asked here: the queue's partitions, and the way to its log. Where
+the ranges end is decided then too, so all tasks read what was there at one moment, however long
+they take and however often they are repeated.
+"""
+
+from __future__ import annotations
+
+import time
+
+from counterpoise.client import Client
+from counterpoise.spark.plan.extent import Known, chosen, extents
+from counterpoise.spark.plan.options import SourceOptions
+from counterpoise.spark.plan.planning import pack
+from counterpoise.spark.run.patience import patiently
+from counterpoise.spark.run.probe import ask_bounds
+from counterpoise.spark.tasks.door import LogDoor, QueueAccess
+from counterpoise.spark.tasks.executor import LogPartition, log_partition
+
+_CALL_SECONDS = 10.0
+
+
+def plan_batch(options: SourceOptions, cores: int) -> list[LogPartition]:
+    """What each task reads. Raises CannotStart and InvalidOption, saying what to do."""
+    give_up_at = time.monotonic() + options.start_timeout_seconds
+    timeout_seconds = max(0.1, min(_CALL_SECONDS, options.start_timeout_seconds))
+    with Client(options.url, timeout_seconds=timeout_seconds) as client:
+        return patiently(lambda: _plan(client, options, cores), options, give_up_at)
+
+
+def _plan(client: Client, options: SourceOptions, cores: int) -> list[LogPartition]:
+    access = QueueAccess(client, options.queue)
+    known = Known(
+        options.queue,
+        {one.partition: one.position for one in client.partitions(options.queue)},
+        access.view.start,
+    )
+    numbers = chosen(options.starting, options.ending, known)
+    door = LogDoor(access, options.log_url)
+    try:
+        bounds, log = ask_bounds(door, numbers)
+        slices = extents(options.starting, options.ending, known, log, bounds)
+    finally:
+        door.close()
+    most = options.max_input_partitions or cores
+    return [log_partition(door, options, group) for group in pack(slices, most)]

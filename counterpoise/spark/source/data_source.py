@@ -1,0 +1,113 @@
+"""The data source `counterpoise` and how it is made known to Spark.
+
+Before a query runs, Spark asks a process of its own whether the options are right. So nothing here
+loads Arrow, or what reads, before a reader is made.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import MutableMapping
+from typing import TYPE_CHECKING
+
+from pyspark.sql import SparkSession
+from pyspark.sql.datasource import DataSource
+from pyspark.sql.types import StructType
+
+from counterpoise.spark.channel.documents import FORMAT, driver_home
+from counterpoise.spark.driver.done import listen
+from counterpoise.spark.driver.java import ensure_java
+from counterpoise.spark.errors import CannotStart, InvalidSchema
+from counterpoise.spark.plan.options import read_options
+
+if TYPE_CHECKING:
+    from counterpoise.spark.source.batch import CounterpoiseBatchReader
+    from counterpoise.spark.source.reader import CounterpoiseStreamReader
+
+SCHEMA = (
+    "partition int, position string, epoch long, key string, value binary, "
+    "headers map<string,string>, published_at timestamp, tenure long, replay boolean"
+)
+
+
+class CounterpoiseDataSource(DataSource):
+    """`spark.readStream.format("counterpoise").option("queue", ...)`, and `spark.read` likewise.
+
+    Wrong options are refused on load, before any query starts; those of the other kind of read, and
+    a schema, when Spark makes the reader. `cores` is how
+    many tasks a micro-batch is read with at most; `register` sets it to those of the session.
+    `home` is where a query's source and the driver talk (`channel`); None without `register`.
+    """
+
+    cores: int | None = None
+    home: str | None = None
+
+    def __init__(self, options: MutableMapping[str, str]) -> None:
+        super().__init__(dict(options))
+        self._checked = read_options(options)
+
+    @classmethod
+    def name(cls) -> str:
+        return FORMAT
+
+    def schema(self) -> str:
+        return SCHEMA
+
+    def streamReader(self, schema: StructType) -> CounterpoiseStreamReader:  # noqa: N802
+        from counterpoise.spark.source.reader import CounterpoiseStreamReader
+
+        check_schema(schema)
+        return CounterpoiseStreamReader(self._checked.for_stream(), self._most_tasks(), self.home)
+
+    def reader(self, schema: StructType) -> CounterpoiseBatchReader:
+        from counterpoise.spark.source.batch import CounterpoiseBatchReader
+
+        check_schema(schema)
+        return CounterpoiseBatchReader(self._checked, self._most_tasks())
+
+    def _most_tasks(self) -> int:
+        return self.cores or os.cpu_count() or 1
+
+
+def check_schema(schema: StructType) -> None:
+    """Raises InvalidSchema if the user gave another than the source has."""
+    from pyspark.sql.pandas.types import from_arrow_schema
+
+    from counterpoise.spark.tasks.executor import ARROW_SCHEMA
+
+    if schema != from_arrow_schema(ARROW_SCHEMA):
+        raise InvalidSchema(
+            f"the source always has the columns ({SCHEMA}): leave .schema(...) out, and choose and "
+            f"convert columns of what is loaded. The schema given is {schema.simpleString()}"
+        )
+
+
+def register(spark: SparkSession) -> None:
+    """Make `format("counterpoise")` known to the session."""
+    cores = max(1, spark.sparkContext.defaultParallelism)
+    members = {"cores": cores, "home": driver_home()}
+    source = type("SessionDataSource", (CounterpoiseDataSource,), members)
+    spark.dataSource.register(source)
+    listen(spark, driver_home())
+
+
+def session(app_name: str = "counterpoise", **config: str) -> SparkSession:
+    """A Spark session with the source registered, also where no Java is installed.
+
+    `config` are Spark settings with `__` for dots (`spark__sql__shuffle__partitions="2"`). Without
+    spark-submit the master is `local[*]` unless set. A session that exists is used as it is.
+    Raises CannotStart if there is no Java.
+    """
+    if ensure_java() is None:
+        raise CannotStart(
+            "Spark needs Java 17 or newer: pip install 'counterpoise[spark]' brings one"
+        )
+    builder = SparkSession.builder.appName(app_name)
+    settings = {key.replace("__", "."): value for key, value in config.items()}
+    if "PYSPARK_GATEWAY_PORT" not in os.environ:  # spark-submit has chosen the master
+        settings.setdefault("spark.master", "local[*]")
+    for key, value in settings.items():
+        builder = builder.config(key, value)
+    spark = builder.getOrCreate()
+    register(spark)
+    return spark

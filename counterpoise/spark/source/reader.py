@@ -1,0 +1,133 @@
+"""The reader that Spark drives: a thin shell on `Consumption`.
+
+Spark makes it in planner processes too and pickles it for the tasks, so making one does nothing.
+All methods but `read` are called in the query's own process, and the first that is told an offset
+opens the consumption there. Which that is matters: after a crash in the middle of a micro-batch it
+is `partitions`, with the offsets of that batch from the checkpoint; they name the instance as which
+to bind, and only then is it known which slices are still held (docs, *Spark*).
+"""
+
+from __future__ import annotations
+
+import math
+import signal
+import threading
+import time
+import uuid
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
+from pyspark.sql.streaming.datasource import (
+    ReadAllAvailable,
+    ReadLimit,
+    ReadMaxRows,
+    SupportsTriggerAvailableNow,
+)
+
+from counterpoise.spark.plan.offsets import Json, Offset, offset_of
+from counterpoise.spark.plan.options import SourceOptions
+from counterpoise.spark.tasks.executor import LogPartition, read_slices
+
+if TYPE_CHECKING:
+    from counterpoise.spark.run.opening import Opened
+
+
+class CounterpoiseStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """Reads the partitions of a queue that this query's flow owns."""
+
+    def __init__(self, options: SourceOptions, cores: int, home: str | None = None) -> None:
+        self._options = options
+        self._cores = cores
+        self._home = home
+        self._opened: Opened | None = None
+        self._available_now = False
+        self._fresh_instance = str(uuid.uuid4())
+        # When Spark last asked for an offset; the lease is renewed only for so long after.
+        self._asked_at = 0.0
+
+    # ------------------------------------------------------------------ called by Spark
+
+    def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
+        most = self._options.max_messages_per_trigger
+        return ReadAllAvailable() if most is None else ReadMaxRows(most)
+
+    def initialOffset(self) -> Json:  # noqa: N802
+        # It names the instance, so that the driver can find this query's flow before there is data.
+        instance = self._options.instance_id or self._fresh_instance
+        return Offset(self._options.queue, instance=instance).to_json()
+
+    def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
+        # Not bound yet: only the offsets to come say as which instance.
+        self._available_now = True
+
+    def latestOffset(self, start: Json, limit: ReadLimit) -> Json:  # noqa: N802
+        most = limit.max_rows if isinstance(limit, ReadMaxRows) else None
+        opened = self._open(start)
+        # Trigger.AvailableNow may wait here for longer than a micro-batch may take.
+        self._asked_at = math.inf
+        try:
+            if self._available_now:
+                opened.aim_at_now()
+            return opened.consumption.next_offset(start, most)
+        finally:
+            self._asked_at = time.monotonic()
+
+    def reportLatestOffset(self) -> Json | None:  # noqa: N802
+        return None if self._opened is None else self._opened.consumption.report()
+
+    def partitions(self, start: Json, end: Json) -> Sequence[InputPartition]:
+        self._asked_at = time.monotonic()
+        return self._open(end).consumption.partitions(start, end)
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        assert isinstance(partition, LogPartition)
+        return read_slices(partition)
+
+    def stop(self) -> None:
+        if self._opened is not None:
+            self._opened.consumption.stop()
+
+    # ------------------------------------------------------------------ opening
+
+    def _open(self, document: Json) -> Opened:
+        if self._opened is None:
+            # The tasks load this module too, and have no use for a flow and its HTTP client.
+            from counterpoise.spark.run.opening import open_consumption
+
+            offset = offset_of(document, self._options.queue)
+            ignore_signals()
+            self._asked_at = time.monotonic()
+            self._opened = open_consumption(
+                self._options,
+                self._options.instance_id or offset.instance,
+                self._cores,
+                renew_while=self._is_driven,
+                home=self._home,
+                known_as=offset.instance,
+                available_now=self._available_now,
+            )
+        return self._opened
+
+    def _is_driven(self) -> bool:
+        """Whether Spark still asks: a query that hangs must not keep its partitions."""
+        return time.monotonic() - self._asked_at < self._options.max_batch_seconds
+
+    def __getstate__(self) -> dict[str, Any]:
+        """For the tasks: options alone, and none of them a secret."""
+        return {"_options": self._options.for_tasks(), "_cores": self._cores}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__init__(state["_options"], state["_cores"])  # type: ignore[misc]
+
+
+def ignore_signals() -> None:
+    """Let Spark end this process by closing its socket, so that `stop` is reached.
+
+    `query.stop()` also sends SIGTERM, which would end it before. Ctrl-C in a terminal reaches the
+    whole process group; what to do about it is the driver's to decide.
+    """
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        signal.signal(signal.SIGINT, signal.SIG_IGN)

@@ -1,0 +1,1 @@
+"""What tasks do: reach the log, and read slices of it."""

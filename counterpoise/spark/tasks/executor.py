@@ -1,0 +1,205 @@
+"""What runs on executors: slices of the log as Arrow record batches. The service is never asked.
+
+An input partition carries what the task needs to reach the log. Its credentials are short-lived,
+and hidden wherever an object is shown: they go over the wire inside the pickle and nowhere else.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+import pyarrow as pa
+from pyspark.sql.datasource import InputPartition
+
+from counterpoise.logs import (
+    Log,
+    LogAccessRefused,
+    LogBehind,
+    LogError,
+    LogNotFound,
+    LogUnavailable,
+    PositionAhead,
+    PositionTrimmed,
+    open_log,
+)
+from counterpoise.logs.patience import Patience
+from counterpoise.spark.errors import Trimmed
+from counterpoise.spark.plan.extent import NO_EPOCH
+from counterpoise.spark.plan.offsets import Slice
+from counterpoise.spark.plan.options import SourceOptions
+from counterpoise.spark.tasks.door import LogDoor
+
+logger = logging.getLogger("counterpoise.spark")
+
+# What Spark makes of the source's SCHEMA; a batch must equal it exactly.
+ARROW_SCHEMA: pa.Schema = pa.schema(
+    [
+        ("partition", pa.int32()),
+        ("position", pa.string()),
+        ("epoch", pa.int64()),
+        ("key", pa.string()),
+        ("value", pa.binary()),
+        ("headers", pa.map_(pa.string(), pa.string())),
+        ("published_at", pa.timestamp("us", tz="UTC")),
+        # Which state a row belongs to, and whether it is history (docs, Warm-up).
+        ("tenure", pa.int64()),
+        ("replay", pa.bool_()),
+    ]
+)
+
+
+@dataclass(frozen=True)
+class LogSource:
+    """How a task reaches the log: its public name, and a URL that is a secret."""
+
+    log: str
+    access: str | None = field(repr=False)
+    on_trimmed: str = "fail"
+    timeout_seconds: float = 120.0
+
+
+class LogPartition(InputPartition):
+    """Slices for one task, a partition of the queue in each."""
+
+    def __init__(self, source: LogSource, slices: tuple[Slice, ...]) -> None:
+        self.source = source
+        self.slices = slices
+
+    def __repr__(self) -> str:
+        return f"LogPartition({self.source.log}: {list(self.slices)})"
+
+
+def log_partition(door: LogDoor, options: SourceOptions, slices: Sequence[Slice]) -> LogPartition:
+    """What the driver plans for one task."""
+    source = LogSource(door.name, door.access, options.on_trimmed, options.read_timeout_seconds)
+    return LogPartition(source, tuple(slices))
+
+
+Opener = Callable[[LogSource], Log]
+
+# A Python worker of Spark runs many tasks one after another: it keeps its connection to the log.
+_kept: dict[LogSource, Log] = {}
+
+
+def open_kept(source: LogSource) -> Log:
+    """The log of `source`, opened once in this process and kept until another one is asked for."""
+    log = _kept.get(source)
+    if log is None:
+        close_kept()
+        log = _kept[source] = open_log(source.log, source.access)
+    return log
+
+
+def close_kept() -> None:
+    """Close what `open_kept` keeps."""
+    while _kept:
+        _kept.popitem()[1].close()
+
+
+def read_slices(
+    partition: LogPartition,
+    *,
+    open_source: Opener = open_kept,
+    sleep: Callable[[float], None] = time.sleep,
+    clock: Callable[[], float] = time.monotonic,
+) -> Iterator[pa.RecordBatch]:
+    """The rows of all slices, in order within each partition, as batches of ARROW_SCHEMA.
+
+    A log that is away, or lags behind what it said, is tried again for `timeout_seconds` after what
+    it gave last; then the task fails. One that says that it is not there, or ends before the range
+    begins, has lost messages and may be about to be made good (docs, *Logs*): that is waited for as
+    the probe waits for it. Raises Trimmed, and what else the log refuses.
+    """
+    log = open_source(partition.source)
+    for one in partition.slices:
+        for batch in _read(log, one, partition.source, sleep, clock):
+            yield as_rows(batch, one)
+
+
+def as_rows(batch: pa.RecordBatch, one: Slice) -> pa.RecordBatch:
+    """A batch of the log's schema, read for `one`, as a batch of ARROW_SCHEMA."""
+    count = batch.num_rows
+    of_a_batch_read = one.epoch == NO_EPOCH
+    epochs = pa.repeat(pa.scalar(None if of_a_batch_read else one.epoch, pa.int64()), count)
+    tenures = pa.repeat(pa.scalar(None if of_a_batch_read else one.state_of, pa.int64()), count)
+    replays = pa.repeat(pa.scalar(one.replay, pa.bool_()), count)
+    columns = batch.columns
+    return pa.RecordBatch.from_arrays(
+        [*columns[:2], epochs, *columns[2:], tenures, replays], schema=ARROW_SCHEMA
+    )
+
+
+def _read(
+    log: Log,
+    one: Slice,
+    source: LogSource,
+    sleep: Callable[[float], None],
+    clock: Callable[[], float],
+) -> Iterator[pa.RecordBatch]:
+    begin = one.start
+    given = False
+    patience = Patience(source.timeout_seconds, clock)
+    while True:
+        try:
+            for batch in log.read(one.partition, begin, one.end, max_messages=sys.maxsize):
+                if given:
+                    batch = _after(batch, begin)
+                if batch.num_rows:
+                    yield batch
+                    begin, given = batch.column(1)[batch.num_rows - 1].as_py(), True
+                    patience.rewarded()
+            return
+        except PositionTrimmed as error:
+            if source.on_trimmed == "fail" and not one.replay:
+                overtaken = (
+                    "if another flow has taken the partition over and read on while this query "
+                    "stood still, start the query again, and it skips them. If not, messages are "
+                    "gone unread: "
+                )
+                raise Trimmed(
+                    f"{error}: {'' if one.epoch == NO_EPOCH else overtaken}"
+                    "set the option onTrimmed to 'earliest' to go on with what is left"
+                ) from error
+            if one.replay:
+                logger.warning("counterpoise: %s; the state restored lacks what it held", error)
+            else:
+                logger.warning("counterpoise: %s; going on from there (onTrimmed=earliest)", error)
+            if log.compare(error.first, one.end) >= 0:
+                return
+            begin, given = error.first, False
+        except (LogUnavailable, LogNotFound, PositionAhead) as error:
+            log.close()
+            pause = patience.pause_after(error)
+            if pause is None:
+                error.add_note(_what_to_do(error))
+                raise
+            logger.warning(
+                "counterpoise: partition %d, reading from %s: %s", one.partition, begin, error
+            )
+            sleep(pause)
+
+
+def _what_to_do(error: LogError) -> str:
+    """For a log that was waited for in vain."""
+    if isinstance(error, LogAccessRefused):
+        return (
+            "a task has the credentials of its micro-batch and cannot fetch others: start the "
+            "query again, and it gets new ones (or correct those of logUrl or COUNTERPOISE_LOG_URL)"
+        )
+    if isinstance(error, LogUnavailable) and not isinstance(error, LogBehind):
+        return (
+            "this was waited for as long as readTimeoutSeconds says. Start the query again once "
+            "the log is back, and it goes on with the same messages"
+        )
+    return "this was waited for, as it can pass; it has not"
+
+
+def _after(batch: pa.RecordBatch, last: str) -> pa.RecordBatch:
+    """The batch without its first row if that is `last`, which was given before the log failed."""
+    if batch.num_rows and batch.column(1)[0].as_py() == last:
+        return batch.slice(1)
+    return batch

@@ -1,0 +1,41 @@
+"""What costs something is made once for all who ask at the same time."""
+
+import asyncio
+
+import pytest
+
+from api.http.cached import Cached
+
+
+async def test_it_is_made_once_for_all_who_wait_and_again_when_it_is_old() -> None:
+    now, made, gate = 0.0, 0, asyncio.Event()
+
+    async def make() -> int:
+        nonlocal made
+        await gate.wait()
+        made += 1
+        return made
+
+    cached = Cached(make, 1.0, lambda: now)
+    asking = [asyncio.ensure_future(cached.get()) for _ in range(100)]
+    gate.set()
+    assert set(await asyncio.gather(*asking)) == {1}
+    now = 1.0
+    assert await cached.get() == 1
+    now = 1.1
+    assert await cached.get() == 2
+
+
+async def test_a_failure_is_not_cached() -> None:
+    answers: list[OSError | int] = [OSError("away"), 7]
+
+    async def make() -> int:
+        answer = answers.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    cached = Cached(make, 1.0)
+    with pytest.raises(OSError, match="away"):
+        await cached.get()
+    assert await cached.get() == 7

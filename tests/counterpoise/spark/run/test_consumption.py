@@ -1,0 +1,334 @@
+"""The running side of a query, with threads, on the real log; the flow is a double."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+import pytest
+
+from counterpoise.errors import CounterpoiseError, ServiceUnavailable
+from counterpoise.flow.view import Owned, Warming
+from counterpoise.logs import Log, LogUnavailable
+from counterpoise.logs.postgres import PostgresLog
+from counterpoise.spark.errors import FlowEnded
+from counterpoise.spark.plan.offsets import Offset
+from counterpoise.spark.plan.options import SourceOptions
+from counterpoise.spark.plan.place import Place
+from counterpoise.spark.run.consumption import Consumption
+from counterpoise.spark.tasks.door import LogDoor
+from counterpoise.wire import CommitItem, LogAccess, ReleaseItem
+from tests.counterpoise.spark.doubles import Queue
+from tests.log_support import append, log, log_url, until
+
+__all__ = ["log", "log_url"]
+
+EMPTY = Offset("flights").to_json()
+
+
+class FlowDouble:
+    """A flow on a `Queue`, whose service can be away."""
+
+    def __init__(self, queue: Queue, wake: threading.Event, access: str) -> None:
+        self.queue = queue
+        self.wake = wake
+        self.access = access
+        self.status = "bound"
+        self.gone_reason: str | None = None
+        self.last_error: CounterpoiseError | None = None
+        self.lease_expires_at: float | None = None
+        self.draining = False
+        self.instance_id = "me"
+        self.queue_id = "queue-1"
+        self.log = "builtin:flights"
+        self.start = "earliest"
+        self.away = False
+        self.released: list[ReleaseItem] = []
+        self.ready_told: list[tuple[int, int | None]] = []
+        self.refreshed = 0
+        self.closed = False
+
+    @property
+    def flow_ids(self) -> tuple[str, ...]:
+        return ("flow-1",) if self.status == "bound" else ()
+
+    @property
+    def warming(self) -> Mapping[int, Warming]:
+        return self.queue.warming("me") if self.status == "bound" else {}
+
+    def drain(self, timeout_seconds: float | None = None) -> None:
+        self._check()
+        self.draining = self.queue.draining = True
+
+    @property
+    def partitions(self) -> Mapping[int, Owned]:
+        return self.queue.view("me") if self.status == "bound" else {}
+
+    def log_access(self, fresh: bool = False) -> LogAccess | None:
+        return LogAccess(self.access)
+
+    def ready(self, partition: int, epoch: int | None = None) -> str:
+        self._check()
+        self.ready_told.append((partition, epoch))
+        return "ok"
+
+    def refresh(self, *, timeout_seconds: float | None = None) -> None:
+        self._check()
+        self.refreshed += 1
+
+    def commit(
+        self, positions: Iterable[tuple[int, int, str]], *, timeout_seconds: float | None = None
+    ) -> dict[int, str]:
+        self._check()
+        items = [CommitItem(*one) for one in positions]
+        return {item.partition: self.queue.commit("me", item) for item in items}
+
+    def release_many(
+        self, items: Iterable[ReleaseItem], *, timeout_seconds: float | None = None
+    ) -> dict[int, str]:
+        self._check()
+        items = list(items)
+        self.released.extend(items)
+        return {item.partition: self.queue.release("me", item) for item in items}
+
+    def wait(self, timeout_seconds: float | None = None, after: int | None = None) -> bool:
+        time.sleep(timeout_seconds or 0)
+        return False
+
+    def close(self, *, timeout_seconds: float = 5.0) -> None:
+        self.closed = True
+
+    def grant(self, *numbers: int) -> None:
+        for number in numbers:
+            self.queue.partitions[number].grant("me")
+        self.wake.set()
+
+    def revoke(self, number: int) -> None:
+        self.queue.partitions[number].state = "revoking"
+        self.wake.set()
+
+    def _check(self) -> None:
+        if self.away:
+            raise ServiceUnavailable("away")
+
+
+class BrokenLog:
+    """A log that is away while `away` is set."""
+
+    def __init__(self, log: PostgresLog) -> None:
+        self._log = log
+        self.away = False
+
+    def __getattr__(self, name: str) -> Any:
+        if self.away:
+            raise LogUnavailable("away")
+        return getattr(self._log, name)
+
+    def close(self) -> None:
+        pass
+
+
+@pytest.fixture
+def flow(log_url: str) -> FlowDouble:
+    return FlowDouble(Queue.of(4), threading.Event(), log_url)
+
+
+@pytest.fixture
+def broken(log: PostgresLog) -> BrokenLog:
+    return BrokenLog(log)
+
+
+@pytest.fixture
+def consumption(flow: FlowDouble, log: PostgresLog, broken: BrokenLog) -> Iterator[Consumption]:
+    def opener(name: str, access: str | None) -> Log:
+        return broken
+
+    consumption = Consumption(
+        SourceOptions("flights"),
+        flow,
+        LogDoor(flow, None, opener),
+        Place("flights", log.bounds([]).incarnation),
+        wake=flow.wake,
+        cores=2,
+    )
+    consumption.start()
+    yield consumption
+    consumption.stop()
+
+
+def ends(offset: Mapping[str, Any]) -> dict[str, tuple[str, str]]:
+    return {n: (one["from"], one["to"]) for n, one in offset["partitions"].items()}
+
+
+def next_offset(
+    consumption: Consumption, start: dict[str, Any], limit: int | None = None
+) -> dict[str, Any]:
+    """Ask as an idle query does, until there is something."""
+    found: list[dict[str, Any]] = []
+
+    def ask() -> bool:
+        found[:] = [consumption.next_offset(start, limit)]
+        return found[0] != start
+
+    until(ask)
+    return found[0]
+
+
+def test_it_reads_what_it_owns_and_commits_when_asked_again(
+    consumption: Consumption, flow: FlowDouble, log: PostgresLog
+) -> None:
+    append(log, "a", "b", "c")
+    append(log, "x", partition=1, first=10)
+    assert consumption.next_offset(EMPTY, None) is EMPTY
+    flow.grant(0)
+    first = next_offset(consumption, EMPTY, limit=2)
+    assert ends(first) == {"0": ("0", "2")}
+    (group,) = consumption.partitions(EMPTY, first)
+    assert [one.epoch for one in group.slices] == [1]
+    assert flow.queue.partitions[0].position is None
+    second = next_offset(consumption, first, limit=2)
+    assert ends(second) == {"0": ("2", "3")}
+    until(lambda: flow.queue.partitions[0].position == "2")
+    # Nothing new: the start comes back as it was, and the rest is committed.
+    assert consumption.next_offset(second, 2) is second
+    until(lambda: flow.queue.partitions[0].position == "3")
+    assert consumption.report()["ends"] == {"0": "3"}
+
+
+def test_a_revoked_partition_is_released_when_its_batch_is_done(
+    consumption: Consumption, flow: FlowDouble, log: PostgresLog
+) -> None:
+    append(log, "a", "b", "c")
+    flow.grant(0, 1)
+    first = next_offset(consumption, EMPTY)
+    flow.revoke(0)
+    flow.revoke(1)
+    # Nothing of partition 1 is in flight, so it goes at once, without Spark being asked.
+    until(lambda: flow.queue.partitions[1].owner is None)
+    assert flow.queue.partitions[0].owner == "me"
+    append(log, "d", first=3)
+    assert consumption.next_offset(first, None) is first
+    until(lambda: flow.queue.partitions[0].owner is None)
+    assert flow.queue.partitions[0].position == "3"
+    assert [item.partition for item in flow.released] == [1, 0]
+
+
+def test_while_the_service_is_away_it_goes_on_and_tells_it_afterwards(
+    consumption: Consumption, flow: FlowDouble, log: PostgresLog
+) -> None:
+    append(log, "a")
+    flow.grant(0)
+    first = next_offset(consumption, EMPTY)
+    flow.away = True
+    assert consumption.next_offset(first, None) is first
+    until(lambda: consumption.report()["lastError"] == "away")
+    append(log, "b", first=1)
+    second = next_offset(consumption, first)
+    flow.away = False
+    until(lambda: flow.queue.partitions[0].position == "1")
+    consumption.next_offset(second, None)
+    until(lambda: flow.queue.partitions[0].position == "2")
+    until(lambda: consumption.report()["lastError"] == "")
+
+
+def test_while_the_log_is_away_there_is_nothing_to_read(
+    consumption: Consumption, flow: FlowDouble, log: PostgresLog, broken: BrokenLog
+) -> None:
+    append(log, "a")
+    flow.grant(0)
+    broken.away = True
+    for _ in range(20):
+        assert consumption.next_offset(EMPTY, None) is EMPTY
+    until(lambda: consumption.report()["lastError"] == "away")
+    took_seconds = []
+    for _ in range(5):
+        started = time.monotonic()
+        consumption.next_offset(EMPTY, None)
+        took_seconds.append(time.monotonic() - started)
+    # One that waits does so every time.
+    assert min(took_seconds) < 0.2, "a log that is away must not be waited for each time"
+    broken.away = False
+    assert ends(next_offset(consumption, EMPTY)) == {"0": ("0", "1")}
+
+
+def test_a_slice_lost_since_planning_is_skipped_and_reported(
+    consumption: Consumption,
+    flow: FlowDouble,
+    log: PostgresLog,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    append(log, "a")
+    flow.grant(0)
+    first = next_offset(consumption, EMPTY)
+    flow.queue.partitions[0].grant("other", "forced")
+    with caplog.at_level(logging.WARNING, "counterpoise.spark"):
+        assert consumption.partitions(EMPTY, first) == []
+    assert "skipped partition 0 [0, 1) of epoch 1" in caplog.text
+    assert consumption.report()["skippedSlices"] == 1
+    # The same batch planned again reads the same, whatever has changed.
+    flow.queue.partitions[0].grant("me", "replaced")
+    assert consumption.partitions(EMPTY, first) == []
+
+
+def test_while_it_binds_again_planned_slices_are_read(
+    consumption: Consumption, flow: FlowDouble, log: PostgresLog
+) -> None:
+    append(log, "a")
+    flow.grant(0)
+    first = next_offset(consumption, EMPTY)
+    flow.status = "binding"
+    (group,) = consumption.partitions(EMPTY, first)
+    assert [one.partition for one in group.slices] == [0]
+
+
+def test_a_process_that_stood_still_plans_nothing_before_it_has_renewed(
+    consumption: Consumption, flow: FlowDouble, log: PostgresLog
+) -> None:
+    append(log, "a")
+    flow.grant(0)
+    flow.lease_expires_at = time.monotonic() - 1
+    assert consumption.next_offset(EMPTY, None) is EMPTY
+    # Cut off is something else: it was tried.
+    flow.last_error = ServiceUnavailable("away")
+    assert next_offset(consumption, EMPTY)
+
+
+def test_stopping_commits_what_is_done_and_not_what_is_in_flight(
+    consumption: Consumption, flow: FlowDouble, log: PostgresLog
+) -> None:
+    append(log, "a", "b")
+    flow.grant(0)
+    first = next_offset(consumption, EMPTY, limit=1)
+    flow.away = True
+    second = next_offset(consumption, first, limit=1)
+    assert ends(second) == {"0": ("1", "2")}
+    flow.away = False
+    consumption.stop()
+    assert flow.queue.partitions[0].position == "1"
+    assert flow.closed
+
+
+def test_a_draining_flow_hands_over_when_it_stops(
+    consumption: Consumption, flow: FlowDouble, log: PostgresLog
+) -> None:
+    append(log, "a")
+    flow.grant(0)
+    first = next_offset(consumption, EMPTY)
+    flow.draining = True
+    consumption.next_offset(first, None)
+    consumption.stop()
+    assert [item.position for item in flow.released] == ["1"]
+
+
+@pytest.mark.parametrize(
+    ("reason", "said"), [("replaced", "instanceId"), ("queue_not_found", "deleted")]
+)
+def test_a_flow_that_is_over_ends_the_query(
+    consumption: Consumption, flow: FlowDouble, reason: str, said: str
+) -> None:
+    flow.status, flow.gone_reason = "gone", reason
+    with pytest.raises(FlowEnded, match=said):
+        consumption.next_offset(EMPTY, None)

@@ -1,0 +1,75 @@
+"""What a query waits for before it begins."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from counterpoise.client import Client
+from counterpoise.spark.errors import CannotStart, Unfinished
+from counterpoise.spark.flows.binding import bind
+from counterpoise.spark.flows.bound import BoundFlow
+from counterpoise.spark.plan.options import read_options
+from counterpoise.spark.run.opening import open_consumption, until_settled
+from tests.service import Service
+
+
+class LateFlow:
+    """A flow whose update comes after the service has long been Ready."""
+
+    status = "bound"
+
+    def __init__(self, flow_id: str) -> None:
+        self.flow_ids = (flow_id,)
+        self.looks = 0
+
+    @property
+    def partitions(self) -> Mapping[int, Any]:
+        self.looks += 1
+        return dict.fromkeys(range(4), SimpleNamespace()) if self.looks > 2 else {}
+
+
+def test_a_queue_whose_holddown_is_not_over_in_time_has_given_nothing_yet(
+    service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("counterpoise.spark.run.opening._SETTLE_SECONDS", 0.1)
+    with Client(service.url) as client:
+        client.create_queue("flights", 4, rebalance_delay=3600.0)
+        flow = LateFlow(client.bind("flights", "late").flow_id)
+        options = {"queue": "flights", "url": service.url, "startTimeoutSeconds": "0.1"}
+        with pytest.raises(Unfinished, match="Holddown"):
+            until_settled(read_options(options), cast(BoundFlow, flow))
+
+
+def test_a_queue_made_again_between_the_bind_and_the_first_look_is_not_taken_for_the_old_one(
+    service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its id goes into the checkpoint and the sink's rows; the epochs are the other queue's."""
+
+    def bind_and_lose(*arguments: Any, **named: Any) -> BoundFlow:
+        flow = bind(*arguments, **named)
+        client.delete_queue("flights", force=True)
+        client.create_queue("flights", 4)
+        return flow
+
+    monkeypatch.setattr("counterpoise.spark.run.opening.bind", bind_and_lose)
+    bounds = SimpleNamespace(incarnation="log-1")
+    monkeypatch.setattr("counterpoise.spark.run.opening.ask_bounds", lambda *_: (bounds, None))
+    with Client(service.url) as client:
+        client.create_queue("flights", 4)
+        options = read_options({"queue": "flights", "url": service.url})
+        with pytest.raises(CannotStart, match="start once more"):
+            open_consumption(options, "app", 1, renew_while=lambda: True)
+        assert not client.flows("flights")
+
+
+def test_what_is_there_now_is_asked_of_a_view_that_is_up_to_date(service: Service) -> None:
+    with Client(service.url) as client:
+        client.create_queue("flights", 4, rebalance_delay=0.0)
+        flow = LateFlow(client.bind("flights", "late").flow_id)
+        options = read_options({"queue": "flights", "url": service.url})
+        until_settled(options, cast(BoundFlow, flow))
+    assert flow.looks == 3

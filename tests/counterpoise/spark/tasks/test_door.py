@@ -1,0 +1,58 @@
+"""The query's way to its log: credentials that are renewed while the service is there."""
+
+from __future__ import annotations
+
+from typing import cast
+
+import pytest
+
+from counterpoise.errors import ServiceUnavailable
+from counterpoise.logs import Log
+from counterpoise.spark.tasks.door import ASK_AGAIN_SECONDS, LogDoor
+from counterpoise.wire import LogAccess
+from tests.counterpoise.spark.doubles import NumberLog
+
+
+class Giver:
+    """Gives other credentials each time, unless it is away."""
+
+    log = "builtin:flights"
+
+    def __init__(self) -> None:
+        self.asked = 0
+        self.away = False
+
+    def log_access(self, *, fresh: bool = False) -> LogAccess | None:
+        self.asked += 1
+        if self.away:
+            raise ServiceUnavailable("away")
+        return LogAccess(f"postgresql://u{self.asked}@h/d")
+
+
+@pytest.fixture
+def giver() -> Giver:
+    return Giver()
+
+
+class Opened(NumberLog):
+    def close(self) -> None:
+        pass
+
+
+def test_a_service_that_is_away_is_not_asked_at_every_question_to_the_log(giver: Giver) -> None:
+    """Each call takes the time that a call may take, and the log is there."""
+    now = [0.0]
+    door = LogDoor(giver, None, lambda name, access: cast(Log, Opened(1)), lambda: now[0])
+    door.open()
+    giver.away = True
+    for _ in range(5):
+        door.open()
+    assert giver.asked == 2
+    assert door.access == "postgresql://u1@h/d"
+    # Refused, they are of no use any more.
+    door.open(fresh=True)
+    assert giver.asked == 3
+    giver.away = False
+    now[0] += ASK_AGAIN_SECONDS
+    door.open()
+    assert door.access == "postgresql://u4@h/d"

@@ -1,0 +1,174 @@
+"""A real Postgres for the tests, and databases in it.
+
+    def test_something(migrated_url):  # postgresql://counterpoise:…@127.0.0.1:…/migrated_1
+        with psycopg.connect(migrated_url) as connection:
+            ...
+
+* `postgres_url` (session): one server for each process that runs tests, the embedded one, in a
+  temporary directory, with `fsync` off. The first test that asks for it starts it (a second).
+* `migrated_url` (function): a database with current tables and nothing in them; the usual one.
+  `databases` (session) lends more of them: `with databases.lend() as url:`.
+* `database_url` (function): a new, empty database.
+
+A test may do to its database what it likes, and needs no clean-up. Two services on one database are
+two clients of the same URL. Tests that are about starting, stopping or killing Postgres itself
+start their own `EmbeddedPostgres`.
+
+A migrated database is cleaned and lent again: to make and drop one costs Postgres ten times as
+much. One whose tables, functions or rights a test has changed is dropped.
+"""
+
+import itertools
+from collections.abc import Iterator
+from contextlib import contextmanager
+from urllib.parse import urlsplit
+
+import psycopg
+import pytest
+from psycopg import Connection, sql
+
+from broker.postgres import migrations
+from broker.postgres.embedded import EmbeddedPostgres
+
+# Data of a test is worth nothing after a crash, so nothing waits for the disk.
+FAST = {"fsync": "off", "synchronous_commit": "off", "full_page_writes": "off"}
+
+# Everything but rows. A rewritten entry of these catalogs gets another xmin; pg_class is rewritten
+# by TRUNCATE too, so it is compared by what it says.
+_SCHEMA = r"""
+WITH ours AS (SELECT oid, xmin, nspname FROM pg_namespace
+              WHERE nspname !~ '^pg_' AND nspname <> 'information_schema'),
+     tables AS (SELECT c.* FROM pg_class c JOIN ours ON ours.oid = relnamespace)
+SELECT concat_ws('|',
+    (SELECT string_agg(concat(nspname, xmin), ',' ORDER BY nspname) FROM ours),
+    (SELECT string_agg(concat(oid, relname, relacl, reloptions), ',' ORDER BY oid) FROM tables),
+    (SELECT string_agg(concat(attrelid, attname, a.xmin), ',' ORDER BY attrelid, attnum)
+     FROM pg_attribute a WHERE attrelid IN (SELECT oid FROM tables)),
+    (SELECT string_agg(concat(oid, xmin), ',' ORDER BY oid) FROM pg_constraint
+     WHERE conrelid IN (SELECT oid FROM tables)),
+    (SELECT string_agg(concat(oid, xmin), ',' ORDER BY oid) FROM pg_trigger
+     WHERE tgrelid IN (SELECT oid FROM tables)),
+    (SELECT string_agg(concat(p.oid, p.xmin), ',' ORDER BY p.oid) FROM pg_proc p
+     JOIN ours ON ours.oid = pronamespace),
+    (SELECT string_agg(setconfig::text, ',') FROM pg_db_role_setting s
+     JOIN pg_database d ON d.oid = setdatabase AND datname = current_database()))
+"""
+_TABLES = """
+SELECT schemaname, tablename FROM pg_tables
+WHERE schemaname IN ('counterpoise', 'counterpoise_log')
+"""
+_DISCONNECT = """
+SELECT pg_terminate_backend(pid, 10000) FROM pg_stat_activity
+WHERE datname = current_database() AND pid <> pg_backend_pid()
+"""
+
+_numbers = itertools.count(1)
+
+
+@contextmanager
+def new_database(server_url: str) -> Iterator[str]:
+    """The URL of a new, empty database, dropped afterwards with whatever is still connected."""
+    name = f"test_{next(_numbers)}"
+    _administer(server_url, f"CREATE DATABASE {name}")
+    yield urlsplit(server_url)._replace(path=f"/{name}").geturl()
+    _drop(server_url, name)
+
+
+class Databases:
+    """Migrated databases of one server, each lent to one borrower at a time."""
+
+    def __init__(self, server_url: str) -> None:
+        self._server_url = server_url
+        self._free: list[_Database] = []
+
+    @contextmanager
+    def lend(self) -> Iterator[str]:
+        """The URL of a database with current tables and nothing in them."""
+        database = self._free.pop() if self._free else self._make()
+        yield database.url
+        if database.cleaned():
+            self._free.append(database)
+        else:
+            _drop(self._server_url, database.name)
+
+    def _make(self) -> "_Database":
+        name = f"migrated_{next(_numbers)}"
+        _administer(self._server_url, f"CREATE DATABASE {name}")
+        url = urlsplit(self._server_url)._replace(path=f"/{name}").geturl()
+        migrations.upgrade(url)
+        return _Database(name, url)
+
+
+class _Database:
+    """One of them, with what it holds when nobody has used it."""
+
+    def __init__(self, name: str, url: str) -> None:
+        self.name = name
+        self.url = url
+        with psycopg.connect(url) as connection:
+            self._schema = _schema(connection)
+            tables = [sql.Identifier(*row) for row in connection.execute(_TABLES)]
+            self._empty = sql.SQL("TRUNCATE {} RESTART IDENTITY").format(sql.SQL(",").join(tables))
+            self._rows = [(table, rows) for table in tables if (rows := _rows(connection, table))]
+
+    def cleaned(self) -> bool:
+        """Put everything back; False where a test changed more than rows."""
+        with psycopg.connect(self.url, autocommit=True) as connection:
+            connection.execute(_DISCONNECT)
+            if _schema(connection) != self._schema:
+                return False
+            with connection.transaction():
+                connection.execute(self._empty)
+                for table, rows in self._rows:
+                    into = sql.SQL(
+                        "INSERT INTO {0} OVERRIDING SYSTEM VALUE"
+                        " SELECT * FROM json_populate_recordset(NULL::{0}, %s)"
+                    )
+                    connection.execute(into.format(table), [rows])
+        return True
+
+
+def _schema(connection: Connection) -> object:
+    return connection.execute(_SCHEMA).fetchone()
+
+
+def _rows(connection: Connection, table: sql.Identifier) -> str | None:
+    """All of them, as JSON; None if there are none."""
+    row = connection.execute(sql.SQL("SELECT json_agg(t)::text FROM {} t").format(table)).fetchone()
+    assert row is not None
+    return row[0]
+
+
+def _administer(server_url: str, statement: str) -> None:
+    with psycopg.connect(server_url, autocommit=True) as connection:
+        connection.execute(statement.encode())
+
+
+def _drop(server_url: str, name: str) -> None:
+    _administer(server_url, f"DROP DATABASE {name} WITH (FORCE)")
+
+
+@pytest.fixture(scope="session")
+def postgres_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The URL of a running Postgres; its database is to be left alone."""
+    with EmbeddedPostgres(tmp_path_factory.mktemp("postgres"), settings=FAST) as url:
+        yield url
+
+
+@pytest.fixture
+def database_url(postgres_url: str) -> Iterator[str]:
+    """The URL of a new, empty database."""
+    with new_database(postgres_url) as url:
+        yield url
+
+
+@pytest.fixture(scope="session")
+def databases(postgres_url: str) -> Databases:
+    return Databases(postgres_url)
+
+
+@pytest.fixture
+def migrated_url(databases: Databases) -> Iterator[str]:
+    """The URL of a database with current tables and nothing in them."""
+    with databases.lend() as url:
+        yield url

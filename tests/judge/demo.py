@@ -1,0 +1,62 @@
+"""The evidence of the demo, as facts for the judge.
+
+The demo's own verdict (`counterpoise/demo/verdict.py`) is what users run. It knows micro-batches
+and the service's history, and says more than the judge does: what a handoff cost, whether there was
+backlog, whether the statistics are right. On the promises that both know they must agree.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from counterpoise.demo.evidence import Evidence
+from counterpoise.demo.sink import Entry
+from tests.judge.journal import OVERLOADED, Fault, Handled, Line
+from tests.judge.judge import Stored, Verdict, judge
+
+# A fault of the demo excuses for as long as the demo lasts.
+REACH_SECONDS = float("inf")
+
+
+def judged(evidence: Evidence) -> Verdict:
+    """What the judge says of a demo."""
+    return judge(_facts(evidence), _log(evidence), REACH_SECONDS)
+
+
+def _log(evidence: Evidence) -> dict[int, list[Stored]]:
+    """Of each partition the flights of the data set, where the journal first has them."""
+    published = {flight.flight: flight for flight in evidence.flights}
+    partitions: dict[int, dict[int, Stored]] = {}
+    for entry in evidence.journal:
+        flight = published.pop(entry.flight, None)
+        if flight is not None:
+            stored = _stored(entry)
+            partitions.setdefault(entry.partition, {})[entry.position] = stored
+    # What nobody has processed is at the end of a partition of its own.
+    log = {number: [at[n] for n in sorted(at)] for number, at in partitions.items()}
+    for number, name in enumerate(published):
+        log[-1 - number] = [Stored(0, name, f"{name}:0")]
+    return log
+
+
+def _stored(entry: Entry) -> Stored:
+    key = entry.aircraft or entry.flight
+    return Stored(entry.position, key, f"{key}:{entry.sequence or 0}")
+
+
+def _facts(evidence: Evidence) -> Iterator[Line]:
+    """Faults first; then all that was handled, in the order of the journal's transactions."""
+    outcomes = {(grant.partition, grant.epoch): grant.outcome for grant in evidence.grants}
+    at = min((entry.time for entry in evidence.journal), default=0.0)
+    if "forced" in outcomes.values():
+        # The scenario forces nothing: a machine that is busy does.
+        yield Line(at, OVERLOADED)
+    for event in evidence.events:
+        if event.kind == "kill":
+            yield Line(event.time, Fault(event.application, "killed"))
+    for entry in evidence.journal:
+        at = max(at, entry.time)
+        how = outcomes.get((entry.partition, entry.epoch), "unknown")
+        message = _stored(entry)
+        where = (entry.application, entry.partition, entry.epoch, entry.position)
+        yield Line(at, Handled(*where, message.key, message.value, how))

@@ -1,0 +1,145 @@
+"""The facts of a run, in the order in which they happened: the journal.
+
+For processes it is one file, to which every process appends a line for each thing it did, and the
+run itself a line when a fault begins and when it is over. A line is written by one `write` to a
+file opened for appending. So lines of several processes do not mix, their order in the file is the
+order in which they were done, and a process that is killed loses nothing that it wrote. The file is
+not fenced: what a careful sink would refuse is seen here.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+
+class Handled(NamedTuple):
+    """A message was handled by a consumer that had been granted its partition."""
+
+    consumer: str
+    partition: int
+    epoch: int
+    position: int
+    key: str
+    value: str
+    # How the previous owner had let go, as the consumer was told.
+    handed_over: str
+
+
+class Granted(NamedTuple):
+    """A consumer was told of a grant."""
+
+    consumer: str
+    partition: int
+    epoch: int
+    handed_over: str
+
+
+class Acknowledged(NamedTuple):
+    """All messages of a publisher with numbers below `end` are in the log, as it was told."""
+
+    publisher: str
+    end: int
+
+
+class Failed(NamedTuple):
+    """A consumer or a publisher ended with an error."""
+
+    who: str
+    error: str
+
+
+# Whom a fault hits that hits everybody: the service, its database, or the network before either.
+SERVICE = "service"
+
+
+class Fault(NamedTuple):
+    """A fault began. It hits the process of that name, with all its consumers, or the SERVICE."""
+
+    target: str
+    kind: str
+
+
+class Mended(NamedTuple):
+    """The fault of this target and kind is over."""
+
+    target: str
+    kind: str
+
+
+# The machine itself has no time for the run: a fault that nobody planned.
+OVERLOADED = Fault(SERVICE, "the machine is overloaded")
+
+
+class Asked(NamedTuple):
+    """A call was sent. Calls have numbers."""
+
+    call: int
+
+
+class Told(NamedTuple):
+    """The answer to a call told a consumer of a partition; `warming` is no ownership."""
+
+    call: int
+    consumer: str
+    partition: int
+    epoch: int
+    state: str
+    position: int
+
+
+class Done(NamedTuple):
+    """A commit, a release or a ready of one partition was answered. `position`: if it named one."""
+
+    call: int
+    what: str
+    partition: int
+    epoch: int
+    position: int | None
+    outcome: str
+
+
+Entry = Handled | Granted | Acknowledged | Failed | Fault | Mended | Asked | Told | Done
+_KINDS: dict[str, type[Entry]] = {
+    kind.__name__: kind
+    for kind in (Handled, Granted, Acknowledged, Failed, Fault, Mended, Asked, Told, Done)
+}
+
+
+class Line(NamedTuple):
+    """What was written, and when: seconds of the monotonic clock that all processes share."""
+
+    at: float
+    entry: Entry
+
+
+class Journal:
+    """For writing. Any number of threads and processes may write to the same file."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+
+    def write(self, entry: Entry, *, at: float | None = None) -> None:
+        """`at`: when that was, if not now."""
+        at = time.monotonic() if at is None else at
+        line = json.dumps([type(entry).__name__, round(at, 4), *entry])
+        os.write(self._file, f"{line}\n".encode())
+
+    def close(self) -> None:
+        os.close(self._file)
+
+
+def parsed(lines: Iterable[str]) -> Iterator[Line]:
+    """What was written, in the order in which it was."""
+    for line in lines:
+        kind, at, *fields = json.loads(line)
+        yield Line(at, _KINDS[kind](*fields))
+
+
+def read(path: Path) -> list[Line]:
+    with path.open() as file:
+        return list(parsed(file))

@@ -1,0 +1,142 @@
+"""The rules of the judge; see `tests.judge` for the promises. Each is told one fact at a time, in
+the order in which things happened, and says what is broken by it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from tests.judge.violation import DUPLICATE, FORGOTTEN, ORDER, OWNERS, STALE, Violation
+
+
+@dataclass(slots=True)
+class Owners:
+    """1: an epoch of a partition has one owner."""
+
+    by_epoch: dict[tuple[int, int], str] = field(default_factory=dict)
+
+    def claim(self, partition: int, epoch: int, owner: str) -> list[Violation]:
+        """This one owns the partition in this epoch."""
+        known = self.by_epoch.setdefault((partition, epoch), owner)
+        if known == owner:
+            return []
+        text = f"{known} and {owner} own p{partition} in epoch {epoch}"
+        return [Violation(1, text, OWNERS)]
+
+    def get(self, partition: int, epoch: int) -> str | None:
+        return self.by_epoch.get((partition, epoch))
+
+
+# Whether something excuses that what was done under the earlier epoch comes again under the later.
+Excused = Callable[[int, int], bool]
+
+
+@dataclass(slots=True)
+class Lane:
+    """3 and 4: what was handled of one partition. Positions count messages, from 0."""
+
+    # Below this the log keeps nothing.
+    first: int = 0
+    # Everything below was handled, or thrown away.
+    prefix: int = 0
+    # How many times something was handled.
+    times: int = 0
+    # The latest epoch in which anything was handled.
+    newest: int = 0
+    # The last position by epoch.
+    last: dict[int, int] = field(default_factory=dict)
+    _beyond: set[int] = field(default_factory=set)
+
+    def was_handled(self, position: int) -> bool:
+        return position < self.prefix or position in self._beyond
+
+    def late(self, epoch: int) -> bool:
+        """Whether a later epoch has begun."""
+        return epoch < self.newest
+
+    def handled(self, epoch: int, position: int, excused: Excused) -> list[Violation]:
+        found: list[Violation] = []
+        what = f"message {position} in epoch {epoch}"
+        again = self.was_handled(position)
+        before = self.last.get(epoch)
+        if position > self.prefix:
+            found.append(Violation(3, f"{what}, but {self.prefix} was not handled", ORDER))
+        elif before is not None and position > max(before + 1, self.first):
+            found.append(Violation(3, f"{what}, after {before}, with a hole", ORDER))
+        for other, last in self.last.items():
+            if last < position or (other != epoch and excused(*sorted((epoch, other)))):
+                continue
+            if other == epoch:
+                text = f"{what}, after {last} in the same epoch"
+            else:
+                text = f"{what}, after {last} in epoch {other}, gracefully"
+            found.append(Violation(4, text, DUPLICATE if again else ORDER))
+        self.last[epoch] = position
+        self.newest = max(self.newest, epoch)
+        self.times += 1
+        self._beyond.add(position)
+        while self.prefix in self._beyond:
+            self._beyond.remove(self.prefix)
+            self.prefix += 1
+        return found
+
+    def trimmed(self, first: int) -> None:
+        """The log keeps nothing below."""
+        self.first = max(self.first, first)
+
+    def discarded(self, end: int) -> None:
+        """All below was thrown away, handled or not."""
+        self.first = end
+        self.prefix = max(self.prefix, end)
+        self._beyond = {position for position in self._beyond if position >= self.prefix}
+        while self.prefix in self._beyond:
+            self._beyond.remove(self.prefix)
+            self.prefix += 1
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """What had been told when a call was sent."""
+
+    acknowledged: Mapping[int, tuple[int, int]]
+    epochs: Mapping[int, int]
+
+
+@dataclass(slots=True)
+class Answers:
+    """2 and 7: what was acknowledged before a call was sent, its answer knows."""
+
+    # By partition: the latest epoch and position that were acknowledged, the latest epoch told.
+    acknowledged: dict[int, tuple[int, int]] = field(default_factory=dict)
+    epochs: dict[int, int] = field(default_factory=dict)
+
+    def known(self) -> Known:
+        """What the answer to a call that is sent now must know."""
+        return Known(dict(self.acknowledged), dict(self.epochs))
+
+    def told(self, partition: int, epoch: int, position: int, known: Known) -> list[Violation]:
+        """An answer said that the partition is in this epoch, and committed up to `position`."""
+        what, found = f"p{partition} was told to be", []
+        if epoch < known.epochs.get(partition, 0):
+            text = f"{what} in epoch {epoch}, after {known.epochs[partition]}"
+            found.append(Violation(1, text, OWNERS))
+        since, reached = known.acknowledged.get(partition, (0, 0))
+        if position < reached:
+            text = f"{what} at {position}, but {reached} was acknowledged in epoch {since}"
+            found.append(Violation(7, text, FORGOTTEN))
+        self.epochs[partition] = max(self.epochs.get(partition, 0), epoch)
+        return found
+
+    def committed(self, partition: int, epoch: int, position: int, known: Known) -> list[Violation]:
+        """A commit was answered `ok`."""
+        self.released(partition, epoch, position)
+        if epoch < known.epochs.get(partition, 0):
+            text = f"a commit of p{partition} in epoch {epoch} after {known.epochs[partition]}"
+            return [Violation(2, text, STALE)]
+        return []
+
+    def released(self, partition: int, epoch: int, position: int) -> None:
+        """A release was answered `ok`: it may be repeated when its epoch is over."""
+        reached = (epoch, position)
+        self.acknowledged[partition] = max(self.acknowledged.get(partition, (0, 0)), reached)

@@ -1,0 +1,104 @@
+"""How many seeds it takes to find every planted bug and to meet everything that must occur.
+
+The file `first_seeds.json` names for each of these the first seed that finds or meets it. It
+belongs to one state of the code: a change of the product may shift some of them. The tests try the
+seeds of the file first. What they no longer find or meet is searched for from seed 0 on.
+
+`make test` plays `SEEDS` seeds, at least `MARGIN` times as many as the file's last seed takes. So a
+bug as rare as the rarest that is planted would be met about twice.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tests.simulation import coverage
+from tests.simulation.mutants import MUTANTS
+from tests.simulation.plan import draw
+from tests.simulation.world import run
+
+FILE = Path(__file__).with_name("first_seeds.json")
+# `make test` plays the seeds below this one.
+SEEDS = 1000
+MARGIN = 2
+# A bug is found, and everything is met, by a seed below this one.
+ENOUGH = SEEDS // MARGIN
+
+
+class OutOfDate(UserWarning):
+    """A seed of the file does not find or meet any more what it is there for."""
+
+
+@dataclass
+class FirstSeeds:
+    """The first seed that finds each planted bug, and that meets each item of the coverage."""
+
+    bugs: Mapping[str, int]
+    items: Mapping[str, int]
+
+    def last(self) -> int:
+        return max((*self.bugs.values(), *self.items.values()))
+
+    def save(self, path: Path = FILE) -> None:
+        text = json.dumps(vars(self), indent=2, sort_keys=True)
+        path.write_text(f"{text}\n")
+
+    @classmethod
+    def load(cls, path: Path = FILE) -> FirstSeeds:
+        return cls(**json.loads(path.read_text()))
+
+
+def finds(bug: str, seed: int) -> bool:
+    """Whether this seed breaks a promise when the bug is planted."""
+    with MUTANTS[bug].planted():
+        return run(draw(seed)).violation is not None
+
+
+def first_that_finds(bug: str, seeds: Iterable[int] = range(ENOUGH)) -> int | None:
+    """The first of these seeds that finds the bug, or None."""
+    return next((seed for seed in seeds if finds(bug, seed)), None)
+
+
+def meets(seed: int) -> frozenset[str]:
+    """What a seed meets of all that must occur."""
+    counts = run(draw(seed)).counts
+    return frozenset(item for item in coverage.expected() if counts[item])
+
+
+def search(told: Any = lambda line: None) -> tuple[FirstSeeds, Counter[str]]:
+    """The first seeds of now, and how many of the `SEEDS` meet each item.
+
+    Takes about a minute. Raises LookupError if something is not found or met by `SEEDS` seeds.
+    """
+    bugs = {}
+    for bug in MUTANTS:
+        first = first_that_finds(bug, range(SEEDS))
+        if first is None:
+            raise LookupError(f"{bug!r} is not found by {SEEDS} seeds")
+        bugs[bug] = first
+        told(f"{first:6}  {bug}")
+    items: dict[str, int] = {}
+    often: Counter[str] = Counter()
+    for seed in range(SEEDS):
+        met = meets(seed)
+        often.update(met)
+        items = {**dict.fromkeys(met, seed), **items}
+    missing = set(coverage.expected()) - items.keys()
+    if missing:
+        raise LookupError(f"never met in {SEEDS} seeds: {sorted(missing)}")
+    return FirstSeeds(bugs, items), often
+
+
+def table(first: FirstSeeds, often: Mapping[str, int] | None = None) -> str:
+    """One bug or item a line, the rarest first; `often`: how many seeds meet each item."""
+    lines = [(seed, f"{seed:6}  planted bug: {bug}") for bug, seed in first.bugs.items()]
+    for item, seed in first.items.items():
+        by = f", met by {often[item]:,} of {SEEDS:,}" if often else ""
+        lines.append((seed, f"{seed:6}  {item}{by}"))
+    needed = f"{first.last() + 1} seeds are needed, {SEEDS} are played by `make test`"
+    return "\n".join([*(line for _, line in sorted(lines, reverse=True)), needed])

@@ -1,0 +1,99 @@
+"""The database of a world, and a replica's way to it."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from contextlib import suppress
+from typing import Any, TypeVar
+
+from broker.core.queue import Queue
+from broker.store.memory import Fault, MemoryDatabase, MemoryStore
+from broker.store.ports import StoreError, StoreUnavailable
+from broker.store.rows import flow_values, partition_values, queue_values
+from tests.world.loop import VirtualLoop
+from tests.world.process import Process
+
+T = TypeVar("T")
+# Unix seconds when a world begins.
+EPOCH = 1_700_000_000.0
+
+
+class Database(MemoryDatabase):
+    """The database, whose clock goes with the loop's and can be set."""
+
+    def __init__(self, loop: VirtualLoop) -> None:
+        # By how much its clock was set since the world began, in seconds.
+        self.clock_set_by = 0.0
+        super().__init__(lambda: EPOCH + loop.now + self.clock_set_by)
+
+
+class Way:
+    """What is between a replica and the database. Here nothing ever goes wrong."""
+
+    async def there(self, method: str) -> Fault | None:
+        """Waits as long as a call takes to arrive; how it fails, if it does."""
+        return None
+
+    async def failed(self, method: str, fault: Fault) -> None:
+        """Waits until the caller of a failed call knows."""
+
+    async def back(self, method: str) -> None:
+        """Waits as long as an answer takes."""
+
+    def notices(self) -> Iterable[float | None]:
+        """For each listener when it hears, in seconds: None at once. Asked for each in turn; what
+        is told to a listener is told as often as there are values."""
+        return (None,)
+
+
+class Store(MemoryStore):
+    """One replica's store, by a way on which calls are slow, get lost or are not answered.
+
+    `deaf`: it hears of no other replica's changes.
+    """
+
+    database: Database
+
+    def __init__(self, database: Database, process: Process, way: Way) -> None:
+        super().__init__(database)
+        self.process, self.way = process, way
+        self.deaf = False
+
+    async def listen(self) -> AsyncIterator[Any]:
+        async for queue_ids in super().listen():
+            if not self.deaf:
+                yield queue_ids
+
+    async def _call(self, method: str, work: Callable[[], T]) -> T:
+        process, way = self.process, self.way
+        await process.alive()
+        fault = await way.there(method)
+        await process.alive()
+        if fault is None:
+            result = work()
+            await way.back(method)
+            await process.alive()
+            return result
+        if fault is Fault.UNKNOWN:
+            with suppress(StoreError):
+                work()
+        await way.failed(method, fault)
+        await process.alive()
+        raise StoreUnavailable(f"{method}: {fault.value}")
+
+    def _notify(self, queue_ids: Sequence[str]) -> None:
+        for listener in self.database.listeners:
+            for seconds in self.way.notices():
+                if seconds is None:
+                    listener.heard(self, queue_ids)
+                else:
+                    self.process.loop.call_later(seconds, listener.heard, self, queue_ids)
+
+
+def picture(queue: Queue) -> Any:
+    """Everything there is of a queue, to be compared."""
+    return (
+        queue_values(queue, queue.next_deadline()),
+        sorted(flow_values(flow) for flow in queue.flows.values()),
+        [partition_values(queue, partition) for partition in queue.partitions],
+    )
