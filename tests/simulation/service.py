@@ -44,8 +44,8 @@ class Observed(Database):
         super().__init__(loop)
         self.checker = checker
         self.records: Counter[str] = Counter()
-        # Called once, when handoffs begin.
-        self.on_handoffs: Callable[[], None] | None = None
+        # Called when handoffs begin next, each once.
+        self.on_handoffs: list[Callable[[], None]] = []
         self.wrote: Callable[[Sequence[Record]], None] | None = None
 
     def pulse(self, gap_seconds: float) -> Any:
@@ -75,9 +75,10 @@ class Observed(Database):
                 commit.positions.keys(),
             )
         )
-        if self.on_handoffs is not None and begins_handoffs(commit):
-            begun, self.on_handoffs = self.on_handoffs, None
-            begun()
+        if self.on_handoffs and begins_handoffs(commit):
+            begun, self.on_handoffs = self.on_handoffs, []
+            for callback in begun:
+                callback()
 
     def commit(self, commit: Commit) -> None:
         try:
