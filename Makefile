@@ -25,8 +25,8 @@ pytest = $(BIN)/pytest -n $(WORKERS) --dist loadgroup
 
 # What keeps two descriptions of one thing equal: rules and imports, openapi.yaml and what the app
 # serves, migrations and the tables that the store uses. They are among the short tests.
-AGREEMENTS := tests/architecture $(wildcard tests/api/test_openapi.py tests/broker/test_migrations.py \
-	tests/broker/store/test_migrations.py tests/migrations)
+AGREEMENTS := tests/architecture $(wildcard tests/api/test_openapi.py \
+	tests/broker/postgres/test_migrations.py tests/broker/store/test_migrations.py tests/migrations)
 
 .PHONY: help
 help: ## this list

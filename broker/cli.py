@@ -1,7 +1,7 @@
 """The server's commands: `counterpoise serve` and `counterpoise migrate`.
 
-Every start of `counterpoise`, whatever the command, imports this module to know of them; so what
-they need is imported when they run.
+Every start of `counterpoise` imports this module to list the commands; so their dependencies are
+imported when a command runs.
 """
 
 from pathlib import Path
@@ -12,8 +12,8 @@ import typer
 DatabaseUrl = Annotated[
     str | None,
     typer.Option(
-        help="postgresql://user:password@host/database. Without it the service starts a Postgres "
-        "of its own. \\[env: COUNTERPOISE_DATABASE_URL]",
+        help="postgresql://user:password@host/database. Without it the service starts its own "
+        "Postgres. \\[env: COUNTERPOISE_DATABASE_URL]",
         show_default=False,
     ),
 ]
@@ -36,7 +36,8 @@ def serve(
     port: Annotated[
         int | None,
         typer.Option(
-            help="Port to listen on, 0 for any. \\[env: COUNTERPOISE_PORT]", show_default="8640"
+            help="Port to listen on, 0 for any free port. \\[env: COUNTERPOISE_PORT]",
+            show_default="8640",
         ),
     ] = None,
     data_dir: DataDir = None,
@@ -78,15 +79,15 @@ def migrate(
         bool,
         typer.Option(
             "--contract",
-            help="Also take away what only older versions use. When none of them runs any more.",
+            help="Also remove what only older versions use. Only when none of them runs any more.",
         ),
     ] = False,
     after_restore: Annotated[
         bool,
         typer.Option(
             "--after-restore",
-            help="The database was restored from a backup: end all flows and fence whatever was "
-            "granted since. While no service runs.",
+            help="The database was restored from a backup: end all flows and fence all grants made "
+            "after the backup. Only while no service runs.",
         ),
     ] = False,
     epochs_above: Annotated[
@@ -108,12 +109,12 @@ def migrate(
         ),
     ] = None,
 ) -> None:
-    """Bring the database up to date, and say what was done."""
+    """Bring the database up to date, and report the changes."""
     from broker import launch
 
     restored = launch.Restored(epochs_above, log_restored) if after_restore else None
     if restored is None and (epochs_above or log_restored is not None):
-        raise typer.BadParameter("give --after-restore, or leave out what belongs to it")
+        raise typer.BadParameter("give --after-restore, or leave out its options")
     for line in launch.migrate(
         contract=contract, restored=restored, data_dir=data_dir, database_url=database_url
     ):

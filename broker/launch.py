@@ -1,7 +1,7 @@
-"""From settings to a running service, and back down again in order.
+"""Starts the service from its settings, and stops it in order.
 
-Whatever keeps the service from starting is one line on stderr and an exit code of its own, never a
-traceback: who starts it is an operator, not its author.
+Each error that prevents a start is one line on stderr with its own exit code, never a traceback,
+because operators read it.
 """
 
 import contextlib
@@ -30,12 +30,12 @@ from broker.postgres.keeper import PostgresKeeper
 from broker.settings import Settings, SettingsError, load
 from broker.telemetry import configure_logging
 
-# By name: the HTTP service imports the broker, never the other way round.
+# By name, because the HTTP service imports the broker and never the other way round.
 SERVER = "api.server:run"
 
 
 class Exit(IntEnum):
-    """Why the service did not start or migrate."""
+    """The reasons why the service did not start or migrate."""
 
     SETTINGS = 2
     ADDRESS = 3
@@ -47,7 +47,7 @@ class Exit(IntEnum):
 
 
 def serve(**given: object) -> None:
-    """Run the service until SIGTERM or SIGINT; `given` are settings. For the main thread."""
+    """Run the service until SIGTERM or SIGINT; `given` are settings. Only in the main thread."""
     settings = _settings(**given)
     configure_logging(settings.log_level, settings.log_format)
     run: Callable[[Settings, socket.socket], None] = pkgutil.resolve_name(SERVER)
@@ -67,10 +67,10 @@ class Restored(NamedTuple):
 def migrate(
     *, contract: bool = False, restored: Restored | None = None, **given: object
 ) -> Iterator[str]:
-    """Bring the database up to date; a line for each tree of migrations says what was done.
+    """Bring the database up to date; one line for each tree of migrations reports the change.
 
-    `contract`: also with what replicas of older versions cannot bear. `restored`: then fence what
-    was granted after the backup; more lines say what that was.
+    `contract`: also run revisions that break replicas of older versions. `restored`: then fence the
+    grants made after the backup; more lines report them.
     """
     settings = _settings(**given)
     configure_logging("warning", settings.log_format)
@@ -100,8 +100,8 @@ def _fenced(settings: Settings, restored: Restored) -> Iterator[str]:
     yield f"logs with a new incarnation: {', '.join(done.logs) or 'none'}"
     for queue, count in done.ahead:
         yield (
-            f"{queue}: {count} positions lie past the end of its log, whose backup is older; set "
-            f"them with POST /v1/queues/{queue}/positions before consumers come"
+            f"{queue}: {count} positions are beyond the end of its log, whose backup is older; set "
+            f"them with POST /v1/queues/{queue}/positions before consumers connect"
         )
 
 
@@ -113,7 +113,7 @@ def _settings(**given: object) -> Settings:
 
 
 def _listen(host: str, port: int) -> socket.socket:
-    """The socket to serve on, taken before anything is started that would have to be stopped."""
+    """The socket to serve on, opened before starting parts that would have to be stopped."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
@@ -123,7 +123,7 @@ def _listen(host: str, port: int) -> socket.socket:
             if os.name == "posix":
                 listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             listener.bind(address)
-            # Nobody else can listen on the port from here on.
+            # No other process can listen on the port from here on.
             listener.listen(2048)
         except BaseException:
             listener.close()
@@ -137,7 +137,7 @@ def _listen(host: str, port: int) -> socket.socket:
 
 @contextlib.contextmanager
 def _database(settings: Settings) -> Iterator[Settings]:
-    """The settings with a database in them: the given one, or our own for as long as it takes."""
+    """The settings with a database: the given one, or the embedded one within the block."""
     if settings.database_url is not None:
         yield settings
         return
@@ -157,7 +157,7 @@ def _database(settings: Settings) -> Iterator[Settings]:
 
 
 def _prepare(settings: Settings) -> None:
-    """Reach the database and see that its tables are current, or make them so."""
+    """Connect to the database and check that its tables are current, or migrate them."""
     try:
         for url in _urls(settings):
             if url is not None:
@@ -198,7 +198,7 @@ def _urls(settings: Settings) -> tuple[str, str | None]:
 
 @contextlib.contextmanager
 def _ends_on_signals() -> Iterator[None]:
-    """SIGTERM and SIGINT leave by way of every `finally`; the server has its own way meanwhile."""
+    """SIGTERM and SIGINT run every `finally`; while the server runs, it handles them itself."""
 
     def leave(signum: int, _: FrameType | None) -> NoReturn:
         raise SystemExit(0 if signum == signal.SIGTERM else 130)
@@ -212,7 +212,7 @@ def _ends_on_signals() -> Iterator[None]:
 
 
 def _ignore_signals() -> None:
-    """Stopping is under way already; a second signal must not cut it short."""
+    """The service is stopping already; a second signal must not interrupt that."""
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, signal.SIG_IGN)
 

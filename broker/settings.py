@@ -1,6 +1,6 @@
-"""The service's settings: the command line, then COUNTERPOISE_… in the environment, then these.
+"""The service's settings: the command line, then COUNTERPOISE_… variables, then these defaults.
 
-Every field is a variable of the environment: `port` is COUNTERPOISE_PORT.
+Every field is an environment variable: `port` is COUNTERPOISE_PORT.
 """
 
 from pathlib import Path
@@ -22,14 +22,14 @@ class SettingsError(Exception):
 
 
 class Settings(BaseSettings):
-    """What the service can be told. Make it with `load`, which words what is wrong."""
+    """The service's settings. Make it with `load`, which explains wrong values."""
 
     model_config = SettingsConfigDict(
         env_prefix=PREFIX, extra="forbid", frozen=True, env_ignore_empty=True
     )
 
     host: str = Field(default="127.0.0.1", min_length=1, description="Address to listen on.")
-    port: int = Field(default=8640, ge=0, le=65535, description="0: any free one.")
+    port: int = Field(default=8640, ge=0, le=65535, description="0: any free port.")
     data_dir: Path | None = Field(
         default=None,
         description="Where the embedded Postgres lives; default: the user's data directory.",
@@ -53,9 +53,9 @@ class Settings(BaseSettings):
         ge=0,
         le=2**62,
         description="How many messages of each partition the built-in and Redis logs keep after "
-        "every queue has processed them, for warm-ups and for reading again.",
+        "every queue has processed them, for warm-ups and to set positions back.",
     )
-    database_pool_size: int = Field(default=10, ge=2, le=1000, description="Connections at most.")
+    database_pool_size: int = Field(default=10, ge=2, le=1000, description="The most connections.")
     auto_migrate: bool = Field(
         default=True, description="Bring the database up to date at start (see `migrate`)."
     )
@@ -70,12 +70,12 @@ class Settings(BaseSettings):
     flow_requests_per_second: float = Field(
         default=100.0,
         ge=0,
-        description="What one flow may ask, in bursts of ten times that; 0: no limit.",
+        description="Request rate of one flow, in bursts of ten times that; 0: no limit.",
     )
     address_requests_per_second: float = Field(
         default=1000.0,
         ge=0,
-        description="What all callers of one address may ask that are not flows; 0: no limit.",
+        description="Request rate of all callers of one address that are not flows; 0: no limit.",
     )
     history_days: float = Field(
         default=7.0, gt=0, description="How long the history of rebalances and changes is kept."
@@ -91,7 +91,7 @@ class Settings(BaseSettings):
     @field_validator("database_url", "log_database_url")
     @classmethod
     def _postgres_url(cls, value: SecretStr | None) -> SecretStr | None:
-        """Any usual spelling of the scheme becomes postgresql://."""
+        """Every usual spelling of the scheme becomes postgresql://."""
         if value is None:
             return None
         scheme, separator, rest = value.get_secret_value().partition("://")
@@ -110,7 +110,7 @@ class Settings(BaseSettings):
     @field_validator("log_urls")
     @classmethod
     def _accesses(cls, value: SecretStr | None) -> SecretStr | None:
-        """Each must be of a kind that there is; what is wrong is said without showing it."""
+        """Each must be of a known kind; the error does not show the value."""
         if value is not None:
             try:
                 fitting("redis://any/0/any", value.get_secret_value())
@@ -120,10 +120,10 @@ class Settings(BaseSettings):
 
 
 def load(**given: object) -> Settings:
-    """The settings; what is given (and not None) wins over the environment.
+    """The settings; a given value (not None) wins over the environment.
 
-    Raises SettingsError with one line that names each setting at fault, never its value: it may be
-    secret.
+    Raises SettingsError with one line that names each wrong setting, but not its value, which may
+    be secret.
     """
     try:
         return Settings(**{name: value for name, value in given.items() if value is not None})  # type: ignore[arg-type]

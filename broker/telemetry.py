@@ -1,4 +1,4 @@
-"""How the service logs: structured, to stderr, as text on a terminal and as JSON elsewhere."""
+"""The service's logging: structured, to stderr, as text on a terminal and JSON elsewhere."""
 
 import logging
 import sys
@@ -6,7 +6,7 @@ from typing import Literal
 
 import structlog
 
-# Libraries whose info is of no interest to who runs a service.
+# Libraries whose info messages do not interest operators.
 _QUIET = ("uvicorn", "uvicorn.error", "apscheduler", "alembic", "asyncio")
 
 
@@ -26,7 +26,7 @@ def configure_logging(level: str, style: Literal["auto", "text", "json"] = "auto
             structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty(), exception_formatter=plain)
         ]
     else:
-        # Local variables hold tokens and passwords.
+        # Local variables contain tokens and passwords.
         tracebacks = structlog.tracebacks.ExceptionDictTransformer(show_locals=False)
         last = [
             structlog.processors.ExceptionRenderer(tracebacks),

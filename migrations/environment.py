@@ -1,15 +1,15 @@
-"""How a tree of migrations is run; each tree's env.py calls `run` with its schema.
+"""Runs a tree of migrations; each tree's env.py calls `run` with its schema.
 
 The caller gives either `config.attributes["connection"]` (a SQLAlchemy connection, sync, not in a
-transaction) or `sqlalchemy.url`. Everything happens in one transaction under an advisory lock, so
-that processes that migrate at the same time take turns and the later ones find nothing to do. The
+transaction) or `sqlalchemy.url`. A migration is one transaction under an advisory lock, so that
+processes that migrate at the same time take turns and the later ones have nothing to do. The
 version table is in the schema itself.
 
-Beside the revision it says which revisions' code the tables serve (`serves`): replicas of the
-release before, which do not know the newest revision, read it there. A revision that does not break
-them names in `serves_from` the oldest revision whose code goes on working; without it, only its own
-code does. What one revision broke stays broken in all later ones. A revision with
-`contracts = True` is not run at a start (`broker.postgres.migrations`).
+Beside the revision, the version table lists the revisions whose code works with the tables
+(`serves`): replicas of the previous release do not know the newest revision and read this list. A
+revision that does not break old code names in `serves_from` the oldest revision whose code still
+works; without it, only its own code does. Code that one revision excludes stays excluded in all
+later ones. A revision with `contracts = True` is not run at a start (`broker.postgres.migrations`).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from alembic import context
 from sqlalchemy import Connection, create_engine, make_url, text
 from sqlalchemy.pool import NullPool
 
-# Any number that no other program uses: "counterp" in ASCII.
+# A number that no other program uses: "counterp" in ASCII.
 LOCK = 0x636F756E74657270
 
 
@@ -45,7 +45,7 @@ def run(schema: str) -> None:
 def _migrate(connection: Connection, schema: str) -> None:
     with connection.begin():
         connection.execute(text("SELECT pg_advisory_xact_lock(:lock)"), {"lock": LOCK})
-        # Not IF NOT EXISTS: that wants the right to create schemas even if there is nothing to do.
+        # Not IF NOT EXISTS: it requires the right to create schemas even if there is nothing to do.
         found = connection.execute(
             text("SELECT 1 FROM pg_namespace WHERE nspname = :schema"), {"schema": schema}
         ).first()
@@ -57,7 +57,7 @@ def _migrate(connection: Connection, schema: str) -> None:
 
 
 def _say_what_it_serves(connection: Connection, schema: str) -> None:
-    """Keep `serves` of the version table: the revisions whose code works with the tables."""
+    """Update `serves` of the version table: the revisions whose code works with the tables."""
     table = f"{schema}.alembic_version"
     revision = connection.execute(text(f"SELECT version_num FROM {table}")).scalar()
     if revision is None:
@@ -66,7 +66,7 @@ def _say_what_it_serves(connection: Connection, schema: str) -> None:
     chain = [script.revision for script in scripts]
     floors = [getattr(script.module, "serves_from", script.revision) for script in scripts]
     serves = chain[max(chain.index(floor) for floor in floors) :]
-    # Only if something is to be done, as above.
+    # Only if there is something to do, as above.
     kept = connection.execute(
         text("SELECT 1 FROM pg_attribute WHERE attrelid = to_regclass(:table) AND attname = :name"),
         {"table": table, "name": "serves"},

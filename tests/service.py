@@ -8,6 +8,7 @@ They are available everywhere (`tests/conftest.py`). For another broker or other
 `running` and `ServeProcess` themselves.
 """
 
+import atexit
 import contextlib
 import os
 import random
@@ -79,14 +80,15 @@ def free_port() -> int:
         try:
             reservation.bind(("127.0.0.1", port))
             with listen(port=port):
-                _reserved.append(reservation)
+                _reserved.enter_context(reservation)
                 return port
         except OSError:
             reservation.close()
 
 
-# Held until this process ends.
-_reserved: list[socket.socket] = []
+# Until this process ends.
+_reserved = contextlib.ExitStack()
+atexit.register(_reserved.close)
 
 
 def listen(host: str = "127.0.0.1", port: int = 0) -> socket.socket:

@@ -1,6 +1,6 @@
-"""The calls that the API makes, each of them about queues, flows, updates, logs or monitoring.
+"""The calls of the API, in five parts: queues, flows, updates, logs and monitoring.
 
-`facade.Calls` puts the parts together. They share a `QueueAccess`, the way to a queue's mailbox and
-to the store; `views` says what they take and give, and `rendering` makes that of what the core
-decided.
+`facade.Calls` assembles the parts. They share a `QueueAccess`, which gives access to a queue's
+mailbox and to the store. `views` defines arguments and results, and `rendering` makes them from the
+core's model.
 """

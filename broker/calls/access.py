@@ -1,4 +1,4 @@
-"""The way of the calls to a queue: by its name, into the mailbox of this replica, and the store."""
+"""Access of the calls to a queue by name: its mailbox in this replica, and the store."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ T = TypeVar("T")
 
 
 class QueueAccess:
-    """Access to queues by name, also after a queue was deleted and its name used again."""
+    """Access to queues by name, also after a queue was deleted and made again."""
 
     def __init__(self, replica: Replica) -> None:
         self.replica = replica
         self.store: Store = replica.store
 
     async def on(self, name: str, work: Callable[[Coordinator], Awaitable[T]]) -> T:
-        """What `work` makes of the queue of this name; once more if the name means another queue
-        by now.
+        """The result of `work` on the queue of this name; repeated once if the name means another
+        queue by now.
 
-        Raises QueueNotFound, Unavailable, and what `work` raises.
+        Raises QueueNotFound, Unavailable, and the errors of `work`.
         """
         coordinator = await self.replica.coordinator(name)
         try:
@@ -40,14 +40,14 @@ class QueueAccess:
         return await work(again)
 
     async def read(self, name: str, look: Callable[[Queue], T], *, fresh: bool = True) -> T:
-        """What `look` makes of the queue.
+        """The result of `look` on the queue.
 
-        Raises QueueNotFound, Unavailable, and what `look` raises.
+        Raises QueueNotFound, Unavailable, and the errors of `look`.
         """
         return await self.on(name, lambda coordinator: coordinator.read(look, fresh=fresh))
 
     async def ask(self, name: str, make: Callable[[], Ask]) -> Any:
-        """The answer of a command on a queue; `make` makes it, each time anew.
+        """The answer of a command on a queue; `make` makes the command anew for each attempt.
 
         Raises QueueNotFound, Unavailable, and the command's errors.
         """
@@ -56,7 +56,7 @@ class QueueAccess:
 
 @contextmanager
 def store_available() -> Iterator[None]:
-    """For calls of the store: raises Unavailable where the store cannot be reached."""
+    """For calls of the store: raises Unavailable if the store cannot be reached."""
     try:
         yield
     except StoreUnavailable:

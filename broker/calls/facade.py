@@ -1,4 +1,4 @@
-"""All calls of one replica, by what they are about."""
+"""All calls of one replica, by subject."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from broker.replica import Replica
 
 
 class Calls:
-    """What a replica can be asked; see `views` for what the calls take and give.
+    """The calls of a replica; see `views` for their arguments and results.
 
     Every call raises the errors of `broker.core.errors`: QueueNotFound for a queue that does not
     exist, Unavailable while the database cannot be reached, and those named at the call.

@@ -1,4 +1,4 @@
-"""What the store knows of flows: their leases, their tokens, and why one is not bound any more.
+"""Flows in the store: their leases, their tokens, and the reason why one is no longer bound.
 
 Renewals go out in batches.
 """
@@ -23,13 +23,13 @@ MOST_KNOWN_TOKENS = 100_000
 
 
 class Held(Enum):
-    """Instead of an answer: somebody else holds the rows, ask again."""
+    """Instead of an answer: another transaction holds the rows, ask again."""
 
     HELD = "held"
 
 
 class FlowRows:
-    """The rows of flows, whatever queue they are of."""
+    """The rows of the flows of all queues."""
 
     def __init__(self, queues: QueueAccess) -> None:
         self._queues = queues
@@ -39,7 +39,7 @@ class FlowRows:
     # Tokens
 
     def known_token(self, flow_id: str) -> tuple[str, bytes] | None:
-        """The queue's id and the digest of the token of a flow that was bound when it was asked."""
+        """The queue's id and the token's digest of a flow that was bound at the last query."""
         return self._tokens.get(flow_id)
 
     def remember(self, flow_id: str, queue_id: str, digest: bytes) -> None:
@@ -68,9 +68,9 @@ class FlowRows:
         ]
 
     async def until_free(self, flow_id: str, ask: Callable[[], Awaitable[T | Held]]) -> T:
-        """The answer of `ask`, by which this flow renews its lease, once nobody holds its rows.
+        """The answer of `ask`, by which this flow renews its lease, once its rows are free.
 
-        Meanwhile the flow is not taken for dead here. Raises Unavailable.
+        Meanwhile this replica does not end the flow. Raises Unavailable.
         """
         try:
             with self._queues.replica.renewing(flow_id):
@@ -83,10 +83,10 @@ class FlowRows:
             pass
         raise Unavailable(UNAVAILABLE)
 
-    # Which flow, of which queue
+    # The flow and its queue
 
     async def row(self, flow_id: str) -> FlowRow | None:
-        """The flow's row, also of one that left not long ago. Raises Unavailable."""
+        """The flow's row, also of a flow that left recently. Raises Unavailable."""
         with store_available():
             return await self._queues.store.flow(flow_id)
 
@@ -97,7 +97,7 @@ class FlowRows:
         """
         coordinator = await self._queues.replica.coordinator(name)
         if coordinator.queue_id != queue_id:
-            # Or is the name used again, and this replica has not heard of it?
+            # The name may be used again, and this replica does not know it yet.
             self._queues.replica.forget_name(name)
             coordinator = await self._queues.replica.coordinator(name)
         if coordinator.queue_id != queue_id:
@@ -105,12 +105,12 @@ class FlowRows:
         return coordinator
 
     async def missing(self, name: str, flow_id: str) -> Exception:
-        """Why a flow that was asked for is not bound: the error to raise."""
+        """The error for a flow that is not bound."""
         self.forget(flow_id)
         row = await self.row(flow_id)
         try:
             if row is None:
-                # Deleted with its queue?
+                # It may be deleted with its queue.
                 self._queues.replica.forget_name(name)
                 await self._queues.replica.coordinator(name)
             elif row.reason is not None and await self.is_of(name, row):

@@ -1,7 +1,7 @@
-"""The calls of flows: bind, renew, commit, release, drain, leave.
+"""The calls of flows: bind, renew, commit, release, drain, unbind.
 
-Commits touch rows only and go out in batches; what changes the assignment goes through the queue's
-mailbox.
+Commits only touch rows and go out in batches; calls that change the assignment go through the
+queue's mailbox.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from broker.turns import Ask
 
 
 class FlowCalls:
-    """What consumers ask for."""
+    """The calls of consumers."""
 
     def __init__(
         self, queues: QueueAccess, logs: Logs, rows: FlowRows, updates: UpdateCalls
@@ -70,7 +70,7 @@ class FlowCalls:
             log, start = await coordinator.read(
                 lambda queue: (queue.settings.log, queue.settings.start)
             )
-            # First what may fail: a bind that cannot be answered would be bound again and again.
+            # Steps that may fail come first: a bind without an answer would be repeated for ever.
             access = await self._logs.access(log, "read")
             await coordinator.ask(Ask(command, token_hash=digest))
             self._rows.remember(flow_id, coordinator.queue_id, digest)
@@ -112,7 +112,7 @@ class FlowCalls:
             raise FlowGone(flow_id, reason)
 
     async def unbind(self, name: str, flow_id: str, reason: str = "unbound") -> None:
-        """Unbinds the flow; nothing if it has left already. Raises QueueNotFound, FlowNotFound."""
+        """Unbinds the flow unless it has left already. Raises QueueNotFound, FlowNotFound."""
         try:
             await self._queues.ask(name, lambda: Ask(c.Unbind(flow_id, reason)))
         except FlowNotFound:
@@ -142,7 +142,7 @@ class FlowCalls:
             ]
             results = await self._commit_all(flow_id, commits)
             if all(result.outcome is not c.Outcome.OK for result in results):
-                # Is it bound at all?
+                # Check that it is bound.
                 await self._rows.renew(name, flow_id)
             return await self._results(coordinator, flow_id, results)
 
@@ -151,7 +151,7 @@ class FlowCalls:
     async def release(
         self, name: str, flow_id: str, seq: int | None, items: Sequence[views.ReleaseItem]
     ) -> views.ResultsView:
-        """Commits positions and lets partitions go, atomically. Raises FlowGone, FlowNotFound."""
+        """Commits positions and releases partitions, atomically. Raises FlowGone, FlowNotFound."""
         _refuse_repetitions([item.partition for item in items])
         command = c.Release(
             flow_id,
@@ -165,7 +165,7 @@ class FlowCalls:
     async def ready(
         self, name: str, flow_id: str, items: Sequence[views.ReadyItem]
     ) -> views.ResultsView:
-        """Says that warm-ups are done. Raises FlowGone, FlowNotFound."""
+        """Reports finished warm-ups. Raises FlowGone, FlowNotFound."""
         _refuse_repetitions([item.partition for item in items])
         command = c.Ready(flow_id, tuple(c.ReadyItem(item.partition, item.epoch) for item in items))
         return await self._work(name, flow_id, lambda: Ask(command, renews=flow_id))
@@ -173,10 +173,10 @@ class FlowCalls:
     async def drain(
         self, name: str, flow_id: str, timeout_seconds: float | None, by_flow: bool = True
     ) -> views.UpdateView:
-        """Begins to hand over all that the flow owns. Raises FlowGone, FlowNotFound.
+        """Begins to hand over all partitions of the flow. Raises FlowGone, FlowNotFound.
 
-        An administrator's call (not `by_flow`) says nothing about whether the flow lives, so it
-        does not renew the lease (the contract, *Flow*).
+        An administrator's call (not `by_flow`) is no sign of life of the flow, so it does not
+        renew the lease (the contract, *Flow*).
         """
         command = c.Drain(flow_id, timeout_seconds)
         renews = flow_id if by_flow else None
@@ -207,7 +207,7 @@ class FlowCalls:
     async def _commit_all(
         self, flow_id: str, commits: Sequence[PositionCommit]
     ) -> Sequence[c.Result]:
-        """One result for each; those that somebody holds are asked for again."""
+        """One result for each; rows held by another transaction are asked for again."""
         results: dict[int, c.Result] = {}
 
         async def ask() -> Sequence[c.Result] | Held:

@@ -1,4 +1,4 @@
-"""Which queues read a log, which of them owns it, and which follow the owner's partition count."""
+"""The queues that read a log, its owner among them, and the followers of the owner's count."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class LogReaders:
         self._queues = queues
 
     async def all(self) -> AsyncIterator[views.QueueView]:
-        """All queues by name, as they are when they are come to. Raises Unavailable."""
+        """All queues by name, each as it is when the iteration reaches it. Raises Unavailable."""
         cursor = None
         while True:
             with store_available():
@@ -44,7 +44,7 @@ class LogReaders:
         return sorted(found, key=lambda queue: (queue.created_at, queue.name))
 
     async def owns(self, name: str, log: str) -> bool:
-        """Whether this queue owns the log it reads. A built-in log's name says so."""
+        """Whether this queue owns its log. The name of a built-in log names its owner."""
         if not has_owner(log):
             return False
         source = builtin_name(log)
@@ -58,9 +58,9 @@ class LogReaders:
         return [reader.name for reader in await self.of(log) if reader.name != name]
 
     async def owner(self, log: str, but: str) -> views.QueueView | None:
-        """The queue, another than `but`, that owns this log; None if it has none yet, or never.
+        """The owner of this log, if it is not `but`; None if the log has no owner.
 
-        Raises Invalid for a built-in log that there is not.
+        Raises Invalid for a built-in log that does not exist.
         """
         source = builtin_name(log)
         if source is None:
@@ -78,7 +78,7 @@ class LogReaders:
             ) from None
         if builtin_name(owner.log) != source:
             raise Invalid(
-                f"The queue {source!r} has no log of its own, it reads {owner.log}; name that log.",
+                f"The queue {source!r} has no log of its own; it reads {owner.log}. Name that log.",
                 [("log", f"names the queue {source!r}, whose log is {owner.log}")],
             )
         return owner
@@ -101,7 +101,7 @@ class LogReaders:
     async def follow(self, name: str, partition_count: int, discard: bool) -> None:
         """A queue that reads another's log has that queue's partition count."""
         changes = {"partition_count": partition_count}
-        # One that was deleted meanwhile follows nobody.
+        # A queue that was deleted meanwhile follows no other.
         with suppress(QueueNotFound):
             await self._queues.ask(name, lambda: Ask(c.Change(changes, discard)))
 
@@ -112,7 +112,7 @@ def log_owner(queue: Queue | views.QueueView) -> LogOwner:
 
 
 def owner_among(readers: Sequence[views.QueueView]) -> views.QueueView | None:
-    """Which of the queues that read one log owns it, given in the order of their creation."""
+    """The owner among the queues that read one log, given in the order of their creation."""
     if not readers:
         return None
     name = builtin_name(readers[0].log)

@@ -24,7 +24,7 @@ _log = structlog.get_logger()
 
 
 class LogCalls:
-    """Where the messages of queues are, and where their consumers go on."""
+    """The logs of queues, and the positions from which consumers continue."""
 
     def __init__(self, queues: QueueAccess, logs: Logs, readers: LogReaders) -> None:
         self._queues = queues
@@ -36,7 +36,7 @@ class LogCalls:
         name: str,
         where: Mapping[int, str | None] | Literal["earliest", "latest"] | float,
     ) -> views.PositionsView:
-        """Sets where consumers go on, raising the epochs. Raises QueueNotFound, Invalid."""
+        """Sets positions and raises the epochs. Raises QueueNotFound, Invalid."""
 
         def existing(queue: Queue) -> tuple[str, list[int]]:
             return queue.settings.log, [partition.number for partition in queue.existing()]
@@ -72,7 +72,7 @@ class LogCalls:
         return await self._queues.read(name, look, fresh=False)
 
     async def access(self, name: str, purpose: Literal["read", "publish"]) -> views.LogAccessView:
-        """Where a queue's messages are, and credentials. Raises QueueNotFound, Unavailable."""
+        """A queue's log, and credentials for it. Raises QueueNotFound, Unavailable."""
         queue = await self._queues.read(name, queue_view)
         return views.LogAccessView(
             log=queue.log,
@@ -104,7 +104,7 @@ class LogCalls:
                 [await self._committed(reader) for reader in reading],
             )
             if not await self._is_there(owner):
-                # It was deleted meanwhile, and the upkeep may have made its log again.
+                # The queue was deleted meanwhile, and the upkeep may have made its log again.
                 await self._logs.drop(owner.log, log_owner(owner))
                 continue
             for reader in reading:
@@ -112,11 +112,11 @@ class LogCalls:
                     await self._readers.follow(reader.name, owner.partition_count, discard=False)
 
     async def _is_there(self, queue: views.QueueView) -> bool:
-        """Whether this queue still exists, and not only another of its name."""
+        """Whether this very queue still exists, not only another one of its name."""
         return await self._queues.store.find(queue.name) == queue.id
 
     async def _follow_topic(self, readers: Sequence[views.QueueView]) -> None:
-        """Queues have as many partitions as the topic that they read; a topic only grows."""
+        """Queues take the partition count of their topic; a topic only grows."""
         try:
             count = await self._logs.partition_count(readers[0].log)
         except Invalid as error:
@@ -127,14 +127,14 @@ class LogCalls:
                 await self._readers.follow(reader.name, count, discard=False)
 
     async def _committed(self, queue: views.QueueView) -> dict[int, str | None]:
-        """Up to where each partition was processed, removed ones too: they are kept no longer than
-        the others."""
+        """The position of each partition, also of removed ones, whose messages are kept no longer
+        than the others'."""
         rows = await self._queues.store.positions(queue.id)
         return {number: position for number, (_, position) in rows.items()}
 
 
 def _refuse_nonsense(positions: Mapping[int, str | None]) -> None:
-    """Positions of all kinds of logs that are known here are decimal numbers."""
+    """Checks positions: for all known kinds of logs they are decimal numbers."""
     wrong = sorted(
         number
         for number, position in positions.items()
@@ -142,15 +142,15 @@ def _refuse_nonsense(positions: Mapping[int, str | None]) -> None:
     )
     if wrong:
         raise Invalid(
-            f"{positions[wrong[0]]!r} is not a position of this queue's log; those are "
+            f"{positions[wrong[0]]!r} is not a position of this queue's log; its positions are "
             "decimal numbers.",
             [(f"positions.{number}", "is not a decimal number") for number in wrong],
         )
 
 
 def _refuse_ahead(positions: Mapping[int, str | None], reached: Mapping[int, str]) -> None:
-    """A position that a partition has not reached is a mistake: what is published next would lie
-    below it, and be passed over. `reached`: where partitions end, as far as the log says so."""
+    """Refuses a position that a partition has not reached: the next published messages would be
+    below it, and be passed over. `reached`: the ends of partitions, as far as the log knows."""
     ahead = sorted(
         number
         for number, position in positions.items()
@@ -159,7 +159,7 @@ def _refuse_ahead(positions: Mapping[int, str | None], reached: Mapping[int, str
     if ahead:
         first = ahead[0]
         raise Invalid(
-            f"The log's partition {first} ends at {reached[first]}, and {positions[first]} lies "
-            "behind that; send 'latest' for the end.",
-            [(f"positions.{number}", f"lies behind {reached[number]}") for number in ahead],
+            f"The log's partition {first} ends at {reached[first]}, and {positions[first]} is "
+            "beyond that; send 'latest' for the end.",
+            [(f"positions.{number}", f"is beyond {reached[number]}") for number in ahead],
         )

@@ -25,25 +25,25 @@ from broker.logs.ports import Logs
 from broker.store.ports import QueueGone, StoreUnavailable
 
 DECIMAL = re.compile("[0-9]{1,18}")
-# How many revisions are read for a reader of events at a time, however many it missed.
+# The most revisions that are read at once for a reader of events.
 EVENTS_AT_ONCE = 200
 
 
 class MonitoringCalls:
-    """What administrators see of a queue."""
+    """The view of a queue for administrators."""
 
     def __init__(self, queues: QueueAccess, logs: Logs) -> None:
         self._queues = queues
         self._logs = logs
 
     async def rebalance_status(self, name: str) -> views.RebalanceStatusView:
-        """Where the rebalancer stands. Raises QueueNotFound."""
+        """The rebalance status. Raises QueueNotFound."""
         return await self._queues.read(name, status_view)
 
     async def rebalances(
         self, name: str, limit: int, cursor: str | None
     ) -> views.Page[views.RebalanceView]:
-        """The history, newest first; the cursor is the last id of the page before."""
+        """The history, newest first; the cursor is the last id of the previous page."""
         before = None if cursor is None else _number(cursor)
         queue_id = await self._queues.read(name, lambda queue: queue.id)
         with store_available():
@@ -58,9 +58,9 @@ class MonitoringCalls:
     async def partitions(
         self, name: str, limit: int, cursor: str | None
     ) -> views.Page[views.PartitionView]:
-        """Partitions by number; the cursor is the last number of the page before.
+        """Partitions by number; the cursor is the last number of the previous page.
 
-        Waits a moment for the log to say where they end.
+        Waits a moment for the log to report their ends.
         """
         after = -1 if cursor is None else _number(cursor)
 
@@ -96,7 +96,7 @@ class MonitoringCalls:
             span = spans.get(item.partition)
             if span is None:
                 return item
-            # Who starts at the latest position has nothing before it to do.
+            # A queue that starts at the latest position has no earlier messages to process.
             skips = item.position is None and settings.start == "latest"
             return replace(item, end=span.end, lag=0 if skips else span.lag)
 
@@ -123,10 +123,10 @@ class MonitoringCalls:
         return views.Page(items, str(found[limit - 1][0]) if len(found) > limit else None)
 
     async def events(self, name: str, after: int | None) -> AsyncIterator[views.EventView]:
-        """What is committed after the revision `after` (None: from now on), one event a revision.
+        """The changes committed after the revision `after` (None: from now on), one event each.
 
-        Ends by raising QueueNotFound, and silently when the service stops. A reader that is slow
-        reads what it missed from the store, so nothing is kept for it here.
+        Ends by raising QueueNotFound, and silently when the service stops. A slow reader reads the
+        missed changes from the store, so this replica stores nothing for it.
         """
         queue_id, revision = await self._queues.read(name, lambda queue: (queue.id, queue.revision))
         with self._queues.replica.watching(queue_id) as changed:
@@ -139,8 +139,7 @@ class MonitoringCalls:
                     raise QueueNotFound(name) from None
                 except KeyError:
                     raise Invalid(
-                        f"What was committed after revision {seen} is not kept any more; "
-                        "start from now on."
+                        f"Changes after revision {seen} are no longer stored; start from now on."
                     ) from None
                 except StoreUnavailable:
                     await asyncio.sleep(1)
@@ -155,7 +154,7 @@ class MonitoringCalls:
 def _number(cursor: str) -> int:
     if not DECIMAL.fullmatch(cursor):
         raise Invalid(
-            "The cursor is not one that this call answered; leave it out to start anew.",
+            "This cursor does not come from this call; leave it out to start anew.",
             [("cursor", "is not a cursor of this list")],
         )
     return int(cursor)

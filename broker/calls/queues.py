@@ -29,7 +29,7 @@ _WRITABLE = frozenset(field.name for field in fields(Settings)) - {"partitioning
 
 
 class QueueCalls:
-    """What administrators do to queues."""
+    """The calls of administrators on queues."""
 
     def __init__(self, queues: QueueAccess, logs: Logs, readers: LogReaders) -> None:
         self._queues = queues
@@ -61,7 +61,7 @@ class QueueCalls:
         added = r.PartitionsAdded(0, settings.partition_count, now)
         replay_all(queue, (added,), 1)
         queue.growing = False
-        # What was before it does not concern it.
+        # Earlier outages do not concern it.
         queue.outage_seen = self._replica.clock.outage_id
         entry = Entry(1, now, (added,), commit_id=uuid4().hex)
         commit = Commit(queue, 0, entry.commit_id, (entry,), partitions=queue.partitions)
@@ -84,14 +84,14 @@ class QueueCalls:
     async def _first_count(
         self, spec: views.QueueSpec, log: str, owner: views.QueueView | None
     ) -> int:
-        """The partition count of a new queue: what it says, or that of what it follows."""
+        """The partition count of a new queue: the given one, or that of the followed log."""
         if decides_count(log):
             whose, count = "the topic", await self._logs.partition_count(log)
         elif owner is not None:
             whose, count = f"the queue {owner.name!r}", owner.partition_count
         elif spec.partition_count is None:
             raise Invalid(
-                "Say how many partitions the queue is to have.",
+                "Give the partition count of the queue.",
                 [("partition_count", "is required")],
             )
         else:
@@ -126,7 +126,7 @@ class QueueCalls:
             await self._readers.refuse_resize_of_follower(before)
         if changes.get("log", before.log) != before.log:
             raise Invalid(
-                "The log of a queue cannot be changed: its positions would mean nothing there; "
+                "The log of a queue cannot be changed: its positions have no meaning there; "
                 "create another queue.",
                 [("log", "cannot be changed")],
             )
@@ -134,10 +134,10 @@ class QueueCalls:
         return await self.get(name)
 
     async def _change(self, name: str, changes: Mapping[str, Any], discard: bool) -> None:
-        """Carries out a change, and what follows from it in the log and its other readers.
+        """Carries out a change, and its consequences for the log and its other readers.
 
-        A discard is part of a resize. It deletes what any removed partition holds, so repeating one
-        that was cut short makes up for it.
+        A discard is part of a resize. It deletes the messages of all removed partitions, so
+        repeating an interrupted one completes it.
         """
 
         def look(queue: Queue) -> tuple[LogOwner, str, int, int, list[int]]:
@@ -187,7 +187,7 @@ class QueueCalls:
         return await self._queues.read(name, status_view)
 
     async def list(self, limit: int, cursor: str | None) -> views.Page[views.QueueView]:
-        """Queues by name; the cursor is the last name of the page before."""
+        """Queues by name; the cursor is the last name of the previous page."""
         with store_available():
             rows = await self._store.list(limit + 1, cursor)
         items = tuple(queue_row_view(row) for row in rows[:limit])

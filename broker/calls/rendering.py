@@ -1,4 +1,4 @@
-"""From the model to the views: the only place that knows both."""
+"""Makes views from the model; only this module knows both."""
 
 from __future__ import annotations
 
@@ -49,12 +49,12 @@ def queue_view(queue: Queue) -> views.QueueView:
 
 
 def needed_positions(flow: Flow) -> list[int]:
-    """The partitions whose positions the flow's view tells."""
+    """The partitions whose positions are in the flow's view."""
     return sorted(flow.owned | flow.incoming)
 
 
 def update_view(queue: Queue, flow: Flow, positions: Positions, now: float) -> views.UpdateView:
-    """FlowChangeUpdate (the contract): what the flow owns, and what it warms up for."""
+    """FlowChangeUpdate (the contract): the partitions that the flow owns or warms up for."""
     seen = []
     for number in needed_positions(flow):
         partition = queue.partitions[number]
@@ -122,7 +122,7 @@ def flow_view(flow: Flow, lease_expires_at: float) -> views.FlowSummaryView:
 
 
 def status_view(queue: Queue) -> views.RebalanceStatusView:
-    """Where the rebalancer stands."""
+    """The rebalance status."""
     handoffs = []
     for number in sorted(queue.handoffs):
         handoff, partition = queue.handoffs[number], queue.partitions[number]
@@ -165,7 +165,7 @@ def rebalance_view(entry: Rebalance, moves: Iterable[views.MoveView] = ()) -> vi
 
 
 def history(entries: Iterable[Entry]) -> list[views.RebalanceView]:
-    """The rebalances that these entries of the log of changes tell of, newest first."""
+    """The rebalances in these entries of the history of changes, newest first."""
     found: dict[int, Rebalance] = {}
     moves: dict[int, list[views.MoveView]] = {}
     for entry in entries:
@@ -179,7 +179,7 @@ def history(entries: Iterable[Entry]) -> list[views.RebalanceView]:
                     found[rebalance_id] = Rebalance(rebalance_id, trigger, at, finished_at=at)
         known = found.get(entry.rebalance_id)
         if known is None:
-            continue  # Its beginning is not kept any more.
+            continue  # Its beginning is no longer stored.
         found[entry.rebalance_id] = _tally(known, entry, moves.setdefault(entry.rebalance_id, []))
     return [rebalance_view(found[id], moves.get(id, ())) for id in sorted(found, reverse=True)]
 

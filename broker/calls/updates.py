@@ -1,7 +1,7 @@
-"""How a flow follows its view: it asks, waits for the next update, or watches all of them.
+"""The view of a flow: the current one, the next one (long poll), or a stream of all.
 
-A view is read from the queue in memory, its positions from the store: a position goes with an
-epoch, and a view is told only if both are of the same epoch. Positions are read in batches.
+A view is read from the queue in memory, its positions from the store. A position belongs to an
+epoch, and a view is returned only if both have the same epoch. Positions are read in batches.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from broker.coordinator import Coordinator
 from broker.core.queue import Queue
 
 # Views of more partitions are made one at a time: each keeps the processor busy for long, and
-# between two of them everybody else has his turn.
+# other calls have their turn between two of them.
 BIG_VIEW = 1000
 
 
 class UpdateCalls:
-    """What a flow owns, told when it asks and as soon as it changes."""
+    """The views of flows, on request and as soon as they change."""
 
     def __init__(self, queues: QueueAccess, rows: FlowRows) -> None:
         self._queues = queues
@@ -44,10 +44,9 @@ class UpdateCalls:
     async def wait(
         self, name: str, flow_id: str, after: int, wait_seconds: float
     ) -> views.UpdateView | None:
-        """Renews the lease; the flow's view as soon as its revision is above `after`, None if it
-        does not get there.
+        """Renews the lease; the flow's view as soon as its revision is above `after`, else None.
 
-        Waits `wait_seconds` at the most, and at the most half the lease.
+        Waits at most `wait_seconds`, and at most half the lease.
         """
         lease = await self._rows.renew(name, flow_id)
 
@@ -71,7 +70,7 @@ class UpdateCalls:
         return await self._queues.on(name, work)
 
     async def watch(self, name: str, flow_id: str, after: int) -> AsyncIterator[views.UpdateView]:
-        """The flow's view each time it has changed; changes while nobody asks are one.
+        """The flow's view each time it has changed; changes between two reads are combined.
 
         Does not renew. Ends by raising FlowGone or QueueNotFound, and silently when the service
         stops.
@@ -94,7 +93,7 @@ class UpdateCalls:
     async def view(
         self, coordinator: Coordinator, flow_id: str, *, fresh: bool = False
     ) -> views.UpdateView:
-        """The flow's view with the positions that belong to it."""
+        """The flow's view with its positions."""
 
         def needed(queue: Queue) -> list[int] | None:
             flow = queue.flows.get(flow_id)
@@ -109,7 +108,7 @@ class UpdateCalls:
                 view = await coordinator.read(partial(self._made, flow_id, positions), fresh=fresh)
                 if view is not None:
                     return view
-                # What changed meanwhile, or what this replica has not heard of yet.
+                # Something changed meanwhile, or this replica does not know the change yet.
                 fresh = True
                 numbers = await coordinator.read(needed, fresh=True)
                 if numbers is None:
@@ -134,8 +133,8 @@ class UpdateCalls:
         at_least: int = 0,
         fresh: bool = False,
     ) -> views.UpdateView | None:
-        """The view if its revision is above `after`; `at_least`: the store has this revision, so be
-        no older.
+        """The view if its revision is above `after`; `at_least`: the store's revision, below which
+        the view is outdated.
         """
 
         def revision(queue: Queue) -> int | None:

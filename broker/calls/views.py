@@ -1,9 +1,9 @@
-"""What the facade (`broker.service.Broker`) takes and gives.
+"""Arguments and results of the facade (`broker.service.Broker`).
 
 These are values, not domain objects: the model never leaves `broker`. Every time is in Unix
 seconds by the database's clock; the API writes it as RFC 3339. Enumerated fields (`status`,
 `state`, `phase`, `trigger`, `outcome`, `handed_over`, ...) carry exactly the strings of the
-contract. A property of a queue has the contract's name, also where that lacks its unit
+contract. A property of a queue has the contract's name, even if it lacks its unit
 (`rebalance_delay`, `max_handoff_time` and `max_warmup_time` are seconds).
 """
 
@@ -18,7 +18,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Page(Generic[T]):
-    """One page of a list. `next_cursor` is what the next call passes as `cursor`; None ends it."""
+    """One page of a list. `next_cursor` is the `cursor` of the next call; None on the last page."""
 
     items: tuple[T, ...]
     next_cursor: str | None = None
@@ -29,7 +29,7 @@ class Page(Generic[T]):
 
 @dataclass(frozen=True, slots=True)
 class QueueSpec:
-    """What a queue is made with (the contract, *Queue*). `log` None means `builtin:` + name.
+    """The settings of a new queue (the contract, *Queue*). `log` None means `builtin:` + name.
 
     `partition_count` None: that of the queue whose built-in log this one reads.
     """
@@ -47,7 +47,7 @@ class QueueSpec:
 
 @dataclass(frozen=True, slots=True)
 class QueueView:
-    """A queue: its settings and where it stands. `id` changes when a name is used again."""
+    """A queue: its settings and its state. A queue made again under a name has another `id`."""
 
     id: str
     name: str
@@ -72,8 +72,8 @@ class QueueView:
 class PartitionView:
     """A partition as administrators see it; `owner` and `successor` are flow ids.
 
-    `end` and `lag` (messages from the position to the end, at most) are None unless the log said so
-    in time; a position that the log cannot have has no lag.
+    `end` and `lag` (the most messages from the position to the end) are None unless the log
+    answered in time; a position that the log cannot have has no lag.
     """
 
     partition: int
@@ -89,7 +89,7 @@ class PartitionView:
 
 @dataclass(frozen=True, slots=True)
 class FlowSummaryView:
-    """A bound flow as administrators see it. `partitions` is how many it owns."""
+    """A bound flow as administrators see it. `partitions` is the number that it owns."""
 
     flow_id: str
     client_name: str
@@ -106,10 +106,10 @@ class FlowSummaryView:
 
 @dataclass(frozen=True, slots=True)
 class MoveView:
-    """One partition's grant or handoff within a rebalance; the ends are flow ids.
+    """One partition's grant or handoff within a rebalance; both flows are given as flow ids.
 
-    `outcome` is how the partition arrived (`initial`, `graceful`, `forced`, `orphaned`, `replaced`,
-    `discarded`); `seconds` from the start of the handoff to its end.
+    `outcome` is how the partition was handed over (`initial`, `graceful`, `forced`, `orphaned`,
+    `replaced`, `discarded`); `seconds` from the start of the handoff to its end.
     """
 
     partition: int
@@ -136,7 +136,7 @@ class RebalanceView:
 
 @dataclass(frozen=True, slots=True)
 class HandoffView:
-    """A handoff in progress; `phase` is `warming` or `revoking`, the ends are flow ids."""
+    """A handoff in progress; `phase` is `warming` or `revoking`; both flows are flow ids."""
 
     partition: int
     from_flow: str
@@ -147,7 +147,7 @@ class HandoffView:
 
 @dataclass(frozen=True, slots=True)
 class RebalanceStatusView:
-    """Where the rebalancer stands with a queue (the contract, *HTTP*, rebalance status)."""
+    """The rebalance status of a queue (the contract, *HTTP*, rebalance status)."""
 
     queue: str
     status: str
@@ -191,7 +191,7 @@ class UpdateView:
 
 @dataclass(frozen=True, slots=True)
 class BoundView:
-    """The answer to bind. `flow_token` is told only here; the service keeps just its hash."""
+    """The answer to bind. `flow_token` is only here; the service stores only its hash."""
 
     flow_id: str
     flow_token: str = field(repr=False)
@@ -205,7 +205,7 @@ class BoundView:
 
 @dataclass(frozen=True, slots=True)
 class HeartbeatView:
-    """`revision` is that of the flow's view: newer than what the client has means "fetch it"."""
+    """`revision` is that of the flow's view; a client with an older view fetches the new one."""
 
     lease_expires_at: float
     revision: int
@@ -245,7 +245,7 @@ class Result:
 
 @dataclass(frozen=True, slots=True)
 class ResultsView:
-    """One result per item named, in order, and the flow's view afterwards."""
+    """One result per item of the call, in order, and the flow's view afterwards."""
 
     results: tuple[Result, ...]
     update: UpdateView
@@ -256,7 +256,7 @@ class ResultsView:
 
 @dataclass(frozen=True, slots=True)
 class PositionSet:
-    """Where a partition goes on, and the epoch that was raised with it."""
+    """The new position of a partition, and its raised epoch."""
 
     partition: int
     epoch: int
@@ -265,7 +265,7 @@ class PositionSet:
 
 @dataclass(frozen=True, slots=True)
 class PositionsView:
-    """The partitions whose position was set, by number, and the revision that did it."""
+    """The partitions whose position was set, by number, and the revision of the change."""
 
     revision: int
     partitions: tuple[PositionSet, ...]
@@ -273,7 +273,7 @@ class PositionsView:
 
 @dataclass(frozen=True, slots=True)
 class LogAccessView:
-    """Where a queue's messages are. `log_name` is the built-in log's name, None for others."""
+    """A queue's log. `log_name` is the built-in log's name, None for others."""
 
     log: str
     log_name: str | None
@@ -296,7 +296,7 @@ class EventView:
 
 @dataclass(frozen=True, slots=True)
 class ReadyCheck:
-    """Whether this replica can serve; `problem` says in one sentence why it cannot."""
+    """Whether this replica can serve; `problem` gives the reason if it cannot."""
 
     database: bool
     migrations: bool

@@ -1,4 +1,4 @@
-"""The built-in logs: the kind of log that is in Postgres, in the service's database or another."""
+"""The built-in logs: the kind of log in Postgres, in the service's database or another."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from counterpoise.logs import LogNotFound
 from counterpoise.logs.address import parse_log
 
 SWEEP_MESSAGES = 10_000
-# A call is given up before whoever asked for it gives up waiting for the answer (10 s). Looking up
-# times and dropping take as long as there is to do.
+# A call ends before its caller stops waiting for the answer (10 s). Looking up times and dropping
+# may take longer.
 CALL_SECONDS = 8.0
 LONG_SECONDS = 60.0
 # For each statement of the upkeep: deleting SWEEP_MESSAGES large messages does take minutes.
@@ -32,15 +32,15 @@ _UNKNOWN_LOG = "CP002"
 
 
 def _may_touch(log: Mapping[str, Any], owner: LogOwner | None) -> bool:
-    """Whether a call on behalf of `owner` means this log; one that names nobody means any."""
+    """Whether a call on behalf of `owner` is for this log; without an owner it is for any."""
     return owner is None or log["owner_id"] in (None, owner.queue_id)
 
 
 class BuiltinLogs:
     """All built-in logs of one database; see `broker.logs.ports.LogKind` for the calls.
 
-    Without an `owner` a call means the log whosever it is. Whatever the database refuses or does
-    not answer in time is LogDatabaseUnavailable.
+    A call without an `owner` is for the log of any owner. A refusal of the database, or no answer
+    in time, raises LogDatabaseUnavailable.
     """
 
     def __init__(self, engine: AsyncEngine, address: str) -> None:
@@ -62,7 +62,7 @@ class BuiltinLogs:
     ) -> bool:
         """See `LogKind`. A log that an earlier queue of the same name left is dropped first.
 
-        The log loses nothing that its database has confirmed, so `committed` is not looked at.
+        The log loses no message that its database has confirmed, so it ignores `committed`.
         """
         name = _name(log)
         async with self._transaction() as connection:
@@ -108,7 +108,7 @@ class BuiltinLogs:
         revision: int | None = None,
         owner: LogOwner | None = None,
     ) -> bool:
-        """See `LogKind`. Waits seconds for the appends under way; without `revision` never late."""
+        """See `LogKind`. Waits seconds for running appends; without `revision` never outdated."""
         async with self._transaction() as connection:
             known = await self._lock(connection, _name(log))
             late = revision is not None and revision < known["revision"]
@@ -131,7 +131,7 @@ class BuiltinLogs:
     async def discard(
         self, log: str, partitions: Collection[int], owner: LogOwner | None = None
     ) -> frozenset[int]:
-        """See `LogKind`. Positions count on; readers of what vanished find nothing, no error."""
+        """See `LogKind`. Positions continue; readers of discarded messages get no error."""
         async with self._transaction() as connection:
             known = await self._lock(connection, _name(log))
             if not _may_touch(known, owner):
@@ -154,7 +154,7 @@ class BuiltinLogs:
         return result
 
     async def drop(self, log: str, owner: LogOwner | None = None) -> None:
-        """See `LogKind`. A log that was made for no queue is dropped whoever asks."""
+        """See `LogKind`. A log without an owner is dropped for any caller."""
         try:
             async with self._transaction(LONG_SECONDS) as connection:
                 known = await self._lock(connection, _name(log))
@@ -170,7 +170,7 @@ class BuiltinLogs:
     async def trim(self, log: str, below: Mapping[int, str], owner: LogOwner | None = None) -> None:
         """See `LogKind`; in short transactions."""
         async with self._transaction() as connection:
-            # Nobody drops it before this ends, so the name stays that of the log looked at.
+            # It cannot be dropped before this ends, so the name stays that of this log.
             known = await self._lock(connection, _name(log), exclusive=False)
             if not _may_touch(known, owner):
                 return
@@ -194,9 +194,9 @@ class BuiltinLogs:
         )
 
     async def forget_publishers(self, idle_seconds: float) -> int:
-        """Forget publishers that have not appended for so long. Returns how many.
+        """Forget publishers that have not appended for this time. Returns how many.
 
-        A retry that comes even later would be appended a second time: choose days.
+        A retry after this time would be appended a second time: choose days.
         """
         async with self._transaction(SWEEP_SECONDS) as connection:
             result = await connection.execute(
@@ -216,7 +216,7 @@ class BuiltinLogs:
     async def bounds(
         self, log: str, partitions: Sequence[int] | None = None, *, seconds: float | None = None
     ) -> Bounds:
-        """See `LogKind`. A partition that the log has never had starts and ends at 0."""
+        """See `LogKind`. A partition that the log never had starts and ends at 0."""
         async with self._transaction(seconds) as connection:
             known = await self._known(connection, _name(log))
             rows = await connection.execute(
@@ -239,7 +239,7 @@ class BuiltinLogs:
             return Bounds(known["partition_count"], str(known["incarnation"]), starts, ends)
 
     async def position_at(self, log: str, time: float) -> Mapping[int, str]:
-        """See `LogKind`; also right where publishers gave times that are not in order."""
+        """See `LogKind`; also correct if publishers gave times that are not in order."""
         async with self._transaction(LONG_SECONDS) as connection:
             known = await self._known(connection, _name(log))
             rows = await connection.execute(
@@ -262,7 +262,7 @@ class BuiltinLogs:
 
     @asynccontextmanager
     async def _transaction(self, seconds: float | None = None) -> AsyncIterator[AsyncConnection]:
-        """A transaction that is given up after CALL_SECONDS, or so many."""
+        """A transaction that ends after CALL_SECONDS, or the given seconds."""
         with _available():
             async with (
                 asyncio.timeout(CALL_SECONDS if seconds is None else seconds),
@@ -284,9 +284,9 @@ class BuiltinLogs:
     async def _lock(
         self, connection: AsyncConnection, name: str, exclusive: bool = True
     ) -> Mapping[str, Any]:
-        """Keep resizes and drops away until the transaction ends, and appends too if `exclusive`.
+        """Lock out resizes and drops until the transaction ends, with `exclusive` also appends.
 
-        Returns the log's row as it then is.
+        Returns the log's row under the lock.
         """
         await self._known(connection, name)
         await connection.execute(text(f"SET LOCAL lock_timeout = '{_LOCK_SECONDS}s'"))
@@ -325,13 +325,13 @@ class BuiltinLogs:
 
 
 def _name(log: str) -> str:
-    """What the log's table calls the log `builtin:NAME`."""
+    """The name of the log `builtin:NAME` in the log's table."""
     return parse_log(log).name
 
 
 @contextmanager
 def _available() -> Iterator[None]:
-    """Raises LogDatabaseUnavailable for what the database refuses or does not answer."""
+    """Raises LogDatabaseUnavailable if the database refuses or does not answer."""
     try:
         yield
     except TimeoutError:

@@ -25,14 +25,14 @@ from counterpoise.logs.address import Kind, kind_of
 
 _log = structlog.get_logger()
 NOT_DISCARDED = (
-    "The partitions are removed, but the log could not be reached to delete what they held; "
+    "The partitions are removed, but the log could not be reached to delete their messages; "
     "repeat the call."
 )
 DATABASE_AWAY = "The service cannot reach the database of the built-in log right now; try again."
 UNKNOWN_KIND = (
-    "The service does not know this kind of log and cannot look up positions in it; send positions."
+    "The service does not know this kind of log and cannot look up positions; send positions."
 )
-# How long a list of partitions waits for the ends of the log.
+# How long a list of partitions waits for the ends from the log.
 SHOW_SECONDS = 1.5
 
 
@@ -42,7 +42,7 @@ class LogsByKind:
     def __init__(
         self, builtin: BuiltinLogs, external: ExternalLogs, keep_messages: int = 0
     ) -> None:
-        """`keep_messages`: how many of each partition stay once every reader is past them."""
+        """`keep_messages`: how many of each partition stay after every reader has passed them."""
         self._builtin = builtin
         self._external = external
         self._kinds: Mapping[Kind, LogKind] = {
@@ -58,7 +58,7 @@ class LogsByKind:
         return None if kind is None else self._kinds[kind]
 
     def _known(self, log: str) -> LogKind:
-        """The kind of a log that the service administers; others have no owner to ask for it."""
+        """The kind of a log that the service administers; only such logs have an owner."""
         kind = self._kind(log)
         assert kind is not None, log
         return kind
@@ -130,7 +130,7 @@ class LogsByKind:
             return {}
 
     async def spans(self, log: str, positions: Positions) -> Mapping[int, Span]:
-        """See `Logs`. A position that is not the log's has no lag."""
+        """See `Logs`. An invalid position has no lag."""
         kind = self._kind(log)
         if kind is None:
             return {}
@@ -155,7 +155,7 @@ class LogsByKind:
         owner: LogOwner,
         committed: Sequence[Positions],
     ) -> None:
-        """See `Logs`. The last messages stay, if some are to be kept."""
+        """See `Logs`. The last `keep_messages` stay."""
         kind = self._known(log)
         try:
             floor = trim_floor(
@@ -183,7 +183,7 @@ class LogsByKind:
             _log.warning("a log could not be dropped", log=log, error=str(error))
 
     async def forget(self, publishers_idle_seconds: float) -> None:
-        """Deletes what dropped built-in logs left, and publishers that have been silent for long.
+        """Deletes the rest of dropped built-in logs, and publishers that are silent for long.
 
         Best effort: a failure is logged.
         """
@@ -194,25 +194,25 @@ class LogsByKind:
             _log.warning("the upkeep of the logs failed", error=str(error))
 
     def close(self) -> None:
-        """Let go of connections to logs outside the service."""
+        """Close connections to logs outside the service."""
         self._external.close()
 
 
 def _cannot_be_used(error: LogError) -> BrokerError:
-    """Why a queue cannot have this log now, for the administrator who named it."""
+    """The reason why a queue cannot have this log now, for the administrator."""
     if isinstance(error, LogDatabaseUnavailable):
         return Unavailable(DATABASE_AWAY)
     hint = ""
     if isinstance(error, LogUnavailable):
         hint = (
-            ". Check the address; how the service itself gets in (credentials, TLS) is said by its "
+            ". Check the address; the service's own access (credentials, TLS) is in its "
             "COUNTERPOISE_LOG_URLS"
         )
     return Invalid(f"The queue cannot have this log: {error}{hint}.", [("log", "cannot be used")])
 
 
 def _cannot_be_asked(error: LogError) -> BrokerError:
-    """Why the log of a queue does not answer."""
+    """The reason why the log of a queue does not answer."""
     if isinstance(error, LogDatabaseUnavailable):
         return Unavailable(DATABASE_AWAY)
     if isinstance(error, LogUnavailable):
@@ -221,7 +221,7 @@ def _cannot_be_asked(error: LogError) -> BrokerError:
 
 
 def _lag(start: str, end: str, position: str | None) -> int | None:
-    """Messages from a position to the end, at most; positions of known kinds are numbers."""
+    """The most messages from a position to the end; positions of known kinds are numbers."""
     if position is not None and not position.isdecimal():
         return None
     at = int(start) if position is None else max(int(start), int(position))

@@ -1,12 +1,12 @@
 """Short-lived credentials with which consumers read and publishers append to the built-in log.
 
-A handful of login roles rotate, however many bind: a new one of each kind every half hour, good for
-two hours, so whoever is handed one can log in with it for at least an hour and a half. Replicas
-share them through `counterpoise_log.credentials`, which is in the log's database because a role and
-its row must be made in one transaction, and which only the service may read. The roles are members
-of the group roles of migrations/log and can do nothing but read, or append.
+A few login roles rotate, for any number of clients: a new one of each kind every half hour, valid
+for two hours, so each client can log in with its role for at least an hour and a half. Replicas
+share the roles through `counterpoise_log.credentials`. This table is in the log's database, because
+a role and its row must be made in one transaction, and only the service may read it. The roles are
+members of the group roles of migrations/log and can only read, or only append.
 
-A service that may not create roles hands out none; consumers then bring a URL of their own.
+A service that may not create roles issues none; consumers then bring a URL of their own.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from broker.logs.ports import LogAccess, Purpose
 
 ROTATE_SECONDS = 30 * 60.0
 VALID_SECONDS = 2 * 60 * 60.0
-# A bind waits for it: one that gets no answer is sent again, and holds up what is behind it.
+# A bind waits for this: a bind without an answer is sent again, and delays later calls.
 GET_SECONDS = 5.0
-# How often a service that may not create roles looks whether it may now.
+# How often a service that may not create roles checks this right again.
 _REFUSED_SECONDS = 60.0
-# "counterp" with another last byte than the migrations' lock.
+# "counterp", with another last byte than the lock of migrations.
 _LOCK = 0x636F756E74657271
 _GROUPS: dict[Purpose, str] = {
     "read": "counterpoise_log_reader",
@@ -42,7 +42,7 @@ _INSUFFICIENT_PRIVILEGE = "42501"
 
 
 class LogCredentials:
-    """Hands out the current credentials of each kind, and makes new ones when they are due."""
+    """Issues the current credentials of each kind, and makes new ones when they are due."""
 
     def __init__(
         self,
@@ -65,8 +65,8 @@ class LogCredentials:
     async def get(self, purpose: Purpose) -> LogAccess | None:
         """Credentials for at least `valid_seconds - rotate_seconds`; None without CREATEROLE.
 
-        Mostly from memory, where nobody waits for the database. Raises SQLAlchemy's errors and
-        OSError when it must be asked and cannot, TimeoutError after GET_SECONDS without an answer.
+        Usually from memory, without waiting for the database. Otherwise raises SQLAlchemy's errors
+        and OSError if the database fails, TimeoutError after GET_SECONDS without an answer.
         """
         known = self._known(purpose)
         if known is None:
@@ -83,7 +83,7 @@ class LogCredentials:
         return None if known is None or known[0] <= self._monotonic() else known
 
     async def _shared(self, purpose: Purpose) -> tuple[float, LogAccess | None]:
-        """The credentials all replicas use now, made if need be, and how long to remember them."""
+        """The current credentials of all replicas, made if needed, and how long to cache them."""
         asked_at = self._monotonic()
         try:
             async with self._engine.begin() as connection:
@@ -109,7 +109,7 @@ class LogCredentials:
                 "SELECT c.role, c.password,"
                 " CAST(extract(epoch FROM c.valid_until) AS double precision) AS valid_until,"
                 " CAST(extract(epoch FROM now() - c.created_at) AS double precision) AS age"
-                # A role dropped by hand, or absent from a restored database, is of no use.
+                # A role may have been dropped by hand, or be missing in a restored database.
                 " FROM counterpoise_log.credentials AS c JOIN pg_roles AS r ON r.rolname = c.role"
                 " WHERE c.kind = :kind AND c.created_at > now() - make_interval(secs => :age)"
                 " AND c.valid_until > now() ORDER BY c.created_at DESC LIMIT 1"
@@ -166,12 +166,12 @@ class LogCredentials:
                     )
                     await connection.execute(text(f'DROP ROLE IF EXISTS "{role}"'))
             except DBAPIError:
-                # Another replica is at it, or the role owns something (a temporary table).
+                # Another replica drops it, or the role owns an object (a temporary table).
                 continue
 
 
 def scram_verifier(password: str, iterations: int = 4096) -> str:
-    """What Postgres stores of a password (RFC 5803), so that it need never see the password."""
+    """The verifier that Postgres stores (RFC 5803), so that it never sees the password."""
     salt = secrets.token_bytes(16)
     salted = hashlib.pbkdf2_hmac("sha256", password.encode(), salt, iterations)
     client_key = hmac.digest(salted, b"Client Key", "sha256")

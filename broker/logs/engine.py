@@ -1,9 +1,9 @@
 """Connections to the database of the built-in log, which may be another than the service's own.
 
-None waits for ever for a database that neither answers nor refuses: connecting is bounded here,
-each call by whoever makes it (see `builtin` and `credentials`), around all of it, as it may fall
-silent at any of its steps. What the server goes on with, though nobody waits for it any
-more, it gives up by itself, and with it the locks that keep publishers and other replicas waiting.
+No connection waits for ever for a database that neither answers nor refuses. Connecting is bounded
+here. The callers bound each call as a whole (see `builtin` and `credentials`), because the database
+may fall silent at any step. The server itself ends abandoned statements, and with them the locks
+that make publishers and other replicas wait.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ import asyncpg
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
 CONNECT_SECONDS = 5.0
-# A replica that freezes in the middle of a transaction holds the others up for so long.
+# How long a replica that freezes within a transaction delays the others.
 IDLE_SECONDS = 10.0
-# The longest that a statement may take: deleting 10,000 large messages does take minutes.
+# The longest time of a statement: deleting 10,000 large messages takes minutes.
 STATEMENT_SECONDS = 600.0
 _POOL_SIZE = 2
 
@@ -43,6 +43,6 @@ def log_engine(url: str) -> AsyncEngine:
         connect_args={"async_creator_fn": connect},
         pool_size=_POOL_SIZE,
         pool_timeout=CONNECT_SECONDS,
-        # A connection that was closed meanwhile is replaced without anybody noticing.
+        # A connection that was closed meanwhile is replaced silently.
         pool_pre_ping=True,
     )

@@ -1,10 +1,9 @@
-"""The kinds of logs outside the service, Redis and Kafka: reached like consumers reach them.
+"""The kinds of logs outside the service, Redis and Kafka, with the same clients as consumers.
 
-The clients of these logs block, so they are called in threads. The service needs them only to
-administer: nothing that a flow asks waits for one. Credentials are the service's own (the setting
+The clients of these logs block, so they are called in threads. The service needs them only for
+administration: no call of a flow waits for them. Credentials are the service's own (the setting
 `log_urls`), matched to a queue's log as consumers match theirs, and they are never shown. Every
-call is bounded in time, so a log that is away costs an administrator some seconds and nobody else
-anything.
+call is bounded in time, so a log that is away only delays administrators, by some seconds.
 """
 
 from __future__ import annotations
@@ -15,23 +14,17 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
+from broker.logs.managed import ManagedLog, open_managed
 from broker.logs.ports import Bounds, LogOwner, Purpose
-from counterpoise.logs import (
-    InvalidPosition,
-    LogError,
-    LogNotFound,
-    LogUnavailable,
-    ManagedLog,
-    open_managed,
-)
+from counterpoise.logs import InvalidPosition, LogError, LogNotFound, LogUnavailable
 from counterpoise.logs.address import fitting
 
 T = TypeVar("T")
 
 CALL_SECONDS = 5.0
-# Trimming and looking up times take as long as there is to do.
+# Trimming and looking up times may take longer.
 LONG_SECONDS = 50.0
-# Lists that show ends leave a log alone for so long after it did not answer.
+# How long lists do not ask a log for ends after it did not answer.
 AWAY_SECONDS = 15.0
 _FAR_SECONDS = 1e9
 _THREADS = 4
@@ -39,7 +32,7 @@ _MOST_OPEN = 100
 
 
 class ExternalLogs:
-    """All logs that queues name and the service does not have itself; see `LogKind`."""
+    """All logs of queues outside the service; see `LogKind`."""
 
     def __init__(self, urls: str = "", *, monotonic: Callable[[], float] = time.monotonic) -> None:
         """`urls`: accesses with credentials, separated by blanks. Nothing is connected yet."""
@@ -86,9 +79,7 @@ class ExternalLogs:
         return await self._ask(log, lambda it: it.discard(sorted(partitions), owner))
 
     async def trim(self, log: str, below: Mapping[int, str], owner: LogOwner) -> None:
-        """See `LogKind`. What is no position of this log (a client may commit anything) is left
-        out.
-        """
+        """See `LogKind`. Invalid positions (a client may commit any string) are left out."""
 
         def act(it: ManagedLog) -> None:
             known = {number: at for number, at in below.items() if _is_position(it, at)}
@@ -100,10 +91,10 @@ class ExternalLogs:
     async def bounds(
         self, log: str, partitions: Sequence[int] | None = None, *, seconds: float | None = None
     ) -> Bounds:
-        """See `LogKind`. After one that took more than `seconds`, others are refused at once."""
+        """See `LogKind`. After a call that took more than `seconds`, others are refused at once."""
 
         def act(it: ManagedLog) -> Bounds:
-            # Asked for a time to come, it names the partitions that retire too.
+            # For a time in the future it also names the retiring partitions.
             every = it.position_at(time.time() + _FAR_SECONDS) if partitions is None else partitions
             return it.bounds(sorted(every))
 
@@ -129,7 +120,7 @@ class ExternalLogs:
             opened.close()
 
     def close(self) -> None:
-        """Let go of all connections."""
+        """Close all connections."""
         for opened in self._open.values():
             opened.close()
         self._open.clear()
@@ -138,7 +129,7 @@ class ExternalLogs:
     async def _ask(
         self, log: str, act: Callable[[ManagedLog], T], seconds: float | None = None
     ) -> T:
-        """What `act` makes of the log, within so many seconds, by default 2 * CALL_SECONDS."""
+        """The result of `act` on the log, within these seconds, by default 2 * CALL_SECONDS."""
 
         def work() -> T:
             opened = self._open.get(log)
@@ -159,7 +150,7 @@ class ExternalLogs:
 
 
 def _furthest(log: ManagedLog, committed: Sequence[Mapping[int, str]]) -> Mapping[int, str]:
-    """How far any reader has got in each partition; what is no position of this log is left out."""
+    """The furthest position of any reader in each partition, without invalid positions."""
     furthest: dict[int, str] = {}
     for positions in committed:
         for number, position in positions.items():
@@ -171,7 +162,7 @@ def _furthest(log: ManagedLog, committed: Sequence[Mapping[int, str]]) -> Mappin
 
 
 def _lost(log: ManagedLog, reached: Mapping[int, str]) -> Mapping[int, str]:
-    """Those of the reached positions that the log does not reach any more."""
+    """The reached positions that are beyond the ends of the log."""
     if not reached:
         return {}
     try:

@@ -1,4 +1,4 @@
-"""What the name of a log says: its kind, its one spelling, and who decides its partition count."""
+"""The address of a log: its kind, its one spelling, and the source of its partition count."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ _COUNT_IS: Mapping[Kind, Literal["owner's", "log's"]] = {
 
 
 def builtin_name(log: str) -> str | None:
-    """The name of the built-in log that a queue's `log` means; None for other logs."""
+    """The name of the built-in log in a queue's `log`; None for other logs."""
     return log.removeprefix(_BUILTIN) if log.startswith(_BUILTIN) else None
 
 
 def canonical(log: str) -> str:
-    """The same for every spelling of a log's name; as it is for logs of other kinds."""
+    """One spelling of a log's address; unchanged for logs of other kinds."""
     return log if kind_of(log) is None else parse_log(log).canonical()
 
 
@@ -32,7 +32,7 @@ def has_owner(log: str) -> bool:
 
 
 def decides_count(log: str) -> bool:
-    """Whether the log decides by itself how many partitions it has, and its queues follow."""
+    """Whether the log has its own partition count, which its queues follow."""
     return _count_is(log) == "log's"
 
 
@@ -42,9 +42,9 @@ def _count_is(log: str) -> str | None:
 
 
 def check_log(log: str) -> None:
-    """Raises Invalid for a `log` that is not one, or that carries credentials.
+    """Raises Invalid for a `log` that is not an address, or contains credentials.
 
-    One of a kind that is not known here is its consumers' own affair.
+    A `log` of an unknown kind is accepted; only its consumers need to know the kind.
     """
     try:
         refuse_credentials(log)

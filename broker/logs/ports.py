@@ -1,7 +1,7 @@
-"""What the service needs of logs: `Logs` for its calls, and below that a `LogKind` for each kind.
+"""The service's interfaces of logs: `Logs` for its calls, and a `LogKind` for each kind.
 
-Both name a log as the queue does (`builtin:flights`, `redis://host:port/DB/NAME`, …), both name the
-queue whose log it is with a `LogOwner`, and both use the verbs of `counterpoise.logs`. Positions
+Both name a log as the queue does (`builtin:flights`, `redis://host:port/DB/NAME`, …), both name
+its owner with a `LogOwner`, and both use the verbs of `counterpoise.logs`. Positions
 are strings that only the log can compare; times are in Unix seconds.
 """
 
@@ -11,7 +11,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
-from counterpoise.logs import Bounds, LogOwner, LogUnavailable
+from counterpoise.logs import Bounds, LogUnavailable
 
 __all__ = [
     "Bounds",
@@ -27,16 +27,25 @@ __all__ = [
 
 Purpose = Literal["read", "publish"]
 Positions = Mapping[int, str | None]
-"""Up to where a queue has processed each partition; None where it has committed nothing."""
+"""A queue's committed position of each partition; None without one."""
+
+
+@dataclass(frozen=True, slots=True)
+class LogOwner:
+    """The queue that a log was made for; `created_at` (Unix seconds) tells namesakes apart."""
+
+    queue_id: str
+    queue: str
+    created_at: float
 
 
 class LogDatabaseUnavailable(LogUnavailable):
-    """The database of the built-in log, which is the service's own, did not do what was asked."""
+    """The database of the built-in log, which is the service's own, failed."""
 
 
 @dataclass(frozen=True, slots=True)
 class LogAccess:
-    """Short-lived credentials for the built-in log; the URL carries the password: never log it."""
+    """Short-lived credentials for the built-in log; the URL contains the password: never log it."""
 
     url: str = field(repr=False)
     expires_at: float
@@ -44,7 +53,7 @@ class LogAccess:
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Of one partition the first position, the end, and how many messages are past a position."""
+    """Of one partition the first position, the end, and the number of messages after a position."""
 
     start: str
     end: str
@@ -55,7 +64,7 @@ class Logs(Protocol):
     """The logs of all queues, as the calls of the service use them. For the event loop."""
 
     async def access(self, log: str, purpose: Purpose) -> LogAccess | None:
-        """Credentials for a log; None where consumers and publishers must bring their own.
+        """Credentials for a log; None if consumers and publishers must bring their own.
 
         Raises Unavailable.
         """
@@ -66,7 +75,7 @@ class Logs(Protocol):
         ...
 
     async def partition_count(self, log: str) -> int:
-        """How many partitions a log that decides by itself has. Raises Unavailable, Invalid."""
+        """The partition count of a log with its own count. Raises Unavailable, Invalid."""
         ...
 
     async def set_partition_count(
@@ -77,31 +86,31 @@ class Logs(Protocol):
         owner: LogOwner,
         discard: Collection[int] = (),
     ) -> None:
-        """Tell the log its owner's count, then delete what the partitions of `discard` hold.
+        """Set the log's count to its owner's, then delete the messages of `discard`.
 
-        `revision` is the owner's that set the count. A log that cannot be told learns it from
-        `maintain`; what could not be deleted only the administrator can repeat, so that raises
-        Unavailable.
+        `revision` is the owner's revision that set the count. If the log cannot be reached,
+        `maintain` sets the count later; but only the administrator can repeat a failed deletion,
+        so this raises Unavailable.
         """
         ...
 
     async def positions(
         self, log: str, where: Literal["earliest", "latest"] | float
     ) -> Mapping[int, str]:
-        """Of each partition the position at an end of the log, or of a time; none without a log.
+        """For each partition the position at an end of the log, or of a time; none without a log.
 
         Raises Invalid, also for logs of kinds that the service does not know, and Unavailable.
         """
         ...
 
     async def ends(self, log: str, partitions: Sequence[int]) -> Mapping[int, str]:
-        """Where these partitions end; empty if the log does not say."""
+        """The ends of these partitions; empty if the log does not answer."""
         ...
 
     async def spans(self, log: str, positions: Positions) -> Mapping[int, Span]:
-        """For show: where these partitions start and end, and what is left from each position on.
+        """For display: start and end of these partitions, and the messages after each position.
 
-        Empty if the log does not say so soon.
+        Empty if the log does not answer soon.
         """
         ...
 
@@ -115,21 +124,21 @@ class Logs(Protocol):
     ) -> None:
         """The regular upkeep of one log: it exists, has its owner's count, and is trimmed.
 
-        `committed` has the positions of each queue that reads the log. What all of them have
-        processed is trimmed. Best effort: a failure is logged.
+        `committed` has the positions of each queue that reads the log. Messages that all of them
+        have processed are trimmed. Best effort: a failure is logged.
         """
         ...
 
     async def drop(self, log: str, owner: LogOwner) -> None:
-        """Delete the log with all it holds, if it is this queue's. A failure is logged."""
+        """Delete the log with its messages, if it belongs to this queue. A failure is logged."""
         ...
 
 
 class LogKind(Protocol):
     """All logs of one kind. Every call is bounded in time, may be repeated, and raises LogError.
 
-    LogUnavailable when the log cannot be reached or is too slow, and LogNotFound where it says so.
-    A call that names an `owner` changes nothing when the log is another queue's: it came too late.
+    LogUnavailable if the log cannot be reached or is too slow, and LogNotFound where documented.
+    A late call with an `owner` changes nothing if the log belongs to another queue.
     """
 
     async def access(self, purpose: Purpose) -> LogAccess | None:
@@ -143,23 +152,23 @@ class LogKind(Protocol):
         owner: LogOwner,
         committed: Sequence[Mapping[int, str]] = (),
     ) -> bool:
-        """Make the log unless it exists; then its count stays. False: it is a later queue's.
+        """Make the log unless it exists; then its count stays. False: it belongs to a later queue.
 
         `committed` has the positions that each reader has reached. A log that has lost messages
-        goes on there, so that no position that a reader knows means another message.
+        continues there, so that no known position means another message.
         """
         ...
 
     async def partition_count(self, log: str) -> int:
-        """How many partitions the log has. Raises LogNotFound."""
+        """The log's partition count. Raises LogNotFound."""
         ...
 
     async def set_partition_count(
         self, log: str, partition_count: int, revision: int, owner: LogOwner
     ) -> bool:
-        """Refuse appends routed with another count from now on; False if that comes too late.
+        """Refuse appends routed with another count from now on; False if the call is outdated.
 
-        `revision` is the queue's that set the count; one lower than the log has seen changes
+        `revision` is the queue's revision that set the count; a lower one than before changes
         nothing. Raises LogNotFound.
         """
         ...
@@ -167,30 +176,33 @@ class LogKind(Protocol):
     async def discard(
         self, log: str, partitions: Collection[int], owner: LogOwner
     ) -> frozenset[int]:
-        """Delete what these hold and return which: those outside the count. Raises LogNotFound."""
+        """Delete the messages of those partitions that are outside the count, and return them.
+
+        Raises LogNotFound.
+        """
         ...
 
     async def trim(self, log: str, below: Mapping[int, str], owner: LogOwner) -> None:
-        """Delete what lies below these positions. Raises LogNotFound."""
+        """Delete the messages below these positions. Raises LogNotFound."""
         ...
 
     async def bounds(
         self, log: str, partitions: Sequence[int] | None = None, *, seconds: float | None = None
     ) -> Bounds:
-        """Where these partitions, or all that the log has had, start and end.
+        """Start and end of these partitions, or of all that the log ever had.
 
-        `seconds`: give up earlier than usual, for a list that only shows it; a log that was too
-        slow for that may be left alone for a while. Raises LogNotFound.
+        `seconds`: a shorter time limit, for a list that only shows the ends; after a too slow
+        answer the log may not be asked for a while. Raises LogNotFound.
         """
         ...
 
     async def position_at(self, log: str, time: float) -> Mapping[int, str]:
-        """Of each partition the first position published at `time` or later, else its end.
+        """For each partition the first position published at `time` or later, else its end.
 
-        Nothing published since lies below it. Raises LogNotFound.
+        No message published since then is below it. Raises LogNotFound.
         """
         ...
 
     async def drop(self, log: str, owner: LogOwner) -> None:
-        """Delete the log with all it holds, if it is this queue's."""
+        """Delete the log with its messages, if it belongs to this queue."""
         ...

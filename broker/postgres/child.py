@@ -1,13 +1,13 @@
-"""The last step before a Postgres program runs: become another user, ask to die with the parent,
+"""The last step before a Postgres program runs: change the user, request to die with the parent,
 exec.
 
-It is run as a script, `python -I -S child.py PARENT_PID UID GID PROGRAM ARGUMENT...`,
+It runs as a script, `python -I -S child.py PARENT_PID UID GID PROGRAM ARGUMENT...`,
 and not as a `preexec_fn`, because Python code between fork and exec is not safe in a process with
-threads. The standard library is all it may import.
+threads. It may import only the standard library.
 
-UID and GID are numbers, or `-` to stay who we are. The order matters: the kernel forgets the
-death signal whenever a process changes its user, so it is asked for last; and the parent may have
-died before it was asked for, so that is checked afterwards.
+UID and GID are numbers, or `-` to keep the user. The order matters: the kernel forgets the death
+signal when a process changes its user, so it is requested last; and the parent may have died before
+the request, so this is checked afterwards.
 """
 
 import ctypes
@@ -19,10 +19,10 @@ PR_SET_PDEATHSIG = 1  # <sys/prctl.h>
 
 
 def die_with(parent_pid: int) -> None:
-    """Have the kernel send SIGINT (to Postgres: disconnect all and shut down) when the parent dies.
+    """Let the kernel send SIGINT (to Postgres: disconnect all and shut down) when the parent dies.
 
-    The signal comes when the *thread* that started us ends. Linux only: elsewhere a killed parent
-    leaves Postgres running, and the next start says so.
+    The signal comes when the *thread* that started this process ends. Linux only: elsewhere a
+    killed parent leaves Postgres running, and the next start reports it.
     """
     if sys.platform != "linux":
         return

@@ -1,14 +1,14 @@
-"""A database cluster of the embedded Postgres: the directory `initdb` makes, and programs run on
-it.
+"""A database cluster of the embedded Postgres: the directory that `initdb` makes, and its
+programs.
 
-A program starts *inside* the cluster's directory, while it is still root if the service is, and
-is told that its data is at `/proc/self/cwd` when it runs as another user. That link leads to the
-directory without passing its parents, which need not let that user in; Postgres and its backends
-never leave the directory. No permission of any parent is touched. (Elsewhere than on Linux the
-path itself is given.)
+A program starts *inside* the cluster's directory, while it is still root if the service is. If it
+runs as another user, it gets `/proc/self/cwd` as the path of its data. This link leads to the
+directory without passing its parents, which that user may not be able to enter; Postgres and its
+backends never leave the directory. No permission of any parent is changed. (On other systems than
+Linux it gets the path itself.)
 
-Every program inherits `lock_fd`, a file descriptor that holds an flock; see embedded for
-what that tells.
+Every program inherits `lock_fd`, a file descriptor that holds an flock; `embedded` explains
+its meaning.
 """
 
 import contextlib
@@ -32,7 +32,7 @@ class DataDirectoryOfAnotherVersion(EmbeddedPostgresError):
 
 
 class PostgresDidNotStart(EmbeddedPostgresError):
-    """Postgres ended, or did not become ready, while it was being started."""
+    """Postgres ended, or did not become ready, during the start."""
 
 
 class Cluster:
@@ -48,10 +48,10 @@ class Cluster:
         return self.path.exists()
 
     def make(self, password: str) -> None:
-        """Make it: the owner USER with `password`, and his DATABASE.
+        """Make the cluster: the owner USER with `password`, and the DATABASE.
 
-        It is made under another name and renamed when complete, so that a start that is cut short
-        leaves nothing half made.
+        It is made under another name and renamed when complete, so that an interrupted start
+        leaves no incomplete cluster.
 
         Raises PostgresDidNotStart.
         """
@@ -70,7 +70,7 @@ class Cluster:
             account = self._binaries.account
             if account.uid is not None and account.gid is not None:
                 os.chown(unfinished.path, account.uid, account.gid)
-                # It is opened again by that user, under the name /dev/stdin.
+                # The user opens it again under the name /dev/stdin.
                 os.fchown(password_input.fileno(), account.uid, account.gid)
             arguments = [
                 *("--username", USER, "--pwfile", "/dev/stdin", "--auth", "scram-sha-256"),
@@ -84,10 +84,10 @@ class Cluster:
         unfinished.path.rename(self.path)
 
     def make_usable(self) -> None:
-        """Check that these programs can run it, and clear what a crash left.
+        """Check that these programs can run the cluster, and remove leftovers of a crash.
 
-        To be called while the lock of `lock_fd` is held: no Postgres runs on the cluster then,
-        whatever its `postmaster.pid` says, and whatever process that names today.
+        Call it only while the lock of `lock_fd` is held: then no Postgres runs on the cluster, even
+        if the number in `postmaster.pid` belongs to a running process.
 
         Raises DataDirectoryOfAnotherVersion.
         """
@@ -100,18 +100,18 @@ class Cluster:
         (self.path / "postmaster.pid").unlink(missing_ok=True)
 
     def set_password(self, password: str) -> None:
-        """Give the owner another password. Nothing may be running. Raises PostgresDidNotStart."""
+        """Set the owner's password; Postgres must not run. Raises PostgresDidNotStart."""
         self._execute(f"ALTER ROLE {USER} PASSWORD '{password}'")
 
     def launch(self, settings: Sequence[str], log: IO[bytes]) -> subprocess.Popen[bytes]:
-        """Start the server as a child of ours, with `settings` as `name=value`."""
+        """Start the server as a child, with `settings` as `name=value`."""
         arguments = ["-D", self.data_argument]
         for setting in settings:
             arguments += ["-c", setting]
         return self._spawn("postgres", arguments, subprocess.DEVNULL, log)
 
     def accepts_connections(self, pid: int) -> bool:
-        """Whether the server with this number, a child of ours, says so."""
+        """Whether the server with this number, our child, reports that it is ready."""
         try:
             lines = (self.path / "postmaster.pid").read_text("utf-8").splitlines()
         except FileNotFoundError:
@@ -121,12 +121,12 @@ class Cluster:
 
     @property
     def data_argument(self) -> str:
-        """How a program that starts inside the cluster is to name it."""
+        """The path of the cluster for a program that starts inside it."""
         through_proc = self._binaries.account != OURSELVES and sys.platform == "linux"
         return "/proc/self/cwd" if through_proc else str(self.path)
 
     def _execute(self, statement: str) -> None:
-        """Run one statement in single-user mode: no port, no password, nobody else there."""
+        """Run one statement in single-user mode: no port, no password, no other user."""
         with tempfile.TemporaryFile() as commands:
             commands.write(f"{statement}\n".encode("ascii"))
             commands.seek(0)
@@ -152,7 +152,7 @@ class Cluster:
         return subprocess.Popen(
             self._binaries.command(program, *arguments),
             cwd=self.path,
-            # Nothing of ours: PGDATA, PGPORT and LD_LIBRARY_PATH would be obeyed.
+            # No inherited variables: PGDATA, PGPORT and LD_LIBRARY_PATH would have an effect.
             env={"PATH": os.defpath, "LC_ALL": "C", "TZ": "UTC"},
             stdin=stdin,
             stdout=log,
@@ -164,7 +164,7 @@ class Cluster:
 
 
 def end(process: subprocess.Popen[bytes], patience: float = 30.0) -> None:
-    """End a child of ours: cleanly, else without a checkpoint after `patience` s, else by force."""
+    """End a child: cleanly, after `patience` s without a checkpoint, and then by force."""
     for request, seconds in ((signal.SIGINT, patience), (signal.SIGQUIT, 10.0)):
         if process.poll() is not None:
             return
@@ -177,8 +177,8 @@ def end(process: subprocess.Popen[bytes], patience: float = 30.0) -> None:
 
 
 def telling_line(output: bytes) -> str:
-    """The line that says why, of what a Postgres program has written."""
+    """The line with the reason in the output of a Postgres program."""
     lines = [line.strip() for line in output.decode("utf-8", "replace").splitlines()]
     marks = ("PANIC:", "FATAL:", "ERROR:", "error:")
     telling = [line for line in lines if any(mark in line for mark in marks)]
-    return (telling or [line for line in lines if line] or ["it said nothing"])[-1]
+    return (telling or [line for line in lines if line] or ["no output"])[-1]

@@ -1,32 +1,33 @@
-"""The Postgres that starts when no database is given: a child of the service, and gone with it.
+"""The Postgres that starts if no database is given: a child that stops with the service.
 
 ```python
 with EmbeddedPostgres(default_data_dir()) as url:
     ...  # postgresql://counterpoise:PASSWORD@127.0.0.1:PORT/counterpoise
 ```
 
-What holds, and by what means:
+Guarantees, and their means:
 
 * **One service per data directory.** The service holds an exclusive lock on `service.lock`; a
   second one gets DataDirectoryInUse at once.
 * **One Postgres per data directory, and no process is ever signalled by a number read from a
   file.** Postgres, with all its backends, inherits the lock on `postgres.lock`, and the kernel
-  releases it when the last of them is gone. Whoever holds it knows that a `postmaster.pid` in the
-  directory is stale, whatever process its number names today, and removes it.
+  releases it when the last of them is gone. The holder of this lock knows that a
+  `postmaster.pid` in the directory is stale, even if its number belongs to a running process,
+  and removes it.
 * **Postgres ends with the service**, also after `kill -9`: the kernel sends it SIGINT (a fast,
-  clean shutdown) when the service's main thread ends (see child). The next start waits
+  clean shutdown) when the service's main thread ends (see `child`). The next start waits
   on `postgres.lock` until it is gone.
 * **Root needs no special care.** Postgres then runs as `nobody`, from programs that `nobody` can
-  reach (see binaries), on a directory below parents that it need not be able to enter
-  (see cluster). No permission of any parent is changed.
-* **Only who can read the password gets in**: TCP on 127.0.0.1 with SCRAM, no unix socket, and the
-  generated password in a file of mode 0600 that belongs to the user of the service.
-* **A start that was cut short leaves nothing half made**: files and the cluster appear under their
-  names when complete.
+  reach (see `binaries`), on a directory below parents that it need not be able to enter
+  (see `cluster`). No permission of any parent is changed.
+* **Only a reader of the password can connect**: TCP on 127.0.0.1 with SCRAM, no unix socket, and
+  the generated password in a file of mode 0600 that belongs to the user of the service.
+* **An interrupted start leaves no incomplete files**: files and the cluster get their names when
+  they are complete.
 
 The directory: `service.lock`, `postgres.lock`, `password`, `port` (the last one; taken again when
-it is free, so that consumers which know it can go on after a restart of the service; while the
-service runs its Postgres never gets another), `postgres.log` (and `.1`, the previous run's),
+it is free, so that consumers which know it can continue after a restart of the service; while the
+service runs its Postgres keeps this port), `postgres.log` (and `.1`, the previous run's),
 `postgres/` (the cluster).
 """
 
@@ -82,9 +83,9 @@ SETTINGS: Mapping[str, str] = {
     "fsync": "on",
     "timezone": "UTC",
     "log_timezone": "UTC",
-    # Short statements only: compiling them costs more than it saves.
+    # All statements are short: compiling them costs more than it saves.
     "jit": "off",
-    # Shown by ps, so that an administrator sees whose Postgres this is.
+    # Shown by ps, so that an administrator sees the owner of this Postgres.
     "cluster_name": "counterpoise",
 }
 
@@ -94,17 +95,17 @@ class DataDirectoryInUse(EmbeddedPostgresError):
 
 
 class DataDirectoryUnwritable(EmbeddedPostgresError):
-    """The data directory cannot be made, read or written to."""
+    """The data directory cannot be created, read or written."""
 
 
 class _PortTaken(Exception):
-    """Somebody took the port between our choosing it and Postgres listening on it."""
+    """Another program took the port before Postgres listened on it."""
 
 
 def default_data_dir() -> Path:
     """The user's data directory: `counterpoise` in $XDG_DATA_HOME, else in ~/.local/share."""
     base = os.environ.get("XDG_DATA_HOME", "")
-    # The XDG base directory specification: a relative path is invalid and to be ignored.
+    # The XDG base directory specification: a relative path is invalid and must be ignored.
     root = Path(base) if os.path.isabs(base) else Path.home() / ".local" / "share"
     return root / "counterpoise"
 
@@ -134,13 +135,13 @@ class EmbeddedPostgres:
         self._stop_seconds = stop_seconds
         self._process: subprocess.Popen[bytes] | None = None
         self._port: int | None = None
-        # What `stop` gives back, the last taken first.
+        # The resources that `stop` releases, the last one first.
         self._held = contextlib.ExitStack()
 
     def start(self) -> str:
         """Start Postgres and wait until it accepts connections. Returns its URL, with the password.
 
-        To be called from the main thread: Postgres ends when the thread that started it ends.
+        Call it from the main thread: Postgres ends when the thread that started it ends.
 
         Raises DataDirectoryInUse, DataDirectoryUnwritable, DataDirectoryOfAnotherVersion,
         PostgresDidNotStart, PostgresNotInstalled, PostgresNotRunnable; each is one line that says
@@ -152,10 +153,10 @@ class EmbeddedPostgres:
     def restart(self) -> str:
         """Start it again after it has ended by itself, as `start` does; see broker.postgres.keeper.
 
-        On the port it had, which by now is known to many: PostgresDidNotStart while another program
-        has it. To be called from a thread that lives until `stop`: Postgres ends with that thread.
+        On the same port, because clients know it: PostgresDidNotStart while another program has
+        the port. Call it from a thread that lives until `stop`: Postgres ends with that thread.
         """
-        # What the ended one held.
+        # The resources of the ended one.
         self.stop()
         return self._start(self._launch_on_its_port)
 
@@ -184,10 +185,10 @@ class EmbeddedPostgres:
         return None if self._process is None else self._process.poll()
 
     def stop(self) -> None:
-        """Shut Postgres down cleanly, disconnecting everybody, and let the data directory go.
+        """Shut Postgres down cleanly, disconnect all clients, and release the data directory.
 
-        A Postgres that does not end within `stop_seconds` is stopped without a checkpoint; nothing
-        committed is lost by that. Does nothing when it is not running.
+        A Postgres that does not end within `stop_seconds` is stopped without a checkpoint; this
+        loses no committed data. Does nothing when it is not running.
         """
         if self._process is not None:
             end(self._process, self._stop_seconds)
@@ -205,7 +206,7 @@ class EmbeddedPostgres:
         self.stop()
 
     def _take_locks(self) -> int:
-        """Make the directory ours. Returns the descriptor of the lock that Postgres inherits."""
+        """Lock the directory. Returns the descriptor of the lock that Postgres inherits."""
         self.data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
         service_lock = self._open_lock(self.data_dir / "service.lock")
         if not _try_lock(service_lock):
@@ -215,7 +216,7 @@ class EmbeddedPostgres:
                 + (f" (process {holder})" if holder else "")
                 + "; stop it, or give another --data-dir"
             )
-        # For people only: nothing is decided by this number.
+        # Only for people: no decision uses this number.
         os.truncate(service_lock, 0)
         os.pwrite(service_lock, f"{os.getpid()}\n".encode("ascii"), 0)
         postgres_lock = self._open_lock(self.data_dir / "postgres.lock")
@@ -229,7 +230,7 @@ class EmbeddedPostgres:
         return postgres_lock
 
     def _open_lock(self, path: Path) -> int:
-        # A bare descriptor, not a file object: one that is forgotten must not let the lock go.
+        # A bare descriptor: a file object would release the lock when it is garbage-collected.
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
         self._held.callback(os.close, descriptor)
         return descriptor
@@ -242,7 +243,7 @@ class EmbeddedPostgres:
         )
 
     def _prepare(self, cluster: Cluster) -> str:
-        """Have a cluster that can be started. Returns the password of its owner."""
+        """Prepare a cluster that can be started. Returns the password of its owner."""
         password_file = self.data_dir / "password"
         if not cluster.exists():
             _write_private(password_file, secrets.token_hex(24))
@@ -309,7 +310,7 @@ class EmbeddedPostgres:
 
 
 def _write_private(path: Path, text: str) -> None:
-    """Write a file that only its user can read; it is there complete or not at all."""
+    """Write a file that only its user can read; it exists complete or not at all."""
     unfinished = path.with_name(path.name + ".new")
     unfinished.unlink(missing_ok=True)
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
@@ -329,17 +330,17 @@ def _try_lock(descriptor: int) -> bool:
 
 
 def _read_port(path: Path) -> int:
-    """The port written there; 0, any port, where there is none."""
+    """The port in the file; 0, any port, without one."""
     with contextlib.suppress(FileNotFoundError, ValueError):
         return int(path.read_text("ascii"))
     return 0
 
 
 def _free_port(wanted: int) -> int:
-    """`wanted` if nobody listens there, else a port that the system says is free just now."""
+    """`wanted` if it is free, else a port that the system reports as free."""
     for port in (wanted, 0):
         with socket.socket() as probe, contextlib.suppress(OSError, OverflowError):
-            # As Postgres does: connections of the last run that linger do not take the port.
+            # As Postgres does: lingering connections of the last run do not block the port.
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             probe.bind((HOST, port))
             return int(probe.getsockname()[1])

@@ -1,10 +1,10 @@
-"""Starts the service's own Postgres again when that ends and the service does not.
+"""Restarts the service's own Postgres if it ends while the service runs.
 
-Postgres mends itself when one of its backends crashes, but ends when it cannot write what recovery
-needs (a full disk), or when somebody kills it. Whoever runs a service with a database of its own
-has no other means to start that again than to restart the service. So this does, until it succeeds:
-on the same port and with the same password, so that nobody else has to know. Meanwhile the service
-answers 503, and leases do not run.
+Postgres recovers by itself when one of its backends crashes. But it ends when it cannot write the
+data for its recovery (a full disk), or when it is killed. An operator could start it again only by
+restarting the service. So the keeper starts it until that succeeds: on the same port and with the
+same password, so that clients need no change. Meanwhile the service answers 503, and leases do not
+run.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ STOP_SECONDS = 30.0
 
 
 class PostgresKeeper:
-    """Keeps a Postgres that was started running, for as long as the block lasts.
+    """Keeps a started Postgres running as long as the block lasts.
 
         url = postgres.start()
         with PostgresKeeper(postgres, url):
             ...
 
-    Its thread starts Postgres again, and Postgres ends when that thread does. What it cannot do
-    yet is in the log, each time with the reason.
+    Its thread starts Postgres again, and Postgres ends when that thread does. Each failed attempt
+    is in the log with its reason.
     """
 
     def __init__(self, postgres: EmbeddedPostgres, url: str) -> None:
@@ -46,7 +46,7 @@ class PostgresKeeper:
 
     def __exit__(self, *_: object) -> None:
         self._stopping.set()
-        # A start that is under way comes to its end; whoever made us stops what it started.
+        # A running start finishes; the owner of the keeper stops the Postgres that it started.
         self._thread.join(STOP_SECONDS)
 
     def _keep(self) -> None:

@@ -1,18 +1,18 @@
 """Brings databases up to date: two Alembic trees, one for the control tables, one for the log.
 
-The trees are in the package `migrations`, each with an env.py that takes a connection, takes turns
-with other processes under an advisory lock, and keeps its version in a table of its own.
+The trees are in the package `migrations`. Each has an env.py that takes a connection, waits for
+other processes at an advisory lock, and stores its version in its own table.
 
-Replicas of two releases serve one database while they are replaced one by one. So a migration is
-split (expand, then contract): an *expanding* revision only adds, and says with `serves_from` the
-oldest revision whose code still works with the tables; a *contracting* one (`contracts = True`)
-takes away what no code uses any more. The rules that follow:
+Replicas of two releases serve one database while they are replaced one by one. So a migration has
+two steps (expand, then contract). An *expanding* revision only adds, and names in `serves_from` the
+oldest revision whose code still works with the tables. A *contracting* one (`contracts = True`)
+removes what no code uses any more. From this follow these rules:
 
-- Expanding revisions run when a replica starts; contracting ones only when an administrator says
-  that no older replica is left (`migrate --contract`), or where there are no tables at all.
-- A database says which revisions it serves, so code that does not know its revision can tell.
+- Expanding revisions run when a replica starts; contracting ones only when an administrator
+  declares that no older replica is left (`migrate --contract`), or if there are no tables at all.
+- A database lists the revisions that it serves, for code that does not know its revision.
 - Code *needs* its newest expanding revision. It serves a database at that revision or a later one
-  of its own, and one at a revision it does not know if that serves what it needs.
+  of its own, and a database at an unknown revision if that one serves the needed revision.
 """
 
 from collections.abc import Iterator
@@ -36,7 +36,7 @@ CONNECT_SECONDS = 10
 
 
 class DatabaseUnreachable(Exception):
-    """The database cannot be connected to; the message is one line, without credentials."""
+    """The database does not accept a connection; the message is one line, without credentials."""
 
 
 class MigrationFailed(Exception):
@@ -45,11 +45,11 @@ class MigrationFailed(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Tree:
-    """One Alembic tree, and where a database says how far it has come in it."""
+    """One Alembic tree, and the table with a database's revision in it."""
 
     name: str
     version_table: str
-    # Directories with revisions besides the package's own: those of a release to come, in tests.
+    # Additional directories with revisions: those of a later release, in tests.
     more_versions: tuple[str, ...] = ()
 
     @property
@@ -58,7 +58,7 @@ class Tree:
 
     @property
     def versions(self) -> list[str]:
-        """Where its revisions are."""
+        """The directories with its revisions."""
         package = Path(migrations.__file__).parent
         return [str(package / self.name / "versions"), *self.more_versions]
 
@@ -69,7 +69,7 @@ LOG = Tree("log", "counterpoise_log.alembic_version")
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What was done to one database: `before` is None where there was nothing."""
+    """The change of one database: `before` is None if it had no tables."""
 
     tree: str
     before: str | None
@@ -77,9 +77,9 @@ class Step:
 
 
 class _Level(NamedTuple):
-    """Where a database is: its revision (None: no tables), and the revisions whose code it serves.
+    """A database's revision (None: no tables), and the revisions whose code it serves.
 
-    `serves` is empty for one that was last migrated by a version that did not say.
+    `serves` is empty for a database that was last migrated by a version without this list.
     """
 
     revision: str | None
@@ -89,9 +89,9 @@ class _Level(NamedTuple):
 def upgrade(
     database_url: str, log_database_url: str | None = None, *, contract: bool = False
 ) -> list[Step]:
-    """Migrate the control tables and the log, with `contract` also what older replicas cannot bear.
+    """Migrate the control tables and the log; `contract`: also revisions that break older replicas.
 
-    A newer database that this version can serve is left alone. Blocks; idempotent.
+    A newer database that this version can serve is not changed. Blocks; idempotent.
     Raises DatabaseUnreachable, MigrationFailed.
     """
     return [
@@ -101,14 +101,14 @@ def upgrade(
 
 
 class Unfit(NamedTuple):
-    """A tree that this version cannot serve; `why` is a sentence that says what to do."""
+    """A tree that this version cannot serve; `why` says what to do."""
 
     tree: str
     why: str
 
 
 def unfit(database_url: str, log_database_url: str | None = None) -> list[Unfit]:
-    """What keeps this version from serving the databases; empty if nothing does. Blocks.
+    """The reasons why this version cannot serve the databases; empty if it can. Blocks.
 
     Raises DatabaseUnreachable.
     """
@@ -129,7 +129,7 @@ def head(tree: Tree) -> str:
 
 @cache
 def needed(tree: Tree) -> str:
-    """The revision that this version's code needs at least: the newest that does not contract."""
+    """The least revision for this version's code: the newest one that does not contract."""
     return next(revision for revision, contracts in reversed(_chain(tree)) if not contracts)
 
 
@@ -158,22 +158,22 @@ def _why(tree: Tree, level: _Level) -> str:
     revisions = [revision for revision, _ in _chain(tree)]
     if level.revision is not None and level.revision not in revisions:
         return (
-            f"The {tree.name} tables are at revision {level.revision}, which a newer version made "
-            "and this one cannot serve; run that newer version."
+            f"The {tree.name} tables are at revision {level.revision}, made by a newer version, "
+            "and this version cannot serve them; run the newer version."
         )
     if level.revision is not None and _target(tree, level.revision, contract=False) != head(tree):
         behind = revisions.index(_target(tree, level.revision, contract=False))
         if behind < revisions.index(needed(tree)):
             return (
-                f"The {tree.name} tables are not current, and what has to be done first breaks "
-                "replicas of the version before; stop those and run 'counterpoise migrate "
+                f"The {tree.name} tables are not current, and the next migration breaks "
+                "replicas of the previous version; stop those and run 'counterpoise migrate "
                 "--contract'."
             )
     return f"The {tree.name} tables are not current; run 'counterpoise migrate'."
 
 
 def _target(tree: Tree, revision: str, *, contract: bool) -> str:
-    """How far to go from a known revision: up to the next one that contracts, or to the end."""
+    """The last revision to run from a known one on: before the next that contracts, or the end."""
     chain = _chain(tree)
     target = revision
     for after, contracts in chain[[name for name, _ in chain].index(revision) + 1 :]:
@@ -226,7 +226,7 @@ def _level(connection: Connection, tree: Tree) -> _Level:
         exists = text("SELECT to_regclass(:table) IS NOT NULL")
         if not connection.execute(exists, {"table": tree.version_table}).scalar():
             return _Level(None)
-        # As JSON, since the column `serves` may not be there.
+        # As JSON, because the column `serves` may be missing.
         row = connection.execute(text(f"SELECT to_jsonb(v) FROM {tree.version_table} AS v")).first()
         if row is None:
             return _Level(None)
@@ -249,5 +249,5 @@ def _connected(url: str) -> Iterator[Connection]:
 
 
 def _first_line(error: DBAPIError) -> str:
-    """What the driver says, without SQLAlchemy's wrapping and the statement."""
+    """The driver's message, without SQLAlchemy's wrapping and the statement."""
     return str(error.orig).strip().splitlines()[0]

@@ -1,14 +1,14 @@
-"""Whether a connection pooler in transaction mode stands between the service and its database.
+"""Detects a connection pooler in transaction mode between the service and its database.
 
-Through one (pgbouncer with `pool_mode = transaction`, and the like) each transaction runs in
-whatever session is free. The service would not notice at once, and then badly: prepared statements
-are another session's, LISTEN hears nothing, session settings leak to others, and the log-ins that
-consumers are given are not the pooler's. So it is refused at the start.
+With such a pooler (pgbouncer with `pool_mode = transaction`, and the like) each transaction runs in
+any free session. The service would fail later and in obscure ways: prepared statements belong to
+another session, LISTEN receives nothing, session settings leak to other sessions, and the pooler
+does not know the log-ins of consumers. So it is refused at the start.
 
-How it is told: Postgres says at log-in which process serves the session. If that is not the process
-that runs the statements, something stands between. It is in transaction mode if two sessions that
-are open at the same time are served by the same process, or one by several: a pooler in session
-mode gives each its own.
+Detection: Postgres reports at log-in the process that serves the session. If another process runs
+the statements, there is a pooler in between. It is in transaction mode if one process serves two
+sessions that are open at the same time, or several processes serve one session: a pooler in session
+mode gives each session its own process.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from broker.postgres.migrations import CONNECT_SECONDS, DatabaseUnreachable
 TRIES = 5
 REFUSED = (
     "the database URL leads to a connection pooler in transaction mode (such as pgbouncer with "
-    "pool_mode = transaction), which the service cannot work through; give the address of Postgres "
+    "pool_mode = transaction), with which the service cannot work; give the address of Postgres "
     "itself: the service keeps a pool of its own (COUNTERPOISE_DATABASE_POOL_SIZE)"
 )
 NO_SETTINGS = (
-    "what is at the database URL refuses the settings of a session ({error}), as connection "
+    "the server at the database URL refuses session settings ({error}), as connection "
     "poolers do; give the address of Postgres itself: the service keeps a pool of its own "
     "(COUNTERPOISE_DATABASE_POOL_SIZE)"
 )
@@ -36,7 +36,7 @@ Connect = Callable[[str], "psycopg.Connection[Any]"]
 
 
 class Pooled(Exception):
-    """A pooler that the service cannot work through; the message is one line."""
+    """A pooler with which the service cannot work; the message is one line."""
 
 
 def _connect(url: str) -> psycopg.Connection[Any]:
@@ -44,7 +44,7 @@ def _connect(url: str) -> psycopg.Connection[Any]:
 
 
 def refuse_pooling(url: str, connect: Connect = _connect) -> None:
-    """Raises Pooled if sessions are shared or take no settings, DatabaseUnreachable. Blocks."""
+    """Raises Pooled if sessions are shared or refuse settings, DatabaseUnreachable. Blocks."""
     try:
         with connect(url) as one:
             if _process(one) == one.info.backend_pid:

@@ -1,33 +1,32 @@
-"""What must follow a restore: nothing granted after the backup may be valid, or be granted again.
+"""The steps after a restore: no grant made after the backup may stay valid or be made again.
 
-A database that was restored is the past. What happened since the backup happened all the same, in
-consumers that still run and in the sinks that they wrote to; but the database does not know of it,
-and would grant the same epochs a second time, to others. So before anybody serves it:
+A restored database shows an earlier state. Consumers that still run, and the sinks that they wrote
+to, know later grants. The database does not, and would grant the same epochs a second time, to
+other flows. So before any replica serves it:
 
-1. *Every epoch is raised above any that was ever granted.* The database cannot know which those
-   were, and neither can a count of restores in it: it is restored as well, and the same backup may
-   be restored twice. Time does not come back. The new epoch is the Unix time in seconds times
-   2^20, or one more than the present epoch if that is higher. From there on epochs rise by one for
-   each grant, so one that is granted later, before another restore, is below that restore's as long
-   as a partition is granted less than a million times a second, and the clock has not been set
-   back below the earlier restore. (`above` is for that case: the highest epoch that a sink has.)
+1. *Every epoch is raised above any that was ever granted.* The database cannot know those epochs. A
+   count of restores in it does not help: it is restored as well, and the same backup may be
+   restored twice. But time never repeats. The new epoch is the Unix time in seconds times 2^20, or
+   one more than the present epoch if that is higher. After that, epochs rise by one for each grant.
+   So an epoch granted later, before another restore, is below that restore's epoch, as long as a
+   partition is granted less than a million times a second, and the clock has not been set back
+   below the earlier restore. (`above` is for that case: the highest epoch that a sink has.)
    Until the year 2242 such epochs are below 2^53, so they are exact in JSON everywhere.
-2. *Every flow ends*, with the reason `restored`: what it owns is not what the database says. Its
-   client binds again by itself. One bound after the backup is not known at all.
-3. *Handoffs, holddowns and rebalances end.* Partitions are unassigned, and whoever gets one is told
+2. *Every flow ends*, with the reason `restored`: its partitions may differ from those in the
+   database. Its client binds again by itself. A flow bound after the backup is not known at all.
+3. *Handoffs, holddowns and rebalances end.* Partitions are unassigned, and their next grant is
    `orphaned`: messages after the position may have been seen before.
-4. *Revisions are raised the same way*, so that what others keep by revision (publishers' partition
-   count in a log that was not restored, readers of event streams) is not ahead of the queue.
-5. *A log that was restored gets another incarnation*: publishers append other messages at the
-   positions of those that were lost. What sinks and checkpoints know of the old incarnation is then
-   not applied to the new one.
+4. *Revisions are raised in the same way*, so that revisions stored elsewhere (the partition count
+   of a log that was not restored, readers of event streams) are not ahead of the queue.
+5. *A restored log gets another incarnation*: publishers append other messages at the positions of
+   the lost ones. Sinks and checkpoints then do not apply records of the old incarnation to it.
 
-A dump that was restored is noticed (`moved`): its tables are others than those that they were
-copied from. A copy of Postgres' own files, a snapshot of the disk or a standby that took over is
-not; nothing in such a database says that time went back.
+A restored dump is detected (`moved`): its tables are not those from which they were copied. A copy
+of Postgres' own files, a disk snapshot or a standby that took over is not detected; such a database
+contains no sign that time went back.
 
-All of it is one transaction for each database, the log's first: if the second does not happen,
-the command is repeated, and repeating it does no harm but to raise and end everything again.
+All steps are one transaction for each database, the log's first. If the second one fails, repeat
+the command; a repetition only raises and ends everything again.
 """
 
 from __future__ import annotations
@@ -49,24 +48,24 @@ SERVED_SECONDS = 3
 
 NOT_FENCED = (
     "The tables are a copy of others, restored from a dump or moved to another database: stop "
-    "every replica and run 'counterpoise migrate --after-restore', so that nothing granted since "
-    "the copy counts."
+    "every replica and run 'counterpoise migrate --after-restore', so that no grant made after "
+    "the copy is valid."
 )
 
-# The cluster, the database, the table: none of it is in a dump.
+# The cluster, the database, the table: a dump contains none of these ids.
 _HERE = """concat_ws('/', (SELECT system_identifier FROM pg_control_system()),
     (SELECT oid FROM pg_database WHERE datname = current_database()),
     'counterpoise.service'::regclass::oid)"""
 
 
 class StillServed(Exception):
-    """A service stamps this database: it has queues of before the restore in memory."""
+    """A service stamps this database: its memory has queues from before the restore."""
 
 
 @dataclass(frozen=True, slots=True)
 class Fenced:
-    """What was done. `logs`: names of built-in logs with a new incarnation; `ahead`: queues with
-    positions that lie past the end of their built-in log, and how many (logs of an older backup).
+    """The changes. `logs`: names of built-in logs with a new incarnation; `ahead`: queues with
+    positions beyond the end of their built-in log, and how many (logs of an older backup).
     """
 
     epochs_above: int
@@ -78,7 +77,7 @@ class Fenced:
 
 
 def moved(database_url: str) -> bool:
-    """Whether the tables are a copy that nobody has fenced. Remembers where they are, once. Blocks.
+    """Whether the tables are a copy without a fence. Stores their place, once. Blocks.
 
     Raises DatabaseUnreachable. The tables must be there.
     """
@@ -100,7 +99,7 @@ def fence(
     above: int = 0,
     log_restored: bool | None = None,
 ) -> Fenced:
-    """Do what must follow a restore. Blocks.
+    """Carry out the steps after a restore. Blocks.
 
     `above`: an epoch that is known to have been granted. `log_restored`: whether the built-in log
     was restored too; None: if it is in the same database. Raises StillServed, DatabaseUnreachable,
@@ -132,7 +131,7 @@ FROM counterpoise.service WHERE id = 1
 
 
 def _refuse_served(control: Connection) -> None:
-    """A stamp that is fresh may be the backup's own; one that is renewed is a service's."""
+    """A fresh stamp may come from the backup; a renewed stamp comes from a running service."""
     first: object = None
     until = time.monotonic() + SERVED_SECONDS
     while True:
@@ -149,7 +148,7 @@ def _refuse_served(control: Connection) -> None:
         time.sleep(0.1)
 
 
-# Whoever left stays as it is: a flow does not leave twice.
+# Flows that had left stay unchanged: a flow does not leave twice.
 _END_FLOWS = """
 UPDATE counterpoise.flows
 SET reason = %(reason)s, left_at = %(now)s, active = false,

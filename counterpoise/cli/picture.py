@@ -105,7 +105,7 @@ def _headline(snapshot: Snapshot) -> Text:
     standby = queue.flow_count - queue.active_flow_count
     line.append(f"   flows: {queue.active_flow_count} active")
     if standby > 0:
-        line.append(f", {standby} standing by")
+        line.append(f", {standby} standby")
     return line
 
 

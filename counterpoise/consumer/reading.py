@@ -17,6 +17,7 @@ import time
 
 import pyarrow as pa
 
+from counterpoise.backoff import Backoff
 from counterpoise.consumer.lane import Chunk, Lane
 from counterpoise.consumer.lanes import Lanes
 from counterpoise.consumer.waking import Waking
@@ -39,7 +40,7 @@ from counterpoise.wire import CommitItem, LogAccess
 
 logger = logging.getLogger("counterpoise.consumer")
 
-LONGEST_PAUSE_SECONDS = 2.0
+AWAY = Backoff(0.2, 2.0)
 LOG_APPEARS_SECONDS = 75.0
 CONFIRM_SECONDS = 5.0
 
@@ -182,7 +183,7 @@ class Reader:
 
     def _pause(self) -> float:
         if self._failures:
-            return min(LONGEST_PAUSE_SECONDS, 0.1 * 2.0 ** min(self._failures, 10))
+            return AWAY.after(self._failures)
         return self._idle_seconds
 
     @property

@@ -21,6 +21,7 @@ from typing import Any, TypeAlias
 
 import pyarrow as pa
 
+from counterpoise.backoff import Backoff
 from counterpoise.consumer.lane import Failure, Lane, Piece
 from counterpoise.consumer.lanes import Lanes
 from counterpoise.consumer.message import Message, Ownership, messages_of
@@ -250,8 +251,7 @@ class Worker:
         raise failure.error
 
     def _backoff(self, attempts: int) -> float:
-        grown = self._rules.backoff_seconds * 2.0 ** min(attempts - 1, 16)
-        return min(LONGEST_BACKOFF_SECONDS, grown)
+        return Backoff(self._rules.backoff_seconds, LONGEST_BACKOFF_SECONDS).after(attempts)
 
     # -------------------------------------------------------------- for the watchdog
 

@@ -1,12 +1,12 @@
 """One PySpark application of the demo: `python -m counterpoise.demo.application`.
 
-What a user of Counterpoise writes is in `stream` and `Work`: a query on `format("counterpoise")`
-whose micro-batches go to a sink. Nothing in it knows of partitions being granted, handed off or
-lost; that is the source's business.
+The code that a user of Counterpoise writes is in `stream` and `Work`: a query on
+`format("counterpoise")` whose micro-batches go to a sink. It knows nothing of grants, handoffs and
+losses of partitions; the source handles them.
 
-The scenario talks to it by the simplest means: a line on standard output when it is ready to join,
-a line on standard input that lets it, SIGTERM to stop it in order. It stops as well when standard
-input ends, which happens when the scenario has died.
+The scenario controls it by simple means: the application prints a line when it is ready to join,
+waits for a line on standard input, and stops in order on SIGTERM. It also stops when standard input
+ends, which happens when the scenario has died.
 """
 
 import argparse
@@ -36,16 +36,16 @@ CHECKPOINT_MANAGER = (
 
 
 class Work:
-    """What the application does with a micro-batch: journal and statistics, at a given pace.
+    """The application's work on a micro-batch: journal and statistics, at a given rate.
 
-    The pace (flights a second; 0 is as fast as can be) is read from a file before each batch, so
-    that the scenario decides when there is backlog. Whoever kills the application while it waits
-    kills it between its write to the sink and its commit at the service.
+    The rate (flights a second; 0 is as fast as can be) is read from a file before each batch, so
+    that the scenario decides when there is backlog. A kill while the application waits hits it
+    between its write to the sink and its commit at the service.
     """
 
-    def __init__(self, sink: Sink, pace: Path, sabotage: str | None, zombie: Zombie | None) -> None:
+    def __init__(self, sink: Sink, rate: Path, sabotage: str | None, zombie: Zombie | None) -> None:
         self._sink = sink
-        self._pace = pace
+        self._rate = rate
         self._damage = Damage(sabotage)
         self._zombie = zombie
         self._last = time.monotonic()
@@ -59,9 +59,9 @@ class Work:
         self._wait(table.num_rows)
 
     def _wait(self, messages: int) -> None:
-        pace = float(self._pace.read_text() or 0)
-        if pace:
-            time.sleep(max(0.0, self._last + messages / pace - time.monotonic()))
+        rate = float(self._rate.read_text() or 0)
+        if rate:
+            time.sleep(max(0.0, self._last + messages / rate - time.monotonic()))
         self._last = time.monotonic()
 
 
@@ -80,7 +80,7 @@ def slices_of(table: "pa.Table") -> Iterator[Slice]:
 
 
 def stream(spark: "SparkSession", options: argparse.Namespace, work: Work) -> "StreamingQuery":
-    """The query: this is all that it takes to share a queue with other applications."""
+    """The query: no more code is needed to share a queue with other applications."""
     flights = (
         spark.readStream.format("counterpoise")
         .option("url", options.url)
@@ -99,7 +99,7 @@ def stream(spark: "SparkSession", options: argparse.Namespace, work: Work) -> "S
 
 
 def session(name: str, directory: Path) -> "SparkSession":
-    """A small Spark: one core, little memory, nothing that listens but what it needs itself."""
+    """A small Spark: one core, little memory, no network ports except its own internal ones."""
     os.environ["PYSPARK_PYTHON"] = sys.executable
     ensure_java()
     from pyspark.sql import SparkSession
@@ -131,8 +131,8 @@ def session(name: str, directory: Path) -> "SparkSession":
 def warm_up(spark: "SparkSession", directory: Path) -> None:
     """Run a query of one line, in the manner of the real one.
 
-    What Spark does for the first time takes seconds: better before the application has partitions
-    that wait for it. Any application that joins others does well to do the same.
+    Spark's first micro-batch takes seconds. It is better to spend them before the application owns
+    partitions that wait for it. This is good practice for every application that joins others.
     """
     lines = directory / "warm-up"
     lines.mkdir()
@@ -150,7 +150,7 @@ def warm_up(spark: "SparkSession", directory: Path) -> None:
 
 
 def _through_a_worker(batches: "Iterator[pa.RecordBatch]") -> "Iterator[pa.RecordBatch]":
-    """Have Spark's Python worker, which stays, import what it will need to read the log."""
+    """Load the modules that Spark's Python worker, which is reused, needs to read the log."""
     import counterpoise.logs.postgres
     import counterpoise.spark.source.data_source
     import counterpoise.spark.source.reader  # noqa: F401
@@ -180,7 +180,7 @@ def main(arguments: list[str] | None = None) -> int:
         return 0
     sink = Sink(options.sink, options.name, fenced=options.sabotage != "unfenced")
     zombie = Zombie(options.url, options.queue) if options.sabotage == "unfenced" else None
-    query = stream(spark, options, Work(sink, options.pace, options.sabotage, zombie))
+    query = stream(spark, options, Work(sink, options.rate, options.sabotage, zombie))
     while query.isActive and not stop.wait(0.2):
         pass
     failure = query.exception()
@@ -193,7 +193,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _listen(go: Callable[[], None], end: Callable[[], None]) -> None:
-    """The first line says go; the end says stop."""
+    """The first line of standard input starts the application; its end stops it."""
     if sys.stdin.readline():
         go()
         sys.stdin.read()
@@ -204,14 +204,14 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m counterpoise.demo.application")
     parser.add_argument("--url", required=True)
     parser.add_argument("--queue", required=True)
-    parser.add_argument("--name", required=True, help="who writes, in the journal")
-    parser.add_argument("--instance", required=True, help="who it is for the service")
+    parser.add_argument("--name", required=True, help="name of the writer in the journal")
+    parser.add_argument("--instance", required=True, help="its instance_id at the service")
     parser.add_argument("--lease-seconds", required=True)
     parser.add_argument("--max-messages", required=True, help="in a micro-batch")
     parser.add_argument("--directory", type=Path, required=True, help="for Spark's own files")
     parser.add_argument("--checkpoint", required=True)
     parser.add_argument("--sink", type=Path, required=True)
-    parser.add_argument("--pace", type=Path, required=True, help="file with flights a second")
+    parser.add_argument("--rate", type=Path, required=True, help="file with flights a second")
     parser.add_argument("--sabotage", choices=SABOTAGES)
     return parser
 

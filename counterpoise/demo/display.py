@@ -1,4 +1,4 @@
-"""What the demo shows while it runs: a live picture on a terminal, plain lines elsewhere."""
+"""The output of the running demo: a live picture on a terminal, plain lines elsewhere."""
 
 import time
 from collections.abc import Mapping
@@ -23,7 +23,7 @@ PLAIN_PROGRESS_SECONDS = 10.0
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """How far the demo has come, in flights."""
+    """The progress of the demo, in flights."""
 
     published: int
     counted: int
@@ -31,18 +31,18 @@ class Progress:
 
 
 class Display(Protocol):
-    """Where the demo's news go."""
+    """Shows the news of the demo."""
 
     def news(self, text: str) -> None:
-        """Something happened."""
+        """Show one event."""
         ...
 
     def show(self, seen: Seen, states: Mapping[str, str], progress: Progress) -> None:
-        """The latest look; `states` says of each application how it is."""
+        """Show the latest look; `states` has the state of each application."""
         ...
 
     def close(self) -> None:
-        """Give the terminal back."""
+        """Restore the terminal."""
         ...
 
 
@@ -55,7 +55,7 @@ def owners_line(seen: Seen) -> str:
 
 
 class PlainDisplay:
-    """A line for everything that changes, with the seconds since the beginning."""
+    """One line for each change, with the seconds since the beginning."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
@@ -88,7 +88,7 @@ class PlainDisplay:
 
 
 class LiveDisplay:
-    """A picture that is drawn anew: partitions and owners, applications, progress, news."""
+    """A picture that is refreshed: partitions and owners, applications, progress, news."""
 
     def __init__(self, console: Console, title: str) -> None:
         self._title = title
@@ -150,7 +150,7 @@ class LiveDisplay:
 
 
 def colour(application: str) -> str:
-    """An application's colour; one that comes back has the one it had."""
+    """An application's colour; after a restart it has the same one."""
     return COLOURS.get(application.split(".")[0], "white")
 
 

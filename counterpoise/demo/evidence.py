@@ -1,14 +1,14 @@
-"""What the verdict is computed from, and what one reading of the journal finds in it.
+"""The evidence for the verdict, and the findings of one pass over the journal.
 
 The journal is read once, in the order of its transactions. On the way every entry is classified:
-the first time that its flight is processed, or again; in order within its aircraft or not; under a
-current epoch of its partition or one that was over. A repetition is put down to
+the first processing of its flight, or a repetition; in order within its aircraft or not; under the
+current epoch of its partition or an old one. A repetition has one of these causes:
 
-- `kill`: the first time was in the killed application's last micro-batch, the only one that it
-  cannot have committed at the service (its source commits each before it plans the next);
-- `graceful`: the partition was handed over in order in between, which must repeat nothing;
-- `ungraceful`: a forced handoff or an expired lease lies in between, and the first time was in the
-  loser's last micro-batch of the partition;
+- `kill`: the first processing was in the killed application's last micro-batch, the only one
+  that it cannot have committed at the service (its source commits each before it plans the next);
+- `graceful`: the partition was handed over in order in between, which must not repeat messages;
+- `ungraceful`: a forced handoff or an expired lease lies in between, and the first processing was
+  in the loser's last micro-batch of the partition;
 - `unexplained`: anything else.
 """
 
@@ -26,9 +26,9 @@ Cause = Literal["kill", "graceful", "ungraceful", "unexplained"]
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """How a partition came to an epoch, from the service's history. `outcome` as in the contract.
+    """One grant in the service's history. `outcome` as in the contract.
 
-    `seconds` is how long the service took from the beginning of the handoff to the grant.
+    `seconds` is the service's time from the beginning of the handoff to the grant.
     """
 
     partition: int
@@ -39,7 +39,7 @@ class Grant:
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """What was done to an application, and when (Unix seconds)."""
+    """An action of the scenario on an application, and its time (Unix seconds)."""
 
     kind: EventKind
     application: str
@@ -48,7 +48,7 @@ class Event:
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """The data set, what the applications wrote, and what the scenario and the service did."""
+    """The data set, the applications' journal, the scenario's actions, the service's history."""
 
     flights: Sequence[Flight]
     journal: Sequence[Entry]
@@ -59,29 +59,29 @@ class Evidence:
 
 @dataclass(slots=True)
 class Period:
-    """What the journal holds of one partition under one epoch. Times in Unix seconds."""
+    """The journal's entries of one partition under one epoch. Times in Unix seconds."""
 
     partition: int
     epoch: int
     writers: set[str] = field(default_factory=set)
     last_batch: int = -1
     writes: list[float] = field(default_factory=list)
-    """When each micro-batch wrote."""
+    """The time of each micro-batch's write."""
     published: list[float] = field(default_factory=list)
-    """When each message was published that was processed for the first time here."""
+    """The publishing times of the messages that were processed here for the first time."""
 
 
 @dataclass(slots=True)
 class Reading:
-    """What the journal says."""
+    """The findings in the journal."""
 
     first: dict[str, Entry] = field(default_factory=dict)
-    """By flight: the first time it was processed."""
+    """By flight: its first entry."""
     again: dict[Cause, list[Entry]] = field(default_factory=lambda: defaultdict(list))
     disorder: list[Entry] = field(default_factory=list)
     """Entries that came after a later flight of their aircraft."""
     late: list[Entry] = field(default_factory=list)
-    """Entries under an epoch of their partition that was over."""
+    """Entries under an old epoch of their partition."""
     periods: dict[tuple[int, int], Period] = field(default_factory=dict)
     """By partition and epoch."""
     aircraft: int = 0
@@ -125,7 +125,7 @@ def read(evidence: Evidence) -> Reading:
         if entry.aircraft is None or entry.sequence is None:
             reading.keyless += first is None
         else:
-            # First times must be in order over all, and whatever comes must be within its epoch.
+            # First entries must be in order over all epochs, all entries within their epoch.
             passed = highest_sequence[entry.aircraft] if first is None else 0
             passed = max(passed, within_epoch[entry.aircraft, entry.epoch])
             if entry.sequence <= passed:
@@ -137,7 +137,7 @@ def read(evidence: Evidence) -> Reading:
 
 
 def _last_batches(evidence: Evidence) -> dict[str, int]:
-    """By killed application: the last micro-batch it wrote."""
+    """By killed application: its last micro-batch in the journal."""
     killed = {event.application for event in evidence.events if event.kind == "kill"}
     batches: dict[str, int] = {}
     for entry in evidence.journal:
@@ -156,7 +156,7 @@ def _cause(
     if (first.partition, first.position) != (again.partition, again.position):
         return "unexplained"  # it is in the log twice
     if again.epoch <= first.epoch:
-        return "unexplained"  # its owner repeats it, or one who has lost the partition
+        return "unexplained"  # its owner repeats it, or a former owner that has lost the partition
     if first.batch == last_batches.get(first.application):
         return "kill"
     between = range(first.epoch + 1, again.epoch + 1)

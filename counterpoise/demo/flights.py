@@ -5,13 +5,12 @@ Statistics). A flight's time is the hour `time_hour`, which is UTC, and the sche
 other times of the data set are local. Flights are published in the order of that time, ties by
 carrier, number and origin, which together identify a flight.
 
-The key of a flight is its aircraft (`tailnum`), so everything an aircraft did lies in one partition
-and must be processed in its order. Each flight carries its number within its aircraft, 1, 2, 3, …:
-that is what the verdict checks the order by. 2,512 flights name no aircraft; they are keyless, and
+The key of a flight is its aircraft (`tailnum`), so all flights of an aircraft are in one partition
+and must be processed in their order. Each flight carries its number within its aircraft, 1, 2, 3,
+…, with which the verdict checks the order. 2,512 flights name no aircraft; they are keyless, and
 counted, not ordered.
 
-`expected_statistics` computes what the applications must end up with, straight from the data set
-and by code of its own.
+`expected_statistics` computes the correct result directly from the data set, by separate code.
 """
 
 import csv
@@ -37,14 +36,14 @@ class DataSetMissing(Exception):
 
 
 class Flight(NamedTuple):
-    """One departure. Distance in miles, delays and air time in minutes; None where not recorded."""
+    """One departure. Distance in miles, delays and air time in minutes; None if not recorded."""
 
     flight: str
-    """Identifies it: scheduled time, carrier and number, origin."""
+    """Identifies the flight: scheduled time, carrier and number, origin."""
     aircraft: str | None
     """The tail number, and the key of the message."""
     sequence: int | None
-    """Its number within its aircraft from 1 up; None without an aircraft."""
+    """Its number within its aircraft, beginning at 1; None without an aircraft."""
     origin: str
     destination: str
     distance: int
@@ -58,16 +57,17 @@ class Flight(NamedTuple):
 
     @classmethod
     def of(cls, value: bytes) -> "Flight":
-        """The flight that a message tells of."""
+        """The flight in a message."""
         return cls(**json.loads(value))
 
 
 @dataclass(slots=True)
 class Statistics:
-    """What an application keeps for an aircraft, or for all flights without one.
+    """An application's statistics of an aircraft, or of all flights without one.
 
     `airport_changes` depends on the order: how often the aircraft left from another airport than
-    the time before. For the keyless flights, which have no order, it stays 0 and `last_flight` "".
+    on its previous flight. For the keyless flights, which have no order, it stays 0 and
+    `last_flight` "".
     """
 
     flights: int = 0
@@ -112,7 +112,7 @@ def load(rows: int | None = None) -> list[Flight]:
 
 
 def expected_statistics(flights: Sequence[Flight]) -> dict[str, Statistics]:
-    """By aircraft ("" for the keyless flights): what is right, computed column by column."""
+    """By aircraft ("" for the keyless flights): the correct statistics, computed by column."""
     of: defaultdict[str, list[Flight]] = defaultdict(list)
     for flight in flights:
         of[flight.aircraft or ""].append(flight)

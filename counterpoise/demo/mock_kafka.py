@@ -1,14 +1,14 @@
-"""A Kafka to try things with: librdkafka's mock cluster, in a process of its own on 127.0.0.1.
+"""A Kafka for experiments: librdkafka's mock cluster, in its own process on 127.0.0.1.
 
     with MockKafka() as kafka:
         kafka.create_topic("orders", 4)
         open_log(kafka.log("orders"))
 
 It speaks Kafka's protocol, keeps everything in memory (at most 5 MiB for each partition: older
-messages are dropped), asks for no credentials, and ends with whoever started it. It is no Kafka: it
-has no CreateTopics (topics are made here, or with four partitions when somebody publishes), writes
-no markers of transactions, does not compact, finds no offsets by time and cannot add partitions to
-a topic. `grow_topic` makes the topic again with more of them, empty.
+messages are dropped), needs no credentials, and ends with the process that started it. It is not a
+full Kafka: it has no CreateTopics (topics are made here, or with four partitions at the first
+publish), writes no transaction markers, does not compact, finds no offsets by time and cannot add
+partitions to a topic. `grow_topic` makes the topic again with more partitions, empty.
 
 Python's client does not offer the mock cluster's own calls, so they are made through ctypes.
 """
@@ -43,14 +43,14 @@ _CUT = -195
 
 
 class MockKafkaError(RuntimeError):
-    """The mock cluster did not do what it was told."""
+    """The mock cluster did not carry out a command."""
 
 
 class MockKafka:
     """The cluster, running from construction until `close`."""
 
     def __init__(self, brokers: int = 2) -> None:
-        """Started when this returns. `bootstrap` is `host:port,…` of its brokers."""
+        """The cluster runs when this returns. `bootstrap` is `host:port,…` of its brokers."""
         self._brokers = brokers
         self._process = subprocess.Popen(
             [sys.executable, "-m", __name__, str(brokers)],
@@ -62,7 +62,7 @@ class MockKafka:
         self.bootstrap: str = self._answer()
 
     def log(self, topic: str) -> str:
-        """The log that is this topic, as a queue names it."""
+        """The address of the topic as a queue's `log`."""
         return f"kafka://{self.bootstrap}/{topic}"
 
     def create_topic(self, topic: str, partition_count: int) -> None:
@@ -70,20 +70,20 @@ class MockKafka:
         self._call("topic_create", topic, partition_count, 1)
 
     def delete_topic(self, topic: str) -> None:
-        """Delete a topic with all it holds."""
+        """Delete a topic with its messages."""
         self._call("topic_delete", topic)
 
     def grow_topic(self, topic: str, partition_count: int) -> None:
-        """Make the topic again with another partition count; what it held is gone."""
+        """Make the topic again with another partition count; its messages are lost."""
         self.delete_topic(topic)
         self.create_topic(topic, partition_count)
 
     def delete_records(self, topic: str, partition: int, below: int) -> None:
-        """Delete what lies below an offset, as retention would."""
+        """Delete the messages below an offset, as retention would."""
         self._call("partition_delete_records", topic, partition, below)
 
     def stop_brokers(self) -> None:
-        """Cut all connections and take no new ones; what is stored stays."""
+        """Cut all connections and accept no new ones; stored messages stay."""
         for broker in range(1, self._brokers + 1):
             self._call("broker_set_down", broker)
 
@@ -93,7 +93,7 @@ class MockKafka:
             self._call("broker_set_up", broker)
 
     def cut_instead_of_answering(self, request: int, times: int = 1) -> None:
-        """When the next of these come (numbers of Kafka's protocol), cut their connections."""
+        """Cut the connections of the next requests with these API keys (Kafka's numbers)."""
         self._call("push_request_errors_array", request, times, [_CUT] * times)
 
     def close(self) -> None:
@@ -132,7 +132,7 @@ class MockKafka:
 
 
 def serve(brokers: int) -> None:
-    """Run a cluster until the standard input ends, doing what its lines say."""
+    """Run a cluster until standard input ends, and carry out the commands in its lines."""
     from confluent_kafka import cimpl
 
     # The extension module is linked to librdkafka, so its symbols are found through it.
@@ -148,7 +148,7 @@ def serve(brokers: int) -> None:
     for name, parameters in _PARAMETERS.items():
         getattr(library, f"rd_kafka_mock_{name}").argtypes = parameters
     library.rd_kafka_mock_push_request_errors_array.restype = None
-    # Without one, questions that go to the controller are never answered.
+    # Without a controller, some requests are never answered.
     library.rd_kafka_mock_set_controller_id(cluster, 1)
     _say(library.rd_kafka_mock_cluster_bootstraps(cluster).decode())
     for line in sys.stdin:

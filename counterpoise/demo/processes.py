@@ -1,8 +1,7 @@
 """The processes that the demo starts, and the only ones that it ends.
 
-Each is the leader of a session of its own, so that Ctrl-C in the terminal reaches the scenario
-alone, and so that what a process has started in turn (Spark's JVM and its Python workers) can be
-told from everything else on the machine: by its session.
+Each is the leader of its own session. So Ctrl-C in the terminal reaches only the scenario, and the
+children of a process (Spark's JVM and its Python workers) can be identified by the session.
 """
 
 import contextlib
@@ -18,7 +17,7 @@ LOG_TAIL_LINES = 15
 
 
 class Child:
-    """A process with a log file. Its standard input ends when the scenario does, however."""
+    """A process with a log file. Its standard input ends when the scenario ends in any way."""
 
     def __init__(
         self, name: str, command: Sequence[str], log: Path, environment: Mapping[str, str]
@@ -64,7 +63,7 @@ class Child:
             self._process.terminate()
 
     def kill(self) -> None:
-        """SIGKILL, for it and for all that it has started, at one moment."""
+        """SIGKILL for the process and all its children at one moment."""
         while running := list(session(self.pid)):
             for pid in running:
                 with contextlib.suppress(ProcessLookupError):
@@ -107,7 +106,7 @@ class Child:
 
 
 def session(leader: int) -> Iterator[int]:
-    """All processes in the session of this process, which need not be running any more."""
+    """All processes in the session of this process, which may have ended already."""
     for pid in _all_processes():
         with contextlib.suppress(ProcessLookupError, PermissionError):
             if os.getsid(pid) == leader and not _is_zombie(pid):
@@ -122,7 +121,7 @@ def _all_processes() -> list[int]:
 
 
 def _is_zombie(pid: int) -> bool:
-    """Whether it has ended and only waits for its parent to take note."""
+    """Whether the process is a zombie."""
     with contextlib.suppress(OSError):
         return ") Z " in Path(f"/proc/{pid}/stat").read_text()
     return False
@@ -134,5 +133,5 @@ def stop_all(children: Sequence[Child], grace_seconds: float) -> None:
         child.terminate()
     deadline = time.monotonic() + grace_seconds
     for child in children:
-        # Not asked again: a signal that finds Python shutting down would end it at once.
+        # No second signal: it would end a Python that is shutting down at once.
         child.end(max(0.0, deadline - time.monotonic()))

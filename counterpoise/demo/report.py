@@ -11,7 +11,7 @@ from counterpoise.demo.verdict import Handoff, Verdict
 
 
 def report(console: Console, verdict: Verdict, seconds: float) -> None:
-    """Print what each handoff cost, every promise, and the verdict."""
+    """Print the cost of each handoff, every promise, and the verdict."""
     console.print()
     console.print(_handoffs(verdict))
     if verdict.usual_gap_seconds is not None:

@@ -1,12 +1,12 @@
-"""Ways to break the promises on purpose, to see the verdict notice.
+"""Ways to break the promises on purpose, to show that the verdict notices.
 
-Each is done to the real run, by an application that errs as real ones do:
+Each is done in the real run, by an application with a realistic error:
 
 - `skip`: some messages are left out, and the application commits past them;
-- `reorder`: the first micro-batches are put aside, and then worked on with the last one first;
+- `reorder`: the first micro-batches are put aside, and then processed with the last one first;
 - `unfenced`: a zombie. When another application gets one of its partitions, it does not stop: it
-  goes on reading the partition from the log and writes to the sink under the epoch it had, and its
-  sink does not look at epochs.
+  continues to read the partition from the log and writes to the sink under its old epoch, and its
+  sink does not check epochs.
 """
 
 from collections.abc import Iterable, Sequence
@@ -22,20 +22,20 @@ Sabotage = Literal["unfenced", "skip", "reorder"]
 SABOTAGES = get_args(Sabotage)
 
 SKIPPED_MESSAGES = 3
-# On the first days of the data set hardly any aircraft flies twice within fewer.
+# On the first days of the data set few aircraft fly twice within fewer flights.
 REORDERED_BATCHES = 6
 ZOMBIE_MESSAGES = 50
 
 
 class Damage:
-    """What a damaged application makes of its micro-batches."""
+    """Changes the micro-batches of an application."""
 
     def __init__(self, sabotage: str | None) -> None:
         self._sabotage = sabotage
         self._aside: list[Sequence[Slice]] = []
 
     def __call__(self, batch: int, slices: Sequence[Slice]) -> list[Slice]:
-        """The slices that are to be worked on now, in this order."""
+        """The slices to process now, in this order."""
         if self._sabotage == "skip" and batch % 5 == 2:
             return [replace(part, messages=part.messages[SKIPPED_MESSAGES:]) for part in slices]
         if self._sabotage == "reorder" and len(self._aside) < REORDERED_BATCHES:
@@ -47,17 +47,17 @@ class Damage:
 
 
 class Zombie:
-    """Goes on with the partitions that its application has lost."""
+    """Continues with the partitions that its application has lost."""
 
     def __init__(self, url: str, queue: str) -> None:
         self._client = Client(url)
         self._queue = queue
         self._log: Log | None = None
         self._held: dict[int, Slice] = {}
-        """By partition: the last slice of it that was seen."""
+        """By partition: its last slice."""
 
     def more(self, slices: Iterable[Slice]) -> list[Slice]:
-        """What it reads this time of what is not its own any more."""
+        """The next messages of the partitions that are no longer its own."""
         self._held |= {part.partition: part for part in slices if part.messages}
         current = {p.partition: p.epoch for p in self._client.partitions(self._queue)}
         lost = [part for part in self._held.values() if part.epoch < current[part.partition]]
@@ -66,7 +66,7 @@ class Zombie:
         return further
 
     def _read_on(self, part: Slice) -> Slice:
-        """What follows this slice in the log, under the epoch that is over."""
+        """The messages after this slice in the log, under the old epoch."""
         if self._log is None:
             view = self._client.log_access(self._queue, "read")
             self._log = open_log(view.log, view.access)

@@ -1,7 +1,7 @@
 """The demo: PySpark applications share a queue while one joins, one leaves and one is killed.
 
-Each act waits for what it needs to see, never for a time. Its verdict (`verdict.py`) is computed
-afterwards from what the applications wrote down.
+Each act waits for a condition, never for a time. The verdict (`verdict.py`) is computed afterwards
+from the applications' journal.
 """
 
 import tempfile
@@ -19,10 +19,10 @@ from counterpoise.demo.verdict import Verdict, judge
 from counterpoise.demo.watching import Seen
 
 GOOD, BAD, FAILED, INTERRUPTED = 0, 1, 2, 130
-# With fewer flights hardly any aircraft flies again while its partition is with one application, so
-# that there would be no order to keep.
+# With fewer flights few aircraft fly twice while one application owns their partition, so there
+# would be no order to check.
 LEAST_ROWS = 10_000
-# For whoever reads what was written to a file.
+# For output that goes to a file.
 PLAIN_WIDTH = 120
 CATCH_SECONDS = 30.0
 CATCH_POLL_SECONDS = 0.005
@@ -46,7 +46,7 @@ def run(rows: int | None = None, sabotage: str | None = None) -> int:
         console.print(f"The demo failed: {error}", markup=False, highlight=False, soft_wrap=True)
         return FAILED
     except KeyboardInterrupt:
-        console.print("Interrupted; everything that was started has ended.")
+        console.print("Interrupted; all started processes have ended.")
         return INTERRUPTED
     report(console, verdict, time.monotonic() - began)
     return GOOD if verdict.good else BAD
@@ -77,7 +77,7 @@ def _display(console: Console) -> Display:
 
 
 class Scenario:
-    """The acts. `events` and `grants` are what the verdict needs to know of them."""
+    """The acts. They record `events` and `grants` for the verdict."""
 
     def __init__(self, stage: Stage) -> None:
         self.events: list[Event] = []
@@ -141,17 +141,17 @@ class Scenario:
 
     def _the_rest_is_processed(self) -> None:
         stage = self._stage
-        self._news("the pace is lifted: the rest as fast as it goes")
-        stage.lift_the_pace()
+        self._news("no limit on the rate any more: the rest as fast as possible")
+        stage.lift_the_rate()
         stage.wait("all flights to be processed", stage.all_committed, seconds=300.0)
         self.grants = stage.grants()
         self._news("everything is processed and committed; the applications stop")
         stage.close_applications()
 
-    # ------------------------------------------------------------------ what the acts wait for
+    # ------------------------------------------------------------------ conditions
 
     def _until_shared(self, *names: str) -> None:
-        """The queue is balanced among these, and each works on what it owns."""
+        """Wait until the queue is balanced among these, and each processes its partitions."""
         before = {name: self._stage.seen.processed.get(name, 0) for name in names}
 
         def shared(seen: Seen) -> bool:
@@ -164,7 +164,7 @@ class Scenario:
         self._stage.wait(f"{', '.join(names)} to share the queue", shared)
 
     def _until_backlog_of(self, *names: str) -> None:
-        """Something waits in every partition of these applications."""
+        """Wait until every partition of these applications has backlog."""
         least = self._stage.plan.lead // 2
         self._stage.wait(
             f"backlog in the partitions of {', '.join(names)}",
@@ -174,7 +174,7 @@ class Scenario:
         )
 
     def _until_just_written(self, name: str) -> None:
-        """The application has this moment written a micro-batch, and not committed it yet."""
+        """Wait until the application has just written a micro-batch and not committed it."""
         before = self._stage.record.last_write(name)
         deadline = time.monotonic() + CATCH_SECONDS
         while self._stage.record.last_write(name) == before:

@@ -1,23 +1,23 @@
-"""Where the applications of the demo write: statistics, and the journal that they are judged by.
+"""The sink of the demo's applications: statistics, and the journal for the verdict.
 
 One SQLite file serves all applications; every micro-batch is one transaction, so a SIGKILL leaves
-all of it or nothing. Any database with transactions can stand here.
+all of it or nothing. Any database with transactions would serve.
 
 The **journal** gets every message that Spark delivered, in the order of the transactions: it is
-append-only and has no unique constraint, so nothing that happened twice can hide.
+append-only and has no unique constraint, so every repetition is visible.
 
 The **statistics** are exact although messages are delivered again after a crash. In the same
-transaction as the statistics the sink keeps, for each partition, the highest epoch that has written
-and the last position that has been counted:
+transaction as the statistics the sink stores, for each partition, the highest epoch that has
+written and the last counted position:
 
-- a slice with a lower epoch is refused: its writer lost the partition and does not know yet, and
+- a slice with a lower epoch is refused: its writer lost the partition and does not know it yet, and
   the messages belong to the new owner (the contract, *What must never happen*, 2);
-- a message at or below the last position is journaled and not counted again: an application was
+- a message at or below the last position is journaled but not counted again: an application was
   killed after this transaction and before its commit at the service, so its successor read the
   messages again.
 
-This is the fence that a sink needs for exactly-once results; `fenced=False` leaves it out, which is
-one of the sabotages that the verdict must notice.
+A sink needs this fence for exactly-once results. `fenced=False` leaves it out; the verdict must
+notice this sabotage.
 """
 
 import sqlite3
@@ -64,7 +64,7 @@ class Message(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Slice:
-    """What one micro-batch holds of one partition, in the order in which Spark delivered it."""
+    """The messages of one partition in one micro-batch, in the order of Spark's delivery."""
 
     partition: int
     epoch: int
@@ -87,7 +87,7 @@ class Entry(NamedTuple):
 
 
 class Sink:
-    """The writing end, one for each application. Messages are counted once, whoever repeats."""
+    """The writer, one for each application. Each message is counted once."""
 
     def __init__(self, path: Path, application: str, *, fenced: bool = True) -> None:
         self._connection = _open(path)
@@ -179,7 +179,7 @@ class Sink:
 
 
 class Record:
-    """The reading end, for the display and the verdict."""
+    """The reader, for the display and the verdict."""
 
     def __init__(self, path: Path) -> None:
         self._connection = _open(path)
@@ -197,19 +197,19 @@ class Record:
         return int(count)
 
     def next_positions(self) -> dict[int, int]:
-        """By partition: the position after the last that was counted."""
+        """By partition: the position after the last counted one."""
         rows = self._connection.execute("SELECT partition, position + 1 FROM progress")
         return dict(rows.fetchall())
 
     def last_write(self, application: str) -> int:
-        """Grows with every message that this application journals; 0 before the first."""
+        """A number that grows with every journaled message of this application; 0 before."""
         (last,) = self._connection.execute(
             "SELECT coalesce(max(id), 0) FROM journal WHERE application = ?", [application]
         ).fetchone()
         return int(last)
 
     def messages_after(self, entry: int) -> tuple[dict[str, int], int]:
-        """By application, how many messages were journaled after this entry; and the last entry."""
+        """By application, the number of messages journaled after this entry; and the last entry."""
         rows = self._connection.execute(
             "SELECT application, count(*), max(id) FROM journal WHERE id > ? GROUP BY application",
             [entry],
@@ -219,7 +219,7 @@ class Record:
         )
 
     def journal(self) -> Iterator[Entry]:
-        """All of it, in the order of the transactions."""
+        """The whole journal, in the order of the transactions."""
         rows = self._connection.execute(
             f"SELECT {', '.join(Entry._fields)} FROM journal ORDER BY id"
         )
@@ -231,7 +231,7 @@ class Record:
         return {aircraft: Statistics(*values) for aircraft, *values in rows}
 
     def refused(self) -> int:
-        """How many messages the fence kept out, because their writer had lost the partition."""
+        """How many messages the fence refused, because their writer had lost the partition."""
         (count,) = self._connection.execute(
             "SELECT coalesce(sum(messages), 0) FROM refused"
         ).fetchone()
@@ -271,7 +271,7 @@ def _open(path: Path) -> sqlite3.Connection:
 
 @contextmanager
 def _transaction(connection: sqlite3.Connection) -> Iterator[None]:
-    """BEGIN IMMEDIATE: what is read before writing cannot change before the commit."""
+    """BEGIN IMMEDIATE: rows read before writing cannot change before the commit."""
     connection.execute("BEGIN IMMEDIATE")
     try:
         yield

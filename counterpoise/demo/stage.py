@@ -1,6 +1,6 @@
-"""What the scenario plays on: the service, the queue, the publisher, the applications.
+"""The environment of the scenario: the service, the queue, the publisher, the applications.
 
-Everything lives in one temporary directory and ends with the demo, whatever ends it.
+All files are in one temporary directory, and all processes end with the demo, also after a crash.
 """
 
 import os
@@ -18,9 +18,9 @@ from counterpoise.demo.application import READY
 from counterpoise.demo.display import Display, Progress
 from counterpoise.demo.evidence import Grant
 from counterpoise.demo.flights import Flight
-from counterpoise.demo.pacing import Pace, PacedPublisher, Plan
 from counterpoise.demo.processes import Child, stop_all
 from counterpoise.demo.sink import Record
+from counterpoise.demo.throttling import Plan, Rate, ThrottledPublisher
 from counterpoise.demo.watching import Seen, Watcher, backlog
 from counterpoise.errors import CounterpoiseError, ServiceUnavailable
 from counterpoise.logs import Log, open_log
@@ -30,7 +30,7 @@ QUEUE = "flights"
 PARTITIONS = 12
 DEFAULT_PORT = 8640
 REBALANCE_DELAY_SECONDS = 2.0
-# A micro-batch takes about a second; on a busy machine its owner needs more for a handoff.
+# A micro-batch takes about a second; on a busy machine a handoff takes longer.
 MAX_HANDOFF_SECONDS = 15.0
 LEASE_SECONDS = 4.0
 LOOK_SECONDS = 0.2
@@ -41,11 +41,11 @@ BLIND_SECONDS = 15.0
 
 
 class DemoFailed(Exception):
-    """The demo could not be played to its end; the message says what was the matter."""
+    """The demo could not be played to its end; the message gives the reason."""
 
 
 class Stage:
-    """Set up by `open`, taken down by leaving the context."""
+    """Started by `open`, stopped at the end of the context."""
 
     def __init__(
         self, directory: Path, flights: Sequence[Flight], display: Display, sabotage: str | None
@@ -59,8 +59,8 @@ class Stage:
         self._children: dict[str, Child] = {}
         self._states: dict[str, str] = {}
         self._cleanup = ExitStack()
-        self._pace = Pace(directory / "pace")
-        self._pace.set(self.plan.pace)
+        self._rate = Rate(directory / "rate")
+        self._rate.set(self.plan.rate)
         self._last_act = False
 
     def __enter__(self) -> Self:
@@ -124,7 +124,7 @@ class Stage:
         self._cleanup.callback(publisher.close)
         record = Record(self._sink)
         self._cleanup.callback(record.close)
-        self.publisher = PacedPublisher(
+        self.publisher = ThrottledPublisher(
             publisher, self._flights, self.plan.lead, lambda: backlog(self._log, record, PARTITIONS)
         )
         self._cleanup.callback(self.publisher.stop)
@@ -132,8 +132,8 @@ class Stage:
     # ------------------------------------------------------------------ applications
 
     def start_application(self, name: str, instance: str) -> None:
-        """Start an application; it gets ready and waits. One that was killed comes back with its
-        instance."""
+        """Start an application; it gets ready and waits. A killed one restarts with the same
+        `instance_id`."""
         own = self._directory / name
         own.mkdir()
         command = [sys.executable, "-m", "counterpoise.demo.application"]
@@ -147,7 +147,7 @@ class Stage:
             "--directory": own,
             "--checkpoint": self._directory / f"checkpoint-{instance}",
             "--sink": self._sink,
-            "--pace": self._pace.path,
+            "--rate": self._rate.path,
         }.items():
             command += [option, str(value)]
         if self._sabotage and name == "beta":
@@ -168,7 +168,7 @@ class Stage:
             self._states[child.name] = "running"
 
     def stop_application(self, name: str) -> None:
-        """Stop it in order and wait for it."""
+        """Stop the application in order and wait for its end."""
         child = self._children[name]
         child.terminate()
         self.wait(f"{name} to stop", lambda _: child.exit_code is not None, ending=name)
@@ -177,16 +177,16 @@ class Stage:
         _require_success(child)
 
     def kill_application(self, name: str) -> None:
-        """SIGKILL, for its JVM and its Python workers too."""
+        """SIGKILL, also for its JVM and its Python workers."""
         self._children.pop(name).kill()
         self._states[name] = "killed"
 
     def say(self, name: str, state: str) -> None:
-        """How an application is, for the display."""
+        """The state of an application, for the display."""
         self._states[name] = state
 
     def close_applications(self) -> None:
-        """Stop all that still run, together."""
+        """Stop all running applications together."""
         names = [name for name in self._children if name != "service"]
         children = [self._children.pop(name) for name in names]
         stop_all(children, GRACE_SECONDS)
@@ -203,7 +203,7 @@ class Stage:
         seconds: float = WAIT_SECONDS,
         ending: str | None = None,
     ) -> Seen:
-        """Look until the condition holds. Raises DemoFailed when it does not in time, or when an
+        """Look until the condition holds. Raises DemoFailed at the deadline, or when an
         application other than `ending` ends."""
         deadline = time.monotonic() + seconds
         while True:
@@ -215,7 +215,7 @@ class Stage:
             time.sleep(LOOK_SECONDS)
 
     def look(self) -> Seen:
-        """Look, show it, and adapt the pace."""
+        """Look, show it, and adapt the rate."""
         if self.publisher.error:
             raise DemoFailed(f"publishing failed: {self.publisher.error}")
         try:
@@ -227,7 +227,7 @@ class Stage:
                 raise DemoFailed(f"the service or the log failed: {error}\n{tail}") from error
         counted = self.record.counted()
         if not self._last_act:
-            self._pace.set(self.plan.pace_after(counted))
+            self._rate.set(self.plan.rate_after(counted))
         for name, state in self._states.items():
             if state == "starting" and self._children[name].said(READY):
                 self._states[name] = "ready"
@@ -235,14 +235,14 @@ class Stage:
         self.display.show(self.seen, self._states, progress)
         return self.seen
 
-    def lift_the_pace(self) -> None:
-        """From here on publisher and applications go as fast as they can."""
+    def lift_the_rate(self) -> None:
+        """From now on publisher and applications run without a limit."""
         self._last_act = True
-        self._pace.set(0.0)
+        self._rate.set(0.0)
         self.publisher.release()
 
     def all_committed(self, seen: Seen) -> bool:
-        """Whether everything is published, and every partition is committed to its end."""
+        """Whether everything is published and every partition committed to its end."""
         if not self.publisher.done:
             return False
         ends = self._watcher.ends(PARTITIONS)
@@ -277,13 +277,13 @@ def _require_success(child: Child) -> None:
 
 
 def _environment() -> Mapping[str, str]:
-    """Ours, without settings that are meant for another service."""
+    """The environment without settings for another service."""
     kept = {name: value for name, value in os.environ.items() if "COUNTERPOISE_" not in name}
     return {**kept, "PYTHONUNBUFFERED": "1"}
 
 
 def _free_port() -> int:
-    """The default port if nobody has it, else any."""
+    """The default port if it is free, else any free one."""
     for port in (DEFAULT_PORT, 0):
         with socket.socket() as listener:
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

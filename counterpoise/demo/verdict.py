@@ -1,25 +1,25 @@
 """Whether the applications processed the flights as Counterpoise promises.
 
-Everything is computed from what the applications wrote down as they worked: the journal, in the
-order of its transactions, and the statistics. The service's rebalance history says only how each
-partition came to its epoch; the data set says what is right. Nothing here looks at a clock or at a
+The verdict is computed from the applications' output: the journal, in the order of its
+transactions, and the statistics. The service's rebalance history only adds how each epoch of a
+partition began; the data set gives the correct result. This module looks at no clock and at no
 running system.
 
-What must hold (the contract, *What must never happen*):
+The promises (the contract, *What must never happen*):
 
-- every flight was processed, and nothing else;
+- every flight was processed, and no other message;
 - an aircraft's flights were processed in its order. Flights without an aircraft are counted, not
   ordered;
-- an epoch of a partition has one writer, and nothing is written under an epoch after a higher one;
-- a graceful handoff repeats nothing;
-- a kill repeats at most what the killed application had written and not committed at the service:
-  its last micro-batch;
-- the statistics are those of the data set, in spite of the repetitions: the sink counts a message
-  once (see `sink.py`), while the journal shows it as often as it came.
+- an epoch of a partition has one writer, and no write under a lower epoch follows a higher one;
+- a graceful handoff repeats no message;
+- a kill repeats at most the messages that the killed application had written and not committed at
+  the service: its last micro-batch;
+- the statistics equal those of the data set in spite of the repetitions: the sink counts a message
+  once (see `sink.py`), while the journal shows every delivery.
 
-A demo in which partitions change hands while nothing waits in them proves nothing. So each join,
-drain and kill must have moved partitions, and each of these must have had backlog: flights that had
-been published when its last owner wrote for the last time, and that were not processed by then.
+A demo with empty partitions would prove nothing. So each join, drain and kill must have moved
+partitions, and each of these must have had backlog: flights that were published and not processed
+when its previous owner wrote for the last time.
 """
 
 from collections.abc import Iterable, Sequence
@@ -36,7 +36,7 @@ NEED_BACKLOG = ("join", "drain", "kill")
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One promise, whether it was kept, and what was found."""
+    """One promise, whether it was kept, and the findings."""
 
     promise: str
     kept: bool
@@ -45,32 +45,32 @@ class Check:
 
 @dataclass(frozen=True, slots=True)
 class Handoff:
-    """A partition's change of hands as the journal shows it."""
+    """A partition's change of owner in the journal."""
 
     partition: int
     epoch: int
     outcome: str
     giver: str
     taker: str | None
-    """None: nobody processed anything of the partition in this epoch."""
+    """None: no message of the partition was processed in this epoch."""
     event: Event | None
-    """What caused it; None if nothing that the scenario did."""
+    """The action of the scenario that caused it; None without one."""
     backlog: int
     """In flights."""
     pause_seconds: float | None
-    """From the giver's last write to the taker's first."""
+    """From the previous owner's last write to the next owner's first."""
     service_seconds: float
-    """How long the service took, from the beginning of the handoff to the grant."""
+    """The service's time from the beginning of the handoff to the grant."""
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """The promises, and what each handoff cost."""
+    """The promises, and the cost of each handoff."""
 
     checks: Sequence[Check]
     handoffs: Sequence[Handoff]
     usual_gap_seconds: float | None
-    """The median time between two writes to a partition within an epoch: what a pause adds to."""
+    """The median time between two writes to a partition within an epoch, for comparison."""
 
     @property
     def good(self) -> bool:
@@ -152,7 +152,7 @@ def _kill(evidence: Evidence, reading: Reading) -> Check:
 
 
 def _ungraceful(reading: Reading) -> list[Check]:
-    """Only when there are any, as on a machine that is busy with other things."""
+    """Only if there are any, as on a busy machine."""
     repeated = len(reading.again["ungraceful"])
     if not repeated:
         return []
@@ -193,7 +193,7 @@ def _say(entry: Entry) -> str:
 
 
 def _handoffs(evidence: Evidence, reading: Reading) -> list[Handoff]:
-    """Every grant of a partition that had been worked on before."""
+    """Every grant of a partition that had been processed before."""
     handoffs = []
     for grant in sorted(evidence.grants, key=lambda grant: (grant.partition, grant.epoch)):
         own = [period for period in reading.periods.values() if period.partition == grant.partition]
@@ -228,7 +228,7 @@ def _handoff(
 def _event(
     events: Sequence[Event], giver: str, taker: str | None, until: float | None
 ) -> Event | None:
-    """The last thing done to the giver, else to the taker, before the taker's first write."""
+    """The last action on the previous owner, else on the next, before the next one's write."""
     past = [event for event in events if until is None or event.time <= until]
     for kinds, application in ((("drain", "kill"), giver), (("start", "join", "return"), taker)):
         matching = [e for e in past if e.kind in kinds and e.application == application]

@@ -1,4 +1,4 @@
-"""What the scenario and the display see of the running demo: one look at a time."""
+"""Observes the running demo for the scenario and the display, one look at a time."""
 
 from collections import Counter
 from collections.abc import Mapping
@@ -11,7 +11,7 @@ from counterpoise.logs import Log
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """The demo at one moment. Applications by name; lists by partition."""
+    """The demo at one moment. Applications are keyed by name; lists are by partition."""
 
     status: str
     trigger: str | None
@@ -64,7 +64,7 @@ class Watcher:
         )
 
     def ends(self, partition_count: int) -> Mapping[int, str]:
-        """By partition: the position that the next message will get."""
+        """By partition: the position of the next message to be appended."""
         return self._log.bounds(range(partition_count)).ends
 
     def _name(self, flow_id: str | None) -> str | None:
@@ -72,7 +72,7 @@ class Watcher:
 
 
 def backlog(log: Log, record: Record, partition_count: int) -> dict[int, int]:
-    """By partition: how many messages are in the log and not in the statistics.
+    """By partition: the number of messages in the log that are not in the statistics.
 
     The positions of the built-in log are numbers without holes, so they can be subtracted.
     """

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeAlias, TypeVar
 
 from counterpoise import calls
+from counterpoise.backoff import Backoff
 from counterpoise.calls import Call
 from counterpoise.errors import CounterpoiseError, FlowGone, FlowNotFound, ServiceUnavailable
 from counterpoise.flow.core import FLOW_GONE, FlowCore
@@ -69,7 +70,7 @@ def pause_after(failures: int, chance: float, error: CounterpoiseError, longest:
     service that comes back do not come all at once. What the service asked for is the least, as
     long as that is not longer than `longest`.
     """
-    grown = min(longest, FIRST_PAUSE_SECONDS * 2.0 ** min(failures - 1, 16))
+    grown = Backoff(FIRST_PAUSE_SECONDS, longest).after(failures)
     asked = error.retry_after if isinstance(error, ServiceUnavailable) else None
     spread = 0.5 + 0.5 * chance
     return max(grown * spread, min((asked or 0.0) * (0.5 + spread), longest))

@@ -1,6 +1,6 @@
-"""Logs: where messages live.
+"""Logs hold the messages.
 
-`counterpoise.logs.port` says what a log promises. `postgres` is the built-in log; `redis` and
+`counterpoise.logs.port` lists the promises of a log. `postgres` is the built-in log; `redis` and
 `kafka` are logs outside the service.
 """
 
@@ -11,13 +11,12 @@ from counterpoise.logs.errors import (
     LogBehind,
     LogError,
     LogNotFound,
-    LogOwned,
     LogUnavailable,
     PositionAhead,
     PositionTrimmed,
     StalePartitionCount,
 )
-from counterpoise.logs.opening import open_log, open_managed
+from counterpoise.logs.opening import open_log
 from counterpoise.logs.port import (
     MAX_MESSAGE_BYTES,
     MESSAGE_SCHEMA,
@@ -25,8 +24,6 @@ from counterpoise.logs.port import (
     AppendResult,
     Bounds,
     Log,
-    LogOwner,
-    ManagedLog,
     Message,
 )
 
@@ -43,14 +40,10 @@ __all__ = [
     "LogBehind",
     "LogError",
     "LogNotFound",
-    "LogOwned",
-    "LogOwner",
     "LogUnavailable",
-    "ManagedLog",
     "Message",
     "PositionAhead",
     "PositionTrimmed",
     "StalePartitionCount",
     "open_log",
-    "open_managed",
 ]

@@ -1,17 +1,17 @@
-"""Where a log is, and how to get in: two things that are kept apart.
+"""The address of a log, and the access to it: two separate things.
 
-A queue's `log` is public: the service stores it, answers and events carry it, Spark shows it. So it
-names a place and nothing else, and a user, a password or settings in it are refused. The *access*
-is a URL of the same kind with credentials and settings (TLS, SASL). It comes from the consumer's
-own environment or options, or for the built-in log from the service, and is never shown.
+A queue's `log` is public: the service stores it, answers and events contain it, Spark shows it. So
+it only names a place; a user, a password or settings in it are refused. The *access* is a URL of
+the same kind with credentials and settings (TLS, SASL). It comes from the consumer's environment or
+options, or for the built-in log from the service, and is never shown.
 
     builtin:QUEUE                       postgresql://user:password@host:port/database
     redis://host:port/DB/NAME           redis://user:password@host:port[/DB[/NAME]], rediss://…
     kafka://host:port[,host:port]/TOPIC kafka://user:password@host:port[,…][/TOPIC]
 
 The environment's COUNTERPOISE_LOG_URL (the service's COUNTERPOISE_LOG_URLS) may hold several
-accesses, separated by blanks. The first one that fits a log is taken: the same kind, and the same
-host, database and name where it says them.
+accesses, separated by blanks. The first that matches a log is taken: the same kind, and the same
+host, database and name as far as it names them.
 """
 
 from __future__ import annotations
@@ -51,22 +51,22 @@ _ACCESS_FORMS: Mapping[Kind, str] = {
     "kafka": "kafka://user:password@host:port",
 }
 _ENCODE = "percent-encode special characters of the password (@ is %40, / is %2F, # is %23)"
-# A host and port as Postgres's driver takes it; the host may be empty or an address in brackets.
+# Host and port as Postgres's driver reads them; the host may be empty or an address in brackets.
 _HOST = re.compile(r"(?:\[[^][@]+\]|[^][:@]*)(?::[0-9]*)?")
 _SETTING = re.compile(r"[a-z._]+")
-# What a secret is called in the query strings of usual clients.
+# Names of secrets in the query strings of common clients.
 _SECRET = re.compile(r"pass|pwd|secret|token|credential|user|auth|key|sasl", re.IGNORECASE)
 
 
 class InvalidLog(LogError, ValueError):
-    """This does not name a log; the message says what would, and shows no credentials."""
+    """This is not the address of a log; the message gives the valid form and no credentials."""
 
     code = "invalid_log"
 
 
 @dataclass(frozen=True, slots=True)
 class LogAddress:
-    """What a queue's `log` says. `hosts` and `database` are empty where the kind has none."""
+    """A parsed `log` of a queue. `hosts` and `database` are empty if the kind has none."""
 
     kind: Kind
     name: str
@@ -75,7 +75,7 @@ class LogAddress:
     secure: bool = False
 
     def canonical(self) -> str:
-        """One spelling for each log, to tell whether two queues name the same."""
+        """One spelling for each log, to find out whether two queues name the same log."""
         if self.kind == "builtin":
             return f"{_BUILTIN}{self.name}"
         hosts = ",".join(f"{host}:{port}" for host, port in sorted(self.hosts, key=str))
@@ -84,7 +84,7 @@ class LogAddress:
 
 
 def kind_of(log: str) -> Kind | None:
-    """The kind of log by its scheme; None for kinds that this version does not know."""
+    """The kind of log by its scheme; None for unknown kinds."""
     if log.startswith(_BUILTIN):
         return "builtin"
     scheme, separator, _ = log.partition("://")
@@ -93,12 +93,12 @@ def kind_of(log: str) -> Kind | None:
 
 
 def refuse_credentials(log: str) -> None:
-    """Raises InvalidLog if the log's name carries what looks like credentials, of whatever kind."""
+    """Raises InvalidLog if the log's address seems to contain credentials, for any kind of log."""
     if log.startswith(_BUILTIN):
         return
     parts = _split(log)
     hint = (
-        "a queue's log is shown to everybody and must not carry credentials; consumers and "
+        "a queue's log is shown to everybody and must not contain credentials; consumers and "
         f"publishers give them in {ENVIRONMENT} (or the option logUrl), the service in "
         "COUNTERPOISE_LOG_URLS"
     )
@@ -113,7 +113,7 @@ def refuse_credentials(log: str) -> None:
 
 
 def parse_log(log: str) -> LogAddress:
-    """What a queue's `log` says. Raises InvalidLog, also for kinds this version does not know."""
+    """Parse a queue's `log`. Raises InvalidLog, also for unknown kinds."""
     if log.startswith(_BUILTIN):
         name = log.removeprefix(_BUILTIN)
         if not NAME.fullmatch(name):
@@ -157,16 +157,16 @@ def check_access(address: LogAddress, url: str) -> None:
 
 
 def fitting(log: str, urls: str) -> str | None:
-    """The first of these accesses (separated by blanks) that fits the log, None if none does.
+    """The first of these accesses (separated by blanks) that matches the log; None without one.
 
-    Raises LogError for one of a kind that does not exist: it was meant for something.
+    Raises LogError for an access of an unknown kind, because it is a mistake.
     """
     address = parse_log(log)
     accesses = urls.split()
     for place, url in enumerate(accesses, 1):
         if _access_kind(url) is None:
             raise LogError(
-                f"access {place} of {len(accesses)} to logs has no scheme that is known: "
+                f"access {place} of {len(accesses)} to logs has no known scheme: "
                 f"{', '.join(_ACCESS_FORMS.values())}"
             )
     kind = address.kind
@@ -180,18 +180,18 @@ def environment_access(log: str) -> str | None:
 
 
 def setting(name: str) -> str:
-    """How messages name a setting that an access should not have.
+    """The name of an invalid setting of an access, for messages.
 
-    What cannot be the name of one may be the end of a password with a `?` in it.
+    A name that cannot be a setting may be the end of a password with a `?` in it; it is not shown.
     """
     return f"setting {name!r}" if _SETTING.fullmatch(name) else "such setting"
 
 
 def _refuse_misread(url: str) -> None:
-    """Raises LogError if Postgres's driver would take a piece of the password for something else.
+    """Raises LogError if Postgres's driver would read a part of the password as something else.
 
-    It ends the user and password at the first `@`, and looks for that before the first `/`. What it
-    took for host and port it quotes when it cannot connect.
+    The driver ends user and password at the first `@`, and looks for it before the first `/`. If it
+    cannot connect, it quotes the supposed host and port.
     """
     authority, _, rest = url.partition("://")[2].partition("/")
     _, found, after = authority.partition("@")
@@ -241,7 +241,7 @@ def _hosts(parts: SplitResult, kind: Kind) -> tuple[Host, ...]:
 
 
 def _place(parts: SplitResult, kind: Kind) -> tuple[int | None, str | None]:
-    """The database and the name that a path says, None for what it does not."""
+    """The database and the name in a path; None for a missing one."""
     path = [unquote(segment) for segment in parts.path.strip("/").split("/") if segment]
     database = None
     if kind == "redis" and path:

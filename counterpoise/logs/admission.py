@@ -1,14 +1,14 @@
-"""Which messages of the built-in log fit into so many bytes, fairly between the partitions.
+"""Selects messages of the built-in log up to a number of bytes, fairly between partitions.
 
 Messages are admitted in the order of the bytes that lie before them in their own partition, until
-`max_bytes` of values are admitted. It is as if all partitions were filled with water to one level:
-those with little waiting give all they have, the others get equally many bytes each, and what is
-admitted in all passes `max_bytes` by less than one message. Partitions that stand at the same level
-come in the order of their backlogs, longest first; so where not even one message of each fits, none
-is passed over for ever.
+`max_bytes` of values are admitted. This is like filling all partitions with water to one level:
+from a partition with a small backlog all messages are admitted, the other partitions get equally
+many bytes each, and the total exceeds `max_bytes` by less than one message. At the same level the
+partition with the longest backlog comes first. So if not even one message of each partition fits,
+no partition is passed over for ever.
 
-The server adds up the sizes, which costs it a look at every message considered: no more than are
-planned anyway where messages are limited too, else a few more than the bytes can hold.
+The server adds up the sizes, so it has to look at every considered message. If the number of
+messages is limited too, these are only the planned messages, else a few more than the bytes hold.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from collections.abc import Mapping
 from counterpoise.logs.connection import LogConnection
 from counterpoise.logs.shares import fair_shares
 
-# How many messages to look at while nothing is known of their sizes; by how many times more if
-# they turn out to be too few; and how many more than the sizes seen last suggest.
+# How many messages to look at while their sizes are unknown; the factor by which this number grows
+# if it is too small; and the margin on top of the number that the last known sizes suggest.
 FIRST_MESSAGES = 8192
 GROWTH = 4
 RESERVE = 1.5
 
-# The inner ORDER BY ... OFFSET 0 keeps the values out of everything that is kept or sorted.
+# The inner ORDER BY ... OFFSET 0 keeps the values out of sorting and materialising.
 _ADMIT = """SELECT partition, count(*) FILTER (WHERE so_far < %b), count(*), sum(size)::bigint
     FROM (
         SELECT w.partition, m.size,
@@ -60,7 +60,7 @@ class ByteAdmission:
         max_messages: int,
         max_bytes: int,
     ) -> dict[int, int]:
-        """How many messages of each partition, from where it begins: at least one if there is any.
+        """How many messages of each partition, from its begin on: at least one if there is any.
 
         `backlogs` are numbers of messages. Raises LogUnavailable.
         """
@@ -85,7 +85,7 @@ class ByteAdmission:
         shares: Mapping[int, int],
         max_bytes: int,
     ) -> tuple[dict[int, int], int]:
-        """How many of `shares` are admitted, and how many bytes there are in all of them."""
+        """How many messages of `shares` are admitted, and the bytes of all of them."""
         named = sorted(
             (partition for partition, share in shares.items() if share),
             key=lambda partition: (-backlogs[partition], partition),
@@ -101,7 +101,7 @@ class ByteAdmission:
         )
         seen = total_bytes = 0
         for partition, admitted, found, size in rows:
-            # Fewer found than there should be: they were trimmed meanwhile, as reading will tell.
+            # Fewer messages than expected: they were trimmed meanwhile, and reading will report it.
             counts[partition] = admitted if admitted < found else shares[partition]
             seen, total_bytes = seen + found, total_bytes + size
         self._bytes_per_message = total_bytes / seen if seen else 0.0

@@ -1,4 +1,4 @@
-"""One Postgres connection for a log: bounded calls, new connections, errors said in our words."""
+"""One Postgres connection for a log: bounded calls, new connections, errors of our own."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from counterpoise.logs.errors import (
 T = TypeVar("T")
 Row = tuple[Any, ...]
 
-# What the schema's functions raise (migrations/log).
+# Errors of the schema's functions (migrations/log).
 _STALE_PARTITION_COUNT = "CP001"
 _LOG_NOT_FOUND = "CP002"
 _OUT_OF_RANGE = "CP003"
-# SQLSTATE classes and codes of what passes by itself: connection, rollback, resources, operator,
+# SQLSTATE classes and codes of temporary errors: connection, rollback, resources, operator,
 # lock not available, read-only (a standby that has not taken over yet).
 _TRANSIENT_CLASSES = ("08", "40", "53", "57", "58", "XX")
 _TRANSIENT_CODES = ("55P03", "25006")
@@ -38,7 +38,7 @@ _CONNECT_SECONDS = 10.0
 class _BoundedConnection(psycopg.Connection[Row]):
     """A connection that stops waiting for the server at `deadline` (monotonic seconds).
 
-    TCP time-outs do not help against a server that is stopped, only against one that is gone.
+    TCP time-outs detect a server that is gone, but not a server that is stopped.
     """
 
     deadline: float = float("inf")
@@ -51,8 +51,8 @@ class _BoundedConnection(psycopg.Connection[Row]):
 class LogConnection:
     """Runs statements over one connection that is made when needed and made anew when broken.
 
-    Every statement is a transaction of its own. Threads take turns. The URL holds a password, so
-    no message and no repr contains it.
+    Every statement is its own transaction. Threads take turns. The URL contains a password, so
+    no message and no repr shows it.
     """
 
     def __init__(self, url: str, timeout_seconds: float) -> None:
@@ -72,8 +72,8 @@ class LogConnection:
     def query(self, statement: str, parameters: Sequence[object], *, retry: bool) -> list[Row]:
         """All rows of a statement, read in binary.
 
-        With `retry` a broken connection is replaced and the statement sent again, once: for
-        statements that may run twice. Raises LogUnavailable and the other LogErrors.
+        With `retry` a broken connection is replaced and the statement is sent once more; use it
+        only for statements that may run twice. Raises LogUnavailable and the other LogErrors.
         """
         deadline = time.monotonic() + self._timeout_seconds
         if not self._lock.acquire(timeout=self._timeout_seconds):
@@ -107,12 +107,12 @@ class LogConnection:
                     return self._query(statement, parameters, False, deadline)
             raise _in_our_words(error) from error
         except BaseException:
-            # Interrupted in the middle: nobody knows what the connection would say next.
+            # Interrupted in the middle: the state of the connection is unknown.
             self._discard()
             raise
 
     def _usable(self) -> bool:
-        """Whether there is a connection to reuse. A forked child leaves its parent's alone."""
+        """Whether there is a connection to reuse. A forked child does not use its parent's."""
         if self._process != os.getpid():
             self._connection, self._process = None, os.getpid()
         return self._connection is not None
@@ -136,7 +136,7 @@ class LogConnection:
         connection.adapters.register_loader("timestamptz", Int8BinaryLoader)
         connection.deadline = deadline
         self._connection = connection
-        # The server gives up too, so that calls we gave up on do not pile up there.
+        # The server also stops, so that abandoned calls do not pile up there.
         connection.execute(
             "SELECT set_config('statement_timeout', %s, false),"
             " set_config('default_transaction_isolation', 'read committed', false)",
@@ -160,7 +160,7 @@ def _in_our_words(error: psycopg.Error) -> LogError:
         "42P01": lambda: LogError("this database has no built-in log (counterpoise migrate)"),
         "3F000": lambda: LogError("this database has no built-in log (counterpoise migrate)"),
         "42883": lambda: LogError("this database has no built-in log (counterpoise migrate)"),
-        "42501": lambda: LogAccessRefused(f"the log's credentials do not suffice: {message}"),
+        "42501": lambda: LogAccessRefused(f"the log's credentials lack rights: {message}"),
     }
     if state in special:
         return special[state]()
@@ -172,7 +172,7 @@ def _in_our_words(error: psycopg.Error) -> LogError:
 def stale_partition_count(
     error: BaseException | None, routed_with: int
 ) -> StalePartitionCount | None:
-    """The refusal of an append routed with an old partition count, if that is what `error` is."""
+    """`error` as the refusal of an append routed with an old partition count, else None."""
     if isinstance(error, psycopg.Error) and error.sqlstate == _STALE_PARTITION_COUNT:
         return StalePartitionCount(routed_with, int(error.diag.message_detail or 0))
     return None

@@ -1,4 +1,4 @@
-"""What can go wrong between a program and a log, one exception for each thing to do about it."""
+"""Errors between a program and a log: one exception for each reaction of the program."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from counterpoise.errors import CounterpoiseError
 
 
 class LogError(CounterpoiseError):
-    """Anything that went wrong in or on the way to a log."""
+    """Any error in a log or on the way to it."""
 
     code = "log_error"
 
@@ -14,7 +14,7 @@ class LogError(CounterpoiseError):
 class LogUnavailable(LogError):
     """The log cannot be reached or was too slow; the same call may succeed later.
 
-    Whether an append took effect is not known: repeat it with the same sequences.
+    An append may have taken effect or not: repeat it with the same sequences.
     """
 
     code = "log_unavailable"
@@ -29,15 +29,16 @@ class LogAccessRefused(LogUnavailable):
 class LogBehind(LogUnavailable):
     """A range was asked for that reaches beyond the end of its partition.
 
-    The log had given that end before, so whoever answers now has not caught up yet, or messages
-    were lost. What is there was given first. `end` is the partition's end, `wanted` the range's.
+    The log had reported that end before. So the server that answers now has not caught up yet, or
+    messages were lost. The existing messages were returned first. `end` is the partition's end,
+    `wanted` the range's.
     """
 
     code = "log_behind"
 
     def __init__(self, partition: int, end: str, wanted: str) -> None:
         super().__init__(
-            f"partition {partition} ends at position {end}, where {wanted} had been its end: the "
+            f"partition {partition} ends at position {end}, but its end was {wanted} before: the "
             "server that answers may not have caught up yet. If it never does, messages were lost: "
             "reset the queue's positions, and start again"
         )
@@ -52,16 +53,10 @@ class LogNotFound(LogError):
     code = "log_not_found"
 
 
-class LogOwned(LogError):
-    """The log exists already and was made for another queue; nothing of it was touched."""
-
-    code = "log_owned"
-
-
 class StalePartitionCount(LogError):
-    """The append was routed with a partition count that is not the log's: route it again.
+    """The append was routed with an outdated partition count: route it again.
 
-    Nothing of it was appended. `current` is the log's partition count.
+    No message of it was appended. `current` is the log's partition count.
     """
 
     code = "stale_partition_count"
@@ -87,7 +82,7 @@ class InvalidPosition(LogError, ValueError):
 
 
 class PositionTrimmed(LogError):
-    """Messages from this position on have been trimmed: reading on would skip them silently.
+    """Messages from this position on have been trimmed: further reading would skip them silently.
 
     `first` is the partition's earliest position that can still be read.
     """
@@ -105,7 +100,7 @@ class PositionTrimmed(LogError):
 
 
 class PositionAhead(LogError):
-    """The position lies behind the end of its partition: it belongs to an earlier log of this name.
+    """The position is beyond the end of its partition: it belongs to an earlier log of this name.
 
     A log that is dropped and made again counts its positions anew. `end` is the partition's end.
     """

@@ -1,4 +1,4 @@
-"""What the logs share whose positions are decimal numbers: all that we have."""
+"""Shared by the logs whose positions are decimal numbers: all current ones."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from counterpoise.logs.shares import fair_shares
 class NumberedLog(ABC):
     """The calls of `counterpoise.logs.Log` that only compare positions and count between them.
 
-    What they say of numbers of messages is exact where positions have no holes. A subclass says in
-    `kind` what it is, for errors, and which number is the first too large for a position.
+    Their numbers of messages are exact if positions have no holes. A subclass gives its name for
+    errors in `kind`, and the first number that is too large for a position.
     """
 
     kind: ClassVar[str]
@@ -33,14 +33,14 @@ class NumberedLog(ABC):
         max_messages: int,
         max_bytes: int,
     ) -> Mapping[int, int]:
-        """How many messages from each of `begins` on, fairly, to keep both limits.
+        """How many messages from each of `begins` on, fairly, within both limits.
 
         At least one if there is any in `backlogs` (with the same keys).
         """
 
     @classmethod
     def number(cls, position: str) -> int:
-        """A position as the number it is; raises InvalidPosition."""
+        """A position as a number; raises InvalidPosition."""
         if position.isascii() and position.isdecimal():
             number = int(position) if len(position) < 20 else cls.too_large
             if number < cls.too_large:
@@ -49,10 +49,10 @@ class NumberedLog(ABC):
 
     @staticmethod
     def lacks(partition: int, position: int) -> LogError:
-        """For a message that is neither there nor known to be gone."""
+        """The error for a message that is missing without being trimmed or discarded."""
         return LogError(
             f"the log lacks position {position} of partition {partition}, though it was neither "
-            "trimmed nor discarded: somebody else has deleted it, or the log is damaged. Restore "
+            "trimmed nor discarded: another program has deleted it, or the log is damaged. Restore "
             f"the log, or reset the queue's positions to {position + 1} or later to pass over it"
         )
 

@@ -1,38 +1,37 @@
-"""The port of a log: what one promises, and the calls of consumers, publishers and the service.
+"""The port of a log: its promises, and the calls of consumers and publishers.
 
 Theory of positions
 -------------------
-A partition is a sequence of messages, and a *position* names a place between two of them: what has
-been processed *up to*, that is, the message to be read next. A range is therefore [start, end),
-the end of one range is the start of the next, and the end of a partition is the position the next
-appended message will get.
+A partition is a sequence of messages, and a *position* names the message to be read next: all
+messages before it are processed. A range is therefore [start, end), the end of one range is the
+start of the next, and the end of a partition is the position of the next message to be appended.
 
-Everything a consumer concludes from positions rests on these promises of a log:
+Consumers rely on these promises of a log:
 
 1. **Positions are in the order of commits.** When a message becomes visible, no message with a
    lower position of its partition becomes visible later. A consumer that has read up to a
    position never has to look back. (The built-in log assigns positions under the lock of the
-   partition's row, which is kept until the commit; a sequence would not do.)
+   partition's row, which is held until the commit; a database sequence would break this promise.)
 2. **The end is never ahead.** Every position below an end that `bounds` returned can be read or
-   has been trimmed; none is still in the making.
-3. **An append is all or nothing and happens once.** Messages carry (publisher, sequence); what a
-   log has already taken from that publisher it drops and counts as a duplicate. So an append whose
-   outcome is unknown is simply repeated.
+   has been trimmed; no message below it is still being written.
+3. **An append is all or nothing and happens once.** Messages carry (publisher, sequence); the log
+   drops sequences that it already has from that publisher and counts them as duplicates. So an
+   append with an unknown outcome is simply repeated.
 4. **An append routed with another partition count than the log's is refused, within the append.**
-   A resize waits for the appends under way and is waited for by those that come. So once `bounds`
+   A resize waits for running appends, and later appends wait for the resize. So once `bounds`
    says that a partition is outside the log's partition count, the end that the same call returned
-   is final: nothing will ever be appended there under the old count (`Bounds.is_final`).
-5. **Nothing is skipped silently.** Reading from a position that has been trimmed raises
-   `PositionTrimmed`; from one the partition has not reached, `PositionAhead`; to one it has not
-   reached, `LogBehind`, after what is there. What an administrator *discarded* (the contract,
-   *Resize*) is the exception: it was meant to vanish.
-6. **Position numbers are not used twice**, also not after a trim, a discard or a resize to and
-   fro: a partition's positions only grow, as long as the log exists. A log dropped and made again
-   under its name has another `incarnation`, and its positions begin anew.
+   is final: no message will ever be appended there under the old count (`Bounds.is_final`).
+5. **No message is skipped silently.** Reading from a trimmed position raises `PositionTrimmed`;
+   from a position that the partition has not reached, `PositionAhead`; up to such a position,
+   `LogBehind`, after the existing messages. The exception are messages that an administrator
+   *discarded* (the contract, *Resize*): they were meant to vanish.
+6. **Positions are not used twice**, not even after a trim, a discard or a resize up and down:
+   a partition's positions only grow, as long as the log exists. A log that is dropped and made
+   again under its name has another `incarnation`, and its positions begin anew.
 
 Positions are strings. Only the log that made them can compare them; they may have holes.
-All calls are bounded in time and raise `LogUnavailable` when the bound is reached. A log object
-may be used by several threads; calls then wait for each other.
+All calls are bounded in time and raise `LogUnavailable` when the bound is reached. Several threads
+may use a log object; their calls then wait for each other.
 """
 
 from __future__ import annotations
@@ -56,15 +55,15 @@ MESSAGE_SCHEMA: pa.Schema = pa.schema(
         ("published_at", pa.timestamp("us", tz="UTC")),
     ]
 )
-"""The columns of what `Log.read` yields. `key` and `headers` may be null, the others never are."""
+"""The columns of the batches of `Log.read`. Only `key` and `headers` may be null."""
 
 MAX_MESSAGE_BYTES = 16 * 1024 * 1024
-"""The most that value, key and headers (all in UTF-8) of one message may have together."""
+"""The largest sum of the bytes of value, key and headers (all in UTF-8) of one message."""
 
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """What is published. `published_at` None means the time at which the log appends it."""
+    """A message to publish. `published_at` None means the time at which the log appends it."""
 
     value: bytes
     key: str | None = None
@@ -72,7 +71,7 @@ class Message:
     published_at: datetime | None = None
 
     def size_bytes(self) -> int:
-        """What the message counts against limits; raises InvalidMessage if no log could hold it."""
+        """The message's size for limits; raises InvalidMessage if no log can hold it."""
         if not isinstance(self.value, bytes):
             raise InvalidMessage(f"value must be bytes, not {type(self.value).__name__}")
         size = len(self.value)
@@ -105,7 +104,7 @@ class AppendBatch:
     """Messages of one publisher, to be appended together or not at all.
 
     The i-th has the sequence `first_sequence + i` and goes to partition `partitions[i]`, which was
-    chosen among `partition_count` partitions. Within a partition the order is kept.
+    chosen among `partition_count` partitions. The order within a partition is preserved.
     """
 
     publisher: str
@@ -117,7 +116,7 @@ class AppendBatch:
 
 @dataclass(frozen=True, slots=True)
 class AppendResult:
-    """How many messages of the batch are new in the log, and how many it had already."""
+    """The numbers of new messages in the log and of messages that it had already."""
 
     appended: int
     duplicates: int
@@ -125,9 +124,9 @@ class AppendResult:
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """Where partitions start and end, and how many the log has: all seen at one instant.
+    """Starts and ends of partitions, and the log's partition count, all at one instant.
 
-    `ends` are the positions the next messages will get.
+    `ends` are the positions of the next messages to be appended.
     """
 
     partition_count: int
@@ -136,12 +135,12 @@ class Bounds:
     ends: Mapping[int, str] = field(repr=False)
 
     def is_final(self, partition: int) -> bool:
-        """Whether nothing can be appended behind this partition's end any more (promise 4)."""
+        """Whether no message can be appended at this partition's end any more (promise 4)."""
         return partition >= self.partition_count
 
 
 class Log(Protocol):
-    """A log of partitions. See the module's docstring for what it promises."""
+    """A log of partitions. The module's docstring lists its promises."""
 
     def append(self, batch: AppendBatch) -> AppendResult:
         """Append the batch in one transaction.
@@ -162,10 +161,10 @@ class Log(Protocol):
     ) -> Iterator[pa.RecordBatch]:
         """The messages of [start, end) in order, as record batches of MESSAGE_SCHEMA.
 
-        `end` None means the end of the partition as it is found. At most `max_messages` come, and
-        no more follow once `max_bytes` of values have come (at least one message always does).
-        Otherwise the range comes whole or an error does: LogBehind where the partition ends before
-        it (a log may wait for it first). Memory is bounded whatever the range. Raises
+        `end` None means the current end of the partition. At most `max_messages` are returned, and
+        none after `max_bytes` of values have been returned (but always at least one message).
+        Otherwise the read returns the complete range or raises: LogBehind if the partition ends
+        before the range (a log may wait for it first). Memory is bounded for any range. Raises
         PositionTrimmed, PositionAhead, InvalidPosition, LogNotFound, LogUnavailable.
         """
         ...
@@ -173,7 +172,7 @@ class Log(Protocol):
     def bounds(self, partitions: Sequence[int]) -> Bounds:
         """Start and end positions of the partitions and the log's partition count, in one call.
 
-        A partition that the log has never had starts and ends at the log's first position.
+        A partition that the log never had starts and ends at the log's first position.
         Raises LogNotFound, LogUnavailable.
         """
         ...
@@ -188,11 +187,11 @@ class Log(Protocol):
     ) -> Mapping[int, str]:
         """Ends such that [start, end) over all partitions hold at most `max_messages`, fairly.
 
-        No partition gets more than another that still has messages, but for the remainder, which
-        goes to the longest backlogs. A start that lies below the partition's start counts from
-        there. With `bounds` (not older than the starts) and without `max_bytes` nothing is asked of
-        the log. `max_bytes` of values is kept as closely as the log can say; at least one message
-        comes all the same, so that one of any size gets through.
+        Partitions that still have messages get equal numbers; the remainder goes to the longest
+        backlogs. A start below the partition's start counts from the partition's start. With
+        `bounds` (not older than the starts) and without `max_bytes` the log is not asked.
+        `max_bytes` of values holds as closely as the log knows sizes; at least one message is
+        planned, so that a message of any size gets through.
         Raises PositionAhead, InvalidPosition, LogNotFound, LogUnavailable.
         """
         ...
@@ -200,8 +199,8 @@ class Log(Protocol):
     def backlog(self, positions: Mapping[int, str | None], bounds: Bounds) -> Mapping[int, int]:
         """How many messages lie between each position and the partition's end.
 
-        At most so many where positions have holes. None, and what lies below the partition's start,
-        counts from the start. Nothing is asked of the log. Raises PositionAhead, InvalidPosition.
+        An upper limit if positions have holes. None and positions below the partition's start
+        count from the start. The log is not asked. Raises PositionAhead, InvalidPosition.
         """
         ...
 
@@ -209,79 +208,13 @@ class Log(Protocol):
         """Negative, zero or positive as a is before, at or after b. Raises InvalidPosition."""
         ...
 
-    def trim(self, below: Mapping[int, str]) -> None:
-        """Delete what lies below these positions. Repeating or lowering one does nothing."""
-        ...
-
     def next_sequence(self, publisher: str) -> int:
         """The last sequence the log has of this publisher, plus one; 0 if it has none.
 
-        Waits for an append of the publisher that is still under way.
+        Waits for a running append of the publisher.
         """
         ...
 
     def close(self) -> None:
-        """Let go of connections. The log can be used again; it then connects anew."""
-        ...
-
-
-@dataclass(frozen=True, slots=True)
-class LogOwner:
-    """The queue that a log was made for; `created_at` (Unix seconds) tells namesakes apart."""
-
-    queue_id: str
-    queue: str
-    created_at: float
-
-
-class ManagedLog(Log, Protocol):
-    """A log outside the service as the service treats it: made, resized and dropped with its queue.
-
-    All calls may be repeated. Raises LogUnavailable, LogError; LogNotFound where it says so. What
-    names an `owner` changes nothing when the log is another queue's: it came too late.
-    """
-
-    def ensure(
-        self, partition_count: int, owner: LogOwner, begins: Mapping[int, str] | None = None
-    ) -> str:
-        """Make the log unless it exists; its incarnation. The count of one that exists stays.
-
-        `begins`: positions that consumers have reached. A partition that ends below one has lost
-        messages; it goes on there, so that no position consumers know means another message, and
-        what lies below can no longer be read. Raises
-        LogOwned if it belongs to another queue, LogError if it cannot keep a log's promises.
-        """
-        ...
-
-    def partition_count(self) -> int:
-        """How many partitions the log has. Raises LogNotFound."""
-        ...
-
-    def set_partition_count(
-        self, partition_count: int, revision: int, owner: LogOwner | None = None
-    ) -> bool:
-        """Refuse appends routed with another count from now on; False if that comes too late.
-
-        `revision` is the queue's that set the count; lower ones than seen change nothing. Raises
-        LogNotFound.
-        """
-        ...
-
-    def trim(self, below: Mapping[int, str], owner: LogOwner | None = None) -> None:
-        """As any log's."""
-        ...
-
-    def discard(self, partitions: Sequence[int], owner: LogOwner | None = None) -> frozenset[int]:
-        """Delete what these hold and return which: those outside the count. Raises LogNotFound."""
-        ...
-
-    def position_at(self, time: float) -> Mapping[int, str]:
-        """Of each partition the first position published at `time` (Unix seconds) or later.
-
-        Nothing published since lies below it; the partition's end without such a message.
-        """
-        ...
-
-    def drop(self, owner: LogOwner) -> None:
-        """Delete the log with all it holds, if it is this queue's."""
+        """Close the connections. The log can be used again; it then connects anew."""
         ...

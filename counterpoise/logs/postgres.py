@@ -2,12 +2,12 @@
 
 Positions are decimal numbers, contiguous within a partition: an append raises
 `partitions.next_position` under the row's lock and writes its messages in the same transaction.
-That they have no holes lets `read` notice that something is missing without asking: only then it
-looks up whether the messages were trimmed, discarded, or have not been appended yet.
+Because they have no holes, `read` notices missing messages without a query. Only then it looks up
+whether they were trimmed, discarded, or not appended yet.
 
-Reading builds Arrow columns straight from the driver's cells. A range is read in chunks, each a
-statement of its own, so neither side keeps more than a chunk and no transaction stays open while
-the caller works.
+Reading builds Arrow columns directly from the driver's cells. A range is read in chunks, one
+statement each, so neither side holds more than a chunk and no transaction stays open while the
+caller works.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ SWEEP_MESSAGES = 10_000
 _APPEND = """SELECT counterpoise_log.append(%b, %b, %b, %b,
     %b::integer[], %b::bytea[], %b::text[], %b::text[], %b::timestamptz[])"""
 
-# `before` is how many bytes of values the chunk already has when it comes to a message.
+# `before` is the number of bytes of values in the chunk before a message.
 _READ = """SELECT position, published_at, key, value, headers FROM (
     SELECT position, published_at, key, value, headers,
         sum(octet_length(value)) OVER (ORDER BY position ROWS UNBOUNDED PRECEDING)
@@ -149,7 +149,7 @@ class PostgresLog(NumberedLog):
                 missing_before = False
                 continue
             resumed = self._after_gap(partition, position, last)
-            # Once, the message may have been appended between the two statements.
+            # In the first round, the message may have been appended between the two statements.
             if resumed == position and missing_before:
                 raise self.lacks(partition, position)
             missing_before = resumed == position
@@ -212,7 +212,7 @@ class PostgresLog(NumberedLog):
         return end
 
     def _after_gap(self, partition: int, position: int, last: int) -> int:
-        """Where to read on when there was no message at `position`, which is before `last`."""
+        """Where to continue if there was no message at `position`, which is before `last`."""
         first, following, discarded = self._partition(partition)
         if position < discarded:
             return discarded
@@ -230,7 +230,7 @@ def _unless_empty(column: list[Any]) -> list[Any] | None:
 
 
 def _contiguous_from(position: int, rows: list[Row]) -> list[Row]:
-    """The rows that follow each other without a gap, if the first is at `position`."""
+    """The rows up to the first gap, if the first row is at `position`."""
     if not rows or rows[0][0] != position:
         return []
     if rows[-1][0] - position + 1 == len(rows):

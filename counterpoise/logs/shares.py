@@ -1,4 +1,4 @@
-"""How many messages to read of each partition when not all can be."""
+"""Distributes a number of messages to read over partitions."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from collections.abc import Mapping
 def fair_shares(backlogs: Mapping[int, int], max_messages: int) -> dict[int, int]:
     """Split `max_messages` over partitions with these numbers of messages, fairly.
 
-    The smallest backlogs are served in full as long as an equal share is enough for them; the
-    others get equal shares of what is left. What cannot be split equally goes to the longest
-    backlogs (ties: the lowest partition), so that over time none is passed over.
+    Backlogs smaller than an equal share are served in full; the others get equal shares of the
+    rest. The remainder goes to the longest backlogs (ties: the lowest partition), so that over time
+    no partition is passed over.
     """
     shares = dict.fromkeys(backlogs, 0)
     waiting = sorted(

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import Protocol
 from zlib import crc32
 
+from counterpoise.backoff import Backoff, Pauses
 from counterpoise.errors import CounterpoiseError, ServiceUnavailable
 from counterpoise.keys import partition_of
 from counterpoise.logs import (
@@ -30,8 +31,7 @@ from counterpoise.logs import (
 from counterpoise.logs.address import environment_access
 from counterpoise.wire import LogAccess, LogView
 
-_FIRST_PAUSE_SECONDS = 0.05
-_LONGEST_PAUSE_SECONDS = 2.0
+_BACKOFF = Backoff(0.05, 2.0)
 
 
 class PublisherIdInUse(CounterpoiseError):
@@ -144,7 +144,7 @@ class Delivery:
 
     def _persist(self, act: Callable[[Log], None]) -> None:
         deadline = self._monotonic() + self._timeout_seconds
-        longest = _FIRST_PAUSE_SECONDS
+        pauses = Pauses(_BACKOFF)
         while True:
             try:
                 act(self._current_log())
@@ -157,13 +157,12 @@ class Delivery:
                 continue
             except (LogUnavailable, LogNotFound, ServiceUnavailable) as error:
                 self._doubtful = True
-                pause = longest * (0.5 + self._jitter() / 2)
+                pause = pauses.failed(self._jitter())
                 if self._monotonic() + pause >= deadline:
                     raise
                 if isinstance(error, ServiceUnavailable) and error.retry_after:
-                    pause = min(max(pause, error.retry_after), _LONGEST_PAUSE_SECONDS)
+                    pause = min(max(pause, error.retry_after), _BACKOFF.longest_seconds)
             self._pause(pause)
-            longest = min(2 * longest, _LONGEST_PAUSE_SECONDS)
 
     def _current_log(self) -> Log:
         if self._doubtful or self._log is None or self._view is None:

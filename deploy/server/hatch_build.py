@@ -1,8 +1,7 @@
 """Puts the service's packages into the wheel; an editable install gets the checkout on its path.
 
-The sources lie outside this directory, so the wheel takes them by `force_include`. Said in
-pyproject.toml, that would copy them into an editable install as well, where the copies would hide
-the checkout.
+The sources are outside this directory, so the wheel takes them by `force_include`. If this were
+set in pyproject.toml, an editable install would also get copies, which would hide the checkout.
 """
 
 from pathlib import Path

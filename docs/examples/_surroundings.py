@@ -1,8 +1,8 @@
-"""What the examples share: their options, and with `--mock` everything they need on this machine.
+"""Shared by the examples: their options, and with `--mock` all servers on this machine.
 
-Nothing here is needed in an application of your own. `main` runs an example's `application` against
-a service that is there already, or its `play` on a `Stage`: a Postgres, the service, and the
-applications as processes, all on 127.0.0.1, in a temporary directory, and gone with the example.
+An application of your own does not need this module. `main` runs an example's `application` with a
+running service, or its `play` on a `Stage`: a Postgres, the service, and the applications as
+processes, all on 127.0.0.1, in a temporary directory. They end with the example.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from counterpoise.demo.processes import session as processes_of
 from counterpoise.errors import ServiceUnavailable
 from counterpoise.publisher import Publisher
 
-# Spark settings that let several applications fit on one machine. On a cluster: none of them.
+# Spark settings for several applications on one machine. Do not use them on a cluster.
 SMALL = {
     "spark__master": "local[2]",
     "spark__driver__memory": "512m",
@@ -43,7 +43,7 @@ WAIT_SECONDS = 180.0
 
 @dataclass(frozen=True)
 class Given:
-    """What an application is told: the options of the command line."""
+    """The options of the command line for an application."""
 
     service: str
     queue: str
@@ -52,12 +52,12 @@ class Given:
 
     @property
     def checkpoint(self) -> str:
-        """Where Spark keeps what this application has done: one for each application."""
+        """The checkpoint location; each application needs its own."""
         return str(self.directory / f"checkpoint-{self.name}")
 
 
 class Stage:
-    """The service, a queue, a publisher, and applications that come and go."""
+    """The service, a queue, a publisher, and applications that join and leave."""
 
     def __init__(self, queue: str, directory: Path, ending: ExitStack) -> None:
         self.queue = queue
@@ -66,7 +66,7 @@ class Stage:
         self._began = time.monotonic()
         self._ending = ending
         self._running: dict[str, subprocess.Popen[bytes]] = {}
-        # Settings of the user's own service are of no concern here.
+        # Settings for the user's own service do not apply here.
         self._environment = {k: v for k, v in os.environ.items() if "COUNTERPOISE" not in k}
 
     def open(self, **queue: Any) -> None:
@@ -90,7 +90,7 @@ class Stage:
         del self._environment["COUNTERPOISE_DATABASE_URL"]
         self.client = self._ending.enter_context(Client(self.service))
         self.until(self._answers, "the service is up")
-        # Short times, for an example that is over soon.
+        # Short times, for a short example.
         made = self.client.create_queue(
             self.queue, **{"rebalance_delay": 0.5, "max_handoff_time": 60.0, **queue}
         )
@@ -102,13 +102,13 @@ class Stage:
         for name in names:
             options = ["--service", self.service, "--queue", self.queue]
             options += ["--name", name, "--directory", str(self.directory)]
-            # What it prints is shown; what Spark has to say goes to a file.
+            # Its output is shown; Spark's log goes to a file.
             log = self._ending.enter_context(self._log(name).open("wb"))
             self._running[name] = self._spawn([sys.argv[0], *options], None, log)
         self.until(self._is_even, f"{' and '.join(self._running)} own the same number each")
 
     def leave(self, name: str) -> None:
-        """SIGTERM: it hands everything over, and ends with exit code 0."""
+        """SIGTERM: the application hands everything over, and ends with exit code 0."""
         process = self._running.pop(name)
         process.terminate()
         self.until(lambda: process.poll() is not None, f"{name} was told to end, and has left")
@@ -117,21 +117,21 @@ class Stage:
         self.until(self._is_even, f"{' and '.join(self._running)} owns everything")
 
     def kill(self, name: str) -> None:
-        """SIGKILL, for the application and all that it has started."""
+        """SIGKILL for the application and all its children."""
         _kill(self._running.pop(name))
-        self.say(f"{name} is killed; its partitions wait until its lease is over")
+        self.say(f"{name} is killed; its partitions wait until its lease expires")
         self.until(self._is_even, f"{' and '.join(self._running)} owns everything")
 
     def until_done(self) -> None:
-        """Wait until all that was published is processed, and committed to the service."""
+        """Wait until all published messages are processed and committed."""
         self.publisher.flush()
         self.until(
             lambda: all(one.lag == 0 for one in self.client.partitions(self.queue)),
-            "all that was published is processed",
+            "all published messages are processed",
         )
 
     def until(self, condition: Callable[[], bool], what: str) -> None:
-        """Wait for it, and say that it is so."""
+        """Wait for the condition, then print `what`."""
         deadline = time.monotonic() + WAIT_SECONDS
         while not condition():
             for name, process in self._running.items():
@@ -143,11 +143,11 @@ class Stage:
         self.say(what)
 
     def say(self, what: str) -> None:
-        """A line on the terminal."""
+        """Print a line with the time."""
         print(f"{time.monotonic() - self._began:5.1f} s  {what}", flush=True)
 
     def _is_even(self) -> bool:
-        """Whether each application that runs owns as many partitions as any other, of all."""
+        """Whether the running applications own all partitions, each the same number."""
         flows = {one.flow_id: one.client_name for one in self.client.flows(self.queue)}
         owners = [flows.get(one.owner or "") for one in self.client.partitions(self.queue)]
         shares = {owners.count(name) for name in self._running}
@@ -198,7 +198,7 @@ def _kill(process: subprocess.Popen[bytes]) -> None:
 
 
 def verdict(is_kept: bool, what: str) -> None:
-    """Say whether the example's promise was kept; if not, end with exit code 1."""
+    """Print whether the example's promise was kept; if not, end with exit code 1."""
     print(f"{'KEPT' if is_kept else 'BROKEN'}: {what}", flush=True)
     if not is_kept:
         raise SystemExit(1)
@@ -215,7 +215,7 @@ def main(
     parser.add_argument("--name", default="first", help="of this application")
     parser.add_argument("--directory", type=Path, help="for checkpoints; default: a temporary one")
     given = parser.parse_args()
-    # So that `--mock` takes everything down when it is told to end.
+    # So that `--mock` stops all processes on SIGTERM.
     with ExitStack() as ending:
         temporary = tempfile.TemporaryDirectory(prefix="example-", ignore_cleanup_errors=True)
         directory: Path = given.directory or Path(ending.enter_context(temporary))

@@ -1,25 +1,25 @@
-"""A topic of Kafka shared by Spark applications that come and go.
+"""A Kafka topic shared by Spark applications that join and leave.
 
     python docs/examples/kafka_shared.py --mock
 
 starts everything on this machine, with a mock of Kafka: two applications share a topic, one of them
-leaves, and at the end each message must have come once and in the order of its partition. With a
+leaves, and at the end each message must have come once, in the order of its partition. With a
 service and a topic of your own, in two terminals:
 
     counterpoise queues create orders --log kafka://broker:9092/orders
     python docs/examples/kafka_shared.py --name first
     python docs/examples/kafka_shared.py --name second
 
-What is different from two Spark queries on one topic
------------------------------------------------------
-Those would each read all of it: Spark's own Kafka source joins no consumer group. Here each
-partition has one owner. When another application joins or one leaves (Ctrl-C or SIGTERM), the owner
-finishes its micro-batch and hands partitions over at exactly the position that it has reached, so
-without a crash nothing comes twice, whatever the sink is. Kafka knows nothing of it: no group, no
-committed offsets. Positions are Kafka's offsets, kept by the service (docs/logs.md).
+The difference to two Spark queries on one topic
+------------------------------------------------
+Two queries with Spark's own Kafka source would each read the whole topic, because this source joins
+no consumer group. Here each partition has one owner. When an application joins or leaves (Ctrl-C or
+SIGTERM), the owner finishes its micro-batch and hands partitions over at exactly the position that
+it has reached. So without a crash no message comes twice, for any sink. Kafka is not involved: no
+group, no committed offsets. Positions are Kafka's offsets, stored by the service (docs/logs.md).
 
-After a crash the micro-batch that was in flight comes again. For a sink that keeps each message
-once then too, see per_key_counts.py.
+After a crash the micro-batch that was in flight comes again. per_key_counts.py shows a sink that
+counts each message once even then.
 """
 
 import signal
@@ -35,9 +35,9 @@ if TYPE_CHECKING:
 
 
 def application(given: Given) -> None:
-    """What each of the applications does: it writes down what it gets."""
+    """The work of each application: it writes its messages to a file."""
     spark = session(given.name, **SMALL)
-    # Told to end, it finishes its micro-batch, hands everything over, and leaves.
+    # On a signal it finishes its micro-batch, hands everything over, and leaves.
     drain_on_sigterm(spark, signals=(signal.SIGTERM, signal.SIGINT))
     messages = (
         spark.readStream.format("counterpoise")
@@ -64,7 +64,7 @@ def application(given: Given) -> None:
 
 
 def play(stage: Stage) -> None:
-    """Two share; one leaves; the other goes on alone."""
+    """Two share; one leaves; the other continues alone."""
     from counterpoise.demo.mock_kafka import MockKafka
 
     with MockKafka() as kafka:

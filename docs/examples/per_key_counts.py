@@ -1,10 +1,10 @@
-"""Counts and sums per key in Postgres, exactly once, by applications that come, go and crash.
+"""Counts and sums per key in Postgres, exactly once, by applications that join, leave and crash.
 
     python docs/examples/per_key_counts.py --mock
 
 starts everything on this machine: two applications share a queue of orders, one of them is killed
-amid its work, and at the end the table must equal what was published. With a service and a database
-of your own, in as many terminals as you like, each under another name:
+while it works, and at the end the table must match the published orders. With a service and a
+database of your own, in any number of terminals, each under another name:
 
     counterpoise queues create orders --partitions 8
     export COUNTERPOISE_SINK_URL=postgresql://writer:…@db/results
@@ -12,13 +12,14 @@ of your own, in as many terminals as you like, each under another name:
 
 Why the counts are right
 ------------------------
-A count is changed, not replaced: a message counted twice shows for good. And after a crash messages
-do come twice, because the new owner goes on where the service knows that the old one was done,
-which is behind what it wrote. `FencedSink` keeps the next position of each partition in the same
-transaction as the counts, and hands `add` only rows that no transaction has had yet.
+A count is changed, not replaced: a message that is counted twice makes it wrong for ever. After a
+crash messages do come twice, because the new owner begins at the position that the old owner had
+committed, and the old owner had written more. `FencedSink` stores the next position of each
+partition in the same transaction as the counts, and passes to `add` only rows that no transaction
+has written yet.
 
 So the aggregation belongs *into* `add`. Spark's own `groupBy("key").count()` would make rows of
-several messages, and of such a row nobody could say whether it was written (docs/sink.md).
+several messages, and no sink could decide whether such a row was written (docs/sink.md).
 """
 
 import json
@@ -39,7 +40,7 @@ ADD = text(
 
 
 def add(connection: Any, rows: Any, scope: Any) -> None:
-    """On the executors, in the transaction of the fence: `rows` (pyarrow) were never added yet."""
+    """On the executors, in the fence's transaction: `rows` (pyarrow) were never added before."""
     sums = rows.group_by("key").aggregate([("amount", "count"), ("amount", "sum")])
     connection.execute(
         ADD,
@@ -51,18 +52,18 @@ def add(connection: Any, rows: Any, scope: Any) -> None:
 
 
 def application(given: Given) -> None:
-    """What each of the applications does."""
+    """The work of each application."""
     spark = session(given.name, **SMALL)
-    drain_on_sigterm(spark)  # told to end, it hands everything over first
+    drain_on_sigterm(spark)  # on a signal, it hands everything over first
     orders = (
         spark.readStream.format("counterpoise")
         .option("queue", given.queue)
         .option("url", given.service)
         .option("clientName", given.name)
-        .option("leaseSeconds", 4)  # how long its partitions wait for it when it dies
+        .option("leaseSeconds", 4)  # how long it keeps its partitions after it dies
         .option("maxMessagesPerTrigger", 500)
         .load()
-        # Any work by row. The sink needs partition and position.
+        # Any work row by row. The sink needs partition and position.
         .selectExpr(
             "partition",
             "position",
@@ -79,7 +80,7 @@ def application(given: Given) -> None:
 
 
 def play(stage: Stage) -> None:
-    """Two share; one is killed amid its work; the other goes on alone."""
+    """Two share; one is killed while it works; the other continues alone."""
     stage.open(partition_count=4)
     with psycopg.connect(stage.results, autocommit=True) as database:
         database.execute(TABLE)
@@ -99,7 +100,7 @@ def play(stage: Stage) -> None:
         stage.start("first", "second")
         stage.until_done()
         publish(6000)
-        stage.kill("first")  # amid its work
+        stage.kill("first")  # while it works
         stage.until_done()
         rows = database.execute("SELECT customer, orders, amount FROM totals").fetchall()
     written = sum(row[1] for row in rows)

@@ -1,4 +1,4 @@
-"""Sessions of visitors: state in Spark's state store that is there before its partition comes.
+"""Sessions of visitors: Spark's state store has the state before the partition is granted.
 
     python docs/examples/stateful_sessions.py --mock
 
@@ -11,22 +11,22 @@ came before the handoff. With a service and a database of your own (the table is
     export COUNTERPOISE_SINK_URL=postgresql://writer:…@db/results
     python docs/examples/stateful_sessions.py --name first
 
-A session is a visitor's clicks with less than half an hour between them. It is over, and written,
-with the first click that comes later than that.
+A session is a visitor's clicks with less than half an hour between them. The first click after a
+longer time ends the session, and the session is written.
 
 How the state follows its partition
 -----------------------------------
-State is a function of the log: whoever reads a partition's messages up to a position has the state
-of that position. So with `warmup=true` an application that is to get a partition first reads its
-history, as rows flagged `replay`, while the owner goes on. It says ready when it is near, the owner
-releases, and what little is left is read before the first new row. `TenuredProcessor` drops what
-history puts out (it was put out before), and the state of an earlier tenure: when a partition
-comes back, what we remember of it lacks what others did meanwhile.
+State is a function of the log: an application that has read a partition's messages up to a position
+has the state of that position. So with `warmup=true` the successor of a partition first reads its
+history, as rows flagged `replay`, while the owner keeps working. It says ready when it is near, the
+owner releases, and the few remaining messages are read before the first new row.
+`TenuredProcessor` drops the output of history rows (it was written before), and the state of an
+earlier tenure: when a partition comes back, the old state lacks the messages of other owners.
 
-The queue `clicks-history` is consumed by nobody and thereby keeps the log from being trimmed.
+The queue `clicks-history` has no consumers. So it keeps the log from being trimmed.
 
-Each session that is written is made by one message, the click that closed it, and carries that
-position. So `FencedSink` writes it once, whatever crashes (docs/warmup.md, docs/sink.md).
+Each written session is made by one message, the click that ended it, and carries the position of
+this message. So `FencedSink` writes it once, even after crashes (docs/warmup.md, docs/sink.md).
 """
 
 import json
@@ -49,7 +49,7 @@ ROCKSDB = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvi
 
 
 class Sessions(TenuredProcessor):
-    """The state of a visitor: the session that is open."""
+    """The state of a visitor: the open session."""
 
     def open(self, handle: Any) -> None:
         self.current = handle.getValueState("session", "began long, last long, clicks int")
@@ -61,7 +61,7 @@ class Sessions(TenuredProcessor):
         began, last, clicks = self.current.get() or (None, None, 0)
         for row in rows:
             if last is not None and row.at - last >= GAP_SECONDS:
-                # With names: Spark takes no other rows from a processor.
+                # Spark requires rows with names from a processor.
                 yield Row(
                     partition=row.partition,
                     position=row.position,
@@ -76,7 +76,7 @@ class Sessions(TenuredProcessor):
 
 
 def application(given: Given) -> None:
-    """What each of the applications does."""
+    """The work of each application."""
     # transformWithState needs RocksDB for its state.
     rocksdb = {"spark__sql__streaming__stateStore__providerClass": ROCKSDB}
     spark = session(given.name, **SMALL, **rocksdb)

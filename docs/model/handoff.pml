@@ -1,11 +1,11 @@
 /*
  * One partition, its owner, its successor and the broker: the handoff, checked exhaustively.
  *
- * docs/model.md says what each state and event here is in the code. In short: the database is the
+ * docs/model.md maps the states and events of this model to the code. In short: the database is the
  * truth, and a decision is one atomic step on it, because a replica commits only if the revision
- * it decided on is still the current one. What a replica keeps in memory (alarms) may be late or
- * lost; what passes between a consumer and the service may be lost, late, or come twice; consumers
- * stop at any point, die, and come back. `make model` runs it.
+ * it decided on is still the current one. Alarms in a replica's memory may be late or lost. Messages
+ * between a consumer and the service may be lost, late, or arrive twice. Consumers stop at any
+ * point, die, and come back. `make model` runs the model.
  *
  * Compiled with -DBUG_... it has a known bug, which the checker must find (tests/model).
  */
@@ -17,7 +17,7 @@
 #define HANDOFFS 0      /* how often the plan moves the partition */
 #endif
 #ifndef DEATHS
-#define DEATHS 0        /* consumers that die, and start again with nothing but their name */
+#define DEATHS 0        /* consumers that die and start again, with their instance_id only */
 #endif
 #ifndef EXPIRIES
 #define EXPIRIES 0      /* leases that end although the consumer lives: it was frozen or cut off */
@@ -33,11 +33,11 @@
 #endif
 
 #ifndef HANGS
-#define HANGS 0         /* consumers that never finish the message in hand, though they live */
+#define HANGS 0         /* consumers that live and never finish the message in hand */
 #endif
 
 #ifndef ENDS
-#define ENDS 0          /* consumers that die and never start again: their lease ends, for certain */
+#define ENDS 0          /* consumers that die and never start again: their lease always ends */
 #endif
 
 #define NOBODY 2        /* consumers are 0 and 1 */
@@ -54,7 +54,7 @@ byte owner = NOBODY;
 byte successor = NOBODY;
 byte position = 0;              /* committed: next to be processed */
 bool bound[2];
-bool news[2];                   /* the revision of its view is above what it was told */
+bool news[2];                   /* the revision of its view is above the last one that it has */
 
 /* A replica's alarm for the deadline of a handoff; it knows for which epoch it was set. */
 bool alarm_set = false;
@@ -62,13 +62,13 @@ byte alarm_epoch = 0;
 
 /* ---------------------------------------------------------------- the network */
 
-/* One call on its way from each consumer, and a copy of one that may arrive again. */
+/* One call in flight from each consumer, and a copy that may arrive again. */
 /* `outdated`: the service has taken a later call of this epoch (the contract's `seq`). */
 typedef Call { bool there; mtype kind; byte epoch; byte position; bool outdated };
 Call sent[2];
 Call copy[2];
 
-/* One update on its way to each consumer: its view at some moment. It asks again when it came. */
+/* One update in flight to each consumer: its view at some moment. It asks again on arrival. */
 typedef View { bool there; bool bound; byte epoch; mtype state; byte position };
 View update[2];
 
@@ -81,13 +81,13 @@ byte sink_next = 0;
 byte granted = 0;               /* the last epoch that was granted */
 
 bool hung[2];                   /* it will never finish the message in hand */
-bool gone[2];                   /* it died and does not start again */
+bool gone[2];                   /* it died and never starts again */
 
 byte handoffs = 0, deaths = 0, expiries = 0, losses = 0, repeats = 0, crashes = 0, hangs = 0;
 byte ends = 0;
 
-/* A consumer that hangs and renews its lease keeps what it owns until the plan moves it; where it
- * does, all is well again. Of an owner that hangs nothing more is promised. */
+/* A consumer that hangs and renews its lease keeps its partition until the plan moves it; after a
+ * move all promises hold again. For an owner that hangs there are no further promises. */
 #define hangs_on (state == owned && owner != NOBODY && hung[owner])
 #define finished ((position == MESSAGES && state == owned) || hangs_on)
 #define in_handoff (state == revoking)
@@ -114,7 +114,7 @@ inline drop_alarm() {
 
 inline changed() { news[0] = true; news[1] = true }
 
-/* Every grant of ownership raises the epoch; nobody had the new one before. */
+/* Every grant of ownership raises the epoch; no grant had the new epoch before. */
 inline grant(to) {
 #ifdef BUG_FORCED_KEEPS_EPOCH
     if
@@ -130,7 +130,7 @@ inline grant(to) {
     changed()
 }
 
-/* At the end of a handoff: the successor, or whoever is bound, or nobody. */
+/* The owner after a handoff: the successor, or another bound flow, or none. */
 inline hand_over() {
     if
     :: successor != NOBODY && bound[successor] -> grant(successor)
@@ -142,7 +142,7 @@ inline hand_over() {
     fi
 }
 
-inline left(c) {                /* unbound, expired, or dead and found so */
+inline left(c) {                /* unbound, expired, or detected as dead */
     bound[c] = false;
     if
     :: owner == c ->
@@ -195,13 +195,13 @@ active proctype Broker() {
     bool forced;
 end:
     do
-    /* Something arrives. */
+    /* A call arrives. */
     :: atomic { sent[0].there -> sent[0].there = false; receive(0, sent[0]) }
     :: atomic { sent[1].there -> sent[1].there = false; receive(1, sent[1]) }
     :: atomic { copy[0].there -> copy[0].there = false; receive(0, copy[0]) }
     :: atomic { copy[1].there -> copy[1].there = false; receive(1, copy[1]) }
 
-    /* What has no owner is granted at once. */
+    /* A partition without an owner is granted at once. */
 #ifndef BUG_UNOWNED_NOT_GRANTED
     :: atomic { state == unassigned && bound[0] -> forced = false; grant(0) }
     :: atomic { state == unassigned && bound[1] -> forced = false; grant(1) }
@@ -232,29 +232,29 @@ end:
         alarm_set = false; interrupted = true; forced = true; hand_over() }
 #endif
 #ifndef BUG_NO_SWEEP
-    /* The sweep sets what a replica's death has lost: deadlines are columns. */
+    /* The sweep sets the alarms that a dead replica has lost: deadlines are columns. */
     :: atomic { state == revoking && !alarm_set -> set_alarm() }
 #endif
     :: atomic { alarm_set && crashes < CRASHES -> crashes++; alarm_set = false }
 
-    /* The lease of a consumer that is no more: nobody renews it. */
+    /* The lease of a dead consumer ends: it is not renewed. */
 #ifndef BUG_LEASES_DO_NOT_END
     :: atomic { bound[0] && gone[0] -> forced = false; left(0) }
     :: atomic { bound[1] && gone[1] -> forced = false; left(1) }
 #endif
-    /* A lease ends: the consumer was frozen or cut off, and does not know. */
+    /* A lease ends: the consumer was frozen or cut off, and does not know it. */
     :: atomic { bound[0] && expiries < EXPIRIES -> expiries++; forced = false; left(0) }
     :: atomic { bound[1] && expiries < EXPIRIES -> expiries++; forced = false; left(1) }
 
-    /* Nothing can happen any more, and time goes on. Without this step spin, as it looks at fair
-     * runs only, takes no run that stands still for one that breaks a promise over time. */
+    /* No other step is possible, and time goes on. Without this step spin, which looks only at fair
+     * runs, would not see that a run that stands still breaks a promise over time. */
     :: timeout -> skip
     od
 }
 
 /* ---------------------------------------------------------------- a consumer */
 
-/* The sinks. The plain one takes everything; the fenced one keeps (epoch, next) with the data. */
+/* The sinks. The plain sink accepts everything; the fenced one stores (epoch, next) with the data. */
 inline write(message, under) {
     if
     :: written[message] < 2 -> written[message]++
@@ -280,19 +280,19 @@ inline call(c, what, at) {
 }
 
 proctype Consumer(byte me) {
-    bool knows = false;         /* whether it believes to be bound */
+    bool knows = false;         /* whether it believes that it is bound */
     byte v_epoch = 0;
-    mtype v_state = unassigned; /* what it believes of the partition: unassigned is "not mine" */
+    mtype v_state = unassigned; /* its view of the partition; unassigned means "not mine" */
     byte next = 0;              /* next message to take */
     bool working = false;       /* one message is taken and not yet written */
     byte in_hand = 0;
     byte working_epoch = 0;
     bool forced = false;
-    bool said = true;           /* all there is to say was said; a call that was lost was not */
+    bool said = true;           /* everything is reported; false after a lost call */
 
 end:
     do
-    /* Bind; again after having been told that the flow is gone. */
+    /* Bind; also again after an answer that the flow is gone. */
     :: atomic { !knows && !gone[me] && !bound[me] && !update[me].there ->
         bound[me] = true; changed(); knows = true;
         v_state = unassigned; v_epoch = 0; said = true }
@@ -306,7 +306,7 @@ end:
         knows = true; update[me].there = false; sent[me].there = false;
         v_state = unassigned; v_epoch = 0; said = true }
 
-    /* Ask for the view; the answer says what is true now, and takes its time. */
+    /* Ask for the view; the answer is the current state, and arrives later. */
     :: atomic { knows && !update[me].there && (news[me] || !bound[me]) ->
         news[me] = false;
         update[me].there = true; update[me].bound = bound[me];
@@ -341,7 +341,7 @@ end:
             fi;
             v_state = update[me].state; v_epoch = update[me].epoch
         fi;
-        /* Keep what is over out of the state. */
+        /* Remove ended grants from the state. */
         update[me].epoch = 0; update[me].position = 0 }
 
     /* Take a message; never one of a partition that is being revoked. */
@@ -351,7 +351,7 @@ end:
     :: atomic { knows && v_state == owned && !working && next < MESSAGES ->
 #endif
         working = true; in_hand = next; working_epoch = v_epoch }
-    /* It never finishes this one, though it lives: only the deadline helps. */
+    /* It lives and never finishes this one: only the deadline helps. */
     :: atomic { working && !hung[me] && hangs < HANGS -> hangs++; hung[me] = true }
     /* Finish it. */
     :: atomic { working && !hung[me] -> write(in_hand, working_epoch);
@@ -361,7 +361,7 @@ end:
         fi;
         working = false; working_epoch = 0; in_hand = 0 }
 
-    /* Say what is done: commits trail the sink, releases have nothing outstanding. */
+    /* Report finished messages: commits trail the sink, nothing is outstanding at a release. */
 #ifdef BUG_COMMITS_BEFORE_THE_SINK
     :: atomic { knows && v_state == owned && working && !sent[me].there && working_epoch == v_epoch ->
         call(me, commit, next + 1) }
@@ -378,7 +378,7 @@ end:
     :: atomic { knows && v_state == warming && !sent[me].there && !said ->
         call(me, ready, 0) }
 
-    /* The network: a call is lost (and said again), or will come a second time. */
+    /* The network: a call is lost (and sent again), or arrives a second time. */
     :: atomic { sent[me].there && losses < LOSSES ->
         losses++; sent[me].there = false;
         if
@@ -395,7 +395,7 @@ end:
         copy[me].there = true; copy[me].kind = sent[me].kind; copy[me].epoch = sent[me].epoch;
         copy[me].position = sent[me].position; copy[me].outdated = false }
 
-    /* It dies, with all that it knew; and for good while the other one lives. */
+    /* It dies and loses its memory; or it dies for good while the other one lives. */
     :: atomic { knows && (deaths < DEATHS || (ends < ENDS && !gone[OTHER(me)])) ->
         if
         :: deaths < DEATHS -> deaths++
@@ -410,7 +410,7 @@ init { atomic { run Consumer(0); run Consumer(1) } }
 
 /* ---------------------------------------------------------------- promises over time */
 
-/* Once faults have run out, all is processed and committed, and the partition has an owner. */
+/* After the last fault, all is processed and committed, and the partition has an owner. */
 ltl processed { <> [] finished }
 /* A handoff ends (promises 8 and 9). */
 ltl handed_over { [] (in_handoff -> <> !in_handoff) }

@@ -1,23 +1,23 @@
 """The Kafka log: a topic, read and appended to with confluent-kafka (librdkafka).
 
-Positions are offsets in decimal. They have holes (markers of transactions, compaction), so that
-numbers of messages computed from them are at most so many, and a range may turn out empty.
+Positions are offsets in decimal. They have holes (markers of transactions, compaction), so numbers
+of messages computed from them are upper limits, and a range may be empty.
 
 How it keeps the promises of `counterpoise.logs`:
 
 1. and 2. *Order and ends.* Readers see up to the last stable offset (`read_committed`), which is
-   what `bounds` calls the end. A leader that has just taken over may say less for a moment.
-3. *Once*: while the publisher lives, and after a crash as far as the tails of the topic tell
+   the end in `bounds`. A leader that has just taken over may report a lower end for a moment.
+3. *Once*: while the publisher lives, and after a crash as far as the tails of the topic show
    (`counterpoise.logs.kafka.appender`). An append is not all or nothing for readers.
 4. *Partition count.* Kafka cannot refuse an append by the count it was routed with, so the count is
-   compared just before. A topic only grows, and it grows for Kafka's reasons: what two programs
-   publish around that moment under one key may be in two partitions. Nothing is ever retiring.
-5. *Nothing skipped*: an offset that retention has removed is PositionTrimmed, also amid a reading.
-   What compaction removed was meant to vanish.
-6. *No number twice*, as long as the topic lives; the incarnation is the topic's id.
+   compared just before. A topic only grows, outside our control: messages that two programs
+   publish at that moment under one key may be in two partitions. No partition is ever retiring.
+5. *No message skipped*: an offset that retention has removed raises PositionTrimmed, also during a
+   read. Records removed by compaction were meant to vanish.
+6. *No position twice*, as long as the topic exists; the incarnation is the topic's id.
 
-Partitions are assigned and never subscribed to, nothing is committed to Kafka, and no topic is
-created. Retention is Kafka's own: trimming does nothing.
+Partitions are assigned, not subscribed to. Nothing is committed to Kafka, and no topic is created.
+Retention is Kafka's own: trimming does nothing.
 """
 
 from __future__ import annotations
@@ -49,17 +49,17 @@ from counterpoise.logs.kafka.sizes import SAMPLED_MESSAGES, Sizes
 from counterpoise.logs.kafka.tails import find_appends
 from counterpoise.logs.kafka.topic import Topic
 from counterpoise.logs.numbered import NumberedLog
-from counterpoise.logs.port import AppendBatch, AppendResult, Bounds, LogOwner
+from counterpoise.logs.port import AppendBatch, AppendResult, Bounds
 from counterpoise.logs.shares import fair_shares
 
 __all__ = ["KafkaLog", "raw_bytes"]
 
 
 class KafkaLog(NumberedLog):
-    """The topic that a log names. See `counterpoise.logs.Log` and `ManagedLog`.
+    """The topic that a log names. See `counterpoise.logs.Log`.
 
-    Threads read side by side; appends take turns. A forked child connects for itself, but must not
-    go on with the publisher of its parent.
+    Threads read in parallel; appends take turns. A forked child makes its own connections, but must
+    not continue the publisher of its parent.
     """
 
     kind = "a Kafka log"
@@ -67,7 +67,7 @@ class KafkaLog(NumberedLog):
     def __init__(self, log: str, access: str | None = None, *, timeout_seconds: float = 30.0):
         """Nothing is connected yet. `log` is `kafka://host:port[,…]/TOPIC`, `access` a secret.
 
-        Raises LogError if the access has settings that are not known.
+        Raises LogError if the access has unknown settings.
         """
         reach = parse_access(log, access)
         self.name = parse_log(log).name
@@ -90,8 +90,8 @@ class KafkaLog(NumberedLog):
     def append(self, batch: AppendBatch) -> AppendResult:
         """See `Log.append`; here some messages may be visible before the others, or without them.
 
-        Raises InvalidMessage also for what only the cluster refuses (its `max.message.bytes`):
-        then other messages of the batch may have been appended.
+        Raises InvalidMessage also for messages that only the cluster refuses (its
+        `max.message.bytes`): then other messages of the batch may have been appended.
         """
         if not batch.messages:
             return AppendResult(0, 0)
@@ -110,7 +110,7 @@ class KafkaLog(NumberedLog):
             return self._appender.append(batch, deadline)
 
     def next_sequence(self, publisher: str) -> int:
-        """See `Log.next_sequence`: found by the last records of the topic, 0 if none is there."""
+        """See `Log.next_sequence`: found in the last records of the topic; 0 without a record."""
         deadline = self._begin()
         with self._appending:
             return self._appender.next_sequence(publisher, deadline)
@@ -134,7 +134,7 @@ class KafkaLog(NumberedLog):
         max_messages: int,
         max_bytes: int | None = None,
     ) -> Iterator[pa.RecordBatch]:
-        """See `Log.read`. An `end` that the partition does not have yet is waited for, in time."""
+        """See `Log.read`. Waits, within the time limit, for an `end` beyond the current one."""
         position = self.number(start)
         if end is None:
             last = self.number(self.bounds([partition]).ends[partition])
@@ -158,7 +158,7 @@ class KafkaLog(NumberedLog):
             ).batches(max_messages, max_bytes)
 
     def _wrong_with(self, partition: int, position: int, deadline: float) -> LogError | None:
-        """Why nothing can be read from there, None if something can."""
+        """Why a read from there fails, None if it does not."""
         shape = self._topic.shape(deadline)
         if partition >= shape.partition_count:
             return LogNotFound(f"topic {self.name!r} has no partition {partition}")
@@ -187,7 +187,7 @@ class KafkaLog(NumberedLog):
         max_messages: int,
         max_bytes: int,
     ) -> Mapping[int, int]:
-        """`max_bytes` is kept on average, by a sample of what waits."""
+        """`max_bytes` holds on average, by a sample of the waiting messages."""
         if any(backlogs.values()):
             mean_bytes = self._sizes.mean_bytes(begins, backlogs)
             max_messages = min(max_messages, max(1, int(max_bytes / mean_bytes)))
@@ -203,64 +203,19 @@ class KafkaLog(NumberedLog):
             for value in batch["value"].to_pylist()
         ]
 
-    def trim(self, below: Mapping[int, str], owner: LogOwner | None = None) -> None:
-        """Does nothing: what a topic keeps, and for how long, is for Kafka to decide."""
-        for position in below.values():
-            self.number(position)
-
-    # ------------------------------------------------------------------ for the service
-
-    def ensure(
-        self, partition_count: int, owner: LogOwner, begins: Mapping[int, str] | None = None
-    ) -> str:
-        """The topic's incarnation. Raises LogNotFound: topics are not made here."""
-        return self._topic.shape(self._begin()).incarnation
-
-    def partition_count(self) -> int:
-        return self._topic.shape(self._begin()).partition_count
-
-    def set_partition_count(
-        self, partition_count: int, revision: int, owner: LogOwner | None = None
-    ) -> bool:
-        """Raises LogError unless that is what the topic has."""
-        if partition_count != self.partition_count():
-            raise LogError(
-                f"the partitions of topic {self.name!r} are Kafka's: add them there, "
-                "and the queue follows"
-            )
-        return True
-
-    def discard(self, partitions: Sequence[int], owner: LogOwner | None = None) -> frozenset[int]:
-        """Raises LogError: a topic never loses partitions."""
-        raise LogError(f"the partitions of topic {self.name!r} are Kafka's; none can be discarded")
-
-    def position_at(self, time: float) -> Mapping[int, str]:
-        deadline = self._begin()
-        partitions = range(self._topic.shape(deadline).partition_count)
-        # Asked before the ends, so that an end given for want of such a message is not before it.
-        found = self._topic.offsets_at(partitions, max(0, int(time * 1000)), deadline)
-        _, ends = self._topic.bounds(partitions, deadline)
-        return {
-            partition: str(ends[partition] if offset < 0 else offset)
-            for partition, offset in found.items()
-        }
-
-    def drop(self, owner: LogOwner) -> None:
-        """Does nothing: the topic is not the queue's."""
-
     def close(self) -> None:
         with self._appending:
             self._appender.close()
         self._clients.close()
 
     def _forked(self) -> None:
-        """In a forked child: nothing that was made before the fork is used or touched again."""
+        """In a forked child: do not use or touch any object made before the fork."""
         self._appending = threading.Lock()
         leave_alone(self._appender.abandon())
         self._clients.abandon()
 
     def _begin(self) -> float:
-        """When the call that begins now has to end; what went wrong before does not concern it."""
+        """The deadline of the call that begins now; forgets earlier trouble."""
         self._trouble.clear()
         return time.monotonic() + self._timeout_seconds
 

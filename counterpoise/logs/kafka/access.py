@@ -1,12 +1,12 @@
-"""How to reach a Kafka cluster: from URLs to librdkafka's properties.
+"""The access to a Kafka cluster: from URLs to librdkafka's properties.
 
     kafka://user:password@host:port,host:port/TOPIC?security.protocol=SASL_SSL&sasl.mechanisms=PLAIN
 
-The query string takes properties of librdkafka by their own names, those of `PROPERTIES` and no
-others: what decides about order, loss and memory is not a matter of access. A user without
-`security.protocol` means SASL_SSL, since a password must not travel in the clear unless somebody
-says so; without `sasl.mechanisms` it means PLAIN. Nothing here is ever shown: `Access` has no
-repr of its content, and `scrub` takes out of any text what would give it away.
+The query string takes properties of librdkafka by their own names, but only those of `PROPERTIES`:
+settings for order, loss and memory do not belong to the access. A user without
+`security.protocol` means SASL_SSL, because a password must not travel in clear text unless this is
+configured; without `sasl.mechanisms` it means PLAIN. An access is never shown: `Access` has no
+repr of its content, and `scrub` removes its secrets from any text.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ PROPERTIES = frozenset(
         "ssl.keystore.password",
     }
 )
-"""What the query string of an access may set, by librdkafka's names."""
+"""The properties that the query string of an access may set, by librdkafka's names."""
 
 _ALIASES = {"sasl.mechanism": "sasl.mechanisms"}
 _SECRETS = ("sasl.password", "sasl.oauthbearer.client.secret", "ssl.key.password")
@@ -62,7 +62,7 @@ class Access:
     properties: Mapping[str, str] = field(repr=False)
 
     def scrub(self, text: str) -> str:
-        """`text` without the passwords it may quote."""
+        """`text` without the passwords that it may quote."""
         for name in (*_SECRETS, "ssl.keystore.password"):
             secret = self.properties.get(name)
             if secret:
@@ -70,7 +70,7 @@ class Access:
         return text
 
     def of(self, roles: str) -> dict[str, str]:
-        """The properties that a client with this role takes: "consumer", "producer" or "admin"."""
+        """The properties for a client with this role: "consumer", "producer" or "admin"."""
         foreign = set()
         if roles != "consumer":
             foreign.add("group.id")
@@ -80,7 +80,7 @@ class Access:
 
 
 def parse_access(log: str, access: str | None) -> Access:
-    """What reaches the cluster of a log, with the log's own servers where there is no access.
+    """The access to the cluster of a log; without one, the log's own servers.
 
     Raises LogError, which names properties but never their values.
     """

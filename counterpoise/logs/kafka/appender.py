@@ -1,26 +1,26 @@
-"""Appending to a topic: in order, and once, as far as Kafka lets a program promise that.
+"""Appends to a topic: in order, and once, as far as Kafka allows this promise.
 
 Theory
 ------
 Kafka knows producers, not publishers. Its idempotent producer repeats a request until it is
-answered and the broker drops what it has already, in order within a partition. That holds for one
-producer in one process, and only while it is the producer that repeats: a message given to it a
+answered, and the broker drops repetitions, in order within a partition. This holds for one
+producer in one process, and only if the producer itself repeats: a message passed to it a
 second time is a second message. Hence:
 
-1. *A message is handed to the producer once.* The producer never gives up on one (no message
-   timeout), so when an append runs out of time its messages stay on their way, and the repetition
-   of the append finds them there and only waits on.
-2. *An append begins when the one before it is answered for.* So below the first sequence of the
-   last append everything is in the topic, and only of that last append some messages may be
-   missing, whatever happened to the process.
-3. *Each record says where it belongs*: the header `counterpoise-append` holds its sequence, the
-   first sequence of its append, and the publisher. After a crash the tails of the partitions tell
-   what of the last append has arrived (`Progress`), and the rest follows: each message once.
+1. *A message is passed to the producer once.* The producer never gives up on a message (no message
+   timeout). So when an append runs out of time, its messages are still being sent, and the
+   repetition of the append finds them there and only waits for them.
+2. *An append begins when the previous one is acknowledged.* So all messages below the first
+   sequence of the last append are in the topic. Only messages of the last append may be missing,
+   whatever happened to the process.
+3. *Each record identifies its append*: the header `counterpoise-append` holds its sequence, the
+   first sequence of its append, and the publisher. After a crash the tails of the partitions show
+   the messages of the last append that have arrived (`Progress`), and the others follow: each once.
 
-What remains open is said in docs/logs.md: requests of a process that was killed may arrive after
-its successor has looked; a publisher whose last records are not among the last ones of the topic
-is not found; an append becomes visible message by message; and a partition that is added between
-the look at the partition count and the answer is not noticed.
+docs/logs.md lists the limits: requests of a killed process may arrive after its successor has
+looked; a publisher whose last records are not among the last records of the topic is not found; an
+append becomes visible message by message; and a partition that is added between the check of the
+partition count and the answer is not noticed.
 """
 
 from __future__ import annotations
@@ -40,17 +40,17 @@ from counterpoise.logs.port import Message as Published
 
 PRODUCER = {
     "enable.idempotence": True,
-    # Theory, 1: the producer repeats for as long as it lives.
+    # Theory, 1: the producer repeats as long as it lives.
     "message.timeout.ms": 0,
-    # An append comes whole, so there is nothing to wait for.
+    # An append arrives completely, so there is nothing to wait for.
     "linger.ms": 1,
-    # What a message may have, and room for what Kafka adds to it.
+    # The largest message, and room for the bytes that Kafka adds.
     "message.max.bytes": MAX_MESSAGE_BYTES + 1024 * 1024,
     "queue.buffering.max.messages": 100_000,
     "queue.buffering.max.kbytes": 128 * 1024,
     "topic.metadata.propagation.max.ms": 1000,
 }
-"""librdkafka's properties for publishing, besides the access."""
+"""librdkafka's properties for publishing, in addition to the access."""
 
 _POLL_SECONDS = 0.1
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -59,7 +59,7 @@ _MILLISECOND = timedelta(milliseconds=1)
 
 @dataclass(slots=True)
 class Progress:
-    """What of one publisher is in the topic: all below `below`, and of the others `landed`."""
+    """The sequences of one publisher in the topic: all below `below`, and those in `landed`."""
 
     below: int = 0
     landed: set[int] = field(default_factory=set)
@@ -77,14 +77,14 @@ class Progress:
         return progress
 
     def advance(self) -> None:
-        """Let `below` pass over what has landed."""
+        """Move `below` past the landed sequences."""
         while self.below in self.landed:
             self.landed.remove(self.below)
             self.below += 1
 
 
 def append_header(publisher: str, sequence: int, first_sequence: int) -> Header:
-    """What says where a record belongs."""
+    """The header that identifies the append of a record."""
     return APPEND, f"{sequence} {first_sequence} {publisher}".encode()
 
 
@@ -116,7 +116,7 @@ class Appender:
         self._trouble = trouble
         self._producer: Producer | None = None
         self._progress: dict[str, Progress] = {}
-        # Messages that the producer has and that nothing is known of yet.
+        # Messages that the producer has and whose outcome is unknown.
         self._flying: set[tuple[str, int]] = set()
         self._failures: list[KafkaError] = []
         self._lost: set[str] = set()
@@ -128,11 +128,11 @@ class Appender:
         return self._progress[publisher].below
 
     def append(self, batch: AppendBatch, deadline: float) -> AppendResult:
-        """Append what of the batch is not in the topic. Raises InvalidMessage, LogUnavailable."""
+        """Append the missing messages of the batch. Raises InvalidMessage, LogUnavailable."""
         encoded = [_encoded(message) for message in batch.messages]
         known = self._progress.get(batch.publisher)
         if batch.publisher in self._lost or (known is None and batch.first_sequence > 0):
-            # Somebody began here before: another process, or a producer that is gone.
+            # This append was begun before, by another process or by a closed producer.
             self._look(batch.publisher, deadline)
         progress = self._progress.setdefault(batch.publisher, Progress())
         sequences = range(batch.first_sequence, batch.first_sequence + len(encoded))
@@ -151,10 +151,10 @@ class Appender:
         return AppendResult(len(encoded) - duplicates, duplicates)
 
     def close(self) -> None:
-        """Let go of the producer; what it has not delivered may have arrived or not."""
+        """Drop the producer; its undelivered messages may have arrived or not."""
         producer, self._producer = self._producer, None
-        # Before the producer says what becomes of them: it calls those failed that are on their
-        # way, but they may arrive.
+        # Before the producer reports on them: it reports messages in flight as failed, although
+        # they may arrive.
         self._lost |= {publisher for publisher, _ in self._flying}
         self._flying.clear()
         if producer is not None:
@@ -163,7 +163,7 @@ class Appender:
         self._failures.clear()
 
     def abandon(self) -> Producer | None:
-        """In a forked child: forget all, without touching a producer whose threads are not here."""
+        """In a forked child: forget all, without touching a producer without its threads."""
         producer, self._producer = self._producer, None
         self._progress.clear()
         self._flying.clear()
@@ -205,7 +205,7 @@ class Appender:
                     on_delivery=delivered,
                 )
             except BufferError:
-                # Its queue is full of what earlier calls left on the way.
+                # Its queue is full of messages of earlier calls.
                 if time.monotonic() >= deadline:
                     raise self._trouble.too_late("handing messages to the producer") from None
                 self._client().poll(_POLL_SECONDS)
@@ -216,7 +216,7 @@ class Appender:
                 return
 
     def _await(self, wanted: set[tuple[str, int]], deadline: float) -> None:
-        """Return when these have landed. Raises what hindered them, LogUnavailable in the end."""
+        """Return when these have landed. Raises the error, or LogUnavailable at the deadline."""
         while self._flying & wanted:
             self._client().poll(_POLL_SECONDS)
             if self._trouble.refused() or time.monotonic() >= deadline:
@@ -230,7 +230,7 @@ class Appender:
 
     def _failed(self, failures: list[KafkaError]) -> LogError:
         if any(error.fatal() for error in failures):
-            # This producer cannot go on; the next one looks what has arrived.
+            # This producer cannot continue; the next one looks for the arrived messages.
             self.close()
             self._lost |= set(self._progress)
         told = [self._trouble.told(error) for error in failures]

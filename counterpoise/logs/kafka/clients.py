@@ -1,8 +1,8 @@
-"""librdkafka's clients of one log: made when needed, shared where they may be, and never forked.
+"""librdkafka's clients of one log: made when needed, shared if possible, never used after a fork.
 
-A client is a handful of threads and connections. Threads do not survive a fork, and taking down a
-client without them blocks for ever. So what a forked child inherits is left alone there, and never
-deallocated (`leave_alone`); the child makes clients of its own.
+A client has several threads and connections. Threads do not survive a fork, and closing a client
+without its threads blocks for ever. So a forked child does not use inherited clients and never
+deallocates them (`leave_alone`); it makes its own clients.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from counterpoise.logs.kafka.appender import PRODUCER
 from counterpoise.logs.kafka.failures import Trouble, librdkafka_logger
 from counterpoise.logs.kafka.reader import CONSUMER
 
-# Readings at one time are few, and a consumer that waits for the next costs little.
+# There are few reads at a time, and an idle consumer costs little.
 IDLE_CONSUMERS = 4
 _GROUP = "counterpoise"
 
@@ -51,7 +51,7 @@ class Clients:
 
     @contextmanager
     def consumer(self) -> Iterator[Consumer]:
-        """A consumer to read with, alone; what it was assigned is taken from it afterwards."""
+        """A consumer for one reader at a time; it is unassigned afterwards."""
         with self._lock:
             consumer = self._idle.pop() if self._idle else None
         if consumer is None:
@@ -61,13 +61,13 @@ class Clients:
             yield consumer
         finally:
             if os.getpid() != made_in:
-                # The fork came amid a reading.
+                # The fork happened during a read.
                 leave_alone(consumer)
             else:
                 self._give_back(consumer)
 
     def close(self) -> None:
-        """Take down what nobody uses. Clients are made anew when needed."""
+        """Close unused clients. Clients are made anew when needed."""
         with self._lock:
             idle, self._idle = self._idle, []
             # An admin client ends when the last question is answered.

@@ -1,10 +1,10 @@
-"""What librdkafka reports, as the exceptions of a log; and its own log lines kept in bounds.
+"""Reports of librdkafka as exceptions of a log; and a limit on its log lines.
 
-librdkafka goes on trying by itself and tells what goes wrong in events. Most of these are passing,
-so they are only kept (`Trouble`), to say why a call that ran out of time did.
+librdkafka tries again by itself and reports errors in events. Most of them are temporary, so they
+are only stored (`Trouble`), to give the reason when a call runs out of time.
 
 Its log lines, one or more for each attempt to connect, go to the logger `counterpoise.librdkafka`,
-which is silent unless a level is set on it: what matters is in the exceptions.
+which is silent unless a level is set on it: the exceptions carry the important information.
 """
 
 from __future__ import annotations
@@ -54,12 +54,12 @@ _NOT_TO_BE_HELD = frozenset(
         KafkaError.RECORD_LIST_TOO_LARGE,
     }
 )
-# The group is a name that librdkafka asks for; nothing here needs what is kept under it.
+# librdkafka requires a group; nothing here uses its offsets.
 _NO_MATTER = frozenset({KafkaError.GROUP_AUTHORIZATION_FAILED, KafkaError._MAX_POLL_EXCEEDED})
 
 
 class Trouble:
-    """What one log's clients last complained of. Written by librdkafka's callbacks."""
+    """The last errors of one log's clients. Written by librdkafka's callbacks."""
 
     def __init__(self, access: Access, topic: str) -> None:
         self._access = access
@@ -67,7 +67,7 @@ class Trouble:
         self._last: KafkaError | None = None
 
     def note(self, error: KafkaError) -> None:
-        """Keep an event; the more telling one stays when all brokers are said to be down."""
+        """Store an event; "all brokers are down" does not replace a more precise one."""
         if error.code() in _NO_MATTER:
             return
         if error.code() == KafkaError._ALL_BROKERS_DOWN and self._last is not None:
@@ -76,7 +76,7 @@ class Trouble:
             self._last = error
 
     def clear(self) -> None:
-        """A call went well."""
+        """A call succeeded."""
         self._last = None
 
     def refused(self) -> bool:
@@ -86,13 +86,13 @@ class Trouble:
     def too_late(self, what: str) -> LogError:
         """The exception for a call that ran out of time while it did `what`."""
         if self._last is None:
-            return LogUnavailable(f"Kafka was too slow: {what} took longer than it may")
+            return LogUnavailable(f"Kafka was too slow: {what} exceeded its time limit")
         if self.refused():
             return self.told(self._last)
         return LogUnavailable(f"Kafka cannot be reached for {what}: {self._text(self._last)}")
 
     def told(self, error: KafkaError) -> LogError:
-        """The exception for what the cluster answered."""
+        """The exception for an error answer of the cluster."""
         text = self._text(error)
         if error.code() in _REFUSED:
             return LogAccessRefused(f"Kafka refuses the access to topic {self._topic!r}: {text}")
@@ -101,7 +101,7 @@ class Trouble:
                 f"Kafka has no topic {self._topic!r}, or not this partition of it: {text}"
             )
         if error.code() in _NOT_TO_BE_HELD:
-            return InvalidMessage(f"topic {self._topic!r} does not take a message: {text}")
+            return InvalidMessage(f"topic {self._topic!r} refuses a message: {text}")
         if self.refused():
             assert self._last is not None
             return self.told(self._last)
@@ -110,7 +110,7 @@ class Trouble:
         return LogUnavailable(f"Kafka: {text}")
 
     def invalid(self, error: KafkaException) -> LogError:
-        """The exception for a client that could not even be made."""
+        """The exception for a client that could not be made."""
         return LogError(f"the access to Kafka is not valid: {self._text(error.args[0])}")
 
     def _text(self, error: KafkaError) -> str:
@@ -118,5 +118,5 @@ class Trouble:
 
 
 def is_passing(error: KafkaError) -> bool:
-    """Whether librdkafka goes on by itself after this event in a reading."""
+    """Whether librdkafka continues a read by itself after this event."""
     return error.code() not in _REFUSED and error.code() not in _MISSING

@@ -1,20 +1,21 @@
-"""Reading a range of a partition: all that is in [start, end), and an end also where holes are.
+"""Reads a range of a partition: all records in [start, end), also if the end is in a hole.
 
 Theory
 ------
-Offsets have holes: the markers that end transactions take one each, compaction and aborted
-transactions leave them. So a range cannot be counted through, and what ends it need not be a record
-of it. It has been read completely when a record at its end or behind it comes, or when the broker
-says that the partition ends there or behind (`enable.partition.eof`; with `read_committed` that is
-the last stable offset). Both come from the broker after everything before, in order.
+Offsets have holes: each marker that ends a transaction takes one; compaction and aborted
+transactions leave holes. So records of a range cannot be counted, and the last offset of a range
+need not be a record. A range has been read completely when a record at or after its end comes, or
+when the broker reports an end of the partition at or after the range's end (`enable.partition.eof`;
+with `read_committed` this is the last stable offset). The broker sends both in order, after all
+earlier records.
 
-If the partition is said to end *before* the range does, the broker that leads it now has not caught
-up with what another one had promised. It may yet, so the reading waits, and fails in time rather
-than leave out what it was asked for.
+If the broker reports an end *before* the range's end, the current leader has not caught up with the
+end that an earlier leader had reported. It may still do so. So the read waits, and at its deadline
+it fails instead of leaving records out.
 
-The group only gives librdkafka a name to use: no offsets are kept under it, and partitions are
-assigned, not subscribed to. A consumer serves one range at a time and is used again for the next,
-because connecting costs more than reading.
+librdkafka requires a group: no offsets are stored under it, and partitions are assigned, not
+subscribed to. A consumer serves one range at a time and is used again for the next one, because
+connecting costs more than reading.
 """
 
 from __future__ import annotations
@@ -37,29 +38,29 @@ CONSUMER = {
     "enable.auto.commit": False,
     "enable.auto.offset.store": False,
     "enable.partition.eof": True,
-    # An offset that is not there any more, or not yet, is an error, and ours to judge.
+    # An offset that does not exist any more, or not yet, is an error that this module handles.
     "auto.offset.reset": "error",
     "allow.auto.create.topics": False,
-    # What is asked for exists, so no broker need wait for more; and while it waits, librdkafka
-    # cannot ask it for another partition.
+    # The requested records exist, so no broker needs to wait for more; and while it waits,
+    # librdkafka cannot ask it for another partition.
     "fetch.wait.max.ms": 10,
-    # Memory of one reading: what waits to be taken, and what is on its way.
+    # Memory of one read: the fetched records, and the records being fetched.
     "queued.max.messages.kbytes": 16 * 1024,
     "fetch.message.max.bytes": 2 * 1024 * 1024,
-    # By default a full queue holds up the next fetch for a second.
+    # By default a full queue delays the next fetch by a second.
     "fetch.queue.backoff.ms": 10,
     "fetch.error.backoff.ms": 100,
     "topic.metadata.propagation.max.ms": 1000,
 }
-"""librdkafka's properties for reading, besides the access."""
+"""librdkafka's properties for reading, in addition to the access."""
 
 _POLL_SECONDS = 0.1
-# After this long without a word the topic itself is looked at: it may be gone.
+# After this long without an event the topic itself is checked: it may be gone.
 _QUIET_SECONDS = 1.0
 
 
 class RangeReader:
-    """Reads one range [start, end) with a consumer that is its own for so long."""
+    """Reads one range [start, end) with a consumer of its own."""
 
     def __init__(
         self,
@@ -74,9 +75,9 @@ class RangeReader:
         timeout_seconds: float,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`explain(position, deadline)`: what is wrong with reading from there, None if nothing.
+        """`explain(position, deadline)`: the error of a read from there, None if there is none.
 
-        The reading fails when `timeout_seconds` pass without any progress.
+        The read fails when `timeout_seconds` pass without any progress.
         """
         self._consumer = consumer
         self._topic = topic
@@ -87,7 +88,7 @@ class RangeReader:
         self._explain = explain
         self._timeout_seconds = timeout_seconds
         self._monotonic = monotonic
-        # Where the broker last said that the partition ends, before the range does.
+        # The last end that the broker reported below the range's end.
         self._ends_at: int | None = None
         self._complete = start >= end
         self._failure: LogError | None = None
@@ -95,10 +96,10 @@ class RangeReader:
         self._progress()
 
     def batches(self, max_messages: int, max_bytes: int | None) -> Iterator[pa.RecordBatch]:
-        """The records as batches, at most so many, none behind the one that fills `max_bytes`.
+        """The records as batches, at most this many, none after the one that fills `max_bytes`.
 
-        Raises PositionTrimmed, PositionAhead, LogNotFound, LogUnavailable; what was read before
-        that comes first.
+        Raises PositionTrimmed, PositionAhead, LogNotFound, LogUnavailable, after the records read
+        before the error.
         """
         messages_left = max_messages
         bytes_left = max_bytes
@@ -109,7 +110,7 @@ class RangeReader:
             room = min(messages_left, CHUNK_MESSAGES) - len(chunk)
             found = self._next(room, wait=not chunk)
             if not found and chunk:
-                # Nothing more for now: what is there need not wait for it.
+                # No more records for now: do not delay the ones that are there.
                 messages_left -= len(chunk)
                 yield record_batch(self._partition, chunk)
                 chunk, chunk_bytes = [], 0
@@ -126,7 +127,7 @@ class RangeReader:
                     messages_left -= len(chunk)
                     yield record_batch(self._partition, chunk)
                     chunk, chunk_bytes = [], 0
-                    # What the caller did meanwhile is not Kafka's delay.
+                    # Time spent by the caller does not count as Kafka's delay.
                     self._progress()
                 if messages_left == 0:
                     return
@@ -134,13 +135,13 @@ class RangeReader:
             yield record_batch(self._partition, chunk)
 
     def _next(self, most: int, *, wait: bool) -> list[Message]:
-        """Records that follow, at most so many; none when the range is complete, or not `wait`."""
+        """The next records, at most this many; none when the range is complete, or not `wait`."""
         while not self._complete:
             if self._failure is not None and wait:
                 raise self._failure
             first = None if self._failure is not None else self._consumer.poll(_POLL_SECONDS)
             if first is not None:
-                # What librdkafka has at hand comes along, without waiting for more.
+                # Take the records that librdkafka has already, without waiting for more.
                 more = self._consumer.consume(most - 1, 0) if most > 1 else []
                 records = self._records([first, *more])
                 if records:
@@ -153,7 +154,7 @@ class RangeReader:
         return []
 
     def _records(self, events: list[Message]) -> list[Message]:
-        """Those of the events that are records of the range, up to its end or to a failure."""
+        """The events that are records of the range, up to its end or to a failure."""
         records = []
         for event in events:
             error = event.error()
@@ -161,7 +162,7 @@ class RangeReader:
                 if event.offset() >= self._end:
                     self._complete = True
                     break
-                # A fetch may begin a little before what was asked for.
+                # A fetch may begin a little before the requested offset.
                 if event.offset() >= self._following:
                     records.append(event)
                     self._following = event.offset() + 1
@@ -182,7 +183,7 @@ class RangeReader:
             except LogError as unexplained:
                 self._failure = unexplained
             if self._failure is None:
-                # It is in range by now: the broker that was asked had not caught up.
+                # It is in range by now: the broker had not caught up before.
                 self._check_time()
                 self._assign()
         elif is_passing(error):
@@ -191,7 +192,7 @@ class RangeReader:
             self._failure = self._trouble.told(error)
 
     def _check_time(self) -> None:
-        """Nothing has come: raises what explains that, or LogUnavailable when it is enough."""
+        """No record has come: raises the explanation, or LogUnavailable after the time limit."""
         now = self._monotonic()
         if self._trouble.refused() or (now >= self._deadline and self._ends_at is None):
             raise self._trouble.too_late(f"reading partition {self._partition}")

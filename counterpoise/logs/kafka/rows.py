@@ -1,13 +1,14 @@
 """Kafka's records as rows of a log, and back.
 
-A record has bytes where a row has text, may lack a value, and may repeat a header's name. What
-cannot be said in a row is written so that nothing is lost that matters, always the same way:
+A record has bytes where a row has text, may lack a value, and may repeat a header's name. These
+rules convert it without losing important data:
 
-* A key or a header's value that is not UTF-8, or has a NUL, which no log holds in a text (numbers
-  of Java's serializers often do), becomes the text `base64:` and its bytes in base64 (`raw_bytes`
-  turns it back). Keys that differ stay different, and the partition is Kafka's.
+* A key or a header's value that is not UTF-8, or has a NUL, which no log accepts in a text (numbers
+  of Java's serializers often have one), becomes the text `base64:` and its bytes in base64
+  (`raw_bytes` decodes it). Different keys stay different, and the partition is Kafka's.
 * A record without a value (a tombstone of a compacted topic) has an empty value, and the header
-  `counterpoise-tombstone` says `true`. Publishing that header with an empty value makes one.
+  `counterpoise-tombstone` says `true`. To publish a tombstone, publish that header
+  with an empty value.
 * Of headers of the same name the last one counts, as in Kafka's own lookups; without a value it is
   the empty text.
 * Times are in milliseconds, and 1970 where the record has none.
@@ -48,13 +49,13 @@ def text_of(raw: bytes) -> str:
 
 
 def raw_bytes(text: str) -> bytes:
-    """What a key or header's value read from Kafka was there: the inverse of `text_of`."""
+    """The bytes of a key or header's value in Kafka: the inverse of `text_of`."""
     if text.startswith(_BASE64):
         try:
             raw = base64.b64decode(text.removeprefix(_BASE64), validate=True)
         except binascii.Error:
             return text.encode()
-        # What would have been decoded was text that happens to begin like this.
+        # Not the form that `text_of` makes, so it is text that begins like this by chance.
         if text_of(raw) == text:
             return raw
     return text.encode()

@@ -1,4 +1,4 @@
-"""How large the messages of a topic are, which Kafka does not tell: estimated from samples."""
+"""The sizes of a topic's messages, estimated from samples, because Kafka does not tell them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _SAMPLE_EVERY_SECONDS = 10.0
 
 
 class Sizes:
-    """The mean bytes of the values of messages that wait to be read. Thread-safe enough: a race
+    """The mean size in bytes of the values that wait to be read. A race between threads only
     costs a sample.
     """
 
@@ -27,7 +27,7 @@ class Sizes:
         self._sampled_at = 0.0
 
     def mean_bytes(self, begins: Mapping[int, int], backlogs: Mapping[int, int]) -> float:
-        """At least 1. A sample is taken of the longest backlogs when the last one is old."""
+        """At least 1. Takes a sample of the longest backlogs if the last sample is old."""
         now = self._monotonic()
         if self._mean_bytes is None or now >= self._sampled_at + _SAMPLE_EVERY_SECONDS:
             longest = sorted(

@@ -1,4 +1,4 @@
-"""Looking at the last records of a topic for those of one publisher (see `appender`)."""
+"""Searches the last records of a topic for those of one publisher (see `appender`)."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _POLL_SECONDS = 0.1
 
 
 def tail_starts(starts: Mapping[int, int], ends: Mapping[int, int]) -> dict[int, int]:
-    """From where to look in each partition that has anything: about TAIL_RECORDS in all."""
+    """The start of the search in each non-empty partition: about TAIL_RECORDS in all."""
     each = max(LEAST_RECORDS_PER_PARTITION, TAIL_RECORDS // max(1, len(ends)))
     return {
         partition: max(starts[partition], end - each)
@@ -46,7 +46,7 @@ def find_appends(
         consumer.assign([TopicPartition(topic, number, at) for number, at in begins.items()])
     while waiting:
         if time.monotonic() >= deadline or trouble.refused():
-            raise trouble.too_late(f"looking for what publisher {publisher!r} appended last")
+            raise trouble.too_late(f"looking for the last append of publisher {publisher!r}")
         first = consumer.poll(_POLL_SECONDS)
         if first is None:
             continue

@@ -1,11 +1,11 @@
-"""What the cluster says of a topic: which it is, its partitions, and where they start and end.
+"""The cluster's answers about a topic: its id, its partitions, their starts and ends.
 
-Every question is bounded by a deadline. Nothing here creates a topic, also where the cluster would
-create one for being asked.
+Every question is bounded by a deadline. No question creates a topic, even if the cluster would
+create one for a question.
 
-The answers are not of one instant, as Kafka has no such thing. The count is asked first: a topic
-only grows, so what it counts has bounds. Starts and ends are asked at once, and an end is the last
-stable offset, since what an open transaction has written cannot be read yet.
+The answers are not from one instant, because Kafka has no such query. The count is asked first: a
+topic only grows, so all counted partitions have bounds. Starts and ends are asked at once, and an
+end is the last stable offset, because records of an open transaction cannot be read yet.
 """
 
 from __future__ import annotations
@@ -28,20 +28,20 @@ from confluent_kafka.admin import AdminClient, OffsetSpec
 from counterpoise.logs.errors import LogError
 from counterpoise.logs.kafka.failures import Trouble
 
-# The times for a question that librdkafka takes.
+# The time limits for a question that librdkafka accepts.
 _LEAST_SECONDS = 0.1
 _MOST_SECONDS = 3600.0
-# What stands for an offset where no message is as late as was asked for.
+# The answer instead of an offset if no message is as late as requested.
 _NONE = -1
 _NO_TOPIC_ID = "AAAAAAAAAAAAAAAAAAAAAA"
 
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """How many partitions the topic has, and which one it is.
+    """The topic's partition count and incarnation.
 
-    `incarnation` is the topic's id; of clusters that give none (before Kafka 2.8) it is the
-    cluster's id and the topic's name, which does not tell a topic that was made again.
+    `incarnation` is the topic's id. Clusters before Kafka 2.8 have no such id; then it is the
+    cluster's id and the topic's name, which do not change if the topic is made again.
     """
 
     partition_count: int
@@ -52,13 +52,13 @@ class Topic:
     """One topic, asked through an admin client. Thread-safe."""
 
     def __init__(self, name: str, admin: Callable[[], AdminClient], trouble: Trouble) -> None:
-        """`admin` gives the client to ask with, which it may make anew."""
+        """`admin` returns the client for questions; it may make a new one."""
         self.name = name
         self._admin = admin
         self._trouble = trouble
 
     def shape(self, deadline: float) -> Shape:
-        """The topic as it is. Raises LogNotFound, LogUnavailable by the deadline (monotonic)."""
+        """The current topic. Raises LogNotFound, and LogUnavailable at the deadline (monotonic)."""
         admin = self._admin()
         asked = admin.describe_topics(TopicCollection([self.name]), request_timeout=_left(deadline))
         topic = self._answer(asked[self.name], deadline)
@@ -82,7 +82,7 @@ class Topic:
     def offsets_at(
         self, partitions: Iterable[int], milliseconds: int, deadline: float
     ) -> dict[int, int]:
-        """The first offset at or after a time; -1 where there is none."""
+        """The first offset at or after a time; -1 if there is none."""
         spec = OffsetSpec.for_timestamp(milliseconds)
         return self._gather(self._ask(list(partitions), spec, deadline), deadline, least=_NONE)
 
@@ -106,14 +106,14 @@ class Topic:
             for place, future in asked.items()
         }
         if any(offset < least for offset in found.values()):
-            # Of a broker that goes away before it answers librdkafka says OFFSET_INVALID and no
-            # error. Taken for an offset it would be a position, and be committed.
+            # If a broker goes away before it answers, librdkafka returns OFFSET_INVALID and no
+            # error. Used as an offset it would become a position, and be committed.
             raise self._told(KafkaException(KafkaError(KafkaError._TRANSPORT)))
         return found
 
     def _answer(self, future: Future[Any], deadline: float) -> Any:
         try:
-            # librdkafka answers by the deadline; a little later it never will.
+            # librdkafka answers by the deadline; a little after it, no answer will come.
             answer = future.result(_left(deadline) + 1.0)
         except KafkaException as failed:
             raise self._told(failed) from None
@@ -123,7 +123,7 @@ class Topic:
         return answer
 
     def _told(self, failed: KafkaException) -> LogError:
-        # What went wrong on the way comes as an event, and events are served here.
+        # Connection errors come as events, and this call serves events.
         self._admin().poll(0)
         return self._trouble.told(failed.args[0])
 

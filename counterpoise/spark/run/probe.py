@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from counterpoise.backoff import Backoff, Pauses
 from counterpoise.errors import CounterpoiseError
 from counterpoise.logs import (
     Bounds,
@@ -31,8 +32,7 @@ from counterpoise.spark.tasks.door import LogDoor
 
 logger = logging.getLogger("counterpoise.spark")
 
-_FIRST_PAUSE_SECONDS = 0.1
-_LONGEST_PAUSE_SECONDS = 2.0
+_BACKOFF = Backoff(0.1, 2.0)
 
 # Few looks prove nothing, however far apart they are.
 _AHEAD_LOOKS = 3
@@ -74,7 +74,7 @@ class LogProbe:
         self._given = True
         self._fatal: CounterpoiseError | None = None
         self._ahead: Mapping[int, _Ahead] = {}
-        self._failures = 0
+        self._pauses = Pauses(_BACKOFF)
         self._not_before = 0.0
         self._closed = False
         self.last_error: CounterpoiseError | None = None
@@ -109,7 +109,7 @@ class LogProbe:
                         self._fresh(question, now - max_age)
                         or (self._answer is not before and self._late(question))
                         or self._fatal is not None
-                        or self._failures > 0
+                        or self._pauses.failures > 0
                     ),
                     patience,
                 )
@@ -171,11 +171,10 @@ class LogProbe:
         with self._changed:
             self._fatal, self.last_error = fatal, error or fatal or waits
             if error is not None:
-                pause = min(_LONGEST_PAUSE_SECONDS, _FIRST_PAUSE_SECONDS * 2**self._failures)
-                self._failures = min(self._failures + 1, 10)
-                self._not_before = self._clock() + pause
+                self._not_before = self._clock() + self._pauses.failed()
             else:
-                self._failures, self._not_before = 0, 0.0
+                self._pauses.succeeded()
+                self._not_before = 0.0
                 self._answer, self._given = answer or self._answer, False
             self._changed.notify_all()
 

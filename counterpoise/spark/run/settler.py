@@ -12,6 +12,7 @@ import logging
 import threading
 from collections.abc import Callable, Iterable, Mapping
 
+from counterpoise.backoff import Backoff, Pauses
 from counterpoise.errors import CounterpoiseError
 from counterpoise.flow.core import FLOW_GONE
 from counterpoise.flow.ledger import Todo
@@ -24,8 +25,7 @@ logger = logging.getLogger("counterpoise.spark")
 
 _CALL_SECONDS = 5.0
 _LOOK_AGAIN_SECONDS = 1.0
-_FIRST_PAUSE_SECONDS = 0.1
-_LONGEST_PAUSE_SECONDS = 2.0
+_BACKOFF = Backoff(0.1, 2.0)
 
 
 class Settler:
@@ -70,7 +70,7 @@ class Settler:
             )
 
     def _run(self) -> None:
-        failures = 0
+        pauses = Pauses(_BACKOFF)
         while not self._closed.is_set():
             self._books.wake.wait(_LOOK_AGAIN_SECONDS)
             self._books.wake.clear()
@@ -80,7 +80,7 @@ class Settler:
                 self._settle(self._hand_over_all, _CALL_SECONDS)
                 self._beside()
                 self.last_error = None
-                failures = 0
+                pauses.succeeded()
                 continue
             except CounterpoiseError as error:
                 self.last_error = error
@@ -88,9 +88,7 @@ class Settler:
                 if not isinstance(self.last_error, Unforeseen):
                     logger.exception("counterpoise: telling the service failed; it is tried again")
                 self.last_error = Unforeseen(f"telling the service failed: {error!r}")
-            pause = min(_LONGEST_PAUSE_SECONDS, _FIRST_PAUSE_SECONDS * 2**failures)
-            failures = min(failures + 1, 10)
-            self._closed.wait(pause)
+            self._closed.wait(pauses.failed())
             self._books.wake.set()
 
     def _may_tell(self) -> bool:

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from counterpoise.backoff import Backoff, Pauses
 from counterpoise.spark.sink.errors import InvalidSink
 
 if TYPE_CHECKING:
@@ -27,8 +28,7 @@ MakeEngine = Callable[[], "Engine"]
 
 _CONNECT_SECONDS = 10
 _TRANSACTION_TIMEOUT_SINCE = (17,)
-_FIRST_PAUSE_SECONDS = 0.1
-_LONGEST_PAUSE_SECONDS = 2.0
+_BACKOFF = Backoff(0.1, 2.0)
 
 # A Python worker runs many tasks one after another: it keeps its connections.
 _kept: dict[str, Engine] = {}
@@ -103,16 +103,16 @@ class Database:
 
         engine = self.engine()
         give_up_at = time.monotonic() + retry_seconds
-        pause = _FIRST_PAUSE_SECONDS
+        pauses = Pauses(_BACKOFF)
         while True:
             try:
                 return engine.connect()
             except OperationalError as error:
+                pause = pauses.failed()
                 if time.monotonic() + pause > give_up_at:
                     raise
                 logger.warning("counterpoise: the sink's database is away: %s", error.orig)
                 time.sleep(pause)
-                pause = min(_LONGEST_PAUSE_SECONDS, 2 * pause)
 
 
 def _checked(url: str) -> None:

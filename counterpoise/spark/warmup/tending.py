@@ -16,6 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import Generic, TypeVar
 
+from counterpoise.backoff import Backoff
 from counterpoise.errors import CounterpoiseError
 from counterpoise.spark.channel.documents import Channel, channel_to, driver_home
 from counterpoise.spark.plan.offsets import Json
@@ -32,8 +33,7 @@ LOOK_SECONDS = 0.05
 # A step of a warm-up that took no longer was short enough for the partition to be near.
 NEAR_SECONDS = 1.0
 ABSENT_SECONDS = 1.0
-FIRST_PAUSE_SECONDS = 0.1
-LONGEST_PAUSE_SECONDS = 2.0
+BACKOFF = Backoff(0.1, 2.0)
 
 
 class Tending(Generic[S]):
@@ -48,7 +48,8 @@ class Tending(Generic[S]):
         self._publish_seconds = publish_seconds
         self._ready: dict[int, int] = {}
         self._said: Json | None = None
-        self._pauses: dict[int, tuple[float, float]] = {}
+        # When a partition whose state failed may be tried again, and how often it has failed.
+        self._failed: dict[int, tuple[float, int]] = {}
         self._absent: dict[int, float] = {}
         self._ambiguous = False
         self._closed = threading.Event()
@@ -91,10 +92,10 @@ class Tending(Generic[S]):
                     self.follow(view)
             except CounterpoiseError as error:
                 logger.info("counterpoise: states wait: %s", error)
-                self._closed.wait(LONGEST_PAUSE_SECONDS)
+                self._closed.wait(BACKOFF.longest_seconds)
             except Exception:
                 logger.exception("counterpoise: warm-up of states failed; it is tried again")
-                self._closed.wait(LONGEST_PAUSE_SECONDS)
+                self._closed.wait(BACKOFF.longest_seconds)
 
     # ------------------------------------------------------------------ a partition
 
@@ -140,23 +141,24 @@ class Tending(Generic[S]):
 
     def _let_go(self, cell: Cell[S]) -> None:
         self._states.let_go(cell)
-        self._pauses.pop(cell.partition, None)
+        self._failed.pop(cell.partition, None)
         self._absent.pop(cell.partition, None)
 
     def _patiently(self, cell: Cell[S], act: Callable[[], None]) -> bool:
         """Do it to the cell; False if it did not work, or it is too early to try again."""
         now = time.monotonic()
-        not_before, pause = self._pauses.get(cell.partition, (0.0, FIRST_PAUSE_SECONDS))
+        not_before, failures = self._failed.get(cell.partition, (0.0, 0))
         if now < not_before:
             return False
         try:
             act()
         except Exception as error:
             say_failed(cell, error)
-            longer = min(LONGEST_PAUSE_SECONDS, 2 * pause)
-            self._pauses[cell.partition] = (time.monotonic() + pause, longer)
+            failures += 1
+            not_before = time.monotonic() + BACKOFF.after(failures)
+            self._failed[cell.partition] = (not_before, failures)
             return False
-        self._pauses.pop(cell.partition, None)
+        self._failed.pop(cell.partition, None)
         return True
 
     # ------------------------------------------------------------------ the channel

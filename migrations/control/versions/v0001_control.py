@@ -1,13 +1,13 @@
-"""The control tables: queues, their flows, partitions and records, and when somebody served.
+"""The control tables: queues, flows, partitions, records, and the stamp of serving replicas.
 
-What must never happen is refused here too, whatever the service does: two owners of a partition in
-one epoch, an epoch or a revision that goes back, a flow that comes back, a state without what
-belongs to it. Each rule is the WHEN of a trigger that fires only when it is broken, on the columns
-it is about; so commits of positions and renewals of leases, which are most of what happens, pay
-nothing for them.
+The database itself refuses what must never happen, even if the service has a defect: two owners of
+a partition in one epoch, an epoch or a revision that goes back, a flow that comes back, a state
+without its columns. Each rule is the WHEN of a trigger on its own columns, which fires only if the
+rule is broken. So commits of positions and renewals of leases, the most frequent writes, cost no
+more because of the rules.
 
-Times are Unix seconds in double precision: deadlines computed by the service come back exactly as
-they were, so a loaded queue equals the replayed one.
+Times are Unix seconds in double precision: the service reads its deadlines back exactly, so a
+loaded queue equals the replayed one.
 """
 
 from __future__ import annotations

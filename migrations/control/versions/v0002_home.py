@@ -1,6 +1,6 @@
-"""Where the tables were written first, so that a dump restored elsewhere is noticed.
+"""The database in which the tables were written first, to detect a dump restored elsewhere.
 
-See `broker.postgres.restoring`. Null until a service or `counterpoise migrate` has looked.
+See `broker.postgres.restoring`. Null until a service or `counterpoise migrate` has set it.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """An outage of negative length: the database's clock went back.
 
-See `broker.store.leases`. A replica of an older version notices no such step, and takes one that
-another noticed for an outage that no handoff lived through.
+See `broker.store.leases`. A replica of an older version does not detect such a step. A step that
+another replica detected looks to it like an outage during which no handoff was running.
 """
 
 from __future__ import annotations

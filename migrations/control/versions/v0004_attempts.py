@@ -1,7 +1,7 @@
-"""Which program bound a flow, and with which of its binds: a late one must not replace a later one.
+"""The binder of a flow and the attempt of its bind: a late bind must not replace a later one.
 
-See `broker.core.binding`. A flow that was bound without has no binder, and a replica of an older
-version gives it none: then every bind of its instance replaces it, as before.
+See `broker.core.binding`. A flow that was bound without a binder has none, and a replica of an
+older version stores none: then every bind of its instance replaces it, as before.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
-"""The built-in log: logs, partitions, messages, publishers and the one way to append.
+"""The built-in log: logs, partitions, messages, publishers and the only function to append.
 
-Lock order, the same everywhere, so that nothing can deadlock: the advisory lock of the log
+All functions use one lock order, so that no deadlock is possible: the advisory lock of the log
 (shared by appends, exclusive for a resize), then the publisher's row, then partition rows in
-ascending order. Waiting for an advisory lock is fair; FOR SHARE on the log's row would let a steady
-stream of appends keep a resize waiting for ever.
+ascending order. Waiting for an advisory lock is fair; with FOR SHARE on the log's row, a steady
+stream of appends could make a resize wait for ever.
 
-The end of a partition is `partitions.next_position`. An append raises it and keeps the row locked
-until it commits, so positions are in the order of commits and have no holes.
+The end of a partition is `partitions.next_position`. An append raises it and locks the row until it
+commits, so positions are in the order of commits and have no holes.
 """
 
 from __future__ import annotations

@@ -20,9 +20,10 @@ from typing import Protocol
 
 import pytest
 
+from broker.logs.managed import open_managed
+from broker.logs.ports import LogOwner
 from counterpoise.demo.mock_kafka import MockKafka
-from counterpoise.logs import Log, LogOwner, open_log
-from counterpoise.logs.opening import open_managed
+from counterpoise.logs import Log, open_log
 from counterpoise.logs.postgres import PostgresLog
 from tests.log_support import with_logs
 from tests.redis_server import RedisServer

@@ -18,8 +18,8 @@ from counterpoise.logs import (
     PositionTrimmed,
     postgres,
 )
-from counterpoise.logs import redis as redis_log
 from counterpoise.logs.kafka import reader as kafka_reader
+from counterpoise.logs.redis import log as redis_log
 from tests.counterpoise.logs.kits import needs
 from tests.log_support import append, texts
 

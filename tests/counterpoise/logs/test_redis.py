@@ -12,6 +12,9 @@ from threading import Thread
 
 import pytest
 
+from broker.logs import redis_upkeep as upkeep
+from broker.logs.managed import LogOwned, open_managed
+from broker.logs.ports import LogOwner
 from counterpoise.logs import (
     MAX_MESSAGE_BYTES,
     AppendBatch,
@@ -20,16 +23,12 @@ from counterpoise.logs import (
     LogAccessRefused,
     LogError,
     LogNotFound,
-    LogOwned,
-    LogOwner,
     LogUnavailable,
     Message,
     PositionTrimmed,
     open_log,
-    open_managed,
-    redis_upkeep,
 )
-from counterpoise.logs import redis as redis_log
+from counterpoise.logs.redis import log as redis_log
 from tests.log_support import append, texts
 from tests.redis_server import RedisServer
 from tests.service import eventually
@@ -158,9 +157,7 @@ def test_no_position_is_one_that_redis_cannot_count(log):
     with pytest.raises(InvalidPosition):
         texts(log, 0, too_large)
     keys = [log._meta, log._partitions]
-    log._redis.script(
-        redis_upkeep._ENSURE, keys, 4, OWNER.queue_id, "", "", "", 0, too_large, retry=True
-    )
+    log._redis.script(upkeep._ENSURE, keys, 4, OWNER.queue_id, "", "", "", 0, too_large, retry=True)
     assert log.bounds([0]).ends == {0: "0"}
 
 
@@ -407,7 +404,7 @@ def test_a_message_that_is_missing_without_a_reason_is_an_error(log, redis_serve
 
 
 def test_trimming_goes_in_steps_and_is_exact(log, redis_server, monkeypatch):
-    monkeypatch.setattr("counterpoise.logs.redis_upkeep.TRIM_MESSAGES", 7)
+    monkeypatch.setattr("broker.logs.redis_upkeep.TRIM_MESSAGES", 7)
     append(log, *map(str, range(100)))
     log.trim({0: "55"})
     with redis_server.client() as admin:

@@ -9,11 +9,12 @@ import pytest
 from typer.testing import CliRunner
 
 from broker.logs.external import ExternalLogs
+from broker.logs.managed import open_managed
 from broker.service import Broker
 from counterpoise.cli.app import app
 from counterpoise.consumer import Consumer
 from counterpoise.errors import Invalid, QueueInUse
-from counterpoise.logs import LogNotFound, PositionTrimmed, open_log, open_managed
+from counterpoise.logs import LogNotFound, PositionTrimmed, open_log
 from counterpoise.publisher import Publisher
 from counterpoise.wire import CommitItem
 from tests.counterpoise.on_redis.conftest import SECRET

@@ -12,9 +12,8 @@ from pyspark.errors import StreamingQueryException
 
 from counterpoise.client import Client
 from counterpoise.flow import Flow
-from counterpoise.logs import open_log
 from tests.counterpoise.spark.queries import publish
-from tests.log_support import until
+from tests.log_support import until, with_logs
 from tests.service import Service
 
 if TYPE_CHECKING:
@@ -141,9 +140,8 @@ def test_a_range_that_was_trimmed_fails_unless_the_user_wants_what_is_left(
     spark: SparkSession, service: Service, client: Client, queue: str
 ) -> None:
     assert service.settings.database_url is not None
-    admin = open_log("builtin:flights", service.settings.database_url.get_secret_value())
-    admin.trim({0: "5"})
-    admin.close()
+    url = service.settings.database_url.get_secret_value()
+    with_logs(url, lambda logs: logs.trim("builtin:flights", {0: "5"}))
     whole = {"startingPositions": '{"0": "2"}', "endingPositions": '{"0": "8"}'}
     said = failure(load(spark, service, **whole))
     assert "set the option onTrimmed to 'earliest'" in said

@@ -1,14 +1,14 @@
 """A log in Redis Streams: `redis://host:port/DB/NAME`.
 
 A partition is a stream, and positions are decimal numbers without holes, which a script assigns
-inside Redis (`redis_scripts`, where the keys are described too). Nothing of consumers is kept
-there: no consumer groups, no cursors.
+inside Redis (`scripts`, where the keys are described too). Redis holds no data of consumers:
+no consumer groups, no cursors.
 
-What Redis promises it promises for as long as it keeps its data. A Redis that evicts keys would
-lose messages silently, so `ensure` refuses one. One that restarts without its data has no log any
-more (`LogNotFound`) until the service makes it anew: with another incarnation, and beginning where
-consumers had got to, so that a position they know never means another message. What it lost cannot
-be read, and reading it raises PositionTrimmed. See docs/logs.md for what to configure.
+The promises hold as long as Redis keeps its data. A Redis that evicts keys would lose messages
+silently, so `ensure` refuses it. A Redis that restarts without its data has no log any more
+(`LogNotFound`) until the service makes it anew: with another incarnation, and beginning at the
+positions that consumers had reached, so that a known position never means another message. Reading
+lost messages raises PositionTrimmed. docs/logs.md describes the configuration.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ from typing import Any, NamedTuple
 
 import pyarrow as pa
 
-from counterpoise.logs import redis_scripts as scripts
 from counterpoise.logs.errors import (
     InvalidMessage,
     LogBehind,
@@ -28,14 +27,15 @@ from counterpoise.logs.errors import (
     StalePartitionCount,
 )
 from counterpoise.logs.port import AppendBatch, AppendResult, Bounds
-from counterpoise.logs.redis_connection import Script
-from counterpoise.logs.redis_rows import Entry, contiguous_from, microseconds, record_batch
-from counterpoise.logs.redis_upkeep import RedisUpkeep
+from counterpoise.logs.redis import scripts
+from counterpoise.logs.redis.connection import Script
+from counterpoise.logs.redis.keys import RedisKeys
+from counterpoise.logs.redis.rows import Entry, contiguous_from, microseconds, record_batch
 from counterpoise.logs.shares import fair_shares
 
 CHUNK_MESSAGES = 4096
 CHUNK_BYTES = 8 * 1024 * 1024
-# A retry that comes later than this would be appended a second time.
+# A retry after this time would be appended a second time.
 PUBLISHER_SECONDS = 30 * 24 * 3600
 
 _APPEND = Script(scripts.APPEND)
@@ -46,7 +46,7 @@ _FIT = Script(scripts.FIT)
 
 
 class _Chunk(NamedTuple):
-    """A partition's state, the end of the next chunk to read, and where its first message is."""
+    """A partition's state, the end of the next chunk to read, and its first message."""
 
     following: int
     first: int
@@ -55,8 +55,8 @@ class _Chunk(NamedTuple):
     there: int
 
 
-class RedisLog(RedisUpkeep):
-    """See `counterpoise.logs.Log` and `ManagedLog`. Thread-safe; threads do not wait for others."""
+class RedisLog(RedisKeys):
+    """See `counterpoise.logs.Log`. Thread-safe; threads do not wait for others."""
 
     def append(self, batch: AppendBatch) -> AppendResult:
         messages = batch.messages
@@ -139,7 +139,7 @@ class RedisLog(RedisUpkeep):
                     bytes_left -= sum(len(fields[3]) for _, fields in entries)
             elif missing_before:
                 raise self.lacks(partition, position)
-            # Once, it may have been trimmed between the two calls; that is then seen.
+            # It may have been trimmed between the two calls; the next round sees that.
             missing_before = not entries
 
     def bounds(self, partitions: Sequence[int]) -> Bounds:
@@ -164,9 +164,9 @@ class RedisLog(RedisUpkeep):
         return Bounds(int(count), incarnation.decode(), starts, ends)
 
     def next_sequence(self, publisher: str) -> int:
-        """As the port says, but a call that is still on its way to the server is not waited for.
+        """See `Log.next_sequence`; but a call that is still on its way is not waited for.
 
-        Should it arrive later, the sequences are taken, and whoever uses them is told so.
+        If it arrives later, its sequences are taken, and their next user gets an error.
         """
         keys = [self._meta, self._publisher(publisher)]
         return int(self._there(self._redis.script(_NEXT_SEQUENCE, keys, retry=True))[1]) + 1
@@ -203,9 +203,9 @@ class RedisLog(RedisUpkeep):
     ) -> Mapping[int, int]:
         """Every partition gets as many messages as fit in its share of the bytes.
 
-        What the shares leave over goes to those that used least of theirs, a message to each, until
-        nothing is left. So at least one message comes, one of any size gets its turn, and
-        `max_bytes` is passed by less than one message.
+        The rest goes to the partitions that used the least of their shares, one message to each,
+        until nothing is left. So at least one message is read, a message of any size gets its turn,
+        and `max_bytes` is exceeded by less than one message.
         """
         counts = fair_shares(backlogs, max_messages)
         partitions = [partition for partition, count in counts.items() if count]
@@ -214,7 +214,7 @@ class RedisLog(RedisUpkeep):
         keys = [self._partitions, *map(self._stream, partitions)]
         ranges = [[p, begins[p], begins[p] + counts[p]] for p in partitions]
         weighed = self._redis.script(_WEIGH, keys, *(x for one in ranges for x in one), retry=True)
-        # What was trimmed meanwhile is not read any more.
+        # Messages that were trimmed meanwhile are not read.
         sizes = {p: max(0, int(size)) for p, size in zip(partitions, weighed, strict=True)}
         if sum(sizes.values()) <= max_bytes:
             return counts

@@ -1,8 +1,8 @@
-"""Calls on one Redis server: bounded in time, with errors said in our words.
+"""Calls on one Redis server: bounded in time, with errors of our own.
 
-The access holds a password, so no message and no repr contains it. In a cluster all of a log is on
-one node, by its hash tag. Which one that is the cluster says (MOVED), and we go there; after that
-node has failed, we begin again at the address we were given.
+The access contains a password, so no message and no repr shows it. In a cluster a log is on one
+node, by its hash tag. The cluster names this node (MOVED), and the client goes there; if the node
+fails, the client begins again at the configured address.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ T = TypeVar("T")
 
 _CONNECT_SECONDS = 10.0
 _TLS_OPTIONS = ("ssl_ca_certs", "ssl_cert_reqs", "ssl_certfile", "ssl_keyfile")
-# What passes by itself or by what an operator does, and what to say of it.
+# Errors that are temporary or that an operator can resolve, and their messages.
 _PASSING: Mapping[str, str] = {
-    "OOM": "it has reached its maxmemory and takes no messages before some are trimmed",
-    "READONLY": "it is a replica and takes no messages",
+    "OOM": "it has reached its maxmemory and accepts no messages until some are trimmed",
+    "READONLY": "it is a replica and accepts no messages",
     "LOADING": "it is still loading its data",
-    "MISCONF": "it cannot persist and takes no messages",
+    "MISCONF": "it cannot persist and accepts no messages",
     "NOREPLICAS": "too few replicas follow it (min-replicas-to-write)",
     "MASTERDOWN": "its primary is down",
     "CLUSTERDOWN": "the cluster is down",
@@ -40,8 +40,8 @@ _PASSING: Mapping[str, str] = {
     "BUSY": "it is busy with another script",
     "max number of clients": "it has too many clients (maxclients)",
 }
-# The client takes these codes off the text and says them by the error's type. A subclass comes
-# before its base.
+# The client removes these codes from the text and expresses them by the error's type. A subclass
+# comes before its base.
 _PASSING_TYPES: Mapping[type[Exception], str] = {
     redis.exceptions.OutOfMemoryError: "OOM",
     redis.exceptions.ReadOnlyError: "READONLY",
@@ -51,9 +51,9 @@ _PASSING_TYPES: Mapping[type[Exception], str] = {
     redis.exceptions.TryAgainError: "TRYAGAIN",
     redis.exceptions.AskError: "ASK",
 }
-# The others are in the text, and so are all of what failed inside a script of a server before 7.
+# The others are in the text; so are all codes of errors inside scripts of servers before 7.
 _PASSING_WORD = re.compile(r"(?:^|[\s-])(" + "|".join(_PASSING) + r")\b")
-# Inside scripts, servers before 7 say it without a code.
+# Servers before 7 report errors inside scripts without a code.
 _REFUSED_WORD = re.compile(
     r"(?:^|[\s-])(NOAUTH|WRONGPASS|NOPERM)\b|user executing the script can't|ACL failure in script"
 )
@@ -61,14 +61,14 @@ _MOVES = 5
 
 
 class Script:
-    """A script, sent by its digest, and whole when the server does not know it."""
+    """A script, sent by its digest, or in full if the server does not know it."""
 
     def __init__(self, source: str) -> None:
         self._source = source.encode()
         self._digest = hashlib.sha1(self._source, usedforsecurity=False).hexdigest()
 
     def run(self, client: Any, keys: Sequence[bytes], arguments: Sequence[Any]) -> Any:
-        """The script's answer. A server that was restarted has forgotten it."""
+        """The script's answer. A restarted server has forgotten the script."""
         try:
             return client.execute_command("EVALSHA", self._digest, len(keys), *keys, *arguments)
         except redis.exceptions.NoScriptError:
@@ -79,7 +79,7 @@ class RedisConnection:
     """A pool of connections to the server that has the log. Thread-safe, and safe after a fork."""
 
     def __init__(self, address: LogAddress, access: str | None, timeout_seconds: float) -> None:
-        """Nothing is connected yet. Raises LogError for settings that are not known."""
+        """Nothing is connected yet. Raises LogError for unknown settings."""
         self._options = _options(address, access, timeout_seconds)
         self._lock = threading.Lock()
         self._moved_to: tuple[str, int] | None = None
@@ -88,11 +88,12 @@ class RedisConnection:
 
     @property
     def where(self) -> str:
-        """The address as we were given it."""
+        """The configured address."""
         return f"{self._options['host']}:{self._options['port']}"
 
     def call(self, act: Callable[[Any], T], *, retry: bool) -> T:
-        """What `act` says. With `retry` it is done again, once, over a new connection if one broke.
+        """The result of `act`. With `retry`, a broken connection is replaced and
+        `act` repeated once.
 
         Raises LogUnavailable, LogAccessRefused, LogError.
         """
@@ -116,7 +117,7 @@ class RedisConnection:
                     retry = False
                     continue
                 raise self._in_our_words(error) from None
-        raise LogUnavailable(f"the Redis cluster at {self.where} sends us round in circles")
+        raise LogUnavailable(f"the Redis cluster at {self.where} redirects in a circle")
 
     def script(self, script: Script, keys: Sequence[bytes], *arguments: Any, retry: bool) -> Any:
         """Run a script. Raises what `call` raises."""
@@ -139,7 +140,7 @@ class RedisConnection:
                 if self._moved_to is not None:
                     options["host"], options["port"] = self._moved_to
                 self._client = redis.Redis(**options)
-                # Left as the server sends them: dictionaries would cost more than the reading.
+                # The answers stay as lists: building dictionaries would cost more than reading.
                 for command in ("XRANGE", "HMGET"):
                     self._client.set_response_callback(command, lambda answer, **_: answer)
             return self._client
@@ -153,13 +154,13 @@ class RedisConnection:
         message = str(error)
         if _refused(error):
             return LogAccessRefused(
-                f"the Redis at {self.where} refused the credentials or lacks some (user and "
+                f"the Redis at {self.where} refused the credentials or requires some (user and "
                 f"password belong to COUNTERPOISE_LOG_URL or logUrl): {message}"
             )
         passing = _passing(error)
         if passing is not None:
             why = _PASSING[passing]
-            return LogUnavailable(f"the Redis at {self.where} cannot do that now: {why}")
+            return LogUnavailable(f"the Redis at {self.where} cannot do this now: {why}")
         if isinstance(error, redis.exceptions.TimeoutError):
             seconds = self._options["socket_timeout"]
             return LogUnavailable(f"the Redis at {self.where} did not answer within {seconds:g} s")
@@ -169,7 +170,7 @@ class RedisConnection:
 
 
 def _passing(error: Exception) -> str | None:
-    """Which of what passes (the keys of _PASSING) this error is, None for others."""
+    """The key of _PASSING for this error, None for other errors."""
     for kind, code in _PASSING_TYPES.items():
         if isinstance(error, kind):
             return code
@@ -193,7 +194,7 @@ def _options(address: LogAddress, access: str | None, timeout_seconds: float) ->
         "socket_timeout": timeout_seconds,
         "socket_connect_timeout": min(_CONNECT_SECONDS, timeout_seconds),
         "protocol": 2,
-        # What may be repeated is decided here, by the kind of call.
+        # This module decides which calls are repeated.
         "retry": Retry(NoBackoff(), 0),
         "socket_read_size": 256 * 1024,
     }

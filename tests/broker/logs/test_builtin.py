@@ -12,8 +12,9 @@ from sqlalchemy.ext.asyncio import create_async_engine
 from broker.logs.builtin import BuiltinLogs
 from broker.logs.by_kind import LogsByKind
 from broker.logs.external import ExternalLogs
+from broker.logs.ports import LogOwner
 from broker.logs.trimming import trim_floor
-from counterpoise.logs import AppendBatch, LogNotFound, LogOwner, Message, StalePartitionCount
+from counterpoise.logs import AppendBatch, LogNotFound, Message, StalePartitionCount
 from tests.log_support import append, log, log_url, texts
 
 __all__ = ["log", "log_url"]

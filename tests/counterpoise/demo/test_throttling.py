@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from counterpoise.demo.flights import Flight
-from counterpoise.demo.pacing import LAST_ACT, SLOW_FROM, Pace, PacedPublisher, Plan
+from counterpoise.demo.throttling import LAST_ACT, SLOW_FROM, Plan, Rate, ThrottledPublisher
 from counterpoise.keys import partition_of
 from tests.counterpoise.demo import sample
 
@@ -20,26 +20,26 @@ def test_a_short_demo_has_the_shape_of_a_long_one(flights: int) -> None:
     plan = Plan(flights, 12)
     assert plan.batch_messages >= 12
     assert plan.lead * 12 < flights * 0.1
-    assert plan.pace_after(0) == plan.pace
-    assert plan.pace_after(round(flights * SLOW_FROM)) == pytest.approx(plan.pace, rel=0.01)
-    assert plan.pace_after(round(flights * 0.65)) < plan.pace / 2
-    assert 0 < plan.pace_after(round(flights * LAST_ACT) + 1) < plan.pace / 10
+    assert plan.rate_after(0) == plan.rate
+    assert plan.rate_after(round(flights * SLOW_FROM)) == pytest.approx(plan.rate, rel=0.01)
+    assert plan.rate_after(round(flights * 0.65)) < plan.rate / 2
+    assert 0 < plan.rate_after(round(flights * LAST_ACT) + 1) < plan.rate / 10
 
 
-def test_the_pace_can_be_read_at_any_moment(tmp_path: Path) -> None:
-    pace = Pace(tmp_path / "pace")
+def test_the_rate_can_be_read_at_any_moment(tmp_path: Path) -> None:
+    rate = Rate(tmp_path / "rate")
     stop = threading.Event()
 
     def change() -> None:
         number = 0
         while not stop.is_set():
             number += 1
-            pace.set(number)
+            rate.set(number)
 
     writer = threading.Thread(target=change)
     writer.start()
     try:
-        numbers = [float(pace.path.read_text()) for _ in range(2_000)]
+        numbers = [float(rate.path.read_text()) for _ in range(2_000)]
     finally:
         stop.set()
         writer.join()
@@ -70,8 +70,8 @@ def queue() -> Queue:
 
 
 @pytest.fixture
-def publisher(queue: Queue) -> Iterator[PacedPublisher]:
-    publisher = PacedPublisher(queue, FLIGHTS, 50, lambda: queue.backlog)  # type: ignore[arg-type]
+def publisher(queue: Queue) -> Iterator[ThrottledPublisher]:
+    publisher = ThrottledPublisher(queue, FLIGHTS, 50, lambda: queue.backlog)  # type: ignore[arg-type]
     yield publisher
     publisher.stop()
 
@@ -86,7 +86,7 @@ def wait_for(condition: Callable[[], bool], seconds: float = 30.0) -> None:
 
 
 def test_the_publisher_is_ahead_in_every_partition_and_waits_there(
-    queue: Queue, publisher: PacedPublisher
+    queue: Queue, publisher: ThrottledPublisher
 ) -> None:
     publisher.start()
     # Behind a whole chunk, not within one.
@@ -103,7 +103,7 @@ def test_the_publisher_is_ahead_in_every_partition_and_waits_there(
 
 
 def test_a_released_publisher_publishes_all_in_order(
-    queue: Queue, publisher: PacedPublisher
+    queue: Queue, publisher: ThrottledPublisher
 ) -> None:
     publisher.release()
     publisher.start()
@@ -111,7 +111,7 @@ def test_a_released_publisher_publishes_all_in_order(
     assert queue.flights == [flight.flight for flight in FLIGHTS]
 
 
-def test_what_goes_wrong_is_told(queue: Queue, publisher: PacedPublisher) -> None:
+def test_what_goes_wrong_is_told(queue: Queue, publisher: ThrottledPublisher) -> None:
     queue.fail = True
     publisher.start()
     wait_for(lambda: publisher.error is not None)

@@ -1,8 +1,8 @@
-"""What a log in Redis is made of, and the scripts that keep its promises inside the server.
+"""The keys of a log in Redis, and the scripts that keep its promises inside the server.
 
-Redis runs one script at a time and nothing beside it. So what a script checks still holds when it
-writes, and readers see all of an append or none of it. No script writes before it has checked
-everything: Redis does not roll back.
+Redis runs one script at a time and no other command meanwhile. So the checks of a script still hold
+when it writes, and readers see all of an append or none of it. A script checks everything before it
+writes, because Redis does not roll back.
 
 All keys of the log NAME have one hash tag, so they are on one node of a cluster:
 
@@ -11,23 +11,23 @@ All keys of the log NAME have one hash tag, so they are on one node of a cluster
     counterpoise:{NAME}:stream:P        stream the messages of partition P
     counterpoise:{NAME}:publisher:ID    string "incarnation last_sequence", expires
 
-`next` is the position that the next message gets, `first` where those begin that can be read,
-`discarded` up to where messages were discarded, `bytes` how many bytes of values were ever
-appended, `latest` the latest time any of its messages was published.
+`next` is the position of the next message to be appended, `first` the first readable position,
+`discarded` the position up to which messages were discarded, `bytes` the bytes of all values ever
+appended, `latest` the latest publishing time of its messages.
 
-The message at position p has the id `p-b`, where b - 1 is how many bytes of values lie before it.
-So a position is found without an index, and how many bytes a range has is the difference of two
-ids. Between `first` and `next` a stream has no holes but where the server lost messages: then
-ENSURE moves `next` on, behind every position that somebody knows. What lies before the hole can
-still be read, and reading the hole itself is an error until every reader is past it (TRIM). A
+The message at position p has the id `p-b`, where b - 1 is the number of bytes of values before it.
+So a position is found without an index, and the bytes of a range are the difference of two ids.
+Between `first` and `next` a stream has holes only where the server lost messages: then ENSURE moves
+`next` past every position that any consumer knows. Messages before the hole can still be read, and
+reading the hole is an error until every reader is past it (TRIM). A
 message's fields are `t` (published, microseconds since 1970), `v` (value), and where they are
 needed `m` (the latest time before it, if later than its own), `k` (key), `h` (headers, JSON).
 """
 
 from __future__ import annotations
 
-# A number as Redis wants it; positions stay below 2^53, where Lua counts exactly.
-_STATE = """
+# A number in Redis' form; positions stay below 2^53, where Lua counts exactly.
+STATE = """
 local function text(number) return string.format('%.0f', number) end
 local function state_of(key, partition)
     local found = redis.call('HGET', key, partition)
@@ -57,7 +57,7 @@ end
 # ARGV partition_count, publisher's first sequence, seconds to remember it, number of streams, their
 # partitions…, then for each message: stream (1..), time or '', value, '=' and key or '', headers
 APPEND = (
-    _STATE
+    STATE
     + """
 local meta = redis.call('HMGET', KEYS[1], 'partition_count', 'incarnation')
 if not meta[1] then return {'missing'} end
@@ -164,7 +164,7 @@ end
 # ARGV partition, start, end or '', most messages, most bytes
 # Answers next, first, discarded, the end of a chunk from start, and the first message from start on
 PLAN = (
-    _STATE
+    STATE
     + _BYTES
     + """
 if redis.call('EXISTS', KEYS[1]) == 0 then return {'missing'} end
@@ -182,7 +182,7 @@ return {'ok', text(state.next), text(state.first), text(state.discarded), text(l
 # KEYS partitions, streams…   ARGV partition, start, end for each stream
 # Answers for each the bytes of [start, end), -1 if unknown
 WEIGH = (
-    _STATE
+    STATE
     + _BYTES
     + """
 local answers = {}
@@ -200,7 +200,7 @@ return answers
 # Answers for each the last end with no more bytes than that, those bytes, and the size of the
 # message there
 FIT = (
-    _STATE
+    STATE
     + _BYTES
     + """
 local answers = {}
@@ -217,158 +217,5 @@ for i = 1, #KEYS - 1 do
     end
 end
 return answers
-"""
-)
-
-# What a late call of a queue that is gone must not touch. `id` '' is anybody.
-_OWNED = """
-local function owned_by(key, id)
-    return id == '' or redis.call('HGET', key, 'owner_id') == id
-end
-"""
-
-# KEYS meta, partitions, stream   ARGV partition, position, step, queue id or ''
-# Answers whether something is left to delete
-TRIM = (
-    _STATE
-    + _OWNED
-    + """
-if not owned_by(KEYS[1], ARGV[4]) then return 0 end
-local state = state_of(KEYS[2], ARGV[1])
-local below = math.min(tonumber(ARGV[2]), state.next)
--- Where messages were lost, those that can be read begin behind that.
-if below >= state.first then below = next_message(KEYS[3], below) or state.next end
-if below > state.first then
-    state.first = below
-    keep(KEYS[2], ARGV[1], state)
-end
-local oldest = redis.call('XRANGE', KEYS[3], '-', '+', 'COUNT', 1)
-if not oldest[1] then return 0 end
-local at = tonumber(string.match(oldest[1][1], '^(%d+)-'))
-if at >= state.first then return 0 end
-local cut = math.min(state.first, at + tonumber(ARGV[3]))
-redis.call('XTRIM', KEYS[3], 'MINID', '=', text(cut) .. '-0')
-return cut < state.first and 1 or 0
-"""
-)
-
-# KEYS meta, partitions
-# ARGV partition_count, queue id, queue, created_at, incarnation, then partition, position pairs
-# Answers incarnation, owner's id and name, and of how many partitions messages are gone that ended
-# below their position
-ENSURE = (
-    _STATE
-    + """
-local there = redis.call('HMGET', KEYS[1], 'incarnation', 'owner_id', 'owner')
-local made = not there[1]
-if made then
-    redis.call('HSET', KEYS[1], 'partition_count', ARGV[1], 'owner_id', ARGV[2], 'owner', ARGV[3],
-        'owner_created_at', ARGV[4], 'incarnation', ARGV[5], 'revision', '0')
-    there = {ARGV[5], ARGV[2], ARGV[3]}
-elseif there[2] ~= ARGV[2] then
-    return {there[1], there[2], there[3], 0}
-end
-local behind = 0
-for i = 6, #ARGV, 2 do
-    local at, state = tonumber(ARGV[i + 1]), state_of(KEYS[2], ARGV[i])
-    if state.next < at and at < 9007199254740992 then
-        state.next = at
-        keep(KEYS[2], ARGV[i], state)
-        behind = behind + 1
-    end
-end
-return {there[1], there[2], there[3], behind}
-"""
-)
-
-# KEYS meta   ARGV partition_count, revision, queue id or ''
-SET_COUNT = (
-    _OWNED
-    + """
-local revision = redis.call('HGET', KEYS[1], 'revision')
-if not revision then return {'missing'} end
-if tonumber(ARGV[2]) < tonumber(revision) or not owned_by(KEYS[1], ARGV[3]) then
-    return {'ok', 0}
-end
-redis.call('HSET', KEYS[1], 'partition_count', ARGV[1], 'revision', ARGV[2])
-return {'ok', 1}
-"""
-)
-
-# KEYS meta, partitions, streams…   ARGV queue id or '', partitions…
-# Answers the partitions whose messages were deleted
-DISCARD = (
-    _STATE
-    + _OWNED
-    + """
-local count = redis.call('HGET', KEYS[1], 'partition_count')
-if not count then return {'missing'} end
-local done = {}
-if not owned_by(KEYS[1], ARGV[1]) then return {'ok', done} end
-for i = 1, #ARGV - 1 do
-    local partition = ARGV[1 + i]
-    if tonumber(partition) >= tonumber(count) then
-        local state = state_of(KEYS[2], partition)
-        state.first, state.discarded = state.next, state.next
-        keep(KEYS[2], partition, state)
-        redis.call('UNLINK', KEYS[2 + i])
-        done[#done + 1] = partition
-    end
-end
-return {'ok', done}
-"""
-)
-
-# KEYS meta, partitions, the stream of partition 0   ARGV queue id
-DROP = """
-local owner = redis.call('HGET', KEYS[1], 'owner_id')
-if not owner or owner ~= ARGV[1] then return 0 end
-local prefix = string.sub(KEYS[3], 1, -2)
-for _, partition in ipairs(redis.call('HKEYS', KEYS[2])) do
-    redis.call('UNLINK', prefix .. partition)
-end
-redis.call('UNLINK', KEYS[1], KEYS[2])
-return 1
-"""
-
-# KEYS partitions, stream   ARGV partition, time, '' or where to look on, most steps
-# Answers a position and whether it is the one: the first message published at that time or later
-FIND_TIME = (
-    _STATE
-    + """
-local state = state_of(KEYS[1], ARGV[1])
-local wanted = tonumber(ARGV[2])
-if state.next <= state.first or not state.latest or state.latest < wanted then
-    return {text(state.next), 1}
-end
--- The time of the first message from there on, the latest up to it, and its position.
-local function times(position)
-    local there, _, fields = next_message(KEYS[2], position)
-    if not there then return nil end
-    local own, latest = tonumber(fields[2]), nil
-    for i = 5, #fields, 2 do
-        if fields[i] == 'm' then latest = tonumber(fields[i + 1]) end
-    end
-    return own, latest or own, there
-end
-local at = tonumber(ARGV[3])
-if not at or at < state.first then
-    -- The latest time never falls, so below this position everything is older.
-    local low, high = state.first, state.next
-    while low < high do
-        local middle = math.floor((low + high) / 2)
-        local _, latest = times(middle)
-        if latest and latest < wanted then low = middle + 1 else high = middle end
-    end
-    at = low
-end
-for _ = 1, tonumber(ARGV[4]) do
-    if at >= state.next then return {text(state.next), 1} end
-    local own, _, there = times(at)
-    if not there then return {text(state.next), 1} end
-    if own >= wanted then return {text(there), 1} end
-    at = there + 1
-end
-return {text(at), 0}
 """
 )

@@ -1,4 +1,4 @@
-"""What the service does for a log in Redis: make, resize, discard, trim, find a time, drop."""
+"""The service's work on a log in Redis: make, resize, discard, trim, find a time, drop."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ import uuid
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from counterpoise.logs import redis_scripts as scripts
-from counterpoise.logs.address import parse_log
-from counterpoise.logs.errors import LogError, LogNotFound, LogOwned
-from counterpoise.logs.numbered import NumberedLog
-from counterpoise.logs.port import LogOwner
-from counterpoise.logs.redis_connection import RedisConnection, Script
+from broker.logs import redis_upkeep_scripts as scripts
+from broker.logs.managed import LogOwned
+from broker.logs.ports import LogOwner
+from counterpoise.logs.errors import LogError
+from counterpoise.logs.redis.connection import Script
+from counterpoise.logs.redis.log import RedisLog
 
 logger = logging.getLogger("counterpoise.logs")
 
@@ -33,24 +33,8 @@ def _id_of(owner: LogOwner | None) -> str:
     return "" if owner is None else owner.queue_id
 
 
-class RedisUpkeep(NumberedLog):
-    """The log's keys and connection, and the calls of `ManagedLog`."""
-
-    kind = "a log in Redis"
-    too_large = 2**53  # the scripts count exactly up to there
-
-    def __init__(self, log: str, access: str | None = None, *, timeout_seconds: float = 30.0):
-        """`log` is the queue's, `access` a URL with credentials. Raises LogError for bad ones."""
-        address = parse_log(log)
-        self.name = address.name
-        self._log = log
-        self._redis = RedisConnection(address, access, timeout_seconds)
-        self._prefix = f"counterpoise:{{{address.name}}}:".encode()
-        self._meta = self._prefix + b"meta"
-        self._partitions = self._prefix + b"partitions"
-
-    def __repr__(self) -> str:
-        return f"RedisLog({self._log!r})"
+class RedisUpkeep(RedisLog):
+    """See `ManagedLog`."""
 
     def ensure(
         self, partition_count: int, owner: LogOwner, begins: Mapping[int, str] | None = None
@@ -81,8 +65,8 @@ class RedisUpkeep(NumberedLog):
             )
         if behind:
             logger.error(
-                "counterpoise: %s has lost messages of %d partitions; they go on behind what their "
-                "readers had processed, and reading what is gone fails",
+                "counterpoise: %s has lost messages of %d partitions; they continue after the "
+                "positions that readers had reached, and reading lost messages fails",
                 self._log,
                 behind,
             )
@@ -125,23 +109,6 @@ class RedisUpkeep(NumberedLog):
             while self._redis.script(_TRIM, keys, *step, retry=True):
                 pass
 
-    def _stream(self, partition: int) -> bytes:
-        return self._prefix + b"stream:%d" % partition
-
-    def _publisher(self, publisher: str) -> bytes:
-        return self._prefix + b"publisher:" + publisher.encode()
-
-    def _not_found(self) -> LogNotFound:
-        return LogNotFound(
-            f"there is no log {self._log}: its queue is gone, or the Redis has lost its data, and "
-            "then the service makes the log anew within a minute"
-        )
-
-    def _there(self, answer: Any) -> Any:
-        if answer[0] == b"missing":
-            raise self._not_found()
-        return answer
-
     def _find(self, partition: int, time: int) -> str:
         keys = [self._partitions, self._stream(partition)]
         position, found = self._redis.script(
@@ -154,13 +121,13 @@ class RedisUpkeep(NumberedLog):
         return str(position.decode())
 
     def _refuse_forgetful(self) -> None:
-        """Raises LogError for a server that would lose messages silently; warns of what may."""
+        """Raises LogError for a server that would lose messages silently; warns if it may."""
         try:
             info: Any = self._redis.call(lambda client: client.info("default"), retry=True)
         except LogError as error:
             if "INFO" not in str(error) and "NOPERM" not in str(error):
                 raise
-            logger.warning("counterpoise: cannot see how %s is configured: %s", self._log, error)
+            logger.warning("counterpoise: cannot read the settings of %s: %s", self._log, error)
             return
         version = str(info.get("redis_version", "0"))
         if tuple(int(part) for part in version.split(".")[:2]) < _LEAST_VERSION:

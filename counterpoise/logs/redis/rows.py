@@ -1,4 +1,4 @@
-"""Messages as a stream in Redis holds them, and as Arrow record batches."""
+"""Messages in the form of a Redis stream, and as Arrow record batches."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from counterpoise.logs.port import MESSAGE_SCHEMA
 
-# An id, and fields and values in turn: t, v, then what else there is (see `redis_scripts`).
+# An id, and fields and values in turn: t, v, then the optional ones (see `scripts`).
 Entry = tuple[bytes, list[bytes]]
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -30,7 +30,7 @@ def position_of(entry: Entry) -> int:
 
 
 def contiguous_from(position: int, entries: list[Entry]) -> list[Entry]:
-    """The entries that follow each other without a gap, if the first is at `position`."""
+    """The entries up to the first gap, if the first entry is at `position`."""
     if not entries or position_of(entries[0]) != position:
         return []
     if position_of(entries[-1]) - position + 1 == len(entries):
@@ -40,7 +40,7 @@ def contiguous_from(position: int, entries: list[Entry]) -> list[Entry]:
 
 
 def record_batch(partition: int, position: int, entries: list[Entry]) -> pa.RecordBatch:
-    """Entries that follow each other from `position`, as a batch of MESSAGE_SCHEMA."""
+    """Consecutive entries from `position`, as a batch of MESSAGE_SCHEMA."""
     count = len(entries)
     keys: list[str | None] = [None] * count
     headers: list[list[tuple[str, str]] | None] = [None] * count

@@ -1,14 +1,14 @@
-"""How fast the flights are published, and how fast the applications may process them.
+"""The rates of publishing flights and of processing them.
 
-Both follow from one wish: whatever happens to an application, flights must be waiting in the
-partitions concerned, and there must be flights left when the last act comes. So
+Both serve one goal: whatever happens to an application, flights must wait in its partitions, and
+flights must be left for the last act. So
 
 - the publisher runs ahead of the applications by at least `lead` flights in every partition,
-- each application processes `pace` flights a second until the last act, with which two of them
-  would take much longer for everything than the scenario does; and fewer when much of the data set
-  has gone already, as on a machine that is busy.
+- each application processes `rate` flights a second until the last act. At this rate two
+  applications would need much longer for all flights than the scenario takes. The rate falls when
+  much of the data set is processed already, as on a busy machine.
 
-All numbers are in proportion to the number of flights, so that a short demo has the same shape.
+All numbers are proportional to the number of flights, so that a short demo has the same shape.
 """
 
 import threading
@@ -19,13 +19,13 @@ from pathlib import Path
 from counterpoise.demo.flights import Flight
 from counterpoise.publisher import Publisher
 
-# What two applications at full pace would take for all flights.
-PACED_SECONDS = 75.0
+# The time of two applications at full rate for all flights.
+THROTTLED_SECONDS = 75.0
 APPLICATIONS = 2
-# How long a micro-batch takes at full pace: the rhythm of the demo.
+# How long a micro-batch takes at full rate: the rhythm of the demo.
 BATCH_SECONDS = 0.8
 LEAD_SECONDS = 4.0
-# From this part of the flights on, the applications slow down.
+# After this fraction of the flights, the applications slow down.
 SLOW_FROM = 0.45
 LAST_ACT = 0.75
 SLOWEST = 0.05
@@ -36,50 +36,50 @@ CHECK_SECONDS = 0.05
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The numbers for a demo of so many flights over so many partitions."""
+    """The rates and limits for a demo with this many flights and partitions."""
 
     flights: int
     partitions: int
 
     @property
-    def pace(self) -> float:
+    def rate(self) -> float:
         """Flights a second of one application, before the last act."""
-        return self.flights / PACED_SECONDS / APPLICATIONS
+        return self.flights / THROTTLED_SECONDS / APPLICATIONS
 
     @property
     def batch_messages(self) -> int:
-        """The most that a micro-batch may hold: at least one message of each partition."""
-        return max(self.partitions, round(self.pace * BATCH_SECONDS))
+        """The most messages of a micro-batch: at least one of each partition."""
+        return max(self.partitions, round(self.rate * BATCH_SECONDS))
 
     @property
     def lead(self) -> int:
         """Flights that are to wait in each partition."""
-        return max(5, round(self.pace * APPLICATIONS * LEAD_SECONDS / self.partitions))
+        return max(5, round(self.rate * APPLICATIONS * LEAD_SECONDS / self.partitions))
 
-    def pace_after(self, processed: int) -> float:
-        """The pace when so many flights have been processed."""
+    def rate_after(self, processed: int) -> float:
+        """The rate after this many processed flights."""
         left = (LAST_ACT - processed / self.flights) / (LAST_ACT - SLOW_FROM)
-        return self.pace * min(1.0, max(SLOWEST, left))
+        return self.rate * min(1.0, max(SLOWEST, left))
 
 
-class Pace:
-    """The pace as the applications read it: a file."""
+class Rate:
+    """The file from which the applications read their rate."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.set(0.0)
 
     def set(self, flights_per_second: float) -> None:
-        """0 is as fast as can be. Whoever reads sees the old number or the new one."""
+        """0 is as fast as possible. A reader sees either the old number or the new one."""
         temporary = self.path.with_suffix(".new")
         temporary.write_text(f"{flights_per_second:.3f}")
         temporary.replace(self.path)
 
 
-class PacedPublisher:
+class ThrottledPublisher:
     """Publishes the flights in their order, in a thread, `lead` ahead in every partition.
 
-    `backlog` says how many flights wait in each partition. `release` lifts the pace.
+    `backlog` returns the number of waiting flights of each partition. `release` lifts the limit.
     """
 
     def __init__(
@@ -103,7 +103,7 @@ class PacedPublisher:
         self._thread.start()
 
     def release(self) -> None:
-        """Publish all that is left without waiting for anybody."""
+        """Publish the rest without waiting."""
         self._released.set()
 
     @property
@@ -111,7 +111,7 @@ class PacedPublisher:
         return self.published == len(self._flights)
 
     def stop(self) -> None:
-        """End, whether everything is published or not."""
+        """End, even if not everything is published."""
         self._stopping.set()
         if self._thread.ident is not None:
             self._thread.join()
@@ -128,7 +128,7 @@ class PacedPublisher:
             self.error = error
 
     def _missing(self) -> int:
-        """How many flights to publish so that the emptiest partition has its lead, at a guess."""
+        """Estimate how many flights to publish so that every partition has its lead."""
         backlog = self._backlog()
         short = self._lead - min(backlog.values())
         return max(0, min(CHUNK_MESSAGES, short * len(backlog)))

@@ -1,0 +1,172 @@
+"""The rooms of the code: folders without import circles, and none too large to be seen at once.
+
+A folder's modules are one room. Its front door (`__init__` and `__main__`) is a room of its own,
+because it may name what the folders below it offer. Every form of import counts: also one inside a
+function, or only for type checkers.
+"""
+
+import ast
+import re
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import pytest
+
+from tests.architecture.test_imports import ROOT
+
+PACKAGES = ("api", "broker", "counterpoise")
+MOST_LINES = 400
+MOST_MODULES = 14
+DOORS = frozenset({"__init__.py", "__main__.py"})
+
+# What still breaks a rule. A limit may only fall, and what keeps the rule has to leave its list.
+CIRCLES = [("broker", "broker/calls")]  # the mailbox of a queue is not a room of its own yet
+LONG_MODULES = {
+    "broker/store/memory_database.py": 414,
+}
+LARGE_FOLDERS = {
+    "broker/core": 16,
+    "counterpoise/demo": 16,
+}
+
+
+def modules_of(root: Path) -> dict[str, Path]:
+    """Every module of the packages by its dotted name; a package by the name of its folder."""
+    found = {}
+    for package in PACKAGES:
+        for path in sorted((root / package).rglob("*.py")):
+            parts = path.relative_to(root).with_suffix("").parts
+            found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+    return found
+
+
+def imported(source: str, modules: Mapping[str, Path]) -> Iterator[str]:
+    """The modules of ours that a module imports; ruff sees to it that no import is relative."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            assert not node.level
+            names = [
+                name if (name := f"{node.module}.{alias.name}") in modules else str(node.module)
+                for alias in node.names
+            ]
+        else:
+            continue
+        yield from (name for name in names if name in modules)
+
+
+def room_of(path: Path, root: Path) -> str:
+    """The folder, or its front door."""
+    folder = path.parent.relative_to(root).as_posix()
+    return f"{folder}/ (its front door)" if path.name in DOORS else folder
+
+
+def circles(root: Path) -> dict[tuple[str, ...], list[str]]:
+    """The rooms that import each other in a circle, and the imports between them."""
+    modules = modules_of(root)
+    imports: defaultdict[str, defaultdict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
+    for name, path in modules.items():
+        for other in imported(path.read_text("utf-8"), modules):
+            here, there = room_of(path, root), room_of(modules[other], root)
+            if here != there:
+                imports[here][there].append(f"{name} imports {other}")
+    reached = {room: _reached(room, imports) for room in list(imports)}
+    found = {
+        tuple(sorted(other for other in reached[room] if room in reached.get(other, ())))
+        for room in reached
+        if room in reached[room]
+    }
+    return {
+        circle: [one for a in circle for b in circle for one in imports[a].get(b, ())]
+        for circle in sorted(found)
+    }
+
+
+def _reached(room: str, imports: Mapping[str, Mapping[str, object]]) -> set[str]:
+    seen: set[str] = set()
+    waiting = [room]
+    while waiting:
+        for other in imports.get(waiting.pop(), ()):
+            if other not in seen:
+                seen.add(other)
+                waiting.append(other)
+    return seen
+
+
+def lines(root: Path) -> dict[str, int]:
+    """How long each module is."""
+    return {
+        path.relative_to(root).as_posix(): len(path.read_text("utf-8").splitlines())
+        for path in modules_of(root).values()
+    }
+
+
+def sizes(root: Path) -> dict[str, int]:
+    """How many modules each folder has, its `__init__` not counted."""
+    counted: defaultdict[str, int] = defaultdict(int)
+    for path in modules_of(root).values():
+        counted[path.parent.relative_to(root).as_posix()] += path.name != "__init__.py"
+    return dict(counted)
+
+
+def test_no_rooms_import_each_other_in_a_circle() -> None:
+    found = circles(ROOT)
+    assert not {circle: why for circle, why in found.items() if circle not in CIRCLES}
+    assert not [circle for circle in CIRCLES if circle not in found], "no longer a circle"
+
+
+def test_no_module_is_too_long() -> None:
+    found = lines(ROOT)
+    assert not {n: at for n, at in found.items() if at > LONG_MODULES.get(n, MOST_LINES)}
+    assert not [n for n in LONG_MODULES if found.get(n, 0) <= MOST_LINES], "no longer too long"
+
+
+def test_no_folder_is_too_large() -> None:
+    found = sizes(ROOT)
+    assert not {n: at for n, at in found.items() if at > LARGE_FOLDERS.get(n, MOST_MODULES)}
+    assert not [n for n in LARGE_FOLDERS if found.get(n, 0) <= MOST_MODULES], "no longer too large"
+
+
+# ------------------------------------------------------------------ the rule itself
+
+
+def house(root: Path, **files: str) -> Path:
+    """Modules with these texts; `a__b` is a/b.py."""
+    for name, text in files.items():
+        path = root / "counterpoise" / f"{re.sub(r'(?<=[a-z])__(?=[a-z])', '/', name)}.py"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, "utf-8")
+    return root
+
+
+@pytest.mark.parametrize(
+    "back",
+    [
+        "from counterpoise.a.one import x",
+        "import counterpoise.a.one",
+        "from counterpoise.a import one",
+        "def late():\n    from counterpoise.a.one import x",
+        "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import counterpoise.a.one",
+    ],
+)
+def test_a_circle_is_found_however_it_is_imported(tmp_path: Path, back: str) -> None:
+    root = house(tmp_path, a__one="import counterpoise.b.two", b__two="", b__three=back)
+    ((circle, why),) = circles(root).items()
+    assert circle == ("counterpoise/a", "counterpoise/b")
+    assert "counterpoise.b.three imports counterpoise.a.one" in why
+
+
+def test_a_front_door_may_name_what_is_behind_it_but_none_behind_it_uses_the_door(
+    tmp_path: Path,
+) -> None:
+    root = house(
+        tmp_path,
+        __init__="from counterpoise.a.one import x",
+        a__one="from counterpoise.low import y",
+        low="",
+    )
+    assert not circles(root)
+    house(tmp_path, low="from counterpoise import x")
+    assert len(circles(root)) == 1
