@@ -48,9 +48,6 @@ _log = structlog.get_logger()
 
 T = TypeVar("T")
 MOST_AT_ONCE = 1000
-# A turn decides no longer than this, and never holds up other queues for much longer than a step.
-TURN_SECONDS = 0.25
-STEP_SECONDS = 0.02
 # How long a commit that begins handoffs may take: at first, and each time that it took longer.
 LATE_SECONDS = (1.0, 2.0, 4.0, 8.0)
 UNAVAILABLE = "The service cannot reach its database right now; try again."
@@ -285,7 +282,7 @@ class Coordinator:
                 await self._move_deadlines(turn)
                 if looked:
                     await self._do_what_is_due(turn, spared)
-                answers = await _answers(turn, asks, behind)
+                answers = await turn.answers(asks, behind)
                 if turn.commit.entries:
                     commit = turn.finish(within)
                     await self._store.commit(commit)
@@ -376,25 +373,6 @@ class Coordinator:
         if self._next_lease is not None:
             ends.append(self._next_lease)
         self._next_lease = min(ends, default=None)
-
-
-async def _answers(turn: Turn, asks: Sequence[Ask], behind: frozenset[Late]) -> list[Any]:
-    """The answers to as many as there is time for, at least one; others get on meanwhile."""
-    clock = asyncio.get_running_loop().time
-    answers: list[Any] = []
-    began = stepped = clock()
-    for ask in asks:
-        try:
-            answers.append(turn.answer(ask, behind))
-        except BrokerError as error:
-            answers.append(error)
-        now = clock()
-        if now - began > TURN_SECONDS:
-            break
-        if now - stepped > STEP_SECONDS:
-            await asyncio.sleep(0)
-            stepped = clock()
-    return answers
 
 
 def _outage_seen(entry: Entry) -> int:

@@ -60,7 +60,7 @@ class TestCommit:
     async def test_what_a_turn_has_no_time_for_waits_for_the_next(
         self, fault: Fault | None, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr("broker.coordinator.TURN_SECONDS", -1)
+        monkeypatch.setattr("broker.turns.TURN_SECONDS", -1)
         world = World()
         one = await world.replica()
         await one.create_queue(spec(rebalance_delay=1.0))
