@@ -88,6 +88,7 @@ class Coordinator:
         self._renewing = renewing
         self._alarm: float | None = None
         self._wake_at: float | None = None
+        self._rest = False
         self._queue: Queue | None = None
         self._asks: list[Ask] = []
         self._looks: list[Look] = []
@@ -169,12 +170,12 @@ class Coordinator:
             self._task = asyncio.create_task(self._work())
 
     async def _work(self) -> None:
-        while self._asks or self._looks or self._advance or self._behind:
+        while self._asks or self._looks or self._advance or self._behind or self._rest:
             asks, self._asks = self._asks[:MOST_AT_ONCE], self._asks[MOST_AT_ONCE:]
             looks, self._looks = self._looks, []
             try:
                 queue = await self._current()
-                if asks or self._advance:
+                if asks or self._advance or self._rest:
                     await self._turn(queue, asks)
                 for look, future in looks:
                     _show(queue, look, future)
@@ -191,7 +192,7 @@ class Coordinator:
         What is due is left to the sweep: trying again at once would meet the same.
         """
         told = error
-        self._advance, self._behind = False, True
+        self._advance, self._rest, self._behind = False, False, True
         if isinstance(error, StoreUnavailable):
             told = Unavailable(UNAVAILABLE)
         elif isinstance(error, QueueGone):
@@ -219,7 +220,7 @@ class Coordinator:
             await self._keep_time(queue.outage_seen)
             self._queue, self.name = queue, queue.name
             # Not known yet; to advance it is the first thing that is done with it.
-            self._wake_at = None
+            self._wake_at, self._rest = None, False
             self._advance = True
             self._on_change(self, None, False)
         return queue
@@ -236,6 +237,8 @@ class Coordinator:
         await self._keep_time(max(map(_outage_seen, entries), default=0))
         if entries:
             followed = follow(queue, entries)
+            # Who has decided last goes on.
+            self._rest = False
             self._settled(queue, followed.notices, followed.wake_at, ours=False)
         return bool(entries)
 
@@ -253,6 +256,9 @@ class Coordinator:
         """What was decided is committed: it stays, and is obeyed."""
         queue.journal.forget()
         self._wake_at = wake_at
+        if wake_at is not None and wake_at <= self._clock.now():
+            # The replica that decided it goes on by itself; the sweep finds what a dead one left.
+            wake_at = None
         times = [time for time in (wake_at, self._next_lease) if time is not None]
         self._set_alarm(min(times, default=None))
         self._on_change(self, notices, ours)
@@ -282,6 +288,8 @@ class Coordinator:
                 await self._move_deadlines(turn)
                 if looked:
                     await self._do_what_is_due(turn, spared)
+                elif self._rest:
+                    turn.decide(c.Resume())
                 answers = await turn.answers(asks, behind)
                 if turn.commit.entries:
                     commit = turn.finish(within)
@@ -318,6 +326,8 @@ class Coordinator:
                 self._uncommitted = False
         self._note_leases(turn)
         self._settled(queue, turn.notices, turn.wake_at, ours=bool(turn.commit.entries))
+        # If a decision was cut off, the next turn goes on, and takes in what is asked meanwhile.
+        self._rest = turn.rest and (self._rest or bool(turn.commit.entries))
         self._asks[:0], asks[len(answers) :] = asks[len(answers) :], []
         for ask, answer in zip(asks, answers, strict=True):
             if ask.answer.done():
@@ -328,7 +338,10 @@ class Coordinator:
                 ask.answer.set_result(answer)
 
     def _is_due(self) -> bool:
-        return self._wake_at is not None and self._wake_at <= self._clock.now()
+        """Whether time has come for something else than the rest of a decision."""
+        if self._wake_at is None or self._rest:
+            return False
+        return self._wake_at <= self._clock.now()
 
     async def _move_deadlines(self, turn: Turn) -> None:
         """Before anything else, the deadlines get back all the time in which nobody served, and
@@ -354,6 +367,9 @@ class Coordinator:
         expiry = await self._store.expiries(self.queue_id)
         self._next_lease = expiry.next_at
         for flow_id in expiry.expired:
+            if turn.full:
+                self._advance = True
+                return
             if flow_id in queue.flows and flow_id not in spared and flow_id not in self._renewing:
                 turn.expire(flow_id)
         turn.decide(c.Advance())

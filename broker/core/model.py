@@ -88,7 +88,8 @@ class Partition:
 class Flow:
     """One consumer's binding.
 
-    `owned` and `incoming` hold partition numbers; `incoming` are on their way to it.
+    `owned` and `incoming` hold partition numbers; `incoming` are on their way to it. `offers` is a
+    heap of what it can give, as negative numbers (`Queue.highest_giveable`).
     """
 
     __slots__ = (
@@ -103,6 +104,7 @@ class Flow:
         "instance_id",
         "lease_seconds",
         "load",
+        "offers",
         "outgoing",
         "owned",
         "seat",
@@ -136,6 +138,7 @@ class Flow:
         self.view_revision = 0
         self.owned: set[int] = set()
         self.incoming: set[int] = set()
+        self.offers: list[int] = []
         self.load = 0
         self.outgoing = 0
 

@@ -32,6 +32,8 @@ from broker.core.transitions import (
 class Queue:
     """One queue, as far as the rebalancer is concerned. Only `replay` changes it.
 
+    `unfinished_at`: when the last decision was cut off for its size; the rest is due since then.
+
     Beside the partitions stand the few of which something is to be done: `unassigned` (since when,
     None: never owned), `handoffs`, and of those the `warming` ones and the `stranded` ones
     (revoking, without a successor). `warmed` names who said ready in the latest handoff, and for
@@ -53,6 +55,7 @@ class Queue:
         self.rebalance: Rebalance | None = None
         self.last_rebalance: Rebalance | None = None
         self.growing = False
+        self.unfinished_at: float | None = None
         self.outage_seen = 0
         self.next_seat = 0
         self.flows: dict[str, Flow] = {}
@@ -70,6 +73,7 @@ class Queue:
         self.touched: set[str] = set()
         self.journal = Journal()
         self._deadlines: list[tuple[float, int]] = []
+        self._lowest: list[int] = []
 
     # What it looks like
 
@@ -135,8 +139,10 @@ class Queue:
         return max(numbers) - min(numbers) if numbers else 0
 
     def next_deadline(self) -> float | None:
-        """When something is due: the end of the holddown, of a warm-up or of a handoff."""
-        deadlines = [] if self.holddown_until is None else [self.holddown_until]
+        """When something is due: the rest of a decision, or the end of the holddown, of a warm-up
+        or of a handoff.
+        """
+        deadlines = [time for time in (self.unfinished_at, self.holddown_until) if time is not None]
         heap = self._deadlines
         while heap and not self._current(*heap[0]):
             heappop(heap)
@@ -153,11 +159,13 @@ class Queue:
         """Whether the end of the flow's drain would end a warm-up."""
         return bool(flow.outgoing) and not flow.owned.isdisjoint(self.warming)
 
-    def due(self, now: float) -> list[Handoff]:
-        """Handoffs whose deadline has come, the earliest first, then by partition."""
+    def due(self, now: float, most: int) -> list[Handoff]:
+        """Handoffs whose deadline has come, so many at the most, the earliest first, then by
+        partition.
+        """
         heap = self._deadlines
         found: dict[int, Handoff] = {}
-        while heap and heap[0][0] <= now:
+        while heap and heap[0][0] <= now and len(found) < most:
             entry = heappop(heap)
             if self._current(*entry):
                 found[entry[1]] = self.handoffs[entry[1]]
@@ -168,6 +176,36 @@ class Queue:
     def _current(self, deadline: float, number: int) -> bool:
         handoff = self.handoffs.get(number)
         return handoff is not None and handoff.deadline == deadline
+
+    def lowest_unassigned(self) -> Iterator[int]:
+        """The unassigned partitions, lowest number first. The caller grants each before it asks for
+        the next.
+        """
+        heap = self._lowest
+        while heap:
+            if heap[0] in self.unassigned:
+                yield heap[0]
+            else:
+                heappop(heap)
+
+    def highest_giveable(self, flow: Flow) -> int | None:
+        """The highest partition of the flow that is not on its way; a retiring one only if the flow
+        is draining. None if there is none.
+        """
+        heap = flow.offers
+        while heap:
+            number = -heap[0]
+            if self._giveable(flow, number):
+                return number
+            heappop(heap)
+        return None
+
+    def _giveable(self, flow: Flow, number: int) -> bool:
+        return (
+            number in flow.owned
+            and number not in self.handoffs
+            and (flow.draining or number not in self.retiring)
+        )
 
     # How it changes
 
@@ -204,6 +242,8 @@ class Queue:
         assert (handoff is not None) is (state in (State.WARMING, State.REVOKING))
         self._uncount(partition)
         before = partition.owner
+        if partition.state is State.OWNED and before is not None:
+            journal.did(heappush, before.offers, -number)
         journal.change(partition, {"state": state, "owner": owner, **marks})
         if owner is not before:
             if before is not None:
@@ -221,8 +261,12 @@ class Queue:
                 self.schedule(handoff)
         if state is State.UNASSIGNED:
             journal.put(self.unassigned, number, at)
-        else:
+            self._enlist(number)
+        elif number in self.unassigned:
             journal.drop(self.unassigned, number)
+            journal.did(heappush, self._lowest, number)
+        if state is State.OWNED and owner is not None:
+            self._offer(owner, number)
         self._count(partition)
         if before is not None and before.draining:
             self._rank(before)
@@ -258,6 +302,9 @@ class Queue:
         self.journal.set(partition, "retiring", retiring)
         (self.journal.add if retiring else self.journal.discard)(self.retiring, partition.number)
         self._count(partition)
+        if partition.owner is not None:
+            self._offer(partition.owner, partition.number)
+            self.journal.did(heappush, partition.owner.offers, -partition.number)
 
     def enter(self, flow: Flow) -> None:
         """Adds a flow. If its seat is taken it replaces who sits there, whom the rankings forget at
@@ -290,6 +337,33 @@ class Queue:
         self.journal.set(flow, "draining", True)
         self.journal.set(flow, "drain_deadline", deadline)
         self._rank(flow)
+        for number in flow.owned & self.retiring:
+            self._offer(flow, number)
+
+    def add(self, partition: Partition) -> None:
+        """Adds a partition that never was."""
+        self.partitions.append(partition)
+        self.journal.did(self.partitions.pop)
+        self.journal.note(partition)
+        self.journal.put(self.unassigned, partition.number, None)
+        self._enlist(partition.number)
+
+    def restore_unassigned(self, number: int, since: float | None) -> None:
+        """The partition has had no owner since then (None: it never had one)."""
+        self.unassigned[number] = since
+        self._enlist(number)
+
+    def _enlist(self, number: int) -> None:
+        heappush(self._lowest, number)
+        if len(self._lowest) > 2 * len(self.unassigned) + 64:
+            self._lowest[:] = sorted(self.unassigned)
+
+    def _offer(self, flow: Flow, number: int) -> None:
+        heap = flow.offers
+        heappush(heap, -number)
+        if len(heap) > 2 * len(flow.owned) + 64:
+            # What is in it twice, or no offer any more, goes.
+            heap[:] = sorted(-number for number in flow.owned if self._giveable(flow, number))
 
     def _counts_for(self, partition: Partition) -> Flow | None:
         if partition.retiring:

@@ -32,7 +32,7 @@ class Config:
     `latency`: of each message between two processes, (least, most, how often there is any).
     `drift`: by how much clocks may run too fast or too slow. `work`: how long a consumer takes for
     a few messages, (least, most). `sticky`: a client stays with a replica until it fails; else each
-    call may meet another.
+    call may meet another. `slice`: how many partitions a decision changes at the most.
     """
 
     replicas: int = 2
@@ -41,6 +41,7 @@ class Config:
     drift: float = 0.001
     work: tuple[float, float] = (0.02, 0.3)
     sticky: bool = True
+    slice: int = 500
 
 
 @dataclass(frozen=True)
@@ -63,6 +64,7 @@ LATENCIES = (
     (0.001, 0.08, 0.6),
     (0.02, 0.12, 1.0),
 )
+SLICES = (500, 2, 3, 5)
 LEASES = (2.0, 3.0, 4.0, 6.0)
 # By less than an outage, which nobody notices, or by far more.
 CLOCK_STEPS = (-3600.0, -3600.0, -60.0, -1.5, 1.5, 60.0, 3600.0)
@@ -103,6 +105,7 @@ def draw(seed: int) -> Plan:
         latency,
         drift=rng.choice((0.0, 0.001)),
         sticky=rng.random() < 0.5,
+        slice=SLICES[seed % len(SLICES)],
     )
     kinds = [kind for kinds in ACTIONS.values() if rng.random() < 0.6 for kind in kinds]
     kinds += [kind for kinds in FAULTS.values() if rng.random() < 0.5 for kind in kinds]

@@ -18,6 +18,7 @@ import broker.coordinator
 import broker.core.queue
 import broker.core.replay
 import broker.replica
+import broker.turns
 from broker.calls import views
 from broker.core.transitions import PARTITION_TRANSITIONS, QUEUE_TRANSITIONS
 from tests.judge.violation import Violation
@@ -354,6 +355,7 @@ def run(plan: Plan, *, recording: bool = False) -> Outcome:
         (broker.calls.queues, "uuid4", lambda: _Id(world.new_id("q"))),
         (broker.calls.flows, "secrets", SimpleNamespace(token_urlsafe=lambda n: world.new_id("s"))),
         (broker.coordinator, "_log", quiet),
+        (broker.turns, "SLICE", plan.config.slice),
         (broker.calls.logs, "_log", quiet),
         (broker.replica, "_log", quiet),
         (broker.core.queue, "PARTITION_TRANSITIONS", tables[0]),
