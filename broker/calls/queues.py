@@ -22,8 +22,8 @@ from broker.core.replay import replay_all
 from broker.core.transitions import State
 from broker.logs.names import check_log, decides_count, has_owner
 from broker.logs.ports import LogOwner, Logs
+from broker.mailbox.turns import Ask
 from broker.store.ports import Commit, FlowsBound, NameTaken, QueueGone, StoreUnavailable
-from broker.turns import Ask
 
 _WRITABLE = frozenset(field.name for field in fields(Settings)) - {"partitioning"}
 

@@ -21,8 +21,6 @@ import broker.core.rebalancer
 import broker.core.working
 from broker.calls.flows import FlowCalls
 from broker.calls.updates import UpdateCalls
-from broker.clock import StoreClock
-from broker.coordinator import Coordinator
 from broker.core import commands as c
 from broker.core import records as r
 from broker.core.assignment import Giving
@@ -37,12 +35,14 @@ from broker.core.transitions import (
     State,
     Status,
 )
-from broker.replica import Replica
-from broker.store.memory_database import MemoryDatabase
+from broker.mailbox.clock import StoreClock
+from broker.mailbox.coordinator import Coordinator
+from broker.mailbox.replica import Replica
+from broker.mailbox.turns import Turn
 from broker.store.ports import Conflict, Expiry, Outage, Pulse
-from broker.turns import Turn
 from counterpoise.flow.core import FlowCore
 from tests.simulation.world import replaced
+from tests.twin.database import MemoryDatabase
 
 Changes = list[tuple[Any, str, Any]]
 

@@ -14,10 +14,10 @@ from typing import Any
 import broker.calls.flows
 import broker.calls.logs
 import broker.calls.queues
-import broker.coordinator
 import broker.core.queue
 import broker.core.replay
-import broker.replica
+import broker.mailbox.coordinator
+import broker.mailbox.replica
 from broker.calls import views
 from broker.core.transitions import PARTITION_TRANSITIONS, QUEUE_TRANSITIONS
 from tests.judge.violation import Violation
@@ -353,9 +353,9 @@ def run(plan: Plan, *, recording: bool = False) -> Outcome:
         (broker.calls.flows, "uuid4", lambda: _Id(world.new_id("f"))),
         (broker.calls.queues, "uuid4", lambda: _Id(world.new_id("q"))),
         (broker.calls.flows, "secrets", SimpleNamespace(token_urlsafe=lambda n: world.new_id("s"))),
-        (broker.coordinator, "_log", quiet),
+        (broker.mailbox.coordinator, "_log", quiet),
         (broker.calls.logs, "_log", quiet),
-        (broker.replica, "_log", quiet),
+        (broker.mailbox.replica, "_log", quiet),
         (broker.core.queue, "PARTITION_TRANSITIONS", tables[0]),
         (broker.core.replay, "QUEUE_TRANSITIONS", tables[1]),
     ):

@@ -22,9 +22,9 @@ from broker.core.queue import Queue
 from broker.core.rebalancer import decide, follow
 from broker.core.records import Entry
 from broker.core.replay import replay_all
-from broker.store.memory import MemoryDatabase, MemoryStore
 from broker.store.ports import Commit, PositionCommit, Store
 from broker.store.postgres import PostgresStore
+from tests.twin.store import MemoryDatabase, MemoryStore
 
 _numbers = count(1)
 

@@ -27,7 +27,7 @@ EARLIEST = "0"
 # A store that is slow writes so many partitions.
 ROWS_PER_SECOND = 10_000
 # A decision cannot be farther ahead of the store's clock, unless that has gone back since: whoever
-# looked at it less than `broker.clock.FRESH_SECONDS` ago is ahead by less.
+# looked at it less than `broker.mailbox.clock.FRESH_SECONDS` ago is ahead by less.
 EARLY_SECONDS = 3.0
 
 
