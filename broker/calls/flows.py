@@ -13,12 +13,10 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from uuid import uuid4
 
-from broker.batches import Batcher
 from broker.calls import views
 from broker.calls.access import QueueAccess
 from broker.calls.flow_rows import FlowRows, Held
 from broker.calls.updates import UpdateCalls
-from broker.coordinator import Coordinator
 from broker.core import commands as c
 from broker.core.errors import (
     FlowGone,
@@ -28,8 +26,10 @@ from broker.core.errors import (
     Unauthorized,
 )
 from broker.logs.ports import Logs
+from broker.mailbox.batches import Batcher
+from broker.mailbox.coordinator import Coordinator
+from broker.mailbox.turns import Ask
 from broker.store.ports import PositionCommit
-from broker.turns import Ask
 
 
 class FlowCalls:
@@ -154,7 +154,8 @@ class FlowCalls:
         """Commits positions and releases partitions, atomically. Raises FlowGone, FlowNotFound."""
         _refuse_repetitions([item.partition for item in items])
         command = c.Release(
-            flow_id, tuple(c.Let(item.partition, item.epoch, item.finished) for item in items)
+            flow_id,
+            tuple(c.ReleaseItem(item.partition, item.epoch, item.finished) for item in items),
         )
         positions = {item.partition: item.position for item in items}
         return await self._work(
@@ -166,7 +167,7 @@ class FlowCalls:
     ) -> views.ResultsView:
         """Reports finished warm-ups. Raises FlowGone, FlowNotFound."""
         _refuse_repetitions([item.partition for item in items])
-        command = c.Ready(flow_id, tuple(c.Warm(item.partition, item.epoch) for item in items))
+        command = c.Ready(flow_id, tuple(c.ReadyItem(item.partition, item.epoch) for item in items))
         return await self._work(name, flow_id, lambda: Ask(command, renews=flow_id))
 
     async def drain(

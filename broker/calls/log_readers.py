@@ -13,7 +13,7 @@ from broker.core.errors import Invalid, QueueNotFound
 from broker.core.queue import Queue
 from broker.logs.names import builtin_name, canonical, decides_count, has_owner
 from broker.logs.ports import LogOwner
-from broker.turns import Ask
+from broker.mailbox.turns import Ask
 
 AT_ONCE = 500
 

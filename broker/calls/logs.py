@@ -17,7 +17,7 @@ from broker.core.errors import Invalid
 from broker.core.queue import Queue
 from broker.logs.names import builtin_name, canonical, decides_count
 from broker.logs.ports import Logs
-from broker.turns import Ask
+from broker.mailbox.turns import Ask
 from counterpoise.logs.address import kind_of
 
 _log = structlog.get_logger()

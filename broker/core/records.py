@@ -1,7 +1,7 @@
 """What changed, in the past tense: the only thing that `replay` understands and that the store
 keeps.
 
-The records of one decision are committed together under one revision of the queue. Replicas that
+The records of one entry are committed together under one revision of the queue. Replicas that
 missed them replay them, the event stream publishes them and the history is read from them, so each
 says all that those need. Times are Unix seconds by the database's clock.
 """
@@ -298,6 +298,22 @@ Record = (
     | ClockWentBack
 )
 
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """What is committed under one revision, decided at the time `at`.
+
+    `rebalance_id` is the entry of the history that it belongs to, if any. `commit_id` is known when
+    it is read from the store: that of the transaction that it came in.
+    """
+
+    revision: int
+    at: float
+    records: tuple[Record, ...]
+    rebalance_id: int | None = None
+    commit_id: str = ""
+
+
 _KINDS: dict[str, type[Any]] = {kind.__name__: kind for kind in Record.__args__}
 _FIELDS = {kind: frozenset(field.name for field in fields(kind)) for kind in _KINDS.values()}
 _ITEMS: dict[str, type[Any]] = {
@@ -335,52 +351,3 @@ def from_json(values: Mapping[str, Any]) -> Record:
         arguments["partitions"] = tuple(arguments["partitions"])
     record: Record = kind(**arguments)
     return record
-
-
-def merged(records: list[Record]) -> list[Record]:
-    """The same records, neighbours that say the same of several partitions made one."""
-    result: list[Record] = []
-    run: list[Record] = []
-
-    def flush() -> None:
-        if not run:
-            return
-        head = run[0]
-        name = _MERGED.get(type(head))
-        if name is None or len(run) == 1:
-            result.extend(run)
-        else:
-            values = {field.name: getattr(head, field.name) for field in fields(head)}
-            values[name] = tuple(item for record in run for item in getattr(record, name))
-            result.append(type(head)(**values))
-        run.clear()
-
-    for record in records:
-        if run and not _alike(run[0], record):
-            flush()
-        run.append(record)
-    flush()
-    return result
-
-
-_MERGED: dict[type[Any], str] = {
-    Granted: "grants",
-    WarmupsStarted: "moves",
-    RevokesStarted: "moves",
-    WarmupsEnded: "partitions",
-    HandoffsRedirected: "redirects",
-    HandoffsCalledOff: "partitions",
-}
-
-
-def _alike(one: Record, other: Record) -> bool:
-    name = _MERGED.get(type(one))
-    return (
-        name is not None
-        and type(one) is type(other)
-        and all(
-            getattr(one, field.name) == getattr(other, field.name)
-            for field in fields(one)
-            if field.name != name
-        )
-    )

@@ -141,6 +141,8 @@ class Lanes:
                 lane.start_pending = commit
                 if commit:
                     self._wake_settler()
+            elif lane.read_to is None:
+                lane.read_to = lane.grant.done  # a view has named it since
 
     def add(
         self, lane: Lane, start: str, chunks: Iterable[Chunk], read_to: str, *, more: bool

@@ -99,7 +99,7 @@ class Reader:
         return any(filled)
 
     def _fill(self, log: Log, bounds: Bounds, lane: Lane) -> bool:
-        if lane.position is None:
+        if lane.read_to is None:
             latest = self._flow.start == "latest"
             begin = (bounds.ends if latest else bounds.starts)[lane.partition]
             # A start at the end must not be looked up anew, further on, by the next owner.

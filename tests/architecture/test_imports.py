@@ -90,6 +90,10 @@ def test_the_service_shares_only_logs_with_the_consumers(service: str) -> None:
 ROOMS = {
     "broker": ("core", "store", "logs", "mailbox", "calls"),
     "api": ("schemas", "http", "routes"),
+    "counterpoise/spark": (
+        *("plan", "tasks", "channel", "driver", "flows", "run", "source"),
+        *("sink", "warmup"),
+    ),
 }
 
 
@@ -99,7 +103,10 @@ def test_a_room_imports_only_rooms_below_it(package: str) -> None:
         f"{path}: {name}"
         for floor, room in enumerate(ROOMS[package])
         for path, name in imports_under(f"{package}/{room}")
-        if any(within(name, f"{package}.{above}") for above in ROOMS[package][floor + 1 :])
+        if any(
+            within(name, f"{package.replace('/', '.')}.{above}")
+            for above in ROOMS[package][floor + 1 :]
+        )
     ]
     assert not upwards
 

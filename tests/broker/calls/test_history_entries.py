@@ -2,9 +2,8 @@
 
 from broker.calls.rendering import history
 from broker.core import commands as c
-from broker.core.records import RebalanceStarted
-from broker.store.ports import Entry
-from broker.turns import Turn
+from broker.core.records import Entry, RebalanceStarted
+from broker.mailbox.turns import Turn
 from tests.core.world import World
 
 

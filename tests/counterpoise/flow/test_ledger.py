@@ -147,6 +147,20 @@ def test_the_start_is_looked_up_for_a_grant_without_a_position_only() -> None:
     assert not following(owned(position="0")).starts_at(0, 1, "7")
 
 
+def test_a_position_that_the_view_names_later_is_where_a_grant_without_one_goes_on() -> None:
+    ledger = following(owned(position=None), owned(position="4"))
+    assert ledger.releases(parting=True) == (ReleaseItem(0, 1, "4"),)
+    assert not ledger.due()
+
+
+def test_an_empty_retiring_partition_without_a_position_is_finished() -> None:
+    ledger = following(owned(position=None, state="retiring"))
+    ledger.ends_at(0, "7", "8")
+    assert not ledger.due()
+    ledger.ends_at(0, "7", "7")
+    assert ledger.due().releases == (ReleaseItem(0, 1, None, finished=True),)
+
+
 def test_a_draining_flow_parts_from_all_that_is_not_in_flight() -> None:
     ledger = following({n: Owned(n, 1, "owned", "0", "initial") for n in (0, 1)})
     ledger.begin([1])
@@ -341,6 +355,13 @@ class AgainstHistory(RuleBasedStateMachine):
         held = self.history.view.get(number)
         if held is not None and held.state != "revoking":
             self.show({number: replace(held, state=state)})
+
+    @rule(number=st.sampled_from(PARTITIONS), position=st.integers(0, 4))
+    def confirm(self, number: int, position: int) -> None:
+        """A view names another position: that of a commit whose answer was lost, say."""
+        held = self.history.view.get(number)
+        if held is not None:
+            self.show({number: replace(held, position=str(position))})
 
     @rule(number=st.sampled_from(PARTITIONS), final=st.booleans(), end=st.integers(0, 3))
     def bound(self, number: int, final: bool, end: int) -> None:

@@ -1,20 +1,20 @@
-"""The mailbox of one queue: take, decide, commit, and only then answer and wake.
+"""The mailbox of one queue: take commands, decide them, commit, and only then answer and notify.
 
-All that waits is decided one after another on the queue in memory and committed in one transaction
-under the next revisions (`broker.turns`). If another replica committed first, everything is taken
-back (`core.journal`), the missed records are replayed, and it is decided again. If the store did
-not answer, everything is taken back too and the queue is caught up with before it is used again:
-had the commit gone through, its records are found then, and the caller, who was told that the
-service is unavailable, repeats a call that is harmless to repeat.
+All waiting commands are decided one after another on the queue in memory, and are committed in one
+transaction under the next revisions (`broker.mailbox.turns`). If another replica committed first,
+all decisions are taken back (`core.journal`), the missed records are replayed, and the commands are
+decided again. If the store did not answer, all decisions are taken back too, and the queue catches
+up before its next use. If the commit succeeded after all, the queue finds its records then. The
+caller was told that the service is unavailable and repeats the call; a repetition is harmless.
 
-**No answer comes from the past.** A commit holds only if nobody else committed first; an answer
-that needs none (a refusal, a repetition) is given only after the store was asked whether anybody
-did. So whichever replica a flow asks, it finds what it was told by another.
+**No answer comes from the past.** A commit succeeds only if no other replica committed first. An
+answer without a commit (a refusal, a repetition) is given only after the store was asked for newer
+commits. So every replica knows what any replica has told a flow.
 
-**Nothing that depends on the time is decided before the store was asked for it**, because after a
-pause in which nobody served (a frozen process wakes up) leases and deadlines have to be moved first
-(the contract, *Flow*). And what begins a deadline is committed soon after it was decided or is
-decided anew (`Overdue`): else an owner might be forced before it was told to let go.
+**The store's time is asked for before any decision that depends on the time.** After a pause in
+which no replica served (for example, a frozen process wakes up), leases and deadlines have to be
+moved first (the contract, *Flow*). A decision that begins a deadline is committed soon, or decided
+anew (`Overdue`): otherwise an owner might be forced before it was told to release.
 """
 
 from __future__ import annotations
@@ -25,16 +25,17 @@ from typing import Any, TypeVar
 
 import structlog
 
-from broker.clock import StoreClock
 from broker.core import commands as c
 from broker.core import records as r
 from broker.core.errors import BrokerError, QueueNotFound, Unavailable
 from broker.core.queue import Queue
-from broker.core.replay import replay_all
-from broker.patience import pauses
+from broker.core.rebalancer import follow
+from broker.core.records import Entry
+from broker.mailbox.clock import StoreClock
+from broker.mailbox.patience import pauses
+from broker.mailbox.turns import Ask, Late, Turn
 from broker.store.ports import (
     Conflict,
-    Entry,
     LeaseRenewed,
     Overdue,
     PositionBehind,
@@ -42,15 +43,11 @@ from broker.store.ports import (
     Store,
     StoreUnavailable,
 )
-from broker.turns import Ask, Late, Turn
 
 _log = structlog.get_logger()
 
 T = TypeVar("T")
 MOST_AT_ONCE = 1000
-# A turn decides no longer than this, and never holds up other queues for much longer than a step.
-TURN_SECONDS = 0.25
-STEP_SECONDS = 0.02
 # How long a commit that begins handoffs may take: at first, and each time that it took longer.
 LATE_SECONDS = (1.0, 2.0, 4.0, 8.0)
 UNAVAILABLE = "The service cannot reach its database right now; try again."
@@ -90,6 +87,7 @@ class Coordinator:
         self._on_commit = on_commit
         self._renewing = renewing
         self._alarm: float | None = None
+        self._wake_at: float | None = None
         self._queue: Queue | None = None
         self._asks: list[Ask] = []
         self._looks: list[Look] = []
@@ -105,6 +103,11 @@ class Coordinator:
         return self._queue
 
     @property
+    def waits(self) -> bool:
+        """Whether something will be due in the queue."""
+        return self._wake_at is not None
+
+    @property
     def idle(self) -> bool:
         """Nothing waits and nothing is under way."""
         return self._task is None
@@ -114,7 +117,7 @@ class Coordinator:
         if self._queue is None and self._task is None:
             self._queue = queue
             self._advance = False
-            self._settled(queue, ours=False)
+            self._settled(queue, frozenset(), None, ours=False)
 
     async def ask(self, ask: Ask) -> Any:
         """The answer of the command, once it is committed.
@@ -215,6 +218,8 @@ class Coordinator:
             queue = await self._store.load(self.queue_id)
             await self._keep_time(queue.outage_seen)
             self._queue, self.name = queue, queue.name
+            # Not known yet; to advance it is the first thing that is done with it.
+            self._wake_at = None
             self._advance = True
             self._on_change(self, None, False)
         return queue
@@ -229,10 +234,9 @@ class Coordinator:
             self._queue = None
             raise StoreUnavailable("the records that this replica missed are of no use") from None
         await self._keep_time(max(map(_outage_seen, entries), default=0))
-        for entry in entries:
-            replay_all(queue, entry.records, entry.revision)
         if entries:
-            self._settled(queue, ours=False)
+            followed = follow(queue, entries)
+            self._settled(queue, followed.notices, followed.wake_at, ours=False)
         return bool(entries)
 
     async def _keep_time(self, outage_seen: int) -> None:
@@ -243,12 +247,15 @@ class Coordinator:
         if outage_seen > self._clock.outage_id:
             await self._clock.look(self._store)
 
-    def _settled(self, queue: Queue, *, ours: bool) -> None:
+    def _settled(
+        self, queue: Queue, notices: frozenset[str], wake_at: float | None, *, ours: bool
+    ) -> None:
+        """What was decided is committed: it stays, and is obeyed."""
         queue.journal.forget()
-        touched, queue.touched = frozenset(queue.touched), set()
-        times = [time for time in (queue.next_deadline(), self._next_lease) if time is not None]
+        self._wake_at = wake_at
+        times = [time for time in (wake_at, self._next_lease) if time is not None]
         self._set_alarm(min(times, default=None))
-        self._on_change(self, touched, ours)
+        self._on_change(self, notices, ours)
 
     def _set_alarm(self, time: float | None) -> None:
         if time != self._alarm:
@@ -267,15 +274,15 @@ class Coordinator:
         while True:
             advance, self._advance = advance or self._advance, False
             overdue = within > LATE_SECONDS[0]
-            looked = advance or overdue or not self._clock.fresh or self._is_due(queue)
+            looked = advance or overdue or not self._clock.fresh or self._is_due()
             now = (await self._clock.look(self._store)).now if looked else self._clock.now()
-            turn = Turn(queue, now, self._new_id())
+            turn = Turn(queue, now, self._new_id(), self._wake_at)
             self._uncommitted = True
             try:
                 await self._move_deadlines(turn)
                 if looked:
                     await self._do_what_is_due(turn, spared)
-                answers = await _answers(turn, asks, behind)
+                answers = await turn.answers(asks, behind)
                 if turn.commit.entries:
                     commit = turn.finish(within)
                     await self._store.commit(commit)
@@ -310,7 +317,7 @@ class Coordinator:
             finally:
                 self._uncommitted = False
         self._note_leases(turn)
-        self._settled(queue, ours=bool(turn.commit.entries))
+        self._settled(queue, turn.notices, turn.wake_at, ours=bool(turn.commit.entries))
         self._asks[:0], asks[len(answers) :] = asks[len(answers) :], []
         for ask, answer in zip(asks, answers, strict=True):
             if ask.answer.done():
@@ -320,9 +327,8 @@ class Coordinator:
             else:
                 ask.answer.set_result(answer)
 
-    def _is_due(self, queue: Queue) -> bool:
-        due = queue.next_deadline()
-        return due is not None and due <= self._clock.now()
+    def _is_due(self) -> bool:
+        return self._wake_at is not None and self._wake_at <= self._clock.now()
 
     async def _move_deadlines(self, turn: Turn) -> None:
         """Before anything else, the deadlines get back all the time in which nobody served, and
@@ -350,9 +356,7 @@ class Coordinator:
         for flow_id in expiry.expired:
             if flow_id in queue.flows and flow_id not in spared and flow_id not in self._renewing:
                 turn.expire(flow_id)
-        due = queue.next_deadline()
-        if due is not None and due <= turn.now:
-            turn.decide(c.Advance())
+        turn.decide(c.Advance())
 
     async def _renew(self, flow_ids: Sequence[str]) -> None:
         for pause in pauses():
@@ -369,25 +373,6 @@ class Coordinator:
         if self._next_lease is not None:
             ends.append(self._next_lease)
         self._next_lease = min(ends, default=None)
-
-
-async def _answers(turn: Turn, asks: Sequence[Ask], behind: frozenset[Late]) -> list[Any]:
-    """The answers to as many as there is time for, at least one; others get on meanwhile."""
-    clock = asyncio.get_running_loop().time
-    answers: list[Any] = []
-    began = stepped = clock()
-    for ask in asks:
-        try:
-            answers.append(turn.answer(ask, behind))
-        except BrokerError as error:
-            answers.append(error)
-        now = clock()
-        if now - began > TURN_SECONDS:
-            break
-        if now - stepped > STEP_SECONDS:
-            await asyncio.sleep(0)
-            stepped = clock()
-    return answers
 
 
 def _outage_seen(entry: Entry) -> int:
