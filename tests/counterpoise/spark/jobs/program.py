@@ -118,7 +118,8 @@ class Program:
         self._connection = connection
         setup, self._directory = connection.recv()
         self._spark = self._session(setup)
-        warm_up(self._spark, Path(tempfile.mkdtemp(dir=self._directory)))
+        if setup.first_query:
+            warm_up(self._spark, Path(tempfile.mkdtemp(dir=self._directory)))
         connection.send(Warm())
 
     def _session(self, setup: Setup) -> SparkSession:
