@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from typing import Any, TypeVar
 
 from broker.core.errors import QueueNotFound, Unavailable
-from broker.core.queue import Queue
+from broker.core.state.queue import Queue
 from broker.mailbox.coordinator import UNAVAILABLE, Coordinator
 from broker.mailbox.replica import Replica
 from broker.mailbox.turns import Ask

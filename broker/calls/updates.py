@@ -15,7 +15,7 @@ from broker.calls import views
 from broker.calls.access import QueueAccess, store_available
 from broker.calls.flow_rows import FlowRows
 from broker.calls.rendering import Positions, needed_positions, update_view
-from broker.core.queue import Queue
+from broker.core.state.queue import Queue
 from broker.mailbox.batches import Batcher
 from broker.mailbox.coordinator import Coordinator
 

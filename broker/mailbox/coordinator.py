@@ -2,7 +2,7 @@
 
 All waiting commands are decided one after another on the queue in memory, and are committed in one
 transaction under the next revisions (`broker.mailbox.turns`). If another replica committed first,
-all decisions are taken back (`core.journal`), the missed records are replayed, and the commands are
+all decisions are taken back (`journal`), the missed records are replayed, and the commands are
 decided again. If the store did not answer, all decisions are taken back too, and the queue catches
 up before its next use. If the commit succeeded after all, the queue finds its records then. The
 caller was told that the service is unavailable and repeats the call; a repetition is harmless.
@@ -26,11 +26,11 @@ from typing import Any, TypeVar
 import structlog
 
 from broker.core import commands as c
-from broker.core import records as r
 from broker.core.errors import BrokerError, QueueNotFound, Unavailable
-from broker.core.queue import Queue
 from broker.core.rebalancer import follow
-from broker.core.records import Entry
+from broker.core.state import records as r
+from broker.core.state.queue import Queue
+from broker.core.state.records import Entry
 from broker.mailbox.clock import StoreClock
 from broker.mailbox.patience import pauses
 from broker.mailbox.turns import Ask, Late, Turn

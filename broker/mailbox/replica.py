@@ -18,7 +18,7 @@ from typing import Any
 import structlog
 
 from broker.core.errors import QueueNotFound, Unavailable
-from broker.core.queue import Queue
+from broker.core.state.queue import Queue
 from broker.mailbox.alarms import Alarms
 from broker.mailbox.batches import Batcher
 from broker.mailbox.clock import StoreClock

@@ -13,10 +13,10 @@ from typing import Any, NamedTuple
 
 from broker.core import commands as c
 from broker.core.errors import BrokerError
-from broker.core.model import Flow
-from broker.core.queue import Queue
 from broker.core.rebalancer import decide
-from broker.core.records import Entry
+from broker.core.state.model import Flow
+from broker.core.state.queue import Queue
+from broker.core.state.records import Entry
 from broker.store.ports import Commit, PositionWrite
 
 # A turn decides no longer than this, and never holds up other queues for much longer than a step.

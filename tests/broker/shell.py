@@ -15,7 +15,7 @@ from typing import Any
 
 from broker.calls import views
 from broker.calls.facade import Calls
-from broker.core.queue import Queue
+from broker.core.state.queue import Queue
 from broker.mailbox.replica import Replica
 from tests.twin.store import Fault
 from tests.world.alarms import Alarms

@@ -22,12 +22,12 @@ import broker.core.working
 from broker.calls.flows import FlowCalls
 from broker.calls.updates import UpdateCalls
 from broker.core import commands as c
-from broker.core import records as r
 from broker.core.assignment import Giving
 from broker.core.draft import Draft
-from broker.core.model import HandedOver
-from broker.core.queue import Queue
-from broker.core.transitions import (
+from broker.core.state import records as r
+from broker.core.state.model import HandedOver
+from broker.core.state.queue import Queue
+from broker.core.state.transitions import (
     PARTITION_TRANSITIONS,
     QUEUE_TRANSITIONS,
     PartitionEvent,

@@ -17,7 +17,7 @@ from typing import Any
 from broker.calls import views
 from broker.calls.facade import Calls
 from broker.core.errors import BrokerError, FlowGone
-from broker.core.records import Record, RevokesStarted, WarmupsEnded
+from broker.core.state.records import Record, RevokesStarted, WarmupsEnded
 from broker.mailbox.replica import Replica
 from broker.store.ports import Commit, Overdue, PositionCommit, StoreError, StoreUnavailable
 from counterpoise.calls import Call

@@ -14,12 +14,12 @@ from typing import Any
 import broker.calls.flows
 import broker.calls.logs
 import broker.calls.queues
-import broker.core.queue
-import broker.core.replay
+import broker.core.state.queue
+import broker.core.state.replay
 import broker.mailbox.coordinator
 import broker.mailbox.replica
 from broker.calls import views
-from broker.core.transitions import PARTITION_TRANSITIONS, QUEUE_TRANSITIONS
+from broker.core.state.transitions import PARTITION_TRANSITIONS, QUEUE_TRANSITIONS
 from tests.judge.violation import Violation
 from tests.simulation.checker import Checker
 from tests.simulation.consumers import AT_ONCE, PATIENCE_SECONDS, Consumer
@@ -356,8 +356,8 @@ def run(plan: Plan, *, recording: bool = False) -> Outcome:
         (broker.mailbox.coordinator, "_log", quiet),
         (broker.calls.logs, "_log", quiet),
         (broker.mailbox.replica, "_log", quiet),
-        (broker.core.queue, "PARTITION_TRANSITIONS", tables[0]),
-        (broker.core.replay, "QUEUE_TRANSITIONS", tables[1]),
+        (broker.core.state.queue, "PARTITION_TRANSITIONS", tables[0]),
+        (broker.core.state.replay, "QUEUE_TRANSITIONS", tables[1]),
     ):
         violation = world.run()
     counts = world.counts

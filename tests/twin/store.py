@@ -15,8 +15,8 @@ from enum import Enum
 from typing import TypeVar
 
 from broker.core.commands import Result
-from broker.core.queue import Queue
-from broker.core.records import Entry
+from broker.core.state.queue import Queue
+from broker.core.state.records import Entry
 from broker.store.ports import (
     Commit,
     Expiry,

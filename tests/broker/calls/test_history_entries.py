@@ -2,7 +2,7 @@
 
 from broker.calls.rendering import history
 from broker.core import commands as c
-from broker.core.records import Entry, RebalanceStarted
+from broker.core.state.records import Entry, RebalanceStarted
 from broker.mailbox.turns import Turn
 from tests.core.world import World
 

@@ -17,8 +17,8 @@ from broker.core.errors import (
     QueueNotFound,
     Unavailable,
 )
-from broker.core.queue import Queue
 from broker.core.rebalancer import decide
+from broker.core.state.queue import Queue
 from broker.mailbox.coordinator import Coordinator
 from broker.mailbox.turns import Ask
 from tests.broker.shell import Service, World, spec

@@ -18,7 +18,7 @@ from unittest import mock
 
 import psycopg
 
-from broker.core.queue import Queue
+from broker.core.state.queue import Queue
 from broker.store.ports import StoreError
 from broker.store.postgres import PostgresStore
 from tests.broker.store.conftest import EMPTY
