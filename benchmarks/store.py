@@ -24,10 +24,11 @@ from broker.core import records as r
 from broker.core.model import Flow, Partition, Settings
 from broker.core.queue import Queue
 from broker.core.rebalancer import decide
+from broker.core.records import Entry
 from broker.core.replay import replay_all
 from broker.postgres import migrations
 from broker.postgres.embedded import EmbeddedPostgres
-from broker.store.ports import Commit, Entry, PositionCommit
+from broker.store.ports import Commit, PositionCommit
 from broker.store.postgres import PostgresStore
 
 FLOWS = 1000
@@ -114,10 +115,7 @@ class Bench:
         queue, mark = self.queue, self.queue.journal.mark()
         entries: list[Entry] = []
         for command in commands:
-            decision = decide(queue, command, self.now)
-            if decision.records:
-                replay_all(queue, decision.records, queue.revision + 1)
-                entries.append(Entry(queue.revision, self.now, decision.records))
+            entries += decide(queue, command, self.now).entries
         changed = list(queue.journal.changed_since(mark))
         flows = {flow.id: flow for flow in changed if isinstance(flow, Flow)}
         bound = [x.flow_id for e in entries for x in e.records if isinstance(x, r.FlowBound)]

@@ -30,11 +30,11 @@ from broker.core import commands as c
 from broker.core import records as r
 from broker.core.errors import BrokerError, QueueNotFound, Unavailable
 from broker.core.queue import Queue
-from broker.core.replay import replay_all
+from broker.core.rebalancer import follow
+from broker.core.records import Entry
 from broker.patience import pauses
 from broker.store.ports import (
     Conflict,
-    Entry,
     LeaseRenewed,
     Overdue,
     PositionBehind,
@@ -90,6 +90,7 @@ class Coordinator:
         self._on_commit = on_commit
         self._renewing = renewing
         self._alarm: float | None = None
+        self._wake_at: float | None = None
         self._queue: Queue | None = None
         self._asks: list[Ask] = []
         self._looks: list[Look] = []
@@ -105,6 +106,11 @@ class Coordinator:
         return self._queue
 
     @property
+    def waits(self) -> bool:
+        """Whether something will be due in the queue."""
+        return self._wake_at is not None
+
+    @property
     def idle(self) -> bool:
         """Nothing waits and nothing is under way."""
         return self._task is None
@@ -114,7 +120,7 @@ class Coordinator:
         if self._queue is None and self._task is None:
             self._queue = queue
             self._advance = False
-            self._settled(queue, ours=False)
+            self._settled(queue, frozenset(), None, ours=False)
 
     async def ask(self, ask: Ask) -> Any:
         """The answer of the command, once it is committed.
@@ -215,6 +221,8 @@ class Coordinator:
             queue = await self._store.load(self.queue_id)
             await self._keep_time(queue.outage_seen)
             self._queue, self.name = queue, queue.name
+            # Not known yet; to advance it is the first thing that is done with it.
+            self._wake_at = None
             self._advance = True
             self._on_change(self, None, False)
         return queue
@@ -229,10 +237,9 @@ class Coordinator:
             self._queue = None
             raise StoreUnavailable("the records that this replica missed are of no use") from None
         await self._keep_time(max(map(_outage_seen, entries), default=0))
-        for entry in entries:
-            replay_all(queue, entry.records, entry.revision)
         if entries:
-            self._settled(queue, ours=False)
+            followed = follow(queue, entries)
+            self._settled(queue, followed.notices, followed.wake_at, ours=False)
         return bool(entries)
 
     async def _keep_time(self, outage_seen: int) -> None:
@@ -243,12 +250,15 @@ class Coordinator:
         if outage_seen > self._clock.outage_id:
             await self._clock.look(self._store)
 
-    def _settled(self, queue: Queue, *, ours: bool) -> None:
+    def _settled(
+        self, queue: Queue, notices: frozenset[str], wake_at: float | None, *, ours: bool
+    ) -> None:
+        """What was decided is committed: it stays, and is obeyed."""
         queue.journal.forget()
-        touched, queue.touched = frozenset(queue.touched), set()
-        times = [time for time in (queue.next_deadline(), self._next_lease) if time is not None]
+        self._wake_at = wake_at
+        times = [time for time in (wake_at, self._next_lease) if time is not None]
         self._set_alarm(min(times, default=None))
-        self._on_change(self, touched, ours)
+        self._on_change(self, notices, ours)
 
     def _set_alarm(self, time: float | None) -> None:
         if time != self._alarm:
@@ -267,9 +277,9 @@ class Coordinator:
         while True:
             advance, self._advance = advance or self._advance, False
             overdue = within > LATE_SECONDS[0]
-            looked = advance or overdue or not self._clock.fresh or self._is_due(queue)
+            looked = advance or overdue or not self._clock.fresh or self._is_due()
             now = (await self._clock.look(self._store)).now if looked else self._clock.now()
-            turn = Turn(queue, now, self._new_id())
+            turn = Turn(queue, now, self._new_id(), self._wake_at)
             self._uncommitted = True
             try:
                 await self._move_deadlines(turn)
@@ -310,7 +320,7 @@ class Coordinator:
             finally:
                 self._uncommitted = False
         self._note_leases(turn)
-        self._settled(queue, ours=bool(turn.commit.entries))
+        self._settled(queue, turn.notices, turn.wake_at, ours=bool(turn.commit.entries))
         self._asks[:0], asks[len(answers) :] = asks[len(answers) :], []
         for ask, answer in zip(asks, answers, strict=True):
             if ask.answer.done():
@@ -320,9 +330,8 @@ class Coordinator:
             else:
                 ask.answer.set_result(answer)
 
-    def _is_due(self, queue: Queue) -> bool:
-        due = queue.next_deadline()
-        return due is not None and due <= self._clock.now()
+    def _is_due(self) -> bool:
+        return self._wake_at is not None and self._wake_at <= self._clock.now()
 
     async def _move_deadlines(self, turn: Turn) -> None:
         """Before anything else, the deadlines get back all the time in which nobody served, and
@@ -350,9 +359,7 @@ class Coordinator:
         for flow_id in expiry.expired:
             if flow_id in queue.flows and flow_id not in spared and flow_id not in self._renewing:
                 turn.expire(flow_id)
-        due = queue.next_deadline()
-        if due is not None and due <= turn.now:
-            turn.decide(c.Advance())
+        turn.decide(c.Advance())
 
     async def _renew(self, flow_ids: Sequence[str]) -> None:
         for pause in pauses():

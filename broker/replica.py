@@ -150,13 +150,13 @@ class Replica:
         self._alarms.set(queue_id, None, _nothing)
 
     def _changed(
-        self, coordinator: Coordinator, touched: frozenset[str] | None, ours: bool
+        self, coordinator: Coordinator, notices: frozenset[str] | None, ours: bool
     ) -> None:
         if coordinator.gone:
             self._drop(coordinator.queue_id)
         elif ours:
             self.notify(coordinator.queue_id)
-        self._wake(coordinator.queue_id, touched)
+        self._wake(coordinator.queue_id, notices)
 
     def _alarm(self, coordinator: Coordinator, time: float | None) -> None:
         delay = None if time is None else time - self.clock.now()
@@ -192,10 +192,10 @@ class Replica:
             if not self._renewing[flow_id]:
                 del self._renewing[flow_id]
 
-    def _wake(self, queue_id: str, touched: frozenset[str] | None) -> None:
+    def _wake(self, queue_id: str, notices: frozenset[str] | None) -> None:
         """Wakes those who watch the queue or these flows of it; None: all."""
         watchers = self._watchers.get(queue_id, {})
-        for key in list(watchers) if touched is None else (*sorted(touched), ""):
+        for key in list(watchers) if notices is None else (*sorted(notices), ""):
             for event in watchers.get(key, ()):
                 event.set()
 
@@ -264,9 +264,8 @@ class Replica:
         horizon = self._monotonic() - IDLE_SECONDS
         for queue_id, used in list(self._used.items()):
             coordinator = self._coordinators[queue_id]
-            queue = coordinator.queue
-            waits = queue is not None and queue.next_deadline() is not None
-            if used < horizon and coordinator.idle and queue_id not in self._watchers and not waits:
+            watched = queue_id in self._watchers
+            if used < horizon and coordinator.idle and not watched and not coordinator.waits:
                 self._drop(queue_id)
 
 

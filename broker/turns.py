@@ -9,16 +9,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
 from typing import Any, NamedTuple
 
 from broker.core import commands as c
-from broker.core import records as r
-from broker.core.model import Flow, Handoff, Partition
+from broker.core.model import Flow
 from broker.core.queue import Queue
-from broker.core.rebalancer import carry_out
-from broker.core.replay import replay_all
-from broker.store.ports import Commit, Entry, PositionWrite
+from broker.core.rebalancer import decide
+from broker.core.records import Entry
+from broker.store.ports import Commit, PositionWrite
 
 # Where every partition of the built-in log begins.
 EARLIEST = "0"
@@ -57,11 +55,18 @@ class Late(NamedTuple):
 class Turn:
     """Decisions on one queue, applied to the queue already, and the transaction that they make."""
 
-    def __init__(self, queue: Queue, now: float, commit_id: str) -> None:
+    def __init__(
+        self, queue: Queue, now: float, commit_id: str, wake_at: float | None = None
+    ) -> None:
+        """`wake_at` is what the last decision before said."""
         self.queue = queue
         self.now = now
+        self.notices: frozenset[str] = frozenset()
+        self.wake_at = wake_at
         self._mark = queue.journal.mark()
         self._entries: list[Entry] = []
+        self._partitions: set[int] = set()
+        self._flows: dict[str, Flow] = {}
         self._hashes: dict[str, bytes] = {}
         self._left: dict[str, str] = {}
         self._expired: set[str] = set()
@@ -89,47 +94,24 @@ class Turn:
         return sorted(self._renewed)
 
     def decide(self, command: c.Command) -> Any:
-        """Decides a command and applies the decision; returns its answer, raises its
-        BrokerError.
+        """Decides a command and takes the decision into the transaction.
+
+        Returns its answer, raises its BrokerError.
         """
-        queue = self.queue
-        there = frozenset(queue.retiring) if isinstance(command, c.Change) else frozenset()
-        mark, last = queue.journal.mark(), queue.last_rebalance
-        decision = carry_out(queue, command, self.now)
-        parts = _by_rebalance(decision.records)
-        if len(parts) > 1:
-            queue.journal.undo(mark)
-        for records in parts:
-            if len(parts) > 1:
-                last = queue.last_rebalance
-                replay_all(queue, records, queue.revision + 1)
-            rebalance = queue.rebalance or (
-                queue.last_rebalance if queue.last_rebalance is not last else None
-            )
-            self._entries.append(
-                Entry(
-                    queue.revision,
-                    self.now,
-                    records,
-                    rebalance.id if rebalance else None,
-                    self.commit.commit_id,
-                )
-            )
-            for record in records:
-                if isinstance(record, r.FlowLeft):
-                    self._left[record.flow_id] = record.reason
-                elif isinstance(record, r.Granted):
-                    self._raised.update(grant.partition for grant in record.grants)
-                elif isinstance(record, r.RevokesStarted | r.WarmupsEnded):
-                    self._revokes = True
-                elif isinstance(record, r.EpochsRaised):
-                    self._raised.update(record.partitions)
-                elif isinstance(record, r.PartitionsAdded) and queue.settings.start == "latest":
-                    # Without a position they would start at `latest` like the first ones, and what
-                    # was published before the grant would be lost (the contract, *Queue*, `start`).
-                    # So also numbers used again that have none; retiring ones were there all along.
-                    added = (n for n in range(record.first, record.end) if n not in there)
-                    self._first_positions.update(dict.fromkeys(added, EARLIEST))
+        decision = decide(self.queue, command, self.now)
+        self._entries += decision.entries
+        self.notices |= decision.notices
+        self.wake_at = decision.wake_at
+        effects = decision.effects
+        self._partitions |= effects.partitions
+        self._flows.update((flow.id, flow) for flow in effects.flows)
+        self._left.update(effects.left)
+        self._raised |= effects.raised
+        self._revokes = self._revokes or effects.revokes
+        if self.queue.settings.start == "latest":
+            # Without a position they would start at `latest` like the first ones, and what was
+            # published before the grant would be lost (the contract, *Queue*, `start`).
+            self._first_positions.update(dict.fromkeys(effects.added, EARLIEST))
         return decision.answer
 
     def expire(self, flow_id: str) -> None:
@@ -164,7 +146,7 @@ class Turn:
         """
         flow_id = command.flow_id
         owned = {item for item in command.items if self._owns(flow_id, item)}
-        known: dict[c.Let, c.Result] = {}
+        known: dict[c.ReleaseItem, c.Result] = {}
         for item in owned:
             if item.partition in self._raised:
                 # Nobody was told of this epoch yet, so to whoever asks it is too high.
@@ -182,7 +164,7 @@ class Turn:
         answers = iter(results)
         return tuple(known[item] if item in known else next(answers) for item in command.items)
 
-    def _owns(self, flow_id: str, item: c.Let) -> bool:
+    def _owns(self, flow_id: str, item: c.ReleaseItem) -> bool:
         partition = self.queue.find(item.partition)
         return (
             partition is not None
@@ -206,42 +188,19 @@ class Turn:
         committed within `late_seconds`, or somewhat longer if it is large. How long that takes is
         not known if the clock goes back meanwhile; then it does not hold.
         """
-        partitions: dict[int, Partition] = {}
-        flows: dict[str, Flow] = {}
-        for changed in self.queue.journal.changed_since(self._mark):
-            if isinstance(changed, Partition):
-                partitions[changed.number] = changed
-            elif isinstance(changed, Handoff):
-                partitions[changed.number] = self.queue.partitions[changed.number]
-            elif isinstance(changed, Flow) and (
-                changed.id in self.queue.flows or changed.id in self._hashes
-            ):
-                # One that came and went within the turn is written too: its client will ask.
-                flows[changed.id] = changed
-        commit = self.commit
-        commit.partitions = [partitions[number] for number in sorted(partitions)]
-        commit.flows = list(flows.values())
+        queue, commit = self.queue, self.commit
+        commit.partitions = [queue.partitions[number] for number in sorted(self._partitions)]
+        # A flow that came and went within the turn is written too: its client will ask.
+        there = queue.flows.keys() | self._hashes.keys()
+        commit.flows = [flow for flow in self._flows.values() if flow.id in there]
         commit.expired = frozenset(self._expired)
-        commit.renewed = frozenset(self._renewed & self.queue.flows.keys())
-        commit.next_deadline = self.queue.next_deadline()
+        commit.renewed = frozenset(self._renewed & queue.flows.keys())
+        commit.next_deadline = self.wake_at
         if self._revokes:
-            latest = self.now + late_seconds + len(partitions) / ROWS_PER_SECOND
+            latest = self.now + late_seconds + len(self._partitions) / ROWS_PER_SECOND
             commit.valid = (self.now - EARLY_SECONDS, latest)
         return commit
 
     def take_back(self) -> None:
         """Leaves the queue as it was before the turn."""
         self.queue.journal.undo(self._mark)
-
-
-def _by_rebalance(records: tuple[r.Record, ...]) -> Sequence[tuple[r.Record, ...]]:
-    """The records of one decision, cut where another entry of the history begins: grants outside of
-    a rebalance (there may be two in one decision, rules 12 and 7), or a rebalance after them.
-    """
-    begins = [
-        place
-        for place, record in enumerate(records)
-        if isinstance(record, r.GrantedOutside | r.RebalanceStarted)
-    ]
-    cuts = [0, *begins[1:], len(records)]
-    return [records[first:end] for first, end in pairwise(cuts)] if records else []

@@ -2,7 +2,12 @@
 
 from pathlib import Path
 
-from broker.core.transitions import PARTITION_TRANSITIONS, QUEUE_TRANSITIONS, diagram
+from broker.core.transitions import (
+    LIFE_TRANSITIONS,
+    PARTITION_TRANSITIONS,
+    QUEUE_TRANSITIONS,
+    diagram,
+)
 
 PAGE = Path(__file__).with_name("state-diagram.md")
 
@@ -31,14 +36,25 @@ before the trigger and no partition has to move. The triggers are listed in
 While a partition is *warming*, its owner keeps working and notices nothing, and its successor
 restores the state that it needs. *Revoking* is the only state in which a partition pauses: its
 owner finishes the outstanding messages and releases it, or its deadline passes. Every grant raises
-the epoch. *Retiring* (the queue shrinks) is a separate property: a retiring partition is owned,
-warming or revoking like any other, until it has been drained.
+the epoch.
+
+## A partition in a resize
+
+```mermaid
+{life}```
+
+This goes beside the states above: a *retiring* partition is owned, warming or revoking like any
+other, until it has been drained.
 """
 
 
 def page() -> str:
     """The whole page."""
-    return TEXT.format(queue=diagram(QUEUE_TRANSITIONS), partition=diagram(PARTITION_TRANSITIONS))
+    return TEXT.format(
+        queue=diagram(QUEUE_TRANSITIONS),
+        partition=diagram(PARTITION_TRANSITIONS),
+        life=diagram(LIFE_TRANSITIONS),
+    )
 
 
 if __name__ == "__main__":

@@ -154,7 +154,8 @@ class FlowCalls:
         """Commits positions and releases partitions, atomically. Raises FlowGone, FlowNotFound."""
         _refuse_repetitions([item.partition for item in items])
         command = c.Release(
-            flow_id, tuple(c.Let(item.partition, item.epoch, item.finished) for item in items)
+            flow_id,
+            tuple(c.ReleaseItem(item.partition, item.epoch, item.finished) for item in items),
         )
         positions = {item.partition: item.position for item in items}
         return await self._work(
@@ -166,7 +167,7 @@ class FlowCalls:
     ) -> views.ResultsView:
         """Reports finished warm-ups. Raises FlowGone, FlowNotFound."""
         _refuse_repetitions([item.partition for item in items])
-        command = c.Ready(flow_id, tuple(c.Warm(item.partition, item.epoch) for item in items))
+        command = c.Ready(flow_id, tuple(c.ReadyItem(item.partition, item.epoch) for item in items))
         return await self._work(name, flow_id, lambda: Ask(command, renews=flow_id))
 
     async def drain(

@@ -17,11 +17,12 @@ from broker.core import records as r
 from broker.core.errors import Invalid, QueueExists, QueueInUse, QueueNotFound
 from broker.core.model import Settings
 from broker.core.queue import Queue
+from broker.core.records import Entry
 from broker.core.replay import replay_all
 from broker.core.transitions import State
 from broker.logs.names import check_log, decides_count, has_owner
 from broker.logs.ports import LogOwner, Logs
-from broker.store.ports import Commit, Entry, FlowsBound, NameTaken, QueueGone, StoreUnavailable
+from broker.store.ports import Commit, FlowsBound, NameTaken, QueueGone, StoreUnavailable
 from broker.turns import Ask
 
 _WRITABLE = frozenset(field.name for field in fields(Settings)) - {"partitioning"}

@@ -8,8 +8,9 @@ from broker.calls import views
 from broker.core import records as r
 from broker.core.model import Flow, HandedOver, Partition, Rebalance
 from broker.core.queue import Queue
+from broker.core.records import Entry
 from broker.core.transitions import State
-from broker.store.ports import Entry, QueueRow
+from broker.store.ports import QueueRow
 
 Positions = Mapping[int, tuple[int, str | None]]
 
@@ -143,7 +144,7 @@ def status_view(queue: Queue) -> views.RebalanceStatusView:
         since=queue.since,
         holddown_until=queue.holddown_until,
         handoffs=tuple(handoffs),
-        unassigned=tuple(sorted(queue.unowned)),
+        unassigned=tuple(sorted(queue.unassigned)),
         spread=queue.spread(),
         last_rebalance=rebalance_view(queue.last_rebalance) if queue.last_rebalance else None,
     )

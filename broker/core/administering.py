@@ -89,7 +89,8 @@ def advance(command: c.Advance, draft: Draft) -> None:
     """Does what is due: the end of the holddown, of warm-ups and of handoffs."""
     queue, now = draft.queue, draft.now
     if queue.holddown_until is not None and queue.holddown_until <= now:
-        rebalance(draft, "admin")
+        assert queue.trigger is not None
+        rebalance(draft, queue.trigger)
     while True:
         ended = [
             number

@@ -32,7 +32,7 @@ def is_balanced(queue: Queue) -> bool:
         return False
     if not queue.takers:
         return True
-    if queue.unowned:
+    if queue.unassigned:
         return False
     if len(queue.leaving) and queue.leaving.high > 0:
         return False
@@ -54,10 +54,10 @@ class Giving:
     give.
 
     A flow may have more than its share and nothing to give yet, because what counts for it is still
-    on its way to it (a revoke is not replanned before the partition arrives). Its turn is then
-    taken on paper only, so that nobody else gives what it will have to give; with many on their way
-    those turns are many, so they are counted and not taken one by one (`_turns`). In an exclusive
-    queue all flows but the first have turns until they have nothing.
+    on its way to it (a revoke is not replanned before the partition arrives). Its step is then
+    taken on paper only, so that no other flow gives what it will have to give; with many on their
+    way those steps are many, so they are counted and not taken one by one (`_steps`). In an
+    exclusive queue all flows but the first have steps until they have nothing.
     """
 
     def __init__(self, queue: Queue) -> None:
@@ -88,7 +88,7 @@ class Giving:
         return next(self._rest, None)
 
     def _partly_on_paper(self) -> Iterator[tuple[int, Flow]]:
-        """What there is to hand off in a balance of which some turns are taken on paper."""
+        """What there is to hand off in a balance of which some steps are taken on paper."""
         queue = self._queue
         counts = dict(queue.ranking.counts)
         floor = sum(counts.values()) // len(counts)
@@ -98,10 +98,10 @@ class Giving:
         above = sum(count - floor - 1 for count in counts.values() if count > floor + 1)
         below = sum(floor - count for count in counts.values() if count < floor)
         takers = _Takers(counts)
-        for turn, number in self._given(counts, able):
-            if turn >= max(above, below):
+        for step, number in self._given(counts, able):
+            if step >= max(above, below):
                 return
-            yield number, queue.by_seat[takers.at(turn)]
+            yield number, queue.by_seat[takers.at(step)]
 
     def _to_the_first(self) -> Iterator[tuple[int, Flow]]:
         """What there is to hand off in an exclusive queue."""
@@ -122,14 +122,14 @@ class Giving:
         }
 
     def _given(self, counts: dict[int, int], able: set[int]) -> Iterator[tuple[int, int]]:
-        """(turn, partition) of the turns in which there is something to give."""
+        """(step, partition) of the steps in which there is something to give."""
         by_seat = self._queue.by_seat
-        for turn, seat in _turns(counts, able):
+        for step, seat in _steps(counts, able):
             number = self._from(by_seat[seat])
             if number is None:
                 able.discard(seat)
             else:
-                yield turn, number
+                yield step, number
 
     def _from(self, flow: Flow) -> int | None:
         candidates = self._candidates.get(flow.id)
@@ -138,36 +138,36 @@ class Giving:
         return next(candidates, None)
 
 
-def _turns(counts: dict[int, int], of: set[int]) -> Iterator[tuple[int, int]]:
-    """(turn, seat) of the turns of these seats, if in every turn the flow with the most gives one
-    away (ties: the earliest bound) until nobody has any.
+def _steps(counts: dict[int, int], of: set[int]) -> Iterator[tuple[int, int]]:
+    """(step, seat) of the steps in which these seats give, if in every step the flow with the most
+    gives one away (ties: the earliest bound) until no flow has any.
 
     `counts` by seat; nobody receives. Seats may be taken out of `of` on the way.
     """
     order = sorted(counts, key=lambda seat: (-counts[seat], seat))
     members: list[int] = []
-    turn = place = 0
+    step = place = 0
     while place < len(order) and of:
         level = counts[order[place]]
         while place < len(order) and counts[order[place]] == level:
             insort(members, order[place])
             place += 1
-        # From this level down to the next all these give in turn, one of each at every level.
+        # From this level down to the next all these give in order, one of each at every level.
         lower = counts[order[place]] if place < len(order) else 0
         places = [
             (bisect_left(members, seat), seat) for seat in sorted(of) if counts[seat] >= level
         ]
-        for step in range(level - lower) if places else ():
+        for down in range(level - lower) if places else ():
             for nth, seat in places:
                 if seat in of:
-                    yield turn + step * len(members) + nth, seat
+                    yield step + down * len(members) + nth, seat
             if not of:
                 return
-        turn += (level - lower) * len(members)
+        step += (level - lower) * len(members)
 
 
 class _Takers:
-    """Who receives in which turn, if in every turn the flow with the fewest gets one (ties: the
+    """Who receives in which step, if in every step the flow with the fewest gets one (ties: the
     earliest bound) and nobody gives.
     """
 
@@ -176,20 +176,20 @@ class _Takers:
         self._order = sorted(counts, key=lambda seat: (counts[seat], seat))
         self._members: list[int] = []
         self._place = 0
-        self._turn = 0
+        self._step = 0
         self._next = 0
 
-    def at(self, turn: int) -> int:
-        """The seat of who receives in this turn, which is not before the one asked for last."""
-        while not self._members or (self._place < len(self._order) and turn >= self._next):
-            self._turn = self._next
+    def at(self, step: int) -> int:
+        """The seat of who receives in this step, which is not before the one asked for last."""
+        while not self._members or (self._place < len(self._order) and step >= self._next):
+            self._step = self._next
             level = self._counts[self._order[self._place]]
             while self._place < len(self._order) and self._level == level:
                 insort(self._members, self._order[self._place])
                 self._place += 1
             if self._place < len(self._order):
-                self._next = self._turn + (self._level - level) * len(self._members)
-        return self._members[(turn - self._turn) % len(self._members)]
+                self._next = self._step + (self._level - level) * len(self._members)
+        return self._members[(step - self._step) % len(self._members)]
 
     @property
     def _level(self) -> int:
@@ -245,7 +245,7 @@ def warming(queue: Queue) -> list[Handoff]:
 def revise(queue: Queue, ranking: Ranking) -> Revision:
     """Which warm-ups to call off or redirect.
 
-    `ranking` is `put_back` after unowned partitions were granted; in the end it counts what is
+    `ranking` is `put_back` after unassigned partitions were granted; in the end it counts what is
     planned. A warm-up stays if its owner has to give anyway and its successor stays within its
     share; if only the former holds it goes to the flow with the fewest; else it is called off.
     """

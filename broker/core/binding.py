@@ -11,9 +11,9 @@ from broker.core.draft import Draft
 from broker.core.errors import Overtaken
 from broker.core.loop import (
     grant_outside,
+    hold_down,
     redirect,
     take_up,
-    trigger,
 )
 from broker.core.model import Flow, HandedOver
 from broker.core.transitions import State, Status
@@ -45,14 +45,14 @@ def bind(command: c.Bind, draft: Draft) -> None:
     if predecessor is not None:
         _replace(draft, predecessor, flow)
         if queue.status is Status.READY and not is_balanced(queue):
-            trigger(draft, "replaced", before)
+            hold_down(draft, "replaced", before)
             return
     elif departed is not None:
         _give_back(draft, flow, departed.partitions)
     if queue.status is not Status.READY:
         take_up(draft)
     elif predecessor is None and before < queue.share_count:
-        trigger(draft, "bind", before)
+        hold_down(draft, "bind", before)
 
 
 def _is_overtaken(command: c.Bind, bound: Flow) -> bool:
@@ -102,7 +102,7 @@ def _give_back(draft: Draft, flow: Flow, held: Sequence[tuple[int, int]]) -> Non
     back = [
         (queue.partitions[number], epoch)
         for number, epoch in held
-        if number in queue.unowned
+        if number in queue.unassigned
         and (
             queue.partitions[number].epoch == epoch
             or queue.partitions[number].let_go == HandedOver.FORCED
@@ -119,7 +119,7 @@ def unbind(command: c.Unbind, draft: Draft) -> None:
     """A flow leaves (rules 3 to 5)."""
     queue = draft.queue
     flow = draft.flow(command.flow_id)
-    cause = "lease_expired" if command.reason == "lease_expired" else "unbind"
+    trigger = "lease_expired" if command.reason == "lease_expired" else "unbind"
     before = queue.takers
     for number in sorted(flow.owned):
         handoff = queue.handoffs.get(number)
@@ -136,11 +136,11 @@ def unbind(command: c.Unbind, draft: Draft) -> None:
     holddown = queue.status is Status.HOLDDOWN or (missed and queue.settings.rebalance_delay > 0)
     draft.emit(r.FlowLeft(flow.id, command.reason, remember=holddown, at=draft.now))
     if excess and queue.status is not Status.REBALANCING:
-        grant_outside(draft, cause, left_alone)
+        grant_outside(draft, trigger, left_alone)
     if queue.status is not Status.READY:
         take_up(draft)
     elif missed:
-        trigger(draft, cause, before)
+        hold_down(draft, trigger, before)
 
 
 def drain(command: c.Drain, draft: Draft) -> None:
@@ -159,6 +159,6 @@ def drain(command: c.Drain, draft: Draft) -> None:
     before = queue.takers
     draft.emit(r.FlowDraining(flow.id, deadline))
     if queue.status is Status.READY:
-        trigger(draft, "drain", before)
+        hold_down(draft, "drain", before)
     else:
         take_up(draft)

@@ -32,7 +32,7 @@ class Result(NamedTuple):
     current_epoch: int | None = None
 
 
-class Let(NamedTuple):
+class ReleaseItem(NamedTuple):
     """One partition to let go: the owner has finished what was outstanding of it in this epoch."""
 
     partition: int
@@ -40,7 +40,7 @@ class Let(NamedTuple):
     finished: bool = False
 
 
-class Warm(NamedTuple):
+class ReadyItem(NamedTuple):
     """One partition whose state the successor has restored; `epoch` is the owner's."""
 
     partition: int
@@ -80,7 +80,7 @@ class Release:
     """An owner lets partitions go. Answer: a tuple of `Result`, one per item in order."""
 
     flow_id: str
-    items: tuple[Let, ...]
+    items: tuple[ReleaseItem, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +91,7 @@ class Ready:
     """
 
     flow_id: str
-    items: tuple[Warm, ...]
+    items: tuple[ReadyItem, ...]
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,34 +1,162 @@
-"""A decision in the making."""
+"""A decision in the making, and what it is in the end."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
 from broker.core import records as r
 from broker.core.errors import FlowNotFound
-from broker.core.model import Flow, Partition
+from broker.core.model import Flow, Handoff, Partition
 from broker.core.queue import Queue
 from broker.core.replay import replay
 from broker.core.transitions import State, Status
 
 
+@dataclass(frozen=True, slots=True)
+class Effects:
+    """What a store has to know of a decision beside its entries.
+
+    - `partitions` (numbers) and `flows`: of which the rows change. A flow that was bound and left
+      within the decision is among them.
+    - `left`: the flows that left, with the reason.
+    - `raised`: the partitions that have a higher epoch.
+    - `revokes`: whether owners are told to let go, for whom a deadline runs from `now` on.
+    - `added`: the partitions that begin (again) with nobody's position: new ones, and those of
+      which the number is used again, but not those that were still retiring.
+    """
+
+    partitions: frozenset[int] = frozenset()
+    flows: tuple[Flow, ...] = field(default=(), compare=False)
+    left: Mapping[str, str] = field(default_factory=dict)
+    raised: frozenset[int] = frozenset()
+    revokes: bool = False
+    added: tuple[int, ...] = ()
+
+
+NO_EFFECTS = Effects()
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """What a command leads to, in the order in which it must happen.
+
+    - `entries` are to be committed together, with their `effects`; none: nothing changes.
+    - `notices`: the flows whose views change; they are told after that.
+    - `wake_at`: when the queue is to be advanced (Unix seconds; None: nothing will be due). It
+      holds until the next decision, and replaces what the one before said.
+    - `answer` is for the caller, last.
+    """
+
+    entries: tuple[r.Entry, ...]
+    notices: frozenset[str]
+    wake_at: float | None
+    effects: Effects = NO_EFFECTS
+    answer: Any = None
+
+    @property
+    def records(self) -> tuple[r.Record, ...]:
+        """The records of all entries."""
+        return tuple(record for entry in self.entries for record in entry.records)
+
+
 class Draft:
-    """A decision in the making: the queue with the records so far applied."""
+    """A decision in the making: the queue with the records so far applied.
+
+    `records` are those of the entry that is being written. Grants outside of a rebalance and the
+    beginning of a rebalance each begin an entry of the history, and there may be several in one
+    decision (rules 12 and 7); so each of them begins an entry under a revision of its own.
+    """
 
     def __init__(self, queue: Queue, now: float) -> None:
         self.queue = queue
         self.now = now
         self.records: list[r.Record] = []
         self._mark = queue.journal.mark()
+        self._entries: list[r.Entry] = []
+        self._in_history = False
+        self._left: dict[str, str] = {}
+        self._raised: set[int] = set()
+        self._revokes = False
+        self._added: list[int] = []
         queue.set("touched", set())
-        queue.set("revision", queue.revision + 1)
+        self._begin_entry()
 
     def emit(self, record: r.Record) -> None:
         """Adds a record and applies it."""
+        if isinstance(record, r.GrantedOutside | r.RebalanceStarted):
+            if self._in_history:
+                self._end_entry()
+                self._begin_entry()
+            self._in_history = True
+        self._note(record)
         self.records.append(record)
         replay(self.queue, record)
 
     def take_back(self) -> None:
         """Leaves the queue as it was."""
         self.queue.journal.undo(self._mark)
+
+    def finish(self, answer: Any) -> Decision:
+        """The decision; the queue is as before if it changes nothing."""
+        queue = self.queue
+        if not self.records:
+            self.take_back()
+            return Decision((), frozenset(), queue.next_deadline(), answer=answer)
+        self._end_entry()
+        notices = frozenset(queue.touched)
+        queue.set("touched", set())
+        return Decision(
+            tuple(self._entries), notices, queue.next_deadline(), self._effects(), answer
+        )
+
+    def _begin_entry(self) -> None:
+        self.queue.set("revision", self.queue.revision + 1)
+        self._last_rebalance = self.queue.last_rebalance
+
+    def _end_entry(self) -> None:
+        queue = self.queue
+        rebalance = queue.rebalance
+        if rebalance is None and queue.last_rebalance is not self._last_rebalance:
+            rebalance = queue.last_rebalance
+        records = tuple(r.merged(self.records))
+        rebalance_id = rebalance.id if rebalance else None
+        self._entries.append(r.Entry(queue.revision, self.now, records, rebalance_id))
+        self.records = []
+
+    def _note(self, record: r.Record) -> None:
+        """Remembers what the store has to know of a record that is about to be applied."""
+        match record:
+            case r.FlowLeft():
+                self._left[record.flow_id] = record.reason
+            case r.Granted():
+                self._raised.update(grant.partition for grant in record.grants)
+            case r.EpochsRaised():
+                self._raised.update(record.partitions)
+            case r.RevokesStarted() | r.WarmupsEnded():
+                self._revokes = True
+            case r.PartitionsAdded():
+                retiring = self.queue.retiring
+                numbers = range(record.first, record.end)
+                self._added += [number for number in numbers if number not in retiring]
+
+    def _effects(self) -> Effects:
+        partitions: set[int] = set()
+        flows: dict[str, Flow] = {}
+        for changed in self.queue.journal.changed_since(self._mark):
+            if isinstance(changed, Partition | Handoff):
+                partitions.add(changed.number)
+            elif isinstance(changed, Flow):
+                flows[changed.id] = changed
+        return Effects(
+            frozenset(partitions),
+            tuple(flows.values()),
+            self._left,
+            frozenset(self._raised),
+            self._revokes,
+            tuple(self._added),
+        )
 
     def flow(self, flow_id: str) -> Flow:
         """The bound flow of this id; raises FlowNotFound."""
@@ -48,7 +176,7 @@ class Draft:
     ) -> r.Grant:
         """The grant of the partition to the flow, under the next epoch."""
         queue, number = self.queue, partition.number
-        since = queue.unowned.get(number) if partition.owner is None else self.now
+        since = queue.unassigned.get(number) if partition.owner is None else self.now
         if partition.state is State.REVOKING:
             since = queue.handoffs[number].since
         # The clock may have gone back meanwhile.
@@ -60,6 +188,7 @@ class Draft:
 
     def outside(self, trigger: str) -> None:
         """Opens an entry of the history for grants outside of a rebalance; inside one this is
-        nothing."""
+        nothing.
+        """
         if self.queue.status is not Status.REBALANCING:
             self.emit(r.GrantedOutside(self.queue.next_rebalance_id, trigger, self.now))

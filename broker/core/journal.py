@@ -1,9 +1,9 @@
 """Taking back changes of a queue.
 
 Everything that changes a queue goes through its journal, which can undo back to any mark. Two
-places rely on it: `decide` applies its own records step by step and takes them back before it
-returns (so it only reads), and the coordinator takes back a batch whose commit failed. Undoing
-costs as much as the changes did, whatever the size of the queue.
+places rely on it: `decide` takes back a decision that fails or changes nothing, and the coordinator
+takes back a turn whose commit failed. Undoing costs as much as the changes did, whatever the size
+of the queue.
 """
 
 from __future__ import annotations

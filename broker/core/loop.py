@@ -15,20 +15,21 @@ from broker.core.ranking import Ranking
 from broker.core.transitions import Status
 
 
-def trigger(draft: Draft, cause: str, flows_before: int) -> None:
-    """Something happened to a Ready queue that takes a holddown (rules 1, 4, 8 and 11)."""
+def hold_down(draft: Draft, trigger: str, flows_before: int) -> None:
+    """Begins the holddown that a trigger takes in a Ready queue (rules 1, 4, 8 and 11)."""
     delay = draft.queue.settings.rebalance_delay
     if delay > 0:
-        draft.emit(r.HolddownStarted(cause, draft.now + delay, flows_before, draft.now))
+        draft.emit(r.HolddownStarted(trigger, draft.now + delay, flows_before, draft.now))
     else:
-        rebalance(draft, cause)
+        rebalance(draft, trigger)
 
 
-def rebalance(draft: Draft, cause: str) -> None:
+def rebalance(draft: Draft, trigger: str) -> None:
     """Rebalancing at once, whatever the status (rules 8 to 10)."""
     queue = draft.queue
     if queue.status is not Status.REBALANCING:
-        first = queue.trigger or cause
+        # The one that began the holddown stays the trigger.
+        first = queue.trigger or trigger
         draft.emit(r.RebalanceStarted(queue.next_rebalance_id, first, draft.now))
     loop(draft, changed=True)
 
@@ -39,28 +40,28 @@ def take_up(draft: Draft, *, changed: bool = True) -> None:
     queue = draft.queue
     if queue.status is Status.HOLDDOWN and queue.takers == queue.flows_before:
         assert queue.trigger is not None
-        grant_outside(draft, queue.trigger, sorted(queue.unowned))
+        grant_outside(draft, queue.trigger, sorted(queue.unassigned))
         if is_balanced(queue):
             draft.emit(r.HolddownSettled(draft.now))
     elif queue.status is Status.REBALANCING:
         loop(draft, changed=changed)
 
 
-def grant_outside(draft: Draft, cause: str, numbers: Sequence[int]) -> None:
+def grant_outside(draft: Draft, trigger: str, numbers: Sequence[int]) -> None:
     """Grants of rules 3 and 7: at once, without a rebalance, in the history under an entry of their
     own."""
     if numbers and draft.queue.takers:
-        draft.outside(cause)
+        draft.outside(trigger)
         _grant(draft, numbers, draft.queue.ranking)
 
 
 def loop(draft: Draft, *, changed: bool) -> None:
-    """One turn of the rebalance loop; it is turned again whenever something finishes or changes.
+    """One pass of the rebalance loop; the next follows whenever something finishes or changes.
 
     `changed`: flows or settings did, so warm-ups under way may not be what is needed any more.
     """
     queue = draft.queue
-    if queue.warming and (changed or queue.unowned or queue.stranded):
+    if queue.warming and (changed or queue.unassigned or queue.stranded):
         _revise(draft)
     else:
         _grant_all(draft, queue.ranking)
@@ -76,7 +77,7 @@ def _grant_all(draft: Draft, ranking: Ranking) -> None:
     nobody owns; its present owner may be the one to get it.
     """
     queue = draft.queue
-    _grant(draft, sorted(queue.unowned), ranking)
+    _grant(draft, sorted(queue.unassigned), ranking)
     for number in sorted(queue.stranded):
         flow = taker(queue, ranking)
         if flow is None:
@@ -87,7 +88,7 @@ def _grant_all(draft: Draft, ranking: Ranking) -> None:
 
 
 def _grant(draft: Draft, numbers: Sequence[int], ranking: Ranking) -> None:
-    """Grants unowned partitions, given lowest number first, each to the flow with the fewest
+    """Grants unassigned partitions, given lowest number first, each to the flow with the fewest
     partitions."""
     queue = draft.queue
     grants: list[r.Grant] = []

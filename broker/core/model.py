@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-from broker.core.transitions import State
+from broker.core.transitions import Life, State
 
 
 class AccessType(StrEnum):
@@ -76,6 +76,13 @@ class Partition:
         self.handed_over: str | None = None
         self.let_go: str = HandedOver.INITIAL
         self.released_by: str | None = None
+
+    @property
+    def life(self) -> Life:
+        """Whether it is to stay."""
+        if self.state is State.REMOVED:
+            return Life.REMOVED
+        return Life.RETIRING if self.retiring else Life.CONFIGURED
 
 
 class Flow:
@@ -160,7 +167,7 @@ class Handoff:
 @dataclass(frozen=True, slots=True)
 class Departed:
     """A flow that left during the holddown: if its instance comes back in time it gets back what is
-    still unowned. `partitions`: (number, epoch) of each that it left.
+    still unassigned. `partitions`: (number, epoch) of each that it left.
     """
 
     seat: int

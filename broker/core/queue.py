@@ -18,13 +18,21 @@ from typing import Any
 from broker.core.journal import Journal
 from broker.core.model import AccessType, Departed, Flow, Handoff, Partition, Rebalance, Settings
 from broker.core.ranking import Ranking
-from broker.core.transitions import PARTITION_TRANSITIONS, PartitionEvent, State, Status
+from broker.core.transitions import (
+    LIFE_TRANSITIONS,
+    PARTITION_TRANSITIONS,
+    Life,
+    LifeEvent,
+    PartitionEvent,
+    State,
+    Status,
+)
 
 
 class Queue:
     """One queue, as far as the rebalancer is concerned. Only `replay` changes it.
 
-    Beside the partitions stand the few of which something is to be done: `unowned` (since when,
+    Beside the partitions stand the few of which something is to be done: `unassigned` (since when,
     None: never owned), `handoffs`, and of those the `warming` ones and the `stranded` ones
     (revoking, without a successor). `warmed` names who said ready in the latest handoff, and for
     which epoch. `touched` collects the flows whose views changed.
@@ -52,7 +60,7 @@ class Queue:
         self.by_seat: dict[int, Flow] = {}
         self.partitions: list[Partition] = []
         self.retiring: set[int] = set()
-        self.unowned: dict[int, float | None] = {}
+        self.unassigned: dict[int, float | None] = {}
         self.handoffs: dict[int, Handoff] = {}
         self.warming: set[int] = set()
         self.stranded: set[int] = set()
@@ -212,9 +220,9 @@ class Queue:
                 journal.put(self.handoffs, number, handoff)
                 self.schedule(handoff)
         if state is State.UNASSIGNED:
-            journal.put(self.unowned, number, at)
+            journal.put(self.unassigned, number, at)
         else:
-            journal.drop(self.unowned, number)
+            journal.drop(self.unassigned, number)
         self._count(partition)
         if before is not None and before.draining:
             self._rank(before)
@@ -241,8 +249,11 @@ class Queue:
         if len(self._deadlines) > 4 * len(self.handoffs) + 64:
             self._deadlines = sorted((h.deadline, h.number) for h in self.handoffs.values())
 
-    def set_retiring(self, partition: Partition, retiring: bool) -> None:
-        """Takes a partition out of the balance, or back into it."""
+    def resize(self, partition: Partition, event: LifeEvent) -> None:
+        """Takes a partition out of the balance, or back into it; `place` removes and adds it."""
+        retiring = LIFE_TRANSITIONS[partition.life, event] is Life.RETIRING
+        if retiring is partition.retiring:
+            return
         self._uncount(partition)
         self.journal.set(partition, "retiring", retiring)
         (self.journal.add if retiring else self.journal.discard)(self.retiring, partition.number)

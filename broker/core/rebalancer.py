@@ -12,71 +12,48 @@ things make it safe whoever crashes: the epoch fences everything that an owner d
 never taken back, so a delayed release cannot be mistaken for another; and at its deadline every
 handoff ends, so every rebalance does.
 
-`decide` only reads. A decision is planned step by step on the queue itself, each step applied
-by `replay` as it will be when it is committed, and then taken back (`journal`). So no step can see
-a state that never will be, and live and reloaded queues cannot differ. `carry_out` leaves the steps
-applied, for who goes on at once.
+A decision is made on the queue itself, step by step, and each step is applied by `replay`, live
+and after a restart alike. So no step can see a state that never will be, and live and reloaded
+queues cannot differ. Until it is committed the journal of the queue can take all of it back
+(`journal`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from broker.core import administering, binding, working
 from broker.core import commands as c
 from broker.core import records as r
-from broker.core.draft import Draft
+from broker.core.draft import Decision, Draft
 from broker.core.queue import Queue
-
-
-@dataclass(frozen=True, slots=True)
-class Decision:
-    """What a command leads to, in the order in which it must happen.
-
-    `records` are to be committed (empty: nothing changes), then the flows in `notices` woken, and
-    the queue advanced at `wake_at` (Unix seconds, None: nothing will be due). `answer` is for the
-    caller, after the commit.
-    """
-
-    records: tuple[r.Record, ...]
-    notices: frozenset[str]
-    wake_at: float | None
-    answer: Any = None
+from broker.core.replay import replay_all
 
 
 def decide(queue: Queue, command: c.Command, now: float) -> Decision:
-    """Decides a command. Only reads: the queue is as before when this returns.
+    """Decides a command at the time `now` (Unix seconds) and applies the decision to the queue.
 
-    Raises FlowNotFound if the flow that the command speaks of is not bound (any more).
+    The queue is as before if the decision has no entries, and if this raises. Raises FlowNotFound
+    if the flow that the command speaks of is not bound (any more); Bind raises Overtaken.
     """
-    mark = queue.journal.mark()
-    try:
-        return carry_out(queue, command, now)
-    finally:
-        queue.journal.undo(mark)
-
-
-def carry_out(queue: Queue, command: c.Command, now: float) -> Decision:
-    """Decides a command and leaves the queue as replaying the decision would, at half the cost.
-
-    Unless there are records, or if it raises, as `decide` does, the queue is as before.
-    """
-    touched = queue.touched
     draft = Draft(queue, now)
     try:
         answer = _DECISIONS[type(command)](command, draft)
     except BaseException:
         draft.take_back()
         raise
-    records, notices = tuple(r.merged(draft.records)), frozenset(queue.touched)
-    decision = Decision(records, notices, queue.next_deadline(), answer)
-    if records:
-        queue.set("touched", touched | notices)
-    else:
-        draft.take_back()
-    return decision
+    return draft.finish(answer)
+
+
+def follow(queue: Queue, entries: Iterable[r.Entry]) -> Decision:
+    """Applies what another replica has committed, in order. Nothing of it is to be committed."""
+    queue.set("touched", set())
+    for entry in entries:
+        replay_all(queue, entry.records, entry.revision)
+    notices = frozenset(queue.touched)
+    queue.set("touched", set())
+    return Decision((), notices, queue.next_deadline())
 
 
 _DECISIONS: dict[type[c.Command], Callable[[Any, Draft], Any]] = {

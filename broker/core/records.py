@@ -1,7 +1,7 @@
 """What changed, in the past tense: the only thing that `replay` understands and that the store
 keeps.
 
-The records of one decision are committed together under one revision of the queue. Replicas that
+The records of one entry are committed together under one revision of the queue. Replicas that
 missed them replay them, the event stream publishes them and the history is read from them, so each
 says all that those need. Times are Unix seconds by the database's clock.
 """
@@ -297,6 +297,22 @@ Record = (
     | DeadlinesMoved
     | ClockWentBack
 )
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """What is committed under one revision, decided at the time `at`.
+
+    `rebalance_id` is the entry of the history that it belongs to, if any. `commit_id` is known when
+    it is read from the store: that of the transaction that it came in.
+    """
+
+    revision: int
+    at: float
+    records: tuple[Record, ...]
+    rebalance_id: int | None = None
+    commit_id: str = ""
+
 
 _KINDS: dict[str, type[Any]] = {kind.__name__: kind for kind in Record.__args__}
 _FIELDS = {kind: frozenset(field.name for field in fields(kind)) for kind in _KINDS.values()}

@@ -15,7 +15,7 @@ from functools import singledispatch
 from broker.core import records as r
 from broker.core.model import Departed, Flow, HandedOver, Handoff, Partition, Rebalance
 from broker.core.queue import Queue
-from broker.core.transitions import QUEUE_TRANSITIONS, PartitionEvent, QueueEvent, State
+from broker.core.transitions import QUEUE_TRANSITIONS, LifeEvent, PartitionEvent, QueueEvent, State
 
 
 def replay(queue: Queue, record: r.Record) -> None:
@@ -39,7 +39,7 @@ def _apply(record: object, queue: Queue) -> None:
     raise AssertionError(f"no replay for {type(record).__name__}")
 
 
-def _turn(queue: Queue, event: QueueEvent, at: float, trigger: str | None) -> None:
+def _change_status(queue: Queue, event: QueueEvent, at: float, trigger: str | None) -> None:
     queue.set("status", QUEUE_TRANSITIONS[queue.status, event])
     queue.set("since", at)
     queue.set("trigger", trigger)
@@ -117,20 +117,20 @@ def _(record: r.FlowDraining, queue: Queue) -> None:
 
 @_apply.register
 def _(record: r.HolddownStarted, queue: Queue) -> None:
-    _turn(queue, QueueEvent.HOLDDOWN_STARTED, record.at, record.trigger)
+    _change_status(queue, QueueEvent.HOLDDOWN_STARTED, record.at, record.trigger)
     queue.set("holddown_until", record.until)
     queue.set("flows_before", record.flows_before)
 
 
 @_apply.register
 def _(record: r.HolddownSettled, queue: Queue) -> None:
-    _turn(queue, QueueEvent.HOLDDOWN_SETTLED, record.at, None)
+    _change_status(queue, QueueEvent.HOLDDOWN_SETTLED, record.at, None)
     queue.set("departed", {})
 
 
 @_apply.register
 def _(record: r.RebalanceStarted, queue: Queue) -> None:
-    _turn(queue, QueueEvent.REBALANCE_STARTED, record.at, record.trigger)
+    _change_status(queue, QueueEvent.REBALANCE_STARTED, record.at, record.trigger)
     queue.set("departed", {})
     queue.set("rebalance", Rebalance(record.rebalance_id, record.trigger, record.at))
 
@@ -138,7 +138,7 @@ def _(record: r.RebalanceStarted, queue: Queue) -> None:
 @_apply.register
 def _(record: r.RebalanceFinished, queue: Queue) -> None:
     assert queue.rebalance is not None
-    _turn(queue, QueueEvent.REBALANCE_FINISHED, record.at, None)
+    _change_status(queue, QueueEvent.REBALANCE_FINISHED, record.at, None)
     queue.set("last_rebalance", replace(queue.rebalance, finished_at=record.at))
     queue.set("rebalance", None)
     queue.set("growing", False)
@@ -280,11 +280,12 @@ def _(record: r.PartitionsAdded, queue: Queue) -> None:
             queue.partitions.append(partition)
             queue.journal.did(queue.partitions.pop)
             queue.journal.note(partition)
-            queue.journal.put(queue.unowned, number, None)
+            queue.journal.put(queue.unassigned, number, None)
         elif partition.state is State.REMOVED:
+            queue.resize(partition, LifeEvent.ADDED)
             queue.place(partition, PartitionEvent.ADDED)
         else:
-            queue.set_retiring(partition, False)
+            queue.resize(partition, LifeEvent.TAKEN_BACK)
             if partition.owner is not None:
                 queue.journal.set(partition, "let_go", HandedOver.REPLACED)
             queue.touch(partition.owner)
@@ -295,7 +296,7 @@ def _(record: r.PartitionsAdded, queue: Queue) -> None:
 def _(record: r.PartitionsRetired, queue: Queue) -> None:
     for number in record.partitions:
         partition = queue.partitions[number]
-        queue.set_retiring(partition, True)
+        queue.resize(partition, LifeEvent.RETIRED)
         queue.touch(partition.owner)
     queue.set("growing", False)
 
@@ -316,8 +317,8 @@ def _(record: r.PartitionsRemoved, queue: Queue) -> None:
             let_go = HandedOver.INITIAL
         elif partition.owner is not None:
             let_go = HandedOver.ORPHANED
+        queue.resize(partition, LifeEvent(record.outcome))
         queue.place(partition, PartitionEvent.REMOVED, released_by=released_by, let_go=let_go)
-        queue.set_retiring(partition, False)
 
 
 @_apply.register

@@ -1,7 +1,8 @@
 """What can happen to a queue and to a partition, as data.
 
-The two tables are the specification: `replay` changes a status or a state only through them, and a
-pair that is not listed is a defect. The state diagrams of the documentation are drawn from them.
+The tables are the specification: `replay` changes a status, a state or a life only through them,
+and a pair that is not listed is a defect. The state diagrams of the documentation are drawn from
+them.
 """
 
 from __future__ import annotations
@@ -27,10 +28,7 @@ class QueueEvent(StrEnum):
 
 
 class State(StrEnum):
-    """The state of a partition.
-
-    Retiring is a property beside it: a retiring partition is owned, warming, …
-    """
+    """The state of a partition: who works on it. `Life` goes beside it."""
 
     UNASSIGNED = "unassigned"
     OWNED = "owned"
@@ -50,6 +48,24 @@ class PartitionEvent(StrEnum):
     REVOKED = "revoked"
     REPLACED = "owner replaced"
     REMOVED = "removed"
+    ADDED = "added"
+
+
+class Life(StrEnum):
+    """Whether a partition is to stay. One that is retiring is owned, warming and so on as well."""
+
+    CONFIGURED = "configured"
+    RETIRING = "retiring"
+    REMOVED = "removed"
+
+
+class LifeEvent(StrEnum):
+    """What a resize does to a partition. `finished` and `discarded` are outcomes of its removal."""
+
+    RETIRED = "retired"
+    TAKEN_BACK = "taken back"
+    FINISHED = "finished"
+    DISCARDED = "discarded"
     ADDED = "added"
 
 
@@ -83,10 +99,20 @@ PARTITION_TRANSITIONS: dict[tuple[State, PartitionEvent], State] = {
     (State.REMOVED, PartitionEvent.ADDED): State.UNASSIGNED,
 }
 
+LIFE_TRANSITIONS: dict[tuple[Life, LifeEvent], Life] = {
+    (Life.CONFIGURED, LifeEvent.RETIRED): Life.RETIRING,
+    (Life.CONFIGURED, LifeEvent.DISCARDED): Life.REMOVED,
+    (Life.RETIRING, LifeEvent.TAKEN_BACK): Life.CONFIGURED,
+    (Life.RETIRING, LifeEvent.FINISHED): Life.REMOVED,
+    (Life.RETIRING, LifeEvent.DISCARDED): Life.REMOVED,
+    (Life.REMOVED, LifeEvent.ADDED): Life.CONFIGURED,
+}
+
 
 def diagram(
     transitions: dict[tuple[Status, QueueEvent], Status]
-    | dict[tuple[State, PartitionEvent], State],
+    | dict[tuple[State, PartitionEvent], State]
+    | dict[tuple[Life, LifeEvent], Life],
 ) -> str:
     """A Mermaid state diagram of one of the tables."""
     lines = ["stateDiagram-v2"]

@@ -28,7 +28,7 @@ def release(command: c.Release, draft: Draft) -> tuple[Result, ...]:
     return results
 
 
-def _release(draft: Draft, flow: Flow, item: c.Let) -> Result:
+def _release(draft: Draft, flow: Flow, item: c.ReleaseItem) -> Result:
     queue = draft.queue
     partition = queue.find(item.partition)
     if partition is None:
@@ -71,18 +71,16 @@ def ready(command: c.Ready, draft: Draft) -> tuple[Result, ...]:
     """A successor has restored the state of partitions."""
     flow = draft.flow(command.flow_id)
     results: list[Result] = []
-    ready: list[int] = []
     for item in command.items:
-        outcome = _warm(draft.queue, flow, item)
+        outcome = _refuse_ready(draft.queue, flow, item)
         if outcome is None:
             revoke(draft, (item.partition,), ready=True)
-            ready.append(item.partition)
             outcome = Result(item.partition, Outcome.OK)
         results.append(outcome)
     return tuple(results)
 
 
-def _warm(queue: Queue, flow: Flow, item: c.Warm) -> Result | None:
+def _refuse_ready(queue: Queue, flow: Flow, item: c.ReadyItem) -> Result | None:
     partition = queue.find(item.partition)
     if partition is None or partition.state is State.REMOVED:
         return Result(item.partition, Outcome.NO_SUCH_PARTITION)

@@ -159,6 +159,8 @@ class Connections:
             "default_transaction_isolation": "read committed",
             # Compiling takes longer than any of our statements.
             "jit": "off",
+            # What is planned while a table is small must hold when it is large (`bulk`).
+            "enable_seqscan": "off",
             # The server gives up first, so that we hear of it.
             "statement_timeout": str(milliseconds * 9 // 10),
             "lock_timeout": str(milliseconds // 3),

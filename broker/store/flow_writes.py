@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from sqlalchemy import Boolean, Text, bindparam, case, insert, not_, or_, select, update
+from sqlalchemy import Boolean, Text, bindparam, case, insert, not_, or_, select, true
+from sqlalchemy.dialects.postgresql import insert as postgresql_insert
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from broker.core.model import Flow
-from broker.store.bulk import NOW, Rows
-from broker.store.leases import LEASE_OVER
+from broker.store.bulk import NOW, Rows, looked_up, written_over
+from broker.store.leases import lease_over
 from broker.store.ports import Commit, LeaseRenewed
 from broker.store.rows import FlowValues, flow_values
 from broker.store.tables import flows
@@ -26,36 +27,27 @@ _KNOWN = Rows(
         ("fenced", Boolean()),
     ],
 )
-_known_locked = (
-    select(*_KNOWN.c)
-    .where(flows.c.id == _KNOWN.c.id)
-    .order_by(flows.c.id)
-    .with_for_update(key_share=True, of=flows)
-    .cte("locked")
+_known = select(*_KNOWN.c).order_by(_KNOWN.c.id).subquery("row").c
+_locked = looked_up(
+    select(flows).where(flows.c.id == _known.id).with_for_update(key_share=True), "locked"
 )
-_known = _known_locked.c
-UPDATE_FLOWS = (
-    update(flows)
-    .where(
-        flows.c.id == _known.id,
-        flows.c.reason.is_(None),
-        or_(not_(_known.fenced), LEASE_OVER),
-    )
-    .values(
-        {
-            **{
-                key: case((_known.changed, _known[key]), else_=flows.c[key])
-                for key in _FLOW_CHANGES
-            },
-            "lease_expires_at": case(
-                (_known.renewed, NOW + flows.c.lease_seconds), else_=flows.c.lease_expires_at
-            ),
-            "reason": _known.reason,
-            "left_at": case((_known.reason.is_not(None), NOW)),
-        }
-    )
-    .returning(flows.c.id)
-)
+_changes = {
+    **{key: case((_known.changed, _known[key]), else_=_locked.c[key]) for key in _FLOW_CHANGES},
+    "lease_expires_at": case(
+        (_known.renewed, NOW + _locked.c.lease_seconds), else_=_locked.c.lease_expires_at
+    ),
+    "reason": _known.reason,
+    "left_at": case((_known.reason.is_not(None), NOW)),
+}
+UPDATE_FLOWS = written_over(
+    postgresql_insert(flows).from_select(
+        [column.name for column in flows.columns],
+        select(*(_changes.get(column.name, _locked.c[column.name]) for column in flows.columns))
+        .select_from(_known.id.table.join(_locked, true()))
+        .where(_locked.c.reason.is_(None), or_(not_(_known.fenced), lease_over(_locked))),
+    ),
+    _changes,
+).returning(flows.c.id)
 _NEW = Rows(
     "new",
     [

@@ -28,10 +28,21 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from sqlalchemy import and_, bindparam, func, insert, literal, or_, select, update
+from sqlalchemy import (
+    ColumnElement,
+    FromClause,
+    and_,
+    bindparam,
+    func,
+    insert,
+    literal,
+    or_,
+    select,
+    update,
+)
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from broker.store.bulk import NOW, any_of
+from broker.store.bulk import NOW, any_of, listed
 from broker.store.ports import Outage, Pulse
 from broker.store.tables import bound, flows, outages, queues, service
 
@@ -39,7 +50,14 @@ from broker.store.tables import bound, flows, outages, queues, service
 SERVED = (
     select(service.c.stamped_at + service.c.gap_seconds >= NOW).where(service.c.id == 1)
 ).scalar_subquery()
-LEASE_OVER = and_(flows.c.lease_expires_at <= NOW, SERVED)
+
+
+def lease_over(row: FromClause) -> ColumnElement[bool]:
+    """Whether the lease of a flow is over; `row` is the table or has its columns."""
+    return and_(row.c.lease_expires_at <= NOW, SERVED)
+
+
+LEASE_OVER = lease_over(flows)
 
 # The pulse. The usual one is one statement; if it stamps nothing, nobody served for a while, or the
 # clock was set.
@@ -72,7 +90,7 @@ _alive = (
 )
 RENEW_ALIVE = (
     update(flows)
-    .where(flows.c.id == _alive.c.id)
+    .where(listed(flows.c.id, _alive.c.id))
     .values(lease_expires_at=NOW + flows.c.lease_seconds)
 )
 
@@ -88,7 +106,7 @@ _leased = (
 )
 RENEWAL = (
     update(flows)
-    .where(flows.c.id == _leased.c.id)
+    .where(listed(flows.c.id, _leased.c.id))
     .values(lease_expires_at=NOW + flows.c.lease_seconds)
 )
 RENEW = RENEWAL.returning(flows.c.id, flows.c.lease_expires_at, flows.c.view_revision)

@@ -16,10 +16,10 @@ from typing import TypeVar
 
 from broker.core.commands import Result
 from broker.core.queue import Queue
+from broker.core.records import Entry
 from broker.store.memory_database import MemoryDatabase
 from broker.store.ports import (
     Commit,
-    Entry,
     Expiry,
     FlowRow,
     Lease,

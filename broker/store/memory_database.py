@@ -16,11 +16,11 @@ import orjson
 
 from broker.core.commands import Outcome, Result
 from broker.core.queue import Queue
+from broker.core.records import Entry
 from broker.core.transitions import State
 from broker.store.ports import (
     Commit,
     Conflict,
-    Entry,
     Expiry,
     FlowRow,
     FlowsBound,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 from sqlalchemy import (
@@ -18,14 +17,15 @@ from sqlalchemy import (
     literal,
     or_,
     select,
-    update,
+    true,
 )
 from sqlalchemy.dialects.postgresql import ARRAY
+from sqlalchemy.dialects.postgresql import insert as postgresql_insert
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from broker.core.model import Partition, Settings
 from broker.core.queue import Queue
-from broker.store.bulk import Rows
+from broker.store.bulk import Rows, looked_up, written_over
 from broker.store.ports import Commit, PositionBehind, PositionWrite
 from broker.store.rows import PartitionValues, first_writes, partition_values
 from broker.store.tables import partitions
@@ -43,48 +43,43 @@ _ROWS = Rows(
         ("first_position", Text()),
     ],
 )
-_rows_locked = (
-    select(*_ROWS.c)
-    .where(partitions.c.queue_id == bindparam("queue"), partitions.c.number == _ROWS.c.number)
-    .order_by(partitions.c.number)
-    .with_for_update(key_share=True, of=partitions)
-    .cte("locked")
+_row = select(*_ROWS.c).order_by(_ROWS.c.number).subquery("row").c
+_locked = looked_up(
+    select(partitions)
+    .where(partitions.c.queue_id == bindparam("queue"), partitions.c.number == _row.number)
+    .with_for_update(key_share=True),
+    "locked",
 )
-_row = _rows_locked.c
-UPDATE_PARTITIONS = (
-    update(partitions)
+_inserted = postgresql_insert(partitions).from_select(
+    ["queue_id", *PartitionValues._fields, "position", "seq"],
+    select(
+        bindparam("queue", type_=Text),
+        *(_row[key] for key in PartitionValues._fields),
+        case(
+            (_row["set"], _row.set_position),
+            else_=func.coalesce(_row.write_position, _locked.c.position, _row.first_position),
+        ),
+        case((_row.epoch == _locked.c.epoch, func.coalesce(_row.write_seq, _locked.c.seq))),
+    )
+    .select_from(_row.number.table.outerjoin(_locked, true()))
     .where(
-        partitions.c.queue_id == bindparam("queue"),
-        partitions.c.number == _row.number,
         or_(
             _row.write_flow.is_(None),
             and_(
-                partitions.c.owner == _row.write_flow,
-                partitions.c.epoch == _row.write_epoch,
+                _locked.c.owner == _row.write_flow,
+                _locked.c.epoch == _row.write_epoch,
                 or_(
                     _row.write_seq.is_(None),
-                    partitions.c.seq.is_(None),
-                    _row.write_seq > partitions.c.seq,
+                    _locked.c.seq.is_(None),
+                    _row.write_seq > _locked.c.seq,
                 ),
             ),
-        ),
-    )
-    .values(
-        {
-            **{key: _row[key] for key in PartitionValues._fields[1:]},
-            "position": case(
-                (_row["set"], _row.set_position),
-                else_=func.coalesce(
-                    _row.write_position, partitions.c.position, _row.first_position
-                ),
-            ),
-            "seq": case(
-                (_row.epoch == partitions.c.epoch, func.coalesce(_row.write_seq, partitions.c.seq)),
-            ),
-        }
-    )
-    .returning(partitions.c.number)
+        )
+    ),
 )
+WRITE_PARTITIONS = written_over(
+    _inserted, (*PartitionValues._fields[1:], "position", "seq")
+).returning(partitions.c.number)
 INSERT_PARTITIONS = insert(partitions).from_select(
     ["queue_id", *PartitionValues._fields, "position"],
     select(
@@ -115,22 +110,15 @@ async def write_partitions(connection: AsyncConnection, commit: Commit) -> None:
     if not rows:
         return
     parameters = {"queue": commit.queue.id, **_ROWS.parameters(list(rows.values()))}
-    written = set((await connection.execute(UPDATE_PARTITIONS, parameters)).scalars())
-    missing = rows.keys() - written
-    behind = missing & {write.partition for write in commit.writes}
+    written = set((await connection.execute(WRITE_PARTITIONS, parameters)).scalars())
+    behind = rows.keys() - written
     if behind:
         raise PositionBehind(frozenset(behind))
-    await _insert(connection, commit, {number: rows[number] for number in missing})
 
 
 async def insert_partitions(connection: AsyncConnection, commit: Commit) -> None:
     """Inserts the rows of a new queue."""
-    await _insert(connection, commit, _partition_rows(commit))
-
-
-async def _insert(
-    connection: AsyncConnection, commit: Commit, rows: Mapping[int, tuple[Any, ...]]
-) -> None:
+    rows = _partition_rows(commit)
     others = {number: row for number, row in rows.items() if row[1:] != _FRESH_ROW[1:]}
     fresh = [number for number in rows if number not in others]
     if fresh:

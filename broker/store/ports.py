@@ -29,7 +29,7 @@ from typing import Protocol
 from broker.core.commands import Result
 from broker.core.model import Flow, Partition
 from broker.core.queue import Queue
-from broker.core.records import Record
+from broker.core.records import Entry
 
 
 class StoreError(Exception):
@@ -76,20 +76,6 @@ class PositionBehind(StoreError):
 
 class Overdue(StoreError):
     """The commit came when it was not `valid`; nothing was committed."""
-
-
-@dataclass(frozen=True, slots=True)
-class Entry:
-    """The records committed under one revision.
-
-    `rebalance_id` is the history entry they belong to, if any.
-    """
-
-    revision: int
-    at: float
-    records: tuple[Record, ...]
-    rebalance_id: int | None = None
-    commit_id: str = ""
 
 
 @dataclass(frozen=True, slots=True)

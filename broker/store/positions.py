@@ -10,12 +10,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from sqlalchemy import Integer, Text, bindparam, exists, func, or_, select, update
+from sqlalchemy import Integer, Text, and_, bindparam, func, or_, select, true
+from sqlalchemy.dialects.postgresql import insert as postgresql_insert
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from broker.core.commands import Outcome, Result
 from broker.core.transitions import State
-from broker.store.bulk import Rows, any_of
+from broker.store.bulk import Rows, any_of, looked_up, written_over
 from broker.store.leases import RENEWAL
 from broker.store.ports import PositionCommit
 from broker.store.tables import flows, partitions
@@ -32,53 +33,52 @@ _ITEMS = Rows(
         ("position", Text()),
     ],
 )
-_item = _ITEMS.c
+_item = select(*_ITEMS.c).order_by(_ITEMS.c.queue_id, _ITEMS.c.number).subquery("row").c
+_by_key = select(partitions).where(
+    partitions.c.queue_id == _item.queue_id, partitions.c.number == _item.number
+)
 _renewed = RENEWAL.returning(flows.c.id).cte("renewed")
+_row = looked_up(_by_key.with_for_update(key_share=True, skip_locked=True), "found").c
 _locked = (
     select(
-        *_item,
-        partitions.c.epoch.label("current_epoch"),
-        (partitions.c.owner == _item.flow_id).label("owned"),
-        (partitions.c.state == State.REMOVED.value).label("removed"),
-        or_(_item.seq.is_(None), partitions.c.seq.is_(None), _item.seq > partitions.c.seq).label(
-            "later"
-        ),
-        exists().where(_renewed.c.id == _item.flow_id).label("renewed"),
+        _item.nth,
+        _item.position.label("new_position"),
+        func.coalesce(_item.seq, _row.seq).label("new_seq"),
+        (_row.owner == _item.flow_id).label("owned"),
+        _item.flow_id.in_(select(_renewed.c.id)).label("renewed"),
+        and_(
+            _item.epoch == _row.epoch,
+            or_(_item.seq.is_(None), _row.seq.is_(None), _item.seq > _row.seq),
+        ).label("fits"),
+        *_row,
     )
-    .where(
-        partitions.c.queue_id == _item.queue_id,
-        partitions.c.number == _item.number,
-        # Evaluated first, so that the flows are locked before the partitions.
-        select(func.count()).select_from(_renewed).scalar_subquery() >= 0,
-    )
-    .order_by(partitions.c.queue_id, partitions.c.number)
-    .with_for_update(key_share=True, of=partitions, skip_locked=True)
+    .select_from(_item.nth.table.join(_row.seq.table, true()))
+    # Evaluated first, so that the flows are locked before the partitions.
+    .where(select(func.count()).select_from(_renewed).scalar_subquery() >= 0)
     .cte("locked")
 )
+_new = {"position": _locked.c.new_position, "seq": _locked.c.new_seq}
 _written = (
-    update(partitions)
-    .where(
-        partitions.c.queue_id == _locked.c.queue_id,
-        partitions.c.number == _locked.c.number,
-        _locked.c.epoch == _locked.c.current_epoch,
-        _locked.c.owned,
-        _locked.c.later,
-        _locked.c.renewed,
+    written_over(
+        postgresql_insert(partitions).from_select(
+            [column.name for column in partitions.columns],
+            select(*(_new.get(column.name, _locked.c[column.name]) for column in _row)).where(
+                _locked.c.owned, _locked.c.renewed, _locked.c.fits
+            ),
+        ),
+        _new,
     )
-    .values(position=_locked.c.position, seq=func.coalesce(_locked.c.seq, partitions.c.seq))
     .returning(partitions.c.number)
     .cte("written")
 )
 COMMIT_POSITIONS = select(
     _locked.c.nth,
-    _locked.c.current_epoch,
+    _locked.c.epoch,
     _locked.c.owned,
-    _locked.c.removed,
+    _locked.c.state,
     _locked.c.renewed,
 ).add_cte(_written)
-_THERE = select(_item.nth).where(
-    partitions.c.queue_id == _item.queue_id, partitions.c.number == _item.number
-)
+THERE = select(_item.nth).join_from(_item.nth.table, looked_up(_by_key, "found"), true())
 ALL_POSITIONS = select(partitions.c.number, partitions.c.epoch, partitions.c.position).where(
     partitions.c.queue_id == bindparam("queue")
 )
@@ -118,7 +118,7 @@ async def commit_positions(
     held: set[int] = set()
     missing = [row for row in rows if row[0] not in by_place]
     if missing:
-        held.update((await connection.execute(_THERE, _ITEMS.parameters(missing))).scalars())
+        held.update((await connection.execute(THERE, _ITEMS.parameters(missing))).scalars())
     return {
         place: None if place in held else _result(items[place], by_place.get(place))
         for place in places
@@ -127,11 +127,11 @@ async def commit_positions(
 
 def _result(item: PositionCommit, row: Any) -> Result | None:
     """The first outcome that applies (the contract, *HTTP*); None if the flow's row is held."""
-    if row is None or row.removed:
+    if row is None or row.state == State.REMOVED:
         return Result(item.partition, Outcome.NO_SUCH_PARTITION)
-    if item.epoch < row.current_epoch:
-        return Result(item.partition, Outcome.STALE_EPOCH, row.current_epoch)
-    if item.epoch > row.current_epoch or not row.owned:
+    if item.epoch < row.epoch:
+        return Result(item.partition, Outcome.STALE_EPOCH, row.epoch)
+    if item.epoch > row.epoch or not row.owned:
         return Result(item.partition, Outcome.NOT_OWNER)
     if not row.renewed:
         return None

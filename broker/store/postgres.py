@@ -31,6 +31,7 @@ from sqlalchemy.sql.elements import ColumnElement
 
 from broker.core.commands import Result
 from broker.core.queue import Queue
+from broker.core.records import Entry
 from broker.store import writing
 from broker.store.bulk import any_of
 from broker.store.connections import Connections
@@ -38,7 +39,6 @@ from broker.store.leases import BOUND, DUE, EXPIRIES, RENEW, STAMP, outage_of, p
 from broker.store.notifications import Notifications
 from broker.store.ports import (
     Commit,
-    Entry,
     Expiry,
     FlowRow,
     FlowsBound,

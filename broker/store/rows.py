@@ -16,7 +16,7 @@ import orjson
 from broker.core.model import Departed, Flow, HandedOver, Handoff, Partition, Rebalance, Settings
 from broker.core.queue import Queue
 from broker.core.records import Record, from_json, to_json
-from broker.core.transitions import PartitionEvent, State, Status
+from broker.core.transitions import LifeEvent, PartitionEvent, State, Status
 from broker.store.ports import PositionWrite, QueueRow
 
 # Columns of a queue's row that are attributes of the queue under the same name.
@@ -132,7 +132,7 @@ def partition_values(queue: Queue, partition: Partition) -> PartitionValues:
         str(partition.handed_over) if partition.handed_over else None,
         str(partition.let_go),
         partition.released_by,
-        queue.unowned.get(number),
+        queue.unassigned.get(number),
         successor.id if successor else None,
         handoff.deadline if handoff else None,
         handoff.since if handoff else None,
@@ -248,7 +248,7 @@ def _restore_partition(queue: Queue, values: PartitionValues) -> None:
     if values.warmed_by is not None and values.warmed_epoch is not None:
         queue.warmed[number] = (values.warmed_by, values.warmed_epoch)
     if state is State.UNASSIGNED:
-        queue.unowned[number] = values.unowned_since
+        queue.unassigned[number] = values.unowned_since
     elif state is State.REMOVED:
         queue.place(partition, PartitionEvent.REMOVED)
     else:
@@ -260,7 +260,7 @@ def _restore_partition(queue: Queue, values: PartitionValues) -> None:
             event = PartitionEvent.WARMUP_STARTED if warming else PartitionEvent.REVOKED
             queue.place(partition, event, owner=owner, handoff=_handoff(queue, values))
     if values.retiring:
-        queue.set_retiring(partition, True)
+        queue.resize(partition, LifeEvent.RETIRED)
 
 
 def _handoff(queue: Queue, values: PartitionValues) -> Handoff:

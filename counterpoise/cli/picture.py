@@ -117,7 +117,7 @@ def _style(flow_id: str | None, numbers: Mapping[str, int]) -> str:
 def _strip(partitions: Sequence[Partition], numbers: Mapping[str, int]) -> Text:
     """One cell for each partition: the number of its flow in the flow's colour.
 
-    `1` owned, `1>` being revoked, `2~` warming up at flow 2, `1×` retiring, `·` unowned.
+    `1` owned, `1>` being revoked, `2~` warming up at flow 2, `1×` retiring, `·` unassigned.
     Each row begins with the number of its first partition.
     """
     strip = Text()

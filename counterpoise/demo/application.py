@@ -172,8 +172,9 @@ def main(arguments: list[str] | None = None) -> int:
     threading.Thread(target=_listen, args=[go.set, end], daemon=True).start()
 
     spark = session(options.name, options.directory)
-    warm_up(spark, options.directory)
-    print(READY, flush=True)
+    if not stop.is_set():
+        warm_up(spark, options.directory)
+        print(READY, flush=True)
     go.wait()
     if stop.is_set():
         spark.stop()

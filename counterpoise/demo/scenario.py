@@ -15,7 +15,7 @@ from counterpoise.demo.evidence import Event, EventKind, Evidence
 from counterpoise.demo.flights import DataSetMissing, load
 from counterpoise.demo.report import report
 from counterpoise.demo.stage import PARTITIONS, QUEUE, DemoFailed, Stage
-from counterpoise.demo.verdict import Verdict, judge
+from counterpoise.demo.verdict import judge
 from counterpoise.demo.watching import Seen
 
 GOOD, BAD, FAILED, INTERRUPTED = 0, 1, 2, 130
@@ -41,7 +41,7 @@ def run(rows: int | None = None, sabotage: str | None = None) -> int:
     began = time.monotonic()
     try:
         with tempfile.TemporaryDirectory(prefix="counterpoise-demo-") as directory:
-            verdict = _play(Path(directory), console, rows, sabotage)
+            verdict = judge(play(Path(directory), console, rows, sabotage))
     except (DemoFailed, DataSetMissing) as error:
         console.print(f"The demo failed: {error}", markup=False, highlight=False, soft_wrap=True)
         return FAILED
@@ -52,7 +52,11 @@ def run(rows: int | None = None, sabotage: str | None = None) -> int:
     return GOOD if verdict.good else BAD
 
 
-def _play(directory: Path, console: Console, rows: int | None, sabotage: str | None) -> Verdict:
+def play(directory: Path, console: Console, rows: int | None, sabotage: str | None) -> Evidence:
+    """Play all acts, with everything they need in `directory`; returns what the verdict needs.
+
+    Raises DemoFailed and DataSetMissing.
+    """
     console.print("Reading the flights that left New York in 2013 …")
     flights = load(rows)
     display = _display(console)
@@ -60,7 +64,7 @@ def _play(directory: Path, console: Console, rows: int | None, sabotage: str | N
         with Stage(directory, flights, display, sabotage) as stage:
             scenario = Scenario(stage)
             scenario.play()
-            evidence = Evidence(
+            return Evidence(
                 flights=flights,
                 journal=list(stage.record.journal()),
                 statistics=stage.record.statistics(),
@@ -69,7 +73,6 @@ def _play(directory: Path, console: Console, rows: int | None, sabotage: str | N
             )
     finally:
         display.close()
-    return judge(evidence)
 
 
 def _display(console: Console) -> Display:

@@ -45,7 +45,7 @@ ALLOWED = {
     "counterpoise/consumer/test_batches.py: Running.handle": DOUBLE,
     "counterpoise/faulty.py: FaultyService._handler.Handler.act": LASTS,
     "counterpoise/spark/application.py: Sink.wait_if": "a file is all that reaches its process",
-    "counterpoise/spark/application.py: until": POLL,
+    "counterpoise/spark/waiting.py: until": POLL,
     "counterpoise/spark/sink/application.py: wait_if": "a file is all that reaches its process",
     "counterpoise/spark/run/test_consumption.py: FlowDouble.wait": DOUBLE,
     "log_support.py: until": POLL,

@@ -2,19 +2,24 @@
 
 import asyncio
 import copy
+from dataclasses import replace
 from typing import Any
 
 import orjson
 import pytest
 
 from broker.calls import views
+from broker.coordinator import Coordinator
 from broker.core import commands as c
+from broker.core.draft import Decision
 from broker.core.errors import (
     FlowGone,
     FlowNotFound,
     QueueNotFound,
     Unavailable,
 )
+from broker.core.queue import Queue
+from broker.core.rebalancer import decide
 from broker.store.memory import Fault
 from broker.turns import Ask
 from tests.broker.shell import Service, World, spec
@@ -156,6 +161,65 @@ class TestCommit:
         await one.join("orders", "second")
         assert (await one.queue("orders")).flow_count == 2
         world.check("orders")
+
+
+class TestObedience:
+    """What a decision says is done, and nothing else is looked at."""
+
+    @virtual
+    async def test_who_is_told_and_when_the_queue_is_advanced(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        world = World()
+        one = await world.replica()
+        await one.create_queue(spec())
+        queue_id, _ = world.stored("orders")
+        told, alarms = [], []
+
+        def decided(queue: Queue, command: c.Command, now: float) -> Decision:
+            decision = decide(queue, command, now)
+            return replace(decision, notices=frozenset({type(command).__name__}), wake_at=now + 99)
+
+        monkeypatch.setattr("broker.turns.decide", decided)
+        coordinator = Coordinator(
+            queue_id,
+            "orders",
+            one.replica.store,
+            one.replica.clock,
+            lambda: "commit",
+            lambda _, notices, ours: told.append((notices, ours)),
+            lambda _, time: alarms.append(time),
+        )
+        bind = c.Bind("A", "i-A", "client", 200)
+        await coordinator.ask(Ask(bind, token_hash=b"A"))
+        # None: it was loaded, and anybody may see something new.
+        assert told == [(None, False), (frozenset({"Advance", "Bind"}), True)]
+        assert alarms == [pytest.approx(one.replica.clock.now() + 99, abs=1)]
+        assert world.database.queues[queue_id].row["next_deadline"] == alarms[0]
+        assert coordinator.waits
+
+    @virtual
+    async def test_what_another_replica_decided(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        world = World()
+        one, two = await world.replica(), await world.replica()
+        await one.create_queue(spec(rebalance_delay=5.0))
+        queue_id, _ = world.stored("orders")
+        told, alarms = [], []
+        coordinator = Coordinator(
+            queue_id,
+            "orders",
+            two.replica.store,
+            two.replica.clock,
+            lambda: "commit",
+            lambda _, notices, ours: told.append((notices, ours)),
+            lambda _, time: alarms.append(time),
+        )
+        await coordinator.read(lambda queue: queue.revision)
+        flow = await one.join("orders", "first", lease=200)
+        coordinator.catch_up()
+        await settle()
+        assert told[-1] == (frozenset({flow}), False)
+        assert alarms == [pytest.approx(two.replica.clock.now() + 5, abs=1)]
 
 
 class TestAnswersFromThePresent:
@@ -341,9 +405,9 @@ class TestReleases:
         assert await one.view("orders", first) == {0: (1, "owned"), 1: (1, "revoking")}
         coordinator = await one.replica.coordinator("orders")
         asks = [
-            Ask(c.Release(first, (c.Let(1, 1),)), renews=first),
+            Ask(c.Release(first, (c.ReleaseItem(1, 1),)), renews=first),
             Ask(c.Bind("third", "i-third", "third", 60), token_hash=b"-"),
-            Ask(c.Release(first, (c.Let(1, 2),)), renews=first),
+            Ask(c.Release(first, (c.ReleaseItem(1, 2),)), renews=first),
         ]
         answers = await asyncio.wait_for(asyncio.gather(*map(coordinator.ask, asks)), 5)
         assert answers[0][0].outcome == "ok"

@@ -15,10 +15,10 @@ from typing import Any
 
 from broker.core import commands as c
 from broker.core import records as r
+from broker.core.draft import Decision
 from broker.core.model import Flow, Partition
 from broker.core.queue import Queue
 from broker.core.ranking import Ranking
-from broker.core.rebalancer import Decision
 from tests.judge import balance
 from tests.judge.rules import Owners
 
@@ -108,7 +108,7 @@ def _check_partitions(queue: Queue) -> None:
         owned = partition.state in ("owned", *IN_HANDOFF)
         assert (partition.owner is not None) == owned, partition.state
         assert (number in queue.handoffs) == (partition.state in IN_HANDOFF)
-        assert (number in queue.unowned) == (partition.state == "unassigned")
+        assert (number in queue.unassigned) == (partition.state == "unassigned")
         assert (number in queue.retiring) == partition.retiring
         if number < count:
             assert partition.state != "removed"
@@ -208,7 +208,7 @@ def _check_status(queue: Queue) -> None:
     most = queue.settings.max_concurrent_handoffs
     if most is None or len(queue.handoffs) < most:
         _check_nothing_more_can_begin(queue)
-    assert not queue.unowned or not any(not f.draining for f in queue.flows.values())
+    assert not queue.unassigned or not any(not f.draining for f in queue.flows.values())
 
 
 def _check_nothing_more_can_begin(queue: Queue) -> None:

@@ -37,7 +37,7 @@ class TestRelease:
 
     def test_then_stale_epoch_with_the_current_one(self) -> None:
         orders = revoking()
-        decision = orders.do(c.Release("B", (c.Let(1, 1),)))
+        decision = orders.do(c.Release("B", (c.ReleaseItem(1, 1),)))
         assert decision.answer == (c.Result(1, c.Outcome.STALE_EPOCH, 2),)
 
     @pytest.mark.parametrize(
@@ -62,12 +62,15 @@ class TestRelease:
     def test_only_ok_changes_anything(self) -> None:
         orders = revoking()
         for epoch in (0, 1, 3):
-            assert orders.do(c.Release("A", (c.Let(1, epoch), c.Let(0, 2)))).records == ()
+            assert (
+                orders.do(c.Release("A", (c.ReleaseItem(1, epoch), c.ReleaseItem(0, 2)))).records
+                == ()
+            )
 
     def test_repeated_it_is_ok_again_and_changes_nothing(self) -> None:
         orders = revoking()
         assert orders.release("A", 1, epoch=2) == ["ok"]
-        decision = orders.do(c.Release("A", (c.Let(1, 2), c.Let(1, 2))))
+        decision = orders.do(c.Release("A", (c.ReleaseItem(1, 2), c.ReleaseItem(1, 2))))
         assert [result.outcome for result in decision.answer] == ["ok", "ok"]
         assert decision.records == ()
         assert orders.release("C", 1, epoch=2) == ["stale_epoch"]
@@ -114,7 +117,7 @@ class TestRelease:
         orders.release("A", 1)
         orders.change(rebalance_delay=5.0)
         orders.expire("C")
-        assert orders.unowned() == [1]
+        assert orders.unassigned() == [1]
         assert orders.release("A", 1, epoch=2) == ["not_owner"]
 
 
@@ -152,7 +155,7 @@ class TestReady:
     def test_repeated_it_is_ok_again_and_changes_nothing(self) -> None:
         orders = self.warming()
         assert orders.ready("B", 1, epoch=2) == ["ok"]
-        again = orders.do(c.Ready("B", (c.Warm(1, 2),)))
+        again = orders.do(c.Ready("B", (c.ReadyItem(1, 2),)))
         assert (again.answer[0].outcome, again.records) == ("ok", ())
         orders.release("A", 1)
         assert orders.ready("B", 1, epoch=2) == ["ok"]
@@ -182,8 +185,8 @@ class TestUnknownFlows:
         [
             c.Unbind("X"),
             c.Drain("X"),
-            c.Release("X", (c.Let(0, 1),)),
-            c.Ready("X", (c.Warm(0, 1),)),
+            c.Release("X", (c.ReleaseItem(0, 1),)),
+            c.Ready("X", (c.ReadyItem(0, 1),)),
         ],
     )
     def test_a_flow_that_is_not_bound_is_an_error_and_changes_nothing(

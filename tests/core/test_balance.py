@@ -13,14 +13,14 @@ from tests.judge.balance import fewest_handoffs
 class TestDeterminism:
     """Unowned: lowest number first, to the fewest, ties to the earliest bound."""
 
-    def test_unowned_partitions_go_round_in_the_order_of_binding(self) -> None:
+    def test_unassigned_partitions_go_round_in_the_order_of_binding(self) -> None:
         orders = World(7)
         for name in ("A", "B", "C"):
             orders.bind(name)
         orders.advance(5)
         assert orders.owners() == {"A": [0, 3, 6], "B": [1, 4], "C": [2, 5]}
 
-    def test_unowned_partitions_fill_up_those_with_the_fewest_first(self) -> None:
+    def test_unassigned_partitions_fill_up_those_with_the_fewest_first(self) -> None:
         orders = World.owning({"A": [0, 1, 2], "B": [3, 4, 5]})
         orders.bind("C")
         orders.bind("D")
@@ -83,14 +83,14 @@ class TestAlone:
         assert orders.status == "Ready"
         assert orders.owned("A") == [0, 1]
 
-    def test_unowned_partitions_stay_unassigned(self) -> None:
+    def test_unassigned_partitions_stay_unassigned(self) -> None:
         orders = World.owning({"A": [0, 1], "B": [2, 3]}, rebalance_delay=0)
         orders.drain("A")
         orders.settle()
         orders.drain("B")
         orders.unbind("B")
         assert orders.status == "Ready"
-        assert orders.unowned() == [0, 1, 2, 3]
+        assert orders.unassigned() == [0, 1, 2, 3]
 
 
 @PROFILE

@@ -9,7 +9,7 @@ def test_a_draining_flow_may_release_before_it_is_asked_to() -> None:
     orders = World.owning({"A": [0, 1], "B": [2, 3]})
     orders.drain("B")
     assert orders.release("B", 3) == ["ok"]
-    assert orders.unowned() == [3]
+    assert orders.unassigned() == [3]
     orders.advance(5)
     assert (orders.owner(3), orders.handed_over(3), orders.epoch(3)) == ("A", "graceful", 2)
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from broker.core import records as r
-from broker.core.commands import Let, MoveDeadlines, Release
-from broker.core.rebalancer import Decision
+from broker.core.commands import MoveDeadlines, Release, ReleaseItem
+from broker.core.draft import Decision
 from tests.core.world import World
 
 
@@ -18,14 +18,14 @@ def joined(*, warmup: bool, **settings: Any) -> World:
 
 
 class TestLoop:
-    def test_unowned_partitions_are_granted_in_the_first_turn(self) -> None:
+    def test_unassigned_partitions_are_granted_in_the_first_pass(self) -> None:
         """Step 2 comes before step 5: what is free is no handoff."""
         orders = World.owning({"A": [0, 1, 2], "B": [3, 4, 5]})
         orders.bind("C")
         orders.bind("D")
         orders.unbind("B")
         orders.advance(5)
-        assert orders.unowned() == []
+        assert orders.unassigned() == []
         assert len(orders.on_their_way()) == 1
 
     def test_a_flow_that_loses_its_last_partition_is_told(self) -> None:
@@ -270,7 +270,7 @@ class TestRevokeIsNeverTakenBack:
         orders.drain("A")
         orders.drain("B")
         orders.release("A", 3)
-        assert orders.unowned() == [3]
+        assert orders.unassigned() == [3]
         orders.bind("C")
         assert (orders.owner(3), orders.handed_over(3)) == ("C", "graceful")
 
@@ -304,7 +304,7 @@ class TestGone:
         orders.expire("B")
         orders.settle()
         assert orders.status == "Ready"
-        assert orders.unowned() == [0, 1, 2, 3]
+        assert orders.unassigned() == [0, 1, 2, 3]
 
 
 class TestHistory:
@@ -323,7 +323,7 @@ class TestHistory:
         orders.wait(100)
         orders.ready("B", 3)
         orders.wait(1.5)
-        (grant,) = self.grants(orders.do(Release("A", (Let(3, 1),))))
+        (grant,) = self.grants(orders.do(Release("A", (ReleaseItem(3, 1),))))
         assert (grant.previous, grant.seconds, grant.by_handoff) == ("A", 1.5, True)
 
     def test_an_orphan_counts_from_the_death_of_its_owner(self) -> None:

@@ -7,7 +7,7 @@ from tests.core.world import World
 
 
 class TestGrow:
-    def test_new_partitions_are_granted_in_the_first_turn(self) -> None:
+    def test_new_partitions_are_granted_in_the_first_pass(self) -> None:
         orders = World.owning({"A": [0, 1], "B": [2]})
         orders.resize(6)
         assert orders.owners() == {"A": [0, 1, 4], "B": [2, 3, 5]}

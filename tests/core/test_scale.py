@@ -16,9 +16,10 @@ import pytest
 
 from broker.core import commands as c
 from broker.core import records as r
+from broker.core.draft import Decision
 from broker.core.model import Settings
 from broker.core.queue import Queue
-from broker.core.rebalancer import Decision, decide
+from broker.core.rebalancer import decide
 from broker.core.replay import replay_all
 
 PARTITIONS, FLOWS = 100_000, 10_000
@@ -72,29 +73,27 @@ def queue() -> Queue:
 
 def test_a_join_costs_no_pass_over_partitions_or_flows(queue: Queue) -> None:
     """Nine handoffs among 100,000 partitions and 10,000 flows."""
-    bound, lines = cost(queue, lambda: decide(queue, c.Bind("x", "i-x", "test", 10.0), 0.0))
+    _, lines = cost(queue, lambda: decide(queue, c.Bind("x", "i-x", "test", 10.0), 0.0))
     assert lines < 1000
-    commit(queue, bound.records)
+    queue.journal.forget()
     rebalanced, lines = cost(queue, lambda: decide(queue, c.Advance(), 5.0))
     moves = [
         move for x in rebalanced.records if isinstance(x, r.RevokesStarted) for move in x.moves
     ]
     assert len(moves) == 9
     assert lines < 10_000
-    mark = queue.journal.mark()
-    replay_all(queue, rebalanced.records, queue.revision + 1)
-    assert queue.journal.mark() - mark < 300
+    assert queue.journal.mark() < 300
     assert len(rebalanced.notices) == 9
     queue.journal.forget()
     for number, owner, _ in moves:
-        release = c.Release(owner, (c.Let(number, 1),))
-        decision, lines = cost(queue, lambda: decide(queue, release, 6.0))  # noqa: B023
+        release = c.Release(owner, (c.ReleaseItem(number, 1),))
+        _, lines = cost(queue, lambda: decide(queue, release, 6.0))  # noqa: B023
         assert lines < 1000
-        commit(queue, decision.records)
+        queue.journal.forget()
     assert queue.status == "Ready"
-    left, lines = cost(queue, lambda: decide(queue, c.Unbind("x"), 7.0))
+    _, lines = cost(queue, lambda: decide(queue, c.Unbind("x"), 7.0))
     assert lines < 2000
-    commit(queue, left.records)
+    queue.journal.forget()
     _, lines = cost(queue, lambda: decide(queue, c.Advance(), 12.0))
     assert lines < 10_000
 

@@ -144,13 +144,17 @@ class Player:
             number = revoking[which % len(revoking)]
             owner = self.world.owner(number)
             assert owner is not None
-            self._say(c.Release(owner, (c.Let(number, self.world.epoch(number)),)))
+            self._say(c.Release(owner, (c.ReleaseItem(number, self.world.epoch(number)),)))
 
     def _release_any(self, which: int, number: int, difference: int, finished: bool) -> None:
         if flow := self._flow(which):
             found = self.world.queue.find(number)
             epoch = (found.epoch if found else 0) + difference
-            items = (c.Let(number, epoch, finished), c.Let(number + 1, epoch), c.Let(number, epoch))
+            items = (
+                c.ReleaseItem(number, epoch, finished),
+                c.ReleaseItem(number + 1, epoch),
+                c.ReleaseItem(number, epoch),
+            )
             self._say(c.Release(flow, items))
 
     def _finish(self, which: int) -> None:
@@ -159,7 +163,7 @@ class Player:
             number = retiring[which % len(retiring)]
             owner = self.world.owner(number)
             assert owner is not None
-            self._say(c.Release(owner, (c.Let(number, self.world.epoch(number), True),)))
+            self._say(c.Release(owner, (c.ReleaseItem(number, self.world.epoch(number), True),)))
 
     def _ready(self, which: int) -> None:
         warming = sorted(self.world.queue.warming)
@@ -167,13 +171,13 @@ class Player:
             number = warming[which % len(warming)]
             successor = self.world.successor(number)
             assert successor is not None
-            self._say(c.Ready(successor, (c.Warm(number, self.world.epoch(number)),)))
+            self._say(c.Ready(successor, (c.ReadyItem(number, self.world.epoch(number)),)))
 
     def _ready_any(self, which: int, number: int, difference: int) -> None:
         if flow := self._flow(which):
             found = self.world.queue.find(number)
             epoch = (found.epoch if found else 0) + difference
-            self._say(c.Ready(flow, (c.Warm(number, epoch), c.Warm(number + 1, epoch))))
+            self._say(c.Ready(flow, (c.ReadyItem(number, epoch), c.ReadyItem(number + 1, epoch))))
 
     def _repeat(self, which: int) -> None:
         """A late copy of what was said before; it may come long after."""
@@ -241,8 +245,8 @@ def test_any_sequence_keeps_the_invariants_and_ends_balanced(
     queue, began = world.queue, world.now
     existing = queue.operational_partition_count
     # Each partition may be on its way already, to a flow that must hand it on.
-    turns = world.settle()
+    times = world.settle()
     assert world.status == "Ready"
-    assert turns <= 1 + 4 * existing
+    assert times <= 1 + 4 * existing
     longest = queue.settings.max_warmup_time + queue.settings.max_handoff_time + 80
     assert world.now - began <= 5 + 2 * existing * longest

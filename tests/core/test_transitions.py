@@ -7,8 +7,11 @@ import pytest
 from broker.core import records as r
 from broker.core.replay import replay_all
 from broker.core.transitions import (
+    LIFE_TRANSITIONS,
     PARTITION_TRANSITIONS,
     QUEUE_TRANSITIONS,
+    Life,
+    LifeEvent,
     PartitionEvent,
     QueueEvent,
     State,
@@ -19,7 +22,11 @@ from tests.core.world import World
 
 
 def test_every_status_and_state_can_be_reached_and_left() -> None:
-    for table, all_of in ((QUEUE_TRANSITIONS, Status), (PARTITION_TRANSITIONS, State)):
+    for table, all_of in (
+        (QUEUE_TRANSITIONS, Status),
+        (PARTITION_TRANSITIONS, State),
+        (LIFE_TRANSITIONS, Life),
+    ):
         assert set(table.values()) == set(all_of)
         assert {before for before, _ in table} == set(all_of)
 
@@ -27,6 +34,7 @@ def test_every_status_and_state_can_be_reached_and_left() -> None:
 def test_every_event_is_of_use() -> None:
     assert {event for _, event in QUEUE_TRANSITIONS} == set(QueueEvent)
     assert {event for _, event in PARTITION_TRANSITIONS} == set(PartitionEvent)
+    assert {event for _, event in LIFE_TRANSITIONS} == set(LifeEvent)
 
 
 def test_a_revoke_cannot_be_taken_back() -> None:
@@ -47,6 +55,8 @@ def test_nothing_but_rebalancing_leads_to_a_handoff_in_progress() -> None:
         r.HolddownSettled(0.0),
         r.HandoffsCalledOff((0,)),
         r.WarmupsEnded((0,), True, 1.0, 0.0),
+        r.PartitionsRemoved((0,), (), "finished", 0.0),
+        r.PartitionsAdded(1, 2, 0.0),
     ],
     ids=lambda record: type(record).__name__,
 )
@@ -57,7 +67,7 @@ def test_a_record_that_does_not_fit_is_refused(record: r.Record) -> None:
 
 
 def test_the_diagram_shows_every_transition() -> None:
-    for table in (QUEUE_TRANSITIONS, PARTITION_TRANSITIONS):
+    for table in (QUEUE_TRANSITIONS, PARTITION_TRANSITIONS, LIFE_TRANSITIONS):
         lines = diagram(table).splitlines()
         assert lines[0] == "stateDiagram-v2"
         assert len(lines) == len(table) + 1

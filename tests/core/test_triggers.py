@@ -29,7 +29,7 @@ class TestRule1:
             "bind",
             5.0,
         )
-        assert orders.unowned() == [0, 1, 2]
+        assert orders.unassigned() == [0, 1, 2]
         orders.advance(4.9)
         assert orders.owned("A") == []
         orders.advance(0.1)
@@ -117,7 +117,7 @@ class TestRule4:
         orders = World.owning({"A": [0, 1], "B": [2, 3]})
         orders.unbind("A")
         assert (orders.status, orders.trigger) == ("Holddown", "unbind")
-        assert orders.unowned() == [0, 1]
+        assert orders.unassigned() == [0, 1]
         orders.advance(5)
         assert orders.owners() == {"B": [0, 1, 2, 3]}
         assert [orders.handed_over(n) for n in (0, 1)] == ["orphaned", "orphaned"]
@@ -129,7 +129,7 @@ class TestRule4:
         assert orders.status == "Holddown"
         orders.advance(5)
         assert orders.status == "Ready"
-        assert orders.unowned() == [0, 1]
+        assert orders.unassigned() == [0, 1]
 
     def test_a_drained_flow_that_unbinds_is_missed_by_nobody(self) -> None:
         orders = World.owning({"A": [0, 1], "B": [2, 3]}, rebalance_delay=0)
@@ -171,7 +171,7 @@ class TestRule6:
         assert orders.status == "Ready"
         assert orders.owners() == {"A": [0, 2, 4], "C": [1, 3, 5]}
 
-    def test_the_first_cause_stays_the_trigger(self) -> None:
+    def test_the_first_trigger_stays(self) -> None:
         orders = World.owning({"A": [0, 1, 2]})
         orders.bind("B")
         orders.bind("C")
@@ -180,7 +180,7 @@ class TestRule6:
 
 
 class TestRule7:
-    """F again what it was before the trigger: unowned partitions are granted at once; Ready if
+    """F again what it was before the trigger: unassigned partitions are granted at once; Ready if
     balanced."""
 
     def test_another_consumer_in_its_place_gets_the_partitions_without_a_handoff(self) -> None:
@@ -200,12 +200,12 @@ class TestRule7:
         assert orders.status == "Ready"
         assert orders.owners() == {"A": [0, 1], "B": [2, 3]}
 
-    def test_what_is_unowned_is_granted_though_it_does_not_bring_balance(self) -> None:
+    def test_what_is_unassigned_is_granted_though_it_does_not_bring_balance(self) -> None:
         """A drains with one of three partitions left, B takes A's place in the count."""
         orders = World.owning({"A": [0, 1, 2]})
         orders.drain("A")
         orders.release("A", 2)
-        assert orders.unowned() == [2]
+        assert orders.unassigned() == [2]
         orders.bind("B")
         assert orders.owners() == {"A": [0, 1], "B": [2]}
         assert orders.status == "Holddown"
@@ -219,7 +219,7 @@ class TestRule7:
         orders.bind("A")
         orders.unbind("A")
         assert orders.status == "Ready"
-        assert orders.unowned() == [0, 1]
+        assert orders.unassigned() == [0, 1]
 
 
 class TestRule8:
@@ -242,7 +242,7 @@ class TestRule8:
 class TestRule9:
     """Resize, access type and "rebalance now": Rebalancing at once, ending any holddown."""
 
-    def test_rebalance_now_ends_the_holddown_and_keeps_the_first_cause(self) -> None:
+    def test_rebalance_now_ends_the_holddown_and_keeps_the_first_trigger(self) -> None:
         orders = World.owning({"A": [0, 1]})
         orders.bind("B")
         orders.rebalance_now()
@@ -307,7 +307,7 @@ class TestRule10:
         orders = World.owning({"A": [0, 1], "B": [2, 3]}, rebalance_delay=0)
         orders.bind("C")
         orders.unbind("B")
-        assert orders.unowned() == []
+        assert orders.unassigned() == []
         assert orders.queue.holddown_until is None
 
 
@@ -469,7 +469,7 @@ class TestRule12:
         assert orders.status == "Ready"
         assert orders.owners() == {"A2": [0, 1], "B2": [2, 3]}
 
-    def test_only_what_is_still_unowned_comes_back(self) -> None:
+    def test_only_what_is_still_unassigned_comes_back(self) -> None:
         orders = World.owning({"A": [0], "B": [1]})
         orders.unbind("A")
         orders.bind("C")

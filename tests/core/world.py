@@ -6,22 +6,23 @@ every step.
     orders.advance(5)
     assert orders.owned("A") == [0, 1, 2, 3]
 
-Each command is decided, checked, taken back, decided again from its records as JSON, and compared:
-so every test of the core tests also that `decide` only reads, that undoing is exact and that replay
-gives the same queue.
+Each command is decided, taken back, decided again, taken back and replayed from its records, and
+once more from these as JSON: so every test of the core tests also that `decide` is a function, that
+undoing is exact and that replay gives the same queue.
 """
 
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 from broker.core import commands as c
 from broker.core import records as r
+from broker.core.draft import Decision
 from broker.core.model import Partition, Settings
 from broker.core.queue import Queue
-from broker.core.rebalancer import Decision, carry_out, decide
-from broker.core.replay import replay_all
+from broker.core.rebalancer import decide, follow
 from tests.core.oracle import Oracle, snapshot
 
 
@@ -33,12 +34,12 @@ class World:
         self.now = 0.0
         self.checked = checked
         self.oracle = Oracle()
-        self.records: list[r.Record] = []
+        self.entries: list[r.Entry] = []
         self.queue, self._twin = (
             Queue("id", "orders", Settings(partition_count=partitions, **settings), 0.0)
             for _ in range(2)
         )
-        self._commit((r.PartitionsAdded(0, partitions, 0.0),))
+        self._begin(r.PartitionsAdded(0, partitions, 0.0))
         for queue in (self.queue, self._twin):
             queue.growing = False
 
@@ -59,10 +60,15 @@ class World:
             for number in numbers
         ]
         records += [r.GrantedOutside(1, "bind", 0.0), r.Granted(tuple(grants), 0.0)]
-        world._commit(tuple(records))
+        world._begin(*records)
         for grant in grants:
             world.oracle.owners.claim(grant.partition, 1, grant.flow_id)
         return world
+
+    @property
+    def records(self) -> list[r.Record]:
+        """All that was ever recorded."""
+        return [record for entry in self.entries for record in entry.records]
 
     # Commands
 
@@ -71,42 +77,36 @@ class World:
         queue = self.queue
         if not self.checked:
             decision = decide(queue, command, self.now)
-            self._commit(decision.records)
+            queue.journal.forget()
+            self.entries += decision.entries
             return decision
-        before = snapshot(queue)
+        before, mark = snapshot(queue), queue.journal.mark()
         decision = decide(queue, command, self.now)
-        assert snapshot(queue) == before, "decide changed the queue"
-        assert decide(queue, command, self.now) == decision, "decide is not a function"
-        mark = queue.journal.mark()
-        if decision.records:
-            replay_all(queue, decision.records, queue.revision + 1)
-            changed = {id(thing) for thing in queue.journal.changed_since(mark)}
-            _check_changes_are_known(before, queue, changed)
-        replayed = snapshot(queue)
+        decided = snapshot(queue)
+        _check_changes_are_known(before, queue, decision)
         queue.journal.undo(mark)
         assert snapshot(queue) == before, "undoing left traces"
-        assert carry_out(queue, command, self.now) == decision, "carried out is not decided"
-        assert snapshot(queue) == replayed, "carrying out is not deciding and replaying"
+        assert decide(queue, command, self.now) == decision, "decide is not a function"
+        assert snapshot(queue) == decided, "decide is not a function"
         queue.journal.undo(mark)
-        assert snapshot(queue) == before, "undoing what was carried out left traces"
-        self._commit(decision.records)
-        after = snapshot(queue)
-        assert snapshot(self._twin) == after, "replay gave another queue"
-        self.oracle.check(before, queue, after, command, decision, self.now)
+        followed = follow(queue, decision.entries)
+        assert snapshot(queue) == decided, "deciding is not replaying"
+        assert (followed.notices, followed.wake_at) == (decision.notices, decision.wake_at)
+        queue.journal.forget()
+        self.entries += decision.entries
+        follow(self._twin, [_from_store(entry) for entry in decision.entries])
+        self._twin.journal.forget()
+        assert snapshot(self._twin) == decided, "replay gave another queue"
+        self.oracle.check(before, queue, decided, command, decision, self.now)
         return decision
 
-    def _commit(self, records: tuple[r.Record, ...]) -> None:
-        if not records:
-            return
-        self.records += records
-        revision = self.queue.revision + 1
-        replay_all(self.queue, records, revision)
-        if self.checked:
-            stored = [json.loads(json.dumps(r.to_json(record))) for record in records]
-            replay_all(self._twin, [r.from_json(values) for values in stored], revision)
+    def _begin(self, *records: r.Record) -> None:
+        """What there is before the first command."""
+        entry = r.Entry(self.queue.revision + 1, 0.0, records)
         for queue in (self.queue, self._twin):
+            follow(queue, [entry])
             queue.journal.forget()
-            queue.touched = set()
+        self.entries.append(entry)
 
     def bind(
         self, name: str, instance: str | None = None, *, warmup: bool = False, **binds: Any
@@ -129,13 +129,13 @@ class World:
         """Releases partitions, in their present epochs unless `epoch` says otherwise; answers the
         outcomes."""
         items = tuple(
-            c.Let(n, self._epoch(n) if epoch is None else epoch, finished) for n in numbers
+            c.ReleaseItem(n, self._epoch(n) if epoch is None else epoch, finished) for n in numbers
         )
         return [str(result.outcome) for result in self.do(c.Release(name, items)).answer]
 
     def ready(self, name: str, *numbers: int, epoch: int | None = None) -> list[str]:
         """Says that the state of partitions is restored; answers the outcomes."""
-        items = tuple(c.Warm(n, self._epoch(n) if epoch is None else epoch) for n in numbers)
+        items = tuple(c.ReadyItem(n, self._epoch(n) if epoch is None else epoch) for n in numbers)
         return [str(result.outcome) for result in self.do(c.Ready(name, items)).answer]
 
     def change(self, *, discard: bool = False, **changes: Any) -> Decision:
@@ -165,13 +165,13 @@ class World:
     def settle(self) -> int:
         """Lets time pass until nothing is due any more, nobody answering; says how often something
         was due."""
-        turns = 0
+        times = 0
         while (due := self.queue.next_deadline()) is not None:
             self.now = max(self.now, due)
             self.do(c.Advance())
-            turns += 1
-            assert turns < 10_000, "this does not end"
-        return turns
+            times += 1
+            assert times < 10_000, "this does not end"
+        return times
 
     # What it looks like
 
@@ -218,32 +218,36 @@ class World:
         """The state and the successor of every partition that is being handed off."""
         return {n: (self.state(n), self.successor(n)) for n in sorted(self.queue.handoffs)}
 
-    def unowned(self) -> list[int]:
-        return sorted(self.queue.unowned)
+    def unassigned(self) -> list[int]:
+        return sorted(self.queue.unassigned)
 
     def _epoch(self, number: int) -> int:
         partition = self.queue.find(number)
         return partition.epoch if partition else 0
 
 
-def _check_changes_are_known(before: dict[str, Any], queue: Queue, changed: set[int]) -> None:
-    """Rows are written for what the journal names, so it must name every partition and flow that
+def _from_store(entry: r.Entry) -> r.Entry:
+    """The entry as it is read after it was written as JSON."""
+    stored = json.loads(json.dumps([r.to_json(record) for record in entry.records]))
+    return replace(entry, records=tuple(map(r.from_json, stored)))
+
+
+def _check_changes_are_known(before: dict[str, Any], queue: Queue, decision: Decision) -> None:
+    """Rows are written for what the effects name, so they must name every partition and flow that
     changed."""
+    changed = {flow.id for flow in decision.effects.flows}
     after = snapshot(queue)
     for number, partition in enumerate(after["partitions"]):
         old = before["partitions"][number] if number < len(before["partitions"]) else None
         kept = [
             state[name].get(number)
             for state in (before, after)
-            for name in ("handoffs", "unowned", "warmed")
+            for name in ("handoffs", "unassigned", "warmed")
         ]
         if old != partition or kept[:3] != kept[3:]:
-            handoff = queue.handoffs.get(number)
-            assert id(queue.partitions[number]) in changed or id(handoff) in changed, (
-                f"the journal does not name partition {number}"
-            )
+            assert number in decision.effects.partitions, f"partition {number} is not named"
     stored = ("draining", "drain_deadline", "view_revision", "seat", "warmup")
     for flow_id, flow in after["flows"].items():
         old = before["flows"].get(flow_id)
         if old is None or any(old[name] != flow[name] for name in stored):
-            assert id(queue.flows[flow_id]) in changed, f"the journal does not name flow {flow_id}"
+            assert flow_id in changed, f"flow {flow_id} is not named"

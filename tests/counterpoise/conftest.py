@@ -1,13 +1,22 @@
-"""Services for the tests of what users import, and queues with logs of every kind."""
+"""Services for the tests of what users import, queues with logs of every kind, and Sparks."""
 
+from __future__ import annotations
+
+import contextlib
 import uuid
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from tests.counterpoise.spark.jobs.drivers import Drivers
+from tests.counterpoise.spark.small import LOCAL, SMALL
 from tests.kafka_server import kafka
 from tests.redis_server import redis_server
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 __all__ = ["kafka", "redis_server"]
 
@@ -29,3 +38,26 @@ def log_settings(request: pytest.FixtureRequest) -> Callable[[int], dict[str, An
         return {"partition_count": partitions}
 
     return settings
+
+
+@pytest.fixture(scope="session")
+def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
+    """A real Spark in this process, with the source registered; two cores."""
+    from counterpoise.spark import session
+
+    directory: Path = tmp_path_factory.mktemp("spark")
+    config = {**SMALL, "spark__local__dir": str(directory)}
+    spark = session("tests", **config, spark__master=LOCAL)
+    yield spark
+    spark.stop()
+
+
+# What a test needs at a time, with one that gets warm for it: two applications, one of them killed.
+DRIVERS = 3
+
+
+@pytest.fixture(scope="session")
+def drivers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Drivers]:
+    """Sparks in processes of their own, for applications."""
+    with contextlib.closing(Drivers(tmp_path_factory.mktemp("drivers"), DRIVERS)) as drivers:
+        yield drivers

@@ -23,7 +23,7 @@ def fewest_handoffs(
     """The smallest number of moves after which `partition_count` partitions are balanced.
 
     `held`: how many partitions each non-draining flow holds; those missing to `partition_count` are
-    free (unowned, or with flows that drain) and can be given to anyone. `only`: as above.
+    free (unassigned, or with flows that drain) and can be given to anyone. `only`: as above.
     """
     if not held:
         return 0

@@ -3,18 +3,25 @@
 A file is a series of blocks, each on the queue that the one before left; lines with `#` are
 comments.
 
-    start S1=0,1 S2=2 S3= warmup max_handoff_time=3     a queue that is Ready, flows in the order of
-    binding start partitions=8                                  a queue without flows bind NAME
-    [instance=NAME] [warmup]                  the instance is the flow's name unless given unbind
-    NAME | expire NAME drain NAME [timeout=SECONDS] release NAME PARTITION... [epoch=N] [finished]
-    the epoch is the current one unless given ready NAME PARTITION... [epoch=N] advance SECONDS
-    what becomes due is done in its time settle                                              until
-    nothing is due any more resize COUNT [discard] set SETTING=VALUE... rebalance
-    an administrator's "rebalance now" positions PARTITION...                              an
-    administrator sets positions outage SECONDS                                      nobody serves;
-    afterwards deadlines are moved status                                              who owns
-    what, and what is on its way view NAME                                           what a flow is
-    told
+    start S1=0,1 S2=2 S3= warmup max_handoff_time=3
+                                    a queue that is Ready, with flows in the order of binding
+    start partitions=8              a queue without flows
+    bind NAME [instance=NAME] [warmup]
+                                    the instance is the flow's name unless given
+    unbind NAME | expire NAME
+    drain NAME [timeout=SECONDS]
+    release NAME PARTITION... [epoch=N] [finished]
+                                    the epoch is the current one unless given
+    ready NAME PARTITION... [epoch=N]
+    advance SECONDS                 what becomes due is done in its time
+    settle                          until nothing is due any more
+    resize COUNT [discard]
+    set SETTING=VALUE...
+    rebalance                       an administrator's "rebalance now"
+    positions PARTITION...          an administrator sets positions
+    outage SECONDS                  nobody serves; afterwards deadlines are moved
+    status                          the owners, and the handoffs under way
+    view NAME                       what a flow is told
 
 The oracle of tests/core watches every step. `REWRITE=1 pytest tests/scenarios` writes what comes
 now.
@@ -28,7 +35,7 @@ from typing import Any
 
 from broker.core import commands as c
 from broker.core import records as r
-from broker.core.rebalancer import Decision
+from broker.core.draft import Decision
 from tests.core.oracle import snapshot, view
 from tests.core.world import World
 
@@ -114,14 +121,14 @@ class _Player:
 
     def _release(self, name: str, *words: str, epoch: str | None = None) -> None:
         items = tuple(
-            c.Let(int(word), self._epoch(int(word), epoch), "finished" in words)
+            c.ReleaseItem(int(word), self._epoch(int(word), epoch), "finished" in words)
             for word in words
             if word.isdigit()
         )
         self._answer(name, "releases", c.Release(name, items))
 
     def _ready(self, name: str, *words: str, epoch: str | None = None) -> None:
-        items = tuple(c.Warm(int(word), self._epoch(int(word), epoch)) for word in words)
+        items = tuple(c.ReadyItem(int(word), self._epoch(int(word), epoch)) for word in words)
         self._answer(name, "is ready for", c.Ready(name, items))
 
     def _epoch(self, number: int, given: str | None) -> int:
@@ -182,9 +189,9 @@ class _Player:
         for flow in sorted(queue.flows.values(), key=lambda flow: flow.seat):
             has = " ".join(self._tag(number) for number in sorted(flow.owned)) or "stands by"
             self._say(f"  {flow.id}: {has}{' (draining)' if flow.draining else ''}")
-        if queue.unowned:
+        if queue.unassigned:
             self._say(
-                "  nobody: " + " ".join(self._tag(number) for number in sorted(queue.unowned))
+                "  nobody: " + " ".join(self._tag(number) for number in sorted(queue.unassigned))
             )
 
     def _tag(self, number: int) -> str:

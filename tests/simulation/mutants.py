@@ -114,13 +114,13 @@ def _release_without_epoch() -> Changes:
 def _ready_from_anybody() -> Changes:
     """The epoch of a ready is not looked at, nor who says so."""
 
-    def warm(queue, flow, item):
+    def refuse_ready(queue, flow, item):
         partition = queue.find(item.partition)
         if partition is not None and partition.state is State.WARMING:
             return None
         return c.Outcome.NOT_WARMING and c.Result(item.partition, c.Outcome.NOT_WARMING)
 
-    return [(broker.core.working, "_warm", warm)]
+    return [(broker.core.working, "_refuse_ready", refuse_ready)]
 
 
 # Commits
@@ -364,6 +364,18 @@ def _no_sweep() -> Changes:
     return [(Replica, "_sweep", sweep)]
 
 
+def _not_looked_at_again() -> Changes:
+    """The shell decides and forgets when it is to look again."""
+    real = Turn.decide
+
+    def decide(self, command):
+        answer = real(self, command)
+        self.wake_at = None
+        return answer
+
+    return [(Turn, "decide", decide)]
+
+
 def _handoff_takes_longer() -> Changes:
     def revoke(draft, numbers, *, ready):
         deadline = draft.now + draft.queue.settings.max_handoff_time + 1.0
@@ -423,7 +435,7 @@ def _unsettled_is_ready() -> Changes:
         return not queue.exclusive and not queue.leaving.counts and queue.ranking.spread <= 2
 
     def is_balanced(queue):
-        idle = not queue.handoffs and not queue.unowned and queue.takers > 0
+        idle = not queue.handoffs and not queue.unassigned and queue.takers > 0
         return real(queue) or (idle and nearly(queue))
 
     def next_unless_nearly(self):
@@ -467,7 +479,7 @@ def _waiting_flow_is_not_woken() -> Changes:
 
     return [
         (UpdateCalls, "_newer", newer),
-        (Replica, "_wake", lambda self, queue_id, touched: None),
+        (Replica, "_wake", lambda self, queue_id, notices: None),
         (Coordinator, "catch_up", lambda self: None),
     ]
 
@@ -537,6 +549,7 @@ MUTANTS = {
         ),
         Mutant("a late bind replaces a later one", _late_bind_replaces),
         Mutant("no sweep", _no_sweep),
+        Mutant("a queue is not looked at again when it is due", _not_looked_at_again),
         Mutant("a handoff takes longer than allowed", _handoff_takes_longer),
         Mutant(
             "a revoke is taken back", _revoke_taken_back, ((PARTITION_TRANSITIONS, *_CALLED_OFF),)

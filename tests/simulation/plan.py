@@ -78,7 +78,7 @@ FAULTS: dict[str, tuple[str, ...]] = {
 }
 # What people do, which is no fault.
 ACTIONS: dict[str, tuple[str, ...]] = {
-    "crowd": ("join", "join", "leave", "drain", "drain", "expel", "replace"),
+    "crowd": ("join", "join", "leave", "drain", "drain", "expel", "replace", "desert"),
     "resize": ("resize", "resize", "discard", "flip"),
     "settings": ("settings", "access", "rebalance"),
     "positions": ("positions",),

@@ -22,7 +22,8 @@ from broker.replica import Replica
 from broker.store.memory import Fault
 from broker.store.ports import Commit, Overdue, PositionCommit, StoreError, StoreUnavailable
 from counterpoise.calls import Call
-from tests.simulation.checker import Checker, Transaction
+from tests.simulation.account import Transaction
+from tests.simulation.checker import Checker
 from tests.simulation.plan import Config
 from tests.world.alarms import Alarms
 from tests.world.log import Log, Logs

@@ -2,8 +2,7 @@
 
 from broker.calls.rendering import history
 from broker.core import commands as c
-from broker.core.records import RebalanceStarted
-from broker.store.ports import Entry
+from broker.core.records import Entry, RebalanceStarted
 from broker.turns import Turn
 from tests.core.world import World
 

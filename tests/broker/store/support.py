@@ -19,10 +19,11 @@ from broker.core import commands as c
 from broker.core import records as r
 from broker.core.model import Flow, Handoff, Partition, Settings
 from broker.core.queue import Queue
-from broker.core.rebalancer import decide
+from broker.core.rebalancer import decide, follow
+from broker.core.records import Entry
 from broker.core.replay import replay_all
 from broker.store.memory import MemoryDatabase, MemoryStore
-from broker.store.ports import Commit, Entry, PositionCommit, Store
+from broker.store.ports import Commit, PositionCommit, Store
 from broker.store.postgres import PostgresStore
 
 _numbers = count(1)
@@ -166,8 +167,7 @@ class Replica:
 
     async def catch_up(self) -> None:
         """Replays what others have committed."""
-        for entry in await self.store.entries_after(self.id, self.queue.revision):
-            replay_all(self.queue, entry.records, entry.revision)
+        follow(self.queue, await self.store.entries_after(self.id, self.queue.revision))
         self.settle()
 
     def replay(self, records: Sequence[r.Record], rebalance_id: int | None = None) -> Entry:
@@ -179,21 +179,9 @@ class Replica:
     def decide(self, *commands: c.Command) -> list[Entry]:
         """Decides commands, applied to the queue in memory only."""
         self._mark = self.queue.journal.mark()
-        entries = []
-        for command in commands:
-            decision = decide(self.queue, command, self.now)
-            if decision.records:
-                entry = self.replay(decision.records)
-                rebalance = self.queue.rebalance or self.queue.last_rebalance
-                entries.append(
-                    Entry(
-                        entry.revision,
-                        entry.at,
-                        entry.records,
-                        rebalance.id if rebalance else None,
-                    )
-                )
-        return entries
+        return [
+            entry for command in commands for entry in decide(self.queue, command, self.now).entries
+        ]
 
     def commit_of(self, *entries: Entry, seen: int | None = None, **more: Any) -> Commit:
         """The transaction with all that changed since the queue was last settled."""

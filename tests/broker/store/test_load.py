@@ -15,19 +15,6 @@ from tests.core.test_sequences import SETTINGS, STEPS, Player
 from tests.core.world import World
 
 
-class Recorded(World):
-    """A world that remembers which records were committed together."""
-
-    def __init__(self, partitions: int, **chosen: Any) -> None:
-        self.batches: list[tuple[r.Record, ...]] = []
-        super().__init__(partitions, checked=False, **chosen)
-
-    def _commit(self, records: tuple[r.Record, ...]) -> None:
-        if records:
-            self.batches.append(records)
-        super()._commit(records)
-
-
 # What is generated does not depend on what the store does, so few examples go far.
 @settings(
     max_examples=25,
@@ -50,7 +37,7 @@ async def test_loading_equals_replaying(
     sizes: list[int],
 ) -> None:
     """Several decisions go into one commit, as in the mailbox; `sizes` says how many."""
-    world = Recorded(partitions, **chosen)
+    world = World(partitions, checked=False, **chosen)
     player = Player(world)
     for step in [("bind", True), ("bind", False), *steps]:
         player.play(step)
@@ -63,10 +50,10 @@ async def test_loading_equals_replaying(
         await store.delete(orders.id, force=True)
 
 
-async def _commit_all(orders: Replica, world: Recorded, sizes: list[int]) -> None:
+async def _commit_all(orders: Replica, world: World, sizes: list[int]) -> None:
     store = orders.store
     late = await Replica(store).follow(orders.id)
-    waiting = world.batches[1:]
+    waiting = [entry.records for entry in world.entries[1:]]
     turn = 0
     while waiting:
         size = sizes[turn % len(sizes)]

@@ -166,7 +166,7 @@ async def revoked(replica: Replica) -> int:
 
 
 def release(replica: Replica, number: int) -> c.Release:
-    return c.Release("A", (c.Let(number, replica.queue.partitions[number].epoch),))
+    return c.Release("A", (c.ReleaseItem(number, replica.queue.partitions[number].epoch),))
 
 
 @pytest.mark.parametrize(("stored", "seq"), [(None, None), (None, 3), (2, 3), (9, None)])

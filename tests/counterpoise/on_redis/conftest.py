@@ -8,11 +8,8 @@ import pytest
 
 from broker.service import Broker
 from counterpoise.client import Client
-from tests.counterpoise.spark.conftest import spark
 from tests.redis_server import RedisServer
 from tests.service import Service, running, settings_for
-
-__all__ = ["spark"]
 
 SECRET = "hunter2"
 

@@ -20,7 +20,10 @@ from api.app import create_app
 from counterpoise.publisher import Publisher
 from tests.counterpoise.on_redis.conftest import SECRET, World
 from tests.counterpoise.on_redis.watched import WatchedApplication
+from tests.counterpoise.spark.jobs.drivers import Drivers
 from tests.service import listen
+
+pytestmark = pytest.mark.xdist_group("spark 1")
 
 SINK_SECRET = "sesame-open-yourself"
 GIVEN = re.compile(r'"flow_token":"([^"]+)"|postgresql://[^:"]+:([^@"]+)@')
@@ -106,7 +109,7 @@ def texts_under(directory: Path) -> dict[str, str]:
 @pytest.mark.long
 @pytest.mark.timeout(420)
 def test_nothing_that_spark_shows_or_writes_has_a_secret_in_it(
-    told: set[str], world: World, tmp_path: Path, database_url: str
+    told: set[str], world: World, drivers: Drivers, tmp_path: Path, database_url: str
 ) -> None:
     world.client.create_queue("flights", 3, log=world.log, rebalance_delay=0)
     world.client.create_queue("inside", 2)
@@ -129,6 +132,7 @@ def test_nothing_that_spark_shows_or_writes_has_a_secret_in_it(
         tmp_path,
         world.service.url,
         "flights",
+        drivers,
         logUrl=world.access,
         _sink=urls[0],
         _away=urls[1],

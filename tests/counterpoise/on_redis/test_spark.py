@@ -10,12 +10,15 @@ import pytest
 
 from counterpoise.publisher import Publisher
 from tests.counterpoise.on_redis.conftest import SECRET, World
-from tests.counterpoise.spark.application import until
+from tests.counterpoise.spark.jobs.drivers import Drivers
 from tests.counterpoise.spark.small import CLUSTER
 from tests.counterpoise.spark.test_applications import Stage, check_joining_and_leaving
+from tests.counterpoise.spark.waiting import until
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+pytestmark = pytest.mark.xdist_group("spark 1")
 
 
 def publish(world: World, first: int, count: int) -> None:
@@ -72,11 +75,11 @@ def test_a_query_reads_everything_once_across_a_restart_and_shows_no_secret(
 @pytest.mark.long
 @pytest.mark.timeout(420)
 def test_an_application_on_a_cluster_shares_it_and_leaves_in_order_when_told_to_end(
-    world: World, tmp_path: Path
+    world: World, drivers: Drivers, tmp_path: Path
 ) -> None:
     """Its executors have the way to the log, with the password, from the tasks alone."""
     with contextlib.ExitStack() as ending:
-        stage = Stage(world.service, world.client, tmp_path)
+        stage = Stage(world.service, world.client, tmp_path, drivers)
         ending.callback(stage.end)
         stage.queue(4, log=world.log, rebalance_delay=0.2, max_handoff_time=60)
         access: dict[str, Any] = {"logUrl": world.access, "maxMessagesPerTrigger": 50}

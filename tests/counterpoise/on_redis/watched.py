@@ -8,19 +8,23 @@ it plans it explains. Then it waits to be told to end, so that somebody can look
 from __future__ import annotations
 
 import contextlib
-import json
-import sys
 import traceback
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import redis
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from counterpoise.spark import FencedSink
-from tests.counterpoise.spark.application import Application, run_until_told, session_for, until
+from tests.counterpoise.spark.application import Application
+from tests.counterpoise.spark.jobs.drivers import Setup
+from tests.counterpoise.spark.small import SMALL_JAVA
+from tests.counterpoise.spark.waiting import until
+
+if TYPE_CHECKING:
+    from tests.counterpoise.spark.jobs.program import Control
 
 LOGGING = """
 rootLogger.level = info
@@ -51,6 +55,18 @@ class WatchedApplication(Application):
 
     module = "tests.counterpoise.on_redis.watched"
     patience_seconds = 300.0  # it starts when all is done
+
+    def setup(self) -> Setup:
+        events = self.home / "events"
+        events.mkdir()
+        log4j = self.home / "log4j2.properties"
+        log4j.write_text(LOGGING)
+        java = f"{SMALL_JAVA} -Dlog4j2.configurationFile={log4j}"
+        at_start = {
+            "spark__eventLog__dir": events.as_uri(),
+            "spark__driver__extraJavaOptions": java,
+        }
+        return Setup(config={**WATCHED, **at_start})
 
     def page(self) -> str:
         """The address of its pages, once all is done."""
@@ -83,21 +99,11 @@ def another_password(access: str) -> Any:
             admin.config_set("requirepass", before)
 
 
-def run(settings: Mapping[str, Any]) -> None:
+def run(spark: SparkSession, settings: Mapping[str, Any], control: Control) -> None:
     """The application itself."""
     home = Path(settings["home"])
     options = dict(settings["options"])
     sink_url, away_url = options.pop("_sink"), options.pop("_away")
-    events = home / "events"
-    events.mkdir()
-    (home / "log4j2.properties").write_text(LOGGING)
-    logging = f"-Dlog4j2.configurationFile={home / 'log4j2.properties'}"
-    spark = session_for(
-        settings,
-        **WATCHED,
-        spark__eventLog__dir=events.as_uri(),
-        spark__driver__extraJavaOptions=f"{settings['java_options']} {logging}",
-    )
 
     def stream(name: str, sink: FencedSink) -> StreamingQuery:
         messages = spark.readStream.format("counterpoise").options(**options, instanceId=name)
@@ -119,8 +125,7 @@ def run(settings: Mapping[str, Any]) -> None:
     query.explain(extended=True)
     read_as_batches(spark, options)
     (home / "page").write_text(spark.sparkContext.uiWebUrl or "")
-    run_until_told(query, home)
-    spark.stop()
+    control.run(query)
 
 
 def read_as_batches(spark: SparkSession, options: Mapping[str, str]) -> None:
@@ -138,7 +143,3 @@ def read_as_batches(spark: SparkSession, options: Mapping[str, str]) -> None:
             failed(error, "LogAccessRefused")
         else:
             failed(None, "LogAccessRefused")
-
-
-if __name__ == "__main__":
-    run(json.loads(sys.stdin.readline()))

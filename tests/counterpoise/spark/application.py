@@ -1,4 +1,4 @@
-"""A PySpark application for the tests, and what drives it: `Application` starts it as a process.
+"""A PySpark application for the tests, and what drives it: `Application`.
 
 Its sink appends every message to a journal, one line of JSON per micro-batch. A file tells it what
 to do, so that a test can stop it at a given place: while `hold` exists the sink waits, before or
@@ -7,41 +7,23 @@ after it has written.
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
-import signal
-import subprocess
-import sys
-import tempfile
-import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pyspark
 
-from counterpoise.demo.application import warm_up
-from tests.counterpoise.spark.small import CLUSTER, LOCAL, SMALL, SMALL_EXECUTORS, java_options
-from tests.processes import kill_family, running
+from tests.counterpoise.spark.jobs.drivers import WARM_SECONDS, Driver, Drivers, Job, Setup
+from tests.counterpoise.spark.small import CLUSTER, LOCAL
+from tests.counterpoise.spark.waiting import until
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-STOP_SECONDS = 30.0
-# What a prepared application is told.
-GO = "go"
-
-
-def until(condition: Callable[[], object], what: str, seconds: float = 90.0) -> None:
-    """Wait until the condition holds; fail when it takes too long."""
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, f"not in time: {what}"
-        time.sleep(0.02)
-    print(f"{time.monotonic() - deadline + seconds:7.2f} s until {what}")
+    from tests.counterpoise.spark.jobs.program import Control
 
 
 @dataclass(frozen=True)
@@ -58,10 +40,10 @@ class Row:
 
 
 class Application:
-    """The application as a process of its own, with its JVM in its process group."""
+    """The application: in each of its lives a job of a driver."""
 
     module = "tests.counterpoise.spark.application"
-    patience_seconds = 240.0
+    patience_seconds = WARM_SECONDS
 
     def __init__(
         self,
@@ -69,6 +51,7 @@ class Application:
         directory: Path,
         url: str,
         queue: str,
+        drivers: Drivers,
         *,
         master: str = LOCAL,
         drain_seconds: float | None = None,
@@ -76,23 +59,37 @@ class Application:
     ) -> None:
         """`drain_seconds`: drain on SIGTERM, within so much time. `options` are the source's."""
         self.name = name
-        self.master = master
-        self.drain_seconds = drain_seconds
         self.home = directory / name
         self.home.mkdir(parents=True, exist_ok=True)
         self.options = {"url": url, "queue": queue, "clientName": name, **options}
-        self.log = directory / f"{name}.log"
-        self.process: subprocess.Popen[bytes] | None = None
-        self._prepared: subprocess.Popen[bytes] | None = None
+        self._drivers = drivers
+        self._master = master
+        self._drain_seconds = drain_seconds
+        self._driver: Driver | None = None
+        self._last: Driver | None = None
+        self._prepared: Driver | None = None
+        self._ends_driver = False
+        self._said = b""
+
+    def settings(self) -> dict[str, Any]:
+        """What its job is told."""
+        return {
+            "name": self.name,
+            "home": str(self.home),
+            "options": {key: str(value) for key, value in self.options.items()},
+            "drain_seconds": self._drain_seconds,
+        }
+
+    def setup(self) -> Setup | None:
+        """What its drivers are to have; None: those that all tests use will do."""
+        return None if self._master == LOCAL else on_a_cluster(self.home)
 
     def prepare(self) -> None:
-        """Start what is to be launched next, up to where its query begins; it may live beside this.
-
-        A Spark takes some ten seconds to start and more for its first micro-batch: with this they
-        pass while the test does something else.
-        """
-        if self._prepared is None:
-            self._prepared = self._spawn(prepared=True)
+        """Have the driver of its next life get warm, beside this one."""
+        if (setup := self.setup()) is None:
+            self._drivers.replace()
+        elif self._prepared is None:
+            self._prepared = self._drivers.own(setup)
 
     def start(self) -> Application:
         """Start it and wait until its query runs."""
@@ -100,55 +97,42 @@ class Application:
         return self.until_started()
 
     def launch(self) -> None:
-        """Start it, or let go on what was prepared, and do not wait."""
-        (self.home / "started").unlink(missing_ok=True)
-        if self._prepared is None:
-            self.process = self._spawn(prepared=False)
-            return
-        self.process, self._prepared = self._prepared, None
-        _tell(self.process, GO)
-
-    def _spawn(self, *, prepared: bool) -> subprocess.Popen[bytes]:
-        environment = {
-            **{key: value for key, value in os.environ.items() if "COUNTERPOISE" not in key},
-            "PYTHONPATH": str(Path(__file__).resolve().parents[3]),
-        }
-        settings = {
-            "name": self.name,
-            "home": str(self.home),
-            "master": self.master,
-            "options": {key: str(value) for key, value in self.options.items()},
-            "drain_seconds": self.drain_seconds,
-            "prepared": prepared,
-            "java_options": java_options(),
-        }
-        with self.log.open("ab") as log:
-            process = subprocess.Popen(
-                [sys.executable, "-m", self.module],
-                stdin=subprocess.PIPE,
-                stdout=log,
-                stderr=log,
-                env=environment,
-                start_new_session=True,
-            )
-        _tell(process, json.dumps(settings))
-        return process
+        """Start it and do not wait."""
+        self.prepare()
+        if self._prepared is not None:
+            driver, self._prepared = self._prepared, None
+            driver.until_warm()
+            self._ends_driver = True
+        else:
+            driver = self._drivers.take(other_than=self._last)
+            self._ends_driver = self._drain_seconds is not None
+        self._driver = self._last = driver
+        driver.start(Job(self.module, self.settings(), self._ends_driver))
 
     def until_started(self) -> Application:
         """Wait until its query runs; fail with what it said if it ends instead."""
+        driver = self._driver
+        assert driver is not None
         until(
-            lambda: (self.home / "started").exists() or self.over(),
+            lambda: driver.started() or driver.over(),
             f"{self.name} started",
             self.patience_seconds,
         )
         assert not self.over(), f"{self.name} ended:\n{self.said()[-8000:]}"
         return self
 
+    def running(self) -> bool:
+        """Whether it was started, and neither stopped nor killed."""
+        return self._driver is not None
+
     def over(self) -> bool:
-        return self.process is None or self.process.poll() is not None
+        """Whether it does not run, or has ended by itself."""
+        return self._driver is None or self._driver.over()
 
     def said(self) -> str:
-        return self.log.read_text(errors="replace") if self.log.exists() else ""
+        """All that it said, in all its lives."""
+        now = self._driver.said() if self._driver is not None else b""
+        return (self._said + now).decode(errors="replace")
 
     def hold(self, where: str) -> None:
         """Let the sink wait, `before` or `after` it writes."""
@@ -168,67 +152,51 @@ class Application:
         return [Row(self.name, *row) for line in lines for row in json.loads(line)]
 
     def stop(self) -> int:
-        """`query.stop()`, and the end of the application. Returns its exit code."""
-        if self.process is None:
+        """`query.stop()`, and the end of the application. Returns its exit code.
+
+        Raises LeftBehind if it has left something in a driver that others are to use.
+        """
+        if self._driver is None:
             return 0
         self.go_on()
-        process, self.process = self.process, None
-        assert process.stdin is not None
-        process.stdin.close()
-        try:
-            return process.wait(STOP_SECONDS)
-        finally:
-            self._sweep(process)
+        self._driver.stop()
+        if self._ends_driver:
+            return self.ended()
+        ended = self._driver.until_job_ended()
+        self._drivers.give_back(self._leave(), ended)
+        return 0 if ended.failure is None else 1
 
     def terminate(self) -> None:
         """SIGTERM, to the Python process alone."""
-        assert self.process is not None
-        self.process.terminate()
+        assert self._driver is not None
+        self._driver.process.terminate()
 
     def ended(self) -> int:
         """Wait until it has ended by itself. Returns its exit code."""
-        assert self.process is not None
-        process, self.process = self.process, None
-        try:
-            return process.wait(STOP_SECONDS)
-        finally:
-            self._sweep(process)
-            assert process.stdin is not None
-            process.stdin.close()
+        assert self._driver is not None
+        code = self._driver.until_ended()
+        self._drivers.lose(self._leave())
+        return code
 
     def kill(self) -> None:
         """SIGKILL to all of it: driver, JVM, and the Python workers, which left their group."""
-        if self.process is not None:
-            process, self.process = self.process, None
-            self._kill(process)
+        if self._driver is not None:
+            self._driver.kill()
+            self._drivers.lose(self._leave())
         (self.home / "held").unlink(missing_ok=True)
 
     def end(self) -> None:
         """Leave nothing of it, nor of what was prepared."""
         self.kill()
         if self._prepared is not None:
-            process, self._prepared = self._prepared, None
-            self._kill(process)
+            self._prepared.kill()
+            self._prepared = None
 
-    def _kill(self, process: subprocess.Popen[bytes]) -> None:
-        victims = kill_family(process.pid)
-        self._sweep(process)
-        until(lambda: not victims & running(), f"{self.name} is gone")
-        if process.stdin is not None:
-            with contextlib.suppress(BrokenPipeError):
-                process.stdin.close()
-
-    @staticmethod
-    def _sweep(process: subprocess.Popen[bytes]) -> None:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait(STOP_SECONDS)
-
-
-def _tell(process: subprocess.Popen[bytes], line: str) -> None:
-    assert process.stdin is not None
-    process.stdin.write(line.encode() + b"\n")
-    process.stdin.flush()
+    def _leave(self) -> Driver:
+        assert self._driver is not None
+        driver, self._driver = self._driver, None
+        self._said += driver.said()
+        return driver
 
 
 class Sink:
@@ -268,69 +236,22 @@ class Sink:
         (self.home / "held").unlink(missing_ok=True)
 
 
-def run_until_told(query: Any, home: Path) -> None:
-    """Say that the query runs; stop it when standard input ends, raise what ends it before."""
-    told = threading.Event()
-
-    def listen() -> None:
-        sys.stdin.read()
-        told.set()
-
-    threading.Thread(target=listen, daemon=True).start()
-    (home / "started").touch()
-    while query.isActive and not told.wait(0.1):
-        pass
-    if error := query.exception():
-        raise error
-    query.stop()
-
-
-def own_spark_home(home: Path) -> None:
-    """Workers leave their directories in Spark's home: give this application one of its own."""
+def on_a_cluster(home: Path) -> Setup:
+    """For an application whose executors are processes of their own."""
+    # Workers leave their directories in Spark's home: it has one of its own.
     spark_home = home / "spark-home"
     if not spark_home.exists():
         spark_home.mkdir()
         for part in Path(pyspark.__file__).parent.iterdir():
             (spark_home / part.name).symlink_to(part)
-    os.environ["SPARK_HOME"] = str(spark_home)
+    return Setup(CLUSTER, environment={"SPARK_HOME": str(spark_home)})
 
 
-def session_for(settings: Mapping[str, Any], **config: str) -> SparkSession:
-    """The application's session, with the master that it was told; `config` goes before the rest.
-
-    If it was prepared this takes until it is told to go on.
-    """
-    from counterpoise.spark import session
-
-    home = Path(settings["home"])
-    executors: dict[str, str] = {}
-    if settings["master"] == CLUSTER:
-        own_spark_home(home)
-        executors = SMALL_EXECUTORS
-    spark = session(
-        settings["name"],
-        **{
-            **SMALL,
-            **executors,
-            "spark__local__dir": str(home / "spark"),
-            "spark__driver__extraJavaOptions": settings["java_options"],
-            **config,
-        },
-        spark__master=settings["master"],
-    )
-    if settings["prepared"]:
-        warm_up(spark, Path(tempfile.mkdtemp(dir=home)))
-        if sys.stdin.readline() != f"{GO}\n":
-            sys.exit()
-    return spark
-
-
-def run(settings: Mapping[str, Any]) -> None:
+def run(spark: SparkSession, settings: Mapping[str, Any], control: Control) -> None:
     """The application itself."""
     from counterpoise.spark import drain_on_sigterm
 
     home = Path(settings["home"])
-    spark = session_for(settings)
     if settings["drain_seconds"] is not None:
         drain_on_sigterm(spark, settings["drain_seconds"])
     messages = spark.readStream.format("counterpoise").options(**settings["options"]).load()
@@ -339,10 +260,4 @@ def run(settings: Mapping[str, Any]) -> None:
         .option("checkpointLocation", str(home / "checkpoint"))
         .start()
     )
-
-    run_until_told(query, home)
-    spark.stop()
-
-
-if __name__ == "__main__":
-    run(json.loads(sys.stdin.readline()))
+    control.run(query)

@@ -17,11 +17,13 @@ import pytest
 
 from counterpoise.client import Client
 from counterpoise.publisher import Publisher
-from tests.counterpoise.spark.application import Application, Row, until
+from tests.counterpoise.spark.application import Application, Row
+from tests.counterpoise.spark.jobs.drivers import Drivers
 from tests.counterpoise.spark.small import LOCAL
+from tests.counterpoise.spark.waiting import until
 from tests.service import ServeProcess, Service
 
-pytestmark = [pytest.mark.long, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.long, pytest.mark.timeout(600), pytest.mark.xdist_group("spark 1")]
 
 KEYS = 23
 App = TypeVar("App", bound=Application)
@@ -30,8 +32,11 @@ App = TypeVar("App", bound=Application)
 class Stage:
     """A queue, who publishes to it, and the applications on it."""
 
-    def __init__(self, service: Service | ServeProcess, client: Client, directory: Path) -> None:
+    def __init__(
+        self, service: Service | ServeProcess, client: Client, directory: Path, drivers: Drivers
+    ) -> None:
         self.client = client
+        self.drivers = drivers
         self.url = service.url
         self.directory = directory
         self.published = 0
@@ -60,6 +65,7 @@ class Stage:
             self.directory,
             self.url,
             "flights",
+            self.drivers,
             master=master,
             drain_seconds=drain_seconds,
             **options,
@@ -67,7 +73,7 @@ class Stage:
         return self.add(application)
 
     def add(self, application: App) -> App:
-        """It is prepared from now on, and ended with the stage."""
+        """What it needs of its own is prepared from now on; it is ended with the stage."""
         application.prepare()
         self.applications.append(application)
         return application
@@ -111,9 +117,9 @@ class Stage:
 
 
 @pytest.fixture
-def stage(service: Service, tmp_path: Path) -> Iterator[Stage]:
+def stage(service: Service, drivers: Drivers, tmp_path: Path) -> Iterator[Stage]:
     with Client(service.url) as client, contextlib.ExitStack() as ending:
-        stage = Stage(service, client, tmp_path)
+        stage = Stage(service, client, tmp_path, drivers)
         ending.callback(stage.end)
         yield stage
 
@@ -226,7 +232,6 @@ def test_killed_and_restarted_it_replays_the_batch_that_was_planned(
     stage.queue(3, rebalance_delay=0.2)
     stage.publish(60)
     one = stage.application("one", maxMessagesPerTrigger=20, leaseSeconds=120).start()
-    one.prepare()
     until(stage.all_seen, "the first messages")
     one.hold(where)
     stage.publish(60)
@@ -271,7 +276,6 @@ def test_killed_while_others_go_on_its_planned_slices_are_skipped_and_reported(
     until(stage.all_seen, "the first messages")
     until(lambda: stage.committed() == stage.published, "the first commits")
     two.start()
-    one.prepare()
     until(lambda: stage.ready() and stage.owned("two") == 1, "shared")
     one.hold("before")
     stage.publish(200)
@@ -357,9 +361,9 @@ def test_a_stuck_application_loses_its_lease_and_comes_back(stage: Stage) -> Non
 
 
 @pytest.fixture
-def stage_on_served(served: ServeProcess, tmp_path: Path) -> Iterator[Stage]:
+def stage_on_served(served: ServeProcess, drivers: Drivers, tmp_path: Path) -> Iterator[Stage]:
     with Client(served.url) as client, contextlib.ExitStack() as ending:
-        stage = Stage(served, client, tmp_path)
+        stage = Stage(served, client, tmp_path, drivers)
         ending.callback(stage.end)
         yield stage
 

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.counterpoise.spark.small import with_archive
+from tests.counterpoise.spark.small import with_small_java
 
 EXAMPLES = Path(__file__).parents[3] / "docs" / "examples"
 
 # About half a minute each where nothing else runs; most of it is Spark's start.
-pytestmark = [pytest.mark.long, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.long, pytest.mark.timeout(600), pytest.mark.xdist_group("spark 3")]
 
 
 def play(example: str, directory: Path) -> str:
@@ -21,7 +21,7 @@ def play(example: str, directory: Path) -> str:
     ran = subprocess.run(
         [sys.executable, str(EXAMPLES / example), "--mock", "--directory", str(directory)],
         cwd=directory,
-        env=with_archive(),
+        env=with_small_java(),
         capture_output=True,
         text=True,
         timeout=580,

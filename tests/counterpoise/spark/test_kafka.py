@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 __all__ = ["kafka"]
 
-pytestmark = [pytest.mark.long, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.long, pytest.mark.timeout(240), pytest.mark.xdist_group("spark 1")]
 
 MESSAGES = 2000
 

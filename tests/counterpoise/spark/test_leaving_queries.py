@@ -16,13 +16,15 @@ from counterpoise.flow import Flow
 from counterpoise.spark import DrainTimedOut, QueueListener, drain
 from counterpoise.spark.channel.documents import NoChannel
 from counterpoise.spark.driver import draining
-from tests.counterpoise.spark.application import until
 from tests.counterpoise.spark.queries import Collected, committed, publish
+from tests.counterpoise.spark.waiting import until
 from tests.service import Service
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
+
+pytestmark = pytest.mark.xdist_group("spark 1")
 
 HOUR = "1 hour"
 

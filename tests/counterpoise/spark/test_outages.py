@@ -12,14 +12,16 @@ import psycopg
 import pytest
 
 from counterpoise.client import Client
-from tests.counterpoise.spark.application import until
 from tests.counterpoise.spark.queries import committed, publish, start
+from tests.counterpoise.spark.waiting import until
 from tests.faults.proxy import Proxy
 from tests.service import Service
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
+
+pytestmark = pytest.mark.xdist_group("spark 1")
 
 
 class Sink:

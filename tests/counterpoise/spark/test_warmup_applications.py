@@ -14,13 +14,15 @@ from typing import Any
 import pytest
 
 from counterpoise.client import Client
-from tests.counterpoise.spark.application import Row, until
+from tests.counterpoise.spark.application import Row
+from tests.counterpoise.spark.jobs.drivers import Drivers
 from tests.counterpoise.spark.small import CLUSTER, LOCAL
 from tests.counterpoise.spark.test_applications import KEYS, Stage
+from tests.counterpoise.spark.waiting import until
 from tests.counterpoise.spark.warmup.application import StatefulApplication
 from tests.service import Service
 
-pytestmark = [pytest.mark.long, pytest.mark.timeout(420)]
+pytestmark = [pytest.mark.long, pytest.mark.timeout(420), pytest.mark.xdist_group("spark 2")]
 
 
 class WarmStage(Stage):
@@ -31,7 +33,14 @@ class WarmStage(Stage):
 
     def stateful(self, name: str, kind: str, **options: Any) -> StatefulApplication:
         application = StatefulApplication(
-            name, self.directory, self.url, "flights", kind, maxMessagesPerTrigger=200, **options
+            name,
+            self.directory,
+            self.url,
+            "flights",
+            self.drivers,
+            kind,
+            maxMessagesPerTrigger=200,
+            **options,
         )
         return self.add(application)
 
@@ -61,7 +70,7 @@ class WarmStage(Stage):
         until(lambda: self.committed() == self.published, "and committed")
 
     def seen_or_over(self) -> bool:
-        ended = [one for one in self.applications if one.process is not None and one.over()]
+        ended = [one for one in self.applications if one.running() and one.over()]
         return bool(ended) or self.all_seen()
 
     def check_counts(self) -> None:
@@ -75,9 +84,9 @@ def number_of(row: Row) -> int:
 
 
 @pytest.fixture
-def stage(service: Service, tmp_path: Path) -> Iterator[WarmStage]:
+def stage(service: Service, drivers: Drivers, tmp_path: Path) -> Iterator[WarmStage]:
     with Client(service.url) as client, contextlib.ExitStack() as ending:
-        stage = WarmStage(service, client, tmp_path)
+        stage = WarmStage(service, client, tmp_path, drivers)
         ending.callback(stage.end)
         yield stage
 
@@ -97,7 +106,6 @@ def there_and_back(
     first.start()
     stage.work(600)
     second.start()
-    second.prepare()
     # While the second learns, the first goes on as if nothing was.
     stage.work(300)
     until(lambda: stage.ready() and stage.owned("second") == 1, "the second has its share")
@@ -152,7 +160,6 @@ def test_learners_and_owners_come_go_and_die(stage: WarmStage) -> None:
     one, two = joiners
     until(lambda: one.held() and two.held(), "both learn")
     assert stage.phases() == ["warming", "warming"]
-    two.prepare()
     # The owner notices nothing: it owns all, and works.
     stage.work(300)
     assert stage.owned("owner") == 3
@@ -210,7 +217,6 @@ def test_three_from_empty_and_down_to_one_while_those_who_stay_learn(
     assert stage.phases() == ["warming", "warming"]
     assert stage.owned("one") == 2
     # A learner dies: what it was learning goes to the other, what it owned is granted at once.
-    two.prepare()
     two.kill()
     until(lambda: stage.owned("three") == 4, "its lease expires")
     stage.publish(100)

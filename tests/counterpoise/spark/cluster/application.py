@@ -9,13 +9,18 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from tests.counterpoise.spark.application import Application, Sink, run_until_told, session_for
-from tests.counterpoise.spark.small import CLUSTER
+from tests.counterpoise.spark.application import Application, Sink, on_a_cluster
+from tests.counterpoise.spark.jobs.drivers import Drivers, Setup
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from tests.counterpoise.spark.jobs.program import Control
 
 
 class ClusterApplication(Application):
@@ -24,10 +29,35 @@ class ClusterApplication(Application):
     module = "tests.counterpoise.spark.cluster.application"
 
     def __init__(
-        self, directory: Path, url: str, *, ship: str, file: Path | str, python: Path | str
+        self,
+        directory: Path,
+        url: str,
+        drivers: Drivers,
+        *,
+        ship: str,
+        file: Path | str,
+        python: Path | str,
     ) -> None:
-        super().__init__("cluster", directory, url, "flights", master=CLUSTER)
-        self.options |= {"_ship": ship, "_file": file, "_python": python}
+        super().__init__("cluster", directory, url, "flights", drivers)
+        self._ship = ship
+        self._file = str(file)
+        self._python = str(python)
+
+    def setup(self) -> Setup:
+        cluster = on_a_cluster(self.home)
+        # Nothing of the driver's own surroundings is to reach the executors.
+        environment = {**cluster.environment, "PYTHONPATH": None, "PYSPARK_PYTHON": self._python}
+        if self._ship == "archive":
+            config = {"spark__archives": f"{self._file}#environment"}
+        else:
+            # The source's own process, on the driver's machine, is none of the executors'.
+            environment["PYTHONPATH"] = self._file
+            config = {"spark__executorEnv__PYTHONPATH": ""}
+        # A relative Python is looked for from its directory.
+        return replace(cluster, config=config, environment=environment, directory=self.home)
+
+    def settings(self) -> dict[str, Any]:
+        return super().settings() | {"ship": self._ship, "file": self._file}
 
 
 def where_it_is(_: Iterable[int]) -> Iterator[tuple[int, str]]:
@@ -37,28 +67,15 @@ def where_it_is(_: Iterable[int]) -> Iterator[tuple[int, str]]:
     yield os.getppid(), counterpoise.__file__
 
 
-def run(settings: Mapping[str, Any]) -> None:
+def run(spark: SparkSession, settings: Mapping[str, Any], control: Control) -> None:
     """The application itself."""
     from counterpoise.spark import register
 
-    options = dict(settings["options"])
-    ship, file, python = (options.pop(name) for name in ("_ship", "_file", "_python"))
     home = Path(settings["home"])
-    # Nothing of the driver's own surroundings is to reach the executors.
-    os.environ.pop("PYTHONPATH", None)
-    os.environ["PYSPARK_PYTHON"] = python
-    os.chdir(home)  # a relative Python is looked for from here
-    if ship == "archive":
-        config = {"spark__archives": f"{file}#environment"}
-    else:
-        # The source's own process, on the driver's machine, is none of the executors'.
-        os.environ["PYTHONPATH"] = file
-        config = {"spark__executorEnv__PYTHONPATH": ""}
-    spark = session_for(settings, **config)
-    if ship == "py_file":
-        spark.sparkContext.addPyFile(file)
+    if settings["ship"] == "py_file":
+        spark.sparkContext.addPyFile(settings["file"])
         register(spark)  # with what was shipped
-    messages = spark.readStream.format("counterpoise").options(**options).load()
+    messages = spark.readStream.format("counterpoise").options(**settings["options"]).load()
     query = (
         messages.writeStream.foreachBatch(Sink(home))
         .option("checkpointLocation", str(home / "checkpoint"))
@@ -66,10 +83,4 @@ def run(settings: Mapping[str, Any]) -> None:
     )
     found = spark.sparkContext.parallelize(range(4), 4).mapPartitions(where_it_is).collect()
     (home / "executors").write_text(json.dumps(found))
-
-    run_until_told(query, home)
-    spark.stop()
-
-
-if __name__ == "__main__":
-    run(json.loads(sys.stdin.readline()))
+    control.run(query)

@@ -19,20 +19,21 @@ from pathlib import Path
 import pytest
 
 from counterpoise.client import Client
-from tests.counterpoise.spark.application import until
 from tests.counterpoise.spark.cluster.application import ClusterApplication
+from tests.counterpoise.spark.jobs.drivers import Drivers
 from tests.counterpoise.spark.test_applications import Stage, check_order, duplicates
+from tests.counterpoise.spark.waiting import until
 from tests.service import Service
 
-pytestmark = [pytest.mark.long, pytest.mark.timeout(420)]
+pytestmark = [pytest.mark.long, pytest.mark.timeout(420), pytest.mark.xdist_group("spark 1")]
 
 PACKAGE = Path(__file__).resolve().parents[4] / "counterpoise"
 
 
 @pytest.fixture
-def stage(service: Service, tmp_path: Path) -> Iterator[Stage]:
+def stage(service: Service, drivers: Drivers, tmp_path: Path) -> Iterator[Stage]:
     with Client(service.url) as client, contextlib.ExitStack() as ending:
-        stage = Stage(service, client, tmp_path)
+        stage = Stage(service, client, tmp_path, drivers)
         ending.callback(stage.end)
         yield stage
 
@@ -91,7 +92,7 @@ def test_shipped_as_a_file_for_python(stage: Stage, tmp_path: Path, bare_python:
         str(tmp_path / "package" / "counterpoise"), "zip", PACKAGE.parent, PACKAGE.name
     )
     application = ClusterApplication(
-        tmp_path, stage.url, ship="py_file", file=archive, python=bare_python
+        tmp_path, stage.url, stage.drivers, ship="py_file", file=archive, python=bare_python
     )
     stage.applications.append(application)
     application.start()
@@ -109,7 +110,12 @@ def test_shipped_as_an_archive_of_an_environment(stage: Stage, tmp_path: Path) -
     home.mkdir()
     (home / "environment").symlink_to(directory)
     application = ClusterApplication(
-        tmp_path, stage.url, ship="archive", file=packed, python="./environment/bin/python"
+        tmp_path,
+        stage.url,
+        stage.drivers,
+        ship="archive",
+        file=packed,
+        python="./environment/bin/python",
     )
     stage.applications.append(application)
     application.start()

@@ -12,13 +12,15 @@ from counterpoise.client import Client
 from counterpoise.spark.channel.documents import DriverEnd, source_end
 from counterpoise.spark.driver.tracking import raise_if_refused
 from counterpoise.spark.errors import Unsupported
-from tests.counterpoise.spark.application import until
 from tests.counterpoise.spark.queries import publish
+from tests.counterpoise.spark.waiting import until
 from tests.service import Service
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
+
+pytestmark = pytest.mark.xdist_group("spark 1")
 
 
 def test_only_the_source_that_was_told_refuses(tmp_path: Path) -> None:

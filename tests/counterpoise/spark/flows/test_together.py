@@ -252,6 +252,7 @@ def test_what_is_told_to_one_that_is_left_out_changes_nothing_and_stops_nobody()
 
 
 @pytest.mark.long
+@pytest.mark.xdist_group("spark 1")
 def test_an_application_with_two_flows_works_for_two_also_after_a_restart(
     spark: SparkSession, service: Service, client: Client, tmp_path: Path
 ) -> None:

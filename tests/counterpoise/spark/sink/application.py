@@ -13,22 +13,22 @@ and without Spark's events: then positions are committed when Spark asks for mor
 
 from __future__ import annotations
 
-import json
 import os
-import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from tests.counterpoise.spark.application import (
-    Application,
-    run_until_told,
-    session_for,
-    until,
-)
+from tests.counterpoise.spark.application import Application
+from tests.counterpoise.spark.jobs.drivers import Drivers
 from tests.counterpoise.spark.small import LOCAL
+from tests.counterpoise.spark.waiting import until
 from tests.processes import find, kill_family, running
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from tests.counterpoise.spark.jobs.program import Control
 
 
 class FencedApplication(Application):
@@ -42,16 +42,20 @@ class FencedApplication(Application):
         directory: Path,
         url: str,
         queue: str,
+        drivers: Drivers,
         database: str,
         *,
         master: str = LOCAL,
         **options: Any,
     ) -> None:
-        super().__init__(name, directory, url, queue, master=master, **options)
-        (self.home / "database").write_text(database)
+        super().__init__(name, directory, url, queue, drivers, master=master, **options)
+        self._own: dict[str, Any] = {"database": database, "interval_seconds": 0.0}
+
+    def settings(self) -> dict[str, Any]:
+        return super().settings() | self._own
 
     def start(self, interval_seconds: float = 0) -> FencedApplication:
-        (self.home / "interval").write_text(str(interval_seconds))
+        self._own["interval_seconds"] = interval_seconds
         super().start()
         return self
 
@@ -131,18 +135,17 @@ class WriteEvents:
         wait_if(self.home, f"inside {scope.partition}")
 
 
-def run(settings: Mapping[str, Any]) -> None:
+def run(spark: SparkSession, settings: Mapping[str, Any], control: Control) -> None:
     """The application itself."""
     from counterpoise.spark import FencedSink
 
     home = Path(settings["home"])
     name = settings["name"]
-    spark = session_for(settings)
-    interval = float((home / "interval").read_text())
+    interval = settings["interval_seconds"]
     if interval:
         spark.streams.removeListener(vars(spark)["_counterpoise_listener"])
     sink = FencedSink(
-        (home / "database").read_text(), WriteEvents(home, name), name="events", confirm_seconds=30
+        settings["database"], WriteEvents(home, name), name="events", confirm_seconds=30
     )
 
     def write(batch: Any, batch_id: int) -> None:
@@ -160,9 +163,4 @@ def run(settings: Mapping[str, Any]) -> None:
         .start()
     )
 
-    run_until_told(query, home)
-    spark.stop()
-
-
-if __name__ == "__main__":
-    run(json.loads(sys.stdin.readline()))
+    control.run(query)

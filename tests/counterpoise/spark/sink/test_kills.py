@@ -17,13 +17,14 @@ import psycopg
 import pytest
 
 from counterpoise.client import Client
-from tests.counterpoise.spark.application import until
+from tests.counterpoise.spark.jobs.drivers import Drivers
 from tests.counterpoise.spark.sink.application import FencedApplication
 from tests.counterpoise.spark.small import CLUSTER, LOCAL
 from tests.counterpoise.spark.test_applications import KEYS, Stage
+from tests.counterpoise.spark.waiting import until
 from tests.service import Service
 
-pytestmark = [pytest.mark.long, pytest.mark.timeout(420)]
+pytestmark = [pytest.mark.long, pytest.mark.timeout(420), pytest.mark.xdist_group("spark 2")]
 
 # Spark's triggers are due at the multiples of their interval, whenever it has started.
 SLOW_TRIGGER_SECONDS = 10
@@ -34,8 +35,10 @@ EXPECTED_KEYS = [f"k{n}" for n in range(KEYS) if not f"k{n}".endswith("3")]
 class SinkStage(Stage):
     """The stage, with the database that all applications write to."""
 
-    def __init__(self, service: Service, client: Client, directory: Path, database: str) -> None:
-        super().__init__(service, client, directory)
+    def __init__(
+        self, service: Service, client: Client, directory: Path, drivers: Drivers, database: str
+    ) -> None:
+        super().__init__(service, client, directory, drivers)
         self.connection = psycopg.connect(database, autocommit=True)
         self.database = database
         self.connection.execute(
@@ -45,7 +48,14 @@ class SinkStage(Stage):
 
     def fenced(self, name: str, *, master: str = LOCAL, **options: Any) -> FencedApplication:
         application = FencedApplication(
-            name, self.directory, self.url, "flights", self.database, master=master, **options
+            name,
+            self.directory,
+            self.url,
+            "flights",
+            self.drivers,
+            self.database,
+            master=master,
+            **options,
         )
         return self.add(application)
 
@@ -114,10 +124,12 @@ class SinkStage(Stage):
 
 
 @pytest.fixture
-def stage(service: Service, tmp_path: Path, database_url: str) -> Iterator[SinkStage]:
+def stage(
+    service: Service, drivers: Drivers, tmp_path: Path, database_url: str
+) -> Iterator[SinkStage]:
     # Another database than the service's: nothing of the fence may rest on sharing one.
     with Client(service.url) as client, contextlib.ExitStack() as ending:
-        stage = SinkStage(service, client, tmp_path, database_url)
+        stage = SinkStage(service, client, tmp_path, drivers, database_url)
         ending.callback(stage.end)
         yield stage
 
@@ -157,7 +169,6 @@ def test_killed_at_every_step_and_restarted_at_once(stage: SinkStage) -> None:
     one = stage.fenced("one", leaseSeconds=120).start()
     until(stage.all_written, "the first messages")
     for where in ("before", "inside", "amid", "after"):
-        one.prepare()
         hold_at(stage, one, where)
         batches = one.finished_batches()
         one.kill()
@@ -211,14 +222,12 @@ def test_killed_twice_amid_one_micro_batch(stage: SinkStage) -> None:
     stage.queue(4, rebalance_delay=0.2)
     stage.publish(60)
     one = stage.fenced("one", leaseSeconds=120).start()
-    one.prepare()
     until(stage.all_written, "the first messages")
     first = stage.published
     hold_at(stage, one, "amid")
     planned = stage.batches_with(first, "one")
     one.kill()
     one.start()
-    one.prepare()
     until(one.held, "it replays, and holds again")
     assert "skipped" not in one.said()
     one.kill()
@@ -240,7 +249,6 @@ def test_killed_at_every_step_and_restarted_when_another_has_taken_over(stage: S
     other.start()
     victim.start(interval_seconds=SLOW_TRIGGER_SECONDS)
     for where in ("in Spark's commit log", "before", "inside", "amid", "after"):
-        victim.prepare()
         until(lambda: stage.ready() and stage.owned("victim") == 2, "shared")
         until(stage.all_written, "everything before is written")
         if where == "in Spark's commit log":

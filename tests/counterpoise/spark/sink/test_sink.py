@@ -20,12 +20,14 @@ from counterpoise.spark.plan.offsets import Slice
 from counterpoise.spark.sink import sink as module
 from counterpoise.spark.sink.batch import RunningBatch, planned_for
 from counterpoise.spark.sink.errors import InvalidSink, SinkNameInUse
-from tests.counterpoise.spark.application import until
+from tests.counterpoise.spark.waiting import until
 from tests.service import Service
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
+
+pytestmark = pytest.mark.xdist_group("spark 1")
 
 KEYS = 17
 

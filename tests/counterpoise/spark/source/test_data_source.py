@@ -11,12 +11,14 @@ import pytest
 from pyspark.errors import AnalysisException, StreamingQueryException
 
 from counterpoise.client import Client
-from tests.counterpoise.spark.application import until
 from tests.counterpoise.spark.queries import Collected, committed, publish, start
+from tests.counterpoise.spark.waiting import until
 from tests.service import Service
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+pytestmark = pytest.mark.xdist_group("spark 1")
 
 
 def test_messages_arrive_once_with_all_columns_and_are_committed(

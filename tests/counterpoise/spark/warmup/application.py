@@ -8,13 +8,11 @@ replay the whole query does, which learns and works in the same micro-batches.
 
 from __future__ import annotations
 
-import json
 import pickle
-import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 import pyarrow as pa
 from pyspark.sql import Row
@@ -26,9 +24,17 @@ from counterpoise.spark import (
     StatefulForeachBatch,
     TenuredProcessor,
 )
-from tests.counterpoise.spark.application import Application, Sink, run_until_told, session_for
-from tests.counterpoise.spark.small import LOCAL, ROCKSDB
+from tests.counterpoise.spark.application import Application, Sink
+from tests.counterpoise.spark.jobs.drivers import Drivers
+from tests.counterpoise.spark.small import LOCAL
 
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from tests.counterpoise.spark.jobs.program import Control
+
+STATE_STORE = "spark.sql.streaming.stateStore.providerClass"
+ROCKSDB = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
 COUNTED = "partition int, position string, epoch long, key string, value binary"
 
 
@@ -43,6 +49,7 @@ class StatefulApplication(Application):
         directory: Path,
         url: str,
         queue: str,
+        drivers: Drivers,
         kind: str,
         *,
         master: str = LOCAL,
@@ -51,9 +58,11 @@ class StatefulApplication(Application):
         given: dict[str, Any] = {"warmup": "true", **options}
         if kind == "snapshot":
             given["warmupFrom"] = "snapshot"
-        super().__init__(name, directory, url, queue, master=master, **given)
-        settings = {"kind": kind, "shared": str(directory / "snapshots")}
-        (self.home / "settings").write_text(json.dumps(settings))
+        super().__init__(name, directory, url, queue, drivers, master=master, **given)
+        self._own = {"kind": kind, "shared": str(directory / "snapshots")}
+
+    def settings(self) -> dict[str, Any]:
+        return super().settings() | self._own
 
 
 class Counts(PartitionState[Counter[str]]):
@@ -109,16 +118,15 @@ class KeyedCounts(TenuredProcessor):
         self.count.update((n,))
 
 
-def run(settings: Mapping[str, Any]) -> None:
+def run(spark: SparkSession, settings: Mapping[str, Any], control: Control) -> None:
     """The application itself."""
     home = Path(settings["home"])
-    own = json.loads((home / "settings").read_text())
     sink = Sink(home)
-    spark = session_for(settings, **ROCKSDB)
+    spark.conf.set(STATE_STORE, ROCKSDB)
     options = settings["options"]
     messages = spark.readStream.format("counterpoise").options(**options).load()
     handler: StatefulForeachBatch[Counter[str]] | None = None
-    if own["kind"] == "snapshot":
+    if settings["kind"] == "snapshot":
 
         def write(outputs: Sequence[Output], batch_id: int) -> None:
             rows = [[batch_id, *row] for one in outputs for row in one.value or ()]
@@ -128,7 +136,7 @@ def run(settings: Mapping[str, Any]) -> None:
             options,
             Counts(sink),
             write,
-            snapshots=Snapshots(own["shared"]),
+            snapshots=Snapshots(settings["shared"]),
             publish_seconds=1.0,
         )
         writer = messages.writeStream.foreachBatch(handler)
@@ -138,11 +146,8 @@ def run(settings: Mapping[str, Any]) -> None:
         )
         writer = counted.writeStream.outputMode("Update").foreachBatch(sink)
     query = writer.option("checkpointLocation", str(home / "checkpoint")).start()
-    run_until_told(query, home)
-    if handler is not None:
-        handler.close()
-    spark.stop()
-
-
-if __name__ == "__main__":
-    run(json.loads(sys.stdin.readline()))
+    try:
+        control.run(query)
+    finally:
+        if handler is not None:
+            handler.close()

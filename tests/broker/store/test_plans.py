@@ -1,0 +1,136 @@
+"""How Postgres carries out the statements for many rows, whatever it knows of the tables.
+
+What is looked at are the generic plans: those which it makes once for a prepared statement and
+keeps, for ten rows in each array. A plan must find each row by its key. It must not join the rows
+that are given with a table in any other way, for what is cheap for ten of them and for a small
+table is quadratic for a thousand and a large one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
+
+import psycopg
+import pytest
+from sqlalchemy import Integer, Text, bindparam, select, update
+from sqlalchemy.dialects.postgresql import asyncpg
+
+from broker.store import bulk, connections, flow_writes, leases, partition_writes, positions
+from broker.store.tables import partitions
+from tests.broker.store.support import PostgresGround, Replica
+
+STATEMENTS = {
+    "partitions of a commit": partition_writes.WRITE_PARTITIONS,
+    "flows of a commit": flow_writes.UPDATE_FLOWS,
+    "new flows": flow_writes.INSERT_FLOWS,
+    "positions": positions.COMMIT_POSITIONS,
+    "partitions that are there": positions.THERE,
+    "positions of some partitions": positions.POSITIONS,
+    "renewals": leases.RENEW,
+    "flows that are bound": leases.BOUND,
+    "leases after an outage": leases.RENEW_ALIVE,
+}
+# What can be looked up: the table and the columns of its key.
+KEYS = {"partitions": ("queue_id", "number"), "flows": ("id",)}
+
+
+def plan_of(connection: psycopg.Connection[Any], statement: Any) -> dict[str, Any]:
+    """The generic plan."""
+    compiled = statement.compile(dialect=asyncpg.dialect())
+    names = compiled.positiontup or ()
+    connection.execute("DEALLOCATE ALL")
+    connection.execute(f"PREPARE told AS {compiled}")
+    nulls = f"({', '.join(['NULL'] * len(names))})" if names else ""
+    row = connection.execute(f"EXPLAIN (VERBOSE, FORMAT JSON) EXECUTE told{nulls}").fetchone()
+    assert row is not None
+    plan: dict[str, Any] = row[0][0]["Plan"]
+    return plan
+
+
+def nodes(plan: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """The node and all below it."""
+    yield plan
+    for part in plan.get("Plans", ()):
+        yield from nodes(part)
+
+
+def quadratic(plan: dict[str, Any]) -> list[str]:
+    """What in the plan would run through many rows for each of many rows."""
+    found = []
+    for node in nodes(plan):
+        if node["Node Type"] == "Seq Scan" and node["Relation Name"] in KEYS:
+            found.append(f"reads all of {node['Relation Name']}")
+        if "Join Filter" in node:
+            found.append(f"{node['Node Type']} compares pairs: {node['Join Filter']}")
+        if node["Node Type"] == "Nested Loop":
+            found += [
+                f"for each row, {inner['Node Type']}"
+                for part in node["Plans"]
+                if part["Parent Relationship"] == "Inner"
+                for inner in nodes(part)
+                if not (
+                    inner["Node Type"] in ("Limit", "LockRows", "Subquery Scan") or looks_up(inner)
+                )
+            ]
+        found += [
+            f"for each row, {part['Subplan Name']}"
+            for part in node.get("Plans", ())
+            if part["Parent Relationship"] == "SubPlan"
+            if f"hashed {part['Subplan Name']}" not in str([node["Output"], node.get("Filter")])
+        ]
+    return found
+
+
+def looks_up(node: dict[str, Any]) -> bool:
+    """Whether the node finds one row by its whole key."""
+    return (
+        node["Node Type"] in ("Index Scan", "Index Only Scan")
+        and node["Relation Name"] in KEYS
+        and all(f"{column} =" in node["Index Cond"] for column in KEYS[node["Relation Name"]])
+    )
+
+
+@pytest.fixture(params=["nothing is known", "small", "many small queues", "one large queue"])
+async def connection(
+    request: pytest.FixtureRequest, postgres: PostgresGround
+) -> AsyncIterator[psycopg.Connection[Any]]:
+    """A connection with the settings of the store's, to tables of which Postgres knows this."""
+    store = await postgres.store()
+    sizes = {"small": [4], "many small queues": [2] * 100, "one large queue": [5_000]}
+    for place, size in enumerate(sizes.get(request.param, [])):
+        replica = Replica(store)
+        await replica.create(size, f"queue-{place}")
+        await replica.bind(f"{place}-A", f"{place}-B")
+    with psycopg.connect(postgres.url, autocommit=True, prepare_threshold=None) as connection:
+        if request.param != "nothing is known":
+            connection.execute("ANALYZE counterpoise.partitions, counterpoise.flows")
+        settings = connections.Connections(postgres.url, 1)._server_settings()
+        for name in ("jit", "enable_seqscan"):
+            connection.execute(f"SET {name} = {settings[name]}")
+        connection.execute("SET plan_cache_mode = force_generic_plan")
+        yield connection
+
+
+@pytest.mark.parametrize("name", STATEMENTS)
+async def test_rows_are_found_by_their_keys(connection: psycopg.Connection[Any], name: str) -> None:
+    plan = plan_of(connection, STATEMENTS[name])
+    assert not quadratic(plan), plan
+
+
+@pytest.mark.parametrize("connection", ["many small queues"], indirect=True)
+def test_a_join_with_the_rows_is_found_out(connection: psycopg.Connection[Any]) -> None:
+    """What the statements must not be."""
+    rows = bulk.Rows("row", [("number", Integer()), ("position", Text())])
+    locked = (
+        select(*rows.c)
+        .where(partitions.c.queue_id == bindparam("queue"), partitions.c.number == rows.c.number)
+        .with_for_update(of=partitions)
+        .cte("locked")
+    )
+    joined = (
+        update(partitions)
+        .where(partitions.c.queue_id == bindparam("queue"), partitions.c.number == locked.c.number)
+        .values(position=locked.c.position)
+    )
+    assert quadratic(plan_of(connection, joined))

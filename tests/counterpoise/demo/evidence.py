@@ -1,0 +1,111 @@
+"""What a demo leaves for its verdict, kept in a file: `recorded/SABOTAGE.json.xz`.
+
+After a change of the demo that the files no longer show they are recorded anew, on a machine that
+does little else, by
+
+    .venv/bin/python -m tests.counterpoise.demo.evidence [SABOTAGE ...]
+
+which plays a demo with each sabotage, a minute or two each. A file has what the data set does not
+say: the journal by columns, with flights by their number in the data set, the statistics that
+differ from the right ones, grants and events. Times are in milliseconds from the first event.
+"""
+
+from __future__ import annotations
+
+import json
+import lzma
+import sys
+import tempfile
+from dataclasses import astuple
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from counterpoise.demo.evidence import Event, Evidence, Grant
+from counterpoise.demo.flights import Statistics, expected_statistics, load
+from counterpoise.demo.sabotage import SABOTAGES
+from counterpoise.demo.scenario import LEAST_ROWS, play
+from counterpoise.demo.sink import Entry
+from counterpoise.demo.verdict import judge
+
+RECORDED = Path(__file__).parent / "recorded"
+OF_THE_FLIGHT = ("flight", "aircraft", "sequence")
+TIMES = ("published_at", "time")
+COLUMNS = tuple(name for name in Entry._fields if name not in OF_THE_FLIGHT)
+
+
+def write(path: Path, evidence: Evidence) -> None:
+    """Write it to a file."""
+    began = evidence.events[0].time
+    numbers = {flight.flight: number for number, flight in enumerate(evidence.flights)}
+    right = expected_statistics(evidence.flights)
+    document = {
+        "rows": len(evidence.flights),
+        "began": began,
+        "flight": [numbers[entry.flight] for entry in evidence.journal],
+        **{
+            name: [_milliseconds(name, getattr(entry, name), began) for entry in evidence.journal]
+            for name in COLUMNS
+        },
+        "wrong": {
+            aircraft: None if of is None else astuple(of)
+            for aircraft in sorted(right.keys() | evidence.statistics.keys())
+            if (of := evidence.statistics.get(aircraft)) != right.get(aircraft)
+        },
+        "grants": [astuple(grant) for grant in evidence.grants],
+        "events": [astuple(event) for event in evidence.events],
+    }
+    path.write_bytes(lzma.compress(json.dumps(document, separators=(",", ":")).encode()))
+
+
+def read(path: Path) -> Evidence:
+    """What `write` has written."""
+    document = json.loads(lzma.decompress(path.read_bytes()))
+    began = document["began"]
+    flights = load(document["rows"])
+    statistics = expected_statistics(flights)
+    for aircraft, of in document["wrong"].items():
+        if of is None:
+            del statistics[aircraft]
+        else:
+            statistics[aircraft] = Statistics(*of)
+    columns = {name: _seconds(name, document[name], began) for name in COLUMNS}
+    entries = zip(*columns.values(), strict=True)
+    return Evidence(
+        flights=flights,
+        journal=[
+            Entry(**dict(zip(OF_THE_FLIGHT, flights[number], strict=False)), **dict(rest))
+            for number, rest in zip(
+                document["flight"],
+                (zip(columns, entry, strict=True) for entry in entries),
+                strict=True,
+            )
+        ],
+        statistics=statistics,
+        grants=[Grant(*grant) for grant in document["grants"]],
+        events=[Event(*event) for event in document["events"]],
+    )
+
+
+def _milliseconds(column: str, value: Any, began: float) -> Any:
+    return round((value - began) * 1000) if column in TIMES else value
+
+
+def _seconds(column: str, values: list[Any], began: float) -> list[Any]:
+    return [began + value / 1000 for value in values] if column in TIMES else values
+
+
+def record(sabotage: str) -> None:
+    """Play a demo, write what it leaves, and say what is broken in it."""
+    with tempfile.TemporaryDirectory() as directory:
+        evidence = play(Path(directory), Console(), LEAST_ROWS, sabotage)
+    path = RECORDED / f"{sabotage}.json.xz"
+    write(path, evidence)
+    broken = [check.promise for check in judge(evidence).checks if not check.kept]
+    print(f"{path}: {path.stat().st_size:,} bytes; broken: {', '.join(broken)}")
+
+
+if __name__ == "__main__":
+    for each in sys.argv[1:] or SABOTAGES:
+        record(each)

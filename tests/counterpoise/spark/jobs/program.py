@@ -1,0 +1,182 @@
+"""The program of a driver: gets warm, and runs the jobs that it is sent (`drivers.py`)."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import os
+import signal
+import sys
+import tempfile
+import threading
+import traceback
+from collections.abc import Mapping
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from counterpoise.demo.application import warm_up
+from tests.counterpoise.spark.jobs.drivers import Ended, Job, Setup, Started, Warm
+from tests.counterpoise.spark.small import CLUSTER, SMALL, SMALL_EXECUTORS
+from tests.counterpoise.spark.waiting import until
+from tests.processes import descendants
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+    from pyspark.sql.streaming.query import StreamingQuery
+
+# How long what ends by itself may take to do so.
+CLEAR_SECONDS = 15.0
+SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
+SOURCE_PROCESS = b"python_streaming_source_runner"
+
+
+class Control:
+    """The job's end of the line to the test."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+
+    def run(self, query: StreamingQuery) -> None:
+        """Say that the query runs; stop it when told so, raise what ends it before."""
+        self._connection.send(Started())
+        while query.isActive and not self._told():
+            pass
+        if error := query.exception():
+            raise error
+        query.stop()
+
+    def _told(self) -> bool:
+        if not self._connection.poll(0.1):
+            return False
+        try:
+            self._connection.recv()
+        except EOFError:
+            os._exit(1)  # the tests have ended; a sink that holds would hold this too
+        return True
+
+
+@dataclass(frozen=True)
+class Surroundings:
+    """What a job finds and has to leave as it is."""
+
+    environment: Mapping[str, str]
+    directory: str
+    handlers: Mapping[str, Any]
+    threads: frozenset[str]
+
+    @classmethod
+    def now(cls) -> Surroundings:
+        return cls(
+            dict(os.environ),
+            os.getcwd(),
+            {one.name: signal.getsignal(one) for one in SIGNALS},
+            # Those of the bridge to the JVM come and go with what is called.
+            frozenset(one.name for one in threading.enumerate() if "counterpoise" in one.name),
+        )
+
+    def changed(self) -> list[str]:
+        """What is not as it was."""
+        now = Surroundings.now()
+        found = []
+        for name, value in vars(self).items():
+            if getattr(now, name) != value:
+                found.append(f"{name}: {_difference(value, getattr(now, name))}")
+        return found
+
+
+def _difference(before: Any, after: Any) -> str:
+    if isinstance(before, Mapping):
+        return f"{sorted(dict(after.items() ^ before.items()))} changed"
+    return f"{after} instead of {before}"
+
+
+def in_use(spark: SparkSession) -> list[str]:
+    """What runs or is kept in the JVM, in whatever session."""
+    queries = spark._jsparkSession.sharedState().activeStreamingQueries()
+    found = [f"a query runs: {run}" for run in map(str, queries)]
+    cached = spark.sparkContext._jsc.getPersistentRDDs().size()
+    if cached:
+        found.append(f"{cached} RDDs are kept")
+    sources = [one.pid for one in descendants(os.getpid()) if SOURCE_PROCESS in _command(one.pid)]
+    if sources:
+        found.append(f"processes of sources run: {sources}")
+    return found
+
+
+def _command(pid: int) -> bytes:
+    with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    return b""
+
+
+class Program:
+    """The driver in its own process."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        setup, self._directory = connection.recv()
+        self._spark = self._session(setup)
+        warm_up(self._spark, Path(tempfile.mkdtemp(dir=self._directory)))
+        connection.send(Warm())
+
+    def _session(self, setup: Setup) -> SparkSession:
+        from counterpoise.spark import session
+
+        for name, value in setup.environment.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+        if setup.directory is not None:
+            os.chdir(setup.directory)
+        executors = SMALL_EXECUTORS if setup.master == CLUSTER else {}
+        config = {**SMALL, **executors, "spark__local__dir": str(self._directory), **setup.config}
+        return session("tests", **config, spark__master=setup.master)
+
+    def work(self) -> None:
+        """Do jobs until there are no more, or the last one."""
+        with contextlib.suppress(EOFError):
+            while True:
+                job: Job = self._connection.recv()
+                if job.last:
+                    self._run(job)
+                    break
+                self._connection.send(self._do(job))
+        self._spark.stop()
+
+    def _do(self, job: Job) -> Ended:
+        """A job after which there may be others."""
+        before = Surroundings.now()
+        failure = None
+        try:
+            self._run(job)
+        except Exception:
+            failure = traceback.format_exc()
+            print(failure, file=sys.stderr, flush=True)
+        with contextlib.suppress(AssertionError):  # then it is told
+            until(lambda: not in_use(self._spark), "nothing of the job runs", CLEAR_SECONDS)
+        return Ended(failure, (*in_use(self._spark), *before.changed()))
+
+    def _run(self, job: Job) -> None:
+        from pyspark.cloudpickle import register_pickle_by_value, unregister_pickle_by_value
+
+        from counterpoise.spark import register
+
+        module = importlib.import_module(job.module)
+        spark = self._spark.newSession()
+        # Else a source that is known to the session before would be refused in this one.
+        spark._jsparkSession.setActiveSession(spark._jsparkSession)
+        register(spark)
+        # What it defines goes to executors as that of a program does, by value.
+        register_pickle_by_value(module)
+        try:
+            module.run(spark, job.settings, Control(self._connection))
+        finally:
+            unregister_pickle_by_value(module)
+            spark.streams.removeListener(vars(spark)["_counterpoise_listener"])
+
+
+if __name__ == "__main__":
+    Program(Connection(int(sys.argv[1]))).work()

@@ -1,0 +1,132 @@
+"""What the checker knows of the queue: its own account, from the facts that it was told.
+
+The rules of one partition (`hands.py`) and of the queue (`queues.py`) look at it.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from tests.judge import balance, rules
+from tests.simulation.asked import Asked
+from tests.simulation.deadlines import Deadlines
+
+
+@dataclass(slots=True)
+class Transaction:
+    """What one transaction changed. `positions` of the partitions named, as they are after it;
+    `reset`: those of them that an administrator has set.
+    """
+
+    now: float
+    revisions: Sequence[int]
+    queue: Mapping[str, Any]
+    partitions: Sequence[Any]
+    flows: Sequence[Any]
+    left: Mapping[str, str]
+    renewed: Collection[str]
+    positions: Mapping[int, str | None]
+    reset: Collection[int]
+
+
+@dataclass(slots=True)
+class Lane(rules.Lane):
+    """One partition of the log, and what sinks have seen of it."""
+
+    end: int = 0
+    # Epochs that began with anything but a graceful handover.
+    rough: set[int] = field(default_factory=set)
+
+    def excused(self, earlier: int, later: int) -> bool:
+        """Whether a handover between these epochs was not graceful."""
+        return any(earlier < epoch <= later for epoch in self.rough)
+
+
+class Account:
+    """Rows as they are after the last transaction, and what was said and done outside."""
+
+    def __init__(self) -> None:
+        self.revision = 0
+        self.queue: Mapping[str, Any] = {}
+        self.partitions: dict[int, Any] = {}
+        self.flows: dict[str, Any] = {}
+        self.gone: dict[str, str] = {}
+        self.positions: dict[int, int] = {}
+        self.leases: dict[str, float] = {}
+        self.stamped_at: float | None = None
+        self.lanes: defaultdict[int, Lane] = defaultdict(Lane)
+        self.transactions = 0
+        self.asked = Asked()
+        self.deadlines = Deadlines()
+        self.owners = rules.Owners()
+        self.instances: dict[str, str] = {}
+        self.views: dict[tuple[str, int], Any] = {}
+        # What clients have sent, see `Checker.sent`.
+        self.said: set[tuple[Any, ...]] = set()
+        # Times in which nobody served, or from which the clock went back, as they were noticed.
+        self.outages: list[tuple[float, float]] = []
+        # The last transaction that set a partition's position as an administrator asked.
+        self.reset_by: dict[int, int] = {}
+        # Handoffs since the last change: the smallest number that would do, and how many began.
+        self.least = self.made = 0
+
+    def went_back(self, old: Mapping[str, Any]) -> float:
+        """By how much the clock went back, as far as the queue did not know before."""
+        return back(self.outages[old.get("outage_seen", 0) : self.queue["outage_seen"]])
+
+    def values(self, name: str, queue: Mapping[str, Any]) -> set[Any]:
+        """What a setting may have been within a transaction; `queue`: as before it."""
+        return {queue.get(name), self.queue.get(name)} | self.asked.values(name)
+
+    def discarded_between(self, tx: Transaction, number: int) -> bool:
+        """Whether a partition may have been discarded and added again within this transaction."""
+        return len(tx.revisions) > 1 and self.asked.discard(number)
+
+    def balanced(self) -> bool:
+        """*Balance*, counted from the rows."""
+        takers = {id: 0 for id, row in self.flows.items() if not row.draining}
+        if not takers:
+            return True
+        for row in self.partitions.values():
+            if row.state == "removed":
+                continue
+            if row.owner not in takers:
+                return False
+            takers[row.owner] += not row.retiring
+        return balance.is_balanced(takers, only=self.only(takers))
+
+    def only(self, takers: Collection[str]) -> str | None:
+        """Who is to own all, if access is exclusive."""
+        exclusive = self.queue["access_type"] == "exclusive"
+        return min(takers, key=lambda id: self.flows[id].seat) if exclusive else None
+
+    def fewest(self, begun: Collection[Any]) -> int:
+        """The smallest number of handoffs from here; `begun`: rows as before of those that this
+        transaction began, which count as if it had not.
+        """
+        takers = {id: 0 for id, row in self.flows.items() if not row.draining}
+        if not takers:
+            return 0
+        undone = {row.number: row for row in begun}
+        total = leaving = 0
+        for number, after in self.partitions.items():
+            row = undone.get(number, after)
+            if after.state == "removed":
+                continue
+            owner = row.owner if row.owner in self.flows else None
+            total += not after.retiring
+            on_its_way = row.state == "revoking"
+            if owner is not None and owner not in takers and not on_its_way:
+                leaving += 1
+            holder = row.successor if on_its_way else owner
+            if not after.retiring and holder in takers:
+                takers[holder] += 1
+        return leaving + balance.fewest_handoffs(takers, total, only=self.only(takers))
+
+
+def back(outages: Iterable[tuple[float, float]]) -> float:
+    """By how much the clock went back in these; not positive."""
+    return sum(min(0.0, ended - began) for began, ended in outages)

@@ -1,0 +1,146 @@
+"""The rules for one partition in one transaction: promises 1 to 5 and 8.
+
+Each is told the row before and after it, and raises `Violation`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from tests.judge.violation import Violation
+from tests.simulation.account import Account, Transaction
+from tests.simulation.deadlines import ACCURACY
+
+
+def check_partition(
+    known: Account,
+    tx: Transaction,
+    old: Any,
+    new: Any,
+    old_flows: Mapping[str, Any],
+    queue: Mapping[str, Any],
+) -> None:
+    number, rise = new.number, new.epoch - old.epoch
+    if rise < 0 or rise > len(tx.revisions):
+        raise Violation(1, f"p{number} went from epoch {old.epoch} to {new.epoch}")
+    if number in tx.reset and rise == 0:
+        raise Violation(2, f"the position of p{number} was set within epoch {old.epoch}")
+    if rise == 0:
+        _check_same_epoch(known, tx, old, new)
+    else:
+        _check_grant(known, tx, old, new, old_flows, queue)
+    ended = old.state == "warming" and new.state == "revoking" and rise == 0
+    if ended and new.successor == old.successor:
+        _check_warmup_end(known, tx, old, new)
+    if new.state == "removed" and old.state != "removed":
+        _check_removal(known, old, new)
+
+
+def follow(known: Account, tx: Transaction, row: Any, queue: Mapping[str, Any]) -> None:
+    moving = _TIMES.get(row.state)
+    known.deadlines.follow(row, tx.now, known.values(moving, queue) if moving else ())
+
+
+def _check_removal(known: Account, old: Any, new: Any) -> None:
+    if ("finish", old.owner, new.number, old.epoch) in known.said and new.epoch == old.epoch:
+        return
+    if not known.asked.discard(new.number):
+        raise Violation(3, f"p{new.number} was removed, and {old.owner} was not finished")
+    known.lanes[new.number].rough.add(new.epoch + 1)
+
+
+def _check_same_epoch(known: Account, tx: Transaction, old: Any, new: Any) -> None:
+    number = new.number
+    if new.owner is not None and new.owner != old.owner:
+        raise Violation(1, f"p{number} went from {old.owner} to {new.owner} in one epoch")
+    if old.state == "revoking" and new.state in ("owned", "warming"):
+        raise Violation(1, f"a revoke of p{number} was taken back in epoch {new.epoch}")
+    if old.owner is None or new.owner is not None or new.state == "removed":
+        return
+    if new.let_go == "graceful":
+        _check_released(known, old)
+    elif old.owner not in tx.left and not known.discarded_between(tx, number):
+        raise Violation(5, f"p{number} lost its owner {old.owner} without a handoff")
+
+
+def _check_grant(
+    known: Account,
+    tx: Transaction,
+    old: Any,
+    new: Any,
+    old_flows: Mapping[str, Any],
+    queue: Mapping[str, Any],
+) -> None:
+    number, how = new.number, new.handed_over if new.owner is not None else None
+    if how not in ("initial", "graceful"):
+        known.lanes[number].rough.add(new.epoch)
+    taker = old_flows.get(new.owner)
+    if taker is not None and taker.draining and new.owner != old.owner:
+        raise Violation(6, f"p{number} was granted to {new.owner}, which is draining")
+    # Retiring again, or its position set, the owner goes on under a new epoch.
+    again = new.retiring and not old.retiring
+    again = again or (len(tx.revisions) > 1 and known.asked.resize())
+    raised = number in tx.reset or (again and new.owner == old.owner)
+    bound = old.owner is not None and old.owner not in tx.left
+    if new.epoch - old.epoch > 1:
+        # Of the epochs between nobody was told, so nobody can have let go of one.
+        if how in ("initial", "graceful"):
+            raise Violation(4, f"p{number} came to epoch {new.epoch}, and is called {how}")
+        if bound and not raised and not _may_lose(known, tx, old):
+            raise Violation(5, f"p{number} was taken from {old.owner} in epoch {old.epoch}")
+        return
+    if how == "forced" and not raised and old.owner is not None:
+        _check_forced(known, tx, old, queue)
+    if how == "graceful" and old.owner is not None:
+        _check_released(known, old)
+    if how == "orphaned" and bound and not known.discarded_between(tx, number):
+        raise Violation(5, f"p{number} was taken from {old.owner}, which is bound")
+    first = old.epoch == 0 or old.state == "removed" or old.let_go == "initial"
+    if how == "initial" and not first and new.owner != old.owner:
+        raise Violation(4, f"p{number} epoch {new.epoch} is not the initial one")
+    if how == "replaced":
+        before = known.owners.get(number, old.epoch)
+        if before is not None and known.instances[before] != known.instances[new.owner]:
+            raise Violation(4, f"p{number} was held by {before}, not by {new.owner} restarted")
+
+
+def _may_lose(known: Account, tx: Transaction, old: Any) -> bool:
+    """Whether an owner that is bound may have lost a partition to somebody in passing."""
+    due = known.deadlines.due(old.number)
+    over = old.state == "revoking" and known.deadlines.decided(tx.now) >= due - ACCURACY
+    released = ("release", old.owner, old.number, old.epoch) in known.said
+    return over or released or known.discarded_between(tx, old.number)
+
+
+def _check_forced(known: Account, tx: Transaction, old: Any, queue: Mapping[str, Any]) -> None:
+    due = known.deadlines.due(old.number)
+    if old.state != "revoking":
+        # Only if there is no time at all for it.
+        if min(known.values("max_handoff_time", queue)) > 0:
+            text = f"p{old.number} was forced from {old.owner} without a revoke"
+            raise Violation(8, text)
+    elif known.deadlines.decided(tx.now) < due - ACCURACY:
+        early = due - tx.now
+        raise Violation(8, f"p{old.number} was forced {early:.3f} s before its deadline")
+
+
+def _check_released(known: Account, old: Any) -> None:
+    if ("release", old.owner, old.number, old.epoch) not in known.said:
+        text = f"p{old.number} was let go as if {old.owner} had released epoch {old.epoch}"
+        raise Violation(2, text)
+
+
+def _check_warmup_end(known: Account, tx: Transaction, old: Any, new: Any) -> None:
+    owner: Any = known.flows.get(old.owner)
+    drain_deadline = None if owner is None else owner.drain_deadline
+    decided = known.deadlines.decided(tx.now)
+    if drain_deadline is not None and drain_deadline <= decided:
+        return
+    if known.deadlines.due(old.number) <= decided + ACCURACY:
+        return
+    if ("ready", new.successor, new.number, new.epoch) not in known.said:
+        raise Violation(2, f"the warm-up of p{new.number} ended, {new.successor} not ready")
+
+
+_TIMES = {"warming": "max_warmup_time", "revoking": "max_handoff_time"}

@@ -1,0 +1,340 @@
+"""What happens to a world: one method for each kind of event (`plan.py`)."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Any
+
+from broker.core.errors import BrokerError, Unavailable
+from tests.simulation.consumers import Consumer
+from tests.simulation.plan import Event
+from tests.simulation.service import QUEUE, Node
+
+if TYPE_CHECKING:
+    from tests.simulation.world import World
+
+# Between two outages the database answers for so long: each replica stamps meanwhile.
+BETWEEN_SECONDS = 1.4
+# A replica that was disturbed needs so long to be itself again.
+RECOVER_SECONDS = 2.5
+
+
+class Happenings:
+    """Makes events happen to this world."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+
+    def happen(self, event: Event) -> None:
+        self.world.counts[f"event {event.kind}"] += 1
+        if self.world.trace is not None:
+            self.world.trace(f"** {event.kind} {' '.join(map(str, event.args))}")
+        getattr(self, "_on_" + event.kind.replace(" ", "_"))(*event.args)
+
+    def _later(self, seconds: float, callback: Callable[..., object], *args: Any) -> None:
+        """Unless everything was put right before."""
+
+        def unless_calm() -> None:
+            if not self.world.calm:
+                callback(*args)
+
+        self.world.loop.call_later(seconds, unless_calm)
+
+    # Consumers
+
+    def _one(self, who: int) -> Consumer | None:
+        there = [one for one in self.world.consumers if not (one.dead or one.leaving or one.ended)]
+        return there[who % len(there)] if there else None
+
+    def _on_join(self, lease: float, warmup: bool) -> None:
+        if sum(not (one.dead or one.ended) for one in self.world.consumers) < 7:
+            self.world.join(lease, warmup)
+
+    def _on_leave(self, who: int) -> None:
+        one = self._one(who)
+        if one is not None:
+            one.do(one.leave)
+
+    def _on_drain(self, who: int, seconds: float | None) -> None:
+        one = self._one(who)
+        if one is not None:
+            one.do(one.drain, seconds)
+
+    def _on_expel(self, who: int, gently: bool) -> None:
+        """By an administrator."""
+        one = self._one(who)
+        flow_id = one.core.bound.flow_id if one is not None and one.core.bound else None
+        if flow_id is None:
+            return
+        if gently:
+            self._administer(lambda calls: calls.flows.drain(QUEUE, flow_id, None, by_flow=False))
+        else:
+            self.world.checker.sent("unbind", flow_id)
+            self._administer(lambda calls: calls.flows.unbind(QUEUE, flow_id))
+
+    def _on_replace(self, who: int, seconds: float) -> None:
+        """One leaves, another comes."""
+        one = self._one(who)
+        if one is not None:
+            one.do(one.leave)
+            self._later(seconds, self._on_join, one.lease, one.warmup)
+
+    def _on_desert(self) -> None:
+        """When handoffs begin next, everybody leaves: owners and their successors."""
+
+        def begin() -> None:
+            if not self.world.calm:
+                for one in self.world.consumers:
+                    self.world.loop.call_soon(one.do, one.leave)
+
+        self.world.database.on_handoffs = begin
+
+    def _on_freeze(self, who: int, seconds: float) -> None:
+        one = self._one(who)
+        if one is not None and not one.frozen:
+            one.frozen = True
+            self._later(seconds, one.thaw)
+
+    def _on_kill(self, who: int) -> None:
+        one = self._one(who)
+        if one is not None:
+            one.dead = True
+
+    def _on_restart(self, who: int, seconds: float) -> None:
+        one = self._one(who)
+        if one is not None:
+            one.dead = True
+            self.world.loop.call_later(
+                seconds, self.world.join, one.lease, one.warmup, one.instance
+            )
+
+    def _on_restart_over(self, who: int) -> None:
+        one = self._one(who)
+        if one is not None:
+            self.world.join(one.lease, one.warmup, one.instance)
+
+    def _on_stubborn(self, who: int, seconds: float) -> None:
+        one = self._one(who)
+        if one is not None:
+            one.stubborn = seconds
+
+    def _on_cold(self, who: int, seconds: float) -> None:
+        one = self._one(who)
+        if one is not None:
+            one.cold = seconds
+
+    def _on_publish(self, count: int, salt: int) -> None:
+        rng = random.Random(salt)
+        for _ in range(count):
+            if self.world.log.count:
+                self.world.log.append(rng.randrange(self.world.log.count))
+        for one in self.world.consumers:
+            if not one.dead:
+                one.later(0.05, one.poke)
+
+    # Administrators
+
+    def _administer(self, work: Callable[[Any], Awaitable[Any]], *what: Any) -> None:
+        """`what`: what is asked for, see `Asked.begin`."""
+        self.world.loop.create_task(self._persist(work, what))
+
+    async def _persist(self, work: Callable[[Any], Awaitable[Any]], what: tuple[Any, ...]) -> None:
+        """An administrator who tries again until there is an answer."""
+        asked = self.world.checker.asked
+        while True:
+            node = self.world.rng.choice(self.world.nodes)
+            if node.dead or not node.ready:
+                await self.world.loop.sleep(0.3)
+                continue
+
+            async def attempt(node: Node = node) -> bool:
+                await node.alive()
+                request = asked.begin(*what) if what else 0
+                node.asked.add(request)
+                try:
+                    await work(node.calls)
+                except Unavailable:
+                    asked.end(request)
+                    return False
+                except BrokerError as error:
+                    self.world.counts[f"refused {error.code}"] += 1
+                except Exception as error:
+                    self.world.failed(error)
+                asked.end(request)
+                await node.alive()
+                return True
+
+            task = self.world.loop.create_task(attempt())
+            await asyncio.wait([task], timeout=3.0)
+            if task.done() and task.result():
+                return
+            await self.world.loop.sleep(0.3)
+
+    def _change(self, changes: dict[str, Any], discard: bool = False) -> None:
+        self._administer(
+            lambda calls: calls.queues.change(QUEUE, changes, discard), "change", changes, discard
+        )
+
+    def _on_resize(self, count: int, discard: bool) -> None:
+        self._change({"partition_count": count}, discard)
+
+    _on_discard = _on_resize
+
+    def _on_flip(self, count: int, pause: float) -> None:
+        """There and back and there again, with messages in between."""
+        before = self.world.checker.queue["partition_count"]
+        for turn, wanted in enumerate((count, before, count)):
+            self._later(2 * turn * pause, self._on_resize, wanted, False)
+            self._later((2 * turn + 1) * pause, self._on_publish, 6, turn)
+
+    def _on_settings(self, name: str, value: Any) -> None:
+        self._change({name: value})
+
+    def _on_access(self, access_type: str) -> None:
+        self._change({"access_type": access_type})
+
+    def _on_rebalance(self) -> None:
+        self._administer(lambda calls: calls.queues.rebalance(QUEUE), "rebalance")
+
+    def _on_positions(self, everywhere: bool, who: int) -> None:
+        """Back to where the log begins, or a little."""
+        existing = sorted(
+            n for n, row in self.world.checker.partitions.items() if row.state != "removed"
+        )
+        if everywhere:
+            self._administer(lambda calls: calls.logs.set_positions(QUEUE, "earliest"), "positions")
+            return
+        number = existing[who % len(existing)]
+        first = self.world.log.firsts.get(number, 0)
+        last = self.world.checker.positions.get(number, 0)
+        back = (first + max(first, last)) // 2
+        where = {number: str(back)}
+        self._administer(
+            lambda calls: calls.logs.set_positions(QUEUE, where), "positions", {number: back}
+        )
+
+    # Replicas
+
+    def _replica(self, which: int) -> Node | None:
+        up = [node for node in self.world.nodes if not node.dead]
+        return up[which % len(up)] if up else None
+
+    def _on_crash(self, which: int, seconds: float) -> None:
+        node = self._replica(which)
+        if node is not None:
+            node.away_seconds = seconds
+            node.crash()
+
+    def _on_stop(self, which: int, seconds: float) -> None:
+        node = self._replica(which)
+        if node is not None:
+            node.away_seconds = seconds
+            self.world.loop.create_task(node.stop())
+            self.world.disturb(3.0)
+            # Whoever asked it to stop does not wait for ever.
+            self._later(2.0, node.crash)
+
+    def _at_next_commit(self, which: int, seconds: float, fate: str) -> None:
+        node = self._replica(which)
+        if node is not None and node.next_commit is None:
+            node.next_commit, node.away_seconds = fate, seconds
+
+    def _on_crash_before(self, which: int, seconds: float) -> None:
+        self._at_next_commit(which, seconds, "crash before")
+
+    def _on_crash_after(self, which: int, seconds: float) -> None:
+        self._at_next_commit(which, seconds, "crash after")
+
+    def _on_unknown(self, which: int) -> None:
+        self._at_next_commit(which, 1.0, "unknown")
+
+    def _on_stall(self, seconds: float) -> None:
+        """The next commit that begins handoffs takes long; all else goes on."""
+        self.world.weather.stall_seconds = seconds
+
+    def _on_freeze_node(self, which: int, seconds: float) -> None:
+        node = self._replica(which)
+        if node is not None:
+            node.freeze()
+            self.world.disturb(seconds)
+            self._later(seconds, node.thaw)
+
+    def _on_blackout(self, seconds: float, with_memory: bool) -> None:
+        """All replicas at once."""
+        for node in list(self.world.nodes):
+            if node.dead:
+                continue
+            node.away_seconds = seconds
+            if with_memory:
+                node.freeze()
+                self._later(seconds, node.thaw)
+            else:
+                node.crash()
+        self.world.disturb(seconds)
+
+    def _on_outages(self, first: float, second: float) -> None:
+        """When handoffs begin next, nobody serves, and again before anybody has committed."""
+
+        def begin() -> None:
+            if self.world.calm:
+                return
+            between = first + BETWEEN_SECONDS
+            self._weather(between + second, "away", True, False)
+            self._later(first, setattr, self.world.weather, "mute", True)
+            self._later(first, setattr, self.world.weather, "away", False)
+            self._later(between, setattr, self.world.weather, "away", True)
+            self._later(between, setattr, self.world.weather, "mute", False)
+
+        self.world.database.on_handoffs = begin
+
+    def _on_clock_step(self, seconds: float) -> None:
+        """Whoever looks at it next, a second later at most, finds the database's clock set."""
+        self.world.database.clock_set_by += seconds
+        self.world.checker.clock_set(seconds, self.world.database.clock())
+        self.world.disturb(0.0)
+
+    def _on_interrupt(self, which: int) -> None:
+        node = self._replica(which)
+        if node is not None:
+            self.world.checker.hindered(self.world.database.clock() + RECOVER_SECONDS)
+            node.store.interrupt()
+
+    # The weather
+
+    def _weather(self, seconds: float, name: str, value: Any, normal: Any) -> None:
+        setattr(self.world.weather, name, value)
+        self.world.disturb(seconds)
+        self._later(seconds, setattr, self.world.weather, name, normal)
+
+    def _on_cut(self, which: int, seconds: float) -> None:
+        node = self._replica(which)
+        if node is not None:
+            node.cut = True
+            self.world.disturb(seconds)
+            self._later(seconds, setattr, node, "cut", False)
+
+    def _on_away(self, seconds: float) -> None:
+        self._weather(seconds, "away", True, False)
+
+    _on_long_away = _on_away
+
+    def _on_slow(self, factor: float, seconds: float) -> None:
+        self._weather(seconds, "slow", min(factor, 1.0 / self.world.plan.config.latency[1]), 1.0)
+        self.world.disturb(seconds + 3.0)
+
+    def _on_refuses(self, chance: float, seconds: float) -> None:
+        self._weather(seconds, "refuses", chance, 0.0)
+
+    def _on_forgets(self, chance: float, seconds: float) -> None:
+        self._weather(seconds, "forgets", chance, 0.0)
+
+    def _on_lost(self, chance: float, seconds: float) -> None:
+        self._weather(seconds, "lost", chance, 0.0)
+
+    def _on_doubles(self, chance: float, seconds: float) -> None:
+        self._weather(seconds, "doubles", chance, 0.0)
+
+    def _on_deaf(self, chance: float, seconds: float) -> None:
+        self._weather(seconds, "notify_lost", chance, 0.0)

@@ -1,0 +1,136 @@
+"""The rules for the whole queue in one transaction: promises 5, 6, 8 and 9.
+
+Each raises `Violation`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from tests.judge.violation import Violation
+from tests.simulation.account import Account, Transaction
+from tests.simulation.deadlines import ACCURACY
+
+
+def check_status(known: Account, tx: Transaction, old: Mapping[str, Any]) -> None:
+    queue = known.queue
+    if queue["status"] == "Ready" and not known.balanced():
+        raise Violation(9, "the queue is Ready, but not balanced")
+    if queue["status"] != "Rebalancing":
+        for row in known.partitions.values():
+            if row.state in ("warming", "revoking"):
+                raise Violation(5, f"p{row.number} is {row.state}, but {queue['status']}")
+    if queue["status"] == "Holddown":
+        _check_holddown(known, tx, old)
+    if not old or old["status"] != "Holddown" or queue["status"] != "Rebalancing":
+        return
+    # It was over, somebody asked, or it was settled and what came then takes no holddown.
+    due = old["holddown_until"] + known.went_back(old)
+    early = known.deadlines.decided(tx.now) < due - ACCURACY and not known.asked.rebalance()
+    without = len(tx.revisions) > 1 and 0 in known.values("rebalance_delay", old)
+    if early and not without:
+        raise Violation(8, "a holddown ended early")
+
+
+def _check_holddown(known: Account, tx: Transaction, old: Mapping[str, Any]) -> None:
+    since, until = known.queue["since"], known.queue["holddown_until"]
+    if old and old["status"] == "Holddown":
+        moved = known.went_back(old)
+        if (
+            abs(old["since"] + moved - since) <= ACCURACY
+            and abs(old["holddown_until"] + moved - until) <= ACCURACY
+        ):
+            return
+        # The next one begins later, but for a small step of the clock.
+        stepped = known.deadlines.decided(tx.now) - tx.now
+        if len(tx.revisions) == 1 or since + stepped <= old["since"] + moved:
+            raise Violation(8, f"a holddown was extended to {until}")
+    took = until - since
+    known.deadlines.granted_seconds += took
+    if all(abs(took - s) > ACCURACY for s in known.values("rebalance_delay", old)):
+        raise Violation(8, f"a holddown takes {took:.3f} s")
+
+
+def check_handoffs(
+    known: Account,
+    tx: Transaction,
+    old: Mapping[str, Any],
+    old_flows: Mapping[str, Any],
+    old_partitions: Mapping[int, Any],
+) -> None:
+    """6. The smallest number of handoffs counts from the last change."""
+    begun = []
+    released = False
+    for row in tx.partitions:
+        was = old_partitions.get(row.number)
+        if was is None or was.state not in ("owned", "warming"):
+            continue
+        if row.state == "revoking" and row.epoch == was.epoch:
+            begun.append(was)
+        elif row.epoch > was.epoch and row.handed_over == "graceful":
+            # A draining owner let go before it was asked to.
+            begun.append(was)
+        elif row.state in ("unassigned", "removed"):
+            released = True
+    several = len(tx.revisions) > 1
+    changed = (
+        released
+        or not old
+        or _flows_differ(known, old_flows)
+        or any(known.queue[name] != old[name] for name in _SETTINGS)
+        or (old["status"] != "Rebalancing" and known.queue["status"] == "Rebalancing")
+        or (several and (tx.left or known.asked.resize() or _changed_between(known)))
+    )
+    if several and changed:
+        # Several decisions: what the first began the next had to take as it was.
+        known.made, known.least = 0, known.fewest(())
+        return
+    if changed:
+        known.made, known.least = 0, known.fewest(begun)
+    known.made += len(begun)
+    if known.made > known.least:
+        numbers = [row.number for row in begun]
+        text = f"{known.made} handoffs where {known.least} would do, now of {numbers}"
+        raise Violation(6, text)
+
+
+def _changed_between(known: Account) -> bool:
+    """Whether a setting may have had another value within a transaction."""
+    return any(known.asked.values(name) - {known.queue[name]} for name in _SETTINGS)
+
+
+def _flows_differ(known: Account, old_flows: Mapping[str, Any]) -> bool:
+    return {(id, row.draining) for id, row in known.flows.items()} != {
+        (id, row.draining) for id, row in old_flows.items()
+    }
+
+
+def check_views(known: Account) -> None:
+    """Who has to be told something is told under a new revision."""
+    views: dict[str, list[Any]] = {id: [row.draining] for id, row in known.flows.items()}
+    for number in sorted(known.partitions):
+        row = known.partitions[number]
+        if row.owner is not None:
+            revoking = row.state == "revoking"
+            state = "revoking" if revoking else "retiring" if row.retiring else "owned"
+            deadline = row.deadline if revoking else None
+            views[row.owner].append((number, row.epoch, state, row.handed_over, deadline))
+        if row.warm and row.successor is not None:
+            seen = (number, row.epoch, "warming", None, row.deadline)
+            if row.successor in views:
+                views[row.successor].append(seen)
+    for id, view in views.items():
+        revision = known.flows[id].view_revision
+        if known.views.setdefault((id, revision), view) != view:
+            raise Violation(5, f"the view of {id} changed within revision {revision}")
+
+
+_SETTINGS = (
+    "partition_count",
+    "access_type",
+    "max_concurrent_handoffs",
+    "rebalance_delay",
+    "max_handoff_time",
+    "max_warmup_time",
+)
