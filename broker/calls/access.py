@@ -6,12 +6,12 @@ from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
-from broker.coordinator import UNAVAILABLE, Coordinator
 from broker.core.errors import QueueNotFound, Unavailable
-from broker.core.queue import Queue
-from broker.replica import Replica
+from broker.core.state.queue import Queue
+from broker.mailbox.coordinator import UNAVAILABLE, Coordinator
+from broker.mailbox.replica import Replica
+from broker.mailbox.turns import Ask
 from broker.store.ports import Store, StoreUnavailable
-from broker.turns import Ask
 
 T = TypeVar("T")
 

@@ -13,12 +13,10 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from uuid import uuid4
 
-from broker.batches import Batcher
 from broker.calls import views
 from broker.calls.access import QueueAccess
 from broker.calls.flow_rows import FlowRows, Held
 from broker.calls.updates import UpdateCalls
-from broker.coordinator import Coordinator
 from broker.core import commands as c
 from broker.core.errors import (
     FlowGone,
@@ -28,8 +26,10 @@ from broker.core.errors import (
     Unauthorized,
 )
 from broker.logs.ports import Logs
+from broker.mailbox.batches import Batcher
+from broker.mailbox.coordinator import Coordinator
+from broker.mailbox.turns import Ask
 from broker.store.ports import PositionCommit
-from broker.turns import Ask
 
 
 class FlowCalls:

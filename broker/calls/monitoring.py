@@ -17,11 +17,11 @@ from broker.calls.rendering import (
     partition_view,
     status_view,
 )
-from broker.coordinator import Coordinator
 from broker.core.errors import Invalid, QueueNotFound
-from broker.core.model import Settings
-from broker.core.queue import Queue
+from broker.core.state.model import Settings
+from broker.core.state.queue import Queue
 from broker.logs.ports import Logs
+from broker.mailbox.coordinator import Coordinator
 from broker.store.ports import QueueGone, StoreUnavailable
 
 DECIMAL = re.compile("[0-9]{1,18}")

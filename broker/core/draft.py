@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
-from broker.core import records as r
 from broker.core.errors import FlowNotFound
-from broker.core.model import Flow, Handoff, Partition
-from broker.core.queue import Queue
-from broker.core.replay import replay
-from broker.core.transitions import State, Status
+from broker.core.state import records as r
+from broker.core.state.model import Flow, Handoff, Partition
+from broker.core.state.queue import Queue
+from broker.core.state.replay import replay
+from broker.core.state.transitions import State, Status
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +120,7 @@ class Draft:
         rebalance = queue.rebalance
         if rebalance is None and queue.last_rebalance is not self._last_rebalance:
             rebalance = queue.last_rebalance
-        records = tuple(r.merged(self.records))
+        records = tuple(merged(self.records))
         rebalance_id = rebalance.id if rebalance else None
         self._entries.append(r.Entry(queue.revision, self.now, records, rebalance_id))
         self.records = []
@@ -192,3 +192,52 @@ class Draft:
         """
         if self.queue.status is not Status.REBALANCING:
             self.emit(r.GrantedOutside(self.queue.next_rebalance_id, trigger, self.now))
+
+
+def merged(records: list[r.Record]) -> list[r.Record]:
+    """The same records, neighbours that say the same of several partitions made one."""
+    result: list[r.Record] = []
+    run: list[r.Record] = []
+
+    def flush() -> None:
+        if not run:
+            return
+        head = run[0]
+        name = _MERGED.get(type(head))
+        if name is None or len(run) == 1:
+            result.extend(run)
+        else:
+            values = {field.name: getattr(head, field.name) for field in fields(head)}
+            values[name] = tuple(item for record in run for item in getattr(record, name))
+            result.append(type(head)(**values))
+        run.clear()
+
+    for record in records:
+        if run and not _alike(run[0], record):
+            flush()
+        run.append(record)
+    flush()
+    return result
+
+
+_MERGED: dict[type[Any], str] = {
+    r.Granted: "grants",
+    r.WarmupsStarted: "moves",
+    r.RevokesStarted: "moves",
+    r.WarmupsEnded: "partitions",
+    r.HandoffsRedirected: "redirects",
+    r.HandoffsCalledOff: "partitions",
+}
+
+
+def _alike(one: r.Record, other: r.Record) -> bool:
+    name = _MERGED.get(type(one))
+    return (
+        name is not None
+        and type(one) is type(other)
+        and all(
+            getattr(one, field.name) == getattr(other, field.name)
+            for field in fields(one)
+            if field.name != name
+        )
+    )

@@ -21,14 +21,8 @@ MOST_MODULES = 14
 DOORS = frozenset({"__init__.py", "__main__.py"})
 
 # What still breaks a rule. A limit may only fall, and what keeps the rule has to leave its list.
-CIRCLES = [("broker", "broker/calls")]  # the mailbox of a queue is not a room of its own yet
-LONG_MODULES = {
-    "broker/coordinator.py": 412,
-    "broker/core/records.py": 402,
-    "broker/store/memory_database.py": 414,
-}
+LONG_MODULES: dict[str, int] = {}
 LARGE_FOLDERS = {
-    "broker/core": 16,
     "counterpoise/demo": 16,
 }
 
@@ -114,9 +108,7 @@ def sizes(root: Path) -> dict[str, int]:
 
 
 def test_no_rooms_import_each_other_in_a_circle() -> None:
-    found = circles(ROOT)
-    assert not {circle: why for circle, why in found.items() if circle not in CIRCLES}
-    assert not [circle for circle in CIRCLES if circle not in found], "no longer a circle"
+    assert not circles(ROOT)
 
 
 def test_no_module_is_too_long() -> None:

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from broker.core import records as r
+from broker.core.draft import merged
+from broker.core.state import records as r
 
 MOVE, GRANT = r.Move(1, "A", "B"), r.Grant(1, "A", "B", 2, "graceful", 0.5, True)
 
@@ -74,7 +75,7 @@ def test_neighbours_that_say_the_same_become_one() -> None:
         r.Released(6, "A", 1.0),
         r.Released(7, "A", 1.0),
     ]
-    assert r.merged(records) == [
+    assert merged(records) == [
         r.WarmupsStarted((r.Move(1, "A", "B"), r.Move(2, "A", "B")), 9.0, 1.0),
         r.WarmupsStarted((r.Move(3, "A", "B"),), 8.0, 1.0),
         r.HandoffsCalledOff((4, 5)),
@@ -89,4 +90,4 @@ def test_what_stands_between_keeps_its_place() -> None:
         r.FlowDraining("A", None),
         r.HandoffsCalledOff((5,)),
     ]
-    assert r.merged(records) == records
+    assert merged(records) == records

@@ -81,15 +81,16 @@ class Happenings:
             one.do(one.leave)
             self._later(seconds, self._on_join, one.lease, one.warmup)
 
-    def _on_desert(self) -> None:
-        """When handoffs begin next, everybody leaves: owners and their successors."""
+    def _on_desert(self, gently: bool) -> None:
+        """When handoffs begin next, everybody leaves or drains: owners and their successors."""
 
         def begin() -> None:
             if not self.world.calm:
                 for one in self.world.consumers:
-                    self.world.loop.call_soon(one.do, one.leave)
+                    act = (one.drain, None) if gently else (one.leave,)
+                    self.world.loop.call_soon(one.do, *act)
 
-        self.world.database.on_handoffs = begin
+        self.world.database.on_handoffs.append(begin)
 
     def _on_freeze(self, who: int, seconds: float) -> None:
         one = self._one(who)
@@ -287,7 +288,7 @@ class Happenings:
             self._later(between, setattr, self.world.weather, "away", True)
             self._later(between, setattr, self.world.weather, "mute", False)
 
-        self.world.database.on_handoffs = begin
+        self.world.database.on_handoffs.append(begin)
 
     def _on_clock_step(self, seconds: float) -> None:
         """Whoever looks at it next, a second later at most, finds the database's clock set."""

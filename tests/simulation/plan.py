@@ -73,7 +73,7 @@ FAULTS: dict[str, tuple[str, ...]] = {
     "database": ("away", "cut", "slow", "refuses", "forgets", "unknown", "long away", "stall"),
     "network": ("lost", "doubles", "deaf", "deaf", "interrupt"),
     "consumers": ("freeze", "kill", "restart", "restart over", "stubborn", "cold"),
-    "outage": ("blackout", "blackout", "outages"),
+    "outage": ("blackout", "outages"),
     "clock": ("clock step",),
 }
 # What people do, which is no fault.
@@ -159,6 +159,8 @@ _ARGS: dict[str, Any] = {
     "drain": lambda rng: (rng.randrange(12), rng.choice((None, None, 0.3, 1.0))),
     # an administrator drains, unbinds
     "expel": lambda rng: (rng.randrange(12), rng.random() < 0.6),
+    # everybody drains, or leaves
+    "desert": lambda rng: (rng.random() < 0.5,),
     # one leaves, and another comes at once or soon
     "replace": lambda rng: (rng.randrange(12), rng.choice((0.0, 0.2, 0.8))),
     "resize": lambda rng: (rng.choice((1, 2, 3, 4, 5, 6, 8, 9, 12)), False),

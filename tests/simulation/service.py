@@ -17,14 +17,14 @@ from typing import Any
 from broker.calls import views
 from broker.calls.facade import Calls
 from broker.core.errors import BrokerError, FlowGone
-from broker.core.records import Record, RevokesStarted, WarmupsEnded
-from broker.replica import Replica
-from broker.store.memory import Fault
+from broker.core.state.records import Record, RevokesStarted, WarmupsEnded
+from broker.mailbox.replica import Replica
 from broker.store.ports import Commit, Overdue, PositionCommit, StoreError, StoreUnavailable
 from counterpoise.calls import Call
 from tests.simulation.account import Transaction
 from tests.simulation.checker import Checker
 from tests.simulation.plan import Config
+from tests.twin.store import Fault
 from tests.world.alarms import Alarms
 from tests.world.log import Log, Logs
 from tests.world.loop import VirtualLoop
@@ -44,8 +44,8 @@ class Observed(Database):
         super().__init__(loop)
         self.checker = checker
         self.records: Counter[str] = Counter()
-        # Called once, when handoffs begin.
-        self.on_handoffs: Callable[[], None] | None = None
+        # Called when handoffs begin next, each once.
+        self.on_handoffs: list[Callable[[], None]] = []
         self.wrote: Callable[[Sequence[Record]], None] | None = None
 
     def pulse(self, gap_seconds: float) -> Any:
@@ -75,9 +75,10 @@ class Observed(Database):
                 commit.positions.keys(),
             )
         )
-        if self.on_handoffs is not None and begins_handoffs(commit):
-            begun, self.on_handoffs = self.on_handoffs, None
-            begun()
+        if self.on_handoffs and begins_handoffs(commit):
+            begun, self.on_handoffs = self.on_handoffs, []
+            for callback in begun:
+                callback()
 
     def commit(self, commit: Commit) -> None:
         try:

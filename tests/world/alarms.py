@@ -10,7 +10,7 @@ from tests.world.process import Process
 
 
 class Alarms:
-    """The alarms of one process, by its own clock: `broker.alarms`' port.
+    """The alarms of one process, by its own clock: `broker.mailbox.alarms`' port.
 
     `on` False: none rings, only what comes again and again does. `rung`: how often by key.
     """

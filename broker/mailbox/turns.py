@@ -12,18 +12,22 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from broker.core import commands as c
-from broker.core.model import Flow
-from broker.core.queue import Queue
+from broker.core.errors import BrokerError
 from broker.core.rebalancer import decide
-from broker.core.records import Entry
+from broker.core.state.model import Flow
+from broker.core.state.queue import Queue
+from broker.core.state.records import Entry
 from broker.store.ports import Commit, PositionWrite
 
+# A turn decides no longer than this, and never holds up other queues for much longer than a step.
+TURN_SECONDS = 0.25
+STEP_SECONDS = 0.02
 # Where every partition of the built-in log begins.
 EARLIEST = "0"
 # A store that is slow writes so many partitions.
 ROWS_PER_SECOND = 10_000
 # A decision cannot be farther ahead of the store's clock, unless that has gone back since: whoever
-# looked at it less than `broker.clock.FRESH_SECONDS` ago is ahead by less.
+# looked at it less than `broker.mailbox.clock.FRESH_SECONDS` ago is ahead by less.
 EARLY_SECONDS = 3.0
 
 
@@ -118,6 +122,26 @@ class Turn:
         """Unbinds a flow, which may go only if its lease is over when this is committed."""
         self.decide(c.Unbind(flow_id, "lease_expired"))
         self._expired.add(flow_id)
+
+    async def answers(self, asks: Sequence[Ask], behind: frozenset[Late]) -> list[Any]:
+        """The answers (or errors) to as many as there is time for, at least one; others get on
+        meanwhile.
+        """
+        clock = asyncio.get_running_loop().time
+        answers: list[Any] = []
+        began = stepped = clock()
+        for ask in asks:
+            try:
+                answers.append(self.answer(ask, behind))
+            except BrokerError as error:
+                answers.append(error)
+            now = clock()
+            if now - began > TURN_SECONDS:
+                break
+            if now - stepped > STEP_SECONDS:
+                await asyncio.sleep(0)
+                stepped = clock()
+        return answers
 
     def answer(self, ask: Ask, behind: frozenset[Late]) -> Any:
         """Decides what was asked, but not what is `behind`; raises its BrokerError."""

@@ -17,14 +17,14 @@ from typing import Any
 
 import structlog
 
-from broker.alarms import Alarms
-from broker.batches import Batcher
-from broker.clock import StoreClock
-from broker.coordinator import UNAVAILABLE, Coordinator
 from broker.core.errors import QueueNotFound, Unavailable
-from broker.core.queue import Queue
+from broker.core.state.queue import Queue
+from broker.mailbox.alarms import Alarms
+from broker.mailbox.batches import Batcher
+from broker.mailbox.clock import StoreClock
+from broker.mailbox.coordinator import UNAVAILABLE, Coordinator
+from broker.mailbox.tally import Tally
 from broker.store.ports import Store, StoreUnavailable
-from broker.tally import Tally
 
 _log = structlog.get_logger()
 

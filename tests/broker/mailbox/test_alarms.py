@@ -8,7 +8,7 @@ from typing import Self
 
 import pytest
 
-from broker.alarms import SchedulerAlarms
+from broker.mailbox.alarms import SchedulerAlarms
 
 
 @pytest.fixture
@@ -55,7 +55,11 @@ class Wall(datetime):
 @pytest.fixture
 def wall(monkeypatch: pytest.MonkeyPatch) -> type[Wall]:
     """In the place of the wall clock, for the alarms and for APScheduler."""
-    for module in ("broker.alarms", "apscheduler.schedulers.base", "apscheduler.triggers.date"):
+    for module in (
+        "broker.mailbox.alarms",
+        "apscheduler.schedulers.base",
+        "apscheduler.triggers.date",
+    ):
         monkeypatch.setattr(f"{module}.datetime", Wall)
     monkeypatch.setattr(Wall, "set_by", timedelta())
     return Wall
