@@ -23,12 +23,12 @@ from typing import Any
 
 from rich.console import Console
 
-from counterpoise.demo.evidence import Event, Evidence, Grant
-from counterpoise.demo.flights import Statistics, expected_statistics, load
-from counterpoise.demo.sabotage import SABOTAGES
+from counterpoise.demo.proof.evidence import Event, Evidence, Grant
+from counterpoise.demo.proof.verdict import judge
 from counterpoise.demo.scenario import LEAST_ROWS, play
-from counterpoise.demo.sink import Entry
-from counterpoise.demo.verdict import judge
+from counterpoise.demo.work.flights import Statistics, expected_statistics, load
+from counterpoise.demo.work.sabotage import SABOTAGES
+from counterpoise.demo.work.sink import Entry
 
 RECORDED = Path(__file__).parent / "recorded"
 OF_THE_FLIGHT = ("flight", "aircraft", "sequence")

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
 
-from counterpoise.demo.application import warm_up
+from counterpoise.demo.work.application import warm_up
 from tests.counterpoise.spark.jobs.drivers import Ended, Job, Setup, Started, Warm
 from tests.counterpoise.spark.small import CLUSTER, SMALL, SMALL_EXECUTORS
 from tests.counterpoise.spark.waiting import until
