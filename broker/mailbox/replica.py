@@ -80,6 +80,7 @@ class Replica:
         for queue_id in self._watchers:
             self._wake(queue_id, None)
         self._alarms.stop()
+        await self._alarms.finish()
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)

@@ -36,6 +36,9 @@ class Alarms:
         for task in self._tasks:
             task.cancel()
 
+    async def finish(self) -> None:
+        """`stop` has cancelled everything."""
+
     def set(self, key: str, delay_seconds: float | None, callback: Callable[[], None]) -> None:
         known = self._handles.pop(key, None)
         if known is not None:
