@@ -9,7 +9,7 @@ from typing import Any
 from uuid import uuid4
 
 from broker.calls import views
-from broker.calls.access import QueueAccess, store_available
+from broker.calls.access import QueueAccess
 from broker.calls.log_readers import LogReaders, log_owner
 from broker.calls.rendering import queue_row_view, queue_view, status_view
 from broker.core import commands as c
@@ -22,6 +22,7 @@ from broker.core.state.replay import replay_all
 from broker.core.state.transitions import State
 from broker.logs.names import check_log, decides_count, has_owner
 from broker.logs.ports import LogOwner, Logs
+from broker.mailbox.availability import store_available
 from broker.mailbox.turns import Ask
 from broker.store.ports import Commit, FlowsBound, NameTaken, QueueGone, StoreUnavailable
 

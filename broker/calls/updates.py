@@ -12,10 +12,11 @@ from contextlib import nullcontext, suppress
 from functools import partial
 
 from broker.calls import views
-from broker.calls.access import QueueAccess, store_available
+from broker.calls.access import QueueAccess
 from broker.calls.flow_rows import FlowRows
 from broker.calls.rendering import Positions, needed_positions, update_view
 from broker.core.state.queue import Queue
+from broker.mailbox.availability import store_available
 from broker.mailbox.batches import Batcher
 from broker.mailbox.coordinator import Coordinator
 

@@ -31,6 +31,7 @@ from broker.core.rebalancer import follow
 from broker.core.state import records as r
 from broker.core.state.queue import Queue
 from broker.core.state.records import Entry
+from broker.mailbox.availability import UNAVAILABLE
 from broker.mailbox.clock import StoreClock
 from broker.mailbox.patience import pauses
 from broker.mailbox.turns import Ask, Late, Turn
@@ -50,7 +51,6 @@ T = TypeVar("T")
 MOST_AT_ONCE = 1000
 # How long a commit that begins handoffs may take: at first, and each time that it took longer.
 LATE_SECONDS = (1.0, 2.0, 4.0, 8.0)
-UNAVAILABLE = "The service cannot reach its database right now; try again."
 Look = tuple[Callable[[Queue], Any], asyncio.Future[Any]]
 
 

@@ -17,12 +17,13 @@ from typing import Any
 
 import structlog
 
-from broker.core.errors import QueueNotFound, Unavailable
+from broker.core.errors import QueueNotFound
 from broker.core.state.queue import Queue
 from broker.mailbox.alarms import Alarms
+from broker.mailbox.availability import store_available
 from broker.mailbox.batches import Batcher
 from broker.mailbox.clock import StoreClock
-from broker.mailbox.coordinator import UNAVAILABLE, Coordinator
+from broker.mailbox.coordinator import Coordinator
 from broker.mailbox.tally import Tally
 from broker.store.ports import Store, StoreUnavailable
 
@@ -109,10 +110,8 @@ class Replica:
 
     async def _find(self, names: Sequence[str]) -> Sequence[str | None]:
         """A crowd that asks for one queue asks the store once."""
-        try:
+        with store_available():
             found = {name: await self.store.find(name) for name in dict.fromkeys(names)}
-        except StoreUnavailable:
-            raise Unavailable(UNAVAILABLE) from None
         return [found[name] for name in names]
 
     def _of(self, queue_id: str, name: str = "") -> Coordinator:
