@@ -8,7 +8,6 @@ from uuid import uuid4
 
 import structlog
 
-from broker.alarms import Alarms, SchedulerAlarms
 from broker.calls import views
 from broker.calls.facade import Calls
 from broker.core.errors import BrokerError
@@ -16,12 +15,13 @@ from broker.logs.builtin import BuiltinLogs
 from broker.logs.by_kind import LogsByKind
 from broker.logs.engine import log_engine
 from broker.logs.external import ExternalLogs
+from broker.mailbox.alarms import Alarms, SchedulerAlarms
+from broker.mailbox.replica import Replica
+from broker.mailbox.tally import Tally
 from broker.postgres import migrations, restoring
-from broker.replica import Replica
 from broker.settings import Settings
 from broker.store.ports import Store, StoreUnavailable
 from broker.store.postgres import PostgresStore
-from broker.tally import Tally
 
 _log = structlog.get_logger()
 

@@ -21,7 +21,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from api.http.streams import OpenCalls
 from broker.calls.views import QueueView, Result
-from broker.tally import Tally
+from broker.mailbox.tally import Tally
 
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 30.0, 60.0)
 STATUSES = ("Ready", "Holddown", "Rebalancing")

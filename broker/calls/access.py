@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
-from broker.coordinator import UNAVAILABLE, Coordinator
-from broker.core.errors import QueueNotFound, Unavailable
-from broker.core.queue import Queue
-from broker.replica import Replica
-from broker.store.ports import Store, StoreUnavailable
-from broker.turns import Ask
+from broker.core.errors import QueueNotFound
+from broker.core.state.queue import Queue
+from broker.mailbox.coordinator import Coordinator
+from broker.mailbox.replica import Replica
+from broker.mailbox.turns import Ask
+from broker.store.ports import Store
 
 T = TypeVar("T")
 
@@ -52,12 +51,3 @@ class QueueAccess:
         Raises QueueNotFound, Unavailable, and the command's errors.
         """
         return await self.on(name, lambda coordinator: coordinator.ask(make()))
-
-
-@contextmanager
-def store_available() -> Iterator[None]:
-    """For calls of the store: raises Unavailable if the store cannot be reached."""
-    try:
-        yield
-    except StoreUnavailable:
-        raise Unavailable(UNAVAILABLE) from None

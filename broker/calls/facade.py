@@ -11,7 +11,7 @@ from broker.calls.monitoring import MonitoringCalls
 from broker.calls.queues import QueueCalls
 from broker.calls.updates import UpdateCalls
 from broker.logs.ports import Logs
-from broker.replica import Replica
+from broker.mailbox.replica import Replica
 
 
 class Calls:

@@ -14,12 +14,10 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from uuid import uuid4
 
-from broker.batches import Batcher
 from broker.calls import views
 from broker.calls.access import QueueAccess
 from broker.calls.flow_rows import FlowRows, Held
 from broker.calls.updates import UpdateCalls
-from broker.coordinator import Coordinator
 from broker.core import commands as c
 from broker.core.errors import (
     FlowGone,
@@ -29,8 +27,10 @@ from broker.core.errors import (
     Unauthorized,
 )
 from broker.logs.ports import Logs
+from broker.mailbox.batches import Batcher
+from broker.mailbox.coordinator import Coordinator
+from broker.mailbox.turns import Ask, slices
 from broker.store.ports import PositionCommit
-from broker.turns import Ask, slices
 
 
 class FlowCalls:

@@ -6,14 +6,15 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import suppress
 
 from broker.calls import views
-from broker.calls.access import QueueAccess, store_available
+from broker.calls.access import QueueAccess
 from broker.calls.rendering import queue_row_view, queue_view
 from broker.core import commands as c
 from broker.core.errors import Invalid, QueueNotFound
-from broker.core.queue import Queue
+from broker.core.state.queue import Queue
 from broker.logs.names import builtin_name, canonical, decides_count, has_owner
 from broker.logs.ports import LogOwner
-from broker.turns import Ask
+from broker.mailbox.availability import store_available
+from broker.mailbox.turns import Ask
 
 AT_ONCE = 500
 

@@ -14,10 +14,10 @@ from broker.calls.monitoring import DECIMAL
 from broker.calls.rendering import queue_view
 from broker.core import commands as c
 from broker.core.errors import Invalid
-from broker.core.queue import Queue
+from broker.core.state.queue import Queue
 from broker.logs.names import builtin_name, canonical, decides_count
 from broker.logs.ports import Logs
-from broker.turns import Ask
+from broker.mailbox.turns import Ask
 from counterpoise.logs.address import kind_of
 
 _log = structlog.get_logger()

@@ -9,7 +9,7 @@ from dataclasses import replace
 from itertools import islice
 
 from broker.calls import views
-from broker.calls.access import QueueAccess, store_available
+from broker.calls.access import QueueAccess
 from broker.calls.rendering import (
     event_view,
     flow_view,
@@ -17,11 +17,12 @@ from broker.calls.rendering import (
     partition_view,
     status_view,
 )
-from broker.coordinator import Coordinator
 from broker.core.errors import Invalid, QueueNotFound
-from broker.core.model import Settings
-from broker.core.queue import Queue
+from broker.core.state.model import Settings
+from broker.core.state.queue import Queue
 from broker.logs.ports import Logs
+from broker.mailbox.availability import store_available
+from broker.mailbox.coordinator import Coordinator
 from broker.store.ports import QueueGone, StoreUnavailable
 
 DECIMAL = re.compile("[0-9]{1,18}")

@@ -9,21 +9,22 @@ from typing import Any
 from uuid import uuid4
 
 from broker.calls import views
-from broker.calls.access import QueueAccess, store_available
+from broker.calls.access import QueueAccess
 from broker.calls.log_readers import LogReaders, log_owner
 from broker.calls.rendering import queue_row_view, queue_view, status_view
 from broker.core import commands as c
-from broker.core import records as r
 from broker.core.errors import Invalid, QueueExists, QueueInUse, QueueNotFound
-from broker.core.model import Settings
-from broker.core.queue import Queue
-from broker.core.records import Entry
-from broker.core.replay import replay_all
-from broker.core.transitions import State
+from broker.core.state import records as r
+from broker.core.state.model import Settings
+from broker.core.state.queue import Queue
+from broker.core.state.records import Entry
+from broker.core.state.replay import replay_all
+from broker.core.state.transitions import State
 from broker.logs.names import check_log, decides_count, has_owner
 from broker.logs.ports import LogOwner, Logs
+from broker.mailbox.availability import store_available
+from broker.mailbox.turns import Ask
 from broker.store.ports import Commit, FlowsBound, NameTaken, QueueGone, StoreUnavailable
-from broker.turns import Ask
 
 _WRITABLE = frozenset(field.name for field in fields(Settings)) - {"partitioning"}
 

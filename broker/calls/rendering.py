@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from broker.calls import views
-from broker.core import records as r
-from broker.core.model import Flow, HandedOver, Partition, Rebalance
-from broker.core.queue import Queue
-from broker.core.records import Entry
-from broker.core.transitions import State
+from broker.core.state import records as r
+from broker.core.state.model import Flow, HandedOver, Partition, Rebalance
+from broker.core.state.queue import Queue
+from broker.core.state.records import Entry
+from broker.core.state.transitions import State
 from broker.store.ports import QueueRow
 
 Positions = Mapping[int, tuple[int, str | None]]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from broker.core import commands as c
-from broker.core import records as r
 from broker.core.draft import Draft
 from broker.core.loop import (
     force,
@@ -13,8 +12,9 @@ from broker.core.loop import (
     revoke,
     take_up,
 )
-from broker.core.model import HandedOver
-from broker.core.transitions import State, Status
+from broker.core.state import records as r
+from broker.core.state.model import HandedOver
+from broker.core.state.transitions import State, Status
 
 
 def change(command: c.Change, draft: Draft) -> None:

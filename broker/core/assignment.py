@@ -21,9 +21,9 @@ from bisect import bisect_left, insort
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from broker.core.model import Flow, Handoff
-from broker.core.queue import Queue
-from broker.core.ranking import Ranking
+from broker.core.state.model import Flow, Handoff
+from broker.core.state.queue import Queue
+from broker.core.state.ranking import Ranking
 
 
 def is_balanced(queue: Queue) -> bool:

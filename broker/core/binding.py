@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from broker.core import commands as c
-from broker.core import records as r
 from broker.core.assignment import is_balanced
 from broker.core.draft import Draft
 from broker.core.errors import Overtaken
@@ -15,8 +14,9 @@ from broker.core.loop import (
     redirect,
     take_up,
 )
-from broker.core.model import Flow, HandedOver
-from broker.core.transitions import State, Status
+from broker.core.state import records as r
+from broker.core.state.model import Flow, HandedOver
+from broker.core.state.transitions import State, Status
 
 
 def bind(command: c.Bind, draft: Draft) -> None:

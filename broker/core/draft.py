@@ -6,12 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from broker.core import records as r
 from broker.core.errors import FlowNotFound
-from broker.core.model import Flow, Handoff, Partition
-from broker.core.queue import Queue
-from broker.core.replay import begin, replay
-from broker.core.transitions import State, Status
+from broker.core.state import records as r
+from broker.core.state.model import Flow, Handoff, Partition
+from broker.core.state.queue import Queue
+from broker.core.state.replay import begin, replay
+from broker.core.state.transitions import State, Status
 
 
 @dataclass(frozen=True, slots=True)

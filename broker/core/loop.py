@@ -8,12 +8,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 from heapq import nsmallest
 
-from broker.core import records as r
 from broker.core.assignment import Giving, is_balanced, put_back, revise, taker
 from broker.core.draft import Draft
-from broker.core.model import Flow, HandedOver, Handoff
-from broker.core.ranking import Ranking
-from broker.core.transitions import Status
+from broker.core.state import records as r
+from broker.core.state.model import Flow, HandedOver, Handoff
+from broker.core.state.ranking import Ranking
+from broker.core.state.transitions import Status
 
 
 def hold_down(draft: Draft, trigger: str, flows_before: int) -> None:

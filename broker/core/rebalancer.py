@@ -34,10 +34,10 @@ from typing import Any
 
 from broker.core import administering, binding, working
 from broker.core import commands as c
-from broker.core import records as r
 from broker.core.draft import SLICE, Decision, Draft
-from broker.core.queue import Queue
-from broker.core.replay import replay_all
+from broker.core.state import records as r
+from broker.core.state.queue import Queue
+from broker.core.state.replay import replay_all
 
 
 def decide(queue: Queue, command: c.Command, now: float, most: int = SLICE) -> Decision:

@@ -6,7 +6,6 @@ Repeating either is harmless, and each item of a call stands for itself (the con
 from __future__ import annotations
 
 from broker.core import commands as c
-from broker.core import records as r
 from broker.core.commands import Outcome, Result
 from broker.core.draft import Draft
 from broker.core.loop import (
@@ -14,9 +13,10 @@ from broker.core.loop import (
     revoke,
     take_up,
 )
-from broker.core.model import Flow, HandedOver, Partition
-from broker.core.queue import Queue
-from broker.core.transitions import State
+from broker.core.state import records as r
+from broker.core.state.model import Flow, HandedOver, Partition
+from broker.core.state.queue import Queue
+from broker.core.state.transitions import State
 
 
 def release(command: c.Release, draft: Draft) -> tuple[Result, ...]:

@@ -8,7 +8,7 @@ from sqlalchemy import Boolean, Text, bindparam, case, insert, not_, or_, select
 from sqlalchemy.dialects.postgresql import insert as postgresql_insert
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from broker.core.model import Flow
+from broker.core.state.model import Flow
 from broker.store.bulk import NOW, Rows, looked_up, written_over
 from broker.store.leases import lease_over
 from broker.store.ports import Commit, LeaseRenewed

@@ -19,7 +19,7 @@ was seen, so it shows that too, as far as it matters:
 - By *less* than the gap: what is running is longer or shorter by as much, once.
 
 What a replica decided by a time from before the step, and committed after it, is among what moves:
-a queue that has moved is decided on only by who knows the new time (`broker.clock`).
+a queue that has moved is decided on only by who knows the new time (`broker.mailbox.clock`).
 """
 
 from __future__ import annotations

@@ -23,8 +23,8 @@ from sqlalchemy.dialects.postgresql import ARRAY
 from sqlalchemy.dialects.postgresql import insert as postgresql_insert
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from broker.core.model import Partition, Settings
-from broker.core.queue import Queue
+from broker.core.state.model import Partition, Settings
+from broker.core.state.queue import Queue
 from broker.store.bulk import Rows, looked_up, written_over
 from broker.store.ports import Commit, PositionBehind, PositionWrite
 from broker.store.rows import PartitionValues, first_writes, partition_values

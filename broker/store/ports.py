@@ -27,9 +27,9 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from broker.core.commands import Result
-from broker.core.model import Flow, Partition
-from broker.core.queue import Queue
-from broker.core.records import Entry
+from broker.core.state.model import Flow, Partition
+from broker.core.state.queue import Queue
+from broker.core.state.records import Entry
 
 
 class StoreError(Exception):

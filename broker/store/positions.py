@@ -15,7 +15,7 @@ from sqlalchemy.dialects.postgresql import insert as postgresql_insert
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from broker.core.commands import Outcome, Result
-from broker.core.transitions import State
+from broker.core.state.transitions import State
 from broker.store.bulk import Rows, any_of, looked_up, written_over
 from broker.store.leases import RENEWAL
 from broker.store.ports import PositionCommit

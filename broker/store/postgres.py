@@ -30,8 +30,8 @@ from sqlalchemy.sql import Executable
 from sqlalchemy.sql.elements import ColumnElement
 
 from broker.core.commands import Result
-from broker.core.queue import Queue
-from broker.core.records import Entry
+from broker.core.state.queue import Queue
+from broker.core.state.records import Entry
 from broker.store import writing
 from broker.store.bulk import any_of
 from broker.store.connections import Connections

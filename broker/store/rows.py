@@ -13,10 +13,18 @@ from typing import Any, NamedTuple
 
 import orjson
 
-from broker.core.model import Departed, Flow, HandedOver, Handoff, Partition, Rebalance, Settings
-from broker.core.queue import Queue
-from broker.core.records import Record, from_json, to_json
-from broker.core.transitions import LifeEvent, PartitionEvent, State, Status
+from broker.core.state.model import (
+    Departed,
+    Flow,
+    HandedOver,
+    Handoff,
+    Partition,
+    Rebalance,
+    Settings,
+)
+from broker.core.state.queue import Queue
+from broker.core.state.records import Record, from_json, to_json
+from broker.core.state.transitions import LifeEvent, PartitionEvent, State, Status
 from broker.store.ports import PositionWrite, QueueRow
 
 # Columns of a queue's row that are attributes of the queue under the same name.

@@ -3,7 +3,7 @@
 import argparse
 from collections.abc import Sequence
 
-from counterpoise.demo.sabotage import SABOTAGES
+from counterpoise.demo.work.sabotage import SABOTAGES
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

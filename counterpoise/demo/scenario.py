@@ -11,12 +11,12 @@ from pathlib import Path
 from rich.console import Console
 
 from counterpoise.demo.display import Display, LiveDisplay, PlainDisplay
-from counterpoise.demo.evidence import Event, EventKind, Evidence
-from counterpoise.demo.flights import DataSetMissing, load
-from counterpoise.demo.report import report
+from counterpoise.demo.proof.evidence import Event, EventKind, Evidence
+from counterpoise.demo.proof.report import report
+from counterpoise.demo.proof.verdict import judge
 from counterpoise.demo.stage import PARTITIONS, QUEUE, DemoFailed, Stage
-from counterpoise.demo.verdict import judge
 from counterpoise.demo.watching import Seen
+from counterpoise.demo.work.flights import DataSetMissing, load
 
 GOOD, BAD, FAILED, INTERRUPTED = 0, 1, 2, 130
 # With fewer flights few aircraft fly twice while one application owns their partition, so there

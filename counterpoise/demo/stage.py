@@ -14,14 +14,14 @@ from types import TracebackType
 from typing import Self
 
 from counterpoise.client import Client
-from counterpoise.demo.application import READY
 from counterpoise.demo.display import Display, Progress
-from counterpoise.demo.evidence import Grant
-from counterpoise.demo.flights import Flight
 from counterpoise.demo.processes import Child, stop_all
-from counterpoise.demo.sink import Record
-from counterpoise.demo.throttling import Plan, Rate, ThrottledPublisher
+from counterpoise.demo.proof.evidence import Grant
 from counterpoise.demo.watching import Seen, Watcher, backlog
+from counterpoise.demo.work.application import READY
+from counterpoise.demo.work.flights import Flight
+from counterpoise.demo.work.sink import Record
+from counterpoise.demo.work.throttling import Plan, Rate, ThrottledPublisher
 from counterpoise.errors import CounterpoiseError, ServiceUnavailable
 from counterpoise.logs import Log, open_log
 from counterpoise.publisher import Publisher
@@ -136,7 +136,7 @@ class Stage:
         `instance_id`."""
         own = self._directory / name
         own.mkdir()
-        command = [sys.executable, "-m", "counterpoise.demo.application"]
+        command = [sys.executable, "-m", "counterpoise.demo.work.application"]
         for option, value in {
             "--url": self.url,
             "--queue": QUEUE,

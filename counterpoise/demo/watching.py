@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from counterpoise.client import Client
-from counterpoise.demo.sink import Record
+from counterpoise.demo.work.sink import Record
 from counterpoise.logs import Log
 
 

@@ -11,8 +11,8 @@ from typing import Any, cast
 
 from broker.calls import views
 from broker.core.errors import Forbidden, QueueNotFound
+from broker.mailbox.tally import Tally
 from broker.service import Broker
-from broker.tally import Tally
 
 NOW = 1_795_168_800.25
 TOKEN = "token-1"

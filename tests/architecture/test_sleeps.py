@@ -37,10 +37,11 @@ ALLOWED = {
     " test_a_commit_that_the_database_has_ended_is_made_again.late": LASTS,
     "broker/store/test_notifications.py: Listening.quiet": SILENCE,
     "broker/store/test_notifications.py: test_what_is_not_fetched_yet_is_told_once": SILENCE,
-    "broker/test_alarms.py: test_a_stall_of_the_loop_drops_no_alarm": LASTS,
-    "broker/test_alarms.py: test_what_comes_again_and_again_never_runs_twice_at_a_time.work": LASTS,
-    "broker/test_replicas_on_postgres.py: eventually": POLL,
-    "broker/test_replicas_on_postgres.py:"
+    "broker/mailbox/test_alarms.py: test_a_stall_of_the_loop_drops_no_alarm": LASTS,
+    "broker/mailbox/test_alarms.py:"
+    " test_what_comes_again_and_again_never_runs_twice_at_a_time.work": LASTS,
+    "broker/mailbox/test_replicas_on_postgres.py: eventually": POLL,
+    "broker/mailbox/test_replicas_on_postgres.py:"
     " test_connections_that_are_cut_cost_nothing_that_was_acknowledged.cutting": LASTS,
     "counterpoise/consumer/test_batches.py: Running.handle": DOUBLE,
     "counterpoise/faulty.py: FaultyService._handler.Handler.act": LASTS,

@@ -15,9 +15,9 @@ from typing import Any
 
 from broker.calls import views
 from broker.calls.facade import Calls
-from broker.core.queue import Queue
-from broker.replica import Replica
-from broker.store.memory import Fault
+from broker.core.state.queue import Queue
+from broker.mailbox.replica import Replica
+from tests.twin.store import Fault
 from tests.world.alarms import Alarms
 from tests.world.log import Logs
 from tests.world.loop import running, settle

@@ -14,11 +14,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from broker.core import commands as c
-from broker.core import records as r
 from broker.core.draft import Decision
-from broker.core.model import Flow, Partition
-from broker.core.queue import Queue
-from broker.core.ranking import Ranking
+from broker.core.state import records as r
+from broker.core.state.model import Flow, Partition
+from broker.core.state.queue import Queue
+from broker.core.state.ranking import Ranking
 from tests.judge import balance
 from tests.judge.rules import Owners
 

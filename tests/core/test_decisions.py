@@ -1,8 +1,8 @@
 """What a decision says beside its answer: the entries of the history, and the effects."""
 
 from broker.core import commands as c
-from broker.core import records as r
 from broker.core.draft import NO_EFFECTS
+from broker.core.state import records as r
 from tests.core.world import World
 
 

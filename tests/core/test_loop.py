@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from broker.core import records as r
 from broker.core.commands import MoveDeadlines, Release, ReleaseItem
 from broker.core.draft import Decision
+from broker.core.state import records as r
 from tests.core.world import World
 
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from broker.core import records as r
 from broker.core.draft import merged
+from broker.core.state import records as r
 
 MOVE, GRANT = r.Move(1, "A", "B"), r.Grant(1, "A", "B", 2, "graceful", 0.5, True)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from broker.core import records as r
+from broker.core.state import records as r
 from tests.core.world import World
 
 

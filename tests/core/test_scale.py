@@ -15,12 +15,12 @@ from typing import Any
 import pytest
 
 from broker.core import commands as c
-from broker.core import records as r
 from broker.core.draft import Decision
-from broker.core.model import Settings
-from broker.core.queue import Queue
 from broker.core.rebalancer import decide
-from broker.core.replay import replay_all
+from broker.core.state import records as r
+from broker.core.state.model import Settings
+from broker.core.state.queue import Queue
+from broker.core.state.replay import replay_all
 
 PARTITIONS, FLOWS = 100_000, 10_000
 

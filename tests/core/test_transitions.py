@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from broker.core import records as r
-from broker.core.replay import replay_all
-from broker.core.transitions import (
+from broker.core.state import records as r
+from broker.core.state.replay import replay_all
+from broker.core.state.transitions import (
     LIFE_TRANSITIONS,
     PARTITION_TRANSITIONS,
     QUEUE_TRANSITIONS,

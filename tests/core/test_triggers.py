@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from broker.core import records as r
 from broker.core.errors import Overtaken
+from broker.core.state import records as r
 from tests.core.world import World
 
 

@@ -18,11 +18,11 @@ from dataclasses import replace
 from typing import Any
 
 from broker.core import commands as c
-from broker.core import records as r
 from broker.core.draft import SLICE, Decision
-from broker.core.model import Partition, Settings
-from broker.core.queue import Queue
 from broker.core.rebalancer import decide, follow
+from broker.core.state import records as r
+from broker.core.state.model import Partition, Settings
+from broker.core.state.queue import Queue
 from tests.core.oracle import Oracle, snapshot
 
 

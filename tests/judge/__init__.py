@@ -34,6 +34,7 @@ Who is judged how:
 * `make faults`: consumers, publishers and the run write a `journal.py`; the log is read at the end.
 * Crowds (`tests/broker/crowd.py`): the same journal in memory, with what was asked and told. They
   process nothing, so 3 and 4 are not looked at.
-* The demo judges itself (`counterpoise/demo/verdict.py`): users run that, so it imports nothing of
-  the tests. `demo.py` turns its evidence into a journal, and tests hold that both judges agree.
+* The demo judges itself (`counterpoise/demo/proof/verdict.py`): users run that, so it imports
+  nothing of the tests. `demo.py` turns its evidence into a journal, and tests hold that both judges
+  agree.
 """

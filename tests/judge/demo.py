@@ -1,16 +1,17 @@
 """The evidence of the demo, as facts for the judge.
 
-The demo's own verdict (`counterpoise/demo/verdict.py`) is what users run. It knows micro-batches
-and the service's history, and says more than the judge does: what a handoff cost, whether there was
-backlog, whether the statistics are right. On the promises that both know they must agree.
+The demo's own verdict (`counterpoise/demo/proof/verdict.py`) is what users run. It knows
+micro-batches and the service's history, and says more than the judge does: what a handoff cost,
+whether there was backlog, whether the statistics are right. On the promises that both know they
+must agree.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from counterpoise.demo.evidence import Evidence
-from counterpoise.demo.sink import Entry
+from counterpoise.demo.proof.evidence import Evidence
+from counterpoise.demo.work.sink import Entry
 from tests.judge.journal import OVERLOADED, Fault, Handled, Line
 from tests.judge.judge import Stored, Verdict, judge
 

@@ -8,9 +8,9 @@ from itertools import count
 
 import pytest
 
-from counterpoise.demo import verdict
-from counterpoise.demo.evidence import Evidence
-from counterpoise.demo.sink import Entry
+from counterpoise.demo.proof import verdict
+from counterpoise.demo.proof.evidence import Evidence
+from counterpoise.demo.work.sink import Entry
 from tests.counterpoise.demo.test_verdict import find, good_run
 from tests.judge.demo import judged
 from tests.judge.violation import DUPLICATE, LOST, ORDER, OWNERS

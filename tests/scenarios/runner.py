@@ -34,8 +34,8 @@ from pathlib import Path
 from typing import Any
 
 from broker.core import commands as c
-from broker.core import records as r
 from broker.core.draft import Decision
+from broker.core.state import records as r
 from tests.core.oracle import snapshot, view
 from tests.core.world import World
 

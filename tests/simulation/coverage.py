@@ -5,8 +5,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
-from broker.core.records import _KINDS
-from broker.core.transitions import PARTITION_TRANSITIONS, QUEUE_TRANSITIONS, PartitionEvent, State
+from broker.core.state.records import _KINDS
+from broker.core.state.transitions import (
+    PARTITION_TRANSITIONS,
+    QUEUE_TRANSITIONS,
+    PartitionEvent,
+    State,
+)
 from tests.simulation.plan import ACTIONS, FAULTS
 
 # A warm-up always has a successor, and whoever has one passes to it when the owner goes: the pair

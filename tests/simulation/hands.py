@@ -32,7 +32,7 @@ def check_partition(
         _check_grant(known, tx, old, new, old_flows, queue)
     ended = old.state == "warming" and new.state == "revoking" and rise == 0
     if ended and new.successor == old.successor:
-        _check_warmup_end(known, tx, old, new)
+        _check_warmup_end(known, tx, old, new, old_flows)
     if new.state == "removed" and old.state != "removed":
         _check_removal(known, old, new)
 
@@ -131,7 +131,9 @@ def _check_released(known: Account, old: Any) -> None:
         raise Violation(2, text)
 
 
-def _check_warmup_end(known: Account, tx: Transaction, old: Any, new: Any) -> None:
+def _check_warmup_end(
+    known: Account, tx: Transaction, old: Any, new: Any, old_flows: Mapping[str, Any]
+) -> None:
     owner: Any = known.flows.get(old.owner)
     drain_deadline = None if owner is None else owner.drain_deadline
     decided = known.deadlines.decided(tx.now)
@@ -139,8 +141,24 @@ def _check_warmup_end(known: Account, tx: Transaction, old: Any, new: Any) -> No
         return
     if known.deadlines.due(old.number) <= decided + ACCURACY:
         return
+    if _successor_in_passing(tx, old_flows):
+        return
     if ("ready", new.successor, new.number, new.epoch) not in known.said:
         raise Violation(2, f"the warm-up of p{new.number} ended, {new.successor} not ready")
+
+
+def _successor_in_passing(tx: Transaction, old_flows: Mapping[str, Any]) -> bool:
+    """Whether a flow may have been the successor within this transaction, before it left or began
+    to drain. If it does not warm up, its handoff is revoked at once, and a revoke is never taken
+    back: the successor named after it, perhaps the one of before, takes the partition as it is.
+    """
+    rows = {**old_flows, **{row.id: row for row in tx.flows}}
+    drained = {
+        row.id
+        for row in tx.flows
+        if row.draining and not (row.id in old_flows and old_flows[row.id].draining)
+    }
+    return any(not rows[name].warmup for name in drained | set(tx.left) if name in rows)
 
 
 _TIMES = {"warming": "max_warmup_time", "revoking": "max_handoff_time"}

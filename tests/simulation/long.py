@@ -23,7 +23,10 @@ LONG_FROM = 100_000
 # So many between two notes of how far it has come.
 LONG_CHUNK = 2000
 # Where what is played is written down.
-CODE = ("broker", "counterpoise", "tests/judge", "tests/simulation", "tests/world")
+CODE = (
+    *("broker", "counterpoise"),
+    *("tests/judge", "tests/simulation", "tests/twin", "tests/world"),
+)
 UNKNOWN = "unknown"
 
 

@@ -21,15 +21,13 @@ import broker.core.rebalancer
 import broker.core.working
 from broker.calls.flows import FlowCalls
 from broker.calls.updates import UpdateCalls
-from broker.clock import StoreClock
-from broker.coordinator import Coordinator
 from broker.core import commands as c
-from broker.core import records as r
 from broker.core.assignment import Giving
 from broker.core.draft import Draft
-from broker.core.model import HandedOver
-from broker.core.queue import Queue
-from broker.core.transitions import (
+from broker.core.state import records as r
+from broker.core.state.model import HandedOver
+from broker.core.state.queue import Queue
+from broker.core.state.transitions import (
     PARTITION_TRANSITIONS,
     QUEUE_TRANSITIONS,
     PartitionEvent,
@@ -37,12 +35,14 @@ from broker.core.transitions import (
     State,
     Status,
 )
-from broker.replica import Replica
-from broker.store.memory_database import MemoryDatabase
+from broker.mailbox.clock import StoreClock
+from broker.mailbox.coordinator import Coordinator
+from broker.mailbox.replica import Replica
+from broker.mailbox.turns import Turn
 from broker.store.ports import Conflict, Expiry, Outage, Pulse
-from broker.turns import Turn
 from counterpoise.flow.core import FlowCore
 from tests.simulation.world import replaced
+from tests.twin.database import MemoryDatabase
 
 Changes = list[tuple[Any, str, Any]]
 

@@ -17,14 +17,14 @@ from typing import Any
 from broker.calls import views
 from broker.calls.facade import Calls
 from broker.core.errors import BrokerError, FlowGone
-from broker.core.records import Record, RevokesStarted, WarmupsEnded
-from broker.replica import Replica
-from broker.store.memory import Fault
+from broker.core.state.records import Record, RevokesStarted, WarmupsEnded
+from broker.mailbox.replica import Replica
 from broker.store.ports import Commit, Overdue, PositionCommit, StoreError, StoreUnavailable
 from counterpoise.calls import Call
 from tests.simulation.account import Transaction
 from tests.simulation.checker import Checker
 from tests.simulation.plan import Config
+from tests.twin.store import Fault
 from tests.world.alarms import Alarms
 from tests.world.log import Log, Logs
 from tests.world.loop import VirtualLoop

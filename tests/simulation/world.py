@@ -14,13 +14,13 @@ from typing import Any
 import broker.calls.flows
 import broker.calls.logs
 import broker.calls.queues
-import broker.coordinator
-import broker.core.queue
-import broker.core.replay
-import broker.replica
-import broker.turns
+import broker.core.state.queue
+import broker.core.state.replay
+import broker.mailbox.coordinator
+import broker.mailbox.replica
+import broker.mailbox.turns
 from broker.calls import views
-from broker.core.transitions import PARTITION_TRANSITIONS, QUEUE_TRANSITIONS
+from broker.core.state.transitions import PARTITION_TRANSITIONS, QUEUE_TRANSITIONS
 from tests.judge.violation import Violation
 from tests.simulation.checker import Checker
 from tests.simulation.consumers import AT_ONCE, PATIENCE_SECONDS, Consumer
@@ -354,12 +354,12 @@ def run(plan: Plan, *, recording: bool = False) -> Outcome:
         (broker.calls.flows, "uuid4", lambda: _Id(world.new_id("f"))),
         (broker.calls.queues, "uuid4", lambda: _Id(world.new_id("q"))),
         (broker.calls.flows, "secrets", SimpleNamespace(token_urlsafe=lambda n: world.new_id("s"))),
-        (broker.coordinator, "_log", quiet),
-        (broker.turns, "SLICE", plan.config.slice),
+        (broker.mailbox.coordinator, "_log", quiet),
+        (broker.mailbox.turns, "SLICE", plan.config.slice),
         (broker.calls.logs, "_log", quiet),
-        (broker.replica, "_log", quiet),
-        (broker.core.queue, "PARTITION_TRANSITIONS", tables[0]),
-        (broker.core.replay, "QUEUE_TRANSITIONS", tables[1]),
+        (broker.mailbox.replica, "_log", quiet),
+        (broker.core.state.queue, "PARTITION_TRANSITIONS", tables[0]),
+        (broker.core.state.replay, "QUEUE_TRANSITIONS", tables[1]),
     ):
         violation = world.run()
     counts = world.counts

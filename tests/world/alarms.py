@@ -10,7 +10,7 @@ from tests.world.process import Process
 
 
 class Alarms:
-    """The alarms of one process, by its own clock: `broker.alarms`' port.
+    """The alarms of one process, by its own clock: `broker.mailbox.alarms`' port.
 
     `on` False: none rings, only what comes again and again does. `rung`: how often by key.
     """
@@ -35,6 +35,9 @@ class Alarms:
             handle.cancel()
         for task in self._tasks:
             task.cancel()
+
+    async def finish(self) -> None:
+        """`stop` has cancelled everything."""
 
     def set(self, key: str, delay_seconds: float | None, callback: Callable[[], None]) -> None:
         known = self._handles.pop(key, None)

@@ -6,10 +6,10 @@ from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import suppress
 from typing import Any, TypeVar
 
-from broker.core.queue import Queue
-from broker.store.memory import Fault, MemoryDatabase, MemoryStore
+from broker.core.state.queue import Queue
 from broker.store.ports import StoreError, StoreUnavailable
 from broker.store.rows import flow_values, partition_values, queue_values
+from tests.twin.store import Fault, MemoryDatabase, MemoryStore
 from tests.world.loop import VirtualLoop
 from tests.world.process import Process
 

@@ -14,8 +14,8 @@ from broker.core.errors import (
     Unauthorized,
     Unavailable,
 )
-from broker.store.memory import Fault
 from tests.broker.shell import World, spec
+from tests.twin.store import Fault
 from tests.world.loop import settle, virtual
 
 

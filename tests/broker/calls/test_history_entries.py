@@ -2,8 +2,8 @@
 
 from broker.calls.rendering import history
 from broker.core import commands as c
-from broker.core.records import Entry, RebalanceStarted
-from broker.turns import Turn
+from broker.core.state.records import Entry, RebalanceStarted
+from broker.mailbox.turns import Turn
 from tests.core.world import World
 
 

@@ -9,8 +9,8 @@ import pytest
 from broker.calls import log_readers, views
 from broker.calls.monitoring import EVENTS_AT_ONCE
 from broker.core.errors import Invalid, QueueExists, QueueInUse, QueueNotFound
-from broker.store.memory import Fault
 from tests.broker.shell import World, spec
+from tests.twin.store import Fault
 from tests.world.loop import settle, virtual
 
 

@@ -1,7 +1,7 @@
 """What flows and administrators are told of a queue, as the contract words it."""
 
 from broker.calls.rendering import partition_view, status_view, update_view
-from broker.core.queue import Queue
+from broker.core.state.queue import Queue
 from tests.core.world import World
 
 

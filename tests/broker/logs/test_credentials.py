@@ -47,7 +47,7 @@ async def test_a_reader_can_read_and_nothing_else(engine, log, log_url):
         lambda: reader.next_sequence("p"),
         lambda: reader.trim({0: "1"}),
     ):
-        with pytest.raises(LogAccessRefused, match="do not suffice"):
+        with pytest.raises(LogAccessRefused, match="lack rights"):
             call()
     reader.close()
     with psycopg.connect(access.url, autocommit=True) as connection:

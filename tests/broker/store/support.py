@@ -16,15 +16,15 @@ from uuid import uuid4
 import psycopg
 
 from broker.core import commands as c
-from broker.core import records as r
-from broker.core.model import Flow, Handoff, Partition, Settings
-from broker.core.queue import Queue
 from broker.core.rebalancer import decide, follow
-from broker.core.records import Entry
-from broker.core.replay import replay_all
-from broker.store.memory import MemoryDatabase, MemoryStore
+from broker.core.state import records as r
+from broker.core.state.model import Flow, Handoff, Partition, Settings
+from broker.core.state.queue import Queue
+from broker.core.state.records import Entry
+from broker.core.state.replay import replay_all
 from broker.store.ports import Commit, PositionCommit, Store
 from broker.store.postgres import PostgresStore
+from tests.twin.store import MemoryDatabase, MemoryStore
 
 _numbers = count(1)
 

@@ -8,7 +8,6 @@ import psycopg
 import pytest
 
 from broker.core import commands as c
-from broker.store.memory import Fault, MemoryStore
 from broker.store.ports import (
     Conflict,
     FlowsBound,
@@ -28,6 +27,7 @@ from tests.broker.store.support import (
     token_hash,
 )
 from tests.core.oracle import snapshot
+from tests.twin.store import Fault, MemoryStore
 
 
 async def test_a_created_queue_is_found_by_its_name(store: Store) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from broker.core import records as r
+from broker.core.state import records as r
 from broker.store.ports import Store
 from tests.broker.store.support import Replica
 from tests.core.oracle import snapshot

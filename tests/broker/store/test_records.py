@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from broker.core import commands as c
-from broker.core.records import Entry
+from broker.core.state.records import Entry
 from broker.store.ports import Store
 from tests.broker.store.support import Replica
 from tests.core.oracle import snapshot

@@ -20,7 +20,6 @@ import psycopg
 import pytest
 
 from broker.postgres import migrations
-from broker.store.memory_database import MemoryDatabase
 from broker.store.ports import Commit, PositionCommit, PositionWrite, Store, StoreError
 from tests.broker.store.support import Replica
 from tests.broker.store.twins import (
@@ -32,6 +31,7 @@ from tests.broker.store.twins import (
     install_clock,
     recorded,
 )
+from tests.twin.database import MemoryDatabase
 
 Outcomes = Counter[tuple[str, str]]
 

@@ -18,14 +18,14 @@ from unittest import mock
 
 import psycopg
 
-from broker.core.queue import Queue
-from broker.store.memory import MemoryDatabase, MemoryStore
+from broker.core.state.queue import Queue
 from broker.store.ports import StoreError
 from broker.store.postgres import PostgresStore
 from tests.broker.store.conftest import EMPTY
 from tests.simulation import world
 from tests.simulation.plan import draw
 from tests.simulation.service import Observed
+from tests.twin.store import MemoryDatabase, MemoryStore
 from tests.world.store import picture
 
 # Fractions of a second that Postgres' timestamps and floats tell exactly.

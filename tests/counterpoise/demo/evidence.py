@@ -12,6 +12,7 @@ differ from the right ones, grants and events. Times are in milliseconds from th
 
 from __future__ import annotations
 
+import functools
 import json
 import lzma
 import sys
@@ -22,12 +23,12 @@ from typing import Any
 
 from rich.console import Console
 
-from counterpoise.demo.evidence import Event, Evidence, Grant
-from counterpoise.demo.flights import Statistics, expected_statistics, load
-from counterpoise.demo.sabotage import SABOTAGES
+from counterpoise.demo.proof.evidence import Event, Evidence, Grant
+from counterpoise.demo.proof.verdict import judge
 from counterpoise.demo.scenario import LEAST_ROWS, play
-from counterpoise.demo.sink import Entry
-from counterpoise.demo.verdict import judge
+from counterpoise.demo.work.flights import Statistics, expected_statistics, load
+from counterpoise.demo.work.sabotage import SABOTAGES
+from counterpoise.demo.work.sink import Entry
 
 RECORDED = Path(__file__).parent / "recorded"
 OF_THE_FLIGHT = ("flight", "aircraft", "sequence")
@@ -63,7 +64,7 @@ def read(path: Path) -> Evidence:
     """What `write` has written."""
     document = json.loads(lzma.decompress(path.read_bytes()))
     began = document["began"]
-    flights = load(document["rows"])
+    flights = _flights(document["rows"])
     statistics = expected_statistics(flights)
     for aircraft, of in document["wrong"].items():
         if of is None:
@@ -86,6 +87,10 @@ def read(path: Path) -> Evidence:
         grants=[Grant(*grant) for grant in document["grants"]],
         events=[Event(*event) for event in document["events"]],
     )
+
+
+# It takes seconds, whatever the number of rows.
+_flights = functools.cache(load)
 
 
 def _milliseconds(column: str, value: Any, began: float) -> Any:

@@ -6,7 +6,7 @@ delays and air times are not recorded.
 
 from collections import Counter
 
-from counterpoise.demo.flights import Flight
+from counterpoise.demo.work.flights import Flight
 
 AIRCRAFT = 997
 AIRPORTS = ("EWR", "JFK", "LGA")

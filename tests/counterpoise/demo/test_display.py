@@ -7,9 +7,9 @@ import pytest
 from rich.console import Console
 
 from counterpoise.demo.display import LEGEND, LiveDisplay, PlainDisplay, Progress, owners_line
-from counterpoise.demo.evidence import Event
-from counterpoise.demo.report import report
-from counterpoise.demo.verdict import Check, Handoff, Verdict
+from counterpoise.demo.proof.evidence import Event
+from counterpoise.demo.proof.report import report
+from counterpoise.demo.proof.verdict import Check, Handoff, Verdict
 from counterpoise.demo.watching import Seen
 
 STATES = {"alpha": "running", "beta": "killed", "gamma": "running"}

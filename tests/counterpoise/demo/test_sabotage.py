@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 
-from counterpoise.demo.sabotage import REORDERED_BATCHES, SKIPPED_MESSAGES, Damage
-from counterpoise.demo.sink import Message, Slice
+from counterpoise.demo.work.sabotage import REORDERED_BATCHES, SKIPPED_MESSAGES, Damage
+from counterpoise.demo.work.sink import Message, Slice
 from tests.counterpoise.demo.sample import flights
 
 FLIGHTS = flights(100)

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from counterpoise.demo.flights import Flight, expected_statistics
-from counterpoise.demo.sink import Message, Record, Sink, Slice
+from counterpoise.demo.work.flights import Flight, expected_statistics
+from counterpoise.demo.work.sink import Message, Record, Sink, Slice
 from tests.counterpoise.demo.sample import flights
 from tests.log_support import until
 
@@ -109,7 +109,7 @@ def test_a_batch_is_written_whole_or_not_at_all(files: Files) -> None:
 WRITER = """
 import sys
 from pathlib import Path
-from counterpoise.demo.sink import Message, Sink, Slice
+from counterpoise.demo.work.sink import Message, Sink, Slice
 from tests.counterpoise.demo.sample import flights
 flights, sink = flights(100), Sink(Path(sys.argv[1]), "alpha")
 print("ready", flush=True)

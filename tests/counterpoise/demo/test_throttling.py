@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from counterpoise.demo.flights import Flight
-from counterpoise.demo.throttling import LAST_ACT, SLOW_FROM, Plan, Rate, ThrottledPublisher
+from counterpoise.demo.work.flights import Flight
+from counterpoise.demo.work.throttling import LAST_ACT, SLOW_FROM, Plan, Rate, ThrottledPublisher
 from counterpoise.keys import partition_of
 from tests.counterpoise.demo import sample
 

@@ -12,10 +12,10 @@ from dataclasses import replace
 
 import pytest
 
-from counterpoise.demo.evidence import Event, Evidence, Grant
-from counterpoise.demo.flights import Flight, Statistics, expected_statistics
-from counterpoise.demo.sink import Entry
-from counterpoise.demo.verdict import Check, Verdict, judge
+from counterpoise.demo.proof.evidence import Event, Evidence, Grant
+from counterpoise.demo.proof.verdict import Check, Verdict, judge
+from counterpoise.demo.work.flights import Flight, Statistics, expected_statistics
+from counterpoise.demo.work.sink import Entry
 
 PARTITIONS = 4
 PER_BATCH = 30

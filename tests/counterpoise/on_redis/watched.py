@@ -66,7 +66,8 @@ class WatchedApplication(Application):
             "spark__eventLog__dir": events.as_uri(),
             "spark__driver__extraJavaOptions": java,
         }
-        return Setup(config={**WATCHED, **at_start})
+        # Its pages are to show the application alone.
+        return Setup(config={**WATCHED, **at_start}, first_query=False)
 
     def page(self) -> str:
         """The address of its pages, once all is done."""

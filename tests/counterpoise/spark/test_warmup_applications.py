@@ -22,7 +22,7 @@ from tests.counterpoise.spark.waiting import until
 from tests.counterpoise.spark.warmup.application import StatefulApplication
 from tests.service import Service
 
-pytestmark = [pytest.mark.long, pytest.mark.timeout(420), pytest.mark.xdist_group("spark 2")]
+pytestmark = [pytest.mark.long, pytest.mark.timeout(600), pytest.mark.xdist_group("spark 2")]
 
 
 class WarmStage(Stage):

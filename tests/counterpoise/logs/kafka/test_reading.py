@@ -14,6 +14,7 @@ from confluent_kafka import KafkaError, KafkaException
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from broker.logs.kafka_upkeep import KafkaUpkeep
 from counterpoise.logs import (
     AppendBatch,
     LogBehind,
@@ -285,7 +286,7 @@ def test_a_partition_that_the_topic_does_not_have_ends_a_reading_with_a_reason(l
     "ask",
     [
         lambda log: log.bounds([0, 1]),
-        lambda log: log.position_at(0),
+        lambda log: KafkaUpkeep.position_at(log, 0),
         lambda log: log.limit({0: "0", 1: "0"}, 9),
     ],
     ids=["bounds", "a position by its time", "a limit"],

@@ -53,8 +53,13 @@ class ClusterApplication(Application):
             # The source's own process, on the driver's machine, is none of the executors'.
             environment["PYTHONPATH"] = self._file
             config = {"spark__executorEnv__PYTHONPATH": ""}
-        # A relative Python is looked for from its directory.
-        return replace(cluster, config=config, environment=environment, directory=self.home)
+        return replace(
+            cluster,
+            config=config,
+            environment=environment,
+            directory=self.home,  # a relative Python is looked for from here
+            first_query=False,  # the executors do not have what it uses
+        )
 
     def settings(self) -> dict[str, Any]:
         return super().settings() | {"ship": self._ship, "file": self._file}

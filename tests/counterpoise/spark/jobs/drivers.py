@@ -55,13 +55,14 @@ class Setup:
     """What has to be settled before a driver starts.
 
     `config`: settings of Spark, with `__` for dots. `environment`: None takes a variable away.
-    `directory`: where it works, if that matters.
+    `directory`: where it works, if that matters. `first_query`: whether it runs one to get warm.
     """
 
     master: str = LOCAL
     config: Mapping[str, str] = field(default_factory=dict)
     environment: Mapping[str, str | None] = field(default_factory=dict)
     directory: Path | None = None
+    first_query: bool = True
 
 
 @dataclass(frozen=True)

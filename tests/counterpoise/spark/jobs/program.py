@@ -10,13 +10,16 @@ import sys
 import tempfile
 import threading
 import traceback
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from counterpoise.demo.application import warm_up
+import pyarrow as pa
+from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
+
+from counterpoise.demo.work.application import warm_up
 from tests.counterpoise.spark.jobs.drivers import Ended, Job, Setup, Started, Warm
 from tests.counterpoise.spark.small import CLUSTER, SMALL, SMALL_EXECUTORS
 from tests.counterpoise.spark.waiting import until
@@ -30,6 +33,42 @@ if TYPE_CHECKING:
 CLEAR_SECONDS = 15.0
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 SOURCE_PROCESS = b"python_streaming_source_runner"
+
+
+class OneByOne(DataSourceStreamReader):
+    """Each micro-batch has one number more."""
+
+    def initialOffset(self) -> dict[str, int]:  # noqa: N802
+        return {"number": 0}
+
+    def latestOffset(self, start: dict[str, int], limit: Any) -> dict[str, int]:  # noqa: N802
+        return {"number": start["number"] + 1}
+
+    def partitions(self, start: dict[str, int], end: dict[str, int]) -> list[InputPartition]:
+        return [InputPartition(number) for number in range(start["number"], end["number"])]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        yield pa.record_batch({"number": pa.array([partition.value], pa.int64())})
+
+
+class Numbers(DataSource):
+    """A source in Python, which Spark asks in processes of its own."""
+
+    def schema(self) -> str:
+        return "number long"
+
+    def streamReader(self, schema: Any) -> OneByOne:  # noqa: N802
+        return OneByOne()
+
+
+def use_a_source(spark: SparkSession) -> None:
+    """The first micro-batch of a source in Python takes as long as Spark's start."""
+    spark.dataSource.register(Numbers)
+    numbers = spark.readStream.format("Numbers").load()
+    query = numbers.writeStream.foreachBatch(lambda rows, _: rows.toArrow()).start()
+    while query.isActive and not query.recentProgress:
+        query.awaitTermination(1)
+    query.stop()
 
 
 class Control:
@@ -118,7 +157,9 @@ class Program:
         self._connection = connection
         setup, self._directory = connection.recv()
         self._spark = self._session(setup)
-        warm_up(self._spark, Path(tempfile.mkdtemp(dir=self._directory)))
+        if setup.first_query:
+            warm_up(self._spark, Path(tempfile.mkdtemp(dir=self._directory)))
+            use_a_source(self._spark)
         connection.send(Warm())
 
     def _session(self, setup: Setup) -> SparkSession:

@@ -24,7 +24,7 @@ from tests.counterpoise.spark.test_applications import KEYS, Stage
 from tests.counterpoise.spark.waiting import until
 from tests.service import Service
 
-pytestmark = [pytest.mark.long, pytest.mark.timeout(420), pytest.mark.xdist_group("spark 2")]
+pytestmark = [pytest.mark.long, pytest.mark.timeout(600), pytest.mark.xdist_group("spark 2")]
 
 # Spark's triggers are due at the multiples of their interval, whenever it has started.
 SLOW_TRIGGER_SECONDS = 10

@@ -7,7 +7,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from counterpoise.demo.verdict import Handoff, Verdict
+from counterpoise.demo.proof.verdict import Handoff, Verdict
 
 
 def report(console: Console, verdict: Verdict, seconds: float) -> None:

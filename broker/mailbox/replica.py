@@ -17,14 +17,15 @@ from typing import Any
 
 import structlog
 
-from broker.alarms import Alarms
-from broker.batches import Batcher
-from broker.clock import StoreClock
-from broker.coordinator import UNAVAILABLE, Coordinator
-from broker.core.errors import QueueNotFound, Unavailable
-from broker.core.queue import Queue
+from broker.core.errors import QueueNotFound
+from broker.core.state.queue import Queue
+from broker.mailbox.alarms import Alarms
+from broker.mailbox.availability import store_available
+from broker.mailbox.batches import Batcher
+from broker.mailbox.clock import StoreClock
+from broker.mailbox.coordinator import Coordinator
+from broker.mailbox.tally import Tally
 from broker.store.ports import Store, StoreUnavailable
-from broker.tally import Tally
 
 _log = structlog.get_logger()
 
@@ -80,6 +81,7 @@ class Replica:
         for queue_id in self._watchers:
             self._wake(queue_id, None)
         self._alarms.stop()
+        await self._alarms.finish()
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -108,10 +110,8 @@ class Replica:
 
     async def _find(self, names: Sequence[str]) -> Sequence[str | None]:
         """A crowd that asks for one queue asks the store once."""
-        try:
+        with store_available():
             found = {name: await self.store.find(name) for name in dict.fromkeys(names)}
-        except StoreUnavailable:
-            raise Unavailable(UNAVAILABLE) from None
         return [found[name] for name in names]
 
     def _of(self, queue_id: str, name: str = "") -> Coordinator:

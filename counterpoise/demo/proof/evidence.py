@@ -17,8 +17,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from counterpoise.demo.flights import Flight, Statistics
-from counterpoise.demo.sink import Entry
+from counterpoise.demo.work.flights import Flight, Statistics
+from counterpoise.demo.work.sink import Entry
 
 EventKind = Literal["start", "join", "drain", "kill", "return"]
 Cause = Literal["kill", "graceful", "ungraceful", "unexplained"]

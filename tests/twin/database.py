@@ -15,9 +15,9 @@ from typing import Any, Protocol
 import orjson
 
 from broker.core.commands import Outcome, Result
-from broker.core.queue import Queue
-from broker.core.records import Entry
-from broker.core.transitions import State
+from broker.core.state.queue import Queue
+from broker.core.state.records import Entry
+from broker.core.state.transitions import State
 from broker.store.ports import (
     Commit,
     Conflict,

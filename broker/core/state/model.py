@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-from broker.core.transitions import Life, State
+from broker.core.state.transitions import Life, State
 
 
 class AccessType(StrEnum):

@@ -14,10 +14,10 @@ from typing import Any, NamedTuple, TypeVar
 from broker.core import commands as c
 from broker.core.draft import SLICE
 from broker.core.errors import BrokerError
-from broker.core.model import Flow
-from broker.core.queue import Queue
 from broker.core.rebalancer import decide
-from broker.core.records import Entry
+from broker.core.state.model import Flow
+from broker.core.state.queue import Queue
+from broker.core.state.records import Entry
 from broker.store.ports import Commit, PositionWrite
 
 T = TypeVar("T")
@@ -29,7 +29,7 @@ EARLIEST = "0"
 # A store that is slow writes so many partitions.
 ROWS_PER_SECOND = 10_000
 # A decision cannot be farther ahead of the store's clock, unless that has gone back since: whoever
-# looked at it less than `broker.clock.FRESH_SECONDS` ago is ahead by less.
+# looked at it less than `broker.mailbox.clock.FRESH_SECONDS` ago is ahead by less.
 EARLY_SECONDS = 3.0
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import psycopg
 import pytest
 
-from broker.alarms import SchedulerAlarms
+from broker.mailbox.alarms import SchedulerAlarms
 from broker.service import Broker
 from broker.store.postgres import PostgresStore
 from counterpoise.client import Client

@@ -14,8 +14,8 @@ from dataclasses import replace
 from typing import Literal, get_args
 
 from counterpoise.client import Client
-from counterpoise.demo.flights import Flight
-from counterpoise.demo.sink import Message, Slice
+from counterpoise.demo.work.flights import Flight
+from counterpoise.demo.work.sink import Message, Slice
 from counterpoise.logs import Log, open_log
 
 Sabotage = Literal["unfenced", "skip", "reorder"]

@@ -9,8 +9,8 @@ import pytest
 
 from broker.calls import views
 from broker.core.errors import BrokerError, QueueExists, QueueNotFound, Unavailable
-from broker.store.memory import Fault
 from tests.broker.shell import Service, World, spec
+from tests.twin.store import Fault
 from tests.world.loop import settle, virtual
 
 Call = Callable[[Service, dict[str, str]], Awaitable[object]]

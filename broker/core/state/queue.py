@@ -15,10 +15,18 @@ from collections.abc import Iterator
 from heapq import heappop, heappush
 from typing import Any
 
-from broker.core.journal import Journal
-from broker.core.model import AccessType, Departed, Flow, Handoff, Partition, Rebalance, Settings
-from broker.core.ranking import Ranking
-from broker.core.transitions import (
+from broker.core.state.journal import Journal
+from broker.core.state.model import (
+    AccessType,
+    Departed,
+    Flow,
+    Handoff,
+    Partition,
+    Rebalance,
+    Settings,
+)
+from broker.core.state.ranking import Ranking
+from broker.core.state.transitions import (
     LIFE_TRANSITIONS,
     PARTITION_TRANSITIONS,
     Life,

@@ -27,9 +27,9 @@ from dataclasses import dataclass
 from itertools import pairwise
 from statistics import median
 
-from counterpoise.demo.evidence import Event, Evidence, Grant, Period, Reading, read
-from counterpoise.demo.flights import expected_statistics
-from counterpoise.demo.sink import Entry
+from counterpoise.demo.proof.evidence import Event, Evidence, Grant, Period, Reading, read
+from counterpoise.demo.work.flights import expected_statistics
+from counterpoise.demo.work.sink import Entry
 
 NEED_BACKLOG = ("join", "drain", "kill")
 

@@ -1,4 +1,4 @@
-"""One PySpark application of the demo: `python -m counterpoise.demo.application`.
+"""One PySpark application of the demo: `python -m counterpoise.demo.work.application`.
 
 The code that a user of Counterpoise writes is in `stream` and `Work`: a query on
 `format("counterpoise")` whose micro-batches go to a sink. It knows nothing of grants, handoffs and
@@ -19,9 +19,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from counterpoise.demo.flights import Flight
-from counterpoise.demo.sabotage import SABOTAGES, Damage, Zombie
-from counterpoise.demo.sink import Message, Sink, Slice
+from counterpoise.demo.work.flights import Flight
+from counterpoise.demo.work.sabotage import SABOTAGES, Damage, Zombie
+from counterpoise.demo.work.sink import Message, Sink, Slice
 from counterpoise.spark.driver.java import ensure_java
 
 if TYPE_CHECKING:
@@ -202,7 +202,7 @@ def _listen(go: Callable[[], None], end: Callable[[], None]) -> None:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m counterpoise.demo.application")
+    parser = argparse.ArgumentParser(prog="python -m counterpoise.demo.work.application")
     parser.add_argument("--url", required=True)
     parser.add_argument("--queue", required=True)
     parser.add_argument("--name", required=True, help="name of the writer in the journal")

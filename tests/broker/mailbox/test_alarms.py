@@ -8,7 +8,7 @@ from typing import Self
 
 import pytest
 
-from broker.alarms import SchedulerAlarms
+from broker.mailbox.alarms import SchedulerAlarms
 
 
 @pytest.fixture
@@ -17,6 +17,7 @@ async def alarms() -> AsyncIterator[SchedulerAlarms]:
     alarms.start()
     yield alarms
     alarms.stop()
+    await alarms.finish()
 
 
 async def test_an_alarm_rings_once_and_the_latest_counts(alarms: SchedulerAlarms) -> None:
@@ -55,7 +56,11 @@ class Wall(datetime):
 @pytest.fixture
 def wall(monkeypatch: pytest.MonkeyPatch) -> type[Wall]:
     """In the place of the wall clock, for the alarms and for APScheduler."""
-    for module in ("broker.alarms", "apscheduler.schedulers.base", "apscheduler.triggers.date"):
+    for module in (
+        "broker.mailbox.alarms",
+        "apscheduler.schedulers.base",
+        "apscheduler.triggers.date",
+    ):
         monkeypatch.setattr(f"{module}.datetime", Wall)
     monkeypatch.setattr(Wall, "set_by", timedelta())
     return Wall
@@ -118,3 +123,47 @@ async def test_what_comes_again_and_again_never_runs_twice_at_a_time(
         for _ in range(3):
             await times.acquire()
     assert most == 1
+
+
+async def test_a_stop_lets_a_call_under_way_end(caplog: pytest.LogCaptureFixture) -> None:
+    alarms = SchedulerAlarms()
+    alarms.start()
+    begun, go_on, ended = asyncio.Event(), asyncio.Event(), asyncio.Event()
+
+    async def work() -> None:
+        begun.set()
+        await go_on.wait()
+        ended.set()
+
+    alarms.every("a", 0.0, work)
+    await asyncio.wait_for(begun.wait(), 5)
+    alarms.stop()
+    finishing = asyncio.create_task(alarms.finish())
+    await asyncio.sleep(0)
+    go_on.set()
+    await finishing
+    assert ended.is_set()
+    assert not caplog.records
+
+
+async def test_a_stop_waits_for_the_clean_up_of_a_call_that_it_cancels(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    alarms = SchedulerAlarms()
+    alarms.start()
+    monkeypatch.setattr("broker.mailbox.alarms.END_SECONDS", 0.05)
+    begun, cleaned = asyncio.Event(), asyncio.Event()
+
+    async def work() -> None:
+        begun.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            await asyncio.sleep(0)
+            cleaned.set()
+
+    alarms.every("a", 0.0, work)
+    await asyncio.wait_for(begun.wait(), 5)
+    alarms.stop()
+    await alarms.finish()
+    assert cleaned.is_set()

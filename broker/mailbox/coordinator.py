@@ -1,20 +1,20 @@
-"""The mailbox of one queue: take, decide, commit, and only then answer and wake.
+"""The mailbox of one queue: take commands, decide them, commit, and only then answer and notify.
 
-All that waits is decided one after another on the queue in memory and committed in one transaction
-under the next revisions (`broker.turns`). If another replica committed first, everything is taken
-back (`core.journal`), the missed records are replayed, and it is decided again. If the store did
-not answer, everything is taken back too and the queue is caught up with before it is used again:
-had the commit gone through, its records are found then, and the caller, who was told that the
-service is unavailable, repeats a call that is harmless to repeat.
+All waiting commands are decided one after another on the queue in memory, and are committed in one
+transaction under the next revisions (`broker.mailbox.turns`). If another replica committed first,
+all decisions are taken back (`journal`), the missed records are replayed, and the commands are
+decided again. If the store did not answer, all decisions are taken back too, and the queue catches
+up before its next use. If the commit succeeded after all, the queue finds its records then. The
+caller was told that the service is unavailable and repeats the call; a repetition is harmless.
 
-**No answer comes from the past.** A commit holds only if nobody else committed first; an answer
-that needs none (a refusal, a repetition) is given only after the store was asked whether anybody
-did. So whichever replica a flow asks, it finds what it was told by another.
+**No answer comes from the past.** A commit succeeds only if no other replica committed first. An
+answer without a commit (a refusal, a repetition) is given only after the store was asked for newer
+commits. So every replica knows what any replica has told a flow.
 
-**Nothing that depends on the time is decided before the store was asked for it**, because after a
-pause in which nobody served (a frozen process wakes up) leases and deadlines have to be moved first
-(the contract, *Flow*). And what begins a deadline is committed soon after it was decided or is
-decided anew (`Overdue`): else an owner might be forced before it was told to let go.
+**The store's time is asked for before any decision that depends on the time.** After a pause in
+which no replica served (for example, a frozen process wakes up), leases and deadlines have to be
+moved first (the contract, *Flow*). A decision that begins a deadline is committed soon, or decided
+anew (`Overdue`): otherwise an owner might be forced before it was told to release.
 """
 
 from __future__ import annotations
@@ -25,14 +25,16 @@ from typing import Any, TypeVar
 
 import structlog
 
-from broker.clock import StoreClock
 from broker.core import commands as c
-from broker.core import records as r
 from broker.core.errors import BrokerError, QueueNotFound, Unavailable
-from broker.core.queue import Queue
 from broker.core.rebalancer import follow
-from broker.core.records import Entry
-from broker.patience import pauses
+from broker.core.state import records as r
+from broker.core.state.queue import Queue
+from broker.core.state.records import Entry
+from broker.mailbox.availability import UNAVAILABLE
+from broker.mailbox.clock import StoreClock
+from broker.mailbox.patience import pauses
+from broker.mailbox.turns import Ask, Late, Turn
 from broker.store.ports import (
     Conflict,
     LeaseRenewed,
@@ -42,7 +44,6 @@ from broker.store.ports import (
     Store,
     StoreUnavailable,
 )
-from broker.turns import Ask, Late, Turn
 
 _log = structlog.get_logger()
 
@@ -50,7 +51,6 @@ T = TypeVar("T")
 MOST_AT_ONCE = 1000
 # How long a commit that begins handoffs may take: at first, and each time that it took longer.
 LATE_SECONDS = (1.0, 2.0, 4.0, 8.0)
-UNAVAILABLE = "The service cannot reach its database right now; try again."
 Look = tuple[Callable[[Queue], Any], asyncio.Future[Any]]
 
 

@@ -27,6 +27,8 @@ from apscheduler.schedulers.asyncio import AsyncIOScheduler
 WATCH_SECONDS = 1.0
 # A smaller step of the wall clock makes no difference.
 STEP_SECONDS = 0.05
+# When the alarms stop, a call under way may take so long to end, and as long again to clean up.
+END_SECONDS = 1.0
 
 
 class Alarms(Protocol):
@@ -37,6 +39,12 @@ class Alarms(Protocol):
 
     def stop(self) -> None:
         """Calls nobody back any more."""
+
+    async def finish(self) -> None:
+        """After `stop`: gives the calls of `every` a moment to end, then cancels them.
+
+        When this returns none of them uses the database any more, unless the database is silent.
+        """
 
     def set(self, key: str, delay_seconds: float | None, callback: Callable[[], None]) -> None:
         """Calls back once after the delay, in place of what was set for this key; None: not at
@@ -60,6 +68,7 @@ class SchedulerAlarms:
             job_defaults={"misfire_grace_time": None, "coalesce": True, "max_instances": 1000},
         )
         self._watch: asyncio.TimerHandle | None = None
+        self._under_way: set[asyncio.Task[None]] = set()
 
     def start(self) -> None:
         """Begins to call back."""
@@ -71,6 +80,17 @@ class SchedulerAlarms:
         if self._watch is not None:
             self._watch.cancel()
         self._scheduler.shutdown(wait=False)
+
+    async def finish(self) -> None:
+        """See `Alarms`. The scheduler itself would cancel a call amid a transaction, and nobody
+        would wait until the connection is given back.
+        """
+        if self._under_way:
+            await asyncio.wait(self._under_way, timeout=END_SECONDS)
+        if self._under_way:
+            for task in self._under_way:
+                task.cancel()
+            await asyncio.wait(self._under_way, timeout=END_SECONDS)
 
     def _watch_the_clock(self, before: float) -> None:
         difference = _wall_less_monotonic()
@@ -103,8 +123,13 @@ class SchedulerAlarms:
 
         async def ring() -> None:
             began = time.monotonic()
+            task = asyncio.create_task(callback())
+            self._under_way.add(task)
+            task.add_done_callback(self._under_way.discard)
             try:
-                await callback()
+                # A scheduler that shuts down cancels its jobs; `finish` sees to the call.
+                with suppress(asyncio.CancelledError):
+                    await asyncio.shield(task)
             finally:
                 self._set(key, seconds - (time.monotonic() - began), ring)
 

@@ -2,9 +2,9 @@
 
 import asyncio
 
-from broker.clock import FRESH_SECONDS, StoreClock
-from broker.store.memory import MemoryDatabase, MemoryStore
+from broker.mailbox.clock import FRESH_SECONDS, StoreClock
 from broker.store.ports import Pulse
+from tests.twin.store import MemoryDatabase, MemoryStore
 from tests.world.loop import virtual
 
 

@@ -9,10 +9,10 @@ from uuid import uuid4
 import psycopg
 import pytest
 
-from broker.alarms import SchedulerAlarms
 from broker.calls import views
 from broker.core.errors import FlowGone, QueueNotFound, Unavailable
-from broker.replica import Replica
+from broker.mailbox.alarms import SchedulerAlarms
+from broker.mailbox.replica import Replica
 from broker.store.postgres import PostgresStore
 from tests.broker.shell import Shortcuts, spec
 from tests.world.log import Logs
@@ -105,7 +105,7 @@ async def is_watching(service: Service, flow_id: str) -> bool:
 @pytest.fixture
 def without_the_sweep(monkeypatch: pytest.MonkeyPatch) -> None:
     """Replicas that look at what others have done only where they are told."""
-    monkeypatch.setattr("broker.replica.SWEEP_SECONDS", 3600.0)
+    monkeypatch.setattr("broker.mailbox.replica.SWEEP_SECONDS", 3600.0)
 
 
 async def test_a_change_arrives_on_the_other_without_the_sweep(

@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from counterpoise.demo.flights import Flight
+from counterpoise.demo.work.flights import Flight
 from counterpoise.publisher import Publisher
 
 # The time of two applications at full rate for all flights.

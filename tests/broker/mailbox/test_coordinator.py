@@ -9,7 +9,6 @@ import orjson
 import pytest
 
 from broker.calls import views
-from broker.coordinator import Coordinator
 from broker.core import commands as c
 from broker.core.draft import Decision
 from broker.core.errors import (
@@ -18,11 +17,12 @@ from broker.core.errors import (
     QueueNotFound,
     Unavailable,
 )
-from broker.core.queue import Queue
 from broker.core.rebalancer import decide
-from broker.store.memory import Fault
-from broker.turns import Ask
+from broker.core.state.queue import Queue
+from broker.mailbox.coordinator import Coordinator
+from broker.mailbox.turns import Ask
 from tests.broker.shell import Service, World, spec
+from tests.twin.store import Fault
 from tests.world.loop import settle, virtual
 from tests.world.store import picture
 
@@ -60,7 +60,7 @@ class TestCommit:
     async def test_what_a_turn_has_no_time_for_waits_for_the_next(
         self, fault: Fault | None, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr("broker.turns.TURN_SECONDS", -1)
+        monkeypatch.setattr("broker.mailbox.turns.TURN_SECONDS", -1)
         world = World()
         one = await world.replica()
         await one.create_queue(spec(rebalance_delay=1.0))
@@ -180,7 +180,7 @@ class TestObedience:
             decision = decide(queue, command, now, most)
             return replace(decision, notices=frozenset({type(command).__name__}), wake_at=now + 99)
 
-        monkeypatch.setattr("broker.turns.decide", decided)
+        monkeypatch.setattr("broker.mailbox.turns.decide", decided)
         coordinator = Coordinator(
             queue_id,
             "orders",

@@ -1,4 +1,4 @@
-"""The in-memory twin of the Postgres store, for tests and the simulation.
+"""The store of one replica on the database in memory.
 
 A `MemoryDatabase` stands for the database, each `MemoryStore` on it for one replica; nothing leaks
 from one to another but through rows and records. `hook` is where a simulation can make a call wait
@@ -15,9 +15,8 @@ from enum import Enum
 from typing import TypeVar
 
 from broker.core.commands import Result
-from broker.core.queue import Queue
-from broker.core.records import Entry
-from broker.store.memory_database import MemoryDatabase
+from broker.core.state.queue import Queue
+from broker.core.state.records import Entry
 from broker.store.ports import (
     Commit,
     Expiry,
@@ -30,6 +29,7 @@ from broker.store.ports import (
     StoreError,
     StoreUnavailable,
 )
+from tests.twin.database import MemoryDatabase
 
 __all__ = ["Fault", "Hook", "MemoryDatabase", "MemoryStore"]
 

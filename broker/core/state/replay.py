@@ -12,10 +12,16 @@ from collections.abc import Iterable
 from dataclasses import replace
 from functools import singledispatch
 
-from broker.core import records as r
-from broker.core.model import Departed, Flow, HandedOver, Handoff, Partition, Rebalance
-from broker.core.queue import Queue
-from broker.core.transitions import QUEUE_TRANSITIONS, LifeEvent, PartitionEvent, QueueEvent, State
+from broker.core.state import records as r
+from broker.core.state.model import Departed, Flow, HandedOver, Handoff, Partition, Rebalance
+from broker.core.state.queue import Queue
+from broker.core.state.transitions import (
+    QUEUE_TRANSITIONS,
+    LifeEvent,
+    PartitionEvent,
+    QueueEvent,
+    State,
+)
 
 
 def replay(queue: Queue, record: r.Record) -> None:

@@ -5,9 +5,9 @@ import asyncio
 import pytest
 
 from broker.core.errors import FlowNotFound, QueueNotFound
-from broker.replica import IDLE_SECONDS
-from broker.store.memory import Fault
+from broker.mailbox.replica import IDLE_SECONDS
 from tests.broker.shell import World, spec
+from tests.twin.store import Fault
 from tests.world.loop import settle, virtual
 
 

@@ -1,0 +1,1 @@
+"""What an application of the demo does: it reads flights, and writes statistics and a journal."""
