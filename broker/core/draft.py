@@ -37,7 +37,7 @@ class Effects:
 
 NO_EFFECTS = Effects()
 # How many partitions a decision changes at the most (`rebalancer`).
-SLICE = 500
+SLICE = 250
 
 
 @dataclass(frozen=True, slots=True)
