@@ -103,7 +103,7 @@ def advance(command: c.Advance, draft: Draft) -> None:
             and flow.drain_deadline <= now
             for number in sorted(flow.owned & queue.warming)
         ]
-        due = queue.due(now, draft.room)
+        due = queue.deadlines.due(now, draft.room)
         ended += [h.number for h in due if queue.partitions[h.number].state is State.WARMING]
         forced = [h for h in due if queue.partitions[h.number].state is State.REVOKING]
         if not ended and not forced:

@@ -26,7 +26,7 @@ IN_HANDOFF = ("warming", "revoking")
 
 
 # Told in another way below, or no part of what a queue is.
-_APART = ("journal", "touched", "_deadlines", "_lowest", "flows", "partitions", "handoffs")
+_APART = ("journal", "touched", "deadlines", "_lowest", "flows", "partitions", "handoffs")
 
 
 def snapshot(queue: Queue) -> dict[str, Any]:
@@ -160,7 +160,7 @@ def _check_sets(queue: Queue) -> None:
     if queue.unfinished_at is not None:
         deadlines.append(queue.unfinished_at)
     assert queue.next_deadline() == min(deadlines, default=None)
-    assert queue.unassigned.keys() <= set(queue._lowest)
+    assert all(number in queue._lowest for number in queue.unassigned)
     for flow in queue.flows.values():
         idle = {
             number
@@ -168,7 +168,7 @@ def _check_sets(queue: Queue) -> None:
             if states[number] == "owned" and (flow.draining or number not in queue.retiring)
         }
         assert queue.highest_giveable(flow) == max(idle, default=None)
-        assert idle <= {-number for number in flow.offers}
+        assert all(-number in flow.offers for number in idle)
 
 
 def _check_counts(queue: Queue) -> None:

@@ -25,6 +25,7 @@ from broker.core import commands as c
 from broker.core.assignment import Giving
 from broker.core.draft import Draft
 from broker.core.state import records as r
+from broker.core.state.deadlines import Deadlines
 from broker.core.state.model import HandedOver
 from broker.core.state.queue import Queue
 from broker.core.state.transitions import (
@@ -226,10 +227,10 @@ def _seq_ignored_after_a_reset() -> Changes:
 def _old_timer_fires() -> Changes:
     """A deadline that was set for an earlier handoff of a partition ends a later one."""
 
-    def current(self, deadline, number):
-        return number in self.handoffs
+    def holds(self, entry):
+        return entry[1] in self._handoffs
 
-    return [(Queue, "_current", current)]
+    return [(Deadlines, "_holds", holds)]
 
 
 def _leases_run_in_an_outage() -> Changes:

@@ -11,6 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
+from broker.core.state.heap import Heap
 from broker.core.state.transitions import Life, State
 
 
@@ -138,7 +139,7 @@ class Flow:
         self.view_revision = 0
         self.owned: set[int] = set()
         self.incoming: set[int] = set()
-        self.offers: list[int] = []
+        self.offers: Heap[int] = Heap()
         self.load = 0
         self.outgoing = 0
 
