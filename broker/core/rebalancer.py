@@ -64,7 +64,7 @@ def follow(queue: Queue, entries: Iterable[r.Entry]) -> Decision:
         replay_all(queue, entry.records, entry.revision)
     notices = frozenset(queue.touched)
     queue.set("touched", set())
-    return Decision((), notices, queue.next_deadline())
+    return Decision((), notices, queue.next_deadline(), rest=queue.unfinished_at is not None)
 
 
 _DECISIONS: dict[type[c.Command], Callable[[Any, Draft], Any]] = {

@@ -68,14 +68,19 @@ class Turn:
     """Decisions on one queue, applied to the queue already, and the transaction that they make."""
 
     def __init__(
-        self, queue: Queue, now: float, commit_id: str, wake_at: float | None = None
+        self,
+        queue: Queue,
+        now: float,
+        commit_id: str,
+        wake_at: float | None = None,
+        rest: bool = False,
     ) -> None:
-        """`wake_at` is what the last decision before said."""
+        """`wake_at` and `rest` are what the last decision before said."""
         self.queue = queue
         self.now = now
         self.notices: frozenset[str] = frozenset()
         self.wake_at = wake_at
-        self.rest = False
+        self.rest = rest
         self._mark = queue.journal.mark()
         self._entries: list[Entry] = []
         self._partitions: set[int] = set()
@@ -116,7 +121,8 @@ class Turn:
 
         Returns its answer, raises its BrokerError.
         """
-        decision = decide(self.queue, command, self.now, SLICE)
+        room = max(1, SLICE - len(self._partitions))
+        decision = decide(self.queue, command, self.now, room)
         self._entries += decision.entries
         self.notices |= decision.notices
         self.wake_at = decision.wake_at

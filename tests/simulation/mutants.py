@@ -377,6 +377,27 @@ def _not_looked_at_again() -> Changes:
     return [(Turn, "decide", decide)]
 
 
+# Slices
+
+
+def _rest_is_dropped() -> Changes:
+    """What has no room in a slice is not done at all."""
+    return [(Draft, "cut_off", lambda self: setattr(self, "room", 0))]
+
+
+def _cut_is_not_stored() -> Changes:
+    """Only replicas that live know that there is more to do."""
+    real = Turn.finish
+
+    def finish(self, late_seconds):
+        commit = real(self, late_seconds)
+        if self.rest:
+            commit.next_deadline = self.queue.deadlines.first()
+        return commit
+
+    return [(Turn, "finish", finish)]
+
+
 def _handoff_takes_longer() -> Changes:
     def revoke(draft, numbers, *, ready):
         deadline = draft.now + draft.queue.settings.max_handoff_time + 1.0
@@ -551,6 +572,8 @@ MUTANTS = {
         Mutant("a late bind replaces a later one", _late_bind_replaces),
         Mutant("no sweep", _no_sweep),
         Mutant("a queue is not looked at again when it is due", _not_looked_at_again),
+        Mutant("the rest of a decision is dropped", _rest_is_dropped),
+        Mutant("the rest of a decision dies with its replica", _cut_is_not_stored),
         Mutant("a handoff takes longer than allowed", _handoff_takes_longer),
         Mutant(
             "a revoke is taken back", _revoke_taken_back, ((PARTITION_TRANSITIONS, *_CALLED_OFF),)
