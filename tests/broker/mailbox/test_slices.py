@@ -10,7 +10,7 @@ from tests.broker.shell import Service, World, spec
 from tests.twin.store import Fault
 from tests.world.loop import running, settle, virtual
 
-PARTITIONS, SLICE = 23, 5
+PARTITIONS, SLICE = 43, 5
 
 
 @pytest.fixture(autouse=True)
@@ -59,7 +59,7 @@ async def test_each_slice_is_a_transaction() -> None:
         for record in entry.records
         if type(record).__name__ == "Granted"
     ]
-    assert grants == [5, 5, 5, 5, 3]
+    assert grants == [*[5] * 8, 3]
     assert len({entry.commit_id for entry in entries}) >= 5
 
 
@@ -78,7 +78,7 @@ async def test_what_is_asked_meanwhile_does_not_wait_for_the_rest() -> None:
     bound = kinds.index(["FlowBound", "Granted", "CutOff"])
     assert kinds[bound - 1] == kinds[bound + 1] == ["Granted", "CutOff"]
     queue = world.check("orders")
-    assert sorted(len(flow.owned) for flow in queue.flows.values()) == [11, 12]
+    assert sorted(len(flow.owned) for flow in queue.flows.values()) == [21, 22]
 
 
 @virtual
