@@ -11,10 +11,10 @@ forked from Spark's daemon, and a `foreachBatch` function runs in the driver.
 
 from __future__ import annotations
 
-import contextlib
+from functools import partial
 from typing import TYPE_CHECKING
 
-from pyspark.errors import StreamingQueryException
+from tests.counterpoise.spark.waiting import until
 
 if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
@@ -28,13 +28,15 @@ def started(writer: DataStreamWriter) -> StreamingQuery:
     """The query, started and initialised, or ended by any other error than that one."""
     for attempt in range(1, ATTEMPTS + 1):
         query = writer.start()
-        while query.isActive and query.status["message"].startswith("Initializing"):
-            with contextlib.suppress(StreamingQueryException):  # `exception` has it
-                query.awaitTermination(0.05)
+        until(partial(_initialised, query), "the query is initialised", 120)
         if attempt == ATTEMPTS or not _never_connected(query):
             break
         print(f"{NOT_CONNECTED}: start {attempt} of {ATTEMPTS}", flush=True)
     return query
+
+
+def _initialised(query: StreamingQuery) -> bool:
+    return not (query.isActive and query.status["message"].startswith("Initializing"))
 
 
 def _never_connected(query: StreamingQuery) -> bool:
