@@ -5,6 +5,7 @@ import itertools
 
 import pytest
 
+from broker.core.state import records as r
 from broker.mailbox.replica import SWEEP_SECONDS
 from tests.broker.shell import Service, World, spec
 from tests.twin.store import Fault
@@ -57,7 +58,7 @@ async def test_each_slice_is_a_transaction() -> None:
         len(record.grants)
         for entry in entries
         for record in entry.records
-        if type(record).__name__ == "Granted"
+        if isinstance(record, r.Granted)
     ]
     assert grants == [*[5] * 8, 3]
     assert len({entry.commit_id for entry in entries}) >= 5
