@@ -1,9 +1,9 @@
-"""Asking again for what somebody else holds.
+"""Asking again for rows that another transaction holds.
 
 Renewals and commits of positions wait for no lock (`broker.store.ports`): they go out together for
 many queues, and one queue whose rows a frozen replica holds must not hold up the others. So each
-that was left out is asked for again by itself, soon at first and then more rarely, without keeping
-a connection meanwhile.
+item that was left out is asked for again by itself, soon at first and then more rarely, without
+keeping a connection meanwhile.
 """
 
 from __future__ import annotations
@@ -12,20 +12,19 @@ import asyncio
 from collections.abc import Iterator
 
 from broker.store.ports import StoreUnavailable
+from counterpoise.backoff import Backoff, Pauses
 
-FIRST_PAUSE_SECONDS = 0.01
-LONGEST_PAUSE_SECONDS = 0.2
+ASK_AGAIN = Backoff(first_seconds=0.01, longest_seconds=0.2)
 HELD_SECONDS = 10.0
 
 
 def pauses() -> Iterator[float]:
-    """Ask, and if it was held sleep for so many seconds, and so on.
+    """Seconds to sleep after each attempt that found the rows held.
 
     Raises StoreUnavailable after `HELD_SECONDS`.
     """
     clock = asyncio.get_running_loop().time
-    until, pause = clock() + HELD_SECONDS, FIRST_PAUSE_SECONDS
+    until, pausing = clock() + HELD_SECONDS, Pauses(ASK_AGAIN)
     while clock() < until:
-        yield pause
-        pause = min(2 * pause, LONGEST_PAUSE_SECONDS)
+        yield pausing.failed()
     raise StoreUnavailable("another transaction holds what was to be written")

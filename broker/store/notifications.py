@@ -15,11 +15,12 @@ import asyncpg
 import orjson
 
 from broker.store.ports import StoreUnavailable
+from counterpoise.backoff import Backoff, Pauses
 
 CHANNEL = "counterpoise"
 # Postgres refuses payloads of 8,000 bytes.
 MOST_BYTES = 7900
-FIRST_BACKOFF_SECONDS, LONGEST_BACKOFF_SECONDS = 0.1, 5.0
+CONNECT_AGAIN = Backoff(first_seconds=0.1, longest_seconds=5.0)
 
 
 class Notifications:
@@ -59,28 +60,27 @@ class Notifications:
         self._stopped.set()
 
     async def listen(self) -> AsyncIterator[Sequence[str] | None]:
-        """See `ports.Store.listen`. Connects again, ever more patiently, whenever it has to."""
-        backoff = FIRST_BACKOFF_SECONDS
+        """See `ports.Store.listen`. Connects again whenever the connection is gone."""
+        pauses = Pauses(CONNECT_AGAIN)
         while not self._stopped.is_set():
             try:
                 connection = await self._connect()
             except StoreUnavailable:
                 # Replicas must not come back all at once.
-                await self._pause(backoff * random.uniform(0.5, 1.0))
-                backoff = min(2 * backoff, LONGEST_BACKOFF_SECONDS)
+                await self._pause(pauses.failed(random.random()))
                 continue
             hearing = _Hearing(self._replica_id)
             try:
                 await connection.add_listener(CHANNEL, hearing.heard)
                 connection.add_termination_listener(hearing.ended)
-                backoff = FIRST_BACKOFF_SECONDS
+                pauses.succeeded()
                 yield None
                 while await self._something(connection, hearing):
                     queue_ids = hearing.take()
                     if queue_ids:
                         yield queue_ids
             except (OSError, TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError):
-                await self._pause(backoff)
+                await self._pause(pauses.failed(random.random()))
             finally:
                 connection.terminate()
 

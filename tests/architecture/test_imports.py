@@ -78,12 +78,13 @@ def test_imports_run_one_way(importer: str, forbidden: str) -> None:
 
 
 @pytest.mark.parametrize("service", ["api", "broker"])
-def test_the_service_shares_only_logs_with_the_consumers(service: str) -> None:
+def test_the_service_shares_only_logs_and_the_backoff_with_the_consumers(service: str) -> None:
     """What a log is called, what it promises, and how each kind is reached."""
+    shared = ("counterpoise.logs", "counterpoise.backoff")
     assert not [
         f"{path}: {name}"
         for path, name in imports_under(service)
-        if within(name, "counterpoise") and not within(name, "counterpoise.logs")
+        if within(name, "counterpoise") and not any(within(name, one) for one in shared)
     ]
 
 

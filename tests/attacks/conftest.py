@@ -1,0 +1,37 @@
+"""The attacked service and the bystander (`tests/attacks/__init__.py` says how to use them)."""
+
+import itertools
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from broker.service import Broker
+from tests.attacks.bystander import Bystander
+from tests.databases import Databases
+from tests.service import Service, running, settings_for
+
+_numbers = itertools.count(1)
+
+
+@pytest.fixture(scope="session")
+def target(databases: Databases) -> Iterator[Service]:
+    """A live service on loopback, shared by all attacks."""
+    with databases.lend() as url:
+        settings = settings_for(url)
+        with running(Broker(settings), settings) as service:
+            yield service
+
+
+@pytest.fixture
+def name_of_a_queue() -> Callable[[], str]:
+    """Names that no other attack uses."""
+    return lambda: f"attacked-{next(_numbers)}"
+
+
+@pytest.fixture
+def bystander(target: Service, name_of_a_queue: Callable[[], str]) -> Iterator[Bystander]:
+    """Somebody else's flow; the test fails if the attack has cost it anything."""
+    somebody = Bystander(target.url, name_of_a_queue())
+    yield somebody
+    somebody.leave()
+    assert not somebody.faults
