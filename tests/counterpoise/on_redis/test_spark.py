@@ -12,6 +12,7 @@ from counterpoise.publisher import Publisher
 from tests.counterpoise.on_redis.conftest import SECRET, World
 from tests.counterpoise.spark.jobs.drivers import Drivers
 from tests.counterpoise.spark.small import CLUSTER
+from tests.counterpoise.spark.starting import started
 from tests.counterpoise.spark.test_applications import Stage, check_joining_and_leaving
 from tests.counterpoise.spark.waiting import until
 
@@ -47,7 +48,7 @@ def test_a_query_reads_everything_once_across_a_restart_and_shows_no_secret(
         writer = stream.load().writeStream.foreachBatch(
             lambda batch, _: rows.extend(batch.collect())
         )
-        query = writer.option("checkpointLocation", str(tmp_path / "checkpoint")).start()
+        query = started(writer.option("checkpointLocation", str(tmp_path / "checkpoint")))
         try:
             until(lambda: len(rows) >= expected or query.exception(), "all messages")
             assert query.exception() is None

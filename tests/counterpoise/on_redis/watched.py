@@ -21,6 +21,7 @@ from counterpoise.spark import FencedSink
 from tests.counterpoise.spark.application import Application
 from tests.counterpoise.spark.jobs.drivers import Setup
 from tests.counterpoise.spark.small import SMALL_JAVA
+from tests.counterpoise.spark.starting import started
 from tests.counterpoise.spark.waiting import until
 
 if TYPE_CHECKING:
@@ -108,12 +109,11 @@ def run(spark: SparkSession, settings: Mapping[str, Any], control: Control) -> N
 
     def stream(name: str, sink: FencedSink) -> StreamingQuery:
         messages = spark.readStream.format("counterpoise").options(**options, instanceId=name)
-        return (
+        return started(
             messages.load()
             .writeStream.foreachBatch(sink)
             .queryName(name)
             .option("checkpointLocation", str(home / "checkpoints" / name))
-            .start()
         )
 
     spark.sparkContext.setLogLevel("INFO")

@@ -18,6 +18,7 @@ import pyspark
 
 from tests.counterpoise.spark.jobs.drivers import WARM_SECONDS, Driver, Drivers, Job, Setup
 from tests.counterpoise.spark.small import CLUSTER, LOCAL
+from tests.counterpoise.spark.starting import started
 from tests.counterpoise.spark.waiting import until
 
 if TYPE_CHECKING:
@@ -255,9 +256,9 @@ def run(spark: SparkSession, settings: Mapping[str, Any], control: Control) -> N
     if settings["drain_seconds"] is not None:
         drain_on_sigterm(spark, settings["drain_seconds"])
     messages = spark.readStream.format("counterpoise").options(**settings["options"]).load()
-    query = (
-        messages.writeStream.foreachBatch(Sink(home))
-        .option("checkpointLocation", str(home / "checkpoint"))
-        .start()
+    query = started(
+        messages.writeStream.foreachBatch(Sink(home)).option(
+            "checkpointLocation", str(home / "checkpoint")
+        )
     )
     control.run(query)

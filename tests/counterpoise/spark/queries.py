@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from counterpoise.client import Client
 from counterpoise.publisher import Publisher
+from tests.counterpoise.spark.starting import started
 from tests.service import Service
 
 if TYPE_CHECKING:
@@ -33,7 +34,7 @@ def start(
 ) -> StreamingQuery:
     stream = spark.readStream.format("counterpoise").options(**options).load()
     writer = stream.writeStream.foreachBatch(sink)
-    return writer.option("checkpointLocation", str(checkpoint)).start()
+    return started(writer.option("checkpointLocation", str(checkpoint)))
 
 
 def publish(service: Service, queue: str, count: int, first: int = 0) -> None:

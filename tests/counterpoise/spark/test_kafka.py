@@ -12,6 +12,7 @@ import pytest
 from counterpoise.client import Client
 from counterpoise.demo.mock_kafka import MockKafka
 from counterpoise.publisher import Publisher
+from tests.counterpoise.spark.starting import started
 from tests.kafka_server import kafka
 from tests.log_support import until
 from tests.service import Service
@@ -63,10 +64,10 @@ def test_a_query_reads_a_topic_in_order_goes_on_after_a_restart_and_shows_no_sec
             "maxMessagesPerTrigger": "300",
         }
         messages = spark.readStream.format("counterpoise").options(**options).load()
-        query = (
-            messages.writeStream.foreachBatch(take)
-            .option("checkpointLocation", str(tmp_path / "checkpoint"))
-            .start()
+        query = started(
+            messages.writeStream.foreachBatch(take).option(
+                "checkpointLocation", str(tmp_path / "checkpoint")
+            )
         )
         try:
             until(lambda: not query.isActive or committed(client) == until_seen, 90)

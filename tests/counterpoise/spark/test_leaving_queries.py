@@ -17,6 +17,7 @@ from counterpoise.spark import DrainTimedOut, QueueListener, drain
 from counterpoise.spark.channel.documents import NoChannel
 from counterpoise.spark.driver import draining
 from tests.counterpoise.spark.queries import Collected, committed, publish
+from tests.counterpoise.spark.starting import started
 from tests.counterpoise.spark.waiting import until
 from tests.service import Service
 
@@ -60,7 +61,7 @@ def start(
         stream = spark.readStream.format("counterpoise")
         stream = stream.options(url=service.url, queue="flights", **options)
         writer = stream.load().writeStream.foreachBatch(sink).trigger(processingTime=trigger)
-        queries.append(writer.option("checkpointLocation", str(tmp_path / name)).start())
+        queries.append(started(writer.option("checkpointLocation", str(tmp_path / name))))
         return queries[-1]
 
     yield start

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from tests.counterpoise.spark.application import Application, Sink, on_a_cluster
 from tests.counterpoise.spark.jobs.drivers import Drivers, Setup
+from tests.counterpoise.spark.starting import started
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -81,10 +82,10 @@ def run(spark: SparkSession, settings: Mapping[str, Any], control: Control) -> N
         spark.sparkContext.addPyFile(settings["file"])
         register(spark)  # with what was shipped
     messages = spark.readStream.format("counterpoise").options(**settings["options"]).load()
-    query = (
-        messages.writeStream.foreachBatch(Sink(home))
-        .option("checkpointLocation", str(home / "checkpoint"))
-        .start()
+    query = started(
+        messages.writeStream.foreachBatch(Sink(home)).option(
+            "checkpointLocation", str(home / "checkpoint")
+        )
     )
     found = spark.sparkContext.parallelize(range(4), 4).mapPartitions(where_it_is).collect()
     (home / "executors").write_text(json.dumps(found))

@@ -27,6 +27,7 @@ from tests.service import Service
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(420), pytest.mark.xdist_group("spark 1")]
 
+SOURCE_PROCESS = "pyspark.sql.streaming.python_streaming_source_runner"
 PACKAGE = Path(__file__).resolve().parents[4] / "counterpoise"
 
 
@@ -39,7 +40,10 @@ def stage(service: Service, drivers: Drivers, tmp_path: Path) -> Iterator[Stage]
 
 
 def environment(directory: Path, *, with_package: bool) -> Path:
-    """A Python environment with all libraries, and `counterpoise` only if asked for."""
+    """A Python environment with all libraries, and `counterpoise` only if asked for.
+
+    It is compiled and has run once: Spark gives the process of a source ten seconds to connect.
+    """
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", directory], check=True)
     (packages,) = directory.glob("lib/python*/site-packages")
     # The libraries only: the line that makes an editable package known is not followed from here.
@@ -48,6 +52,9 @@ def environment(directory: Path, *, with_package: bool) -> Path:
         shutil.copytree(
             PACKAGE, packages / "counterpoise", ignore=shutil.ignore_patterns("__pycache__")
         )
+    python = directory / "bin" / "python"
+    subprocess.run([python, "-m", "compileall", "-q", packages], check=True)
+    subprocess.run([python, "-c", f"import {SOURCE_PROCESS}, pyarrow"], check=True)
     return directory
 
 

@@ -13,6 +13,7 @@ from counterpoise.spark.channel.documents import DriverEnd, source_end
 from counterpoise.spark.driver.tracking import raise_if_refused
 from counterpoise.spark.errors import Unsupported
 from tests.counterpoise.spark.queries import publish
+from tests.counterpoise.spark.starting import started
 from tests.counterpoise.spark.waiting import until
 from tests.service import Service
 
@@ -42,7 +43,7 @@ def test_a_query_that_tracks_its_progress_asynchronously_fails_and_says_what_to_
     def start(**options: str) -> StreamingQuery:
         stream = spark.readStream.format("counterpoise").options(url=service.url, queue="flights")
         writer = stream.load().writeStream.format("noop").options(**options)
-        return writer.option("checkpointLocation", str(tmp_path / str(len(options)))).start()
+        return started(writer.option("checkpointLocation", str(tmp_path / str(len(options)))))
 
     query = start(asyncProgressTrackingEnabled="true")
     until(lambda: not query.isActive, "the query has failed")

@@ -22,6 +22,7 @@ from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPart
 from counterpoise.demo.work.application import warm_up
 from tests.counterpoise.spark.jobs.drivers import Ended, Job, Setup, Started, Warm
 from tests.counterpoise.spark.small import CLUSTER, SMALL, SMALL_EXECUTORS
+from tests.counterpoise.spark.starting import started
 from tests.counterpoise.spark.waiting import until
 from tests.processes import descendants
 
@@ -65,7 +66,7 @@ def use_a_source(spark: SparkSession) -> None:
     """The first micro-batch of a source in Python takes as long as Spark's start."""
     spark.dataSource.register(Numbers)
     numbers = spark.readStream.format("Numbers").load()
-    query = numbers.writeStream.foreachBatch(lambda rows, _: rows.toArrow()).start()
+    query = started(numbers.writeStream.foreachBatch(lambda rows, _: rows.toArrow()))
     while query.isActive and not query.recentProgress:
         query.awaitTermination(1)
     query.stop()

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 from tests.counterpoise.spark.application import Application
 from tests.counterpoise.spark.jobs.drivers import Drivers
 from tests.counterpoise.spark.small import LOCAL
+from tests.counterpoise.spark.starting import started
 from tests.counterpoise.spark.waiting import until
 from tests.processes import find, kill_family, running
 
@@ -155,12 +156,11 @@ def run(spark: SparkSession, settings: Mapping[str, Any], control: Control) -> N
 
     # Keys that end in 3 are filtered out: whole ranges of them leave no row.
     messages = spark.readStream.format("counterpoise").options(**settings["options"]).load()
-    query = (
+    query = started(
         messages.where("not key like '%3'")
         .writeStream.foreachBatch(write)
         .option("checkpointLocation", str(home / "checkpoint"))
         .trigger(processingTime=f"{interval} seconds")
-        .start()
     )
 
     control.run(query)

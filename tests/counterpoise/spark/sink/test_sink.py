@@ -20,6 +20,7 @@ from counterpoise.spark.plan.offsets import Slice
 from counterpoise.spark.sink import sink as module
 from counterpoise.spark.sink.batch import RunningBatch, planned_for
 from counterpoise.spark.sink.errors import InvalidSink, SinkNameInUse
+from tests.counterpoise.spark.starting import started
 from tests.counterpoise.spark.waiting import until
 from tests.service import Service
 
@@ -68,7 +69,7 @@ class Stage:
             url=self.service.url, queue="flights", maxMessagesPerTrigger=50
         )
         writer = shape(stream.load()).writeStream.outputMode(mode).foreachBatch(sink)
-        query = writer.option("checkpointLocation", str(self.home / "checkpoint")).start()
+        query = started(writer.option("checkpointLocation", str(self.home / "checkpoint")))
         self.queries.append(query)
         return query
 

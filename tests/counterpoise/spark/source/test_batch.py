@@ -13,6 +13,7 @@ from pyspark.errors import StreamingQueryException
 from counterpoise.client import Client
 from counterpoise.flow import Flow
 from tests.counterpoise.spark.queries import publish
+from tests.counterpoise.spark.starting import started
 from tests.log_support import until, with_logs
 from tests.service import Service
 
@@ -162,7 +163,7 @@ def test_a_schema_is_refused(spark: SparkSession, service: Service, queue: str) 
 
 def failure_of_stream(stream: Any, checkpoint: Path) -> str:
     writer = stream.load().writeStream.format("noop")
-    query = writer.option("checkpointLocation", str(checkpoint)).start()
+    query = started(writer.option("checkpointLocation", str(checkpoint)))
     with pytest.raises(StreamingQueryException) as failed:
         query.awaitTermination(60)
     return str(failed.value)

@@ -12,6 +12,7 @@ from pyspark.errors import AnalysisException, StreamingQueryException
 
 from counterpoise.client import Client
 from tests.counterpoise.spark.queries import Collected, committed, publish, start
+from tests.counterpoise.spark.starting import started
 from tests.counterpoise.spark.waiting import until
 from tests.service import Service
 
@@ -76,7 +77,7 @@ def test_a_query_goes_on_where_it_stopped_and_available_now_drains(
         stream = spark.readStream.format("counterpoise")
         stream = stream.options(url=service.url, queue="flights", maxMessagesPerTrigger=10)
         writer = stream.load().writeStream.foreachBatch(sink).trigger(availableNow=True)
-        query = writer.option("checkpointLocation", str(tmp_path / "checkpoint")).start()
+        query = started(writer.option("checkpointLocation", str(tmp_path / "checkpoint")))
         assert query.awaitTermination(60)
         until(lambda: not client.flows("flights"), "the flow unbinds")
 

@@ -27,6 +27,7 @@ from counterpoise.spark import (
 from tests.counterpoise.spark.application import Application, Sink
 from tests.counterpoise.spark.jobs.drivers import Drivers
 from tests.counterpoise.spark.small import LOCAL
+from tests.counterpoise.spark.starting import started
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -145,7 +146,7 @@ def run(spark: SparkSession, settings: Mapping[str, Any], control: Control) -> N
             KeyedCounts(sink), COUNTED, "Update", "None"
         )
         writer = counted.writeStream.outputMode("Update").foreachBatch(sink)
-    query = writer.option("checkpointLocation", str(home / "checkpoint")).start()
+    query = started(writer.option("checkpointLocation", str(home / "checkpoint")))
     try:
         control.run(query)
     finally:
