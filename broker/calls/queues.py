@@ -154,7 +154,7 @@ class QueueCalls:
                 [("log", "cannot be changed")],
             )
         # What has no position yet begins at the ends of now, not at those of a later reader.
-        begins = {}
+        begins: Mapping[int, str] = {}
         if changes.get("start", before.start) != before.start and changes["start"] == "latest":
             begins = await self._logs.positions(before.log, "latest")
         await self._change(name, changes, discard, begins)

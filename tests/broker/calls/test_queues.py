@@ -9,7 +9,7 @@ import pytest
 from broker.calls import log_readers, views
 from broker.calls.monitoring import EVENTS_AT_ONCE
 from broker.core.errors import Invalid, QueueExists, QueueInUse, QueueNotFound, Unavailable
-from tests.broker.shell import Shortcuts, World, spec
+from tests.broker.shell import Service, World, spec
 from tests.twin.store import Fault
 from tests.world.loop import settle, virtual
 
@@ -359,7 +359,7 @@ class TestStart:
         assert await positions(one) == [None, None, "0"]
 
 
-async def positions(one: Shortcuts, name: str = "orders") -> list[str | None]:
+async def positions(one: Service, name: str = "orders") -> list[str | None]:
     return [item.position for item in (await one.partitions(name, 9, None)).items]
 
 
