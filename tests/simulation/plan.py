@@ -69,13 +69,10 @@ LATENCIES = (
     (0.001, 0.08, 0.6),
     (0.02, 0.12, 1.0),
 )
-<<<<<<< HEAD
 # As large as any queue here for every other seed: a cut hides what is rare without it.
 SLICES = (2, 250, 3, 250, 5, 250)
-=======
 # The log of the queue: its own, or a topic, which was there before, has messages and grows.
 BUILTIN, TOPIC = "builtin:orders", "kafka://broker:9092/orders"
->>>>>>> main
 LEASES = (2.0, 3.0, 4.0, 6.0)
 # By less than an outage, which nobody notices, or by far more.
 CLOCK_STEPS = (-3600.0, -3600.0, -60.0, -1.5, 1.5, 60.0, 3600.0)
