@@ -21,8 +21,10 @@ from sqlalchemy import (
     Table,
     Text,
     UniqueConstraint,
+    func,
+    literal_column,
 )
-from sqlalchemy.dialects.postgresql import JSONB
+from sqlalchemy.dialects.postgresql import ARRAY, JSONB
 
 SCHEMA = "counterpoise"
 
@@ -88,17 +90,25 @@ flows = Table(
     Column("lease_expires_at", Double, nullable=False),
     Column("reason", Text),
     Column("left_at", Double),
+    Column("key_id", Text),
 )
 bound = flows.c.reason.is_(None)
 Index(
     "flows_bound_instance",
     flows.c.queue_id,
     flows.c.instance_id,
+    func.coalesce(flows.c.key_id, literal_column("''")),
     unique=True,
     postgresql_where=bound,
 )
 Index("flows_bound_seat", flows.c.queue_id, flows.c.seat, unique=True, postgresql_where=bound)
 Index("flows_of_queue", flows.c.queue_id)
+Index(
+    "flows_bound_key",
+    flows.c.key_id,
+    postgresql_where=bound & flows.c.key_id.is_not(None),
+)
+Index("flows_bound_token", flows.c.token_hash, postgresql_where=bound)
 Index("flows_left", flows.c.left_at, postgresql_where=flows.c.reason.is_not(None))
 
 partitions = Table(
@@ -160,3 +170,45 @@ outages = Table(
     Column("began", Double, nullable=False),
     Column("seconds", Double, nullable=False),
 )
+
+keys = Table(
+    "keys",
+    metadata,
+    Column("id", Text, primary_key=True),
+    Column("hash", LargeBinary, nullable=False),
+    Column("name", Text, nullable=False),
+    Column("role", Text, nullable=False),
+    Column("queues", ARRAY(Text), nullable=False),
+    Column("created_at", Double, nullable=False),
+    Column("ends_at", Double),
+    Column("revoked_at", Double),
+    Column("last_used_at", Double),
+)
+
+sessions = Table(
+    "sessions",
+    metadata,
+    Column("hash", LargeBinary, primary_key=True),
+    Column("key_id", Text, ForeignKey(f"{SCHEMA}.keys.id"), nullable=False),
+    Column("created_at", Double, nullable=False),
+    Column("ends_at", Double, nullable=False),
+)
+Index("sessions_of_key", sessions.c.key_id, sessions.c.created_at)
+Index("sessions_end", sessions.c.ends_at)
+
+audit = Table(
+    "audit",
+    metadata,
+    Column("id", BigInteger, Identity(always=True), primary_key=True),
+    Column("at", Double, nullable=False),
+    Column("key_id", Text),
+    Column("key_name", Text),
+    Column("address", Text),
+    Column("call", Text, nullable=False),
+    Column("queue", Text(collation="C")),
+    Column("flow_id", Text),
+    Column("before", JSONB(none_as_null=True)),
+    Column("after", JSONB(none_as_null=True)),
+)
+Index("audit_of_queue", audit.c.queue, audit.c.id)
+Index("audit_at", audit.c.at, postgresql_using="brin")

@@ -85,9 +85,9 @@ class Reader:
     def reach(self, client: Callable[[], Client], over: Callable[[], bool]) -> bool:
         """Wait until the log has answered once; False if it is `over` before.
 
-        The flow is not bound yet; `client` makes a client of the service. Raises ServiceUnavailable when the service has not answered for
-        as long as a bind would wait, and what no waiting mends: QueueNotFound, LogNotFound after
-        `log_appears_seconds`, LogError.
+        The flow is not bound yet; `client` makes a client of the service. Raises ServiceUnavailable
+        when the service has not answered for as long as a bind would wait, and what no waiting
+        mends: QueueNotFound, LogNotFound after `log_appears_seconds`, LogError.
         """
         unheard_since = time.monotonic()
         while True:

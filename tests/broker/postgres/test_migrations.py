@@ -99,7 +99,7 @@ def test_a_database_that_says_nothing_of_what_it_serves_is_told(database_url: st
         migrations.upgrade(database_url)
         found = connection.execute("SELECT version_num, serves FROM counterpoise.alembic_version")
         assert found.fetchall() == [
-            ("control_0004", ["control_0001", "control_0002", "control_0003", "control_0004"])
+            ("control_0005", [f"control_000{number}" for number in range(1, 6)])
         ]
 
 

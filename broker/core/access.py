@@ -1,0 +1,113 @@
+"""Who calls, and what each caller may do (the contract, *Who may call what*).
+
+A caller has **rights**, and **patterns** of the names of queues that the rights are for. A key has
+the rights of its role. A flow, known by its token, may see its queue and read its log; what it may
+do as this flow follows from the token alone and is no right. On a service without keys each caller
+is an administrator of everything.
+
+Names are checked, never queues: whether a queue exists is not asked before the caller may know it.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from enum import StrEnum
+from fnmatch import fnmatchcase
+
+from broker.core.errors import Forbidden, Invalid
+
+# A queue's name, with `*` and `?`.
+_PATTERN = re.compile(r"[A-Za-z0-9._*?-]{1,200}")
+ALL_QUEUES = ("*",)
+
+
+class Right(StrEnum):
+    """What a call needs of its caller."""
+
+    SEE = "see"  # queues, their status, partitions and flows
+    PUBLISH = "publish"  # append to the log
+    CONSUME = "consume"  # bind, and read the log
+    ADMINISTER = "administer"
+
+
+class Role(StrEnum):
+    """What a key is for."""
+
+    VIEWER = "viewer"
+    PUBLISHER = "publisher"
+    CONSUMER = "consumer"
+    ADMIN = "admin"
+
+
+RIGHTS: dict[Role, frozenset[Right]] = {
+    Role.VIEWER: frozenset({Right.SEE}),
+    Role.PUBLISHER: frozenset({Right.SEE, Right.PUBLISH}),
+    Role.CONSUMER: frozenset({Right.SEE, Right.CONSUME}),
+    Role.ADMIN: frozenset(Right),
+}
+FLOW_RIGHTS = frozenset({Right.SEE, Right.CONSUME})
+
+
+def check_patterns(patterns: tuple[str, ...]) -> None:
+    """Raises Invalid for a text that is no pattern of queue names, and for none at all."""
+    if not patterns:
+        raise Invalid("Give at least one pattern of queues; '*' is for all.")
+    for pattern in patterns:
+        if not _PATTERN.fullmatch(pattern):
+            raise Invalid(
+                f"{pattern!r} is no pattern of queues: 1 to 200 of the characters "
+                "A-Z a-z 0-9 . _ - and the wildcards * and ?."
+            )
+
+
+def matches(patterns: tuple[str, ...], name: str) -> bool:
+    """Whether some pattern matches the whole name; case counts."""
+    return any(fnmatchcase(name, pattern) for pattern in patterns)
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """Who makes a call.
+
+    `key_id` is None for a caller on a service without keys, and for a flow that was bound there;
+    `role` is None for a flow. `flow_id` is set for a flow, whose only pattern is the name of its
+    queue. `address` is the caller's network address, for the audit.
+    """
+
+    rights: frozenset[Right]
+    patterns: tuple[str, ...] = ALL_QUEUES
+    role: Role | None = None
+    key_id: str | None = None
+    key_name: str | None = None
+    flow_id: str | None = None
+    address: str | None = None
+
+    def sees(self, queue: str) -> bool:
+        """Whether the queue of this name is in the caller's lists."""
+        return Right.SEE in self.rights and matches(self.patterns, queue)
+
+    def require(self, *rights: Right, queue: str | None = None) -> None:
+        """Raises Forbidden unless the caller has one of these rights, for this queue if named."""
+        if self.rights.isdisjoint(rights):
+            needed = " or ".join(sorted(role for role in Role if RIGHTS[role] & set(rights)))
+            raise Forbidden(
+                f"{self._who()} may not do this; it takes a key with the role {needed}."
+            )
+        if queue is not None and not matches(self.patterns, queue):
+            raise Forbidden(f"{self._who()} is not for the queue {queue!r}.")
+
+    def _who(self) -> str:
+        if self.flow_id is not None:
+            return "A flow's token, which is for this flow and its queue only,"
+        return f"The key {self.key_id}, a {self.role} of {', '.join(self.patterns)},"
+
+
+def anybody(address: str | None = None) -> Caller:
+    """A caller on a service without keys: an administrator."""
+    return Caller(RIGHTS[Role.ADMIN], role=Role.ADMIN, address=address)
+
+
+def flow_caller(flow_id: str, queue: str, key_id: str | None, address: str | None) -> Caller:
+    """A flow on its own queue."""
+    return Caller(FLOW_RIGHTS, patterns=(queue,), key_id=key_id, flow_id=flow_id, address=address)

@@ -1,0 +1,109 @@
+"""Roles, rights and patterns of queues."""
+
+import time
+
+import pytest
+
+from broker.core.access import (
+    RIGHTS,
+    Caller,
+    Right,
+    Role,
+    anybody,
+    check_patterns,
+    flow_caller,
+    matches,
+)
+from broker.core.errors import Forbidden, Invalid
+
+
+def caller(role: Role, *patterns: str) -> Caller:
+    return Caller(RIGHTS[role], patterns or ("*",), role, "0123456789ab")
+
+
+@pytest.mark.parametrize(
+    ("pattern", "name", "expected"),
+    [
+        ("*", "flights", True),
+        ("flights", "flights", True),
+        ("flights", "flights2", False),
+        ("flights", "Flights", False),
+        ("team-a.*", "team-a.orders", True),
+        ("team-a.*", "team-axorders", False),
+        ("team-a.*", "team-a.", True),
+        ("?", "a", True),
+        ("?", "ab", False),
+        ("*.orders", "team-a.orders", True),
+        ("a*b*c", "a-b-b-c", True),
+        ("", "", True),
+    ],
+)
+def test_a_pattern_matches_the_whole_name(pattern: str, name: str, expected: bool) -> None:
+    assert matches((pattern,), name) is expected
+
+
+def test_one_of_several_patterns_is_enough() -> None:
+    assert matches(("orders", "team-a.*"), "team-a.x")
+    assert not matches((), "orders")
+
+
+@pytest.mark.parametrize(
+    "pattern", ["", "a b", "[ab]", "a/b", "ä", "a\n", "*\n", "a" * 201, "{a,b}", "!a", "a,b"]
+)
+def test_other_characters_are_no_pattern(pattern: str) -> None:
+    with pytest.raises(Invalid):
+        check_patterns(("*", pattern))
+
+
+def test_a_key_is_for_some_queue() -> None:
+    with pytest.raises(Invalid):
+        check_patterns(())
+
+
+def test_no_pattern_takes_long() -> None:
+    """A backtracking matcher would take years."""
+    began = time.monotonic()
+    assert not matches(("*a" * 99,), "a" * 98 + "b" * 102)
+    assert time.monotonic() - began < 1
+
+
+@pytest.mark.parametrize(
+    ("role", "rights"),
+    [
+        (Role.VIEWER, {Right.SEE}),
+        (Role.PUBLISHER, {Right.SEE, Right.PUBLISH}),
+        (Role.CONSUMER, {Right.SEE, Right.CONSUME}),
+        (Role.ADMIN, {*Right}),
+    ],
+)
+def test_a_role_has_its_rights_on_its_queues(role: Role, rights: set[Right]) -> None:
+    one = caller(role, "team-a.*")
+    for right in Right:
+        if right in rights:
+            one.require(right)
+            one.require(right, queue="team-a.orders")
+        else:
+            with pytest.raises(Forbidden, match=f"a {role} of team-a"):
+                one.require(right)
+        with pytest.raises(Forbidden):
+            one.require(right, queue="team-b.orders")
+
+
+def test_one_of_several_rights_is_enough() -> None:
+    caller(Role.CONSUMER).require(Right.PUBLISH, Right.CONSUME)
+    with pytest.raises(Forbidden, match="admin or publisher"):
+        caller(Role.CONSUMER).require(Right.PUBLISH)
+
+
+def test_a_flow_sees_and_reads_its_own_queue() -> None:
+    flow = flow_caller("f-1", "flights", None, None)
+    flow.require(Right.SEE, queue="flights")
+    flow.require(Right.CONSUME, queue="flights")
+    for right, queue in ((Right.SEE, "flights2"), (Right.PUBLISH, None), (Right.ADMINISTER, None)):
+        with pytest.raises(Forbidden, match="flow's token"):
+            flow.require(right, queue=queue)
+
+
+def test_without_keys_each_caller_is_an_administrator() -> None:
+    anybody().require(Right.ADMINISTER, queue="flights")
+    assert anybody().sees("flights")
