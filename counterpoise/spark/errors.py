@@ -50,7 +50,7 @@ class Unfinished(SourceError):
 
 
 class FlowEnded(SourceError):
-    """The flow has ended for good: replaced, unbound by an administrator, or the queue was deleted."""
+    """The flow has ended for good: replaced, unbound by an administrator, or its queue deleted."""
 
     code = "flow_ended"
 

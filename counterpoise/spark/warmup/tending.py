@@ -109,7 +109,7 @@ class Tending(Generic[S]):
                 self._let_go(cell)
 
     def _warm(self, number: int, epoch: int, position: str | None) -> bool:
-        """One step of a warm-up. Returns whether it was short enough to call the partition ready."""
+        """One step of a warm-up. Returns whether it was short enough to report ready."""
         if position is None:
             return True
         cell = self._states.cell(number)
