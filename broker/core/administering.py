@@ -4,14 +4,8 @@ from __future__ import annotations
 
 from broker.core import commands as c
 from broker.core.draft import Draft
-from broker.core.loop import (
-    force,
-    loop,
-    rebalance,
-    remove,
-    revoke,
-    take_up,
-)
+from broker.core.handoff import force, remove, revoke
+from broker.core.loop import loop, rebalance, take_up
 from broker.core.state import records as r
 from broker.core.state.model import HandedOver
 from broker.core.state.transitions import State, Status
@@ -117,7 +111,7 @@ def advance(command: c.Advance, draft: Draft) -> None:
 
 def resume(command: c.Resume, draft: Draft) -> None:
     """The next slice of a decision that was cut off."""
-    if draft.resumes:
+    if draft.resumes or draft.queue.gone:
         take_up(draft, changed=False)
 
 

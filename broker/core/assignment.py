@@ -28,7 +28,7 @@ from broker.core.state.ranking import Ranking
 
 def is_balanced(queue: Queue) -> bool:
     """Whether there is nothing to grant, nothing under way and nothing to hand off."""
-    if queue.handoffs:
+    if queue.handoffs or queue.gone:
         return False
     if not queue.takers:
         return True

@@ -8,11 +8,8 @@ from __future__ import annotations
 from broker.core import commands as c
 from broker.core.commands import Outcome, Result
 from broker.core.draft import Draft
-from broker.core.loop import (
-    remove,
-    revoke,
-    take_up,
-)
+from broker.core.handoff import remove, revoke
+from broker.core.loop import take_up
 from broker.core.state import records as r
 from broker.core.state.model import Flow, HandedOver, Partition
 from broker.core.state.queue import Queue
