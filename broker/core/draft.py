@@ -76,7 +76,8 @@ class Draft:
 
     `room` is how many partitions it may still change: it is one slice of what there is to do (see
     `rebalancer`). `resumes`: the decision before was cut off. `granting` is the trigger of the
-    grants outside of a rebalance that are being made, also since the decision before.
+    grants outside of a rebalance that are being made, also since the decision before; `changed`:
+    the warm-ups under way may not be what is needed any more.
     """
 
     def __init__(self, queue: Queue, now: float, room: int = SLICE) -> None:
@@ -86,6 +87,7 @@ class Draft:
         self.records: list[r.Record] = []
         self.resumes = queue.unfinished_at is not None
         self.granting = queue.granting
+        self.changed = queue.changed
         self._rest = self.resumes
         self._mark = queue.journal.mark()
         self._entries: list[r.Entry] = []
@@ -136,7 +138,8 @@ class Draft:
             )
         if self._rest:
             rebalancing = queue.status is Status.REBALANCING
-            self.emit(r.CutOff(self.now, None if rebalancing else self.granting))
+            granting = None if rebalancing else self.granting
+            self.emit(r.CutOff(self.now, granting, rebalancing and self.changed))
         self._end_entry()
         notices = frozenset(queue.touched)
         queue.set("touched", set())

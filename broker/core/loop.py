@@ -87,13 +87,15 @@ def loop(draft: Draft, *, changed: bool) -> None:
     """
     queue = draft.queue
     draft.takes_up()
+    draft.changed = draft.changed or changed
     settle(draft)
     if draft.is_cut_off:
         return
-    if queue.warming and (changed or queue.unassigned or queue.stranded):
+    if queue.warming and (draft.changed or queue.unassigned or queue.stranded):
         _revise(draft)
     else:
         _grant_all(draft, queue.ranking)
+        draft.changed = draft.changed and draft.is_cut_off
     if not draft.is_cut_off:
         _start_handoffs(draft)
     if is_balanced(queue):
@@ -144,8 +146,8 @@ def _revise(draft: Draft) -> None:
     ranking = put_back(queue)
     _grant_all(draft, ranking)
     if draft.is_cut_off:
-        # What is left to grant is reason enough to come back.
         return
+    draft.changed = False
     revision = revise(queue, ranking)
     for number in revision.called_off:
         draft.emit(r.HandoffsCalledOff((number,)))

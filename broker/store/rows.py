@@ -229,7 +229,7 @@ def restore(
     due, known = row["next_deadline"], queue.next_deadline()
     if due is not None and (known is None or due < known):
         # Nothing else in it is due by then, so it is the rest of a decision that was cut off.
-        queue.unfinished_at = due
+        queue.unfinished_at, queue.changed = due, True
     queue.touched = set()
     queue.journal.forget()
     return queue

@@ -103,13 +103,19 @@ def check_state(queue: Queue, now: float, *, advanced: bool = False) -> None:
     """Whatever was asked before: the counts are right, and the status is what the assignment
     says."""
     _check_partitions(queue)
-    _check_sets(queue)
+    _check_sets(queue, now)
     _check_counts(queue)
-    _check_status(queue)
+    _check_status(queue, now)
     if advanced:
         # 8. A holddown or handoff outlives its deadline.
         deadline = queue.next_deadline()
         assert deadline is None or deadline > now, f"due at {deadline}, still there at {now}"
+
+
+def _is_pending(queue: Queue, now: float) -> bool:
+    """Whether the rest of a decision, or what is due, is left to the next slice."""
+    due = queue.next_deadline()
+    return queue.unfinished_at is not None or (due is not None and due <= now)
 
 
 def _check_partitions(queue: Queue) -> None:
@@ -136,7 +142,7 @@ def _check_partitions(queue: Queue) -> None:
     assert queue.operational_partition_count == existing
 
 
-def _check_sets(queue: Queue) -> None:
+def _check_sets(queue: Queue, now: float) -> None:
     states = {p.number: p.state for p in queue.partitions}
     assert queue.warming == {n for n in queue.handoffs if states[n] == "warming"}
     assert queue.stranded == {
@@ -149,9 +155,9 @@ def _check_sets(queue: Queue) -> None:
         if handoff.successor is not None:
             assert queue.flows.get(handoff.successor.id) is handoff.successor
             assert not handoff.successor.draining, "a draining flow is to be given a partition"
-        elif states[number] == "revoking" and queue.unfinished_at is None:
+        elif states[number] == "revoking" and not _is_pending(queue, now):
             assert not any(not f.draining for f in queue.flows.values()), "no successor was named"
-        if states[number] == "warming" and queue.unfinished_at is None:
+        if states[number] == "warming" and not _is_pending(queue, now):
             assert handoff.successor is not None
             assert handoff.successor.warmup
             assert handoff.warm
@@ -220,18 +226,18 @@ def _check_counts(queue: Queue) -> None:
             assert ranking.most() == min(s for s, count in counts.items() if count == high)
 
 
-def _check_status(queue: Queue) -> None:
+def _check_status(queue: Queue, now: float) -> None:
     assert (queue.holddown_until is not None) == (queue.status == "Holddown")
     assert (queue.trigger is None) == (queue.status == "Ready")
     assert (queue.rebalance is not None) == (queue.status == "Rebalancing")
     if queue.status == "Ready":
-        assert is_balanced(queue) or queue.unfinished_at is not None, "Ready, but not balanced"
+        assert is_balanced(queue) or _is_pending(queue, now), "Ready, but not balanced"
         assert not queue.departed, "what left is remembered beyond the holddown"
     if queue.status != "Rebalancing":
         assert not queue.handoffs
         return
     # 9. A rebalance that never ends: something must be under way that has a deadline.
-    if queue.unfinished_at is not None:
+    if _is_pending(queue, now):
         return
     assert queue.handoffs, "Rebalancing, and nothing under way"
     most = queue.settings.max_concurrent_handoffs
@@ -376,6 +382,7 @@ class Oracle:
         if (
             before["status"] == "Ready"
             and after["status"] == "Ready"
+            and before["unfinished_at"] is None
             and not isinstance(command, c.Bind | c.Unbind | c.RaiseEpochs | c.Change | c.Drain)
         ):
             ready = [(p["owner"], p["epoch"], p["state"]) for p in before["partitions"]]
@@ -457,7 +464,14 @@ class Oracle:
         if queue.status != "Rebalancing" and not started and before["status"] != "Rebalancing":
             self.fewest = None
             return
-        if started or unplanned or isinstance(command, c.Bind | c.Unbind | c.Drain | c.Change):
+        # Until all is settled that flows left, each slice is a change.
+        settling = self.sliced and bool(before["gone"] or before["departed"])
+        if (
+            started
+            or unplanned
+            or settling
+            or isinstance(command, c.Bind | c.Unbind | c.Drain | c.Change)
+        ):
             self.fewest = self._fewest_from(before, queue, command, decision)
             self.revokes_since_change.clear()
         revoking = {n for n, p in enumerate(before["partitions"]) if p["state"] == "revoking"}
@@ -519,7 +533,7 @@ class Oracle:
         for partition in queue.partitions:
             number = partition.number
             owner = queue.flows.get(begun[number]) if number in begun else partition.owner
-            if owner is None or number in free:
+            if owner is None or owner.gone or number in free:
                 continue
             on_its_way = partition.state == "revoking" and number not in begun
             if owner.draining:
@@ -565,6 +579,8 @@ def _check_successors_of_the_leaver_own(
         gone = before["partitions"][number]["owner"] == f"flow {leaver}"
         if gone and handoff["successor"] not in (None, f"flow {leaver}"):
             partition = after["partitions"][number]
+            if leaver in after["gone"] and partition["owner"] == f"flow {leaver}":
+                continue
             assert partition["owner"] == handoff["successor"]
             assert partition["handed_over"] == "orphaned"
 

@@ -236,6 +236,11 @@ def _from_store(entry: r.Entry) -> r.Entry:
     return replace(entry, records=tuple(map(r.from_json, stored)))
 
 
+def _stored(value: Any) -> Any:
+    """Without what follows from the flow that is named."""
+    return value if not isinstance(value, dict) else {**value, "successor": None}
+
+
 def _check_changes_are_known(before: dict[str, Any], queue: Queue, decision: Decision) -> None:
     """Rows are written for what the effects name, so they must name every partition and flow that
     changed."""
@@ -244,7 +249,7 @@ def _check_changes_are_known(before: dict[str, Any], queue: Queue, decision: Dec
     for number, partition in enumerate(after["partitions"]):
         old = before["partitions"][number] if number < len(before["partitions"]) else None
         kept = [
-            state[name].get(number)
+            _stored(state[name].get(number))
             for state in (before, after)
             for name in ("handoffs", "unassigned", "warmed")
         ]

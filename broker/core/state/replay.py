@@ -46,6 +46,7 @@ def begin(queue: Queue, revision: int) -> None:
     queue.set("revision", revision)
     queue.set("unfinished_at", None)
     queue.set("granting", None)
+    queue.set("changed", False)
 
 
 @singledispatch
@@ -168,6 +169,7 @@ def _(record: r.GrantedOutside, queue: Queue) -> None:
 def _(record: r.CutOff, queue: Queue) -> None:
     queue.set("unfinished_at", record.at)
     queue.set("granting", record.granting)
+    queue.set("changed", record.changed)
 
 
 @_apply.register
