@@ -411,7 +411,7 @@ class Oracle:
             same = (
                 old is not None
                 and was["state"] == state
-                and (state == "revoking" or old["successor"] == handoff["successor"])
+                and (state == "revoking" or handoff["successor"] in (None, old["successor"]))
                 and (state == "warming" or was["epoch"] == after["partitions"][number]["epoch"])
             )
             if isinstance(command, c.RaiseEpochs | c.MoveDeadlines):
