@@ -131,7 +131,9 @@ class Draft:
     def finish(self, answer: Any) -> Decision:
         """The decision; the queue is as before if it changes nothing."""
         queue = self.queue
-        if not self.records:
+        # That nothing is left of a decision that was cut off is an entry, if without records.
+        done = self.resumes and not self._rest
+        if not self.records and not self._entries and not done:
             self.take_back()
             return Decision(
                 (), frozenset(), queue.next_deadline(), rest=self.resumes, answer=answer

@@ -22,7 +22,7 @@ def hold_down(draft: Draft, trigger: str, flows_before: int) -> None:
     queue = draft.queue
     delay = queue.settings.rebalance_delay
     # What rule 3 grants at once does not wait for the end of another's holddown.
-    granting = draft.resumes and queue.unassigned and queue.takers
+    granting = draft.resumes and draft.granting not in (None, "replaced")
     if delay > 0 and not granting:
         draft.emit(r.HolddownStarted(trigger, draft.now + delay, flows_before, draft.now))
     else:
@@ -53,8 +53,6 @@ def take_up(draft: Draft, *, changed: bool = True) -> None:
     if draft.is_cut_off:
         return
     if queue.status is Status.READY and draft.resumes:
-        if queue.unassigned:
-            grant_outside(draft, "unbind", queue.lowest_unassigned())
         rebalance_if_replaced(draft)
     if queue.status is Status.HOLDDOWN and queue.takers == queue.flows_before:
         assert queue.trigger is not None

@@ -48,6 +48,9 @@ def _release(draft: Draft, flow: Flow, item: c.ReleaseItem) -> Result:
     elif handoff is not None and handoff.successor is not None:
         draft.grant(partition, handoff.successor, HandedOver.GRACEFUL, by_handoff=True)
     else:
+        if partition.state is State.WARMING:
+            # The successor has left, and no other was named yet.
+            draft.emit(r.HandoffsCalledOff((item.partition,)))
         draft.emit(r.Released(item.partition, flow.id, draft.now))
     return Result(item.partition, Outcome.OK)
 

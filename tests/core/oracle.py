@@ -296,7 +296,7 @@ class Oracle:
         done = not (self.sliced and decision.entries)
         check_state(queue, now, advanced=done and isinstance(command, c.Advance))
         assert decision.wake_at == after["next_deadline"]
-        if not decision.records:
+        if not decision.entries:
             assert after == before
             assert not decision.notices
             return

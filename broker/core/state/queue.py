@@ -42,8 +42,8 @@ from broker.core.state.transitions import (
 class Queue:
     """One queue, as far as the rebalancer is concerned. Only `replay` changes it.
 
-    `unfinished_at`: when the last decision was cut off for its size (`CutOff`); the rest is due since then.
-    `granting` and `changed` are what that record says.
+    `unfinished_at`: when the last decision was cut off for its size (`CutOff`); the rest is due
+    since then. `granting` and `changed` are what that record says.
 
     Beside the partitions stand the few of which something is to be done: `unassigned` (since when,
     None: never owned), `handoffs`, and of those the `warming` ones and the `stranded` ones
