@@ -118,7 +118,7 @@ def advance(command: c.Advance, draft: Draft) -> None:
 def resume(command: c.Resume, draft: Draft) -> None:
     """The next slice of a decision that was cut off."""
     if draft.resumes or draft.queue.gone:
-        take_up(draft, changed=False)
+        take_up(draft, changed=False, happened=False)
 
 
 def move_deadlines(command: c.MoveDeadlines, draft: Draft) -> None:

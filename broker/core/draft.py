@@ -76,8 +76,8 @@ class Draft:
 
     `room` is how many partitions it may still change: it is one slice of what there is to do (see
     `rebalancer`). `resumes`: the decision before was cut off. `granting` is the trigger of the
-    grants outside of a rebalance that are being made, also since the decision before; `changed`:
-    the warm-ups under way may not be what is needed any more.
+    grants outside of a rebalance that are being made, also since the decision before;
+    `changed`: what that means for warm-ups under way, or for the holddown, is to be looked at.
     """
 
     def __init__(self, queue: Queue, now: float, room: int = SLICE) -> None:
@@ -141,7 +141,7 @@ class Draft:
         if self._rest:
             rebalancing = queue.status is Status.REBALANCING
             granting = None if rebalancing else self.granting
-            self.emit(r.CutOff(self.now, granting, rebalancing and self.changed))
+            self.emit(r.CutOff(self.now, granting, self.changed))
         self._end_entry()
         notices = frozenset(queue.touched)
         queue.set("touched", set())

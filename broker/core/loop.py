@@ -39,14 +39,17 @@ def rebalance(draft: Draft, trigger: str) -> None:
     loop(draft, changed=True)
 
 
-def take_up(draft: Draft, *, changed: bool = True) -> None:
-    """Something happened: the holddown may settle (rule 7), a running loop takes it up (rule
-    10)."""
+def take_up(draft: Draft, *, changed: bool = True, happened: bool = True) -> None:
+    """Something happened: the holddown may settle (rule 7), a running loop takes it up (rule 10).
+
+    If not, what an earlier decision left is done.
+    """
     queue = draft.queue
     if queue.status is Status.REBALANCING:
         loop(draft, changed=changed)
         return
     draft.takes_up()
+    draft.changed = draft.changed or happened or draft.granting is not None
     settle(draft)
     if draft.granting is not None and not draft.is_cut_off:
         grant_outside(draft, draft.granting, queue.lowest_unassigned())
@@ -54,7 +57,8 @@ def take_up(draft: Draft, *, changed: bool = True) -> None:
         return
     if queue.status is Status.READY and draft.resumes:
         rebalance_if_replaced(draft)
-    if queue.status is Status.HOLDDOWN and queue.takers == queue.flows_before:
+    changed, draft.changed = draft.changed, False
+    if changed and queue.status is Status.HOLDDOWN and queue.takers == queue.flows_before:
         assert queue.trigger is not None
         if queue.unassigned:
             grant_outside(draft, queue.trigger, queue.lowest_unassigned())

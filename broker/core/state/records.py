@@ -176,7 +176,8 @@ class CutOff:
     """The decision was cut off here for its size; the rest is decided next, and due at once.
 
     `granting` is the trigger of the grants outside of a rebalance that are to go on, if any.
-    `changed`: flows or settings did, and the warm-ups under way were not looked at yet.
+    `changed`: what a change means for warm-ups under way (the loop), or for the holddown (rule 7),
+    was not looked at yet.
     """
 
     at: float
