@@ -51,7 +51,7 @@ class Client(Process):
         self.name, self.rng = name, rng
         # Until then it cannot be expected to get on.
         self.hindered_until = 0.0
-        self.door = rng.randrange(100)
+        self.replica_choice = rng.randrange(100)
         origin_seconds = rng.random() * 1e6
         super().__init__(loop, origin_seconds, 1.0 + drift * (2 * rng.random() - 1))
 
@@ -237,9 +237,15 @@ class Consumer(Client):
         for number, owned in view.items():
             if number not in self._lanes and (number, owned.epoch) not in self._over:
                 assert bound is not None
-                position = int(owned.position or 0)
+                position = self._begin(number, owned.position, bound.start)
                 lane = Lane(number, owned.epoch, bound.flow_id, position, position)
                 self._lanes[number] = lane
+
+    def _begin(self, number: int, position: str | None, start: str | None) -> int:
+        """Without a position, what `start` means is decided by the first who asks the log."""
+        if position is None and start == "latest":
+            return self.log.ends.get(number, 0)
+        return int(position or 0)
 
     def _take(self) -> Sequence[tuple[Lane, int]]:
         """The next messages to process, a few of each lane: (lane, position)."""
