@@ -221,6 +221,10 @@ def restore(
         if place % _CHUNK == 0:
             queue.journal.forget()
     queue.next_seat = row["next_seat"]
+    due, known = row["next_deadline"], queue.next_deadline()
+    if due is not None and (known is None or due < known):
+        # Nothing else in it is due by then, so it is the rest of a decision that was cut off.
+        queue.unfinished_at = due
     queue.touched = set()
     queue.journal.forget()
     return queue
@@ -256,7 +260,7 @@ def _restore_partition(queue: Queue, values: PartitionValues) -> None:
     if values.warmed_by is not None and values.warmed_epoch is not None:
         queue.warmed[number] = (values.warmed_by, values.warmed_epoch)
     if state is State.UNASSIGNED:
-        queue.unassigned[number] = values.unowned_since
+        queue.restore_unassigned(number, values.unowned_since)
     elif state is State.REMOVED:
         queue.place(partition, PartitionEvent.REMOVED)
     else:

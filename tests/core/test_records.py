@@ -24,6 +24,7 @@ EVERY: list[r.Record] = [
     r.RebalanceStarted(1, "bind", 1.0),
     r.RebalanceFinished(1.0),
     r.GrantedOutside(1, "unbind", 1.0),
+    r.CutOff(12.5),
     r.Granted((GRANT,), 1.0),
     r.Released(1, "A", 1.0),
     r.WarmupsStarted((MOVE,), 9.0, 1.0),

@@ -18,7 +18,7 @@ from dataclasses import replace
 from typing import Any
 
 from broker.core import commands as c
-from broker.core.draft import Decision
+from broker.core.draft import SLICE, Decision
 from broker.core.rebalancer import decide, follow
 from broker.core.state import records as r
 from broker.core.state.model import Partition, Settings
@@ -30,10 +30,14 @@ class World:
     """A queue of `partitions` partitions named orders at time 0, and a second one that only replays
     records."""
 
-    def __init__(self, partitions: int = 4, *, checked: bool = True, **settings: Any) -> None:
+    def __init__(
+        self, partitions: int = 4, *, checked: bool = True, most: int = SLICE, **settings: Any
+    ) -> None:
+        """`most` is the size of a slice."""
         self.now = 0.0
         self.checked = checked
-        self.oracle = Oracle()
+        self.most = most
+        self.oracle = Oracle(sliced=most < SLICE)
         self.entries: list[r.Entry] = []
         self.queue, self._twin = (
             Queue("id", "orders", Settings(partition_count=partitions, **settings), 0.0)
@@ -76,17 +80,17 @@ class World:
         """Decides the command and commits what it leads to."""
         queue = self.queue
         if not self.checked:
-            decision = decide(queue, command, self.now)
+            decision = decide(queue, command, self.now, self.most)
             queue.journal.forget()
             self.entries += decision.entries
             return decision
         before, mark = snapshot(queue), queue.journal.mark()
-        decision = decide(queue, command, self.now)
+        decision = decide(queue, command, self.now, self.most)
         decided = snapshot(queue)
         _check_changes_are_known(before, queue, decision)
         queue.journal.undo(mark)
         assert snapshot(queue) == before, "undoing left traces"
-        assert decide(queue, command, self.now) == decision, "decide is not a function"
+        assert decide(queue, command, self.now, self.most) == decision, "decide is not a function"
         assert snapshot(queue) == decided, "decide is not a function"
         queue.journal.undo(mark)
         followed = follow(queue, decision.entries)

@@ -281,6 +281,8 @@ class _Teller:
                 return [f"rebalance {self._rebalance} finished: {result}: Ready"]
             case r.GrantedOutside():
                 return [f"outside of a rebalance ({record.trigger}):"]
+            case r.CutOff():
+                return ["cut off for its size, the rest follows"]
             case r.Granted():
                 return [self._grant(grant) for grant in record.grants]
             case r.Released():

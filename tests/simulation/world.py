@@ -18,6 +18,7 @@ import broker.core.state.queue
 import broker.core.state.replay
 import broker.mailbox.coordinator
 import broker.mailbox.replica
+import broker.mailbox.turns
 from broker.calls import views
 from broker.core.state.transitions import PARTITION_TRANSITIONS, QUEUE_TRANSITIONS
 from tests.judge.violation import Violation
@@ -364,6 +365,7 @@ def run(plan: Plan, *, recording: bool = False) -> Outcome:
         (broker.calls.queues, "uuid4", lambda: _Id(world.new_id("q"))),
         (broker.calls.flows, "secrets", SimpleNamespace(token_urlsafe=lambda n: world.new_id("s"))),
         (broker.mailbox.coordinator, "_log", quiet),
+        (broker.mailbox.turns, "SLICE", plan.config.slice),
         (broker.calls.logs, "_log", quiet),
         (broker.mailbox.replica, "_log", quiet),
         (broker.core.state.queue, "PARTITION_TRANSITIONS", tables[0]),

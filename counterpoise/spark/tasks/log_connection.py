@@ -63,16 +63,16 @@ def open_bounded(log: str, access: str | None) -> Log:
 
 
 class LogConnection:
-    """Opens the log of a bound flow, and opens it again when the credentials have changed."""
+    """Opens the log of a queue, and opens it again when the credentials have changed."""
 
     def __init__(
         self,
-        flow: GivesAccess,
+        giver: GivesAccess,
         url: str | None,
         opener: OpenLog = open_bounded,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._flow = flow
+        self._giver = giver
         self._fixed = url or None
         self._opener = opener
         self._log: Log | None = None
@@ -81,10 +81,14 @@ class LogConnection:
         self._clock = clock
         self._ask_again_at = clock()
 
+    def follow(self, giver: GivesAccess) -> None:
+        """Take the way to the log from this one from now on: the flow, once it is bound."""
+        self._giver = giver
+
     @property
     def name(self) -> str:
         """The log's public name."""
-        name = self._flow.log or self._name
+        name = self._giver.log or self._name
         assert name is not None, "asked before the flow was bound"
         return name
 
@@ -114,7 +118,7 @@ class LogConnection:
         if self._access is not None and not fresh and self._clock() < self._ask_again_at:
             return self._access
         try:
-            given = self._flow.log_access(fresh=fresh)
+            given = self._giver.log_access(fresh=fresh)
         except CounterpoiseError:
             # The service is unavailable. The present credentials may still work.
             self._ask_again_at = self._clock() + ASK_AGAIN_SECONDS

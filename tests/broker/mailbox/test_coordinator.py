@@ -176,8 +176,8 @@ class TestObedience:
         queue_id, _ = world.stored("orders")
         told, alarms = [], []
 
-        def decided(queue: Queue, command: c.Command, now: float) -> Decision:
-            decision = decide(queue, command, now)
+        def decided(queue: Queue, command: c.Command, now: float, most: int) -> Decision:
+            decision = decide(queue, command, now, most)
             return replace(decision, notices=frozenset({type(command).__name__}), wake_at=now + 99)
 
         monkeypatch.setattr("broker.mailbox.turns.decide", decided)
