@@ -1,4 +1,4 @@
-"""Settings: the command line, then the environment; what is wrong with one is said in a line."""
+"""Settings: the command line, then the environment; an error is reported in one line."""
 
 from pathlib import Path
 

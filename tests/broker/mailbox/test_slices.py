@@ -1,4 +1,4 @@
-"""A large decision is committed slice by slice: others come between, and no slice is forgotten."""
+"""A large decision is committed slice by slice: other calls come between, and no slice is lost."""
 
 import asyncio
 import itertools
@@ -38,7 +38,7 @@ async def cut_off(one: Service) -> asyncio.Event:
 
 
 async def until_ready(world: World) -> float:
-    """How long it took until the stored queue was Ready."""
+    """The seconds until the stored queue was Ready."""
     began, (queue_id, _) = world.now, world.stored("orders")
     while world.database.load(queue_id).status != "Ready":
         await running().sleep(0.05)
@@ -123,7 +123,7 @@ async def test_a_slice_that_fails_is_decided_again(fault: Fault) -> None:
 
 @virtual
 async def test_only_one_of_two_replicas_goes_on() -> None:
-    """The one that follows the slices of the other leaves the rest to it."""
+    """The replica that follows the other's slices leaves the rest to it."""
     world = World()
     one, two = await world.replica(), await world.replica()
     await two.list_queues(10, None)
