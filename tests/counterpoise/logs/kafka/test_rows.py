@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from counterpoise.keys import partition_of
 from counterpoise.logs import AppendBatch, Message
 from counterpoise.logs.kafka import raw_bytes
-from counterpoise.logs.kafka.rows import text_of
+from counterpoise.logs.rows import text_of
 
 
 @pytest.fixture
