@@ -401,6 +401,12 @@ class Oracle:
     ) -> None:
         """Deadlines follow the settings, and move only for outages."""
         settings = after["settings"]
+        raised = {
+            number
+            for record in decision.records
+            if isinstance(record, r.EpochsRaised)
+            for number in record.partitions
+        }
         for number, handoff in after["handoffs"].items():
             old = before["handoffs"].get(number)
             state = after["partitions"][number]["state"]
@@ -412,7 +418,11 @@ class Oracle:
                 old is not None
                 and was["state"] == state
                 and (state == "revoking" or handoff["successor"] in (None, old["successor"]))
-                and (state == "warming" or was["epoch"] == after["partitions"][number]["epoch"])
+                and (
+                    state == "warming"
+                    or number in raised
+                    or was["epoch"] == after["partitions"][number]["epoch"]
+                )
             )
             if isinstance(command, c.RaiseEpochs | c.MoveDeadlines):
                 assert old is not None
@@ -464,7 +474,7 @@ class Oracle:
             self.fewest = None
             return
         # Until all is settled that flows left, each slice is a change.
-        settling = self.sliced and bool(before["gone"] or before["departed"])
+        settling = self.sliced and bool(before["gone"] or before["departed"] or before["changed"])
         if (
             started
             or unplanned

@@ -96,11 +96,11 @@ def check_handoffs(
             released = True
     several = len(tx.revisions) > 1
     # What flows left is given to others only after it was taken from them.
-    leaving = any(row.owner in known.gone for row in old_partitions.values())
+    # And a change that was cut off is taken up only after that, too.
+    due = old["next_deadline"] if old else None
     changed = (
         released
-        or leaving
-        or (old and old["departed"])
+        or (due is not None and due <= tx.now + APART_SECONDS)
         or not old
         or _flows_differ(known, old_flows)
         or any(known.queue[name] != old[name] for name in _SETTINGS)

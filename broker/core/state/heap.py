@@ -22,7 +22,7 @@ class Heap(Generic[T]):
     __slots__ = ("_entries",)
 
     def __init__(self, entries: Iterable[T] = ()) -> None:
-        self._entries = sorted(entries)
+        self._entries: list[T] = sorted(entries)
 
     def push(self, entry: T) -> None:
         """Adds an entry that holds."""
