@@ -467,7 +467,6 @@ def _unsettled_is_ready() -> Changes:
 
     return [
         (broker.core.loop, "is_balanced", is_balanced),
-        (broker.core.binding, "is_balanced", is_balanced),
         (Giving, "next", next_unless_nearly),
     ]
 

@@ -11,6 +11,7 @@ from broker.core.draft import SLICE
 from broker.core.state import records as r
 from broker.core.state.queue import Queue
 from broker.store.ports import Store
+from broker.store.rows import flow_values, partition_values, queue_values, restore
 from tests.broker.store.support import Replica
 from tests.core.oracle import snapshot
 from tests.core.test_sequences import SETTINGS, STEPS, Player
@@ -126,3 +127,25 @@ async def test_text_of_any_kind_comes_back(store: Store) -> None:
     entries = await store.entries_after(orders.id, 1)
     [bound] = [record for record in entries[6].records if isinstance(record, r.FlowBound)]
     assert bound.client_name == "client 6 snow ☃ 𝄞"
+
+
+def test_a_row_of_the_version_before_says_who_left() -> None:
+    """It listed the partitions in the row of the queue, and not in theirs."""
+    world = World.owning({"A": [0, 1, 2], "B": [3, 4]}, rebalance_delay=5.0)
+    world.unbind("A")
+    world.raise_epochs(1)
+    queue = world.queue
+    row = queue_values(queue, queue.next_deadline())
+    assert row["departed"] == {"i-A": [0, [["flow", "A"]]]}
+    row["departed"] = {"i-A": [0, [[0, 1], [1, 1], [2, 7]]]}
+    values = [partition_values(queue, partition) for partition in queue.partitions]
+    world.queue = restore(
+        "id",
+        row,
+        [flow_values(flow) for flow in queue.flows.values()],
+        [one._replace(released_by=None) for one in values],
+    )
+    world.checked = False
+    world.bind("A2", "i-A")
+    assert [world.handed_over(n) for n in range(3)] == ["replaced", "forced", "orphaned"]
+    assert world.status == "Ready"
