@@ -22,7 +22,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from counterpoise.spark.channel.documents import Channel, Name
-from counterpoise.spark.channel.report import Standing
+from counterpoise.spark.channel.status import QueryStatus
 from counterpoise.spark.plan.offsets import Json
 
 logger = logging.getLogger("counterpoise.spark")
@@ -37,7 +37,7 @@ class Speaker(Protocol):
 
     def held(self) -> tuple[object, ...]: ...
 
-    def standing(self) -> Standing: ...
+    def status(self) -> QueryStatus: ...
 
     def batch_done(self, end: Json) -> bool: ...
 
@@ -131,8 +131,8 @@ class Correspondent:
         same = len(held) == len(self._held) and all(map(operator.is_, held, self._held))
         if same and now - self._said_at < REPORT_SECONDS:
             return
-        standing = self._speaker.standing()
-        document = {**standing.view(), "report": standing.report()}
+        status = self._speaker.status()
+        document = {**status.view(), "report": status.report()}
         self._held, self._said_at = held, now
         if document != self._said:
             self._channel.put("view", document)

@@ -17,7 +17,7 @@ from counterpoise.spark.channel.correspondence import Correspondent
 from counterpoise.spark.channel.documents import Channel
 from counterpoise.spark.channel.handoffs import Handoffs
 from counterpoise.spark.channel.planned import Plans
-from counterpoise.spark.channel.report import Standing
+from counterpoise.spark.channel.status import QueryStatus
 from counterpoise.spark.driver.tracking import raise_if_refused
 from counterpoise.spark.flows.bound import BoundFlow, raise_if_over
 from counterpoise.spark.plan.offsets import Json
@@ -188,12 +188,12 @@ class Consumption:
         state = (self._left, flow.status, flow.draining)
         return (flow.partitions, flow.warming, self._books.in_flight, *state)
 
-    def standing(self) -> Standing:
+    def status(self) -> QueryStatus:
         """The present status."""
         flow = self._flow
         with self._books.locked() as progress:
             view = flow.partitions
-            return Standing(
+            return QueryStatus(
                 queue=self._options.queue,
                 url=self._options.url or "",
                 instance=flow.instance_id,
@@ -211,4 +211,4 @@ class Consumption:
 
     def report(self) -> Json:
         """For the query's progress: ends of the log, held partitions, errors."""
-        return self.standing().report()
+        return self.status().report()

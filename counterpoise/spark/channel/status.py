@@ -16,7 +16,7 @@ from counterpoise.spark.plan.offsets import Json
 
 
 @dataclass(frozen=True)
-class Standing:
+class QueryStatus:
     """The status of a query at one moment. `positions`: up to where its partitions are done."""
 
     queue: str
