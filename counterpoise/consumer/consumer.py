@@ -308,7 +308,7 @@ class Consumer:
         working = self._watchdog.may_work(now)
         if working and self._lanes.paused:
             self._lanes.follow()
-            logger.warning("queue %s: going on with what is owned now", self.queue)
+            logger.warning("queue %s: continuing with the partitions owned now", self.queue)
         if working == self._lanes.paused:
             self._lanes.pause(not working)
 

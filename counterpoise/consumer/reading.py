@@ -183,7 +183,7 @@ class Reader:
         now = time.monotonic()
         if lane.ahead_since is None:
             lane.ahead_since = now
-            logger.warning("the log is waited for: %s", error)
+            logger.warning("waiting for the log: %s", error)
         return now - lane.ahead_since < AHEAD_SECONDS
 
     def _is_ours(self, lane: Lane) -> bool:
@@ -216,7 +216,7 @@ class Reader:
             if now - self._missing_since > self._log_appears_seconds:
                 raise error
         if self._failures == 0:
-            logger.warning("the log is not to be reached, waiting: %s", error)
+            logger.warning("the log is unreachable, waiting: %s", error)
         self._failures += 1
         self._access_refused = isinstance(error, LogAccessRefused)
         if self._log is not None:

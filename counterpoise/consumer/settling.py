@@ -123,7 +123,7 @@ class Settler:
                 timeout_seconds=COMMIT_SECONDS,
             )
         except ServiceUnavailable as error:
-            logger.warning("could not commit, going on: %s", error)
+            logger.warning("could not commit, continuing: %s", error)
             return
         self._answered(items, outcomes)
 

@@ -43,7 +43,7 @@ class Hand:
         return (
             f"partition {partition} epoch {epoch} position {position} has been handled for "
             f"{now - self.since:.1f} s: the lease is not renewed any more, and others take over. "
-            f"The program stands at:\n{where.rstrip()}"
+            f"The program is at:\n{where.rstrip()}"
         )
 
 

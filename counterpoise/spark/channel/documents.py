@@ -149,7 +149,7 @@ def source_end(home: str | Path, instance_id: str, known_as: str | None) -> Chan
                 Channel(home, former["source"]).clear()
             instance.put("alias", {"source": source.name})
         except OSError as error:
-            logger.warning("counterpoise: the driver cannot be told of the source: %s", error)
+            logger.warning("counterpoise: the channel to the driver cannot be set up: %s", error)
     return source
 
 

@@ -124,4 +124,6 @@ class Plans:
         except OSError as error:
             # A reader that needs the plan fails without it; a query without a fenced sink does not
             # need it.
-            logger.warning("counterpoise: what the micro-batch reads could not be said: %s", error)
+            logger.warning(
+                "counterpoise: the plan of the micro-batch could not be written: %s", error
+            )

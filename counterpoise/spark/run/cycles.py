@@ -56,6 +56,6 @@ class Cycles:
         return (
             f"a micro-batch and its trigger take up to {cycle:.1f} s here, and a handoff can need "
             f"two of them, but the queue's max_handoff_time is {max_handoff_seconds:g} s: handoffs "
-            "may be forced, and what is in flight then is delivered twice. Raise max_handoff_time, "
+            "may be forced, and messages in flight delivered twice. Raise max_handoff_time, "
             "or lower maxMessagesPerTrigger or the trigger interval"
         )
