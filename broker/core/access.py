@@ -10,6 +10,7 @@ Names are checked, never queues: whether a queue exists is not asked before the 
 
 from __future__ import annotations
 
+import hashlib
 import re
 from dataclasses import dataclass
 from enum import StrEnum
@@ -20,6 +21,8 @@ from broker.core.errors import Forbidden, Invalid
 # A queue's name, with `*` and `?`.
 _PATTERN = re.compile(r"[A-Za-z0-9._*?-]{1,200}")
 ALL_QUEUES = ("*",)
+# A flow's token is shorter, so no text is both.
+_KEY = re.compile(r"cp_([0-9a-f]{12})_[0-9a-f]{64}")
 
 
 class Right(StrEnum):
@@ -47,6 +50,27 @@ RIGHTS: dict[Role, frozenset[Right]] = {
     Role.ADMIN: frozenset(Right),
 }
 FLOW_RIGHTS = frozenset({Right.SEE, Right.CONSUME})
+
+
+def key_of(id: str, secret: str) -> str:
+    """The key as its holder sends it; `secret` is 64 hexadecimal digits."""
+    key = f"cp_{id}_{secret}"
+    assert _KEY.fullmatch(key)
+    return key
+
+
+def key_id_of(token: str) -> str | None:
+    """The public id in a token that is a key by its form; None for any other token."""
+    found = _KEY.fullmatch(token)
+    return found and found[1]
+
+
+def digest(token: str) -> bytes:
+    """What is stored of a key, a flow's token or a session: SHA-256.
+
+    A fast hash is right, because each has 256 random bits: nobody can guess one, at any speed.
+    """
+    return hashlib.sha256(token.encode()).digest()
 
 
 def check_patterns(patterns: tuple[str, ...]) -> None:
