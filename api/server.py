@@ -1,16 +1,19 @@
 """Runs the application under uvicorn: prints its address and stops on a signal."""
 
+import asyncio
 import gc
+import signal
 import socket
+import threading
 
 import structlog
 import uvicorn
 from fastapi import FastAPI
 
 from api.app import create_app
-from api.http.security import is_loopback
 from broker.service import Broker
 from broker.settings import Settings
+from broker.tls import Certificate, certificate_of
 
 log = structlog.get_logger("api")
 
@@ -23,9 +26,17 @@ OBJECTS_A_COLLECTION = 100_000
 class Server(uvicorn.Server):
     """uvicorn that ends open calls when it stops; plain uvicorn would wait for them."""
 
-    def __init__(self, config: uvicorn.Config, app: FastAPI, *, announce: bool) -> None:
+    def __init__(
+        self,
+        config: uvicorn.Config,
+        app: FastAPI,
+        certificate: Certificate | None,
+        *,
+        announce: bool,
+    ) -> None:
         super().__init__(config)
         self._application = app
+        self._certificate = certificate
         self._announce = announce
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
@@ -34,8 +45,14 @@ class Server(uvicorn.Server):
         except SystemExit:
             # uvicorn has logged the reason; its exit code has another meaning in `broker.launch`.
             raise SystemExit(1) from None
+        scheme = "http"
+        if self._certificate is not None:
+            scheme = "https"
+            if threading.current_thread() is threading.main_thread():
+                loop = asyncio.get_running_loop()
+                loop.add_signal_handler(signal.SIGHUP, self._certificate.renew)
         for listener in sockets or ():
-            address = address_of(listener)
+            address = address_of(listener, scheme)
             if self._announce:
                 # The one line on stdout; everything else is a log record on stderr.
                 print(f"Counterpoise listens on {address}", flush=True)  # noqa: T201
@@ -48,8 +65,14 @@ class Server(uvicorn.Server):
         await super().shutdown(sockets)
 
 
-def make_server(app: FastAPI, settings: Settings, *, announce: bool = False) -> Server:
-    """A server for `app`; the caller passes it a bound socket."""
+def make_server(
+    app: FastAPI,
+    settings: Settings,
+    *,
+    announce: bool = False,
+    certificate: Certificate | None = None,
+) -> Server:
+    """A server for `app`; the caller passes it a bound socket. HTTPS with a `certificate`."""
     config = uvicorn.Config(
         app,
         log_config=None,
@@ -61,24 +84,22 @@ def make_server(app: FastAPI, settings: Settings, *, announce: bool = False) -> 
         timeout_graceful_shutdown=max(1, round(settings.shutdown_seconds)),
         # Longer than a long poll, and longer than proxies usually keep idle connections.
         timeout_keep_alive=75,
+        ssl_context_factory=None if certificate is None else lambda *_: certificate.context,
     )
-    return Server(config, app, announce=announce)
+    return Server(config, app, certificate, announce=announce)
 
 
-def address_of(listener: socket.socket) -> str:
+def address_of(listener: socket.socket, scheme: str = "http") -> str:
     host, port = listener.getsockname()[:2]
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 
 
 def run(settings: Settings, listener: socket.socket) -> None:
-    """Serve on `listener` until SIGTERM or SIGINT. Call it from the main thread."""
-    if not settings.trusted_network and not is_loopback(settings.host):
-        log.warning(
-            "this service has no administrator: it listens beyond this machine and has no API "
-            "keys; if every caller that reaches it may administer it, start it with "
-            "--trusted-network",
-            address=address_of(listener),
-        )
+    """Serve on `listener` until SIGTERM or SIGINT. Call it from the main thread.
+
+    Raises `TlsError`.
+    """
+    certificate = certificate_of(settings)
     gc.set_threshold(OBJECTS_A_COLLECTION, 20, 20)
     app = create_app(Broker(settings), settings)
-    make_server(app, settings, announce=True).run([listener])
+    make_server(app, settings, announce=True, certificate=certificate).run([listener])

@@ -45,12 +45,35 @@ def serve(
     no_migrate: Annotated[
         bool, typer.Option("--no-migrate", help="Do not bring the database up to date.")
     ] = False,
-    trusted_network: Annotated[
+    tls_cert: Annotated[
+        Path | None,
+        typer.Option(
+            help="The certificate for HTTPS (PEM, with its chain); read again on SIGHUP. "
+            "\\[env: COUNTERPOISE_TLS_CERT]",
+            show_default=False,
+        ),
+    ] = None,
+    tls_key: Annotated[
+        Path | None,
+        typer.Option(
+            help="The certificate's private key (PEM). \\[env: COUNTERPOISE_TLS_KEY]",
+            show_default="in the certificate's file",
+        ),
+    ] = None,
+    allowed_hosts: Annotated[
+        str | None,
+        typer.Option(
+            help="Names by which the service may be called, separated by commas; addresses and "
+            "localhost need no mention. \\[env: COUNTERPOISE_ALLOWED_HOSTS]",
+            show_default=False,
+        ),
+    ] = None,
+    insecure: Annotated[
         bool,
         typer.Option(
-            "--trusted-network",
-            help="On an address beyond this machine: whoever can reach the service may administer "
-            "it.",
+            "--insecure",
+            help="Listen beyond this machine without keys or TLS. Without keys, everybody who "
+            "reaches the service may administer it.",
         ),
     ] = False,
     log_level: Annotated[
@@ -67,7 +90,10 @@ def serve(
         data_dir=data_dir,
         database_url=database_url,
         auto_migrate=False if no_migrate else None,
-        trusted_network=True if trusted_network else None,
+        tls_cert=tls_cert,
+        tls_key=tls_key,
+        allowed_hosts=allowed_hosts,
+        insecure=True if insecure else None,
         log_level=log_level,
     )
 

@@ -15,8 +15,10 @@ from enum import IntEnum
 from types import FrameType
 from typing import NamedTuple, NoReturn
 
+import structlog
 from pydantic import SecretStr
 
+from broker import exposure
 from broker.postgres import migrations, pooling, restoring
 from broker.postgres.embedded import (
     DataDirectoryInUse,
@@ -29,6 +31,9 @@ from broker.postgres.embedded import (
 from broker.postgres.keeper import PostgresKeeper
 from broker.settings import Settings, SettingsError, load
 from broker.telemetry import configure_logging
+from broker.tls import TlsError, certificate_of
+
+log = structlog.get_logger("launch")
 
 # By name, because the HTTP service imports the broker and never the other way round.
 SERVER = "api.server:run"
@@ -44,16 +49,19 @@ class Exit(IntEnum):
     MIGRATION = 6
     SERVED = 7
     NOT_FENCED = 8
+    EXPOSED = 9
 
 
 def serve(**given: object) -> None:
     """Run the service until SIGTERM or SIGINT; `given` are settings. Only in the main thread."""
     settings = _settings(**given)
     configure_logging(settings.log_level, settings.log_format)
+    _check_certificate(settings)
     run: Callable[[Settings, socket.socket], None] = pkgutil.resolve_name(SERVER)
     listener = _listen(settings.host, settings.port)
     with listener, _ends_on_signals(), _database(settings) as settings:
         _prepare(settings)
+        _refuse_exposure(settings)
         run(settings, listener)
 
 
@@ -109,6 +117,13 @@ def _settings(**given: object) -> Settings:
     try:
         return load(**given)
     except SettingsError as error:
+        _fail(Exit.SETTINGS, str(error))
+
+
+def _check_certificate(settings: Settings) -> None:
+    try:
+        certificate_of(settings)
+    except TlsError as error:
         _fail(Exit.SETTINGS, str(error))
 
 
@@ -176,6 +191,17 @@ def _prepare(settings: Settings) -> None:
             _fail(Exit.NOT_FENCED, restoring.NOT_FENCED)
     except migrations.DatabaseUnreachable as error:
         _fail(Exit.DATABASE, f"cannot reach the database: {error}")
+
+
+def _refuse_exposure(settings: Settings) -> None:
+    """End if the service would be open to other machines and is not prepared for that."""
+    has_keys = False
+    refusal = exposure.refusal(settings, has_keys=has_keys)
+    if refusal is not None:
+        _fail(Exit.EXPOSED, refusal)
+    warning = exposure.warning(settings, has_keys=has_keys)
+    if warning is not None:
+        log.warning(warning, host=settings.host)
 
 
 def _migrated(settings: Settings, *, contract: bool = False) -> list[migrations.Step]:

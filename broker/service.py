@@ -113,7 +113,9 @@ class Broker:
                 unfit = await asyncio.to_thread(migrations.unfit, self._url, self._log_url)
                 moved = not unfit and await asyncio.to_thread(restoring.moved, self._url)
             except migrations.DatabaseUnreachable as error:
-                return views.ReadyCheck(False, False, f"The database cannot be reached: {error}")
+                # Anybody may ask, so the answer does not say where the database is.
+                _log.warning("the database cannot be reached", error=str(error))
+                return views.ReadyCheck(False, False, "The database cannot be reached.")
             if unfit:
                 return views.ReadyCheck(True, False, " ".join(each.why for each in unfit))
             if moved:

@@ -3,17 +3,19 @@
 Every field is an environment variable: `port` is COUNTERPOISE_PORT.
 """
 
+import re
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 from urllib.parse import urlsplit
 
-from pydantic import Field, SecretStr, ValidationError, field_validator
+from pydantic import Field, SecretStr, ValidationError, field_validator, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from counterpoise.logs.address import fitting
 from counterpoise.logs.errors import LogError
 
 PREFIX = "COUNTERPOISE_"
+_HOST_NAME = re.compile(r"(\*\.)?[a-z0-9_-]+(\.[a-z0-9_-]+)*|\[[0-9a-f:.]+\]")
 _SCHEMES = ("postgresql", "postgres", "postgresql+asyncpg", "postgresql+psycopg")
 
 
@@ -59,10 +61,22 @@ class Settings(BaseSettings):
     auto_migrate: bool = Field(
         default=True, description="Bring the database up to date at start (see `migrate`)."
     )
-    trusted_network: bool = Field(
+    tls_cert: Path | None = Field(
+        default=None,
+        description="The certificate (PEM, with its chain); then the service speaks HTTPS only.",
+    )
+    tls_key: Path | None = Field(
+        default=None, description="The certificate's private key (PEM), if it is another file."
+    )
+    allowed_hosts: str = Field(
+        default="",
+        description="Names by which the service may be called, separated by commas or blanks; "
+        "*.example.com allows all below example.com.",
+    )
+    insecure: bool = Field(
         default=False,
-        description="On an address beyond this machine: whoever can reach the service may "
-        "administer it.",
+        description="Listen beyond this machine without keys or without TLS. Without keys, "
+        "everybody who reaches the service may administer it.",
     )
     request_limit_bytes: Annotated[int, Field(ge=1024, le=2**30)] = Field(
         default=8 * 2**20, description="The largest request body."
@@ -106,6 +120,22 @@ class Settings(BaseSettings):
         if not valid:
             raise ValueError("should look like postgresql://user:password@host:5432/database")
         return SecretStr(url)
+
+    @field_validator("allowed_hosts")
+    @classmethod
+    def _names(cls, value: str) -> str:
+        """In lower case, separated by one blank each."""
+        names = value.replace(",", " ").lower().split()
+        for name in names:
+            if not _HOST_NAME.fullmatch(name):
+                raise ValueError("should be names without scheme and port, like www.example.com")
+        return " ".join(names)
+
+    @model_validator(mode="after")
+    def _no_key_alone(self) -> Self:
+        if self.tls_key is not None and self.tls_cert is None:
+            raise ValueError("--tls-key needs --tls-cert")
+        return self
 
     @field_validator("log_urls")
     @classmethod

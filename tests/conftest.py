@@ -2,8 +2,8 @@
 
 `tests/databases.py` and `tests/service.py` say how to use them.
 
-Hypothesis knows no deadline of an example here: how long one takes is up to the machine, and what
-never ends is ended by the limit of the test.
+Hypothesis has no deadline for a single example here, because its duration depends on the machine.
+The time limit of the test ends an endless one.
 """
 
 import signal
@@ -18,5 +18,6 @@ hypothesis_settings.register_profile(
 )
 hypothesis_settings.load_profile("counterpoise")
 
-# A run in the background of a shell ignores Ctrl-C, and so would every process that a test starts.
+# A background process of a shell ignores Ctrl-C, and every process that a test starts would inherit
+# that.
 signal.signal(signal.SIGINT, signal.default_int_handler)

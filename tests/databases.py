@@ -5,17 +5,17 @@
             ...
 
 * `postgres_url` (session): one server for each process that runs tests, the embedded one, in a
-  temporary directory, with `fsync` off. The first test that asks for it starts it (a second).
+  temporary directory, with `fsync` off. The first test that needs it starts it (one second).
 * `migrated_url` (function): a database with current tables and nothing in them; the usual one.
   `databases` (session) lends more of them: `with databases.lend() as url:`.
 * `database_url` (function): a new, empty database.
 
-A test may do to its database what it likes, and needs no clean-up. Two services on one database are
-two clients of the same URL. Tests that are about starting, stopping or killing Postgres itself
-start their own `EmbeddedPostgres`.
+A test may change its database in any way and needs no clean-up. Two services share a database by
+using the same URL. Tests that are about starting, stopping or killing Postgres itself start their
+own `EmbeddedPostgres`.
 
-A migrated database is cleaned and lent again: to make and drop one costs Postgres ten times as
-much. One whose tables, functions or rights a test has changed is dropped.
+A migrated database is cleaned and lent again, because creating and dropping one takes Postgres ten
+times as long. If a test changed its tables, functions or rights, the database is dropped.
 """
 
 import itertools
@@ -30,11 +30,11 @@ from psycopg import Connection, sql
 from broker.postgres import migrations
 from broker.postgres.embedded import EmbeddedPostgres
 
-# Data of a test is worth nothing after a crash, so nothing waits for the disk.
+# Test data is worth nothing after a crash, so Postgres does not wait for the disk.
 FAST = {"fsync": "off", "synchronous_commit": "off", "full_page_writes": "off"}
 
-# Everything but rows. A rewritten entry of these catalogs gets another xmin; pg_class is rewritten
-# by TRUNCATE too, so it is compared by what it says.
+# All of the schema, but no rows. An entry of these catalogs that is rewritten gets another xmin.
+# TRUNCATE rewrites pg_class too, so pg_class is compared by its values.
 _SCHEMA = r"""
 WITH ours AS (SELECT oid, xmin, nspname FROM pg_namespace
               WHERE nspname !~ '^pg_' AND nspname <> 'information_schema'),
@@ -67,7 +67,7 @@ _numbers = itertools.count(1)
 
 @contextmanager
 def new_database(server_url: str) -> Iterator[str]:
-    """The URL of a new, empty database, dropped afterwards with whatever is still connected."""
+    """The URL of a new, empty database. Afterwards it is dropped, even if connected to."""
     name = f"test_{next(_numbers)}"
     _administer(server_url, f"CREATE DATABASE {name}")
     yield urlsplit(server_url)._replace(path=f"/{name}").geturl()
@@ -100,7 +100,7 @@ class Databases:
 
 
 class _Database:
-    """One of them, with what it holds when nobody has used it."""
+    """One migrated database, and its contents before any test used it."""
 
     def __init__(self, name: str, url: str) -> None:
         self.name = name
@@ -112,7 +112,7 @@ class _Database:
             self._rows = [(table, rows) for table in tables if (rows := _rows(connection, table))]
 
     def cleaned(self) -> bool:
-        """Put everything back; False where a test changed more than rows."""
+        """Restore the original rows; False if a test changed more than rows."""
         with psycopg.connect(self.url, autocommit=True) as connection:
             connection.execute(_DISCONNECT)
             if _schema(connection) != self._schema:
@@ -133,7 +133,7 @@ def _schema(connection: Connection) -> object:
 
 
 def _rows(connection: Connection, table: sql.Identifier) -> str | None:
-    """All of them, as JSON; None if there are none."""
+    """All rows as JSON; None if there are none."""
     row = connection.execute(sql.SQL("SELECT json_agg(t)::text FROM {} t").format(table)).fetchone()
     assert row is not None
     return row[0]
@@ -150,7 +150,7 @@ def _drop(server_url: str, name: str) -> None:
 
 @pytest.fixture(scope="session")
 def postgres_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The URL of a running Postgres; its database is to be left alone."""
+    """The URL of a running Postgres. Tests must not use the database that the URL names."""
     with EmbeddedPostgres(tmp_path_factory.mktemp("postgres"), settings=FAST) as url:
         yield url
 

@@ -9,7 +9,7 @@ import pytest
 
 from counterpoise.demo.mock_kafka import MockKafka
 
-# Kafka's number of the question where partitions start and end, for `cut_instead_of_answering`.
+# Kafka's API key of the request for start and end offsets, for `cut_instead_of_answering`.
 LIST_OFFSETS = 2
 
 

@@ -1,4 +1,4 @@
-"""Helpers for tests of the built-in log: make it, act as the service, append and read texts.
+"""Helpers for tests of the built-in log: create it, act as the service, append and read texts.
 
 Fixtures (import them where needed): `log_url`, a database with the log's schema, and not that of
 the `service`; `log`, the log `flights` with four partitions in it.
@@ -31,7 +31,7 @@ def migrate_log(url: str) -> None:
 
 
 def with_logs(url: str, act: Callable[[BuiltinLogs], Awaitable[T]]) -> T:
-    """Do something as the service would, with an engine of its own."""
+    """Run something as the service would, with an engine of its own."""
 
     async def run() -> T:
         engine = create_async_engine(url.replace("postgresql://", "postgresql+asyncpg://"))
@@ -50,7 +50,7 @@ def texts(log: Log, partition: int, start: str = "0", end: str | None = None) ->
 
 
 def waiters(url: str) -> int:
-    """How many sessions of this database wait for a lock."""
+    """How many sessions of this database are waiting for a lock."""
     with psycopg.connect(url, autocommit=True) as connection:
         row = connection.execute(
             "SELECT count(*) FROM pg_stat_activity"

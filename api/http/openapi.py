@@ -32,8 +32,8 @@ what to do.
 
 **Permissions**: each call names a role (`x-role`). A flow sends the token that bind answered as
 `Authorization: Bearer`. On a service that listens on a loopback address every caller without a
-token is an administrator. On any other address no caller is one, unless the service was started
-with `--trusted-network`.
+token is an administrator, unless its request came through a proxy. On any other address no caller
+is one, unless the service was started with `--insecure`.
 
 Times are RFC 3339, in UTC. Clients must ignore unknown fields of answers; the service refuses
 unknown fields and parameters of requests.

@@ -4,22 +4,16 @@ A route without a role cannot be built (`api.routing.Route`), and only `authoriz
 credentials. Until API keys exist there are two kinds of caller:
 
 - a flow, identified by its token from the bind (`Authorization: Bearer <flow_token>`);
-- an administrator: every caller without a token, if the service listens on a loopback address (the
-  contract, *HTTP*). On any other address no caller is one, unless the setting `trusted_network`
-  declares that every caller that reaches the service is an administrator.
-
-An administrator without a token is identified only by the service's loopback address. A web page in
-the same user's browser must not be accepted as one: the Host has to be a loopback name, and a
-request is refused if the browser marks it as coming from another site.
+- an administrator: every caller without a token whose origin permits it (`api.http.origin`).
 """
 
-import ipaddress
 from collections.abc import Callable
 from enum import StrEnum
 from typing import NamedTuple, TypeVar
 
 from starlette.requests import Request
 
+from api.http.origin import check_host, check_origin
 from broker.core.errors import FlowGone, Forbidden, Unauthorized
 
 Endpoint = TypeVar("Endpoint", bound=Callable[..., object])
@@ -65,9 +59,10 @@ def requirement_of(endpoint: Callable[..., object]) -> Requirement:
 async def authorize(request: Request, requirement: Requirement) -> None:
     """Raise `Unauthorized`, `Forbidden` or `FlowGone` unless the caller has the role."""
     role = requirement.role
+    token = None if role is Role.ANYONE else _bearer_token(request)
+    check_host(request, has_key=token is not None)
     if role is Role.ANYONE:
         return
-    token = _bearer_token(request)
     if role in (Role.FLOW, Role.FLOW_OR_ADMIN) and token is not None:
         try:
             await request.app.state.broker.flows.authenticate(
@@ -89,23 +84,12 @@ async def authorize(request: Request, requirement: Requirement) -> None:
             "A flow's token is valid only for that flow's own calls, and this service has no API "
             "keys; call without a token."
         )
-    _require_open_administration(request)
+    check_origin(request)
 
 
 def by_flow(request: Request) -> bool:
     """Whether an authorized caller is the flow in the path itself, and not an administrator."""
     return getattr(request.state, "by_flow", False)
-
-
-def is_loopback(host: str) -> bool:
-    """Whether an address or name can be reached from this machine alone."""
-    name = host.strip("[]")
-    if name.lower() == "localhost" or name.lower().endswith(".localhost"):
-        return True
-    try:
-        return ipaddress.ip_address(name).is_loopback
-    except ValueError:
-        return False
 
 
 def _bearer_token(request: Request) -> str | None:
@@ -120,34 +104,3 @@ def _bearer_token(request: Request) -> str | None:
             "The Authorization header is not valid; send 'Authorization: Bearer <token>'."
         )
     return token
-
-
-def _require_open_administration(request: Request) -> None:
-    settings = request.app.state.settings
-    if not settings.trusted_network:
-        if not is_loopback(settings.host):
-            raise Unauthorized(
-                f"This service listens on {settings.host}, beyond this machine, and has no API "
-                "keys. Start it on 127.0.0.1, or, if every caller that reaches it may administer "
-                "it, with --trusted-network."
-            )
-        if not is_loopback(_host_name(request.headers.get("host", ""))):
-            raise Forbidden(
-                "The Host header names another machine; call this service as 127.0.0.1 or "
-                "localhost."
-            )
-    site = request.headers.get("sec-fetch-site", "none")
-    origin = request.headers.get("origin")
-    if site not in ("none", "same-origin") or (
-        origin is not None and origin.partition("://")[2] != request.headers.get("host")
-    ):
-        raise Forbidden(
-            "This request comes from another site's page; only this service's own page may call."
-        )
-
-
-def _host_name(host: str) -> str:
-    """A Host header without its port; an IPv6 address keeps its brackets."""
-    if host.startswith("["):
-        return host.partition("]")[0] + "]"
-    return host.partition(":")[0]

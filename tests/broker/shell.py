@@ -1,8 +1,8 @@
 """The shell of the broker in a virtual world: replicas on one database in memory.
 
-A `World` has the database and the replicas. Each replica's `Net` is what is between it and the
-database: it can lose calls or answers and hold calls until told, and notifications can be kept from
-arriving. Tests run under `tests.world.loop.virtual`.
+A `World` has the database and the replicas. Each replica has a `Net` between it and the database. A
+`Net` can lose calls or answers, hold calls until a test releases them, and suppress notifications.
+Tests run under `tests.world.loop.virtual`.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from tests.world.store import Database, Store, Way, picture
 
 
 class Net(Way):
-    """What is between a replica and the database, as a test says."""
+    """The network between a replica and the database, controlled by the test."""
 
     def __init__(self) -> None:
         self.calls: Counter[str] = Counter()
@@ -66,7 +66,7 @@ class Net(Way):
         return waiting.pop(0) if waiting else None
 
 
-class Shortcuts:
+class ReplicaCalls:
     """The calls of a replica, under names of their own: tests make many."""
 
     def __init__(self, replica: Replica, logs: Logs) -> None:
@@ -99,7 +99,7 @@ class Shortcuts:
         self.watch = calls.updates.watch
 
 
-class Service(Shortcuts):
+class Service(ReplicaCalls):
     """A replica of the service, with what tests look at."""
 
     def __init__(self, world: World) -> None:

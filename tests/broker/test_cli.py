@@ -180,3 +180,16 @@ def test_it_survives_losing_its_database(served: ServeProcess, migrated_url: str
         eventually(lambda: http.get("/readyz").status_code == 200)
         assert http.get("/v1/queues/q").status_code == 200
         http.post("/v1/queues", json={"name": "r", "partition_count": 1}).raise_for_status()
+
+
+def test_beyond_this_machine_it_does_not_start_unprotected(migrated_url: str) -> None:
+    command = ["serve", "--port", "0", "--host", "0.0.0.0", "--database-url", migrated_url]
+    assert "--insecure" in refusal(command, Exit.EXPOSED)
+
+
+def test_who_insists_is_warned(migrated_url: str, tmp_path: Path) -> None:
+    log = tmp_path / "serve.log"
+    arguments = ["--host", "0.0.0.0", "--insecure", "--database-url", migrated_url]
+    with ServeProcess(log, arguments) as service:
+        assert httpx.get(f"{service.url}/v1/queues").status_code == 200
+    assert "INSECURE" in log.read_text()

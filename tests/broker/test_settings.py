@@ -18,7 +18,7 @@ def test_defaults() -> None:
     assert (settings.host, settings.port) == ("127.0.0.1", 8640)
     assert settings.database_url is None
     assert settings.auto_migrate
-    assert not settings.trusted_network
+    assert not settings.insecure
 
 
 def test_every_setting_is_a_variable_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -31,7 +31,10 @@ def test_every_setting_is_a_variable_of_the_environment(monkeypatch: pytest.Monk
         "log_urls": "redis://:p@host:1 kafka://u:p@host",
         "database_pool_size": "3",
         "auto_migrate": "false",
-        "trusted_network": "1",
+        "insecure": "1",
+        "tls_cert": "/etc/cert.pem",
+        "tls_key": "/etc/key.pem",
+        "allowed_hosts": "queues.example.com,*.Example.org",
         "request_limit_bytes": "2048",
         "flow_requests_per_second": "0",
         "address_requests_per_second": "20.5",

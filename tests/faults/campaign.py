@@ -68,8 +68,8 @@ class Campaign:
             Kind("one replica frozen, then woken (zombie)", self._zombie, amid_death=False),
             Kind("Postgres killed", self._kill_postgres),
             Kind("Postgres restarted", self._restart_postgres),
-            *self._network_faults("the service", stage.door),
-            *self._network_faults("Postgres", stage.back),
+            *self._network_faults("the service", stage.service_proxy),
+            *self._network_faults("Postgres", stage.database_proxy),
             Kind("everything delayed by 0.1 s", self._delay_everything),
         ]
         self.result = Result(
@@ -141,7 +141,7 @@ class Campaign:
         """`general`: what happens meanwhile hits everybody."""
         number = self._victims % len(self._stage.replicas)
         self._victims += 1
-        replica, door = self._stage.replicas[number], self._stage.door
+        replica, proxy = self._stage.replicas[number], self._stage.service_proxy
         with self._stage.fault(f"replica{number}", "killed"):
             self._count(KILLED, all_up=True)
             replica.kill()
@@ -154,9 +154,9 @@ class Campaign:
                     replica.start()
             else:
                 # As a proxy does that asks `/readyz`.
-                door.avoid(replica.url)
+                proxy.avoid(replica.url)
                 replica.start()
-                door.avoid(None)
+                proxy.avoid(None)
 
     def _count(self, name: str, *, all_up: bool) -> None:
         done = self.result.faults.get(name, Done())
@@ -282,7 +282,7 @@ class Campaign:
 
     def _delay_everything(self) -> None:
         def delay() -> None:
-            for proxy in (self._stage.door, self._stage.back):
+            for proxy in (self._stage.service_proxy, self._stage.database_proxy):
                 proxy.delay(0.1)
 
         self._break(delay, 2.0, 3.0)
@@ -292,7 +292,7 @@ class Campaign:
         with self._stage.fault(SERVICE, "network"):
             harm()
             self._pause(least_seconds, most_seconds)
-            for proxy in (self._stage.door, self._stage.back):
+            for proxy in (self._stage.service_proxy, self._stage.database_proxy):
                 proxy.mend()
 
 

@@ -112,7 +112,7 @@ class DiskScene(Scene):
             starting.push(self._held)
             self.disk = starting.enter_context(SmallDisk(directory))
             self.replicas = [self.disk.service]
-            self.door = starting.enter_context(Proxy(self.disk.service.url))
+            self.service_proxy = starting.enter_context(Proxy(self.disk.service.url))
             self._held = starting.pop_all()
 
     @property

@@ -1,13 +1,13 @@
 """A TCP proxy on loopback that breaks the network on purpose: what is behind it is away, late,
 or gone without a word, and then back.
 
-    door = Proxy("http://127.0.0.1:8001", "http://127.0.0.1:8002")   # passed on in turns
-    Client(door.url)
-    door.cut()        # every connection breaks, new ones at once (a process that died)
-    door.delay(0.2)   # every piece of data comes so much later, both ways (a slow network)
-    door.stall()      # nothing passes, nothing breaks (a network that swallows packets)
-    door.half_open()  # the servers see an end, the clients see nothing (a host that lost power)
-    door.mend()       # as if nothing had been
+    proxy = Proxy("http://127.0.0.1:8001", "http://127.0.0.1:8002")   # passed on in turns
+    Client(proxy.url)
+    proxy.cut()        # every connection breaks, new ones at once (a process that died)
+    proxy.delay(0.2)   # every piece of data comes so much later, both ways (a slow network)
+    proxy.stall()      # nothing passes, nothing breaks (a network that swallows packets)
+    proxy.half_open()  # the servers see an end, the clients see nothing (a host that lost power)
+    proxy.mend()       # as if nothing had been
 
 One thread with an event loop carries all connections. Each method returns when what it does is so.
 """

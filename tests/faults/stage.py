@@ -1,10 +1,10 @@
 """What the fault runs are played on: real processes on loopback, each of which can be broken.
 
-    consumers, publishers ──door (a proxy)──► two replicas ──back (a proxy)──► Postgres
-                          └──────────────── the log ──────────back (a proxy)──►
+    consumers, publishers ──service_proxy──► two replicas ──database_proxy──► Postgres
+                          └──────────────── the log ───────────database_proxy──►
 
 Postgres is a process of its own with `fsync` on. All consumers and publishers reach whichever
-replica the door gives them.
+replica the service proxy gives them.
 """
 
 from __future__ import annotations
@@ -101,9 +101,9 @@ class Worker:
 
 
 class Scene:
-    """Replicas behind a door, and who works there. A context manager."""
+    """Replicas behind a proxy, and their consumers and publishers. A context manager."""
 
-    door: Proxy
+    service_proxy: Proxy
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
@@ -166,7 +166,7 @@ class Scene:
         return self._worker("publish", name, count, messages_per_second)
 
     def _worker(self, role: str, name: str, count: int, figure: float) -> Worker:
-        arguments = (self.door.url, QUEUE, self.journal_file, name, count, figure)
+        arguments = (self.service_proxy.url, QUEUE, self.journal_file, name, count, figure)
         worker = Worker(self.directory / f"{name}.log", name, role, *arguments).start()
         self._held.callback(lambda: worker.end(signal.SIGKILL))
         return worker
@@ -262,14 +262,18 @@ class Stage(Scene):
             starting.push(self._held)
             self.postgres = Postgres(directory / "postgres")
             starting.callback(self.postgres.end)
-            self.back = starting.enter_context(Proxy(self.postgres.url))
+            self.database_proxy = starting.enter_context(Proxy(self.postgres.url))
             self.replicas = [
-                ServeProcess(directory / f"replica{number}.log", ["--database-url", self.back.url])
+                ServeProcess(
+                    directory / f"replica{number}.log", ["--database-url", self.database_proxy.url]
+                )
                 for number in range(replicas)
             ]
             for replica in self.replicas:
                 starting.enter_context(replica)
-            self.door = starting.enter_context(Proxy(*(each.url for each in self.replicas)))
+            self.service_proxy = starting.enter_context(
+                Proxy(*(each.url for each in self.replicas))
+            )
             self._held = starting.pop_all()
 
     @property

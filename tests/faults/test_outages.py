@@ -109,14 +109,17 @@ def pause(seconds: float) -> None:
 
 def test_a_network_that_is_away_costs_the_lease_and_no_more(stage: Stage) -> None:
     """The service lives and hears nothing: that is no outage of its own, and leases run out. The
-    flows take part again by themselves when the network is back."""
+    flows take part again by themselves when the network is back.
+    """
     with ExitStack() as stack:
         crew = Crew(stage, stage.replicas[0].url, "unheard", stack, flows=2)
-        flow = stack.enter_context(Flow("unheard", url=stage.door.url, lease_seconds=LEASE_SECONDS))
+        flow = stack.enter_context(
+            Flow("unheard", url=stage.service_proxy.url, lease_seconds=LEASE_SECONDS)
+        )
         eventually(lambda: crew.shares() == [2, 3] or crew.shares() == [3, 3])
-        stage.door.stall()
+        stage.service_proxy.stall()
         eventually(lambda: crew.shares() == [4, 4])
-        stage.door.mend()
+        stage.service_proxy.mend()
         eventually(lambda: len(flow.partitions) >= 2)
         eventually(lambda: not set(flow.partitions) & crew.numbers())
 
@@ -146,7 +149,8 @@ def _ready(url: str) -> bool:
 def test_a_service_that_is_away_for_five_leases_costs_nobody_anything(stage: Stage) -> None:
     """Nobody who can reach the replica that serves loses anything, also when the other one comes
     back more than a lease later. Who can reach the later one alone is cut off like by a network,
-    which also shows that leases ran in between."""
+    which also shows that leases ran in between.
+    """
     one, two = stage.replicas
     lost: list[Owned] = []
     with ExitStack() as stack:
@@ -155,16 +159,16 @@ def test_a_service_that_is_away_for_five_leases_costs_nobody_anything(stage: Sta
             Flow("far", url=two.url, lease_seconds=LEASE_SECONDS, on_lost=lost.append)
         )
         eventually(lambda: far.partitions)
-        with everything_is_kept(stage, "away", stage.door.url) as crew:
+        with everything_is_kept(stage, "away", stage.service_proxy.url) as crew:
             one.kill()
             two.kill()
             pause(AWAY_SECONDS)
             assert lost == crew.lost == []
             # Nobody may live by having called in the instant before leases were looked at.
-            stage.door.stall()
+            stage.service_proxy.stall()
             one.start()
             pause(LEASE_SECONDS / 4)
-            stage.door.mend()
+            stage.service_proxy.mend()
             eventually(lambda: _owner(stage, "far") is None)
             assert crew.lost == []
             two.start()

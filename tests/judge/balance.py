@@ -1,4 +1,4 @@
-"""*Balance*, counted from numbers of partitions by trying every way."""
+"""*Balance*, computed from numbers of partitions by trying all possibilities."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from itertools import combinations
 
 
 def is_balanced(held: Mapping[str, int], *, only: str | None = None) -> bool:
-    """`held`: how many partitions each non-draining flow holds, when they hold all there are.
-    `only`: the flow that is to own all (exclusive access).
+    """`held`: how many partitions each non-draining flow owns, when they own all partitions.
+    `only`: the flow that must own all of them (exclusive access).
     """
     if not held:
         return True
@@ -22,8 +22,9 @@ def fewest_handoffs(
 ) -> int:
     """The smallest number of moves after which `partition_count` partitions are balanced.
 
-    `held`: how many partitions each non-draining flow holds; those missing to `partition_count` are
-    free (unassigned, or with flows that drain) and can be given to anyone. `only`: as above.
+    `held`: how many partitions each non-draining flow owns. The partitions missing to
+    `partition_count` are unassigned or owned by draining flows, and any flow can get them. `only`:
+    as above.
     """
     if not held:
         return 0

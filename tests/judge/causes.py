@@ -1,11 +1,10 @@
-"""What may be handled again, and by whom late: not what the service calls so, but what a fault
-explains.
+"""Which messages may be repeated, and which owners may act late: only where a fault explains it.
 
-The service says of each grant how the previous owner let go. A service that says `orphaned` of
-everything would excuse itself for everything, so its word alone is none: it counts when the
-previous owner was hit, or the service was disturbed, within `reach_seconds` before the grant. That
-is how long a fault may have such an effect: a lease, the holddown, a handoff's time. What was
-broken and when is in the journal (`tests.judge.journal`), written by the run itself.
+The service says of each grant how the previous owner gave the partition up. A service that always
+says `orphaned` would excuse itself for everything, so its word alone does not count. It counts when
+the previous owner was hit by a fault, or the service was disturbed, at most `reach_seconds` before
+the grant. A fault can have such an effect for that long: a lease, the holddown and a handoff's
+time. The run itself writes what was broken, and when, into the journal (`tests.judge.journal`).
 """
 
 from __future__ import annotations
@@ -16,14 +15,14 @@ from typing import NamedTuple
 
 from tests.judge.journal import SERVICE, Fault, Granted, Handled, Line, Mended
 
-# Ways of letting go after which messages may come again (the contract, *FlowChangeUpdate*).
+# Handovers after which messages may be repeated (the contract, *FlowChangeUpdate*).
 UNGRACEFUL = ("forced", "orphaned", "replaced")
-# Nobody wrote down that he had been granted it.
+# No consumer wrote that it had been granted the partition.
 UNSEEN = "unseen"
 
 
 class Hit(NamedTuple):
-    """A fault, from when until when."""
+    """A fault with its begin and end."""
 
     target: str
     kind: str
@@ -31,13 +30,13 @@ class Hit(NamedTuple):
     ends: float
 
     def meets(self, consumer: str) -> bool:
-        """Whether it hits this consumer: itself, its process, or everybody."""
+        """Whether the fault hits this consumer: itself, its process, or all consumers."""
         process = f"{self.target}-"
         return self.target in (SERVICE, consumer) or consumer.startswith(process)
 
 
 class Faults:
-    """What was broken, by the journal."""
+    """The faults in the journal."""
 
     def __init__(self, journal: Iterable[Line], reach_seconds: float) -> None:
         self._reach_seconds = reach_seconds
@@ -51,9 +50,10 @@ class Faults:
         self._hits += [Hit(*fault, at, float("inf")) for fault, at in begun.items()]
 
     def explain(self, at: float, sufferer: str | None, *, told: str | None = None) -> bool:
-        """Whether a fault explains what `sufferer` did or lost at that time; None: whoever it was.
+        """Whether a fault explains what `sufferer` did or lost at that time; None: any consumer.
 
-        `told`: who wrote it down. When he was hit himself, it had happened earlier than he says.
+        `told`: the consumer that wrote it down. If that one was hit itself, it wrote later than it
+        happened.
         """
         since = at - self._reach_seconds
         if told is not None:
@@ -65,8 +65,10 @@ class Faults:
         return (hit for hit in self._hits if hit.begins <= until and hit.ends >= since)
 
     def seconds(self, since: float, until: float, kind: str | None = None) -> float:
-        """For how much of this time the service was disturbed; with `kind`, by that alone; without,
-        by anything, and for as long after as that explains things.
+        """How many seconds of this time the service was disturbed.
+
+        With `kind`: by faults of that kind alone. Without: by any fault, and for as long afterwards
+        as the fault explains effects.
         """
         total, counted_to = 0.0, since
         reach_seconds = self._reach_seconds if kind is None else 0.0
@@ -79,7 +81,7 @@ class Faults:
 
 
 class Grant(NamedTuple):
-    """Who was the first to write down that a partition had been granted to him, how, and when."""
+    """The consumer that first wrote that it had been granted a partition, how, and when."""
 
     consumer: str
     handed_over: str
@@ -87,7 +89,7 @@ class Grant(NamedTuple):
 
 
 class Grants:
-    """All grants that somebody saw, and which of them excuse that messages come again."""
+    """All grants that a consumer saw, and which of them excuse repeated messages."""
 
     def __init__(self, journal: Iterable[Line], faults: Faults) -> None:
         self._faults = faults
@@ -99,7 +101,7 @@ class Grants:
         self.ways = Counter(grant.handed_over for grant in self.seen.values())
 
     def unseen(self) -> Iterator[tuple[int, int]]:
-        """Partition and epoch of the grants of which only a later one was seen."""
+        """Partition and epoch of the grants that no consumer saw, while a later one was seen."""
         last: dict[int, int] = {}
         for partition, epoch in sorted(self.seen):
             for between in range(last.get(partition, 0) + 1, epoch):
@@ -113,9 +115,9 @@ class Grants:
                 yield partition, epoch
 
     def cause(self, partition: int, earlier: int, later: int) -> str | None:
-        """Why what was done under `earlier` may come again under `later`; None: there is no reason.
+        """Why work under `earlier` may be repeated under `later`; None: there is no reason.
 
-        Of several reasons a grant that was seen is the better one.
+        Of several reasons, a grant that was seen is preferred.
         """
         reasons = {self._reason(partition, epoch) for epoch in range(earlier + 1, later + 1)}
         return next((way for way in (*UNGRACEFUL, UNSEEN) if way in reasons), None)

@@ -1,9 +1,8 @@
 """The evidence of the demo, as facts for the judge.
 
-The demo's own verdict (`counterpoise/demo/proof/verdict.py`) is what users run. It knows
-micro-batches and the service's history, and says more than the judge does: what a handoff cost,
-whether there was backlog, whether the statistics are right. On the promises that both know they
-must agree.
+Users run the demo's own verdict (`counterpoise/demo/proof/verdict.py`). It knows micro-batches and
+the service's history and checks more than the judge does: the cost of a handoff, whether there was
+backlog, whether the statistics are right. Both must agree on the promises that both know.
 """
 
 from __future__ import annotations
@@ -15,17 +14,17 @@ from counterpoise.demo.work.sink import Entry
 from tests.judge.journal import OVERLOADED, Fault, Handled, Line
 from tests.judge.judge import Stored, Verdict, judge
 
-# A fault of the demo excuses for as long as the demo lasts.
+# A fault of the demo excuses its effects until the demo ends.
 REACH_SECONDS = float("inf")
 
 
 def judged(evidence: Evidence) -> Verdict:
-    """What the judge says of a demo."""
+    """The judge's verdict on a demo."""
     return judge(_facts(evidence), _log(evidence), REACH_SECONDS)
 
 
 def _log(evidence: Evidence) -> dict[int, list[Stored]]:
-    """Of each partition the flights of the data set, where the journal first has them."""
+    """The published flights of each partition, at the position where the journal has them first."""
     published = {flight.flight: flight for flight in evidence.flights}
     partitions: dict[int, dict[int, Stored]] = {}
     for entry in evidence.journal:
@@ -33,7 +32,7 @@ def _log(evidence: Evidence) -> dict[int, list[Stored]]:
         if flight is not None:
             stored = _stored(entry)
             partitions.setdefault(entry.partition, {})[entry.position] = stored
-    # What nobody has processed is at the end of a partition of its own.
+    # A flight that was never processed gets a partition of its own.
     log = {number: [at[n] for n in sorted(at)] for number, at in partitions.items()}
     for number, name in enumerate(published):
         log[-1 - number] = [Stored(0, name, f"{name}:0")]
@@ -50,7 +49,7 @@ def _facts(evidence: Evidence) -> Iterator[Line]:
     outcomes = {(grant.partition, grant.epoch): grant.outcome for grant in evidence.grants}
     at = min((entry.time for entry in evidence.journal), default=0.0)
     if "forced" in outcomes.values():
-        # The scenario forces nothing: a machine that is busy does.
+        # The scenario itself forces no handoff: only an overloaded machine does.
         yield Line(at, OVERLOADED)
     for event in evidence.events:
         if event.kind == "kill":

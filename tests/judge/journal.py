@@ -1,10 +1,10 @@
 """The facts of a run, in the order in which they happened: the journal.
 
-For processes it is one file, to which every process appends a line for each thing it did, and the
-run itself a line when a fault begins and when it is over. A line is written by one `write` to a
-file opened for appending. So lines of several processes do not mix, their order in the file is the
-order in which they were done, and a process that is killed loses nothing that it wrote. The file is
-not fenced: what a careful sink would refuse is seen here.
+For processes it is one file. Every process appends a line for each action, and the run itself
+appends a line when a fault begins and when it ends. Each line is one `write` to a file that is open
+for appending. So lines of several processes do not mix, the order of the lines is the order of the
+actions, and a killed process loses nothing that it wrote. The file is not fenced: it shows writes
+that a careful sink would refuse.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Handled(NamedTuple):
     position: int
     key: str
     value: str
-    # How the previous owner had let go, as the consumer was told.
+    # How the previous owner had given the partition up, as the consumer was told.
     handed_over: str
 
 
@@ -40,7 +40,9 @@ class Granted(NamedTuple):
 
 
 class Acknowledged(NamedTuple):
-    """All messages of a publisher with numbers below `end` are in the log, as it was told."""
+    """All messages of a publisher with numbers below `end` are in the log: so the publisher was
+    told.
+    """
 
     publisher: str
     end: int
@@ -53,36 +55,36 @@ class Failed(NamedTuple):
     error: str
 
 
-# Whom a fault hits that hits everybody: the service, its database, or the network before either.
+# The target of a fault that hits all: the service, its database, or the network of either.
 SERVICE = "service"
 
 
 class Fault(NamedTuple):
-    """A fault began. It hits the process of that name, with all its consumers, or the SERVICE."""
+    """A fault began. It hits the process of that name with all its consumers, or the SERVICE."""
 
     target: str
     kind: str
 
 
 class Mended(NamedTuple):
-    """The fault of this target and kind is over."""
+    """The fault of this target and kind has ended."""
 
     target: str
     kind: str
 
 
-# The machine itself has no time for the run: a fault that nobody planned.
+# The machine itself is too slow for the run: a fault that the run did not plan.
 OVERLOADED = Fault(SERVICE, "the machine is overloaded")
 
 
 class Asked(NamedTuple):
-    """A call was sent. Calls have numbers."""
+    """A call was sent. Calls are numbered."""
 
     call: int
 
 
 class Told(NamedTuple):
-    """The answer to a call told a consumer of a partition; `warming` is no ownership."""
+    """The answer to a call told a consumer its state of a partition; `warming` is not ownership."""
 
     call: int
     consumer: str
@@ -93,7 +95,9 @@ class Told(NamedTuple):
 
 
 class Done(NamedTuple):
-    """A commit, a release or a ready of one partition was answered. `position`: if it named one."""
+    """A commit, a release or a ready of one partition was answered. `position`: if the call named
+    one.
+    """
 
     call: int
     what: str
@@ -111,20 +115,20 @@ _KINDS: dict[str, type[Entry]] = {
 
 
 class Line(NamedTuple):
-    """What was written, and when: seconds of the monotonic clock that all processes share."""
+    """An entry and its time, in seconds of the monotonic clock that all processes share."""
 
     at: float
     entry: Entry
 
 
 class Journal:
-    """For writing. Any number of threads and processes may write to the same file."""
+    """Writes the journal. Any number of threads and processes may write to the same file."""
 
     def __init__(self, path: Path) -> None:
         self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
 
     def write(self, entry: Entry, *, at: float | None = None) -> None:
-        """`at`: when that was, if not now."""
+        """`at`: the time of the entry, if it is not now."""
         at = time.monotonic() if at is None else at
         line = json.dumps([type(entry).__name__, round(at, 4), *entry])
         os.write(self._file, f"{line}\n".encode())
@@ -134,7 +138,7 @@ class Journal:
 
 
 def parsed(lines: Iterable[str]) -> Iterator[Line]:
-    """What was written, in the order in which it was."""
+    """The entries, in the order in which they were written."""
     for line in lines:
         kind, at, *fields = json.loads(line)
         yield Line(at, _KINDS[kind](*fields))

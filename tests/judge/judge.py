@@ -1,18 +1,19 @@
-"""Were the promises kept? A whole journal is told to the rules, and what is broken is collected.
+"""Were the promises kept? Passes a whole journal to the rules and collects the violations.
 
-What the rules cannot know of one fact is looked at here, over the whole run:
+What the rules cannot know from one fact is checked here, over the whole run:
 
-* **Nothing is lost.** Every number that a publisher was told is in the log is there, once and in
-  order; every message of the log was handled, and what was handled is in the log.
-* **Order.** The messages of a key are handled in the order of the log the first time. (A resize
-  moves keys to other partitions; between partitions the order of a key is not promised, and not
-  looked at.)
-* **Causes.** What comes again, and who goes on though superseded, needs a fault for a cause, see
-  `causes.py`. The service's own word for a handover is believed only where a fault explains it.
-* **Unseen.** Where a consumer dies or freezes, a grant may follow of which nobody is told, because
-  the next one comes at once. Nobody knows how that came about, so it excuses next to nothing: only
-  near a fault, and only UNSEEN_MOST messages of a whole run.
-* **Something was looked at.** A run in which nothing was handled has kept no promise.
+* **Nothing is lost.** Every number that a publisher was acknowledged is in the log, once and in
+  order. Every message of the log was handled, and every handled message is in the log.
+* **Order.** The first time, the messages of a key are handled in the order of the log. (A resize
+  moves keys to other partitions. The order of a key between partitions is neither promised nor
+  checked.)
+* **Causes.** A repeated message, and a superseded owner that still works, need a fault as the
+  cause; see `causes.py`. What the service says of a handover is believed only where a fault
+  explains it.
+* **Unseen.** Where a consumer dies or freezes, there may be a grant that no consumer is told of,
+  because the next grant follows at once. How it was handed over is unknown, so it excuses very
+  little: only near a fault, and only UNSEEN_MOST messages of a whole run.
+* **There was something to check.** A run in which no message was handled fails.
 """
 
 from __future__ import annotations
@@ -63,7 +64,7 @@ class Stored(NamedTuple):
 
 @dataclass
 class Verdict:
-    """What was found: the violations by kind, and how much there was to look at."""
+    """The result: the violations by kind, and how much was checked."""
 
     violations: dict[str, list[str]] = field(default_factory=lambda: {kind: [] for kind in KINDS})
     counts: Counter[str] = field(default_factory=Counter)
@@ -89,10 +90,10 @@ class Verdict:
 def judge(
     journal: Iterable[Line], log: Mapping[int, Sequence[Stored]] | None, reach_seconds: float
 ) -> Verdict:
-    """`log`: of each partition all its messages in order, as the log gives them; None: there is
-    none, and nothing is handled.
+    """`log`: all messages of each partition, in the order of the log. None: there is no log, and no
+    message is handled.
 
-    `reach_seconds`: for how long after a fault what it may cause is put down to it.
+    `reach_seconds`: for how long after a fault its possible effects are attributed to it.
     """
     verdict = Verdict()
     lines = list(journal)
@@ -228,7 +229,7 @@ def _look_at_owners(verdict: Verdict, lines: Iterable[Line], faults: Faults) -> 
             continue
         last = newest.get(entry.partition, 0)
         late = entry.epoch < last and owners.get(entry.partition, entry.epoch) is None
-        # The answer that told him so may have been on its way for long.
+        # The answer that told the consumer of the grant may have been on its way for long.
         if late and not faults.explain(at, entry.consumer):
             verdict.violations[OWNERS].append(
                 f"partition {entry.partition} epoch {entry.epoch}: "
@@ -263,7 +264,7 @@ def _look_at_answers(verdict: Verdict, entries: Iterable[Entry]) -> None:
 def _look_at_partition(
     verdict: Verdict, entries: Sequence[tuple[float, Handled]], faults: Faults, grants: Grants
 ) -> None:
-    """`entries`: all that was handled of one partition and when, in the order in which it was."""
+    """`entries`: all that was handled of one partition, with times, in that order."""
     partition = entries[0][1].partition
     lane = Lane()
     under: dict[int, int] = {}  # position -> the latest epoch under which it was handled
@@ -275,7 +276,7 @@ def _look_at_partition(
     for at, entry in entries:
         where = f"partition {partition}, {entry.consumer}"
         if lane.late(entry.epoch):
-            # Somebody who did not know yet that he had been superseded.
+            # The consumer did not know yet that it had been superseded.
             if not excused(entry.epoch, lane.newest) or not faults.explain(at, entry.consumer):
                 verdict.violations[OWNERS].append(
                     f"{where}: went on in epoch {entry.epoch} after {lane.newest} had begun"

@@ -1,5 +1,6 @@
-"""The rules of the judge; see `tests.judge` for the promises. Each is told one fact at a time, in
-the order in which things happened, and says what is broken by it.
+"""The rules of the judge; `tests.judge` lists the promises.
+
+Each rule takes one fact at a time, in the order in which they happened, and returns the violations.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ class Owners:
     by_epoch: dict[tuple[int, int], str] = field(default_factory=dict)
 
     def claim(self, partition: int, epoch: int, owner: str) -> list[Violation]:
-        """This one owns the partition in this epoch."""
+        """This consumer owns the partition in this epoch."""
         known = self.by_epoch.setdefault((partition, epoch), owner)
         if known == owner:
             return []
@@ -28,7 +29,7 @@ class Owners:
         return self.by_epoch.get((partition, epoch))
 
 
-# Whether something excuses that what was done under the earlier epoch comes again under the later.
+# Whether something excuses that work under the earlier epoch is repeated under the later one.
 Excused = Callable[[int, int], bool]
 
 
@@ -36,15 +37,15 @@ Excused = Callable[[int, int], bool]
 class Lane:
     """3 and 4: what was handled of one partition. Positions count messages, from 0."""
 
-    # Below this the log keeps nothing.
+    # The first position that the log keeps.
     first: int = 0
-    # Everything below was handled, or thrown away.
+    # All below was handled or discarded.
     prefix: int = 0
-    # How many times something was handled.
+    # How many times a message was handled, repetitions included.
     times: int = 0
-    # The latest epoch in which anything was handled.
+    # The latest epoch in which a message was handled.
     newest: int = 0
-    # The last position by epoch.
+    # The last handled position of each epoch.
     last: dict[int, int] = field(default_factory=dict)
     _beyond: set[int] = field(default_factory=set)
 
@@ -82,11 +83,11 @@ class Lane:
         return found
 
     def trimmed(self, first: int) -> None:
-        """The log keeps nothing below."""
+        """The log keeps nothing below `first`."""
         self.first = max(self.first, first)
 
     def discarded(self, end: int) -> None:
-        """All below was thrown away, handled or not."""
+        """All below `end` was discarded, handled or not."""
         self.first = end
         self.prefix = max(self.prefix, end)
         self._beyond = {position for position in self._beyond if position >= self.prefix}
@@ -105,18 +106,18 @@ class Known:
 
 @dataclass(slots=True)
 class Answers:
-    """2 and 7: what was acknowledged before a call was sent, its answer knows."""
+    """2 and 7: an answer reflects what was acknowledged before its call was sent."""
 
-    # By partition: the latest epoch and position that were acknowledged, the latest epoch told.
+    # By partition: the latest acknowledged epoch and position; the latest epoch that was told.
     acknowledged: dict[int, tuple[int, int]] = field(default_factory=dict)
     epochs: dict[int, int] = field(default_factory=dict)
 
     def known(self) -> Known:
-        """What the answer to a call that is sent now must know."""
+        """What the answer to a call that is sent now must reflect."""
         return Known(dict(self.acknowledged), dict(self.epochs))
 
     def told(self, partition: int, epoch: int, position: int, known: Known) -> list[Violation]:
-        """An answer said that the partition is in this epoch, and committed up to `position`."""
+        """An answer said that the partition is in this epoch and committed up to `position`."""
         what, found = f"p{partition} was told to be", []
         if epoch < known.epochs.get(partition, 0):
             text = f"{what} in epoch {epoch}, after {known.epochs[partition]}"
@@ -137,6 +138,6 @@ class Answers:
         return []
 
     def released(self, partition: int, epoch: int, position: int) -> None:
-        """A release was answered `ok`: it may be repeated when its epoch is over."""
+        """A release was answered `ok`. It may be repeated when its epoch is over."""
         reached = (epoch, position)
         self.acknowledged[partition] = max(self.acknowledged.get(partition, (0, 0)), reached)

@@ -1,4 +1,4 @@
-"""The demo's own verdict and the judge agree on every promise that both know."""
+"""The demo's own verdict and the judge agree on every promise that both check."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def test_both_find_a_planted_violation(good: Evidence, plant: Plant, kind: str) 
 
 
 def test_both_accept_repetitions_after_a_forced_handoff_alone(good: Evidence) -> None:
-    """gamma repeats what alpha had of partition 1."""
+    """gamma repeats alpha's messages of partition 1."""
     journal = list(good.journal)
     taker = find(journal, "gamma", 1)
     given = [entry for entry in journal[: taker[0]] if entry.partition == 1]
@@ -115,7 +115,7 @@ def test_both_accept_repetitions_after_a_forced_handoff_alone(good: Evidence) ->
 
 
 def test_a_flight_that_nobody_processed_is_lost_to_both(good: Evidence) -> None:
-    """Also if the journal does not name it, and at the end of its partition."""
+    """Also if the journal does not name the flight, and at the end of its partition."""
     last = good.journal[-1].flight
     journal = [entry for entry in good.journal if entry.flight != last]
     evidence = replace(good, journal=journal)
@@ -124,8 +124,8 @@ def test_a_flight_that_nobody_processed_is_lost_to_both(good: Evidence) -> None:
 
 
 def test_each_knows_what_the_other_does_not(good: Evidence) -> None:
-    """The judge holds the order of all messages of a partition, the demo that of each aircraft. The
-    demo alone bounds what a kill repeats, and looks at statistics and backlog.
+    """The judge checks the order of all messages of a partition, the demo the order of each
+    aircraft. Only the demo limits how much a kill may repeat, and checks statistics and backlog.
     """
     journal = list(good.journal)
     keyless = (index for index in count() if journal[index].aircraft is None)
@@ -141,6 +141,6 @@ def test_each_knows_what_the_other_does_not(good: Evidence) -> None:
 
 
 def _together(journal: list[Entry], one: int, other: int) -> bool:
-    """Whether two entries are of one micro-batch and one partition."""
+    """Whether two entries belong to the same micro-batch and partition."""
     a, b = journal[one], journal[other]
     return (a.application, a.batch, a.partition) == (b.application, b.batch, b.partition)

@@ -1,4 +1,4 @@
-"""The judge finds what it is there to find: one planted violation for each."""
+"""The judge finds each planted violation."""
 
 from __future__ import annotations
 
@@ -45,13 +45,13 @@ def did(consumer: str, epoch: int, positions: Sequence[int], how: str, partition
 
 
 def judged(log: dict[int, list[Stored]], run: Iterable[Entry]) -> Verdict:
-    """What the checker says of a run in which something was written every second."""
+    """The judge's verdict on a run that writes one entry every second."""
     lines = [Line(float(at), entry) for at, entry in enumerate(run)]
     return judge(lines, log, REACH_SECONDS)
 
 
 def later(seconds: float) -> list[Entry]:
-    """Nothing of interest for that long."""
+    """So many seconds without an interesting entry."""
     return [Acknowledged("p", 0)] * int(seconds)
 
 
@@ -60,9 +60,7 @@ def fault(target: str) -> list[Entry]:
 
 
 def a_good_run(hit: str = "b") -> list[Entry]:
-    """One handoff in order, a fault, one handoff by force with a repetition, one owner who was
-    late.
-    """
+    """One graceful handoff, one fault, one forced handoff with a repetition, one late owner."""
     return [
         Acknowledged("p", 8),
         *did("a", 1, [0, 1, 2], "initial"),
@@ -100,7 +98,7 @@ def then(*more: Entry) -> Callable[[list[Entry]], list[Entry]]:
 
 
 def told(how: str) -> Callable[[list[Entry]], list[Entry]]:
-    """What was forced is said to have been this."""
+    """The forced handover is reported as this one."""
     return lambda run: [
         entry._replace(handed_over=how)
         if isinstance(entry, Handled) and entry.handed_over == "forced"
@@ -114,7 +112,7 @@ def without_faults(run: list[Entry]) -> list[Entry]:
 
 
 PLANTED = [
-    # (what was done to the good run, the promise that is broken by it)
+    # (the change of the good run, the promise that it breaks)
     ("the last message of a partition is not handled", without(15), "lost"),
     ("a message in the middle is not handled", without(12), "lost"),
     ("more was acknowledged than is in the log", then(Acknowledged("p", 13)), "lost"),
@@ -160,7 +158,7 @@ def test_a_planted_violation_is_found(
 
 
 def test_the_log_itself_is_looked_at() -> None:
-    """What a publisher sent twice, and what the log has in another order than it was sent."""
+    """A publisher's message that is in the log twice, and two in the wrong order."""
     twice = {2: [Stored(0, "k", "p:0"), Stored(1, "k", "p:0")]}
     assert "duplicate" in broken(judged(twice, []))
     turned = {2: [Stored(0, "k", "p:1"), Stored(1, "k", "p:0")]}
@@ -174,7 +172,7 @@ def test_a_run_in_which_nothing_was_handled_has_shown_nothing() -> None:
 
 @pytest.mark.parametrize("way", ["forced", "orphaned", "replaced"])
 def test_what_the_service_calls_ungraceful_needs_a_fault_for_a_cause(way: str) -> None:
-    """A handoff in order, after which two messages come again, with the wrong name."""
+    """A graceful handoff with the wrong name, after which two messages are repeated."""
 
     def run(*before: Entry) -> list[Entry]:
         return [
@@ -185,11 +183,11 @@ def test_what_the_service_calls_ungraceful_needs_a_fault_for_a_cause(way: str) -
         ]
 
     assert broken(judged(LOG, run())) == ["duplicate"]
-    # Of somebody else, or too long before.
+    # A fault of another consumer, or too long before.
     for target in ("q", "p", "p1-2", "p1-11", "p1-1-1"):
         assert broken(judged(LOG, run(*fault(target)))) == ["duplicate"]
     assert broken(judged(LOG, run(*fault("p1"), *later(REACH_SECONDS + 1)))) == ["duplicate"]
-    # Of the previous owner, of his process, of everybody; over just now, or not at all.
+    # A fault of the previous owner, of its process, of all; over just now, or not at all.
     for target in ("p1-1", "p1", SERVICE):
         assert judged(LOG, run(*fault(target))).kept
         assert judged(LOG, run(*fault(target), *later(REACH_SECONDS - 1))).kept
@@ -197,7 +195,7 @@ def test_what_the_service_calls_ungraceful_needs_a_fault_for_a_cause(way: str) -
 
 
 def test_who_was_told_late_of_a_grant_was_granted_it_earlier() -> None:
-    """The previous owner was hit, then for long the next one, who had been granted it already."""
+    """The previous owner was hit. Then the next one was hit for long, after its grant."""
     run: list[Entry] = [
         *did("a", 1, [0, 1, 2], "initial"),
         *fault("a"),
@@ -215,7 +213,7 @@ def test_who_was_told_late_of_a_grant_was_granted_it_earlier() -> None:
 
 
 def test_a_superseded_owner_goes_on_only_when_a_fault_kept_that_from_him() -> None:
-    """Of the process's fault he was woken; what he does long after that, he does knowingly."""
+    """A fault of the process hid it. What the owner does long after that fault is a violation."""
     assert judged(LOG, a_good_run()).kept
     late = [*a_good_run(), *later(REACH_SECONDS + 1), *did("b", 2, [5], "graceful")]
     assert "double ownership" in broken(judged(LOG, late))
@@ -233,7 +231,7 @@ def test_epochs_do_not_fall() -> None:
 
     assert "double ownership" in broken(judged(LOG, run()))
     assert "double ownership" in broken(judged(LOG, run(*fault("a"))))
-    # Nobody need have handled anything.
+    # That holds even if no message was handled.
     told = [*a_good_run(), *later(REACH_SECONDS), Granted("d", 0, 2, "graceful")]
     assert "double ownership" in broken(judged(LOG, told))
     assert "double ownership" in broken(judged(LOG, [*a_good_run(), Granted("d", 1, 0, "forced")]))
@@ -253,13 +251,13 @@ def test_a_grant_that_nobody_saw_excuses_a_little_near_a_fault() -> None:
     assert (verdict.counts[REPEATED], verdict.counts[UNSEEN]) == (1, 1)
     # Without a fault it excuses nothing.
     assert broken(judged(LOG, run())) == ["duplicate"]
-    # Once it is known to have been graceful, neither does a fault.
+    # Once the grant is known to be graceful, a fault excuses nothing either.
     seen = run(*fault("z"), Granted("c", 0, 2, "graceful"))
     assert broken(judged(LOG, seen)) == ["duplicate"]
 
 
 def test_grants_that_nobody_saw_excuse_no_more_than_a_little() -> None:
-    """Over the whole run; one message of each partition comes again."""
+    """The limit is for the whole run; here one message of each partition is repeated."""
 
     def verdict(partitions: int) -> Verdict:
         log = {n: [Stored(0, f"k{n}", f"p:{n}")] for n in range(partitions)}
@@ -300,7 +298,7 @@ def test_the_journal_gives_back_what_was_written(tmp_path: Path) -> None:
     assert [line.at for line in lines] == sorted(line.at for line in lines)
 
 
-# What consumers over HTTP are asked and told
+# The calls of consumers over HTTP, and their answers.
 
 
 def asked_and_told(*entries: Entry) -> list[str]:
@@ -314,7 +312,7 @@ COMMITTED = (Asked(1), Told(1, "f1", 0, 1, "owned", 0), Done(1, "commit", 0, 1, 
 def test_answers_that_know_what_was_acknowledged_are_good() -> None:
     released = (Asked(3), Told(3, "f2", 0, 2, "owned", 5), Done(2, "release", 0, 1, 5, "ok"))
     assert asked_and_told(*COMMITTED, Asked(2), Told(2, "f1", 0, 1, "owned", 5), *released) == []
-    # A successor that warms up sees its owner's epoch.
+    # A successor that warms up sees the owner's epoch.
     assert asked_and_told(*COMMITTED, Asked(2), Told(2, "f2", 0, 1, "warming", 5)) == []
 
 
@@ -341,7 +339,7 @@ def test_a_commit_under_a_stale_epoch_is_found() -> None:
     told = Told(2, "f2", 0, 2, "owned", 5)
     stale = (Asked(3), Done(3, "commit", 0, 1, 6, "ok"))
     assert asked_and_told(*COMMITTED, Asked(2), told, *stale) == [STALE]
-    # It may be refused, and the release that ended an epoch may be repeated.
+    # The stale commit may be refused, and the release that ended an epoch may be repeated.
     refused = (Asked(3), Done(3, "commit", 0, 1, 6, "stale_epoch"))
     assert asked_and_told(*COMMITTED, Asked(2), told, *refused) == []
     repeated = (Asked(3), Done(3, "release", 0, 1, 5, "ok"))

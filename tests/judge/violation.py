@@ -1,8 +1,8 @@
-"""How promises are broken."""
+"""The kinds of violations."""
 
 from __future__ import annotations
 
-# Kinds, as tables show them.
+# Kinds, with the names that tables show.
 LOST = "lost"
 OWNERS = "double ownership"
 STALE = "stale"
@@ -14,7 +14,7 @@ KINDS = (LOST, OWNERS, STALE, ORDER, DUPLICATE, FORGOTTEN, FAILED)
 
 
 class Violation(Exception):
-    """A promise was broken. `promise` is its number; 0: somebody failed in himself."""
+    """A broken promise. `promise` is its number; 0: a consumer or a publisher failed."""
 
     def __init__(self, promise: int, text: str, kind: str = "") -> None:
         super().__init__(f"promise {promise}: {text}")

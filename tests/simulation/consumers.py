@@ -51,7 +51,7 @@ class Client(Process):
         self.name, self.rng = name, rng
         # Until then it cannot be expected to get on.
         self.hindered_until = 0.0
-        self.door = rng.randrange(100)
+        self.replica_choice = rng.randrange(100)
         origin_seconds = rng.random() * 1e6
         super().__init__(loop, origin_seconds, 1.0 + drift * (2 * rng.random() - 1))
 

@@ -29,14 +29,14 @@ class Network:
         if call.method == "DELETE":
             self.world.checker.sent("unbind", call.path.split("/")[4])
         if not self.world.plan.config.sticky:
-            process.door = rng.randrange(100)
-        node = self.world.nodes[process.door % len(self.world.nodes)]
+            process.replica_choice = rng.randrange(100)
+        node = self.world.nodes[process.replica_choice % len(self.world.nodes)]
 
         def end(value: Any, error: CounterpoiseError | None) -> None:
             if waiting:
                 waiting.clear()
                 if error is not None:
-                    process.door = rng.randrange(100)
+                    process.replica_choice = rng.randrange(100)
                 done(value, error)
 
         def answer(value: Any, error: CounterpoiseError | None) -> None:

@@ -1,7 +1,7 @@
-"""The database that stands behind the in-memory store: rows and encoded records, nobody's objects.
+"""The database of the in-memory store: rows and encoded records, no shared objects.
 
-Each method is one transaction: it does not wait between reading and writing, and raises before it
-writes anything. The rules that the real database holds by constraints are assertions here.
+Each method is one transaction: it does not wait between reading and writing, and it raises before
+it writes anything. The rules that the real database enforces by constraints are assertions here.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ OWNED_STATES = (State.OWNED, State.WARMING, State.REVOKING)
 
 
 class Listener(Protocol):
-    """A replica that is told of changes."""
+    """A replica that is notified of changes."""
 
     def heard(self, speaker: object, queue_ids: Sequence[str]) -> None:
         """`speaker` said that these queues changed."""
@@ -77,7 +77,9 @@ class _Queue:
 
 
 class MemoryDatabase:
-    """What replicas share. `clock` tells Unix seconds. Methods are those of `ports.Store`."""
+    """The state that replicas share. `clock` tells Unix seconds. Methods are those of
+    `ports.Store`.
+    """
 
     def __init__(self, clock: Callable[[], float] = time.time) -> None:
         self.clock = clock
@@ -88,7 +90,7 @@ class MemoryDatabase:
         self.outages: list[Outage] = []
         self.outage_ids = itertools.count(1)
         self.listeners: list[Listener] = []
-        # Flows, and partitions as (queue, number), that somebody's transaction holds.
+        # Flows, and partitions as (queue, number), that some transaction has locked.
         self.held_flows: set[str] = set()
         self.held_partitions: set[tuple[str, int]] = set()
 
@@ -105,7 +107,7 @@ class MemoryDatabase:
         return Pulse(now, self.outages[-1] if self.outages else None)
 
     def _over(self, flow: _Flow) -> bool:
-        """Whether the lease is over: its time has come, and somebody served all the while."""
+        """Whether the lease is over: its time has come, and replicas served all the while."""
         now = self.clock()
         served = self.stamped_at is not None and now - self.stamped_at <= self.gap_seconds
         return flow.reason is None and served and flow.lease_expires_at <= now

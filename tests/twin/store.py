@@ -1,8 +1,7 @@
 """The store of one replica on the database in memory.
 
-A `MemoryDatabase` stands for the database, each `MemoryStore` on it for one replica; nothing leaks
-from one to another but through rows and records. `hook` is where a simulation can make a call wait
-or fail.
+A `MemoryDatabase` is the database, each `MemoryStore` on it is one replica's store. Replicas share
+nothing but rows and records. With `hook` a simulation can make a call wait or fail.
 """
 
 from __future__ import annotations
@@ -46,7 +45,7 @@ Hook = Callable[[str], Awaitable[Fault | None]]
 
 
 class MemoryStore:
-    """A replica's store. `hook` is awaited with the method's name before each call, see `Fault`."""
+    """A replica's store. Each call first awaits `hook` with the method's name; see `Fault`."""
 
     def __init__(
         self,
@@ -150,7 +149,7 @@ class MemoryStore:
             self.database.listeners.remove(listening)
 
     def interrupt(self) -> None:
-        """Breaks this replica's `listen`: what was on its way is lost, and None says so."""
+        """Breaks this replica's `listen`: pending notifications are lost, and None says so."""
         for listening in self._listening:
             listening.miss()
 
@@ -165,7 +164,9 @@ class MemoryStore:
 
 
 class _Listening:
-    """What a replica has heard and not fetched yet; at first, that it may have missed something."""
+    """The notifications of a replica that it has not fetched; at first, that it may have missed
+    some.
+    """
 
     def __init__(self, store: MemoryStore) -> None:
         self._store = store

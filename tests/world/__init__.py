@@ -1,8 +1,7 @@
-"""A world in one process, in which time passes only when nobody can run.
+"""A virtual world in one process: time passes only when no task can run.
 
-It has what a service runs on, each thing once for all tests that play it: the event `loop`,
-`process`es that freeze and die and have clocks of their own, their `alarms`, the `store` with what
-can go wrong on the way to it, and the `log`. The tests of the broker's shell put a few replicas
-into it and say what happens (`tests/broker/shell.py`); the simulation draws it
-(`tests/simulation`).
+All tests that need such a world share its parts: the event `loop`; a `process` that can freeze and
+die and has its own clock; its `alarms`; the `store` with faults on the way to it; and the `log`.
+The tests of the broker put a few replicas into it and say what happens (`tests/broker/shell.py`).
+The simulation draws at random what happens (`tests/simulation`).
 """

@@ -1,4 +1,4 @@
-"""Alarms in APScheduler's place."""
+"""Alarms that replace APScheduler."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from tests.world.process import Process
 
 
 class Alarms:
-    """The alarms of one process, by its own clock: `broker.mailbox.alarms`' port.
+    """The alarms of one process, by its own clock: the port of `broker.mailbox.alarms`.
 
-    `on` False: none rings, only what comes again and again does. `rung`: how often by key.
+    With `on` False only periodic alarms ring. `rung`: how often each key rang.
     """
 
     def __init__(self, process: Process) -> None:
@@ -24,7 +24,7 @@ class Alarms:
 
     @property
     def waiting(self) -> frozenset[str]:
-        """The keys of those that are set."""
+        """The keys of the alarms that are set."""
         return frozenset(self._handles)
 
     def start(self) -> None:

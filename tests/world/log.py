@@ -1,4 +1,4 @@
-"""The logs of a world, and what stands for the port `broker.logs.ports.Logs`."""
+"""The logs of a world, and its implementation of the port `broker.logs.ports.Logs`."""
 
 from __future__ import annotations
 
@@ -11,21 +11,22 @@ from broker.logs.trimming import trim_floor
 
 
 class Watch(Protocol):
-    """Who is told what happens to messages."""
+    """Is told what happens to messages."""
 
     def published(self, partition: int) -> None:
         """One more message."""
 
     def discarded(self, partition: int) -> None:
-        """All that the partition holds was thrown away."""
+        """All messages of the partition were discarded."""
 
     def trimmed(self, partition: int, first: int) -> None:
-        """Nothing below `first` is kept."""
+        """Messages below `first` were removed."""
 
 
 class Log:
-    """The messages: of each partition where it begins and ends. Positions count from 0. As the
-    built-in log it knows its partition count and the revision at which that was set.
+    """The messages: the start and the end of each partition. Positions count from 0.
+
+    Like the built-in log it knows its partition count and the revision that set it.
     """
 
     def __init__(self, watch: Watch | None = None) -> None:
@@ -36,19 +37,19 @@ class Log:
         self.firsts: dict[int, int] = {}
 
     def append(self, partition: int) -> None:
-        """One more message; routed with the count that the log knows."""
+        """Appends one message, routed with the partition count that the log knows."""
         if partition < self.count:
             self.ends[partition] = self.ends.get(partition, 0) + 1
             if self.watch is not None:
                 self.watch.published(partition)
 
     def resize(self, count: int, revision: int) -> None:
-        """Unless something newer is known."""
+        """Ignored if a newer revision is known."""
         if revision >= self.revision:
             self.count, self.revision = count, revision
 
     def discard(self, partition: int) -> None:
-        """Unless it was added again."""
+        """Ignored if the partition was added again."""
         if partition >= self.count:
             self.firsts[partition] = self.ends.get(partition, 0)
             if self.watch is not None:
@@ -62,9 +63,10 @@ class Log:
 
 
 class Logs:
-    """A replica's way to the logs. `told`: what it was told, in order.
+    """A replica's access to the logs. `told`: the calls that it got, in order.
 
-    `error`: what it fails with. `topics`: the partition counts of logs that are not the service's.
+    `error`: raised by calls. `topics`: the partition counts of logs that the service does not
+    manage.
     """
 
     def __init__(self, by_name: dict[str, Log] | None = None) -> None:
@@ -74,11 +76,11 @@ class Logs:
         self.topics: dict[str, int] = {}
 
     def the(self, name: str) -> Log:
-        """The log of this name; made if there is none."""
+        """The log of this name, created if needed."""
         return self.by_name.setdefault(name, Log())
 
     async def access(self, log: str, purpose: str) -> None:
-        """Nobody needs credentials here."""
+        """No credentials are needed here."""
         if self.error is not None:
             raise self.error
 
@@ -114,7 +116,7 @@ class Logs:
         return {}
 
     async def ends(self, log: str, partitions: Sequence[int]) -> Mapping[int, str]:
-        """Where these partitions end. Of those that never had a message the log does not say it."""
+        """The ends of these partitions; partitions that never had a message are left out."""
         ends = self.the(log).ends
         return {number: str(ends[number]) for number in partitions if number in ends}
 

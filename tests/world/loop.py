@@ -1,9 +1,9 @@
-"""An event loop in which time passes only when nobody can run.
+"""An event loop in which time passes only when no task can run.
 
 It has what tasks, futures, events and timeouts need and nothing else: no selector and no threads.
-Callbacks of one moment run in the order in which they were asked for, so a run depends on nothing
-but what it is given. `run_until` plays up to a time; `@virtual` runs an async test to its end: one
-that waits an hour takes a millisecond, and a wait for what will never happen fails at once.
+Callbacks of the same moment run in the order of their calls, so a run depends on its input alone.
+`run_until` plays up to a time. `@virtual` runs an async test to its end: a test that waits an hour
+takes a millisecond, and a wait for something that never happens fails at once.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from collections.abc import Awaitable, Callable, Coroutine
 from heapq import heappop, heappush
 from typing import Any
 
-# No run takes more callbacks than this: nothing comes to an end. The longest test takes a tenth.
+# A run with more callbacks than this is endless. The longest test takes a tenth.
 MOST_STEPS = 5_000_000
-# No test plays longer than this: it waits for what will never happen.
+# A test that plays longer than this waits for something that never happens.
 LONGEST_SECONDS = 50_000.0
 
 
 class Stuck(RuntimeError):
-    """Everybody waits, and nothing will ever happen."""
+    """All tasks wait, and nothing will ever happen."""
 
 
 class Handle:
-    """A callback that can be cancelled; stands for asyncio's `TimerHandle` too."""
+    """A callback that can be cancelled; replaces asyncio's `TimerHandle` too."""
 
     __slots__ = ("_args", "_callback", "_when")
 
@@ -46,15 +46,15 @@ class Handle:
         return self._when
 
 
-# For the type checker it would have to have selectors and threads too.
+# The type checker would demand selectors and threads too.
 _Base: Any = asyncio.AbstractEventLoop
 
 
 class VirtualLoop(_Base):
     """`now`: the time in seconds from 0. `steps`: how many callbacks it has run, at most
-    `most_steps`. `failures`: what tasks ended with that nobody waits for; the first is raised.
+    `most_steps`. `failures`: exceptions of tasks that no other task awaits; the first is raised.
 
-    Context variables are those of the caller of the loop in every task.
+    Every task has the context variables of the loop's caller.
     """
 
     def __init__(self, most_steps: int = MOST_STEPS) -> None:
@@ -66,7 +66,7 @@ class VirtualLoop(_Base):
         self._timers: list[tuple[float, int, Handle]] = []
         self._number = 0
 
-    # What asyncio asks for
+    # Methods that asyncio calls
 
     def time(self) -> float:
         return self.now
@@ -77,7 +77,7 @@ class VirtualLoop(_Base):
         return handle
 
     def call_soon_threadsafe(self, callback: Callable[..., object], *args: Any) -> Any:
-        """There are no threads; `asyncio.Runner` asks for it when it is interrupted."""
+        """There are no threads; `asyncio.Runner` calls it on an interrupt."""
         return self.call_soon(callback, *args)
 
     def call_at(
@@ -100,7 +100,7 @@ class VirtualLoop(_Base):
         self, coro: Coroutine[Any, Any, Any], *, name: str | None = None, context: Any = None
     ) -> asyncio.Task[Any]:
         task: Any = asyncio.Task(coro, loop=self, name=name or "task")
-        # A process that dies leaves tasks behind that never end.
+        # A process that dies leaves tasks that never end.
         task._log_destroy_pending = False
         return task
 
@@ -117,7 +117,7 @@ class VirtualLoop(_Base):
         self.failures.append(context.get("exception") or str(context.get("message")))
 
     def run_until_complete(self, future: Awaitable[Any]) -> Any:
-        """What the future gives. Raises Stuck if it never will."""
+        """The result of the future. Raises Stuck if it will never have one."""
         task = asyncio.ensure_future(future, loop=self)
         longest = self.now + LONGEST_SECONDS
         events._set_running_loop(self)
@@ -130,7 +130,7 @@ class VirtualLoop(_Base):
         return task.result()
 
     async def shutdown_asyncgens(self) -> None:
-        """Those of tasks that were cancelled have ended with them."""
+        """The generators of cancelled tasks have ended with them."""
 
     async def shutdown_default_executor(self, timeout: float | None = None) -> None:
         """There are no threads."""
@@ -138,16 +138,16 @@ class VirtualLoop(_Base):
     def close(self) -> None:
         """Nothing to close."""
 
-    # What simulations ask for
+    # Methods for simulations
 
     async def sleep(self, seconds: float) -> None:
-        """As `asyncio.sleep`, at half the cost; also of no time: all others go first who can."""
+        """Like `asyncio.sleep` at half the cost. With 0 seconds, all ready tasks go first."""
         future = self.create_future()
         self.call_at(self.now + seconds, _wake, future)
         await future
 
     def run_until(self, end: float) -> None:
-        """Plays until `end`; raises the first failure that nobody was told of."""
+        """Plays until `end`; raises the first exception that no task awaits."""
         events._set_running_loop(self)
         try:
             while self._moment(end):
@@ -157,9 +157,9 @@ class VirtualLoop(_Base):
             events._set_running_loop(None)
 
     def _moment(self, end: float) -> bool:
-        """Runs all that can run, then goes on to the next timer; False: there is none up to `end`.
+        """Runs all that can run, then advances to the next timer; False: there is none up to `end`.
 
-        A timer that is late because the time was set runs as soon as it can.
+        If the time was set past a timer, the timer runs as soon as possible.
         """
         ready, timers = self._ready, self._timers
         while ready:
@@ -185,7 +185,7 @@ class VirtualLoop(_Base):
 
     @property
     def due(self) -> bool:
-        """Whether anything is left to do before time passes."""
+        """Whether callbacks are left to run before time passes."""
         return bool(self._ready) or any(
             when <= self.now and handle._callback is not None for when, _, handle in self._timers
         )
@@ -211,19 +211,19 @@ def virtual(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., Non
 
 
 def running() -> VirtualLoop:
-    """The loop that runs this."""
+    """The running loop."""
     loop = asyncio.get_running_loop()
     assert isinstance(loop, VirtualLoop)
     return loop
 
 
 def pass_time(seconds: float) -> None:
-    """Nobody runs for so long: all processes are frozen, the database's clock goes on."""
+    """Nothing runs for so many seconds: all processes are frozen, the database's clock goes on."""
     running().now += seconds
 
 
 async def settle() -> None:
-    """Lets everybody run who can, without any time passing."""
+    """Runs all tasks that can run, without any time passing."""
     loop = running()
     await loop.sleep(0.0)
     while loop.due:

@@ -1,4 +1,4 @@
-"""What freezes and dies."""
+"""A process that can freeze and die."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from tests.world.loop import VirtualLoop
 
 
 class Process:
-    """One process, from its start to its end. Its clock has nothing to do with anybody else's."""
+    """One process, from its start to its end. Its clock is independent of other clocks."""
 
     def __init__(self, loop: VirtualLoop, origin_seconds: float = 0.0, rate: float = 1.0) -> None:
-        """Its clock shows `origin_seconds` when the loop's shows 0, and is `rate` times as fast."""
+        """The clock shows `origin_seconds` when the loop's shows 0, and is `rate` times as fast."""
         self.loop, self.rate = loop, rate
         self.dead = self.frozen = False
         self._origin_seconds = origin_seconds
@@ -25,23 +25,25 @@ class Process:
         return self._origin_seconds + self.rate * self.loop.now
 
     def later(self, seconds: float, callback: Callable[..., object], *args: Any) -> Any:
-        """Calls back after so long by its own clock, when it runs; a handle to be cancelled."""
+        """Call back after so many seconds of its own clock, if it runs then. Returns a handle to
+        cancel.
+        """
         return self.loop.call_at(self.loop.now + seconds / self.rate, self.do, callback, *args)
 
     def do(self, callback: Callable[..., object], *args: Any) -> None:
-        """Calls back when it runs: at once, when it is thawed, or never."""
+        """Call back if it runs: now, or when it is thawed, or never if it is dead."""
         if self.frozen:
             self._backlog.append((callback, args))
         elif not self.dead:
             callback(*args)
 
     async def sleep(self, seconds: float) -> None:
-        """Goes on after so long by its own clock, when it runs."""
+        """Continue after so many seconds of its own clock, when it runs."""
         await self.loop.sleep(seconds / self.rate)
         await self.alive()
 
     async def alive(self) -> None:
-        """Goes on when it runs: never, if it is dead."""
+        """Continue when it runs; never, if it is dead."""
         while self.frozen:
             self._waiting.append(self.loop.create_future())
             await self._waiting[-1]
@@ -53,7 +55,7 @@ class Process:
         self.frozen = True
 
     def thaw(self) -> None:
-        """Everything goes on as if no time had passed."""
+        """Everything continues as if no time had passed."""
         self.frozen = False
         waiting, self._waiting = self._waiting, []
         for future in waiting:

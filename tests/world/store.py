@@ -1,4 +1,4 @@
-"""The database of a world, and a replica's way to it."""
+"""The database of a world, and a replica's connection to it."""
 
 from __future__ import annotations
 
@@ -14,42 +14,44 @@ from tests.world.loop import VirtualLoop
 from tests.world.process import Process
 
 T = TypeVar("T")
-# Unix seconds when a world begins.
+# Unix seconds at the start of a world.
 EPOCH = 1_700_000_000.0
 
 
 class Database(MemoryDatabase):
-    """The database, whose clock goes with the loop's and can be set."""
+    """The database. Its clock follows the loop's and can be set."""
 
     def __init__(self, loop: VirtualLoop) -> None:
-        # By how much its clock was set since the world began, in seconds.
+        # By how many seconds its clock was set since the world began.
         self.clock_set_by = 0.0
         super().__init__(lambda: EPOCH + loop.now + self.clock_set_by)
 
 
 class Way:
-    """What is between a replica and the database. Here nothing ever goes wrong."""
+    """What lies between a replica and the database. Here no call ever fails."""
 
     async def there(self, method: str) -> Fault | None:
-        """Waits as long as a call takes to arrive; how it fails, if it does."""
+        """Waits until the call arrives. Returns how it fails, or None."""
         return None
 
     async def failed(self, method: str, fault: Fault) -> None:
-        """Waits until the caller of a failed call knows."""
+        """Waits until the caller learns that the call failed."""
 
     async def back(self, method: str) -> None:
-        """Waits as long as an answer takes."""
+        """Waits until the answer arrives."""
 
     def notices(self) -> Iterable[float | None]:
-        """For each listener when it hears, in seconds: None at once. Asked for each in turn; what
-        is told to a listener is told as often as there are values."""
+        """When a listener is notified, in seconds, None at once; called once per listener.
+
+        A listener is notified as many times as there are values.
+        """
         return (None,)
 
 
 class Store(MemoryStore):
-    """One replica's store, by a way on which calls are slow, get lost or are not answered.
+    """One replica's store, where calls can be slow, lost or not answered.
 
-    `deaf`: it hears of no other replica's changes.
+    `deaf`: the replica gets no notifications of other replicas.
     """
 
     database: Database
@@ -91,7 +93,7 @@ class Store(MemoryStore):
 
 
 def picture(queue: Queue) -> Any:
-    """Everything there is of a queue, to be compared."""
+    """All values of a queue, for comparison."""
     return (
         queue_values(queue, queue.next_deadline()),
         sorted(flow_values(flow) for flow in queue.flows.values()),

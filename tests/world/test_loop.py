@@ -1,4 +1,4 @@
-"""Time passes only when nobody can run, and what never happens is told at once."""
+"""Time passes only when no task can run, and an endless wait fails at once."""
 
 from __future__ import annotations
 

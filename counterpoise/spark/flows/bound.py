@@ -8,7 +8,7 @@ from typing import Protocol
 from counterpoise.errors import CounterpoiseError
 from counterpoise.flow.view import Owned, Warming
 from counterpoise.spark.errors import FlowEnded
-from counterpoise.spark.tasks.door import GivesAccess
+from counterpoise.spark.tasks.log_connection import GivesAccess
 from counterpoise.wire import ReleaseItem
 
 

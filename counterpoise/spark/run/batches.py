@@ -15,8 +15,8 @@ from counterpoise.spark.plan.offsets import Json, replay_slices, slices
 from counterpoise.spark.plan.options import SourceOptions
 from counterpoise.spark.plan.planning import View, pack, sort_out
 from counterpoise.spark.run.books import Books
-from counterpoise.spark.tasks.door import LogDoor
 from counterpoise.spark.tasks.executor import LogPartition, log_partition
+from counterpoise.spark.tasks.log_connection import LogConnection
 
 # How long a micro-batch waits to know what the flow still holds, when that is not known.
 SETTLE_SECONDS = 2.0
@@ -30,7 +30,7 @@ class Batches:
         options: SourceOptions,
         flow: BoundFlow,
         books: Books,
-        door: LogDoor,
+        connection: LogConnection,
         cores: int,
         plans: Plans | None,
         clock: Callable[[], float],
@@ -38,7 +38,7 @@ class Batches:
         self._options = options
         self._flow = flow
         self._books = books
-        self._door = door
+        self._connection = connection
         self._cores = cores
         self._plans = plans
         self._clock = clock
@@ -61,7 +61,8 @@ class Batches:
         # History is read whoever owns the partition now: the next offset builds on it.
         read = [*sorted_out.read, *replay_slices(before, after)]
         groups = [
-            log_partition(self._door, self._options, group) for group in pack(read, self._cores)
+            log_partition(self._connection, self._options, group)
+            for group in pack(read, self._cores)
         ]
         if self._plans is not None:
             self._plans.say(start, end, [one.slices for one in groups], sorted_out.skipped)

@@ -31,8 +31,8 @@ from counterpoise.spark.run.leaving import Leaving
 from counterpoise.spark.run.pace import Pace
 from counterpoise.spark.run.probe import LogProbe
 from counterpoise.spark.run.settler import Settler
-from counterpoise.spark.tasks.door import LogDoor
 from counterpoise.spark.tasks.executor import LogPartition
+from counterpoise.spark.tasks.log_connection import LogConnection
 
 _STOP_SECONDS = 3.0
 # How long a query that is stopped with a micro-batch in flight waits to hear what became of it.
@@ -64,7 +64,7 @@ class Consumption:
         self,
         options: SourceOptions,
         flow: BoundFlow,
-        door: LogDoor,
+        connection: LogConnection,
         place: Place,
         *,
         wake: threading.Event,
@@ -81,7 +81,7 @@ class Consumption:
         self._clock = clock
         self._pace = Pace()
         self._books = Books(flow, place, wake, handoffs or Handoffs())
-        self._probe = LogProbe(door, clock, options.warmup_from)
+        self._probe = LogProbe(connection, clock, options.warmup_from)
         self._learner = Learner(options, flow, self._books, clock)
         self._settler = Settler(flow, self._books, beside=self._learner.tell)
         self._asking = Asking(
@@ -91,7 +91,7 @@ class Consumption:
             clock=clock,
         )
         plans = None if channel is None else Plans(channel, place.queue_id or "", place.incarnation)
-        self._batches = Batches(options, flow, self._books, door, cores, plans, clock)
+        self._batches = Batches(options, flow, self._books, connection, cores, plans, clock)
         self._correspondent = None if channel is None else Correspondent(channel, self)
         self._leaving: Leaving | None = None
         self._left = False

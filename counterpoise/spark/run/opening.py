@@ -21,7 +21,7 @@ from counterpoise.spark.run.consumption import Consumption, QueueState
 from counterpoise.spark.run.leaving import nobody_else
 from counterpoise.spark.run.patience import PAUSE_SECONDS, patiently
 from counterpoise.spark.run.probe import ask_bounds
-from counterpoise.spark.tasks.door import LogDoor
+from counterpoise.spark.tasks.log_connection import LogConnection
 
 logger = logging.getLogger("counterpoise.spark")
 
@@ -35,7 +35,7 @@ class Opened:
 
     options: SourceOptions
     consumption: Consumption
-    door: LogDoor
+    connection: LogConnection
 
     def aim_at_now(self) -> None:
         """Trigger.AvailableNow: stop where the log ends now."""
@@ -43,7 +43,9 @@ class Opened:
 
     def _ends(self, partitions: list[int]) -> Mapping[int, str]:
         give_up_at = time.monotonic() + _SETTLE_SECONDS
-        bounds = patiently(lambda: ask_bounds(self.door, partitions)[0], self.options, give_up_at)
+        bounds = patiently(
+            lambda: ask_bounds(self.connection, partitions)[0], self.options, give_up_at
+        )
         return bounds.ends
 
 
@@ -74,8 +76,8 @@ def open_consumption(
         handoffs=handoffs,
     )
     try:
-        door = LogDoor(flow, options.log_url)
-        bounds = patiently(lambda: ask_bounds(door, [])[0], options, give_up_at)
+        connection = LogConnection(flow, options.log_url)
+        bounds = patiently(lambda: ask_bounds(connection, [])[0], options, give_up_at)
         with Client(options.url) as client:
             queue = patiently(lambda: client.queue(options.queue), options, give_up_at)
         if flow.queue_id not in (None, queue.id):
@@ -86,7 +88,7 @@ def open_consumption(
         consumption = Consumption(
             options,
             flow,
-            door,
+            connection,
             Place(options.queue, bounds.incarnation, queue.id),
             wake=wake,
             cores=options.max_input_partitions or cores,
@@ -102,7 +104,7 @@ def open_consumption(
     except BaseException:
         flow.close(timeout_seconds=1.0)
         raise
-    return Opened(options, consumption, door)
+    return Opened(options, consumption, connection)
 
 
 def until_settled(options: SourceOptions, flow: BoundFlow) -> None:

@@ -28,7 +28,7 @@ from counterpoise.spark.errors import AheadOfLog, Unforeseen
 from counterpoise.spark.plan.floor import EARLIEST, Floor, find_floor
 from counterpoise.spark.plan.history import earliest
 from counterpoise.spark.plan.planning import Answer, Question, answer_to
-from counterpoise.spark.tasks.door import LogDoor
+from counterpoise.spark.tasks.log_connection import LogConnection
 
 logger = logging.getLogger("counterpoise.spark")
 
@@ -61,11 +61,11 @@ class LogProbe:
 
     def __init__(
         self,
-        door: LogDoor,
+        connection: LogConnection,
         clock: Callable[[], float] = time.monotonic,
         floor: Floor = EARLIEST,
     ) -> None:
-        self._door = door
+        self._connection = connection
         self._floor = floor
         self._clock = clock
         self._changed = threading.Condition()
@@ -141,7 +141,7 @@ class LogProbe:
                     continue
                 self._question = None
             self._take(question)
-        self._door.close()
+        self._connection.close()
 
     def _due(self) -> bool:
         return self._closed or (self._question is not None and self._clock() >= self._not_before)
@@ -204,7 +204,7 @@ class LogProbe:
         return LogUnavailable(f"{what}{'; '.join(which)}. This is waited for, as it may pass")
 
     def _answer_to(self, question: Question, asked_at: float) -> Answer:
-        bounds, log = ask_bounds(self._door, question.partitions)
+        bounds, log = ask_bounds(self._connection, question.partitions)
 
         def find(partition: int, first: str, target: str) -> str:
             return find_floor(self._floor, log, partition, first, target)
@@ -213,14 +213,14 @@ class LogProbe:
         return answer_to(question, log, bounds, asked_at, finder)
 
 
-def ask_bounds(door: LogDoor, partitions: Sequence[int]) -> tuple[Bounds, Log]:
+def ask_bounds(connection: LogConnection, partitions: Sequence[int]) -> tuple[Bounds, Log]:
     """The bounds, and the log they come from; with new credentials if the old ones are refused.
 
     Raises LogError.
     """
-    log = door.open()
+    log = connection.open()
     try:
         return log.bounds(partitions), log
     except LogAccessRefused:
-        log = door.open(fresh=True)
+        log = connection.open(fresh=True)
         return log.bounds(partitions), log

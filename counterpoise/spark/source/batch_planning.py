@@ -15,8 +15,8 @@ from counterpoise.spark.plan.options import SourceOptions
 from counterpoise.spark.plan.planning import pack
 from counterpoise.spark.run.patience import patiently
 from counterpoise.spark.run.probe import ask_bounds
-from counterpoise.spark.tasks.door import LogDoor, QueueAccess
 from counterpoise.spark.tasks.executor import LogPartition, log_partition
+from counterpoise.spark.tasks.log_connection import LogConnection, QueueAccess
 
 _CALL_SECONDS = 10.0
 
@@ -37,11 +37,11 @@ def _plan(client: Client, options: SourceOptions, cores: int) -> list[LogPartiti
         access.view.start,
     )
     numbers = chosen(options.starting, options.ending, known)
-    door = LogDoor(access, options.log_url)
+    connection = LogConnection(access, options.log_url)
     try:
-        bounds, log = ask_bounds(door, numbers)
+        bounds, log = ask_bounds(connection, numbers)
         slices = extents(options.starting, options.ending, known, log, bounds)
     finally:
-        door.close()
+        connection.close()
     most = options.max_input_partitions or cores
-    return [log_partition(door, options, group) for group in pack(slices, most)]
+    return [log_partition(connection, options, group) for group in pack(slices, most)]

@@ -31,7 +31,7 @@ from counterpoise.spark.errors import Trimmed
 from counterpoise.spark.plan.extent import NO_EPOCH
 from counterpoise.spark.plan.offsets import Slice
 from counterpoise.spark.plan.options import SourceOptions
-from counterpoise.spark.tasks.door import LogDoor
+from counterpoise.spark.tasks.log_connection import LogConnection
 
 logger = logging.getLogger("counterpoise.spark")
 
@@ -73,9 +73,13 @@ class LogPartition(InputPartition):
         return f"LogPartition({self.source.log}: {list(self.slices)})"
 
 
-def log_partition(door: LogDoor, options: SourceOptions, slices: Sequence[Slice]) -> LogPartition:
+def log_partition(
+    connection: LogConnection, options: SourceOptions, slices: Sequence[Slice]
+) -> LogPartition:
     """What the driver plans for one task."""
-    source = LogSource(door.name, door.access, options.on_trimmed, options.read_timeout_seconds)
+    source = LogSource(
+        connection.name, connection.access, options.on_trimmed, options.read_timeout_seconds
+    )
     return LogPartition(source, tuple(slices))
 
 

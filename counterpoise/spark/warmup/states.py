@@ -10,7 +10,7 @@ from counterpoise.client import Client
 from counterpoise.errors import CounterpoiseError
 from counterpoise.logs import Log, LogAccessRefused
 from counterpoise.spark.plan.options import SourceOptions
-from counterpoise.spark.tasks.door import LogDoor, QueueAccess
+from counterpoise.spark.tasks.log_connection import LogConnection, QueueAccess
 from counterpoise.spark.warmup.snapshots import SnapshotStore
 from counterpoise.spark.warmup.state import Cell, PartitionState, Restorer
 
@@ -40,7 +40,7 @@ class States(Generic[S]):
         self._guard = threading.Lock()
         self._opening = threading.Lock()
         self._client = Client(options.url)
-        self._door: LogDoor | None = None
+        self._connection: LogConnection | None = None
         self._queue_id: str | None = None
         self._incarnation: str | None = None
 
@@ -85,8 +85,8 @@ class States(Generic[S]):
         """Publish all that is worked here."""
         for cell in self.all():
             self.let_go(cell)
-        if self._door is not None:
-            self._door.close()
+        if self._connection is not None:
+            self._connection.close()
         self._client.close()
 
     def _restorer(self) -> Restorer[S]:
@@ -99,14 +99,14 @@ class States(Generic[S]):
     def _log(self) -> Log:
         """The log, with credentials that it accepts."""
         with self._opening:
-            if self._door is None:
+            if self._connection is None:
                 access = QueueAccess(self._client, self._options.queue)
-                self._door = LogDoor(access, self._options.log_url)
-            log = self._door.open()
+                self._connection = LogConnection(access, self._options.log_url)
+            log = self._connection.open()
             try:
                 self._incarnation = log.bounds([]).incarnation
             except LogAccessRefused:
-                log = self._door.open(fresh=True)
+                log = self._connection.open(fresh=True)
                 self._incarnation = log.bounds([]).incarnation
             return log
 

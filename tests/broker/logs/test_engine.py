@@ -39,14 +39,14 @@ def impatient() -> Iterator[None]:
 
 
 @pytest.fixture
-def door(log_url: str, log: object) -> Iterator[Proxy]:
+def proxy(log_url: str, log: object) -> Iterator[Proxy]:
     with Proxy(log_url) as proxy:
         yield proxy
 
 
 @pytest.fixture
-async def engine(door: Proxy) -> AsyncIterator[AsyncEngine]:
-    engine = make_engine(door.url)
+async def engine(proxy: Proxy) -> AsyncIterator[AsyncEngine]:
+    engine = make_engine(proxy.url)
     yield engine
     await engine.dispose()
 
@@ -68,12 +68,12 @@ CALLS: dict[str, Callable[[BuiltinLogs], Coroutine[Any, Any, object]]] = {
 
 @pytest.mark.parametrize("connected", [True, False])
 async def test_every_call_of_a_silent_log_is_given_up(
-    door: Proxy, engine: AsyncEngine, connected: bool
+    proxy: Proxy, engine: AsyncEngine, connected: bool
 ) -> None:
-    builtin = BuiltinLogs(engine, door.url)
+    builtin = BuiltinLogs(engine, proxy.url)
     if connected:
         await asyncio.gather(*(builtin.bounds("builtin:flights") for _ in CALLS))
-    door.stall()
+    proxy.stall()
     began = time.monotonic()
     with impatient():
         calls = (call(builtin) for call in CALLS.values())
@@ -81,15 +81,17 @@ async def test_every_call_of_a_silent_log_is_given_up(
     seen = dict(zip(CALLS, map(type, ends), strict=True))
     assert seen == dict.fromkeys(CALLS, LogDatabaseUnavailable)
     assert time.monotonic() - began < SOON_SECONDS
-    door.mend()
+    proxy.mend()
     assert len((await builtin.bounds("builtin:flights")).ends) == 4
 
 
-async def test_credentials_that_are_known_wait_for_nobody(door: Proxy, engine: AsyncEngine) -> None:
+async def test_credentials_that_are_known_wait_for_nobody(
+    proxy: Proxy, engine: AsyncEngine
+) -> None:
     """While those for publishers are due and the database is silent, readers get theirs."""
-    credentials = LogCredentials(engine, door.url)
+    credentials = LogCredentials(engine, proxy.url)
     known = await credentials.get("read")
-    door.stall()
+    proxy.stall()
     with impatient():
         due = asyncio.create_task(credentials.get("publish"))
         await asyncio.sleep(0)
@@ -100,9 +102,9 @@ async def test_credentials_that_are_known_wait_for_nobody(door: Proxy, engine: A
 
 
 async def test_a_connection_that_the_server_closed_is_replaced(
-    door: Proxy, engine: AsyncEngine, log_url: str
+    proxy: Proxy, engine: AsyncEngine, log_url: str
 ) -> None:
-    builtin = BuiltinLogs(engine, door.url)
+    builtin = BuiltinLogs(engine, proxy.url)
     await builtin.bounds("builtin:flights")
     with psycopg.connect(log_url, autocommit=True) as connection:
         connection.execute(
@@ -141,12 +143,12 @@ async def test_the_address_may_say_what_libpq_knows(log_url: str, log: object, s
 def test_a_bind_is_told_that_the_log_is_silent_and_the_service_stops(
     migrated_url: str,
 ) -> None:
-    with Proxy(migrated_url) as door:
-        settings = settings_for(migrated_url, log_database_url=door.url)
+    with Proxy(migrated_url) as proxy:
+        settings = settings_for(migrated_url, log_database_url=proxy.url)
         with running(Broker(settings), settings) as service, service.http as http:
             queue = {"name": "q", "partition_count": 2}
             assert http.post("/queues", json=queue).status_code == 201
-            for weather, status in ((door.stall, 503), (door.mend, 201), (door.stall, 201)):
+            for weather, status in ((proxy.stall, 503), (proxy.mend, 201), (proxy.stall, 201)):
                 weather()
                 bound = http.post("/queues/q/flows", json={"client_name": "a"}, timeout=30)
                 assert bound.status_code == status, bound.text

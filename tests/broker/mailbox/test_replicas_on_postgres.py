@@ -14,12 +14,12 @@ from broker.core.errors import FlowGone, QueueNotFound, Unavailable
 from broker.mailbox.alarms import SchedulerAlarms
 from broker.mailbox.replica import Replica
 from broker.store.postgres import PostgresStore
-from tests.broker.shell import Shortcuts, spec
+from tests.broker.shell import ReplicaCalls, spec
 from tests.world.log import Logs
 from tests.world.store import picture
 
 
-class Service(Shortcuts):
+class Service(ReplicaCalls):
     """A replica on Postgres and APScheduler."""
 
     def __init__(self, url: str) -> None:

@@ -16,7 +16,7 @@ from counterpoise.spark.channel.documents import Channel
 from counterpoise.spark.plan.options import SourceOptions
 from counterpoise.spark.plan.place import Place
 from counterpoise.spark.run.consumption import Consumption, QueueState
-from counterpoise.spark.tasks.door import LogDoor
+from counterpoise.spark.tasks.log_connection import LogConnection
 from tests.counterpoise.spark.doubles import Queue
 from tests.counterpoise.spark.run.test_consumption import EMPTY, FlowDouble, next_offset
 from tests.log_support import append, log, log_url, until
@@ -35,7 +35,7 @@ class Talk:
         self.consumption = Consumption(
             SourceOptions("flights"),
             self.flow,
-            LogDoor(self.flow, url),
+            LogConnection(self.flow, url),
             Place("flights", log.bounds([]).incarnation),
             wake=self.flow.wake,
             cores=2,

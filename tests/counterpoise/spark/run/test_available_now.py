@@ -23,7 +23,7 @@ from counterpoise.spark.plan.options import SourceOptions, read_options
 from counterpoise.spark.plan.place import Place
 from counterpoise.spark.run.consumption import Consumption, QueueState
 from counterpoise.spark.source.reader import CounterpoiseStreamReader
-from counterpoise.spark.tasks.door import LogDoor
+from counterpoise.spark.tasks.log_connection import LogConnection
 from tests.counterpoise.spark.doubles import NumberLog, Queue
 from tests.counterpoise.spark.queries import publish
 from tests.counterpoise.spark.run.test_consumption import EMPTY, FlowDouble, ends
@@ -50,7 +50,7 @@ class World:
         self.consumption = Consumption(
             SourceOptions("flights", max_bytes_per_trigger=None),
             self.flow,
-            LogDoor(self.flow, None, opener),
+            LogConnection(self.flow, None, opener),
             Place("flights", "log-1"),
             wake=self.flow.wake,
             cores=2,

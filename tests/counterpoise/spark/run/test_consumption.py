@@ -19,7 +19,7 @@ from counterpoise.spark.plan.offsets import Offset
 from counterpoise.spark.plan.options import SourceOptions
 from counterpoise.spark.plan.place import Place
 from counterpoise.spark.run.consumption import Consumption
-from counterpoise.spark.tasks.door import LogDoor
+from counterpoise.spark.tasks.log_connection import LogConnection
 from counterpoise.wire import CommitItem, LogAccess, ReleaseItem
 from tests.counterpoise.spark.doubles import Queue
 from tests.log_support import append, log, log_url, until
@@ -149,7 +149,7 @@ def consumption(flow: FlowDouble, log: PostgresLog, broken: BrokenLog) -> Iterat
     consumption = Consumption(
         SourceOptions("flights"),
         flow,
-        LogDoor(flow, None, opener),
+        LogConnection(flow, None, opener),
         Place("flights", log.bounds([]).incarnation),
         wake=flow.wake,
         cores=2,

@@ -18,7 +18,7 @@ from counterpoise.spark.plan.offsets import Offset
 from counterpoise.spark.plan.options import SourceOptions
 from counterpoise.spark.plan.place import Place
 from counterpoise.spark.run.consumption import Consumption
-from counterpoise.spark.tasks.door import LogDoor
+from counterpoise.spark.tasks.log_connection import LogConnection
 from tests.counterpoise.spark.doubles import Queue
 from tests.counterpoise.spark.run.test_consumption import FlowDouble, ends, next_offset
 from tests.log_support import append, log, log_url, until
@@ -45,7 +45,7 @@ def running(
     return Consumption(
         SourceOptions("flights", **options),
         flow,
-        LogDoor(flow, None, lambda name, access: log),
+        LogConnection(flow, None, lambda name, access: log),
         Place("flights", log.bounds([]).incarnation),
         wake=flow.wake,
         cores=2,

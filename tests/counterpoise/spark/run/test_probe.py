@@ -14,7 +14,7 @@ from counterpoise.logs.patience import AHEAD_SECONDS
 from counterpoise.spark.errors import AheadOfLog
 from counterpoise.spark.plan.planning import Answer, Question
 from counterpoise.spark.run.probe import LogProbe
-from counterpoise.spark.tasks.door import LogDoor
+from counterpoise.spark.tasks.log_connection import LogConnection
 from counterpoise.wire import LogAccess
 from tests.counterpoise.spark.doubles import NumberLog
 from tests.log_support import until
@@ -58,7 +58,7 @@ def probe_of(log: Log, clock: Callable[[], float] = time.monotonic) -> LogProbe:
     def opener(name: str, access: str | None) -> Log:
         return log
 
-    probe = LogProbe(LogDoor(Access(), None, opener), clock)
+    probe = LogProbe(LogConnection(Access(), None, opener), clock)
     probe.start()
     return probe
 

@@ -8,7 +8,7 @@ import pytest
 
 from counterpoise.errors import ServiceUnavailable
 from counterpoise.logs import Log
-from counterpoise.spark.tasks.door import ASK_AGAIN_SECONDS, LogDoor
+from counterpoise.spark.tasks.log_connection import ASK_AGAIN_SECONDS, LogConnection
 from counterpoise.wire import LogAccess
 from tests.counterpoise.spark.doubles import NumberLog
 
@@ -42,17 +42,19 @@ class Opened(NumberLog):
 def test_a_service_that_is_away_is_not_asked_at_every_question_to_the_log(giver: Giver) -> None:
     """Each call takes the time that a call may take, and the log is there."""
     now = [0.0]
-    door = LogDoor(giver, None, lambda name, access: cast(Log, Opened(1)), lambda: now[0])
-    door.open()
+    connection = LogConnection(
+        giver, None, lambda name, access: cast(Log, Opened(1)), lambda: now[0]
+    )
+    connection.open()
     giver.away = True
     for _ in range(5):
-        door.open()
+        connection.open()
     assert giver.asked == 2
-    assert door.access == "postgresql://u1@h/d"
+    assert connection.access == "postgresql://u1@h/d"
     # Refused, they are of no use any more.
-    door.open(fresh=True)
+    connection.open(fresh=True)
     assert giver.asked == 3
     giver.away = False
     now[0] += ASK_AGAIN_SECONDS
-    door.open()
-    assert door.access == "postgresql://u4@h/d"
+    connection.open()
+    assert connection.access == "postgresql://u4@h/d"

@@ -62,7 +62,7 @@ def open_bounded(log: str, access: str | None) -> Log:
     return open_log(log, access, timeout_seconds=CALL_TIMEOUT_SECONDS)
 
 
-class LogDoor:
+class LogConnection:
     """Opens the log of a bound flow, and opens it anew when the credentials have changed."""
 
     def __init__(
