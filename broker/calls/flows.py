@@ -6,7 +6,6 @@ queue's mailbox.
 
 from __future__ import annotations
 
-import hashlib
 import hmac
 import secrets
 from collections import Counter
@@ -18,6 +17,7 @@ from broker.calls.access import QueueAccess
 from broker.calls.flow_rows import FlowRows, Held
 from broker.calls.updates import UpdateCalls
 from broker.core import commands as c
+from broker.core.access import digest
 from broker.core.errors import (
     FlowGone,
     FlowNotFound,
@@ -55,16 +55,19 @@ class FlowCalls:
         warmup: bool,
         binder: str | None = None,
         attempt: int = 0,
+        key_id: str | None = None,
     ) -> views.BoundView:
-        """Binds a flow.
+        """Binds a flow, with the key of this id.
 
         Raises QueueNotFound, Unavailable, Overtaken, and FlowGone if the same instance was bound
         again at the same time.
         """
         flow_id, token = str(uuid4()), secrets.token_urlsafe(32)
         instance_id = instance_id or str(uuid4())
-        command = c.Bind(flow_id, instance_id, client_name, lease_seconds, warmup, binder, attempt)
-        digest = hashlib.sha256(token.encode()).digest()
+        command = c.Bind(
+            flow_id, instance_id, client_name, lease_seconds, warmup, binder, attempt, key_id
+        )
+        token_hash = digest(token)
 
         async def work(coordinator: Coordinator) -> views.BoundView:
             log, start = await coordinator.read(
@@ -72,8 +75,8 @@ class FlowCalls:
             )
             # Steps that may fail come first: a bind without an answer would be repeated for ever.
             access = await self._logs.access(log, "read")
-            await coordinator.ask(Ask(command, token_hash=digest))
-            self._rows.remember(flow_id, coordinator.queue_id, digest)
+            await coordinator.ask(Ask(command, token_hash=token_hash))
+            self._rows.remember(flow_id, coordinator.queue_id, token_hash)
             return views.BoundView(
                 flow_id=flow_id,
                 flow_token=token,
@@ -100,11 +103,11 @@ class FlowCalls:
             known, reason = (row.queue_id, row.token_hash), row.reason
             if reason is None:
                 self._rows.remember(flow_id, *known)
-        queue_id, digest = known
+        queue_id, token_hash = known
         await self._rows.of_queue(name, flow_id, queue_id)
         if not token:
             raise Unauthorized("Send 'Authorization: Bearer <flow_token>' with the token of bind.")
-        if not hmac.compare_digest(hashlib.sha256(token.encode()).digest(), digest):
+        if not hmac.compare_digest(digest(token), token_hash):
             raise Forbidden(
                 "This token is not this flow's; use the flow_token that its bind answered."
             )

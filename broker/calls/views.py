@@ -251,6 +251,28 @@ class ResultsView:
     update: UpdateView
 
 
+# The audit
+
+
+@dataclass(frozen=True, slots=True)
+class AuditView:
+    """An administrative call: who made it, and the state before and after, JSON-ready.
+
+    `queue` and `flow_id` name what it was about; `key_id` is None for a caller without a key.
+    """
+
+    id: int
+    at: float
+    call: str
+    queue: str | None
+    flow_id: str | None
+    key_id: str | None
+    key_name: str | None
+    address: str | None
+    before: Mapping[str, object] | None
+    after: Mapping[str, object] | None
+
+
 # Positions, log access, events, readiness
 
 

@@ -95,8 +95,9 @@ class Caller:
     """Who makes a call.
 
     `key_id` is None for a caller on a service without keys, and for a flow that was bound there;
-    `role` is None for a flow. `flow_id` is set for a flow, whose only pattern is the name of its
-    queue. `address` is the caller's network address, for the audit.
+    `role` is None for a flow. `reads_only`: a browser's session. `flow_id` is set for a flow, whose only pattern is the name of its
+    queue. `ends_at`: when the credential ends, in Unix seconds of the store. `address` is the
+    caller's network address, for the audit.
     """
 
     rights: frozenset[Right]
@@ -105,7 +106,9 @@ class Caller:
     key_id: str | None = None
     key_name: str | None = None
     flow_id: str | None = None
+    ends_at: float | None = None
     address: str | None = None
+    reads_only: bool = False
 
     def sees(self, queue: str) -> bool:
         """Whether the queue of this name is in the caller's lists."""

@@ -1,15 +1,10 @@
-"""Keys, sessions and the audit in the store. Keys are made and revoked elsewhere (`broker.keys`).
-
-A key counts while it is neither revoked nor past its end, by the store's clock. What is read of it
-is never older than the caller allows; so a replica learns of a revoked key by asking again, and no
-notification can be lost.
-"""
+"""Keys, sessions and the audit in Postgres, see `broker.store.key_ports`."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Sequence
+from dataclasses import fields
+from typing import Any
 
 from sqlalchemy import (
     ColumnElement,
@@ -26,100 +21,13 @@ from sqlalchemy import (
     update,
 )
 from sqlalchemy.dialects.postgresql import ARRAY
-from sqlalchemy.ext.asyncio import AsyncConnection
 
 from broker.store.bulk import NOW, any_of
 from broker.store.connections import Connections
+from broker.store.key_ports import Act, AuditRow, KeyRow, Keys, SessionRow
 from broker.store.tables import audit, bound, flows, keys, sessions
 
 PURGE_AT_ONCE = 10_000
-
-
-class KeyRow(NamedTuple):
-    """A key that counts. `ends_at`: Unix seconds of the store."""
-
-    id: str
-    hash: bytes
-    name: str
-    role: str
-    queues: Sequence[str]
-    ends_at: float | None
-
-
-class SessionRow(NamedTuple):
-    """A session that has not ended; its key may have."""
-
-    key_id: str
-    ends_at: float
-
-
-@dataclass(frozen=True, slots=True)
-class Keys:
-    """Those of the asked keys that count, by id; whether any key was ever made; bound flows whose
-    key has ended, as (id of the queue, id of the flow).
-    """
-
-    any_made: bool
-    counting: Mapping[str, KeyRow]
-    keyless: Sequence[tuple[str, str]] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Act:
-    """One administrative call, for the audit. `before` and `after` are JSON values.
-
-    `flow_id` names the flow that the call was about; `address` is the caller's.
-    """
-
-    call: str
-    queue: str | None = None
-    flow_id: str | None = None
-    key_id: str | None = None
-    key_name: str | None = None
-    address: str | None = None
-    before: Mapping[str, Any] | None = None
-    after: Mapping[str, Any] | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class AuditRow:
-    """An act as it was recorded; ids rise, but may have holes."""
-
-    id: int
-    at: float
-    act: Act
-
-
-class KeyStore(Protocol):
-    """Keys, sessions and the audit. Each method raises StoreUnavailable."""
-
-    async def look(self, key_ids: Sequence[str], most_flows: int) -> Keys:
-        """These keys, and at most `most_flows` flows whose key has ended."""
-
-    async def used(self, key_ids: Sequence[str]) -> None:
-        """These keys were used just now."""
-
-    async def begin_session(self, hash: bytes, key_id: str, seconds: float, most: int) -> float:
-        """Begins a session, and ends the key's oldest ones above `most`. Returns when it ends."""
-
-    async def session(self, hash: bytes) -> SessionRow | None:
-        """The session with this hash."""
-
-    async def end_session(self, hash: bytes) -> None:
-        """Ends a session; harmless when repeated."""
-
-    async def flow_of_token(self, hash: bytes) -> tuple[str, str, str | None] | None:
-        """The queue's id, the id and the key's id of the bound flow whose token has this hash."""
-
-    async def audit(
-        self, limit: int, before: int | None, patterns: Sequence[str], queue: str | None
-    ) -> Sequence[AuditRow]:
-        """Acts with an id below `before`, newest first, of queues that match a pattern (`*` and
-        `?`); those on no queue only for the pattern `*`.
-        """
-
-    async def purge(self, audit_before: float) -> None:
-        """Forgets acts before this time, and sessions that have ended."""
 
 
 _COUNTS: ColumnElement[bool] = keys.c.revoked_at.is_(None) & or_(
@@ -169,14 +77,7 @@ _OLDEST = (
     .order_by(sessions.c.created_at.desc())
     .offset(bindparam("most"))
 )
-ACT = tuple(Act.__dataclass_fields__)
-
-
-async def record_acts(connection: AsyncConnection, acts: Sequence[Act]) -> None:
-    """Writes the audit, in the transaction of what was done."""
-    if acts:
-        rows = [{"at": NOW, **{name: getattr(act, name) for name in ACT}} for act in acts]
-        await connection.execute(insert(audit).values(rows))
+_ACT = [field.name for field in fields(Act)]
 
 
 class PostgresKeys:
@@ -185,16 +86,16 @@ class PostgresKeys:
     def __init__(self, connections: Connections) -> None:
         self._connections = connections
 
-    async def look(self, key_ids: Sequence[str], most_flows: int) -> Keys:
+    async def look(self, key_ids: Sequence[str]) -> Keys:
         async with self._connections.single() as one:
             counting = (await one.execute(_KEYS, {"ids": [*key_ids]})).all()
             any_made = bool((await one.execute(_ANY)).scalar_one())
-            keyless = (await one.execute(_KEYLESS, {"most": most_flows})).all() if any_made else ()
-        return Keys(
-            any_made,
-            {row.id: KeyRow(*row) for row in counting},
-            [(row.queue_id, row.id) for row in keyless],
-        )
+        return Keys(any_made, {row.id: KeyRow(*row) for row in counting})
+
+    async def keyless(self, limit: int) -> Sequence[tuple[str, str]]:
+        async with self._connections.single() as one:
+            found = await one.execute(_KEYLESS, {"most": limit})
+        return [(row.queue_id, row.id) for row in found]
 
     async def used(self, key_ids: Sequence[str]) -> None:
         async with self._connections.single() as one:
@@ -242,7 +143,7 @@ class PostgresKeys:
         async with self._connections.single() as one:
             rows = (await one.execute(query)).all()
         return [
-            AuditRow(row.id, row.at, Act(**{name: getattr(row, name) for name in ACT}))
+            AuditRow(row.id, row.at, Act(**{name: getattr(row, name) for name in _ACT}))
             for row in rows
         ]
 

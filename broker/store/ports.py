@@ -30,6 +30,7 @@ from broker.core.commands import Result
 from broker.core.state.model import Flow, Partition
 from broker.core.state.queue import Queue
 from broker.core.state.records import Entry
+from broker.store.key_ports import Act, KeyStore
 
 
 class StoreError(Exception):
@@ -113,6 +114,7 @@ class Commit:
       rows change.
     - `positions`: positions set by an administrator, unfenced.
     - `first_positions`: where partitions begin that have no position yet.
+    - `acts`: administrative calls that were carried out, for the audit.
     - `next_deadline`: when the queue must be advanced, for the sweep.
     - `valid`: the commit holds only if the store carries it out between these times (by its clock,
       waits for locks counted), for deadlines in it run from when it was decided.
@@ -131,6 +133,7 @@ class Commit:
     writes: Sequence[PositionWrite] = ()
     positions: Mapping[int, str | None] = field(default_factory=dict)
     first_positions: Mapping[int, str] = field(default_factory=dict)
+    acts: Sequence[Act] = ()
     next_deadline: float | None = None
     valid: tuple[float, float] | None = None
 
@@ -207,6 +210,10 @@ class Expiry:
 
 class Store(Protocol):
     """Queues, flows, partitions and their records."""
+
+    @property
+    def keys(self) -> KeyStore:
+        """Keys, sessions and the audit."""
 
     async def start(self) -> None:
         """Opens connections. Raises StoreUnavailable."""

@@ -35,6 +35,7 @@ from broker.core.state.records import Entry
 from broker.store import writing
 from broker.store.bulk import any_of
 from broker.store.connections import Connections
+from broker.store.keys import PostgresKeys
 from broker.store.leases import BOUND, DUE, EXPIRIES, RENEW, STAMP, outage_of, pulse_after_gap
 from broker.store.notifications import Notifications
 from broker.store.ports import (
@@ -85,6 +86,7 @@ class PostgresStore:
             connect_seconds=connect_seconds,
             answer_seconds=answer_seconds,
         )
+        self.keys = PostgresKeys(self._connections)
         listening = self._connections if listen_url is None else Connections(listen_url, 1)
         self._notifications = Notifications(
             listening.connect, uuid4().hex, heartbeat_seconds=heartbeat_seconds

@@ -28,6 +28,7 @@ from sqlalchemy import (
 from sqlalchemy.dialects.postgresql import insert as postgresql_insert
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from broker.store.acts import record_acts
 from broker.store.bulk import Rows
 from broker.store.connections import IDLE_SECONDS
 from broker.store.flow_writes import insert_flows, update_flows
@@ -119,6 +120,7 @@ async def create(connection: AsyncConnection, commit: Commit) -> None:
     )
     await insert_flows(connection, commit)
     await insert_partitions(connection, commit)
+    await record_acts(connection, commit.acts)
 
 
 async def write(connection: AsyncConnection, commit: Commit) -> None:
@@ -132,6 +134,7 @@ async def write(connection: AsyncConnection, commit: Commit) -> None:
     await update_flows(connection, commit)
     await insert_flows(connection, commit)
     await write_partitions(connection, commit)
+    await record_acts(connection, commit.acts)
     if commit.valid is not None:
         # Last, when everything that may have to wait has waited.
         first, last = commit.valid

@@ -47,6 +47,7 @@ from broker.store.rows import (
     queue_values,
     restore,
 )
+from tests.twin.key_tables import KeyTables
 
 OWNED_STATES = (State.OWNED, State.WARMING, State.REVOKING)
 
@@ -84,6 +85,7 @@ class MemoryDatabase:
     def __init__(self, clock: Callable[[], float] = time.time) -> None:
         self.clock = clock
         self.queues: dict[str, _Queue] = {}
+        self.key_tables = KeyTables()
         self.flows: dict[str, _Flow] = {}
         self.stamped_at: float | None = None
         self.gap_seconds = 3.0
@@ -266,6 +268,7 @@ class MemoryDatabase:
             stored.positions[number] = (first if position is None else position, seq)
         for number, position in commit.positions.items():
             stored.positions[number] = (position, stored.positions[number][1])
+        self.key_tables.record(commit.acts, self.clock())
         for entry in commit.entries:
             kept = Entry(entry.revision, entry.at, (), entry.rebalance_id, commit.commit_id)
             stored.entries.append((kept, encode(entry.records)))

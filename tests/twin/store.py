@@ -29,6 +29,7 @@ from broker.store.ports import (
     StoreUnavailable,
 )
 from tests.twin.database import MemoryDatabase
+from tests.twin.keys import MemoryKeys
 
 __all__ = ["Fault", "Hook", "MemoryDatabase", "MemoryStore"]
 
@@ -56,6 +57,7 @@ class MemoryStore:
     ) -> None:
         self.database = database or MemoryDatabase(clock)
         self.hook = hook
+        self.keys = MemoryKeys(self.database, self._call)
         self._listening: list[_Listening] = []
 
     async def start(self) -> None:

@@ -10,8 +10,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import TypeAlias
 
 from broker.core.state.transitions import Life, State
+
+# The key of a flow (None: bound without one), and its `instance_id`.
+Instance: TypeAlias = tuple[str | None, str]
 
 
 class AccessType(StrEnum):
@@ -101,6 +105,7 @@ class Flow:
         "id",
         "incoming",
         "instance_id",
+        "key_id",
         "lease_seconds",
         "load",
         "outgoing",
@@ -121,6 +126,7 @@ class Flow:
         bound_at: float,
         binder: str | None = None,
         attempt: int = 0,
+        key_id: str | None = None,
     ) -> None:
         self.id = id
         self.instance_id = instance_id
@@ -131,6 +137,7 @@ class Flow:
         self.bound_at = bound_at
         self.binder = binder
         self.attempt = attempt
+        self.key_id = key_id
         self.draining = False
         self.drain_deadline: float | None = None
         self.view_revision = 0
@@ -138,6 +145,11 @@ class Flow:
         self.incoming: set[int] = set()
         self.load = 0
         self.outgoing = 0
+
+    @property
+    def instance(self) -> Instance:
+        """The same name under two keys is two instances."""
+        return self.key_id, self.instance_id
 
     @property
     def active(self) -> bool:
