@@ -36,7 +36,8 @@ class Ask:
     """One command in the mailbox and what goes with it into the transaction.
 
     `token_hash` goes with a bind, `renews` names the flow whose lease begins anew, `seq` and
-    `released` (position by partition) go with a release, `positions` with raised epochs.
+    `released` (position by partition) go with a release, `positions` with raised epochs, `begins`
+    (for partitions without a position) with a change of `start` to `latest`.
     """
 
     command: c.Command
@@ -45,6 +46,7 @@ class Ask:
     seq: int | None = None
     released: Mapping[int, str | None] = field(default_factory=dict)
     positions: Mapping[int, str | None] = field(default_factory=dict)
+    begins: Mapping[int, str] = field(default_factory=dict)
     answer: asyncio.Future[Any] = field(default_factory=asyncio.Future)
 
 
@@ -113,8 +115,8 @@ class Turn:
         self._raised |= effects.raised
         self._revokes = self._revokes or effects.revokes
         if self.queue.settings.start == "latest":
-            # Without a position they would start at `latest` like the first ones, and what was
-            # published before the grant would be lost (the contract, *Queue*, `start`).
+            # Without a position they would start where the log ends when it is first read, and what
+            # was published before that would be lost (the contract, *Queue*, `start`).
             self._first_positions.update(dict.fromkeys(effects.added, EARLIEST))
         return decision.answer
 
@@ -146,10 +148,16 @@ class Turn:
     def answer(self, ask: Ask, behind: frozenset[Late]) -> Any:
         """Decides what was asked, but not what is `behind`; raises its BrokerError."""
         command = ask.command
+        earliest = self.queue.settings.start == "earliest"
         if isinstance(command, c.Release):
             answer = self._release(ask, command, behind)
         else:
             answer = self.decide(command)
+        if earliest and self.queue.settings.start == "latest":
+            numbers = (partition.number for partition in self.queue.existing())
+            # Those that the same change added begin at the earliest position.
+            for number in numbers:
+                self._first_positions.setdefault(number, ask.begins.get(number, EARLIEST))
         if isinstance(command, c.Bind) and ask.token_hash is not None:
             self._hashes[command.flow_id] = ask.token_hash
         # One that was removed meanwhile keeps its position: its epoch was not raised either.

@@ -66,6 +66,8 @@ class Checker(Account):
         self.on_violation: Callable[[Violation], object] = lambda violation: None
         self._progress = Progress(pause_seconds)
         self._told: set[tuple[str, int, int]] = set()
+        # Where the log ended when the queue was about to be created.
+        self._ended: dict[int, int] = {}
         self._disturbed_until = self._hindered_until = 0.0
 
     # What happened outside
@@ -82,6 +84,10 @@ class Checker(Account):
     def published(self, partition: int) -> None:
         """One more message."""
         self.lanes[partition].end += 1
+
+    def creating(self) -> None:
+        """The queue is to be created; it starts at the end of its log."""
+        self._ended = {number: lane.end for number, lane in self.lanes.items()}
 
     def discarded(self, partition: int) -> None:
         """An administrator had everything thrown away that the partition holds."""
@@ -172,7 +178,9 @@ class Checker(Account):
         old_flows, old_partitions = dict(self.flows), dict(self.partitions)
         self._enter_flows(tx)
         for number, position in tx.positions.items():
-            if number in tx.reset:
+            if not queue:
+                self._begin(number, position)
+            elif number in tx.reset:
                 self._reset(number, position)
             else:
                 self._move_to(number, position, old_partitions.get(number))
@@ -226,6 +234,15 @@ class Checker(Account):
             raise Violation(7, f"{old.id} was replaced by nobody")
         if new.binder == old.binder and new.attempt <= old.attempt:
             raise Violation(7, f"{old.id} was replaced by an earlier bind of its own")
+
+    def _begin(self, number: int, position: str | None) -> None:
+        """A new queue begins here: nobody has to process what lies below."""
+        new, lane = 0 if position is None else int(position), self.lanes[number]
+        if not self._ended.get(number, 0) <= new <= lane.end:
+            text = f"p{number} begins at {new}, but its log ended at {self._ended.get(number, 0)}"
+            raise Violation(3, f"{text} when the queue was asked for, and at {lane.end} then")
+        self.positions[number] = new
+        lane.discarded(new)
 
     def _move_to(self, number: int, position: str | None, row: Any) -> None:
         old = self.positions.get(number, 0)

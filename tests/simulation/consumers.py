@@ -237,9 +237,15 @@ class Consumer(Client):
         for number, owned in view.items():
             if number not in self._lanes and (number, owned.epoch) not in self._over:
                 assert bound is not None
-                position = int(owned.position or 0)
+                position = self._begin(number, owned.position, bound.start)
                 lane = Lane(number, owned.epoch, bound.flow_id, position, position)
                 self._lanes[number] = lane
+
+    def _begin(self, number: int, position: str | None, start: str | None) -> int:
+        """Without a position, what `start` means is decided by the first who asks the log."""
+        if position is None and start == "latest":
+            return self.log.ends.get(number, 0)
+        return int(position or 0)
 
     def _take(self) -> Sequence[tuple[Lane, int]]:
         """The next messages to process, a few of each lane: (lane, position)."""

@@ -179,9 +179,28 @@ class Happenings:
         )
 
     def _on_resize(self, count: int, discard: bool) -> None:
+        if self.world.plan.topic:
+            self._grow(count)
+            return
         self._change({"partition_count": count}, discard)
 
     _on_discard = _on_resize
+
+    def _grow(self, count: int) -> None:
+        """A topic only grows. Its queue follows, whoever looks after it."""
+        world = self.world
+        if count <= world.log.count:
+            return
+        world.log.count = count
+        request = world.checker.asked.begin("change", {"partition_count": count})
+
+        def follow() -> None:
+            if world.checker.queue["partition_count"] < count:
+                world.loop.call_later(0.1, follow)
+            else:
+                world.checker.asked.end(request)
+
+        follow()
 
     def _on_flip(self, count: int, pause: float) -> None:
         """There and back and there again, with messages in between."""

@@ -20,6 +20,7 @@ import broker.core.loop
 import broker.core.rebalancer
 import broker.core.working
 from broker.calls.flows import FlowCalls
+from broker.calls.queues import QueueCalls
 from broker.calls.updates import UpdateCalls
 from broker.core import commands as c
 from broker.core.assignment import Giving
@@ -457,6 +458,46 @@ def _retires_again_in_its_epoch() -> Changes:
     return [(broker.core.administering, "_retire", retire)]
 
 
+def _latest_is_where_the_first_reader_looks() -> Changes:
+    """Was in the product: who takes over before the first commit begins at a later end."""
+
+    async def ends(self, log, owner):
+        return {}
+
+    real = MemoryDatabase.create
+
+    def create(self, commit):
+        real(self, replace(commit, first_positions={}))
+
+    return [(QueueCalls, "_ends", ends), (MemoryDatabase, "create", create)]
+
+
+def _latest_is_asked_too_late() -> Changes:
+    """The queue begins where its log ends after it was created."""
+    real = QueueCalls.create
+
+    async def create(self, spec):
+        made = await real(self, spec)
+        ends = await self._logs.positions(made.log, "latest")
+        for stored in self._store.database.queues.values():
+            stored.positions.update({int(n): (at, None) for n, at in ends.items()})
+        return made
+
+    return [(QueueCalls, "create", create)]
+
+
+def _added_partitions_begin_at_the_end() -> Changes:
+    """What is published to them before they are granted is lost."""
+    real = Turn.decide
+
+    def decide(self, command):
+        answer = real(self, command)
+        self._first_positions.clear()
+        return answer
+
+    return [(Turn, "decide", decide)]
+
+
 # Clients
 
 
@@ -558,6 +599,9 @@ MUTANTS = {
         Mutant("one handoff too many", _too_many_moves),
         Mutant("Ready with a spread of two", _unsettled_is_ready),
         Mutant("a partition retires again in its epoch", _retires_again_in_its_epoch),
+        Mutant("latest is where the first reader looks", _latest_is_where_the_first_reader_looks),
+        Mutant("latest is asked when the queue is there", _latest_is_asked_too_late),
+        Mutant("added partitions begin at the end", _added_partitions_begin_at_the_end),
         Mutant("a client takes an older view", _older_view_taken),
         Mutant("a flow that waits is not woken", _waiting_flow_is_not_woken),
         Mutant("commits wait for the handoffs of their flow", _commits_wait_for_handoffs),

@@ -52,6 +52,11 @@ class Plan:
     events: tuple[Event, ...]
 
     @property
+    def topic(self) -> bool:
+        """Whether the queue reads a topic."""
+        return self.config.settings.get("log") == TOPIC
+
+    @property
     def end(self) -> float:
         """When nothing goes wrong any more."""
         return max((event.at for event in self.events), default=0.0) + 0.5
@@ -63,6 +68,8 @@ LATENCIES = (
     (0.001, 0.08, 0.6),
     (0.02, 0.12, 1.0),
 )
+# The log of the queue: its own, or a topic, which was there before, has messages and grows.
+BUILTIN, TOPIC = "builtin:orders", "kafka://broker:9092/orders"
 LEASES = (2.0, 3.0, 4.0, 6.0)
 # By less than an outage, which nobody notices, or by far more.
 CLOCK_STEPS = (-3600.0, -3600.0, -60.0, -1.5, 1.5, 60.0, 3600.0)
@@ -97,6 +104,10 @@ def draw(seed: int) -> Plan:
         "access_type": "exclusive" if rng.random() < 0.1 else "non_exclusive",
     }
     latency = rng.choice(LATENCIES)
+    # Drawn apart, so that the other runs stay as they are.
+    apart = random.Random(f"start of {seed}")
+    if apart.random() < 0.25:
+        settings |= {"start": "latest", "log": apart.choice((BUILTIN, TOPIC))}
     config = Config(
         rng.choice((1, 2, 2, 2, 3)),
         settings,

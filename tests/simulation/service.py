@@ -23,7 +23,7 @@ from broker.store.ports import Commit, Overdue, PositionCommit, StoreError, Stor
 from counterpoise.calls import Call
 from tests.simulation.account import Transaction
 from tests.simulation.checker import Checker
-from tests.simulation.plan import Config
+from tests.simulation.plan import BUILTIN, Config
 from tests.twin.store import Fault
 from tests.world.alarms import Alarms
 from tests.world.log import Log, Logs
@@ -217,7 +217,8 @@ class Node(Process):
         self.store = Stalling(database, self, Road(self))
         self.alarms = Alarms(self)
         self.replica = Replica(self.store, self.alarms, new_id, self.now)
-        self.calls = Calls(self.replica, Logs({f"builtin:{QUEUE}": log}))
+        name = config.settings.get("log", BUILTIN)
+        self.calls = Calls(self.replica, Logs({name: log}))
         loop.create_task(self._begin())
 
     async def _begin(self) -> None:

@@ -40,6 +40,8 @@ FIND_SECONDS, FIND_LATENCIES = 8.0, 60
 LEASE_SECONDS = 3.0
 BATCH_SECONDS, BATCH_LATENCIES = 0.5, 12
 STEP_SECONDS = 0.5
+# Messages of a topic, published before its queue is there and while it is created.
+PUBLISHED_BEFORE = 60
 TICK_SECONDS = 0.25
 # An undisturbed consumer does something in each of its partitions at least so often; not so where
 # calls take so long that they are given up now and then.
@@ -112,6 +114,10 @@ class World:
 
     def run(self) -> Violation | None:
         loop, plan = self.loop, self.plan
+        if plan.topic:
+            self.log.count = plan.config.settings["partition_count"]
+            for number in range(PUBLISHED_BEFORE):
+                loop.call_at(number * 1.5 / PUBLISHED_BEFORE, self._publish_before)
         for number in range(plan.config.replicas):
             self.nodes.append(self._node(f"r{number}"))
         try:
@@ -119,7 +125,7 @@ class World:
             loop.create_task(self._create())
             loop.run_until(1.5)
             began = loop.now
-            assert self.log.count, "the queue was not created"
+            assert self.database.queues, "the queue was not created"
             for event in plan.events:
                 loop.call_at(began + event.at, self.happenings.happen, event)
             loop.call_later(TICK_SECONDS, self._tick)
@@ -167,7 +173,11 @@ class World:
 
     async def _create(self) -> None:
         spec = views.QueueSpec(QUEUE, **self.plan.config.settings)
+        self.checker.creating()
         await self.nodes[0].calls.queues.create(spec)
+
+    def _publish_before(self) -> None:
+        self.log.append(self.rng.randrange(self.log.count))
 
     def _node(self, name: str) -> Node:
         rng = random.Random(hash((self.plan.seed, len(self.nodes), self.ids)))

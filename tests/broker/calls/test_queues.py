@@ -8,8 +8,8 @@ import pytest
 
 from broker.calls import log_readers, views
 from broker.calls.monitoring import EVENTS_AT_ONCE
-from broker.core.errors import Invalid, QueueExists, QueueInUse, QueueNotFound
-from tests.broker.shell import World, spec
+from broker.core.errors import Invalid, QueueExists, QueueInUse, QueueNotFound, Unavailable
+from tests.broker.shell import Service, World, spec
 from tests.twin.store import Fault
 from tests.world.loop import settle, virtual
 
@@ -155,37 +155,6 @@ class TestResizing:
                 await one.create_queue(views.QueueSpec("second", log=f"builtin:{source}"))
 
     @virtual
-    async def test_partitions_added_later_start_at_the_earliest_position(self) -> None:
-        world = World()
-        one = await world.replica()
-        await one.create_queue(views.QueueSpec("orders", 2, start="latest"))
-        await one.change_queue("orders", {"partition_count": 3}, False)
-        positions = [item.position for item in (await one.partitions("orders", 9, None)).items]
-        assert positions == [None, None, "0"]
-
-    @virtual
-    async def test_so_do_numbers_used_again_that_have_no_position(self) -> None:
-        world = World()
-        one = await world.replica()
-        await one.create_queue(views.QueueSpec("orders", 4, rebalance_delay=0, start="latest"))
-        flow = await one.join("orders", "first", lease=60)
-        await one.commit("orders", flow, 1, [views.CommitItem(2, 1, "7")])
-        await one.change_queue("orders", {"partition_count": 2}, True)
-        await one.change_queue("orders", {"partition_count": 4}, False)
-        positions = [item.position for item in (await one.partitions("orders", 9, None)).items]
-        assert positions == [None, None, "7", "0"]
-
-    @virtual
-    async def test_a_retiring_partition_that_is_taken_back_begins_where_it_did(self) -> None:
-        world = World()
-        one = await world.replica()
-        await one.create_queue(views.QueueSpec("orders", 2, start="latest"))
-        await one.change_queue("orders", {"partition_count": 1}, False)
-        await one.change_queue("orders", {"partition_count": 2}, False)
-        positions = [item.position for item in (await one.partitions("orders", 9, None)).items]
-        assert positions == [None, None]
-
-    @virtual
     async def test_what_a_crash_left_undone_the_upkeep_does(self) -> None:
         world = World()
         one, two = await world.replica(), await world.replica()
@@ -251,6 +220,147 @@ class TestResizing:
         await two.delete_queue("copy", force=False)
         gate.set()
         assert (await resizing).partition_count == 6
+
+
+class TestStart:
+    """`start: latest` is resolved when the queue is made, once for all who read it."""
+
+    @virtual
+    async def test_a_log_that_is_made_for_the_queue_is_empty(self) -> None:
+        world = World()
+        one = await world.replica()
+        await one.create_queue(spec(start="latest", partitions=2))
+        assert await positions(one) == ["0", "0"]
+
+    @virtual
+    async def test_what_is_published_while_the_queue_is_made_is_read(self) -> None:
+        world = World()
+        one = await world.replica()
+        await one.create_queue(spec(partitions=3))
+        log = one.logs.the("builtin:orders")
+        log.append(0)
+        gate = one.net.hold("create")
+        late = views.QueueSpec("late", log="builtin:orders", start="latest")
+        creating = asyncio.ensure_future(one.create_queue(late))
+        await one.net.met("create")
+        log.append(0)
+        log.append(1)
+        gate.set()
+        await creating
+        assert await positions(one, "late") == ["1", "0", "0"]
+        log.append(0)
+        assert await positions(one, "late") == ["1", "0", "0"]
+
+    @virtual
+    async def test_while_the_log_cannot_be_asked_there_is_no_such_queue(self) -> None:
+        world = World()
+        one = await world.replica()
+        await one.create_queue(spec(partitions=3))
+        late = views.QueueSpec("late", log="builtin:orders", start="latest")
+        for log in ("builtin:orders", "kafka://broker:9092/orders"):
+            one.logs.error = Unavailable("The log cannot be asked right now.")
+            with pytest.raises(Unavailable, match="cannot be asked"):
+                await one.create_queue(replace(late, log=log))
+            with pytest.raises(QueueNotFound):
+                await one.queue("late")
+        with pytest.raises(Unavailable):
+            await one.change_queue("orders", {"start": "latest"}, False)
+        assert (await one.queue("orders")).start == "earliest"
+        one.logs.error = None
+        await one.create_queue(late)
+
+    @virtual
+    async def test_of_a_log_of_an_unknown_kind_nobody_can_tell_the_end(self) -> None:
+        world = World()
+        one = await world.replica()
+        away = views.QueueSpec("away", 2, log="other://elsewhere", start="latest")
+        with pytest.raises(Invalid, match="set positions"):
+            await one.create_queue(away)
+        await one.create_queue(replace(away, start="earliest"))
+
+    @virtual
+    async def test_an_owner_that_leaves_before_its_first_commit_moves_nothing(self) -> None:
+        world = World()
+        one = await world.replica()
+        await one.create_queue(spec(partitions=1))
+        one.logs.the("builtin:orders").append(0)
+        await one.create_queue(
+            views.QueueSpec("late", log="builtin:orders", rebalance_delay=0, start="latest")
+        )
+        for who in ("first", "second"):
+            flow = await one.join("late", who, lease=60)
+            one.logs.the("builtin:orders").append(0)
+            (seen,) = (await one.update("late", flow)).partitions
+            assert seen.position == "1"
+            await one.unbind("late", flow)
+
+    @virtual
+    async def test_a_later_change_gives_ends_to_what_has_no_position(self) -> None:
+        world = World()
+        one = await world.replica()
+        await one.create_queue(spec(partitions=3))
+        flow = await one.join("orders", "first", lease=60)
+        log = one.logs.the("builtin:orders")
+        for number in (0, 0, 1):
+            log.append(number)
+        await one.commit("orders", flow, 1, [views.CommitItem(0, 1, "1")])
+        await one.change_queue("orders", {"start": "latest", "partition_count": 4}, False)
+        log.append(1)
+        assert await positions(one) == ["1", "1", "0", "0"]
+        await one.change_queue("orders", {"start": "latest"}, False)
+        assert await positions(one) == ["1", "1", "0", "0"]
+
+    @virtual
+    async def test_no_position_is_set_back_to_where_nobody_decided(self) -> None:
+        """Null in a call that sets positions means the end of now, too."""
+        world = World()
+        one = await world.replica()
+        await one.create_queue(spec(partitions=2, start="latest"))
+        log = one.logs.the("builtin:orders")
+        log.append(1)
+        await one.set_positions("orders", {0: None, 1: None})
+        log.append(1)
+        assert await positions(one) == ["0", "1"]
+        one.logs.by_name.clear()
+        await one.set_positions("orders", "earliest")
+        assert await positions(one) == ["0", "0"]
+
+    @virtual
+    async def test_partitions_added_later_start_at_the_earliest_position(self) -> None:
+        world = World()
+        one = await world.replica()
+        await one.create_queue(spec(partitions=2, start="latest"))
+        one.logs.the("builtin:orders").append(2)
+        await one.change_queue("orders", {"partition_count": 3}, False)
+        assert await positions(one) == ["0", "0", "0"]
+
+    @virtual
+    async def test_numbers_used_again_continue(self) -> None:
+        world = World()
+        one = await world.replica()
+        await one.create_queue(spec(partitions=4, start="latest"))
+        flow = await one.join("orders", "first", lease=60)
+        await one.commit("orders", flow, 1, [views.CommitItem(2, 1, "7")])
+        await one.change_queue("orders", {"partition_count": 2}, True)
+        await one.change_queue("orders", {"partition_count": 4}, False)
+        assert await positions(one) == ["0", "0", "7", "0"]
+
+    @virtual
+    async def test_in_a_queue_of_before_the_first_reader_still_decides(self) -> None:
+        """It is older than this rule, and null is all that is known of its partitions."""
+        world = World()
+        one = await world.replica()
+        await one.create_queue(spec(partitions=2, start="latest"))
+        queue_id, _ = world.stored("orders")
+        stored = world.database.queues[queue_id]
+        stored.positions = dict.fromkeys(stored.positions, (None, None))
+        await one.change_queue("orders", {"partition_count": 1}, False)
+        await one.change_queue("orders", {"partition_count": 3}, False)
+        assert await positions(one) == [None, None, "0"]
+
+
+async def positions(one: Service, name: str = "orders") -> list[str | None]:
+    return [item.position for item in (await one.partitions(name, 9, None)).items]
 
 
 class TestEvents:
