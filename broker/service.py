@@ -98,6 +98,7 @@ class Broker:
             now = self._replica.clock.now()
             kept = self._settings.history_days * 86400
             await self._replica.store.purge(now - GONE_SECONDS, now - kept)
+            await self._replica.store.keys.purge(now - self._settings.audit_days * 86400)
         except (BrokerError, StoreUnavailable) as error:
             _log.warning("the upkeep was cut short", error=str(error))
 

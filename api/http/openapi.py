@@ -42,6 +42,7 @@ TAGS = [
     {"name": "Queues", "description": "A queue is a named set of partitions, numbered from 0."},
     {"name": "Rebalancing", "description": "Which partitions move, why, and the progress."},
     {"name": "Flows", "description": "A flow is one consumer's binding to a queue."},
+    {"name": "Access", "description": "Who calls, and who changed what."},
     {"name": "Service", "description": "The service itself."},
 ]
 

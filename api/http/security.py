@@ -64,7 +64,7 @@ def allow(
 ) -> Callable[[Endpoint], Endpoint]:
     """Name who may call a route's endpoint."""
     rights = frozenset(caller for caller in callers if isinstance(caller, Right))
-    [also] = [caller for caller in callers if isinstance(caller, Also)] or [None]
+    also = next((caller for caller in callers if isinstance(caller, Also)), None)
     requirement = Requirement(rights, also, gone_may, stale_may)
     assert requirement.callers
 
@@ -105,9 +105,7 @@ async def authorize(request: Request, requirement: Requirement) -> None:
     request.state.caller = caller
 
 
-def _check(
-    caller: Caller, request: Request, queue: str | None, requirement: Requirement
-) -> None:
+def _check(caller: Caller, request: Request, queue: str | None, requirement: Requirement) -> None:
     """Raise unless this caller may make the call."""
     if caller.flow_id is not None:
         if requirement.also is not Also.FLOW:

@@ -86,7 +86,7 @@ class EventStream(Response, Generic[T]):
         encode: Callable[[T], bytes],
         open_calls: OpenCalls,
         keep_alive_seconds: float = KEEP_ALIVE_SECONDS,
-        until: Coroutine[Any, Any, None] | None = None,
+        until: Callable[[], Coroutine[Any, Any, None]] | None = None,
     ) -> None:
         """`until` returns when the reader's credential ends, and the stream with it."""
         self.status_code = 200
@@ -103,7 +103,7 @@ class EventStream(Response, Generic[T]):
             {"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers}
         )
         hang_up = asyncio.ensure_future(_hang_up(receive))
-        ended = asyncio.ensure_future(self._until) if self._until else None
+        ended = asyncio.ensure_future(self._until()) if self._until else None
         try:
             await self._open_calls.waiting(self._send_events(send, hang_up, ended))
         finally:

@@ -11,7 +11,7 @@ from starlette.requests import Request
 
 from api.http import problems
 from api.http.routing import Route, number, served_by, whole_number
-from api.http.security import Also, allow, by_flow
+from api.http.security import Also, allow, caller_of
 from api.http.streams import EventStream, OpenCalls, event
 from api.routes.parameters import Name, broker_of, last_event_id
 from api.schemas import common

@@ -9,7 +9,7 @@ from starlette.requests import Request
 
 from api.http import problems
 from api.http.routing import Route, served_by
-from api.http.security import allow
+from api.http.security import allow, caller_of
 from api.http.streams import EventStream, event
 from api.routes.parameters import Name, broker_of, last_event_id
 from api.routes.queues import ON_A_QUEUE
@@ -30,7 +30,7 @@ async def _serve_events(request: Request) -> Response:
         broker.monitoring.events(queue, after),
         encode,
         request.app.state.open_calls,
-        until=broker.keys.until_ended(caller_of(request)),
+        until=partial(broker.keys.until_ended, caller_of(request)),
     )
 
 

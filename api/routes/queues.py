@@ -8,7 +8,7 @@ from starlette.requests import Request
 
 from api.http import problems
 from api.http.routing import Route
-from api.http.security import Also, allow
+from api.http.security import Also, allow, caller_of
 from api.routes.parameters import Cursor, Flag, Limit, Name, broker_of
 from api.schemas import queues as queue_schemas
 from api.schemas import rebalances as rebalance_schemas

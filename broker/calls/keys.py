@@ -20,6 +20,7 @@ import structlog
 
 from broker.calls import views
 from broker.calls.access import QueueAccess
+from broker.calls.monitoring import number_of
 from broker.core import commands as c
 from broker.core.access import (
     RIGHTS,
@@ -162,9 +163,12 @@ class KeyCalls:
     # The audit
 
     async def audit(
-        self, caller: Caller, limit: int, before: int | None, queue: str | None
+        self, caller: Caller, limit: int, cursor: str | None, queue: str | None
     ) -> views.Page[views.AuditView]:
-        """Administrative calls on the queues of the caller, newest first."""
+        """Administrative calls on the queues of the caller, newest first; the cursor is the last id
+        of the previous page. Raises Invalid.
+        """
+        before = None if cursor is None else number_of(cursor)
         with store_available():
             rows = await self._keys.audit(limit + 1, before, caller.patterns, queue)
         items = tuple(

@@ -95,9 +95,9 @@ class Caller:
     """Who makes a call.
 
     `key_id` is None for a caller on a service without keys, and for a flow that was bound there;
-    `role` is None for a flow. `reads_only`: a browser's session. `flow_id` is set for a flow, whose only pattern is the name of its
+    `role` is None for a flow. `flow_id` is set for a flow, whose only pattern is the name of its
     queue. `ends_at`: when the credential ends, in Unix seconds of the store. `address` is the
-    caller's network address, for the audit.
+    caller's network address, for the audit. `reads_only`: a browser's session.
     """
 
     rights: frozenset[Right]
@@ -112,7 +112,11 @@ class Caller:
 
     def sees(self, queue: str) -> bool:
         """Whether the queue of this name is in the caller's lists."""
-        return Right.SEE in self.rights and matches(self.patterns, queue)
+        return self.has(Right.SEE, queue)
+
+    def has(self, right: Right, queue: str) -> bool:
+        """Whether the caller has this right on the queue of this name."""
+        return right in self.rights and matches(self.patterns, queue)
 
     def require(self, *rights: Right, queue: str | None = None) -> None:
         """Raises Forbidden unless the caller has one of these rights, for this queue if named."""

@@ -289,8 +289,10 @@ class Coordinator:
                     self._on_commit(commit.entries)
                 elif asks and await self._replay_missed(queue):
                     continue
-                elif turn.renewed:
+                else:
                     await self._renew(turn.renewed)
+                    if turn.commit.acts:
+                        await self._store.keys.record(turn.commit.acts)
                 break
             except Conflict:
                 turn.take_back()
@@ -359,6 +361,8 @@ class Coordinator:
         turn.decide(c.Advance())
 
     async def _renew(self, flow_ids: Sequence[str]) -> None:
+        if not flow_ids:
+            return
         for pause in pauses():
             leases = await self._store.renew(flow_ids)
             flow_ids = [flow_id for flow_id, lease in leases.items() if lease is None]

@@ -7,8 +7,8 @@ ahead of the store until the turn is committed. It can be taken back as a whole.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from broker.core import commands as c
@@ -17,6 +17,7 @@ from broker.core.rebalancer import decide
 from broker.core.state.model import Flow
 from broker.core.state.queue import Queue
 from broker.core.state.records import Entry
+from broker.store.key_ports import Act
 from broker.store.ports import Commit, PositionWrite
 
 # A turn decides no longer than this, and never holds up other queues for much longer than a step.
@@ -37,7 +38,8 @@ class Ask:
 
     `token_hash` goes with a bind, `renews` names the flow whose lease begins anew, `seq` and
     `released` (position by partition) go with a release, `positions` with raised epochs, `begins`
-    (for partitions without a position) with a change of `start` to `latest`.
+    (for partitions without a position) with a change of `start` to `latest`. `act` is recorded
+    unless the command is refused, with what `shown` shows of the queue before and after.
     """
 
     command: c.Command
@@ -47,6 +49,8 @@ class Ask:
     released: Mapping[int, str | None] = field(default_factory=dict)
     positions: Mapping[int, str | None] = field(default_factory=dict)
     begins: Mapping[int, str] = field(default_factory=dict)
+    act: Act | None = None
+    shown: Callable[[Queue], Mapping[str, Any] | None] | None = None
     answer: asyncio.Future[Any] = field(default_factory=asyncio.Future)
 
 
@@ -81,6 +85,7 @@ class Turn:
         self._first_positions: dict[int, str] = {}
         self._renewed: set[str] = set()
         self._raised: set[int] = set()
+        self._acts: list[Act] = []
         self._revokes = False
         self.commit = Commit(
             queue,
@@ -92,6 +97,7 @@ class Turn:
             writes=self._writes,
             positions=self._positions,
             first_positions=self._first_positions,
+            acts=self._acts,
         )
 
     @property
@@ -148,6 +154,7 @@ class Turn:
     def answer(self, ask: Ask, behind: frozenset[Late]) -> Any:
         """Decides what was asked, but not what is `behind`; raises its BrokerError."""
         command = ask.command
+        before = ask.shown and ask.shown(self.queue)
         earliest = self.queue.settings.start == "earliest"
         if isinstance(command, c.Release):
             answer = self._release(ask, command, behind)
@@ -166,6 +173,11 @@ class Turn:
             for number, position in ask.positions.items()
             if self.queue.exists(number)
         )
+        if ask.act is not None:
+            act = ask.act
+            if ask.shown is not None:
+                act = replace(act, before=before, after=ask.shown(self.queue))
+            self._acts.append(act)
         if ask.renews is not None and ask.renews in self.queue.flows:
             self._renewed.add(ask.renews)
         return answer

@@ -88,6 +88,9 @@ class KeyStore(Protocol):
     async def flow_of_token(self, hash: bytes) -> tuple[str, str, str | None] | None:
         """The queue's id, the id and the key's id of the bound flow whose token has this hash."""
 
+    async def record(self, acts: Sequence[Act]) -> None:
+        """Records acts that changed nothing; others are recorded with their change."""
+
     async def audit(
         self, limit: int, before: int | None, patterns: Sequence[str], queue: str | None
     ) -> Sequence[AuditRow]:

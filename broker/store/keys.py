@@ -22,6 +22,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.dialects.postgresql import ARRAY
 
+from broker.store.acts import record_acts
 from broker.store.bulk import NOW, any_of
 from broker.store.connections import Connections
 from broker.store.key_ports import Act, AuditRow, KeyRow, Keys, SessionRow
@@ -129,6 +130,10 @@ class PostgresKeys:
         async with self._connections.single() as one:
             row = (await one.execute(query)).first()
         return None if row is None else (row.queue_id, row.id, row.key_id)
+
+    async def record(self, acts: Sequence[Act]) -> None:
+        async with self._connections.single() as one:
+            await record_acts(one, acts)
 
     async def audit(
         self, limit: int, before: int | None, patterns: Sequence[str], queue: str | None

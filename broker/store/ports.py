@@ -26,6 +26,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from broker.core.access import ALL_QUEUES
 from broker.core.commands import Result
 from broker.core.state.model import Flow, Partition
 from broker.core.state.queue import Queue
@@ -233,14 +234,19 @@ class Store(Protocol):
     async def create(self, commit: Commit) -> None:
         """Inserts a new queue with its partitions and first records. Raises NameTaken."""
 
-    async def delete(self, queue_id: str, *, force: bool) -> None:
-        """Deletes a queue and all of it. Raises FlowsBound unless `force`, QueueGone."""
+    async def delete(self, queue_id: str, *, force: bool, act: Act | None = None) -> None:
+        """Deletes a queue and all of it, and records the act.
+
+        Raises FlowsBound unless `force`, QueueGone.
+        """
 
     async def find(self, name: str) -> str | None:
         """The id of the queue of this name."""
 
-    async def list(self, limit: int, after: str | None) -> Sequence[QueueRow]:
-        """Queues by name, those after the name `after`."""
+    async def list(
+        self, limit: int, after: str | None, patterns: Sequence[str] = ALL_QUEUES
+    ) -> Sequence[QueueRow]:
+        """Queues by name, those after the name `after` that match one of the patterns."""
 
     async def load(self, queue_id: str) -> Queue:
         """The whole queue from its rows, journal empty. Raises QueueGone."""

@@ -90,6 +90,10 @@ class MemoryKeys:
         answer: tuple[str, str, str | None] | None = await self._call("flow_of_token", work)
         return answer
 
+    async def record(self, acts: Sequence[Act]) -> None:
+        tables, clock = self._database.key_tables, self._database.clock
+        await self._call("record", lambda: tables.record(acts, clock()))
+
     async def audit(
         self, limit: int, before: int | None, patterns: Sequence[str], queue: str | None
     ) -> Sequence[AuditRow]:
