@@ -132,8 +132,9 @@ class PostgresKeys:
         return None if row is None else (row.queue_id, row.id, row.key_id)
 
     async def record(self, acts: Sequence[Act]) -> None:
-        async with self._connections.single() as one:
-            await record_acts(one, acts)
+        if acts:
+            async with self._connections.single() as one:
+                await record_acts(one, acts)
 
     async def audit(
         self, limit: int, before: int | None, patterns: Sequence[str], queue: str | None

@@ -1,8 +1,8 @@
 """No test sleeps to wait for something: it waits for the event itself, with a limit.
 
-Who sleeps guesses how long a machine takes, and is wrong where one stalls. So all real sleeps of
-the tests are in these functions, each for a reason. Virtual time may be slept through anywhere: by
-tests in modules that import `virtual` (tests/world/loop.py), and in the simulation.
+A sleep guesses how long a machine takes, and the guess is wrong when the machine stalls. So only
+the functions below sleep in real time, each for a reason. Tests in virtual time may sleep: those in
+modules that import `virtual` (tests/world/loop.py), and the simulation.
 """
 
 import ast
@@ -12,7 +12,7 @@ from pathlib import Path
 
 TESTS = Path(__file__).resolve().parents[1]
 
-# Whole directories: two in virtual time, one that lets faults last for as long as it draws.
+# Whole directories: two in virtual time, and one whose faults last for a drawn time.
 APART = ("faults", "simulation", "world")
 
 POLL = "a poll with a limit, of what tells nobody"
@@ -56,7 +56,7 @@ ALLOWED = {
 
 
 def sleeps(node: ast.AST, within: tuple[str, ...] = ()) -> Iterator[str]:
-    """The functions that sleep, by qualified name; giving way (`asyncio.sleep(0)`) is no sleep."""
+    """The functions that sleep, by qualified name; `asyncio.sleep(0)` does not count."""
     for child in ast.iter_child_nodes(node):
         inner = within
         match child:

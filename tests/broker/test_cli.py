@@ -1,4 +1,4 @@
-"""`counterpoise serve` and `counterpoise migrate` as an operator meets them."""
+"""`counterpoise serve` and `counterpoise migrate` from an operator's view."""
 
 import json
 import signal
@@ -26,7 +26,7 @@ def run(arguments: Sequence[str], seconds: float = 60) -> subprocess.CompletedPr
 
 
 def refusal(arguments: Sequence[str], code: Exit) -> str:
-    """What it says when it does not start: one line on stderr, nothing else."""
+    """The message when it does not start: one line on stderr, nothing else."""
     done = run(arguments)
     assert done.returncode == code, done.stderr
     assert done.stdout == ""
@@ -93,7 +93,7 @@ def test_migrate_says_what_it_did(database_url: str) -> None:
     assert again.stdout.count("already") == 2
 
 
-# A service that runs
+# A running service
 
 
 @pytest.fixture
@@ -154,7 +154,7 @@ def test_its_own_postgres_comes_and_goes_with_it(with_its_own_postgres: ServePro
 
 @pytest.mark.long
 def test_it_survives_losing_its_database(served: ServeProcess, migrated_url: str) -> None:
-    """503 with Retry-After and not ready while Postgres refuses, and then as before."""
+    """While Postgres refuses, 503 with Retry-After and not ready; afterwards as before."""
     name = migrated_url.rpartition("/")[2]
     server = migrated_url.rpartition("/")[0] + "/postgres"
     with (

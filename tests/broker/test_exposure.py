@@ -1,4 +1,6 @@
-"""Beyond this machine a service needs keys and TLS, or an operator who says that it does not."""
+"""Beyond this machine a service needs keys and TLS, or an operator who explicitly allows it
+without.
+"""
 
 from pathlib import Path
 

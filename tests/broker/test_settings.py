@@ -1,4 +1,4 @@
-"""Settings: the command line, then the environment; what is wrong with one is said in a line."""
+"""Settings: the command line, then the environment; an error is reported in one line."""
 
 from pathlib import Path
 
@@ -38,6 +38,7 @@ def test_every_setting_is_a_variable_of_the_environment(monkeypatch: pytest.Monk
         "request_limit_bytes": "2048",
         "flow_requests_per_second": "0",
         "address_requests_per_second": "20.5",
+        "address_idle_connections": "9",
         "history_days": "0.5",
         "log_keep_messages": "50000",
         "shutdown_seconds": "1",

@@ -1,4 +1,4 @@
-"""The page at `/`, in a real browser: it shows who owns what, and follows what changes."""
+"""The dashboard at `/` in a real browser: it shows the owners of partitions and follows changes."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def page(browser: Browser, service: Service) -> Iterator[Page]:
 
 
 def rows(page: Page) -> list[str]:
-    """The table of flows, a line each."""
+    """The table of flows, one line each."""
     lines = page.run("[...document.querySelectorAll('#queue tr')].map((row) => row.innerText)")
     assert isinstance(lines, list)
     return [str(line) for line in lines]

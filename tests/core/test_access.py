@@ -61,7 +61,7 @@ def test_a_key_is_for_some_queue() -> None:
 
 
 def test_no_pattern_takes_long() -> None:
-    """A backtracking matcher would take years."""
+    """A matcher with backtracking would take years."""
     began = time.monotonic()
     assert not matches(("*a" * 99,), "a" * 98 + "b" * 102)
     assert time.monotonic() - began < 1

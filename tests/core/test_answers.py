@@ -1,5 +1,5 @@
-"""Outcomes of release and ready, the first that applies, and repeats that are harmless (the
-contract, *HTTP*)."""
+"""Outcomes of release and ready: the first that applies; a repetition is harmless (the contract,
+*HTTP*)."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ class TestRelease:
         assert orders.release("A", 1, epoch=1, finished=True) == ["stale_epoch"]
 
     def test_an_orphaned_partition_was_released_by_nobody(self) -> None:
-        """A released epoch 1 to C, which died in epoch 2: that one A did not end."""
+        """A released epoch 1 to C, which died in epoch 2. A did not release epoch 2."""
         orders = World.owning({"A": [0, 1], "B": [2]}, rebalance_delay=0)
         orders.bind("C")
         orders.release("A", 1)

@@ -1,4 +1,6 @@
-"""*Balance*: who gets what, which handoffs are made, and that there are no more than must be."""
+"""*Balance*: which flow gets which partition, which handoffs are made, and that they are the
+fewest.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,7 @@ from tests.judge.balance import fewest_handoffs
 
 
 class TestDeterminism:
-    """Unowned: lowest number first, to the fewest, ties to the earliest bound."""
+    """Unassigned: lowest number first, to the flow with the fewest, ties to the earliest bound."""
 
     def test_unassigned_partitions_go_round_in_the_order_of_binding(self) -> None:
         orders = World(7)

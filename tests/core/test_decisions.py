@@ -1,4 +1,4 @@
-"""What a decision says beside its answer: the entries of the history, and the effects."""
+"""The other results of a decision: entries of the history, and effects."""
 
 from broker.core import commands as c
 from broker.core.draft import NO_EFFECTS

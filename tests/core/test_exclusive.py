@@ -1,4 +1,4 @@
-"""Exclusive access: the earliest-bound flow owns every partition, the others stand by."""
+"""Exclusive access: the earliest-bound flow owns every partition, the others are standbys."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Taking back changes, each kind and in every order."""
+"""Undoing changes, each kind and in every order."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ from tests.core.world import World
 
 
 def joined(*, warmup: bool, **settings: Any) -> World:
-    """A owns 0 to 3, B has just joined, and 2 and 3 are on their way to it."""
+    """A owns 0 to 3; B has just joined, and 2 and 3 are being handed off to it."""
     orders = World.owning({"A": [0, 1, 2, 3]}, rebalance_delay=0, **settings)
     orders.bind("B", warmup=warmup)
     return orders
@@ -19,7 +19,7 @@ def joined(*, warmup: bool, **settings: Any) -> World:
 
 class TestLoop:
     def test_unassigned_partitions_are_granted_in_the_first_pass(self) -> None:
-        """Step 2 comes before step 5: what is free is no handoff."""
+        """Step 2 comes before step 5: granting an unassigned partition is not a handoff."""
         orders = World.owning({"A": [0, 1, 2], "B": [3, 4, 5]})
         orders.bind("C")
         orders.bind("D")
@@ -121,8 +121,8 @@ class TestMinimumFromTheLastChange:
         assert orders.queue.last_rebalance.handoffs == 2
 
     def test_a_warm_up_that_still_fits_stays_as_it_is(self) -> None:
-        """Eight over three: the greedy step gave B a ceiling, and a standing plan is no less good
-        than another."""
+        """Eight over three: the greedy step gave B a ceiling, and an existing plan is as good as
+        another."""
         orders = World.owning({"A": list(range(8))})
         for name in ("B", "C"):
             orders.bind(name, warmup=True)
@@ -132,7 +132,7 @@ class TestMinimumFromTheLastChange:
         assert orders.on_their_way() == before
 
     def test_it_stays_though_another_flow_could_give_as_well(self) -> None:
-        """Nine over seven: A is to give one or two; two are warming up already."""
+        """Nine over seven: A must give one or two; two are warming up already."""
         orders = World.owning({"A": [0, 1, 2], "B": [3, 4], "C": [5, 6], "D": [7, 8]})
         orders.bind("E", warmup=True)
         orders.bind("F", warmup=True)
@@ -354,7 +354,7 @@ class TestOutage:
         assert orders.deadline(3) == 63.0
 
     def test_what_began_after_it_lost_no_time_by_it(self) -> None:
-        """Somebody served again before anybody noticed the gap."""
+        """A replica served again before the gap was recorded."""
         orders = World.owning({"A": [0, 1]}, rebalance_delay=0)
         orders.wait(70)
         orders.bind("B")
@@ -375,7 +375,7 @@ class TestOutage:
 
 
 class TestClockGoesBack:
-    """Whatever waits for a time waits no longer than it would have, and nobody is hurried."""
+    """Waits become no longer and no shorter."""
 
     @staticmethod
     def set_back(orders: World, seconds: float) -> set[str]:

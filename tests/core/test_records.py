@@ -1,4 +1,4 @@
-"""Records as JSON, and neighbours that are made one."""
+"""Records as JSON, and how neighbouring records are merged."""
 
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ EVERY: list[r.Record] = [
     r.RebalanceStarted(1, "bind", 1.0),
     r.RebalanceFinished(1.0),
     r.GrantedOutside(1, "unbind", 1.0),
+    r.CutOff(12.5),
     r.Granted((GRANT,), 1.0),
     r.Released(1, "A", 1.0),
     r.WarmupsStarted((MOVE,), 9.0, 1.0),
@@ -54,7 +55,7 @@ def test_a_record_survives_json(record: r.Record) -> None:
 
 
 def test_an_unknown_field_is_not_ignored() -> None:
-    """It may be why a newer version does something else than this one would."""
+    """It may change the meaning of the record in a newer version."""
     values = r.to_json(r.DeadlinesMoved(1, 2.0, 3.0)) | {"but_not": [4]}
     with pytest.raises(KeyError, match="but_not"):
         r.from_json(values)

@@ -48,7 +48,7 @@ class TestGrow:
     def test_what_was_finished_before_it_was_taken_back_is_not_finished_when_it_retires_again(
         self,
     ) -> None:
-        """A release that was delayed over both resizes: messages were appended in between."""
+        """The release was delayed over both resizes; messages were appended in between."""
         orders = World.owning({"A": [0, 2], "B": [1, 3]})
         orders.resize(3)
         orders.resize(4)
@@ -81,8 +81,8 @@ class TestGrow:
         assert (orders.epoch(3), orders.handed_over(3)) == (2, "initial")
 
     def test_what_was_discarded_under_its_owner_may_come_again(self) -> None:
-        """The log deletes what it held only after the resize, so if the number is used again at
-        once, what the owner had processed and not committed is read again."""
+        """The log deletes the messages only after the resize. So if the number is used again at
+        once, messages that the owner had processed without a commit are read again."""
         orders = World.owning({"A": [0, 2], "B": [1, 3]})
         orders.resize(3, discard=True)
         orders.resize(4)
@@ -124,7 +124,7 @@ class TestShrink:
         assert orders.release("A", 0, finished=True) == ["not_revoking"]
 
     def test_retiring_partitions_do_not_count(self) -> None:
-        """B's two retire: B is given one of A's three, though both own."""
+        """B's two retire: B gets one of A's three, although both own partitions."""
         orders = World.owning({"A": [0, 1, 2], "B": [3, 4]})
         orders.resize(3)
         assert orders.on_their_way() == {2: ("revoking", "B")}

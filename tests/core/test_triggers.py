@@ -143,7 +143,7 @@ class TestRule4:
 
 
 class TestRule5:
-    """An expired lease is an unbind; nothing distinguishes the two but the reason recorded."""
+    """An expired lease is an unbind; only the recorded reason differs."""
 
     def test_only_the_reason_differs(self) -> None:
         left, expired = (World.owning({"A": [0, 1], "B": [2, 3]}) for _ in range(2))
@@ -180,7 +180,7 @@ class TestRule6:
 
 
 class TestRule7:
-    """F again what it was before the trigger: unassigned partitions are granted at once; Ready if
+    """F is again as before the trigger: unassigned partitions are granted at once; Ready if
     balanced."""
 
     def test_another_consumer_in_its_place_gets_the_partitions_without_a_handoff(self) -> None:
@@ -201,7 +201,7 @@ class TestRule7:
         assert orders.owners() == {"A": [0, 1], "B": [2, 3]}
 
     def test_what_is_unassigned_is_granted_though_it_does_not_bring_balance(self) -> None:
-        """A drains with one of three partitions left, B takes A's place in the count."""
+        """A drains with one of three partitions left; B restores the number of flows."""
         orders = World.owning({"A": [0, 1, 2]})
         orders.drain("A")
         orders.release("A", 2)
@@ -312,8 +312,7 @@ class TestRule10:
 
 
 class TestRule11:
-    """Drain triggers like an unbind and always takes the holddown; the flow works on until handed
-    off."""
+    """Drain triggers like an unbind, always with the holddown; the flow works until handed off."""
 
     def test_the_flow_keeps_its_partitions_until_each_is_handed_off(self) -> None:
         orders = World.owning({"A": [0, 1], "B": [2, 3]})
@@ -491,7 +490,9 @@ class TestRule12:
         assert orders.handed_over(0) == "orphaned"
 
     def test_positions_set_meanwhile_are_not_hidden_by_a_return(self) -> None:
-        """`replaced` would allow it to replay a range planned under the epoch before."""
+        """`replaced` would allow the flow to replay a range that was planned under the epoch
+        before.
+        """
         orders = World.owning({"A": [0, 1], "B": [2, 3]})
         orders.unbind("A")
         orders.raise_epochs(0)

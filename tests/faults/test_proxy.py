@@ -1,4 +1,4 @@
-"""The proxy of the fault runs does to connections what it says."""
+"""The proxy of the fault runs has the effects on connections that it documents."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.service import eventually
 
 
 class Echo:
-    """A server that sends back what it gets, after its name."""
+    """A server that sends its name, and then everything that it gets."""
 
     def __init__(self, name: bytes) -> None:
         self._name = name
@@ -41,7 +41,7 @@ class Echo:
         self.ended += 1
 
     def close(self) -> None:
-        # Wakes the thread that waits in accept, which close alone does not.
+        # Wakes the thread that waits in accept; close alone does not.
         self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
 

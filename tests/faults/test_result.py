@@ -1,4 +1,4 @@
-"""A campaign that has not shown what it is to show says so."""
+"""A campaign that has not tested everything says so."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `make sim-long` has played is added up by the state of the code that it was played with."""
+"""`make sim-long` adds up its runs separately for each state of the code."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def played(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 def _is(monkeypatch: pytest.MonkeyPatch, *revisions: str) -> None:
-    """The code is in these states, one after another, and then in the last."""
+    """The code is in these states, one after another, and then stays in the last."""
     left = list(revisions)
     monkeypatch.setattr(long, "revision", lambda: left.pop(0) if len(left) > 1 else left[0])
 

@@ -92,7 +92,8 @@ class MemoryKeys:
 
     async def record(self, acts: Sequence[Act]) -> None:
         tables, clock = self._database.key_tables, self._database.clock
-        await self._call("record", lambda: tables.record(acts, clock()))
+        if acts:
+            await self._call("record", lambda: tables.record(acts, clock()))
 
     async def audit(
         self, limit: int, before: int | None, patterns: Sequence[str], queue: str | None

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TypeAlias
 
+from broker.core.state.heap import Heap
 from broker.core.state.transitions import Life, State
 
 # The key of a flow (None: bound without one), and its `instance_id`.
@@ -92,7 +93,8 @@ class Partition:
 class Flow:
     """One consumer's binding.
 
-    `owned` and `incoming` hold partition numbers; `incoming` are on their way to it.
+    `owned` and `incoming` hold partition numbers; `incoming` are on their way to it. `offers` is a
+    heap of what it can give, as negative numbers (`Queue.highest_giveable`).
     """
 
     __slots__ = (
@@ -108,6 +110,7 @@ class Flow:
         "key_id",
         "lease_seconds",
         "load",
+        "offers",
         "outgoing",
         "owned",
         "seat",
@@ -143,6 +146,7 @@ class Flow:
         self.view_revision = 0
         self.owned: set[int] = set()
         self.incoming: set[int] = set()
+        self.offers: Heap[int] = Heap()
         self.load = 0
         self.outgoing = 0
 

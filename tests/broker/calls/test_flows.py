@@ -67,7 +67,7 @@ class TestFollowing:
 
     @virtual
     async def test_an_administrators_drain_keeps_nobody_alive(self) -> None:
-        """Only what the client itself does renews: a frozen process loses its partitions."""
+        """Only calls of the client itself renew: a frozen process loses its partitions."""
         world = World()
         one = await world.replica()
         await one.create_queue(spec())
@@ -84,7 +84,7 @@ class TestFollowing:
     @pytest.mark.parametrize("reason", ["unbound", "replaced", "lease_expired"])
     @virtual
     async def test_who_watches_is_told_that_the_flow_is_gone(self, reason: str) -> None:
-        """On whichever replica, as soon as it is."""
+        """On any replica, at once."""
         world = World()
         one, two = await world.replica(), await world.replica()
         await one.create_queue(spec())
@@ -136,7 +136,9 @@ class TestFollowing:
 
     @virtual
     async def test_positions_and_epochs_are_of_one_moment(self) -> None:
-        """The other replica grants between the look at the queue and that at the positions."""
+        """The other replica grants between the reading of the queue and the reading of the
+        positions.
+        """
         world = World()
         one, two = await world.replica(), await world.replica()
         await one.create_queue(spec(max_handoff_time=30.0))

@@ -1,4 +1,4 @@
-"""What a frozen replica holds costs the flows of that queue a wait, and nobody anything else."""
+"""Locks of a frozen replica delay only the flows of that queue."""
 
 import asyncio
 

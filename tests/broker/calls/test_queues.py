@@ -57,7 +57,7 @@ class TestDeleting:
         maintain = two.logs.maintain
 
         async def slowly(log: str, *told: Any) -> None:
-            # Of all three it was known that they exist when the upkeep began.
+            # All three were known to exist when the upkeep began.
             if log == logs["first"]:
                 await one.delete_queue("first", force=False)
                 await one.delete_queue("second", force=False)
@@ -130,7 +130,7 @@ class TestResizing:
 
     @virtual
     async def test_only_a_resize_discards(self) -> None:
-        """Another queue may still be draining what this one has finished."""
+        """Another queue may still be draining partitions that this one has finished."""
         world = World()
         one = await world.replica()
         await one.create_queue(spec(partitions=2))
@@ -190,7 +190,7 @@ class TestResizing:
 
     @virtual
     async def test_what_was_processed_of_any_partition_may_be_trimmed(self) -> None:
-        """Also of those that are gone, and of the last of several that retire."""
+        """Also of removed partitions, and of the last of several that retire."""
         world = World()
         one = await world.replica()
         await one.create_queue(spec())
@@ -223,7 +223,7 @@ class TestResizing:
 
 
 class TestStart:
-    """`start: latest` is resolved when the queue is made, once for all who read it."""
+    """`start: latest` is resolved when the queue is created, once for all its consumers."""
 
     @virtual
     async def test_a_log_that_is_made_for_the_queue_is_empty(self) -> None:
@@ -312,7 +312,7 @@ class TestStart:
 
     @virtual
     async def test_no_position_is_set_back_to_where_nobody_decided(self) -> None:
-        """Null in a call that sets positions means the end of now, too."""
+        """Null in a call that sets positions means the present end, too."""
         world = World()
         one = await world.replica()
         await one.create_queue(spec(partitions=2, start="latest"))
@@ -347,7 +347,7 @@ class TestStart:
 
     @virtual
     async def test_in_a_queue_of_before_the_first_reader_still_decides(self) -> None:
-        """It is older than this rule, and null is all that is known of its partitions."""
+        """The queue is older than this rule, and null is all that is known of its partitions."""
         world = World()
         one = await world.replica()
         await one.create_queue(spec(partitions=2, start="latest"))
@@ -410,7 +410,7 @@ class TestEvents:
         await one.join("orders", "first", lease=60)
         event = await told
         assert event.changes
-        # Nothing more happens, and what happened while it was away comes all the same.
+        # No more events follow; the events of the outage arrive nevertheless.
         rest = (await one.queue("orders")).revision - event.revision
         for _ in range(rest):
             await anext(events)
@@ -442,7 +442,7 @@ class TestPositions:
         with pytest.raises(Invalid, match="partition 1 ends at 9"):
             await one.set_positions("orders", {0: "10", 1: "10"})
         assert (await one.queue("orders")).revision == 1
-        # Where the log does not say, the administrator is believed.
+        # If the log does not say, the administrator's position is accepted.
         await one.set_positions("orders", {0: "10", 1: None, 2: "77"})
 
     @virtual

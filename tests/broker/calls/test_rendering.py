@@ -1,4 +1,4 @@
-"""What flows and administrators are told of a queue, as the contract words it."""
+"""The views of a queue for flows and administrators, in the contract's words."""
 
 from broker.calls.rendering import partition_view, status_view, update_view
 from broker.core.state.queue import Queue

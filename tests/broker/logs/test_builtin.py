@@ -1,4 +1,4 @@
-"""The service's side of the built-in log: what is repeated, late or interrupted does no harm."""
+"""The service's side of the built-in log: repeated, late and interrupted calls do no harm."""
 
 import asyncio
 from datetime import UTC, datetime
@@ -134,7 +134,9 @@ FIRST, SECOND = LogOwner("first", "flights", 1000.0), LogOwner("second", "flight
 
 
 async def made_again(logs, log):
-    """A queue was deleted and another made of the same name, into which somebody published."""
+    """A queue was deleted and another created with the same name, into which messages were
+    published.
+    """
     assert await logs.ensure("builtin:flights", 4, FIRST)
     await logs.drop("builtin:flights", FIRST)
     assert await logs.ensure("builtin:flights", 4, SECOND)
@@ -142,7 +144,7 @@ async def made_again(logs, log):
 
 
 async def test_a_drop_that_comes_late_spares_the_log_of_a_later_queue(logs, log, log_url):
-    """A replica deleted the queue, was paused, and meanwhile it was made again."""
+    """A replica deleted the queue, was paused, and meanwhile the queue was created again."""
     await made_again(logs, log)
     await LogsByKind(logs, ExternalLogs()).drop("builtin:flights", FIRST)
     assert texts(log, 0) == ["a", "b", "c"]
@@ -178,7 +180,7 @@ def test_the_floor_never_lies_above_what_anyone_has_committed(committed):
         for partition, position in floor.items():
             assert reader[partition] is not None
             assert position <= reader[partition]
-    # And it is as high as that allows.
+    # And the floor is as high as that allows.
     for partition in range(5):
         known = [reader.get(partition) for reader in committed]
         if committed and None not in known:
@@ -211,7 +213,7 @@ async def test_an_interrupted_trim_is_completed_by_the_next(logs, log, log_url):
 async def test_a_trim_that_comes_late_spares_the_log_of_a_later_queue(
     logs, log, log_url, monkeypatch
 ):
-    """The upkeep of a queue was under way when that was deleted and made again."""
+    """The upkeep of a queue was under way when the queue was deleted and created again."""
     ensure = logs.ensure
 
     async def overtaken(*given):
@@ -267,7 +269,7 @@ async def test_a_queue_made_again_starts_with_an_empty_log_even_if_the_drop_was_
     assert await logs.ensure("builtin:again", 3, second)
     assert await logs.partition_count("builtin:again") == 3
     assert await logs.set_partition_count("builtin:again", 5, revision=2)
-    # A replica that still knows only the first queue must not bring its log back, nor resize it.
+    # A replica that still knows only the first queue must neither bring its log back nor resize it.
     assert not await logs.set_partition_count("builtin:again", 1, revision=10, owner=first)
     assert await logs.set_partition_count("builtin:again", 5, revision=3, owner=second)
     assert await logs.discard("builtin:again", [5], owner=first) == frozenset()

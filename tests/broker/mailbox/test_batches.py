@@ -1,4 +1,4 @@
-"""One call for many."""
+"""Many callers share one call."""
 
 import asyncio
 from collections.abc import Sequence

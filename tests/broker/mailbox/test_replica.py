@@ -1,4 +1,4 @@
-"""What keeps the queues of a replica up to date: notifications, alarms, the sweep."""
+"""How a replica keeps its queues up to date: notifications, alarms, the sweep."""
 
 import asyncio
 

@@ -1,4 +1,4 @@
-"""Replicas on a real database: what `test_coordinator` and `test_replica` promise holds there."""
+"""Replicas on a real database keep the promises of `test_coordinator` and `test_replica`."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -104,7 +104,7 @@ async def is_watching(service: Service, flow_id: str) -> bool:
 
 @pytest.fixture
 def without_the_sweep(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Replicas that look at what others have done only where they are told."""
+    """Replicas that look for changes only when they are notified."""
     monkeypatch.setattr("broker.mailbox.replica.SWEEP_SECONDS", 3600.0)
 
 

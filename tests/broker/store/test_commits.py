@@ -1,4 +1,4 @@
-"""Creating, changing and deleting queues: who is first wins, and nothing is written by halves."""
+"""Creating, changing and deleting queues: the first commit wins, and nothing is half written."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ async def test_a_commit_that_comes_late_writes_nothing(store: Store, orders: Rep
 async def test_a_commit_decided_by_a_later_time_writes_nothing(
     store: Store, orders: Replica
 ) -> None:
-    """The clock went back since, so nobody knows how long ago that was."""
+    """The clock went back since, so the age of the decision is unknown."""
     now = (await store.pulse()).now
     with pytest.raises(Overdue):
         await orders.do(bind("A"), valid=(now + 57, now + 61))
@@ -81,7 +81,7 @@ async def test_a_commit_decided_by_a_later_time_writes_nothing(
 
 
 async def test_a_wait_for_a_lock_makes_a_commit_late(postgres: PostgresGround) -> None:
-    """Also if who held the lock has changed nothing."""
+    """Even if the holder of the lock has changed nothing."""
     store = await postgres.store()
     orders = Replica(store)
     await orders.create(2)

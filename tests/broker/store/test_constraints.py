@@ -1,4 +1,4 @@
-"""What the database refuses by itself, whatever the service or an administrator tries."""
+"""Changes that the database itself refuses, whether by the service or by an administrator."""
 
 from __future__ import annotations
 
@@ -178,7 +178,7 @@ async def test_the_service_cannot_own_without_a_state(store: Store) -> None:
 async def test_positions_and_leases_touch_no_index(
     postgres: PostgresGround, orders: Replica
 ) -> None:
-    """So Postgres can update rows in place (HOT): most of what happens costs it little."""
+    """So Postgres can update rows in place (HOT), which makes frequent changes cheap."""
     counts = (
         "SELECT sum(n_tup_upd)::int, sum(n_tup_hot_upd)::int FROM pg_stat_user_tables"
         " WHERE schemaname = 'counterpoise' AND relname IN ('partitions', 'flows')"
@@ -187,7 +187,7 @@ async def test_positions_and_leases_touch_no_index(
     for n in range(20):
         await orders.store.commit_positions([orders.position("A", 0, str(n))])
     await orders.store.stop()
-    # Backends report what they did when they end.
+    # Server processes report their statistics when they end.
     for _ in range(500):
         [(updated_then, hot_then)] = postgres.sql(counts)
         if updated_then >= updated + 40:

@@ -1,4 +1,4 @@
-"""Leases: begun anew by what a client does, over only while somebody serves, fenced both ways."""
+"""Leases: renewed by calls of the client, over only while replicas serve, fenced both ways."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from tests.broker.store.support import Ground, Replica, bind
 
 
 def near(seconds: float) -> object:
-    """A time of the store's clock: Postgres's goes on while a test runs, and a machine stalls."""
+    """A time of the store's clock: Postgres' clock runs on, and a machine may stall."""
     return pytest.approx(seconds, abs=10.0)
 
 
-# A time without a stamp that is no outage yet, for tests that let less than that pass at once.
+# A time without a stamp that is not an outage yet, for tests that let less pass at once.
 GAP_SECONDS = 60.0
 
 
@@ -143,7 +143,7 @@ async def test_no_lease_is_over_before_somebody_serves(ground: Ground) -> None:
     assert (await store.expiries(orders.id)).expired == ("A",)
 
 
-# Times in which nobody serves
+# Times in which no replica serves
 
 
 async def test_leases_do_not_run_while_nobody_serves(
@@ -221,7 +221,7 @@ async def test_the_gap_is_the_callers(ground: Ground, store: Store) -> None:
     assert (await store.pulse(gap_seconds=5)).outage is not None
 
 
-# What is due
+# Due queues
 
 
 async def test_queues_are_due_by_their_deadlines_and_leases(ground: Ground, store: Store) -> None:

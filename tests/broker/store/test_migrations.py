@@ -18,7 +18,7 @@ from broker.store.tables import SCHEMA, metadata
 
 
 def config(url: str) -> Config:
-    """How alembic is told of the tree and the database."""
+    """Alembic's configuration for the tree and the database."""
     config = Config()
     config.set_main_option("script_location", "migrations:control")
     config.set_main_option("sqlalchemy.url", url.replace("%", "%%"))
@@ -26,10 +26,10 @@ def config(url: str) -> Config:
 
 
 def differences(url: str) -> list[Any]:
-    """What autogenerate would still change to make the database's tables those of the metadata."""
+    """The changes that autogenerate would still make for the metadata."""
     engine = create_engine(
         make_url(url).set(drivername="postgresql+psycopg"),
-        # The user has the name of the schema, which would make it the default one.
+        # The user has the name of the schema, which would make that the default schema.
         connect_args={"options": "-csearch_path=public"},
         poolclass=NullPool,
     )

@@ -1,4 +1,4 @@
-"""Wake-ups between replicas: heard by all others, by nobody twice, and a loss is noticed."""
+"""Wake-ups between replicas: all others hear each once, and a loss is noticed."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ QUIET_SECONDS = 0.2
 
 
 class Listening:
-    """A replica that listens, from the first resync on."""
+    """A replica that listens, after the first None."""
 
     def __init__(self, store: Store) -> None:
         self.store = store
@@ -50,7 +50,7 @@ class Listening:
 
 @pytest.fixture
 async def pair(ground: Ground) -> AsyncIterator[tuple[Listening, Listening]]:
-    """Two replicas that listen; both were told to look at everything."""
+    """Two replicas that listen; both have received the first None."""
     replicas = [Listening(await ground.store()) for _ in range(2)]
     for replica in replicas:
         assert await replica.next() is None

@@ -1,4 +1,4 @@
-"""Records: kept by revision, for replicas that missed them, the event stream and the history."""
+"""Records: stored by revision, for replicas that missed them, the event stream and the history."""
 
 from __future__ import annotations
 
