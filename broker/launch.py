@@ -44,7 +44,6 @@ SERVER = "api.server:run"
 class Exit(IntEnum):
     """The reasons why the service did not start or migrate."""
 
-    REFUSED = 1
     SETTINGS = 2
     ADDRESS = 3
     DATA_DIRECTORY = 4
@@ -53,6 +52,7 @@ class Exit(IntEnum):
     SERVED = 7
     NOT_FENCED = 8
     EXPOSED = 9
+    KEY = 10
 
 
 def serve(**given: object) -> None:
@@ -115,7 +115,7 @@ def reached(*, migrates: bool = False, **given: object) -> Iterator[str]:
         except migrations.DatabaseUnreachable as error:
             _fail(Exit.DATABASE, f"cannot reach the database: {error}")
         except (keys.NoSuchKey, Invalid) as error:
-            _fail(Exit.REFUSED, str(error))
+            _fail(Exit.KEY, str(error))
 
 
 def _fenced(settings: Settings, restored: Restored) -> Iterator[str]:

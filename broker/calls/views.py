@@ -94,6 +94,7 @@ class FlowSummaryView:
     flow_id: str
     client_name: str
     instance_id: str
+    key_id: str | None
     active: bool
     draining: bool
     partitions: int
