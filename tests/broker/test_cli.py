@@ -66,7 +66,7 @@ def test_postgres_is_unreachable() -> None:
         assert "cannot reach the database" in line
 
 
-def test_a_data_directory_that_is_none(tmp_path: Path) -> None:
+def test_an_invalid_data_directory_is_refused(tmp_path: Path) -> None:
     directory = tmp_path / "file"
     directory.write_text("")
     line = refusal(["serve", "--port", "0", "--data-dir", str(directory)], Exit.DATA_DIRECTORY)
@@ -108,7 +108,7 @@ def test_the_first_line_says_where_it_is(served: ServeProcess) -> None:
     assert httpx.get(f"{served.url}/readyz").json() == {"status": "ready"}
 
 
-def test_the_log_is_json_where_nobody_watches(served: ServeProcess) -> None:
+def test_the_log_is_json_without_a_terminal(served: ServeProcess) -> None:
     served.end()
     lines = served.log_file.read_text().splitlines()
     assert lines
@@ -187,7 +187,7 @@ def test_beyond_this_machine_it_does_not_start_unprotected(migrated_url: str) ->
     assert "--insecure" in refusal(command, Exit.EXPOSED)
 
 
-def test_who_insists_is_warned(migrated_url: str, tmp_path: Path) -> None:
+def test_an_insecure_service_warns_at_its_start(migrated_url: str, tmp_path: Path) -> None:
     log = tmp_path / "serve.log"
     arguments = ["--host", "0.0.0.0", "--insecure", "--database-url", migrated_url]
     with ServeProcess(log, arguments) as service:

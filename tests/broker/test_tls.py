@@ -42,7 +42,7 @@ def test_a_pair_that_does_not_fit_is_refused(tmp_path: Path) -> None:
     assert str(cert) in refusal([*line, "--tls-key", str(key)], Exit.SETTINGS)
 
 
-def test_an_encrypted_key_asks_nobody_for_its_password() -> None:
+def test_an_encrypted_key_is_refused_without_a_password_prompt() -> None:
     with pytest.raises(TlsError, match="encrypted"):
         Certificate(PAIRS / "first.pem", PAIRS / "encrypted-key.pem")
 

@@ -66,7 +66,7 @@ def test_an_unknown_kind_is_not_guessed() -> None:
         r.from_json({"kind": "PartitionsSplit", "at": 1.0})
 
 
-def test_neighbours_that_say_the_same_become_one() -> None:
+def test_equal_neighbours_are_merged() -> None:
     records: list[Any] = [
         r.WarmupsStarted((r.Move(1, "A", "B"),), 9.0, 1.0),
         r.WarmupsStarted((r.Move(2, "A", "B"),), 9.0, 1.0),
@@ -85,7 +85,7 @@ def test_neighbours_that_say_the_same_become_one() -> None:
     ]
 
 
-def test_what_stands_between_keeps_its_place() -> None:
+def test_records_between_equal_ones_keep_their_place() -> None:
     records: list[Any] = [
         r.HandoffsCalledOff((4,)),
         r.FlowDraining("A", None),

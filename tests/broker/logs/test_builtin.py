@@ -41,7 +41,7 @@ def stored(url):
 # ------------------------------------------------------------------ make and resize
 
 
-async def test_ensure_leaves_a_log_that_exists_as_it_is(logs, log):
+async def test_ensure_does_not_change_an_existing_log(logs, log):
     append(log, "a")
     await logs.ensure("builtin:flights", 9)
     assert await logs.partition_count("builtin:flights") == 4
@@ -73,7 +73,7 @@ async def test_a_resize_that_comes_late_changes_nothing(logs, log):
         append(log, "a", partition_count=6)
 
 
-async def test_whatever_is_asked_of_a_log_that_does_not_exist_says_so(logs):
+async def test_every_call_on_an_unknown_log_says_that_it_is_unknown(logs):
     for call in (
         logs.set_partition_count("builtin:nowhere", 2),
         logs.discard("builtin:nowhere", [1]),
@@ -153,7 +153,7 @@ async def test_a_drop_that_comes_late_spares_the_log_of_a_later_queue(logs, log,
     assert stored(log_url) == 0
 
 
-async def test_a_log_that_belongs_to_nobody_is_dropped_and_trimmed_by_its_name(logs, log, log_url):
+async def test_a_log_without_an_owner_is_dropped_and_trimmed_by_name(logs, log, log_url):
     append(log, "a", "b", "c")
     await logs.trim("builtin:flights", {0: "2"}, FIRST)
     assert texts(log, 0, "2") == ["c"]
@@ -167,14 +167,14 @@ positions = st.dictionaries(st.integers(0, 4), st.none() | st.integers(0, 50))
 
 
 @given(st.lists(positions, max_size=4), st.integers(0, 60))
-def test_what_is_kept_is_so_many_messages_below_what_all_have_committed(committed, keep):
+def test_trimming_keeps_some_messages_below_the_lowest_commit(committed, keep):
     most = trim_floor(committed)
     kept = trim_floor(committed, keep)
     assert kept == {n: at - keep for n, at in most.items() if at >= keep}
 
 
 @given(st.lists(positions, max_size=4))
-def test_the_floor_never_lies_above_what_anyone_has_committed(committed):
+def test_the_floor_is_never_above_any_commit(committed):
     floor = trim_floor(committed)
     for reader in committed:
         for partition, position in floor.items():
@@ -187,7 +187,7 @@ def test_the_floor_never_lies_above_what_anyone_has_committed(committed):
             assert floor[partition] == min(known)
 
 
-def test_nothing_is_trimmed_while_nobody_reads():
+def test_nothing_is_trimmed_without_a_consuming_queue():
     assert trim_floor([]) == {}
 
 

@@ -85,7 +85,7 @@ async def test_a_publisher_can_append_and_nothing_else(engine, log, log_url):
                 connection.execute(statement)
 
 
-async def test_neither_sees_what_else_is_in_the_database(engine, log_url):
+async def test_neither_role_sees_other_data_in_the_database(engine, log_url):
     with psycopg.connect(log_url, autocommit=True) as connection:
         connection.execute("CREATE TABLE public.another (flow_token text)")
     for purpose in ("read", "publish"):

@@ -85,7 +85,7 @@ async def test_every_call_of_a_silent_log_is_given_up(
     assert len((await builtin.bounds("builtin:flights")).ends) == 4
 
 
-async def test_credentials_that_are_known_wait_for_nobody(
+async def test_known_credentials_are_given_without_waiting(
     proxy: Proxy, engine: AsyncEngine
 ) -> None:
     """While publishers' credentials are due and the database is silent, readers get theirs."""

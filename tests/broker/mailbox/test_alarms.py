@@ -90,7 +90,7 @@ async def test_alarms_ring_although_the_hosts_clock_was_set(
         await done.wait()
 
 
-async def test_what_fails_is_called_again(alarms: SchedulerAlarms) -> None:
+async def test_a_failed_callback_is_called_again(alarms: SchedulerAlarms) -> None:
     times = asyncio.Semaphore(0)
 
     async def work() -> None:
@@ -103,7 +103,7 @@ async def test_what_fails_is_called_again(alarms: SchedulerAlarms) -> None:
             await times.acquire()
 
 
-async def test_what_comes_again_and_again_never_runs_twice_at_a_time(
+async def test_a_periodic_callback_never_runs_twice_at_a_time(
     alarms: SchedulerAlarms,
 ) -> None:
     running = 0

@@ -100,7 +100,7 @@ async def test_an_answer_from_before_the_clock_was_set_is_asked_for_again() -> N
 
 
 @virtual
-async def test_what_was_asked_first_may_know_more() -> None:
+async def test_an_earlier_question_may_have_the_newer_answer() -> None:
     """It was carried out later."""
     clocks = Clocks()
     database = MemoryDatabase(clocks.there)

@@ -73,7 +73,7 @@ async def test_a_handoff_lasts_no_longer_though_the_clock_goes_back(replicas: in
 
 @pytest.mark.parametrize("replicas", [1, 2])
 @virtual
-async def test_a_dead_consumer_is_missed_though_the_clock_goes_back(replicas: int) -> None:
+async def test_a_dead_consumer_is_expired_though_the_clock_goes_back(replicas: int) -> None:
     world = World()
     one = (await served(world, replicas))[0]
     await one.create_queue(spec(max_handoff_time=1.0))
@@ -125,7 +125,7 @@ async def test_without_its_replica_a_queue_is_served_though_the_clock_goes_back(
 
 @pytest.mark.parametrize("noticed", [False, True])
 @virtual
-async def test_who_has_not_looked_since_begins_nothing_that_lasts_an_hour(noticed: bool) -> None:
+async def test_a_replica_with_the_old_time_begins_no_hour_long_wait(noticed: bool) -> None:
     """Whether or not the queue has moved already."""
     world = World()
     one, two = await served(world, 2)
@@ -216,7 +216,7 @@ async def test_a_view_is_told_by_the_time_that_its_deadlines_are_by() -> None:
 
 
 @virtual
-async def test_an_owner_is_told_to_let_go_before_it_is_forced_though_the_clock_goes_back() -> None:
+async def test_an_owner_has_its_handoff_time_though_the_clock_goes_back() -> None:
     """The commit that begins the handoff is delayed meanwhile, for an unknown time."""
     world = World()
     [one] = await served(world, 1)
@@ -237,7 +237,7 @@ async def test_an_owner_is_told_to_let_go_before_it_is_forced_though_the_clock_g
 
 @pytest.mark.parametrize("seconds", [HOUR, -HOUR, 2.0, -2.0])
 @virtual
-async def test_whoever_lives_keeps_what_it_has(seconds: float) -> None:
+async def test_live_flows_keep_their_partitions_when_the_clock_is_set(seconds: float) -> None:
     world = World()
     one, two = await served(world, 2)
     await one.create_queue(spec(max_handoff_time=8.0))

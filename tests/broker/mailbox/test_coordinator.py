@@ -45,7 +45,7 @@ async def revoking(one: Service) -> tuple[str, str, dict[int, int]]:
 
 class TestCommit:
     @virtual
-    async def test_what_waits_is_committed_together(self) -> None:
+    async def test_waiting_commands_are_committed_together(self) -> None:
         world = World()
         one = await world.replica()
         await one.create_queue(spec(partitions=50, rebalance_delay=1.0))
@@ -57,7 +57,7 @@ class TestCommit:
 
     @pytest.mark.parametrize("fault", [None, *Fault])
     @virtual
-    async def test_what_a_turn_has_no_time_for_waits_for_the_next(
+    async def test_commands_beyond_a_turns_time_wait_for_the_next_turn(
         self, fault: Fault | None, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr("broker.mailbox.turns.TURN_SECONDS", -1)
@@ -80,7 +80,7 @@ class TestCommit:
         world.check("orders")
 
     @virtual
-    async def test_nobody_sees_what_is_not_committed(self) -> None:
+    async def test_uncommitted_decisions_are_not_visible(self) -> None:
         world = World()
         one = await world.replica()
         await one.create_queue(spec(max_handoff_time=30.0))
@@ -167,7 +167,7 @@ class TestObedience:
     """The coordinator obeys the decision and looks at nothing else."""
 
     @virtual
-    async def test_who_is_told_and_when_the_queue_is_advanced(
+    async def test_the_coordinator_notifies_and_sets_the_alarm_as_decided(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         world = World()
@@ -199,7 +199,9 @@ class TestObedience:
         assert coordinator.waits
 
     @virtual
-    async def test_what_another_replica_decided(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test_decisions_of_another_replica_notify_and_set_the_alarm(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         world = World()
         one, two = await world.replica(), await world.replica()
         await one.create_queue(spec(rebalance_delay=5.0))
@@ -303,7 +305,7 @@ class TestAnswersFromThePresent:
 
 class TestConflicts:
     @virtual
-    async def test_whoever_comes_second_decides_again(self) -> None:
+    async def test_the_second_of_two_commits_is_decided_again(self) -> None:
         world = World()
         one, two = await world.replica(), await world.replica()
         for service in (one, two):
@@ -322,7 +324,7 @@ class TestConflicts:
         world.check("orders")
 
     @virtual
-    async def test_two_replicas_that_never_stop_both_get_on(self) -> None:
+    async def test_two_replicas_that_always_conflict_both_make_progress(self) -> None:
         """Each waits a while in every call, so nearly every commit conflicts."""
         world = World()
         services = [await world.replica() for _ in range(2)]
@@ -363,7 +365,7 @@ class TestReleases:
         assert (seen.state, seen.position) == ("revoking", "70")
 
     @virtual
-    async def test_a_late_release_does_not_take_a_later_one_with_it(self) -> None:
+    async def test_a_late_release_does_not_undo_a_later_one(self) -> None:
         world = World()
         one = await world.replica()
         first, second, epochs = await revoking(one)
@@ -393,7 +395,7 @@ class TestReleases:
         assert {p.position for p in (await two.update("orders", second)).partitions} == {"9"}
 
     @virtual
-    async def test_an_epoch_that_nobody_was_told_of_yet_is_too_high(self) -> None:
+    async def test_an_epoch_that_no_flow_was_told_of_is_refused(self) -> None:
         """A flow guesses the epoch after its first release, in the same turn."""
         world = World()
         one = await world.replica()
@@ -437,7 +439,7 @@ class TestLeases:
             await one.update("orders", first)
 
     @virtual
-    async def test_who_calls_at_the_last_moment_lives(self) -> None:
+    async def test_a_call_at_the_last_moment_keeps_the_flow_bound(self) -> None:
         world = World()
         one = await world.replica()
         first, _, epochs = await revoking(one)
@@ -506,7 +508,7 @@ class TestCatchingUp:
         world.check("orders")
 
     @virtual
-    async def test_a_database_that_went_back_is_loaded_anew_and_not_asked_for_ever(self) -> None:
+    async def test_after_a_restore_of_the_database_the_queue_is_loaded_once(self) -> None:
         world = World()
         one = await world.replica()
         await one.create_queue(spec())
@@ -521,7 +523,7 @@ class TestCatchingUp:
         assert flow.client_name == "client third"
 
     @virtual
-    async def test_a_queue_deleted_elsewhere_ends_what_waits_here(self) -> None:
+    async def test_a_queue_deleted_on_another_replica_ends_waiting_calls(self) -> None:
         world = World()
         one, two = await world.replica(), await world.replica()
         await one.create_queue(spec())

@@ -90,7 +90,7 @@ async def scene(world: World) -> tuple[Service, dict[str, str]]:
 @pytest.mark.parametrize("cold", [False, True], ids=["warm", "cold"])
 @pytest.mark.parametrize("call", CALLS)
 @virtual
-async def test_whatever_fails_is_told_and_can_be_repeated(call: str, cold: bool) -> None:
+async def test_every_failed_call_is_reported_and_can_be_repeated(call: str, cold: bool) -> None:
     """`cold`: the replica has nothing in memory yet."""
     seen = Recorder()
     await attempt(call, cold, seen)

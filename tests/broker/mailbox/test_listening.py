@@ -93,7 +93,7 @@ def pair_of(migrated_url: str) -> Iterator[Callable[[float], Pair]]:
         yield lambda heartbeat_seconds: Pair(migrated_url, heartbeat_seconds, stack)
 
 
-def test_what_is_decided_while_the_connection_is_away_is_heard_when_it_is_back(
+def test_decisions_during_a_lost_connection_arrive_after_it(
     pair_of: Callable[[float], Pair],
 ) -> None:
     pair = pair_of(NEVER_SECONDS)
@@ -110,7 +110,7 @@ def test_what_is_decided_while_the_connection_is_away_is_heard_when_it_is_back(
 
 
 @pytest.mark.long
-def test_what_is_decided_while_listeners_are_ended_is_heard(
+def test_decisions_while_listeners_are_ended_arrive(
     pair_of: Callable[[float], Pair],
 ) -> None:
     pair = pair_of(NEVER_SECONDS)

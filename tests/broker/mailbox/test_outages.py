@@ -24,7 +24,7 @@ async def deadlines(service: Service) -> list[float | None]:
 
 @pytest.mark.parametrize("replicas", [1, 2])
 @virtual
-async def test_what_lived_when_all_froze_lives_on(replicas: int) -> None:
+async def test_flows_that_were_alive_when_all_replicas_froze_stay_bound(replicas: int) -> None:
     world = World()
     services = [await world.replica() for _ in range(replicas)]
     one = services[0]
@@ -129,7 +129,7 @@ async def test_without_its_replica_a_queue_is_served_by_another() -> None:
 
 
 @virtual
-async def test_one_frozen_replica_of_two_decides_nothing_from_the_past() -> None:
+async def test_a_frozen_replica_decides_nothing_from_old_deadlines() -> None:
     """It had a deadline in memory; meanwhile the other replica continued."""
     world = World()
     one, two = await world.replica(), await world.replica()
@@ -149,7 +149,7 @@ async def test_one_frozen_replica_of_two_decides_nothing_from_the_past() -> None
 
 
 @virtual
-async def test_an_owner_is_told_to_let_go_before_it_is_forced() -> None:
+async def test_an_owner_has_its_handoff_time_after_a_slow_commit() -> None:
     """The commit takes longer than a handoff, while another replica serves."""
     world = World()
     one, two = await world.replica(), await world.replica()
@@ -223,7 +223,7 @@ async def test_deadlines_get_back_every_outage_there_was() -> None:
 
 
 @virtual
-async def test_a_store_that_was_away_costs_nobody_anything() -> None:
+async def test_an_outage_of_the_store_costs_no_flow_anything() -> None:
     world = World()
     one, two = await world.replica(), await world.replica()
     first, second = await handing_over(one)

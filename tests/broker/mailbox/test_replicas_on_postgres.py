@@ -80,7 +80,7 @@ async def test_a_crowd_that_binds_on_both_at_once(services: Pair) -> None:
         assert picture(memory) == picture(stored)
 
 
-async def test_what_one_told_the_other_knows(services: Pair) -> None:
+async def test_what_one_replica_answered_the_other_knows(services: Pair) -> None:
     one, two = services
     await one.create_queue(spec(max_handoff_time=20.0))
     for round_ in range(10):

@@ -65,7 +65,7 @@ async def test_each_slice_is_a_transaction() -> None:
 
 
 @virtual
-async def test_what_is_asked_meanwhile_does_not_wait_for_the_rest() -> None:
+async def test_calls_between_slices_do_not_wait_for_the_rest() -> None:
     world = World()
     one = await world.replica()
     gate = await cut_off(one)
@@ -94,7 +94,7 @@ async def test_another_replica_goes_on_when_one_dies_between_slices() -> None:
 
 
 @virtual
-async def test_a_replica_that_knew_nothing_goes_on() -> None:
+async def test_a_replica_without_the_queue_in_memory_continues_the_slices() -> None:
     world = World()
     one = await world.replica()
     await cut_off(one)

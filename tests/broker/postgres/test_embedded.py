@@ -236,7 +236,7 @@ def test_a_stale_pid_file_never_costs_an_innocent_process_its_life(made: Path) -
         innocent.wait()
 
 
-def test_root_runs_it_as_nobody_and_opens_no_directory(data_dir: Path) -> None:
+def test_root_runs_it_as_the_user_nobody_and_opens_no_directory(data_dir: Path) -> None:
     with EmbeddedPostgres(data_dir):
         user = Path(f"/proc/{server_pid(data_dir)}").stat().st_uid
         groups = Path(f"/proc/{server_pid(data_dir)}/status").read_text()
@@ -251,7 +251,7 @@ def test_root_runs_it_as_nobody_and_opens_no_directory(data_dir: Path) -> None:
         assert directory.stat().st_uid == os.geteuid()
 
 
-def test_only_who_can_read_the_password_gets_in(made: Path) -> None:
+def test_connecting_needs_the_password(made: Path) -> None:
     with EmbeddedPostgres(made) as url:
         password = urlsplit(url).password
         assert password
@@ -327,7 +327,7 @@ def test_a_directory_that_cannot_be_written_to_is_named(data_dir: Path) -> None:
         EmbeddedPostgres(data_dir).start()
 
 
-def test_what_postgres_said_is_in_the_error(made: Path) -> None:
+def test_the_error_contains_the_message_of_postgres(made: Path) -> None:
     with EmbeddedPostgres(made):
         pass
     with pytest.raises(PostgresDidNotStart, match=r"no_such_setting.*postgres\.log"):

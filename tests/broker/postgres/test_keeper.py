@@ -77,9 +77,7 @@ def test_a_postgres_that_is_killed_runs_again(tmp_path: Path) -> None:
     assert started_at(url) is None
 
 
-def test_what_keeps_it_from_starting_is_tried_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_failed_start_is_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("broker.postgres.keeper.PAUSE_SECONDS", 0.1)
     postgres = EmbeddedPostgres(tmp_path, settings=FAST)
     url = postgres.start()

@@ -102,7 +102,7 @@ def test_settings_that_are_refused(connections: "list[psycopg.Connection[Any]]")
         refuse_pooling("postgresql://host/db", connect)
 
 
-def test_nobody_is_there() -> None:
+def test_an_unreachable_database_is_reported() -> None:
     with pytest.raises(DatabaseUnreachable):
         refuse_pooling("postgresql://nobody:hunter2@127.0.0.1:1/nothing")
 

@@ -103,7 +103,7 @@ def epochs(client: Client) -> dict[int, int]:
 
 
 @pytest.mark.long
-def test_what_was_granted_after_the_backup_is_fenced(migrated_url: str, tmp_path: Path) -> None:
+def test_grants_after_the_backup_are_fenced(migrated_url: str, tmp_path: Path) -> None:
     database = Database(migrated_url, tmp_path / "backup")
     with serving(database.url) as (service, client):
         client.create_queue("orders", 4, rebalance_delay=0, max_handoff_time=3600)
@@ -179,7 +179,7 @@ def test_what_was_granted_after_the_backup_is_fenced(migrated_url: str, tmp_path
     assert len(set(incarnations)) == 3
 
 
-def test_epochs_are_above_the_one_that_is_given(migrated_url: str) -> None:
+def test_epochs_are_above_the_given_one(migrated_url: str) -> None:
     with serving(migrated_url) as (_, client):
         client.create_queue("orders", 2)
     highest = 2**60

@@ -103,7 +103,7 @@ async def test_services_that_are_killed_one_after_the_other(pair: Pair, crowd_of
 
 @pytest.mark.long
 @pytest.mark.timeout(300)
-async def test_services_that_are_frozen_expire_nobody(pair: Pair, crowd_of: CrowdOf) -> None:
+async def test_frozen_services_expire_no_flow(pair: Pair, crowd_of: CrowdOf) -> None:
     """The leases are shorter than the freeze; the database's clock runs on."""
     urls = [service.url for service in pair]
     async with AsyncClient(urls[0]) as first, AsyncClient(urls[1]) as second:

@@ -49,7 +49,7 @@ async def test_a_clock_that_goes_back_prolongs_no_lease(
     assert (await store.expiries(orders.id)).expired == ("A",)
 
 
-async def test_who_renewed_after_the_clock_went_back_lives(
+async def test_a_flow_that_renewed_after_the_clock_went_back_stays_bound(
     ground: Ground, store: Store, orders: Replica
 ) -> None:
     await pulse(store)
@@ -61,7 +61,7 @@ async def test_who_renewed_after_the_clock_went_back_lives(
     assert await store.leases(["A"]) == {"A": near(now + 200)}
 
 
-async def test_who_was_dead_when_the_clock_went_back_is_missed_a_lease_later(
+async def test_a_flow_that_was_dead_when_the_clock_went_back_expires_a_lease_later(
     ground: Ground, store: Store, orders: Replica
 ) -> None:
     """It looks like a flow that has renewed since; but it does not stay for an hour."""
@@ -86,14 +86,14 @@ async def test_one_of_all_replicas_notices_that_the_clock_went_back(
     assert await store.outages(0) == [told[0][1]]
 
 
-async def test_a_small_step_of_the_clock_is_none(ground: Ground, store: Store) -> None:
+async def test_a_small_step_of_the_clock_is_ignored(ground: Ground, store: Store) -> None:
     await pulse(store)
     for seconds in (-30.0, 30.0):
         ground.pass_time(seconds)
         assert (await pulse(store))[1] is None
 
 
-async def test_what_waits_by_a_clock_that_went_back_is_due_until_it_has_moved(
+async def test_a_queue_is_due_until_its_deadlines_moved_with_the_clock(
     ground: Ground, store: Store
 ) -> None:
     """All replicas that had it in memory may be dead."""
@@ -117,7 +117,7 @@ async def test_what_waits_by_a_clock_that_went_back_is_due_until_it_has_moved(
     assert await store.due(10) == [orders.id]
 
 
-async def test_who_had_to_wait_to_stamp_takes_no_later_stamp_for_a_step(
+async def test_a_replica_that_waited_to_stamp_sees_no_step_of_the_clock(
     postgres: PostgresGround,
 ) -> None:
     """While one replica dealt with an outage, another had read the time already."""

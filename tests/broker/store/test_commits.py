@@ -96,14 +96,14 @@ async def test_a_wait_for_a_lock_makes_a_commit_late(postgres: PostgresGround) -
     assert not (await store.load(orders.id)).flows
 
 
-async def test_a_loaded_queue_is_nobody_elses(store: Store, orders: Replica) -> None:
+async def test_loaded_queues_share_no_objects(store: Store, orders: Replica) -> None:
     loaded = await store.load(orders.id)
     loaded.partitions[0].epoch = 99
     loaded.settings.partition_count = 99
     assert snapshot(await store.load(orders.id)) == snapshot(orders.queue)
 
 
-async def test_whoever_has_not_seen_the_last_commit_conflicts(
+async def test_a_commit_without_the_last_revision_conflicts(
     ground: Ground, orders: Replica
 ) -> None:
     late = await Replica(await ground.store()).follow(orders.id)
@@ -297,7 +297,7 @@ async def test_a_listed_queue_has_its_counts(store: Store, orders: Replica) -> N
     assert row.flow_count == 4
 
 
-async def test_what_fails_writes_nothing(store: Store, orders: Replica) -> None:
+async def test_a_failed_commit_writes_nothing(store: Store, orders: Replica) -> None:
     """Here the last of the fences holds, after everything else of the commit was written."""
     await orders.bind("A", "B")
     before = snapshot(await store.load(orders.id))

@@ -114,7 +114,9 @@ async def test_a_queue_or_flow_cannot_become_impossible(
     assert refused.value.diag.constraint_name in (rule, "end_of_holddown", "open_rebalance")
 
 
-async def test_who_left_does_not_come_back(postgres: PostgresGround, orders: Replica) -> None:
+async def test_a_flow_that_left_cannot_be_bound_again(
+    postgres: PostgresGround, orders: Replica
+) -> None:
     await orders.do(c.Unbind("B"))
     for change in ("reason = NULL, left_at = NULL", "lease_expires_at = 9e9"):
         with pytest.raises(psycopg.errors.CheckViolation):

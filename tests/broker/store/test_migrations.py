@@ -52,7 +52,7 @@ def test_an_empty_database_gets_the_tables_that_the_store_knows(database_url: st
     assert differences(database_url) == []
 
 
-def test_what_is_done_can_be_undone(database_url: str) -> None:
+def test_every_migration_can_be_undone(database_url: str) -> None:
     command.upgrade(config(database_url), "head")
     command.downgrade(config(database_url), "base")
     with psycopg.connect(database_url) as connection:

@@ -119,7 +119,7 @@ async def test_rows_are_found_by_their_keys(connection: psycopg.Connection[Any],
 
 
 @pytest.mark.parametrize("connection", ["many small queues"], indirect=True)
-def test_a_join_with_the_rows_is_found_out(connection: psycopg.Connection[Any]) -> None:
+def test_a_join_with_the_given_rows_is_detected(connection: psycopg.Connection[Any]) -> None:
     """The statements must not be like this."""
     rows = bulk.Rows("row", [("number", Integer()), ("position", Text())])
     locked = (

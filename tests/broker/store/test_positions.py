@@ -86,7 +86,7 @@ async def test_the_first_outcome_that_applies_is_told(store: Store, orders: Repl
     assert await position(orders, 0) == "y"
 
 
-async def test_a_partition_that_nobody_owns_takes_no_commit(store: Store) -> None:
+async def test_an_unassigned_partition_accepts_no_commit(store: Store) -> None:
     orders = Replica(store)
     await orders.create(2, rebalance_delay=5.0)
     await orders.bind("A")
@@ -94,7 +94,7 @@ async def test_a_partition_that_nobody_owns_takes_no_commit(store: Store) -> Non
     assert await position(orders, 0) is None
 
 
-async def test_who_left_commits_nothing(store: Store, orders: Replica) -> None:
+async def test_a_flow_that_left_commits_nothing(store: Store, orders: Replica) -> None:
     await orders.bind("A")
     item = orders.position("A", 0, "3")
     await orders.do(c.Unbind("A"))

@@ -273,7 +273,7 @@ def outcomes_of(url: str, seeds: Iterable[int], memory: Any = MemoryDatabase) ->
     return found
 
 
-def test_what_replicas_ask_in_the_simulation_both_answer_alike(twins_url: str) -> None:
+def test_both_stores_answer_the_simulations_calls_alike(twins_url: str) -> None:
     found = outcomes_of(twins_url, range(3))
     assert found["commit", "ok"] > 20
 
@@ -339,6 +339,6 @@ class Forgetful(MemoryDatabase):
 @pytest.mark.parametrize(
     "memory", [Unserved, Unfenced, Immortal, Eager, Unordered, Forgetful], ids=lambda m: m.__name__
 )
-def test_a_twin_that_is_another_is_found_out(twins_url: str, memory: Any) -> None:
+def test_a_twin_that_differs_is_detected(twins_url: str, memory: Any) -> None:
     with pytest.raises(Differ):
         outcomes_of(twins_url, range(100, 112), memory)
