@@ -22,11 +22,11 @@ from sqlalchemy import (
 )
 from sqlalchemy.dialects.postgresql import ARRAY
 
-from broker.store.acts import record_acts
 from broker.store.bulk import NOW, any_of
 from broker.store.connections import Connections
 from broker.store.key_ports import Act, AuditRow, KeyRow, Keys, SessionRow
 from broker.store.tables import audit, bound, flows, keys, sessions
+from broker.store.writing import record_acts
 
 PURGE_AT_ONCE = 10_000
 

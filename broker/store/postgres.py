@@ -34,7 +34,6 @@ from broker.core.commands import Result
 from broker.core.state.queue import Queue
 from broker.core.state.records import Entry
 from broker.store import writing
-from broker.store.acts import record_acts
 from broker.store.bulk import any_of
 from broker.store.connections import Connections
 from broker.store.key_ports import Act
@@ -133,7 +132,7 @@ class PostgresStore:
             await self._lock_all(connection, queue_id)
             await connection.execute(delete(partitions).where(partitions.c.queue_id == queue_id))
             await connection.execute(delete(queues).where(queues.c.id == queue_id))
-            await record_acts(connection, () if act is None else (act,))
+            await writing.record_acts(connection, () if act is None else (act,))
 
     async def _lock_all(self, connection: AsyncConnection, queue_id: str) -> None:
         for table, key in ((flows, flows.c.id), (partitions, partitions.c.number)):

@@ -9,7 +9,8 @@ are.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from typing import Any
 
 from sqlalchemy import (
@@ -28,14 +29,14 @@ from sqlalchemy import (
 from sqlalchemy.dialects.postgresql import insert as postgresql_insert
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from broker.store.acts import record_acts
-from broker.store.bulk import Rows
+from broker.store.bulk import NOW, Rows
 from broker.store.connections import IDLE_SECONDS
 from broker.store.flow_writes import insert_flows, update_flows
+from broker.store.key_ports import Act
 from broker.store.partition_writes import insert_partitions, write_partitions
 from broker.store.ports import Commit, Conflict, NameTaken, Overdue, QueueGone
 from broker.store.rows import encode, queue_values
-from broker.store.tables import queues, records
+from broker.store.tables import audit, queues, records
 
 # The queue's row, if it has the expected revision, and then the records.
 
@@ -104,6 +105,13 @@ LARGE_ROWS_PER_SECOND = 10_000
 TAKE_TIME = select(
     func.set_config("idle_in_transaction_session_timeout", bindparam("limit", type_=Text), True)
 )
+
+
+async def record_acts(connection: AsyncConnection, acts: Sequence[Act]) -> None:
+    """Writes the audit, one row for each act, in the transaction of what was done."""
+    if acts:
+        rows = [{"at": NOW, **asdict(act)} for act in acts]
+        await connection.execute(insert(audit).values(rows))
 
 
 def _idle_limit(commit: Commit) -> str:
