@@ -9,7 +9,7 @@ import httpx
 import pytest
 
 from broker import keys
-from broker.core.access import key_id_of
+from broker.core.access import Role, key_id_of
 from broker.service import Broker
 from counterpoise.client import Client
 from counterpoise.errors import Forbidden, Unauthorized
@@ -51,7 +51,7 @@ def test_keys_come_while_clients_run(databases: Databases) -> None:
             client.create_queue("orders", 2, rebalance_delay=0)
         old = stack.enter_context(Flow("orders", url=first.url, instance_id="etl-1"))
         eventually(lambda: len(old.partitions) == 2)
-        key = keys.create(url, keys.Role.CONSUMER, ("orders",), "etl").text
+        key = keys.create(url, Role.CONSUMER, ("orders",), "etl").text
 
         # Optional: whoever has no key goes on as before, and the key is valid.
         required = settings_for(url)
@@ -88,7 +88,7 @@ def test_the_first_key_closes_the_service(databases: Databases) -> None:
             with http.stream("GET", f"{address}/open/events") as stream:
                 lines = stream.iter_lines()
                 next(lines)
-                key = keys.create(url, keys.Role.VIEWER, ("*",), "first").key
+                key = keys.create(url, Role.VIEWER, ("*",), "first").key
                 deadline = time.monotonic() + END_SECONDS
                 assert next(line for line in lines if line) == "event: problem"
             within(deadline, lambda: http.get(address).status_code == 401)
