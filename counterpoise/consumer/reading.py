@@ -241,19 +241,23 @@ def read_range(
     Not much more than `max_bytes` of values, but at least one message if there is any.
     """
     batches: list[pa.RecordBatch] = []
+    memory_bytes = 0
     try:
         for batch in log.read(
             partition, start, end, max_messages=max_messages + 1, max_bytes=max_bytes
         ):
             batches.append(batch)
+            # Keys and headers take memory too, and may be larger than values.
+            memory_bytes += batch.nbytes
+            if memory_bytes >= max_bytes:
+                break
     except PositionTrimmed as gone:
         # What came before the gap is processed first; who reads on there is told again.
         if not batches:
             raise
         return _chunks(batches, gone.position), gone.position
     count = sum(batch.num_rows for batch in batches)
-    size = sum(_value_bytes(batch) for batch in batches)
-    if count <= max_messages and size < max_bytes:
+    if count <= max_messages and memory_bytes < max_bytes:
         return _chunks(batches, end), end
     if count == 1:  # one large message: what follows it?
         batches = list(log.read(partition, start, end, max_messages=2))
@@ -265,11 +269,6 @@ def read_range(
     if last.num_rows > 1:
         batches.append(last.slice(0, last.num_rows - 1))
     return _chunks(batches, following), following
-
-
-def _value_bytes(batch: pa.RecordBatch) -> int:
-    size: int = batch.column("value").nbytes
-    return size
 
 
 def _chunks(batches: list[pa.RecordBatch], end: str) -> list[Chunk]:

@@ -27,7 +27,7 @@ ALLOWED = {
     "broker/processes/test_two_services.py: peace": POLL,
     "broker/processes/test_two_services.py: test_a_crowd_on_two_services": LASTS,
     "broker/processes/test_two_services.py: test_a_large_crowd_that_changes_all_the_time": LASTS,
-    "broker/processes/test_two_services.py: test_services_that_are_frozen_expire_nobody": LASTS,
+    "broker/processes/test_two_services.py: test_frozen_services_expire_no_flow": LASTS,
     "broker/processes/test_two_services.py:"
     " test_services_that_are_killed_one_after_the_other": LASTS,
     "broker/store/support.py: PostgresGround.until_waiting": POLL,
@@ -36,10 +36,10 @@ ALLOWED = {
     "broker/store/test_held.py:"
     " test_a_commit_that_the_database_has_ended_is_made_again.late": LASTS,
     "broker/store/test_notifications.py: Listening.quiet": SILENCE,
-    "broker/store/test_notifications.py: test_what_is_not_fetched_yet_is_told_once": SILENCE,
+    "broker/store/test_notifications.py: test_pending_notifications_name_each_queue_once": SILENCE,
     "broker/mailbox/test_alarms.py: test_a_stall_of_the_loop_drops_no_alarm": LASTS,
     "broker/mailbox/test_alarms.py:"
-    " test_what_comes_again_and_again_never_runs_twice_at_a_time.work": LASTS,
+    " test_a_periodic_callback_never_runs_twice_at_a_time.work": LASTS,
     "broker/mailbox/test_replicas_on_postgres.py: eventually": POLL,
     "broker/mailbox/test_replicas_on_postgres.py:"
     " test_connections_that_are_cut_cost_nothing_that_was_acknowledged.cutting": LASTS,
@@ -101,7 +101,7 @@ def test_only_these_functions_sleep() -> None:
     assert found() - ALLOWED.keys() == set(), "wait for what is to happen, with a limit"
 
 
-def test_nothing_is_allowed_to_sleep_that_does_not() -> None:
+def test_every_allowed_function_still_sleeps() -> None:
     assert ALLOWED.keys() - found() == set()
 
 

@@ -82,7 +82,7 @@ def packages_of_ours(binaries: Path, directory: Path) -> set[str]:
     ("pattern", "packages"),
     [("counterpoise-*.whl", CONSUMERS), ("counterpoise_server-*.whl", SERVICE)],
 )
-def test_a_wheel_carries_its_packages_whole_and_nothing_else(
+def test_a_wheel_has_all_files_of_its_packages_and_nothing_else(
     wheels: Path, pattern: str, packages: frozenset[str]
 ) -> None:
     [wheel] = wheels.glob(pattern)

@@ -1,4 +1,5 @@
-"""What is large is decided in slices: together they are the decision, and others may come between.
+"""Large decisions are cut into slices. Together they are the decision, and other commands may come
+between.
 
 The theory is in `broker.core.rebalancer`.
 """
@@ -17,7 +18,7 @@ from tests.core.world import World
 
 
 class Whole(World):
-    """After each command, what is due is done."""
+    """After each command, timers that are due run."""
 
     def do(self, command: c.Command) -> Decision:
         decision = super().do(command)
@@ -27,7 +28,7 @@ class Whole(World):
 
 
 class Sliced(Whole):
-    """The same, all slices."""
+    """The same, one slice at a time."""
 
     def do(self, command: c.Command) -> Decision:
         decision = super().do(command)
@@ -44,7 +45,7 @@ class Sliced(Whole):
 
 
 def told(world: World) -> dict[str, Any]:
-    """What has come of it, but for revisions: the slices are more of them."""
+    """The result without revisions, because slices have more of them."""
     queue = world.queue
     return {
         "status": (queue.status, queue.trigger, queue.since, queue.holddown_until),

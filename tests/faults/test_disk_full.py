@@ -34,7 +34,7 @@ def small(tmp_path: Path) -> Iterator[SmallDisk]:
         yield small
 
 
-def test_a_full_disk_is_said_to_be_and_all_resumes(small: SmallDisk) -> None:
+def test_a_full_disk_is_reported_and_all_resumes(small: SmallDisk) -> None:
     url = small.service.url
     with contextlib.ExitStack() as stack:
         client = stack.enter_context(Client(url, timeout_seconds=15))

@@ -107,7 +107,7 @@ def pause(seconds: float) -> None:
     threading.Event().wait(seconds)
 
 
-def test_a_network_that_is_away_costs_the_lease_and_no_more(stage: Stage) -> None:
+def test_a_network_outage_costs_the_lease_and_no_more(stage: Stage) -> None:
     """The service runs but gets no calls: for the service this is no outage, so leases run out.
 
     The flows take part again by themselves when the network is back.
@@ -125,7 +125,7 @@ def test_a_network_that_is_away_costs_the_lease_and_no_more(stage: Stage) -> Non
         eventually(lambda: not set(flow.partitions) & crew.numbers())
 
 
-def test_postgres_that_is_away_is_said_to_be_and_all_resumes(stage: Stage) -> None:
+def test_an_outage_of_postgres_is_reported_and_all_resumes(stage: Stage) -> None:
     processes = [replica.process for replica in stage.replicas]
     with everything_is_kept(stage, "without-postgres", stage.replicas[0].url) as crew:
         stage.postgres.kill()
@@ -147,7 +147,7 @@ def _ready(url: str) -> bool:
     return httpx.get(f"{url}/readyz", timeout=15).status_code == 200
 
 
-def test_a_service_that_is_away_for_five_leases_costs_nobody_anything(stage: Stage) -> None:
+def test_an_outage_of_the_service_for_five_leases_costs_nothing(stage: Stage) -> None:
     """Flows that reach the serving replica lose nothing, even if the other replica comes back more
     than a lease later. Flows that reach only the late replica lose their partitions as in a network
     failure; this also shows that leases ran in between.

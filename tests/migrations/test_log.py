@@ -20,7 +20,7 @@ def tables(url):
         return {row[0] for row in rows}
 
 
-def test_two_that_migrate_at_once_take_turns(database_url):
+def test_concurrent_migrations_take_turns(database_url):
     with ThreadPoolExecutor(2) as pool:
         # One process each, because Alembic's context is global in a process.
         script = f"from tests.log_support import migrate_log; migrate_log({database_url!r})"

@@ -125,12 +125,12 @@ def log_url(postgres_url: str) -> Iterator[str]:
 
 
 @pytest.mark.parametrize("revision", CLIENTS)
-def test_clients_of_an_earlier_release_go_on(log_url: str, revision: str) -> None:
+def test_clients_of_an_earlier_release_keep_working(log_url: str, revision: str) -> None:
     ask_all(log_url, CLIENTS[revision])
 
 
 @pytest.mark.parametrize("revision", CLIENTS)
-def test_they_would_not_if_something_were_taken_away(log_url: str, revision: str) -> None:
+def test_removals_would_break_clients_of_an_earlier_release(log_url: str, revision: str) -> None:
     for change in ADDED:
         ask_all(log_url, CLIENTS[revision], change)
     for change in TAKEN_AWAY:

@@ -29,7 +29,7 @@ def spun(test: Callable[..., None]) -> Callable[..., None]:
     return test
 
 
-def test_what_the_page_names_in_the_code_exists() -> None:
+def test_code_names_on_the_page_exist() -> None:
     """`broker/core/draft.py:grant` names a file with a function or constant of it."""
     page = (ROOT / "docs" / "model.md").read_text()
     named = re.findall(r"`((?:broker|counterpoise|api|tests|docs)/[\w/.]*)(?::(\w+))?`", page)
@@ -56,6 +56,6 @@ def test_a_planted_bug_is_found(case: Case) -> None:
 
 
 @spun
-def test_a_search_that_ran_out_of_memory_has_shown_nothing() -> None:
+def test_a_search_that_ran_out_of_memory_fails() -> None:
     with pytest.raises(AssertionError, match="MEMLIM"):
         check(Case("processed", losses=1), most_mb=140)

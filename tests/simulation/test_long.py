@@ -52,7 +52,7 @@ def test_another_commit_begins_a_new_total(
     assert "two: 20 seeds" in told
 
 
-def test_what_was_played_while_the_code_changed_counts_for_nothing(
+def test_runs_during_a_change_of_the_code_do_not_count(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, played: list[int]
 ) -> None:
     path = tmp_path / "state.json"
@@ -62,7 +62,7 @@ def test_what_was_played_while_the_code_changed_counts_for_nothing(
     assert played == [long.LONG_FROM, long.LONG_FROM]
 
 
-def test_a_total_of_unknown_code_stays_one(
+def test_a_total_of_unknown_code_stays_separate(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, played: list[int]
 ) -> None:
     path = tmp_path / "state.json"

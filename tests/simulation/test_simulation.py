@@ -164,7 +164,7 @@ def test_recording_changes_nothing() -> None:
         assert run(draw(seed)).counts == run(draw(seed), recording=True).counts
 
 
-def test_a_failing_run_is_shrunk_to_what_it_takes() -> None:
+def test_a_failing_run_is_shrunk_to_the_necessary_events() -> None:
     """The planted bug shows whenever a release carries a position, so two consumers and a few
     messages are enough."""
     with MUTANTS["position passed over at a handoff"].planted():
@@ -178,7 +178,7 @@ def test_a_failing_run_is_shrunk_to_what_it_takes() -> None:
     assert small.config.replicas == 1
 
 
-def test_nothing_happens_where_nothing_is_asked() -> None:
+def test_a_run_without_faults_is_uneventful() -> None:
     """One consumer, one message, no faults."""
     settings = dict(draw(0).config.settings, partition_count=1, rebalance_delay=0.0)
     settings["access_type"] = "non_exclusive"

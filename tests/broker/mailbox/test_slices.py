@@ -1,4 +1,4 @@
-"""A large decision is committed slice by slice: others come between, and no slice is forgotten."""
+"""A large decision is committed slice by slice: other calls come between, and no slice is lost."""
 
 import asyncio
 import itertools
@@ -38,7 +38,7 @@ async def cut_off(one: Service) -> asyncio.Event:
 
 
 async def until_ready(world: World) -> float:
-    """How long it took until the stored queue was Ready."""
+    """The seconds until the stored queue was Ready."""
     began, (queue_id, _) = world.now, world.stored("orders")
     while world.database.load(queue_id).status != "Ready":
         await running().sleep(0.05)
@@ -65,7 +65,7 @@ async def test_each_slice_is_a_transaction() -> None:
 
 
 @virtual
-async def test_what_is_asked_meanwhile_does_not_wait_for_the_rest() -> None:
+async def test_calls_between_slices_do_not_wait_for_the_rest() -> None:
     world = World()
     one = await world.replica()
     gate = await cut_off(one)
@@ -94,7 +94,7 @@ async def test_another_replica_goes_on_when_one_dies_between_slices() -> None:
 
 
 @virtual
-async def test_a_replica_that_knew_nothing_goes_on() -> None:
+async def test_a_replica_without_the_queue_in_memory_continues_the_slices() -> None:
     world = World()
     one = await world.replica()
     await cut_off(one)
@@ -123,7 +123,7 @@ async def test_a_slice_that_fails_is_decided_again(fault: Fault) -> None:
 
 @virtual
 async def test_only_one_of_two_replicas_goes_on() -> None:
-    """The one that follows the slices of the other leaves the rest to it."""
+    """The replica that follows the other's slices leaves the rest to it."""
     world = World()
     one, two = await world.replica(), await world.replica()
     await two.list_queues(10, None)

@@ -40,7 +40,7 @@ def test_refused_credentials_take_no_partition(service, client, undisturbed):
     assert undisturbed()
 
 
-def test_it_binds_when_the_log_is_there(service, client, publish, undisturbed, postgres_of):
+def test_it_binds_when_the_log_is_reachable(service, client, publish, undisturbed, postgres_of):
     publish(range(3))
     postgres_of("UPDATE counterpoise_log.logs SET name = 'elsewhere' WHERE name = 'flights'")
     with Running(service.url) as one:
@@ -50,7 +50,7 @@ def test_it_binds_when_the_log_is_there(service, client, publish, undisturbed, p
         eventually(lambda: len(one.seen) == 3)
 
 
-def test_what_no_waiting_mends_is_raised_before_the_bind(service, undisturbed):
+def test_permanent_errors_are_raised_before_the_bind(service, undisturbed):
     with pytest.raises(LogError, match="not one to a log of this kind"):
         Consumer("flights", print, url=service.url, log_url="redis://127.0.0.1:9").run()
     assert undisturbed()

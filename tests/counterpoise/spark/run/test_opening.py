@@ -92,7 +92,7 @@ def test_a_query_that_cannot_reach_its_log_never_binds(
         assert client.rebalance_status("flights") == before, "a bind would begin a holddown"
 
 
-def test_what_is_there_now_is_asked_of_a_view_that_is_up_to_date(service: Service) -> None:
+def test_available_now_uses_an_up_to_date_view(service: Service) -> None:
     with Client(service.url) as client:
         client.create_queue("flights", 4, rebalance_delay=0.0)
         flow = LateFlow(client.bind("flights", "late").flow_id)
