@@ -8,7 +8,7 @@ from starlette.routing import BaseRoute
 
 from api.connections.crowd import Crowd
 from api.http import problems
-from api.http.limits import RequestLimits
+from api.http.limits import Budget, RequestLimits
 from api.http.metrics import CountRequests, Metrics
 from api.http.rates import LimitRates, LimitWork, Rates
 from api.http.streams import OpenCalls
@@ -62,7 +62,11 @@ def create_app(broker: Broker, settings: Settings) -> FastAPI:
     service.share_probes(app.state)
     problems.add_handlers(app)
     app.add_middleware(LimitWork, rates=app.state.rates)
-    app.add_middleware(RequestLimits, limit_bytes=settings.request_limit_bytes)
+    limit_bytes = settings.request_limit_bytes
+    app.state.budget = Budget(settings.body_budget_bytes, limit_bytes)
+    app.add_middleware(
+        RequestLimits, limit_bytes=limit_bytes, budget=app.state.budget, rates=app.state.rates
+    )
     app.add_middleware(LimitRates, rates=app.state.rates)
     app.add_middleware(CountRequests, metrics=app.state.metrics)
     return app

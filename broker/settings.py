@@ -89,6 +89,12 @@ class Settings(BaseSettings):
     request_limit_bytes: Annotated[int, Field(ge=1024, le=2**30)] = Field(
         default=8 * 2**20, description="The largest request body."
     )
+    body_budget_bytes: int = Field(
+        default=64 * 2**20,
+        ge=1024,
+        description="All request bodies that are read or wait for their turn, together; one "
+        "caller has a quarter of it.",
+    )
     flow_requests_per_second: float = Field(
         default=100.0,
         ge=0,

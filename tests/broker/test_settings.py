@@ -36,6 +36,7 @@ def test_every_setting_is_a_variable_of_the_environment(monkeypatch: pytest.Monk
         "tls_key": "/etc/key.pem",
         "allowed_hosts": "queues.example.com,*.Example.org",
         "request_limit_bytes": "2048",
+        "body_budget_bytes": "4096",
         "flow_requests_per_second": "0",
         "address_requests_per_second": "20.5",
         "address_idle_connections": "9",
