@@ -37,7 +37,7 @@ def before_spark_stops(act: Callable[[], None], timeout_seconds: float) -> None:
     if gateway is None:
         logger.info("counterpoise: there is no JVM of Spark yet, whose end could be heard of")
         return
-    ensure_callback_server_started(gateway)
+    ensure_callback_server_started(gateway)  # type: ignore[no-untyped-call]
     jvm = gateway.jvm
     manager = jvm.org.apache.hadoop.util.ShutdownHookManager.get()
     # A thread only for its identity: to compare what is here, the JVM would have to ask Python.
