@@ -161,8 +161,8 @@ def _read(
             if source.on_trimmed == "fail" and not one.replay:
                 overtaken = (
                     "if another flow has taken the partition over and read on while this query "
-                    "was suspended, start the query again, and it skips them. If not, messages were "
-                    "lost unread: "
+                    "was suspended, start the query again, and it skips them. If not, messages "
+                    "were lost unread: "
                 )
                 raise Trimmed(
                     f"{error}: {'' if one.epoch == NO_EPOCH else overtaken}"
