@@ -1,4 +1,4 @@
-"""What a QueueListener makes of reports and events, good and bad. No Spark."""
+"""A QueueListener's results for reports and events, good and bad. No Spark."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from counterpoise.spark.driver.listener import QueueListener, samples_of
 from counterpoise.spark.plan.offsets import Offset
 from counterpoise.wire import ReleaseItem
 
-NO_SPARK: Any = None  # what is told needs none; what is asked for does (test_leaving_queries)
+NO_SPARK: Any = None  # only reports on request need one (test_leaving_queries)
 
 
 def query_status(**changed: Any) -> QueryStatus:

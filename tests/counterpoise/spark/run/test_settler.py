@@ -43,7 +43,7 @@ def flow() -> FlowDouble:
 
 
 class NothingLost(Handoffs):
-    """The service takes all that it is told."""
+    """Fails if a grant counts as taken over."""
 
     def taken_over(self, partition: int, epoch: int, position: str | None) -> None:
         raise AssertionError(f"partition {partition}, epoch {epoch} was refused")
@@ -123,7 +123,7 @@ def test_nothing_is_told_by_a_flow_that_is_not_bound(flow: FlowDouble, status: s
     flows = Watched([cast(BoundFlow, one) for one in members])
     settler = settler_of(flows, progress, Defect())
     settler.start()
-    # Looked at again: so it was through with the first look.
+    # The second check shows that the first one was complete.
     assert looked.acquire(timeout=30)
     assert looked.acquire(timeout=30)
     assert not flow.released
