@@ -53,8 +53,8 @@ def settle(draft: Draft) -> None:
             number = queue.first_left(flow)
             assert number is not None
             _take(draft, flow, number)
-    for instance_id in sorted(queue.departed.keys() & queue.by_instance.keys()):
-        if not _give_back(draft, queue.by_instance[instance_id], queue.departed[instance_id]):
+    for flow in [queue.by_instance[i] for i in queue.departed if i in queue.by_instance]:
+        if not _give_back(draft, flow, queue.departed[flow.instance]):
             draft.cut_off()
             return
     if draft.granting == "replaced":
@@ -65,7 +65,7 @@ def _take(draft: Draft, flow: Flow, number: int) -> None:
     """Takes a partition from a flow that is gone, or names another successor in its place."""
     queue = draft.queue
     heir = queue.by_seat.get(flow.seat)
-    if heir is not None and (heir.draining or heir.instance_id != flow.instance_id):
+    if heir is not None and (heir.draining or heir.instance != flow.instance):
         heir = None
     if queue.partitions[number].owner is not flow:
         _name(draft, number, heir)

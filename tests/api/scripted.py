@@ -1,6 +1,6 @@
-"""A broker that does what a test says, for what is the API's alone: reading, refusing, streaming.
+"""A broker scripted by tests, for the API's own part: reading, refusing, streaming.
 
-Everything that is about queues and flows is tested against the real one.
+Everything about queues and flows is tested against the real broker.
 """
 
 from __future__ import annotations
@@ -10,7 +10,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any, cast
 
 from broker.calls import views
-from broker.core.errors import Forbidden, QueueNotFound
+from broker.core.access import Caller, flow_caller
+from broker.core.errors import Forbidden, QueueNotFound, Unauthorized
 from broker.mailbox.tally import Tally
 from broker.service import Broker
 
@@ -56,11 +57,12 @@ def update(revision: int) -> views.UpdateView:
 
 
 class ScriptedBroker:
-    """Knows one queue and one flow; each call is noted and may be replaced with `answers`."""
+    """Knows one queue and one flow. Each call is recorded, and `answers` may replace its result."""
 
     def __init__(self) -> None:
         self.watching = 0
         self.tally = Tally()
+        self.keys = Keys(self, "keys")
         self.queues = Part(self, "queues")
         self.flows = Flows(self, "flows")
         self.updates = Updates(self, "updates")
@@ -69,7 +71,7 @@ class ScriptedBroker:
         self.reset()
 
     def reset(self) -> None:
-        """Forget what was called and what was scripted."""
+        """Forget the recorded calls and the script."""
         self.calls: list[tuple[str, tuple[Any, ...]]] = []
         self.answers: dict[str, Callable[..., Awaitable[Any]]] = {}
         self.stopped = False
@@ -87,7 +89,7 @@ class ScriptedBroker:
 
 
 class Part:
-    """One part of the broker; its calls are noted with the part's name."""
+    """One part of the broker; its calls are recorded with the part's name."""
 
     def __init__(self, broker: ScriptedBroker, name: str) -> None:
         self.broker, self.name = broker, name
@@ -104,6 +106,28 @@ class Part:
             return await _default(name, *arguments)
 
         return call
+
+
+class Keys(Part):
+    """A service without keys."""
+
+    some_known = False
+
+    async def any_made(self) -> bool:
+        return False
+
+    async def by_flow_token(self, token: str, queue: str | None, address: str | None) -> Caller:
+        if token != TOKEN:
+            raise Unauthorized("no flow's token")
+        if queue != QUEUE.name:
+            raise Forbidden("not this flow's queue")
+        return flow_caller(FLOW, QUEUE.name, None, address)
+
+    async def by_key(self, *_: object, **__: object) -> Caller:
+        raise Unauthorized("no key")
+
+    async def until_ended(self, _: Caller) -> None:
+        await asyncio.Event().wait()
 
 
 class Flows(Part):

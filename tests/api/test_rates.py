@@ -1,4 +1,4 @@
-"""A flood harms its sender and nobody else: rates, refusals, and readers that are slow."""
+"""A flood harms only its sender: rates, refusals, and slow readers."""
 
 import asyncio
 import contextlib
@@ -13,7 +13,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 from starlette.types import Message, Receive, Scope, Send
 
-from api.http.limits import RequestLimits
+from api.http.limits import Budget, RequestLimits
 from api.http.rates import MOST_AT_WORK, Bucket, LimitWork, Rates
 from broker.service import Broker
 from counterpoise.client import Client
@@ -38,7 +38,7 @@ def clock() -> Clock:
 
 @pytest.fixture
 def rates(clock: Clock) -> Rates:
-    """10 a second for a flow, 100 for an address; bursts are of ten times that."""
+    """10 a second for a flow, 100 for an address, with bursts of ten times as many."""
     return Rates(10, 100, CollectorRegistry(), 2**20, clock)
 
 
@@ -52,7 +52,7 @@ def request(
 
 
 def asked(rates: Rates, scope: Scope, times: int) -> int:
-    """How many of these requests were not refused."""
+    """The number of these requests that were not refused."""
     return sum(not rates.wait_seconds(scope) for _ in range(times))
 
 
@@ -145,7 +145,7 @@ def test_a_caller_has_one_big_body_on_its_way(rates: Rates) -> None:
 async def test_big_bodies_are_worked_on_one_at_a_time_and_small_ones_meanwhile(
     rates: Rates,
 ) -> None:
-    """Each has its turn until its answer begins, in the order in which they came."""
+    """Each waits for its turn until its answer begins, in the order of arrival."""
     turns: list[str] = []
     may_answer = {token: asyncio.Event() for token in ("a", "b", "c", "d")}
     answered: list[str] = []
@@ -264,7 +264,7 @@ def test_slow_bodies_do_not_block_other_callers(service: Service) -> None:
 
 
 def test_of_a_long_list_the_first_item_that_is_wrong_is_named(service: Service) -> None:
-    """An answer that named each would be larger than the request, and take longer."""
+    """An answer that named each error would be larger than the request, and take longer."""
     with service.http as http, Client(service.url) as client:
         client.create_queue("q", 1)
         bound = client.bind("q", "c")
@@ -290,16 +290,37 @@ async def test_a_body_that_does_not_come_is_not_waited_for() -> None:
     async def refuse(*_: object) -> None:
         raise AssertionError
 
-    limits = RequestLimits(refuse, limit_bytes=1000, body_seconds=0.01)
+    budget, rates = Budget(1000, 1000), Rates(0, 0, CollectorRegistry())
+    limits = RequestLimits(refuse, 1000, budget, rates, body_seconds=0.01)
     scope = request(length=10)
     scope["headers"].append((b"content-type", b"application/json"))
     await limits(scope, never, send)
     assert said[0]["status"] == 408
     assert json.loads(said[1]["body"])["code"] == "body_timeout"
+    assert budget.taken == 0
+
+
+def test_a_budget_leaves_room_for_others() -> None:
+    budget = Budget(total=4000, largest=500)
+    assert budget.take("greedy", 600)
+    assert budget.take("greedy", 400)
+    assert not budget.take("greedy", 1)
+    assert all(budget.take(name, 1000) for name in ("a", "b", "c"))
+    assert not budget.take("d", 1)
+    budget.give_back("greedy", 600)
+    assert budget.take("d", 600)
+    for name, size in (("greedy", 400), ("a", 1000), ("b", 1000), ("c", 1000), ("d", 600)):
+        budget.give_back(name, size)
+    assert budget.taken == 0
+    assert budget.take("d", 1000)
+
+
+def test_the_largest_body_always_fits_the_budget() -> None:
+    assert Budget(total=10, largest=1000).take("any", 1000)
 
 
 def test_a_slow_reader_gets_only_the_latest_view(service: Service) -> None:
-    """What is sent to a reader that does not read is bounded by its connection's buffers."""
+    """For a reader that does not read, only its connection's buffers are filled."""
     changes = 60
     with Client(service.url) as client, contextlib.closing(socket.socket()) as reader:
         client.create_queue("q", 3000, rebalance_delay=0)

@@ -18,9 +18,9 @@ def depart(queue: Queue, flow: Flow, record: r.FlowLeft | r.FlowDeparted) -> Non
     """The flow is gone, and is remembered if the record says so."""
     if record.remember:
         departed = Departed(flow.seat, flow.id)
-        queue.journal.put(queue.departed, flow.instance_id, departed)
-    elif queue.by_instance.get(flow.instance_id) is flow:
-        queue.journal.drop(queue.departed, flow.instance_id)
+        queue.journal.put(queue.departed, flow.instance, departed)
+    elif queue.by_instance.get(flow.instance) is flow:
+        queue.journal.drop(queue.departed, flow.instance)
     queue.touch(flow)
     queue.leave(flow)
 
@@ -28,7 +28,7 @@ def depart(queue: Queue, flow: Flow, record: r.FlowLeft | r.FlowDeparted) -> Non
 def orphan(queue: Queue, flow: Flow, number: int, at: float) -> None:
     """A partition of a flow that is gone has no owner."""
     partition = queue.partitions[number]
-    departed = queue.departed.get(flow.instance_id)
+    departed = queue.departed.get(flow.instance)
     remembered = departed is not None and departed.flow_id == flow.id
     if departed is not None and remembered:
         departed.left.push(number)
@@ -47,16 +47,16 @@ def orphan(queue: Queue, flow: Flow, number: int, at: float) -> None:
 
 def forget_if_back(queue: Queue, flow: Flow) -> None:
     """The instance is bound again and has all that was still to be had of what it left."""
-    departed = queue.departed.get(flow.instance_id)
+    departed = queue.departed.get(flow.instance)
     if departed is not None and queue.first_to_give_back(departed) is None:
-        queue.journal.drop(queue.departed, flow.instance_id)
+        queue.journal.drop(queue.departed, flow.instance)
 
 
 def forget_absent(queue: Queue) -> None:
     """The holddown is over: only instances that came back within it get back what they left."""
     kept = {
-        instance_id: departed
-        for instance_id, departed in queue.departed.items()
-        if instance_id in queue.by_instance and queue.first_to_give_back(departed) is not None
+        instance: departed
+        for instance, departed in queue.departed.items()
+        if instance in queue.by_instance and queue.first_to_give_back(departed) is not None
     }
     queue.set("departed", kept)

@@ -11,9 +11,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import TypeAlias
 
 from broker.core.state.heap import Heap
 from broker.core.state.transitions import Life, State
+
+# The key of a flow (None: bound without one), and its `instance_id`.
+Instance: TypeAlias = tuple[str | None, str]
 
 
 class AccessType(StrEnum):
@@ -109,6 +113,7 @@ class Flow:
         "id",
         "incoming",
         "instance_id",
+        "key_id",
         "lease_seconds",
         "left",
         "load",
@@ -131,6 +136,7 @@ class Flow:
         bound_at: float,
         binder: str | None = None,
         attempt: int = 0,
+        key_id: str | None = None,
     ) -> None:
         self.id = id
         self.instance_id = instance_id
@@ -141,6 +147,7 @@ class Flow:
         self.bound_at = bound_at
         self.binder = binder
         self.attempt = attempt
+        self.key_id = key_id
         self.draining = False
         self.drain_deadline: float | None = None
         self.view_revision = 0
@@ -155,6 +162,11 @@ class Flow:
     def gone(self) -> bool:
         """Has left, while not everything has been taken from it."""
         return self.left is not None
+
+    @property
+    def instance(self) -> Instance:
+        """The same name under two keys is two instances."""
+        return self.key_id, self.instance_id
 
     @property
     def active(self) -> bool:

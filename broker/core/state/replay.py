@@ -88,6 +88,7 @@ def _(record: r.FlowBound, queue: Queue) -> None:
         record.at,
         record.binder,
         record.attempt,
+        record.key_id,
     )
     queue.enter(flow)
     forget_if_back(queue, flow)
