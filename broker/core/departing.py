@@ -53,7 +53,8 @@ def settle(draft: Draft) -> None:
             number = queue.first_left(flow)
             assert number is not None
             _take(draft, flow, number)
-    for flow in [queue.by_instance[i] for i in queue.departed if i in queue.by_instance]:
+    back = [queue.by_instance[i] for i in queue.departed if i in queue.by_instance]
+    for flow in sorted(back, key=lambda flow: flow.seat):
         if not _give_back(draft, flow, queue.departed[flow.instance]):
             draft.cut_off()
             return

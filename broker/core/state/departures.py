@@ -35,7 +35,7 @@ def orphan(queue: Queue, flow: Flow, number: int, at: float) -> None:
     raised = partition.let_go == HandedOver.FORCED
     handoff = queue.handoffs.get(number)
     if handoff is not None and handoff.warm:
-        queue.touch(handoff.successor)
+        queue.touch(handoff.named)
     queue.place(
         partition,
         PartitionEvent.ORPHANED,

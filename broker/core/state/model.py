@@ -178,7 +178,7 @@ class Handoff:
     """One partition on its way. `warm`: it began with a warm-up, so the successor sees it as
     `warming` until it has it.
 
-    `named` is the flow that was named as successor last, if any; it may be gone. `since` is when
+    `named` is the flow that was named as successor last, if any; it may be leaving. `since` is when
     the present phase began.
     """
 
@@ -195,8 +195,9 @@ class Handoff:
 
     @property
     def successor(self) -> Flow | None:
-        """Who is to get the partition; None while there is no flow that could."""
-        return None if self.named is None or self.named.gone else self.named
+        """The flow that is to get the partition; None if there is none, or if it is leaving."""
+        named = self.named
+        return None if named is None or named.gone or named.draining else named
 
 
 class Departed:

@@ -67,7 +67,7 @@ def _flow(queue: Queue, flow_id: str | None) -> Flow | None:
 
 def _touch_successor(queue: Queue, handoff: Handoff | None) -> None:
     if handoff is not None and handoff.warm:
-        queue.touch(handoff.successor)
+        queue.touch(handoff.named)
 
 
 @_apply.register
