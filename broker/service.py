@@ -15,6 +15,7 @@ from broker.logs.builtin import BuiltinLogs
 from broker.logs.by_kind import LogsByKind
 from broker.logs.engine import log_engine
 from broker.logs.external import ExternalLogs
+from broker.logs.roles import WATCH_SECONDS
 from broker.mailbox.alarms import Alarms, SchedulerAlarms
 from broker.mailbox.replica import Replica
 from broker.mailbox.tally import Tally
@@ -61,7 +62,12 @@ class Broker:
         self._log_engine = log_engine(address)
         log_urls = settings.log_urls.get_secret_value() if settings.log_urls else ""
         self._logs_by_kind = LogsByKind(
-            BuiltinLogs(self._log_engine, address),
+            BuiltinLogs(
+                self._log_engine,
+                address,
+                tls=settings.tls_cert is not None,
+                connections=settings.log_connections,
+            ),
             ExternalLogs(log_urls),
             settings.log_keep_messages,
         )
@@ -77,6 +83,7 @@ class Broker:
         """Begins to serve. Raises StoreUnavailable."""
         await self._replica.start()
         self._alarms.every("upkeep", UPKEEP_SECONDS, self.upkeep)
+        self._alarms.every("log sessions", WATCH_SECONDS, self._logs_by_kind.watch)
 
     async def stop(self) -> None:
         """Finishes what is under way and stops."""
@@ -90,6 +97,7 @@ class Broker:
         """
         try:
             await self.logs.maintain()
+            await self.logs.end_credentials()
             await self._logs_by_kind.forget(PUBLISHER_SECONDS)
             now = self._replica.clock.now()
             kept = self._settings.history_days * 86400

@@ -231,4 +231,4 @@ async def log_access(
     Publishers call it before they publish, and when an append is refused because the partition
     count has changed. Consumers call it when the credentials from the bind are about to expire.
     """
-    return await broker_of(request).logs.access(queue, body.purpose)
+    return await broker_of(request).logs.access(queue, body.purpose, refused=body.refused)

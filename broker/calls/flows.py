@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from uuid import uuid4
 
+from broker.batches import Batcher
 from broker.calls import views
 from broker.calls.access import QueueAccess
 from broker.calls.flow_rows import FlowRows, Held
@@ -25,8 +26,7 @@ from broker.core.errors import (
     Invalid,
     Unauthorized,
 )
-from broker.logs.ports import Logs
-from broker.mailbox.batches import Batcher
+from broker.logs.ports import Holder, Logs
 from broker.mailbox.coordinator import Coordinator
 from broker.mailbox.turns import Ask
 from broker.store.ports import PositionCommit
@@ -71,7 +71,8 @@ class FlowCalls:
                 lambda queue: (queue.settings.log, queue.settings.start)
             )
             # Steps that may fail come first: a bind without an answer would be repeated for ever.
-            access = await self._logs.access(log, "read")
+            holder = Holder.flow(flow_id, coordinator.queue_id)
+            access = await self._logs.access(log, "read", holder)
             await coordinator.ask(Ask(command, token_hash=digest))
             self._rows.remember(flow_id, coordinator.queue_id, digest)
             return views.BoundView(

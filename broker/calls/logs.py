@@ -16,7 +16,8 @@ from broker.core import commands as c
 from broker.core.errors import Invalid
 from broker.core.state.queue import Queue
 from broker.logs.names import builtin_name, canonical, decides_count
-from broker.logs.ports import Logs
+from broker.logs.ports import Holder, Logs, Purpose
+from broker.mailbox.availability import store_available
 from broker.mailbox.turns import Ask
 from counterpoise.logs.address import kind_of
 
@@ -71,15 +72,21 @@ class LogCalls:
 
         return await self._queues.read(name, look, fresh=False)
 
-    async def access(self, name: str, purpose: Literal["read", "publish"]) -> views.LogAccessView:
-        """A queue's log, and credentials for it. Raises QueueNotFound, Unavailable."""
+    async def access(
+        self, name: str, purpose: Purpose, *, refused: bool = False
+    ) -> views.LogAccessView:
+        """A queue's log, and credentials for it. Raises QueueNotFound, Unavailable.
+
+        `refused`: the log refused the caller's credentials.
+        """
         queue = await self._queues.read(name, queue_view)
+        holder = Holder.anyone(queue.id)
         return views.LogAccessView(
             log=queue.log,
             log_name=builtin_name(queue.log),
             partition_count=queue.partition_count,
             start=queue.start,
-            access=await self._logs.access(queue.log, purpose),
+            access=await self._logs.access(queue.log, purpose, holder, refused=refused),
         )
 
     async def maintain(self) -> None:
@@ -110,6 +117,19 @@ class LogCalls:
             for reader in reading:
                 if reader.partition_count != owner.partition_count:
                     await self._readers.follow(reader.name, owner.partition_count, discard=False)
+
+    async def end_credentials(self) -> None:
+        """End the credentials of flows that have left. Raises Unavailable."""
+        flows: dict[str, str] = {}
+        for name in await self._logs.holders():
+            flow_id = Holder.flow_id(name)
+            if flow_id is not None:
+                flows[flow_id] = name
+        with store_available():
+            bound = await self._queues.store.leases([*flows])
+        gone = [name for flow_id, name in flows.items() if flow_id not in bound]
+        if gone:
+            await self._logs.revoke(gone)
 
     async def _is_there(self, queue: views.QueueView) -> bool:
         """Whether this very queue still exists, not only another one of its name."""

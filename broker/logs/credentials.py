@@ -1,12 +1,21 @@
 """Short-lived credentials with which consumers read and publishers append to the built-in log.
 
-A few login roles rotate, for any number of clients: a new one of each kind every half hour, valid
-for two hours, so each client can log in with its role for at least an hour and a half. Replicas
-share the roles through `counterpoise_log.credentials`. This table is in the log's database, because
-a role and its row must be made in one transaction, and only the service may read it. The roles are
-members of the group roles of migrations/log and can only read, or only append.
+Each *holder* gets roles of its own (`counterpoise_log_client_…`), one for each log and purpose:
+`flow:ID` for a flow that reads, `key:ID` for a caller with a key, `anyone` for callers of a service
+without keys. What a role reaches, the log's database decides (migrations/log, log_0002). So who has
+the credentials of one holder harms this holder at most: by another password, by taking all
+connections of the role, by ending its sessions.
 
-A service that may not create roles issues none; consumers then bring a URL of their own.
+A role is valid for two hours; a holder that asks again after 55 minutes gets another one. A client
+asks when an hour is left, so each flow has two roles or three. Passwords are kept nowhere but in
+the memory of the replica that made them: replicas need no agreement, and each makes roles of its
+own for the holders that ask there. A holder whose role was refused (its password was changed, say)
+asks for another one, and gets it at once, but not twice in REFUSED_SECONDS.
+
+Roles are made many at a time, in one transaction, so that a thousand binds wait for a few
+transactions. `roles` ends them: when they have expired, and when their holder has gone.
+
+A service that may not create roles gives none; consumers then bring a URL of their own.
 """
 
 from __future__ import annotations
@@ -17,160 +26,175 @@ import hashlib
 import hmac
 import secrets
 import time
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import NamedTuple
 
-from sqlalchemy import Row, make_url, text
+import structlog
+from sqlalchemy import make_url, text
 from sqlalchemy.exc import DBAPIError
-from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
+from sqlalchemy.ext.asyncio import AsyncEngine
 
-from broker.logs.ports import LogAccess, Purpose
+from broker.batches import Batcher
+from broker.logs.client_url import client_url
+from broker.logs.ports import Holder, LogAccess, Purpose
 
-ROTATE_SECONDS = 30 * 60.0
+ROTATE_SECONDS = 55 * 60.0
 VALID_SECONDS = 2 * 60 * 60.0
+REFUSED_SECONDS = 5.0
 # A bind waits for this: a bind without an answer is sent again, and delays later calls.
 GET_SECONDS = 5.0
+# For each role: connections of executors, of the driver, and some to spare.
+CONNECTIONS = 64
 # How often a service that may not create roles checks this right again.
-_REFUSED_SECONDS = 60.0
-# "counterp", with another last byte than the lock of migrations.
-_LOCK = 0x636F756E74657271
-_GROUPS: dict[Purpose, str] = {
-    "read": "counterpoise_log_reader",
-    "publish": "counterpoise_log_publisher",
-}
+_FORBIDDEN_SECONDS = 60.0
+_MOST_AT_ONCE = 200
+# A password of 192 random bits cannot be guessed, so nothing is gained by making each guess dear.
+_ITERATIONS = 1
 _INSUFFICIENT_PRIVILEGE = "42501"
+_MAKE = """
+SELECT counterpoise_log.make_clients(
+    CAST(:roles AS text[]), CAST(:verifiers AS text[]), CAST(:logs AS text[]),
+    CAST(:purposes AS text[]), CAST(:holders AS text[]), :valid, CAST(:connections AS integer))
+"""
+
+
+FORBIDDEN = (
+    "consumers and publishers of the built-in log have to bring their own URLs: the user of its "
+    "database may not create roles (CREATEROLE), or may not put them into counterpoise_log_client "
+    "(GRANT counterpoise_log_client TO user WITH ADMIN OPTION)"
+)
+_log = structlog.get_logger()
+
+
+class _Wanted(NamedTuple):
+    """Credentials are the same for the same holder, log and purpose.
+
+    The holder's queue is a part of it: a queue that is made again has other roles.
+    """
+
+    holder: Holder
+    log: str
+    purpose: Purpose
+
+
+@dataclass(frozen=True, slots=True)
+class _Made:
+    at: float
+    access: LogAccess
 
 
 class LogCredentials:
-    """Issues the current credentials of each kind, and makes new ones when they are due."""
+    """Gives each holder its credentials, and makes new ones when they are due."""
 
     def __init__(
         self,
         engine: AsyncEngine,
         address: str,
         *,
+        tls: bool = False,
+        connections: int = CONNECTIONS,
         rotate_seconds: float = ROTATE_SECONDS,
         valid_seconds: float = VALID_SECONDS,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`address` is the log's URL as consumers reach it; a user in it is replaced."""
+        """`address` is the log's URL as consumers reach it; `tls`: see `client_url`."""
         self._engine = engine
-        self._address = make_url(address).set(drivername="postgresql")
+        self._address = client_url(make_url(address), tls=tls)
+        self._connections = connections
         self._rotate_seconds = rotate_seconds
         self._valid_seconds = valid_seconds
         self._monotonic = monotonic
-        self._lock = asyncio.Lock()
-        self._current: dict[Purpose, tuple[float, LogAccess | None]] = {}
+        self._made: dict[_Wanted, _Made] = {}
+        self._forbidden_until: float | None = None
+        self._making: Batcher[_Wanted, LogAccess | None] = Batcher(self._make, _MOST_AT_ONCE)
 
-    async def get(self, purpose: Purpose) -> LogAccess | None:
+    async def get(
+        self, log: str, purpose: Purpose, holder: Holder, *, refused: bool = False
+    ) -> LogAccess | None:
         """Credentials for at least `valid_seconds - rotate_seconds`; None without CREATEROLE.
 
-        Usually from memory, without waiting for the database. Otherwise raises SQLAlchemy's errors
-        and OSError if the database fails, TimeoutError after GET_SECONDS without an answer.
+        `log` is the name of the log in its database. `refused`: the log refused the last ones.
+        From memory if there are some, without waiting for the database. Otherwise raises
+        SQLAlchemy's errors and OSError if the database fails, TimeoutError after GET_SECONDS
+        without an answer.
         """
-        known = self._known(purpose)
-        if known is None:
-            async with asyncio.timeout(GET_SECONDS), self._lock:
-                # Another call may have asked meanwhile.
-                known = self._known(purpose)
-                if known is None:
-                    known = self._current[purpose] = await self._shared(purpose)
-                    await self._drop_expired()
-        return known[1]
+        wanted = _Wanted(holder, log, purpose)
+        made = self._made.get(wanted)
+        if made is not None:
+            age = self._monotonic() - made.at
+            if age < (REFUSED_SECONDS if refused else self._rotate_seconds):
+                return made.access
+            if refused:
+                del self._made[wanted]
+        async with asyncio.timeout(GET_SECONDS):
+            return await self._making.ask(wanted)
 
-    def _known(self, purpose: Purpose) -> tuple[float, LogAccess | None] | None:
-        known = self._current.get(purpose)
-        return None if known is None or known[0] <= self._monotonic() else known
+    def forget(self, log: str | None = None, holders: frozenset[str] = frozenset()) -> None:
+        """Credentials for this log and of these holders are not given any more."""
+        self._made = {
+            wanted: made
+            for wanted, made in self._made.items()
+            if wanted.log != log
+            and wanted.holder.name not in holders
+            and self._monotonic() - made.at < self._valid_seconds
+        }
 
-    async def _shared(self, purpose: Purpose) -> tuple[float, LogAccess | None]:
-        """The current credentials of all replicas, made if needed, and how long to cache them."""
+    async def _make(self, wanted: Sequence[_Wanted]) -> Sequence[LogAccess | None]:
+        # Some may have been made since they were asked for, or be asked for twice.
+        found = {one: self._recent(one) for one in wanted}
+        missing = [one for one, access in found.items() if access is None]
+        if missing and not self._is_forbidden():
+            async with asyncio.timeout(GET_SECONDS):
+                found |= await self._make_missing(missing)
+        return [found[one] for one in wanted]
+
+    def _recent(self, wanted: _Wanted) -> LogAccess | None:
+        made = self._made.get(wanted)
+        is_recent = made is not None and self._monotonic() - made.at < self._rotate_seconds
+        return made.access if made is not None and is_recent else None
+
+    def _is_forbidden(self) -> bool:
+        return self._forbidden_until is not None and self._monotonic() < self._forbidden_until
+
+    async def _make_missing(self, missing: Sequence[_Wanted]) -> dict[_Wanted, LogAccess | None]:
         asked_at = self._monotonic()
+        roles = [f"counterpoise_log_client_{secrets.token_hex(8)}" for _ in missing]
+        passwords = [secrets.token_urlsafe(24) for _ in missing]
         try:
             async with self._engine.begin() as connection:
-                await connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": _LOCK})
-                row = await self._find(connection, purpose)
-                if row is None:
-                    if not await connection.scalar(text("SELECT counterpoise_log.grant_access()")):
-                        return asked_at + _REFUSED_SECONDS, None
-                    await self._make(connection, purpose)
-                    row = await self._find(connection, purpose)
-                    assert row is not None
-        except DBAPIError as error:
-            if getattr(error.orig, "sqlstate", None) == _INSUFFICIENT_PRIVILEGE:
-                return asked_at + _REFUSED_SECONDS, None
-            raise
-        url = self._address.set(username=row.role, password=row.password)
-        access = LogAccess(url.render_as_string(hide_password=False), row.valid_until)
-        return asked_at + max(0.0, self._rotate_seconds - row.age), access
-
-    async def _find(self, connection: AsyncConnection, purpose: Purpose) -> Row[Any] | None:
-        found = await connection.execute(
-            text(
-                "SELECT c.role, c.password,"
-                " CAST(extract(epoch FROM c.valid_until) AS double precision) AS valid_until,"
-                " CAST(extract(epoch FROM now() - c.created_at) AS double precision) AS age"
-                # A role may have been dropped by hand, or be missing in a restored database.
-                " FROM counterpoise_log.credentials AS c JOIN pg_roles AS r ON r.rolname = c.role"
-                " WHERE c.kind = :kind AND c.created_at > now() - make_interval(secs => :age)"
-                " AND c.valid_until > now() ORDER BY c.created_at DESC LIMIT 1"
-            ),
-            {"kind": purpose, "age": self._rotate_seconds},
-        )
-        return found.first()
-
-    async def _make(self, connection: AsyncConnection, purpose: Purpose) -> None:
-        role = f"{_GROUPS[purpose]}_{secrets.token_hex(6)}"
-        password = secrets.token_urlsafe(24)
-        inserted = await connection.execute(
-            text(
-                "INSERT INTO counterpoise_log.credentials"
-                " (role, kind, password, created_at, valid_until) VALUES"
-                " (:role, :kind, :password, now(), now() + make_interval(secs => :valid))"
-                # A role's VALID UNTIL is text; the session's time zone must not matter.
-                " RETURNING to_char(valid_until AT TIME ZONE 'UTC',"
-                " 'YYYY-MM-DD HH24:MI:SS.US') || 'Z'"
-            ),
-            {
-                "role": role,
-                "kind": purpose,
-                "password": password,
-                "valid": self._valid_seconds,
-            },
-        )
-        # The verifier instead of the password, so that a server that logs statements does not
-        # write it down. None of the parts needs quoting.
-        await connection.execute(
-            text(
-                f"CREATE ROLE {role} LOGIN NOCREATEDB NOCREATEROLE INHERIT"
-                f" PASSWORD '{scram_verifier(password)}' VALID UNTIL '{inserted.scalar_one()}'"
-                f" IN ROLE {_GROUPS[purpose]}".replace(":", "\\:")
-            )
-        )
-
-    async def _drop_expired(self) -> None:
-        """Drop roles that have expired and are not in use. One that cannot be dropped yet stays."""
-        async with self._engine.connect() as connection:
-            expired = await connection.scalars(
-                text(
-                    "SELECT role FROM counterpoise_log.credentials WHERE valid_until < now()"
-                    " AND NOT EXISTS (SELECT FROM pg_stat_activity WHERE usename = role)"
+                allowed = await connection.scalar(text("SELECT counterpoise_log.grant_clients()"))
+                expires_at = allowed and await connection.scalar(
+                    text(_MAKE),
+                    {
+                        "roles": roles,
+                        "verifiers": [scram_verifier(password) for password in passwords],
+                        "logs": [one.log for one in missing],
+                        "purposes": [one.purpose for one in missing],
+                        "holders": [one.holder.name for one in missing],
+                        "valid": self._valid_seconds,
+                        "connections": self._connections,
+                    },
                 )
-            )
-            roles = list(expired)
-        for role in roles:
-            try:
-                async with self._engine.begin() as connection:
-                    await connection.execute(
-                        text("DELETE FROM counterpoise_log.credentials WHERE role = :role"),
-                        {"role": role},
-                    )
-                    await connection.execute(text(f'DROP ROLE IF EXISTS "{role}"'))
-            except DBAPIError:
-                # Another replica drops it, or the role owns an object (a temporary table).
-                continue
+        except DBAPIError as error:
+            if getattr(error.orig, "sqlstate", None) != _INSUFFICIENT_PRIVILEGE:
+                raise
+            expires_at = None
+        if not isinstance(expires_at, datetime):
+            if self._forbidden_until is None:
+                _log.warning(FORBIDDEN)
+            self._forbidden_until = asked_at + _FORBIDDEN_SECONDS
+            return dict.fromkeys(missing)
+        self._forbidden_until = None
+        for one, role, password in zip(missing, roles, passwords, strict=True):
+            url = self._address.set(username=role, password=password)
+            access = LogAccess(url.render_as_string(hide_password=False), expires_at.timestamp())
+            self._made[one] = _Made(asked_at, access)
+        return {one: self._made[one].access for one in missing}
 
 
-def scram_verifier(password: str, iterations: int = 4096) -> str:
+def scram_verifier(password: str, iterations: int = _ITERATIONS) -> str:
     """The verifier that Postgres stores (RFC 5803), so that it never sees the password."""
     salt = secrets.token_bytes(16)
     salted = hashlib.pbkdf2_hmac("sha256", password.encode(), salt, iterations)

@@ -15,6 +15,7 @@ from counterpoise.logs import Bounds, LogUnavailable
 
 __all__ = [
     "Bounds",
+    "Holder",
     "LogAccess",
     "LogDatabaseUnavailable",
     "LogKind",
@@ -44,6 +45,33 @@ class LogDatabaseUnavailable(LogUnavailable):
 
 
 @dataclass(frozen=True, slots=True)
+class Holder:
+    """For whom credentials of the built-in log are made, on one queue.
+
+    `name` is `flow:ID` or `key:ID`, or `anyone` for callers of a service without keys.
+    """
+
+    name: str
+    queue_id: str
+
+    @classmethod
+    def flow(cls, flow_id: str, queue_id: str) -> Holder:
+        """A flow; its credentials end soon after it."""
+        return cls(f"flow:{flow_id}", queue_id)
+
+    @classmethod
+    def anyone(cls, queue_id: str) -> Holder:
+        """Any caller of a service without keys."""
+        return cls("anyone", queue_id)
+
+    @staticmethod
+    def flow_id(name: str) -> str | None:
+        """The flow's id in the name of a holder; None for other holders."""
+        kind, _, flow_id = name.partition(":")
+        return flow_id if kind == "flow" else None
+
+
+@dataclass(frozen=True, slots=True)
 class LogAccess:
     """Short-lived credentials for the built-in log; the URL contains the password: never log it."""
 
@@ -63,11 +91,21 @@ class Span:
 class Logs(Protocol):
     """The logs of all queues, as the calls of the service use them. For the event loop."""
 
-    async def access(self, log: str, purpose: Purpose) -> LogAccess | None:
+    async def access(
+        self, log: str, purpose: Purpose, holder: Holder, *, refused: bool = False
+    ) -> LogAccess | None:
         """Credentials for a log; None if consumers and publishers must bring their own.
 
-        Raises Unavailable.
+        `refused`: the log refused those that the holder has. Raises Unavailable.
         """
+        ...
+
+    async def holders(self) -> frozenset[str]:
+        """The names of all that have had credentials for a while. Raises Unavailable."""
+        ...
+
+    async def revoke(self, holders: Collection[str]) -> None:
+        """End the credentials of these, and their connections, at once. Raises Unavailable."""
         ...
 
     async def ensure(self, log: str, partition_count: int, owner: LogOwner) -> None:
@@ -141,8 +179,10 @@ class LogKind(Protocol):
     A late call with an `owner` changes nothing if the log belongs to another queue.
     """
 
-    async def access(self, purpose: Purpose) -> LogAccess | None:
-        """Credentials for all logs of this kind; None if the service gives none."""
+    async def access(
+        self, log: str, purpose: Purpose, holder: Holder, *, refused: bool = False
+    ) -> LogAccess | None:
+        """Credentials for this log and this holder; None if the service gives none."""
         ...
 
     async def ensure(
