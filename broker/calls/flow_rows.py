@@ -10,10 +10,10 @@ from collections.abc import Awaitable, Callable, Sequence
 from enum import Enum
 from typing import TypeVar
 
-from broker.batches import Batcher
 from broker.calls.access import QueueAccess
 from broker.core.errors import FlowGone, FlowNotFound, QueueNotFound, Unavailable
 from broker.mailbox.availability import UNAVAILABLE, store_available
+from broker.mailbox.batches import Batcher
 from broker.mailbox.coordinator import Coordinator
 from broker.mailbox.patience import pauses
 from broker.store.ports import FlowRow, Lease, StoreUnavailable

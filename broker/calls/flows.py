@@ -13,7 +13,6 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from uuid import uuid4
 
-from broker.batches import Batcher
 from broker.calls import views
 from broker.calls.access import QueueAccess
 from broker.calls.flow_rows import FlowRows, Held
@@ -27,6 +26,7 @@ from broker.core.errors import (
     Unauthorized,
 )
 from broker.logs.ports import Holder, Logs
+from broker.mailbox.batches import Batcher
 from broker.mailbox.coordinator import Coordinator
 from broker.mailbox.turns import Ask
 from broker.store.ports import PositionCommit

@@ -11,13 +11,13 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import nullcontext, suppress
 from functools import partial
 
-from broker.batches import Batcher
 from broker.calls import views
 from broker.calls.access import QueueAccess
 from broker.calls.flow_rows import FlowRows
 from broker.calls.rendering import Positions, needed_positions, update_view
 from broker.core.state.queue import Queue
 from broker.mailbox.availability import store_available
+from broker.mailbox.batches import Batcher
 from broker.mailbox.coordinator import Coordinator
 
 # Views of more partitions are made one at a time: each keeps the processor busy for long, and

@@ -36,7 +36,6 @@ from sqlalchemy import make_url, text
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncEngine
 
-from broker.batches import Batcher
 from broker.logs.client_url import client_url
 from broker.logs.ports import Holder, LogAccess, Purpose
 
@@ -108,7 +107,9 @@ class LogCredentials:
         self._monotonic = monotonic
         self._made: dict[_Wanted, _Made] = {}
         self._forbidden_until: float | None = None
-        self._making: Batcher[_Wanted, LogAccess | None] = Batcher(self._make, _MOST_AT_ONCE)
+        # Who gets the lock makes roles for all that wait for it.
+        self._lock = asyncio.Lock()
+        self._waiting: dict[_Wanted, None] = {}
 
     async def get(
         self, log: str, purpose: Purpose, holder: Holder, *, refused: bool = False
@@ -128,8 +129,17 @@ class LogCredentials:
                 return made.access
             if refused:
                 del self._made[wanted]
-        async with asyncio.timeout(GET_SECONDS):
-            return await self._making.ask(wanted)
+        self._waiting[wanted] = None
+        try:
+            async with asyncio.timeout(GET_SECONDS), self._lock:
+                access = self._recent(wanted)
+                if access is None and not self._is_forbidden():
+                    together = dict.fromkeys((wanted, *self._waiting))
+                    missing = [one for one in together if self._recent(one) is None]
+                    access = (await self._make(missing[:_MOST_AT_ONCE]))[wanted]
+                return access
+        finally:
+            self._waiting.pop(wanted, None)
 
     def forget(self, log: str | None = None, holders: frozenset[str] = frozenset()) -> None:
         """Credentials for this log and of these holders are not given any more."""
@@ -141,15 +151,6 @@ class LogCredentials:
             and self._monotonic() - made.at < self._valid_seconds
         }
 
-    async def _make(self, wanted: Sequence[_Wanted]) -> Sequence[LogAccess | None]:
-        # Some may have been made since they were asked for, or be asked for twice.
-        found = {one: self._recent(one) for one in wanted}
-        missing = [one for one, access in found.items() if access is None]
-        if missing and not self._is_forbidden():
-            async with asyncio.timeout(GET_SECONDS):
-                found |= await self._make_missing(missing)
-        return [found[one] for one in wanted]
-
     def _recent(self, wanted: _Wanted) -> LogAccess | None:
         made = self._made.get(wanted)
         is_recent = made is not None and self._monotonic() - made.at < self._rotate_seconds
@@ -158,10 +159,10 @@ class LogCredentials:
     def _is_forbidden(self) -> bool:
         return self._forbidden_until is not None and self._monotonic() < self._forbidden_until
 
-    async def _make_missing(self, missing: Sequence[_Wanted]) -> dict[_Wanted, LogAccess | None]:
+    async def _make(self, wanted: Sequence[_Wanted]) -> dict[_Wanted, LogAccess | None]:
         asked_at = self._monotonic()
-        roles = [f"counterpoise_log_client_{secrets.token_hex(8)}" for _ in missing]
-        passwords = [secrets.token_urlsafe(24) for _ in missing]
+        roles = [f"counterpoise_log_client_{secrets.token_hex(8)}" for _ in wanted]
+        passwords = [secrets.token_urlsafe(24) for _ in wanted]
         try:
             async with self._engine.begin() as connection:
                 allowed = await connection.scalar(text("SELECT counterpoise_log.grant_clients()"))
@@ -170,9 +171,9 @@ class LogCredentials:
                     {
                         "roles": roles,
                         "verifiers": [scram_verifier(password) for password in passwords],
-                        "logs": [one.log for one in missing],
-                        "purposes": [one.purpose for one in missing],
-                        "holders": [one.holder.name for one in missing],
+                        "logs": [one.log for one in wanted],
+                        "purposes": [one.purpose for one in wanted],
+                        "holders": [one.holder.name for one in wanted],
                         "valid": self._valid_seconds,
                         "connections": self._connections,
                     },
@@ -185,13 +186,13 @@ class LogCredentials:
             if self._forbidden_until is None:
                 _log.warning(FORBIDDEN)
             self._forbidden_until = asked_at + _FORBIDDEN_SECONDS
-            return dict.fromkeys(missing)
+            return dict.fromkeys(wanted)
         self._forbidden_until = None
-        for one, role, password in zip(missing, roles, passwords, strict=True):
+        for one, role, password in zip(wanted, roles, passwords, strict=True):
             url = self._address.set(username=role, password=password)
             access = LogAccess(url.render_as_string(hide_password=False), expires_at.timestamp())
             self._made[one] = _Made(asked_at, access)
-        return {one: self._made[one].access for one in missing}
+        return {one: self._made[one].access for one in wanted}
 
 
 def scram_verifier(password: str, iterations: int = _ITERATIONS) -> str:

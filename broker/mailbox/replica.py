@@ -17,11 +17,11 @@ from typing import Any
 
 import structlog
 
-from broker.batches import Batcher
 from broker.core.errors import QueueNotFound
 from broker.core.state.queue import Queue
 from broker.mailbox.alarms import Alarms
 from broker.mailbox.availability import store_available
+from broker.mailbox.batches import Batcher
 from broker.mailbox.clock import StoreClock
 from broker.mailbox.coordinator import Coordinator
 from broker.mailbox.tally import Tally

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from broker.batches import Batcher
+from broker.mailbox.batches import Batcher
 from tests.world.loop import settle, virtual
 
 
