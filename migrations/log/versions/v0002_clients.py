@@ -51,16 +51,15 @@ CREATE INDEX clients_holder ON counterpoise_log.clients (holder);
 CREATE FUNCTION counterpoise_log.readable_log() RETURNS integer
 LANGUAGE plpgsql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
-    v_log text;
     v_log_id integer;
 BEGIN
-    SELECT log INTO v_log FROM counterpoise_log.clients
-        WHERE role = session_user AND purpose = 'read' AND expires_at > now();
+    SELECT l.log_id INTO v_log_id
+        FROM counterpoise_log.clients AS c LEFT JOIN counterpoise_log.logs AS l ON l.name = c.log
+        WHERE c.role = session_user AND c.purpose = 'read' AND c.expires_at > now();
     IF NOT FOUND THEN
         RAISE EXCEPTION 'these credentials are not valid for reading'
             USING ERRCODE = 'insufficient_privilege';
     END IF;
-    SELECT log_id INTO v_log_id FROM counterpoise_log.logs WHERE name = v_log;
     RETURN v_log_id;
 END $$;
 REVOKE ALL ON FUNCTION counterpoise_log.readable_log FROM PUBLIC;
