@@ -37,6 +37,7 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from broker.logs.client_url import client_url
+from broker.logs.closing import close_to_public
 from broker.logs.ports import Holder, LogAccess, Purpose
 
 ROTATE_SECONDS = 55 * 60.0
@@ -107,6 +108,7 @@ class LogCredentials:
         self._monotonic = monotonic
         self._made: dict[_Wanted, _Made] = {}
         self._forbidden_until: float | None = None
+        self._closed = False
         # Who gets the lock makes roles for all that wait for it.
         self._lock = asyncio.Lock()
         self._waiting: dict[_Wanted, None] = {}
@@ -164,6 +166,9 @@ class LogCredentials:
         roles = [f"counterpoise_log_client_{secrets.token_hex(8)}" for _ in wanted]
         passwords = [secrets.token_urlsafe(24) for _ in wanted]
         try:
+            if not self._closed:
+                await close_to_public(self._engine)
+                self._closed = True
             async with self._engine.begin() as connection:
                 allowed = await connection.scalar(text("SELECT counterpoise_log.grant_clients()"))
                 expires_at = allowed and await connection.scalar(

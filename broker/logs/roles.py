@@ -36,16 +36,7 @@ _AT_ONCE = 100
 EXPIRE_FOR_LOG = """
 UPDATE counterpoise_log.clients SET expires_at = least(expires_at, now()) WHERE log = :log
 """
-_WATCH = """
-SELECT count(*) FROM (
-    SELECT pg_terminate_backend(a.pid)
-    FROM pg_stat_activity AS a JOIN counterpoise_log.clients AS c ON c.role = a.usename
-    WHERE a.datname <> current_database()
-        OR a.xact_start < clock_timestamp() - make_interval(secs => :transaction)
-        OR (a.state LIKE 'idle in transaction%'
-            AND a.state_change < clock_timestamp() - make_interval(secs => :idle))
-) AS ended
-"""
+_WATCH = "SELECT counterpoise_log.end_sessions(:transaction, :idle)"
 _HOLDERS = """
 SELECT DISTINCT holder FROM counterpoise_log.clients
 WHERE created_at < now() - make_interval(secs => :young)

@@ -220,6 +220,25 @@ END $$;
 REVOKE ALL ON FUNCTION counterpoise_log.drop_clients FROM PUBLIC;
 """
 
+# Sessions of clients that are in the way of others: in another database of the server, or in a
+# transaction that lasts or does nothing. Postgres lets each role lift its own time limits.
+END_SESSIONS = """
+CREATE FUNCTION counterpoise_log.end_sessions(
+    p_transaction_seconds double precision, p_idle_seconds double precision
+) RETURNS bigint
+LANGUAGE sql VOLATILE SET search_path = pg_catalog, pg_temp AS $$
+    SELECT count(*) FROM (
+        SELECT pg_terminate_backend(a.pid)
+        FROM pg_stat_activity AS a JOIN counterpoise_log.clients AS c ON c.role = a.usename
+        WHERE a.datname <> current_database()
+            OR a.xact_start < clock_timestamp() - make_interval(secs => p_transaction_seconds)
+            OR (a.state LIKE 'idle in transaction%'
+                AND a.state_change < clock_timestamp() - make_interval(secs => p_idle_seconds))
+    ) AS ended
+$$;
+REVOKE ALL ON FUNCTION counterpoise_log.end_sessions FROM PUBLIC;
+"""
+
 LOCK_LOG = """
 CREATE OR REPLACE FUNCTION counterpoise_log.lock_log(p_log text, p_exclusive boolean)
 RETURNS counterpoise_log.logs
@@ -387,6 +406,7 @@ def upgrade() -> None:
         GRANT_CLIENTS,
         MAKE_CLIENTS,
         DROP_CLIENTS,
+        END_SESSIONS,
     ):
         op.execute(script)
 
@@ -410,7 +430,8 @@ def downgrade() -> None:
         op.execute(script.replace("CREATE FUNCTION", "CREATE OR REPLACE FUNCTION"))
     op.execute("""
         DROP FUNCTION counterpoise_log.make_clients, counterpoise_log.grant_clients,
-            counterpoise_log.lock_out_clients, counterpoise_log.drop_clients,
+            counterpoise_log.end_sessions, counterpoise_log.lock_out_clients,
+            counterpoise_log.drop_clients,
             counterpoise_log.check_client, counterpoise_log.readable_log,
             counterpoise_log.check_isolation;
         DROP TABLE counterpoise_log.clients;

@@ -89,6 +89,9 @@ def expire(url: str, access: LogAccess) -> None:
         connection.execute(f"ALTER ROLE {user(access)} VALID UNTIL '2020-01-01'".encode())
 
 
+OPEN_BY_DEFAULT = "lo_create(oid), pg_advisory_xact_lock(bigint)"
+
+
 # What they open
 
 
@@ -308,6 +311,9 @@ async def test_a_role_that_owns_something_goes_with_it(
     engine: AsyncEngine, log_url: str, roles: ClientRoles
 ) -> None:
     access = await given(LogCredentials(engine, log_url), "read", FLOW)
+    # As in a server that is not the service's own.
+    with psycopg.connect(log_url, autocommit=True) as connection:
+        connection.execute(f"GRANT EXECUTE ON FUNCTION {OPEN_BY_DEFAULT} TO PUBLIC".encode())
     assert asked(access.url, "SELECT lo_create(0)") is not None
     await roles.revoke([FLOW.name])
     assert not is_there(log_url, access)
@@ -378,6 +384,7 @@ def weak_url(log_url: str) -> Any:
             connection.execute(f"CREATE ROLE {name} LOGIN PASSWORD 'weak' {rights}".encode())
             connection.execute(f"GRANT CREATE ON DATABASE {database} TO {name}".encode())
             connection.execute("DROP SCHEMA counterpoise_log CASCADE")
+            connection.execute(f"GRANT EXECUTE ON FUNCTION {OPEN_BY_DEFAULT} TO PUBLIC".encode())
             if rights:
                 # On this server somebody else has made the group.
                 group = "counterpoise_log_client"
