@@ -125,7 +125,10 @@ LogName = Annotated[
 ]
 Start = Annotated[
     Literal["earliest", "latest"],
-    Field(description="Where a partition with a null position starts."),
+    Field(
+        description="Where the first partitions start: the first message in the log, or its end "
+        "when the queue is created. Partitions added later start at the first message."
+    ),
 ]
 
 

@@ -18,7 +18,7 @@ from broker.core.state.queue import Queue
 from broker.logs.names import builtin_name, canonical, decides_count
 from broker.logs.ports import Holder, Logs, Purpose
 from broker.mailbox.availability import store_available
-from broker.mailbox.turns import Ask
+from broker.mailbox.turns import EARLIEST, Ask
 from counterpoise.logs.address import kind_of
 
 _log = structlog.get_logger()
@@ -37,12 +37,13 @@ class LogCalls:
         name: str,
         where: Mapping[int, str | None] | Literal["earliest", "latest"] | float,
     ) -> views.PositionsView:
-        """Sets positions and raises the epochs. Raises QueueNotFound, Invalid."""
+        """Sets positions and raises the epochs. Raises QueueNotFound, Invalid, Unavailable."""
 
-        def existing(queue: Queue) -> tuple[str, list[int]]:
-            return queue.settings.log, [partition.number for partition in queue.existing()]
+        def existing(queue: Queue) -> tuple[str, str, list[int]]:
+            numbers = [partition.number for partition in queue.existing()]
+            return queue.settings.log, queue.settings.start, numbers
 
-        log, numbers = await self._queues.read(name, existing)
+        log, start, numbers = await self._queues.read(name, existing)
         if isinstance(where, Mapping):
             unknown = sorted(set(where) - set(numbers))
             if unknown:
@@ -54,9 +55,13 @@ class LogCalls:
                 _refuse_nonsense(where)
                 _refuse_ahead(where, await self._logs.ends(log, sorted(where)))
             positions: dict[int, str | None] = dict(where)
+            if start == "latest" and None in positions.values() and kind_of(log) is not None:
+                ends = await self._logs.positions(log, "latest")
+                for number in (n for n, position in where.items() if position is None):
+                    positions[number] = ends.get(number, EARLIEST)
         else:
             found = await self._logs.positions(log, where)
-            positions = {number: found.get(number) for number in numbers}
+            positions = {number: found.get(number, EARLIEST) for number in numbers}
         command = c.RaiseEpochs(tuple(sorted(positions)))
         await self._queues.ask(name, lambda: Ask(command, positions=positions))
 

@@ -23,8 +23,9 @@ from broker.core.state.transitions import State
 from broker.logs.names import check_log, decides_count, has_owner
 from broker.logs.ports import LogOwner, Logs
 from broker.mailbox.availability import store_available
-from broker.mailbox.turns import Ask
+from broker.mailbox.turns import EARLIEST, Ask
 from broker.store.ports import Commit, FlowsBound, NameTaken, QueueGone, StoreUnavailable
+from counterpoise.logs.address import kind_of
 
 _WRITABLE = frozenset(field.name for field in fields(Settings)) - {"partitioning"}
 
@@ -47,6 +48,7 @@ class QueueCalls:
             if await self._store.find(spec.name) is not None:
                 raise QueueExists(spec.name)
         owner = await self._readers.owner(log, but=spec.name)
+        ends = await self._ends(log, owner) if spec.start == "latest" else {}
         settings = Settings(
             partition_count=await self._first_count(spec, log, owner),
             access_type=spec.access_type,
@@ -66,6 +68,9 @@ class QueueCalls:
         queue.outage_seen = self._replica.clock.outage_id
         entry = Entry(1, now, (added,), commit_id=uuid4().hex)
         commit = Commit(queue, 0, entry.commit_id, (entry,), partitions=queue.partitions)
+        if spec.start == "latest":
+            numbers = range(settings.partition_count)
+            commit.first_positions = {number: ends.get(number, EARLIEST) for number in numbers}
         with store_available():
             try:
                 await self._store.create(commit)
@@ -81,6 +86,23 @@ class QueueCalls:
         view = queue_view(queue)
         self._replica.adopt(queue)
         return view
+
+    async def _ends(self, log: str, owner: views.QueueView | None) -> Mapping[int, str]:
+        """Where the log ends now, so that a queue begins there (the contract, *Queue*, `start`).
+
+        It is asked before the queue is stored, so a message that is published after the answer to
+        the administrator is read. A log that is made for the queue is empty. Raises Unavailable;
+        Invalid for a log that the service cannot ask.
+        """
+        if has_owner(log) and owner is None:
+            return {}
+        if kind_of(log) is None:
+            raise Invalid(
+                "The service does not know this kind of log and cannot ask for its end: leave "
+                "start out, and set positions after the queue is created.",
+                [("start", "cannot be 'latest' for a log of an unknown kind")],
+            )
+        return await self._logs.positions(log, "latest")
 
     async def _first_count(
         self, spec: views.QueueSpec, log: str, owner: views.QueueView | None
@@ -131,14 +153,20 @@ class QueueCalls:
                 "create another queue.",
                 [("log", "cannot be changed")],
             )
-        await self._change(name, changes, discard)
+        # What has no position yet begins at the ends of now, not at those of a later reader.
+        begins: Mapping[int, str] = {}
+        if changes.get("start", before.start) != before.start and changes["start"] == "latest":
+            begins = await self._logs.positions(before.log, "latest")
+        await self._change(name, changes, discard, begins)
         return await self.get(name)
 
-    async def _change(self, name: str, changes: Mapping[str, Any], discard: bool) -> None:
+    async def _change(
+        self, name: str, changes: Mapping[str, Any], discard: bool, begins: Mapping[int, str]
+    ) -> None:
         """Carries out a change, and its consequences for the log and its other readers.
 
         A discard is part of a resize. It deletes the messages of all removed partitions, so
-        repeating an interrupted one completes it.
+        repeating an interrupted one completes it. `begins`: see `Ask`.
         """
 
         def look(queue: Queue) -> tuple[LogOwner, str, int, int, list[int]]:
@@ -146,7 +174,7 @@ class QueueCalls:
             of = log_owner(queue)
             return of, queue.settings.log, queue.settings.partition_count, queue.revision, removed
 
-        await self._queues.ask(name, lambda: Ask(c.Change(changes, discard)))
+        await self._queues.ask(name, lambda: Ask(c.Change(changes, discard), begins=begins))
         owner, log, count, revision, removed = await self._queues.read(name, look, fresh=False)
         if "partition_count" not in changes or not await self._readers.owns(name, log):
             return

@@ -20,11 +20,13 @@ import broker.core.loop
 import broker.core.rebalancer
 import broker.core.working
 from broker.calls.flows import FlowCalls
+from broker.calls.queues import QueueCalls
 from broker.calls.updates import UpdateCalls
 from broker.core import commands as c
 from broker.core.assignment import Giving
 from broker.core.draft import Draft
 from broker.core.state import records as r
+from broker.core.state.deadlines import Deadlines
 from broker.core.state.model import HandedOver
 from broker.core.state.queue import Queue
 from broker.core.state.transitions import (
@@ -226,10 +228,10 @@ def _seq_ignored_after_a_reset() -> Changes:
 def _old_timer_fires() -> Changes:
     """A deadline that was set for an earlier handoff of a partition ends a later one."""
 
-    def current(self, deadline, number):
-        return number in self.handoffs
+    def holds(self, entry):
+        return entry[1] in self._handoffs
 
-    return [(Queue, "_current", current)]
+    return [(Deadlines, "_holds", holds)]
 
 
 def _leases_run_in_an_outage() -> Changes:
@@ -376,6 +378,27 @@ def _not_looked_at_again() -> Changes:
     return [(Turn, "decide", decide)]
 
 
+# Slices
+
+
+def _rest_is_dropped() -> Changes:
+    """What has no room in a slice is not done at all."""
+    return [(Draft, "cut_off", lambda self: setattr(self, "room", 0))]
+
+
+def _cut_is_not_stored() -> Changes:
+    """Only replicas that live know that there is more to do."""
+    real = Turn.finish
+
+    def finish(self, late_seconds):
+        commit = real(self, late_seconds)
+        if self.rest:
+            commit.next_deadline = self.queue.deadlines.first()
+        return commit
+
+    return [(Turn, "finish", finish)]
+
+
 def _handoff_takes_longer() -> Changes:
     def revoke(draft, numbers, *, ready):
         deadline = draft.now + draft.queue.settings.max_handoff_time + 1.0
@@ -455,6 +478,46 @@ def _retires_again_in_its_epoch() -> Changes:
         draft.emit(r.PartitionsRetired(numbers))
 
     return [(broker.core.administering, "_retire", retire)]
+
+
+def _latest_is_where_the_first_reader_looks() -> Changes:
+    """Was in the product: who takes over before the first commit begins at a later end."""
+
+    async def ends(self, log, owner):
+        return {}
+
+    real = MemoryDatabase.create
+
+    def create(self, commit):
+        real(self, replace(commit, first_positions={}))
+
+    return [(QueueCalls, "_ends", ends), (MemoryDatabase, "create", create)]
+
+
+def _latest_is_asked_too_late() -> Changes:
+    """The queue begins where its log ends after it was created."""
+    real = QueueCalls.create
+
+    async def create(self, spec):
+        made = await real(self, spec)
+        ends = await self._logs.positions(made.log, "latest")
+        for stored in self._store.database.queues.values():
+            stored.positions.update({int(n): (at, None) for n, at in ends.items()})
+        return made
+
+    return [(QueueCalls, "create", create)]
+
+
+def _added_partitions_begin_at_the_end() -> Changes:
+    """What is published to them before they are granted is lost."""
+    real = Turn.decide
+
+    def decide(self, command):
+        answer = real(self, command)
+        self._first_positions.clear()
+        return answer
+
+    return [(Turn, "decide", decide)]
 
 
 # Clients
@@ -550,6 +613,8 @@ MUTANTS = {
         Mutant("a late bind replaces a later one", _late_bind_replaces),
         Mutant("no sweep", _no_sweep),
         Mutant("a queue is not looked at again when it is due", _not_looked_at_again),
+        Mutant("the rest of a decision is dropped", _rest_is_dropped),
+        Mutant("the rest of a decision dies with its replica", _cut_is_not_stored),
         Mutant("a handoff takes longer than allowed", _handoff_takes_longer),
         Mutant(
             "a revoke is taken back", _revoke_taken_back, ((PARTITION_TRANSITIONS, *_CALLED_OFF),)
@@ -558,6 +623,9 @@ MUTANTS = {
         Mutant("one handoff too many", _too_many_moves),
         Mutant("Ready with a spread of two", _unsettled_is_ready),
         Mutant("a partition retires again in its epoch", _retires_again_in_its_epoch),
+        Mutant("latest is where the first reader looks", _latest_is_where_the_first_reader_looks),
+        Mutant("latest is asked when the queue is there", _latest_is_asked_too_late),
+        Mutant("added partitions begin at the end", _added_partitions_begin_at_the_end),
         Mutant("a client takes an older view", _older_view_taken),
         Mutant("a flow that waits is not woken", _waiting_flow_is_not_woken),
         Mutant("commits wait for the handoffs of their flow", _commits_wait_for_handoffs),

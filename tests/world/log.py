@@ -118,7 +118,7 @@ class Logs:
         """How many partitions a topic has."""
         if self.error is not None:
             raise self.error
-        return self.topics[log]
+        return self.topics[log] if log in self.topics else self.the(log).count
 
     async def spans(self, log: str, positions: Positions) -> Mapping[int, Any]:
         """The log does not say how many messages are between two positions."""
@@ -150,6 +150,8 @@ class Logs:
             known.trim(number, first)
 
     async def positions(self, log: str, where: object) -> Mapping[int, str]:
+        if self.error is not None:
+            raise self.error
         known = self.the(log)
         ends = known.firsts if where == "earliest" else known.ends
         numbers = range(max(known.ends, default=0) + 1)

@@ -8,8 +8,8 @@ import pytest
 
 from broker.calls import log_readers, views
 from broker.calls.monitoring import EVENTS_AT_ONCE
-from broker.core.errors import Invalid, QueueExists, QueueInUse, QueueNotFound
-from tests.broker.shell import World, spec
+from broker.core.errors import Invalid, QueueExists, QueueInUse, QueueNotFound, Unavailable
+from tests.broker.shell import Service, World, spec
 from tests.twin.store import Fault
 from tests.world.loop import settle, virtual
 
@@ -57,7 +57,7 @@ class TestDeleting:
         maintain = two.logs.maintain
 
         async def slowly(log: str, *told: Any) -> None:
-            # Of all three it was known that they exist when the upkeep began.
+            # All three were known to exist when the upkeep began.
             if log == logs["first"]:
                 await one.delete_queue("first", force=False)
                 await one.delete_queue("second", force=False)
@@ -73,7 +73,7 @@ class TestDeleting:
 
     @pytest.mark.parametrize("error", [RuntimeError, asyncio.CancelledError])
     @virtual
-    async def test_a_queue_whose_log_cannot_be_made_is_not_there(
+    async def test_a_queue_whose_log_cannot_be_created_is_not_created(
         self, error: type[BaseException]
     ) -> None:
         world = World()
@@ -130,7 +130,7 @@ class TestResizing:
 
     @virtual
     async def test_only_a_resize_discards(self) -> None:
-        """Another queue may still be draining what this one has finished."""
+        """Another queue may still be draining partitions that this one has finished."""
         world = World()
         one = await world.replica()
         await one.create_queue(spec(partitions=2))
@@ -155,38 +155,7 @@ class TestResizing:
                 await one.create_queue(views.QueueSpec("second", log=f"builtin:{source}"))
 
     @virtual
-    async def test_partitions_added_later_start_at_the_earliest_position(self) -> None:
-        world = World()
-        one = await world.replica()
-        await one.create_queue(views.QueueSpec("orders", 2, start="latest"))
-        await one.change_queue("orders", {"partition_count": 3}, False)
-        positions = [item.position for item in (await one.partitions("orders", 9, None)).items]
-        assert positions == [None, None, "0"]
-
-    @virtual
-    async def test_so_do_numbers_used_again_that_have_no_position(self) -> None:
-        world = World()
-        one = await world.replica()
-        await one.create_queue(views.QueueSpec("orders", 4, rebalance_delay=0, start="latest"))
-        flow = await one.join("orders", "first", lease=60)
-        await one.commit("orders", flow, 1, [views.CommitItem(2, 1, "7")])
-        await one.change_queue("orders", {"partition_count": 2}, True)
-        await one.change_queue("orders", {"partition_count": 4}, False)
-        positions = [item.position for item in (await one.partitions("orders", 9, None)).items]
-        assert positions == [None, None, "7", "0"]
-
-    @virtual
-    async def test_a_retiring_partition_that_is_taken_back_begins_where_it_did(self) -> None:
-        world = World()
-        one = await world.replica()
-        await one.create_queue(views.QueueSpec("orders", 2, start="latest"))
-        await one.change_queue("orders", {"partition_count": 1}, False)
-        await one.change_queue("orders", {"partition_count": 2}, False)
-        positions = [item.position for item in (await one.partitions("orders", 9, None)).items]
-        assert positions == [None, None]
-
-    @virtual
-    async def test_what_a_crash_left_undone_the_upkeep_does(self) -> None:
+    async def test_the_upkeep_completes_what_a_crash_interrupted(self) -> None:
         world = World()
         one, two = await world.replica(), await world.replica()
         await one.create_queue(spec())
@@ -220,8 +189,8 @@ class TestResizing:
         assert told == [f"builtin:q{n}" for n in range(count)]
 
     @virtual
-    async def test_what_was_processed_of_any_partition_may_be_trimmed(self) -> None:
-        """Also of those that are gone, and of the last of several that retire."""
+    async def test_processed_messages_of_every_partition_are_trimmed(self) -> None:
+        """Also of removed partitions, and of the last of several that retire."""
         world = World()
         one = await world.replica()
         await one.create_queue(spec())
@@ -239,7 +208,7 @@ class TestResizing:
         )
 
     @virtual
-    async def test_a_reader_that_is_deleted_meanwhile_follows_nobody(self) -> None:
+    async def test_a_queue_deleted_during_a_resize_does_not_follow_it(self) -> None:
         world = World()
         one, two = await world.replica(), await world.replica()
         await one.create_queue(spec())
@@ -251,6 +220,147 @@ class TestResizing:
         await two.delete_queue("copy", force=False)
         gate.set()
         assert (await resizing).partition_count == 6
+
+
+class TestStart:
+    """`start: latest` is resolved when the queue is created, once for all its consumers."""
+
+    @virtual
+    async def test_a_log_that_is_made_for_the_queue_is_empty(self) -> None:
+        world = World()
+        one = await world.replica()
+        await one.create_queue(spec(start="latest", partitions=2))
+        assert await positions(one) == ["0", "0"]
+
+    @virtual
+    async def test_messages_published_during_the_creation_of_the_queue_are_read(self) -> None:
+        world = World()
+        one = await world.replica()
+        await one.create_queue(spec(partitions=3))
+        log = one.logs.the("builtin:orders")
+        log.append(0)
+        gate = one.net.hold("create")
+        late = views.QueueSpec("late", log="builtin:orders", start="latest")
+        creating = asyncio.ensure_future(one.create_queue(late))
+        await one.net.met("create")
+        log.append(0)
+        log.append(1)
+        gate.set()
+        await creating
+        assert await positions(one, "late") == ["1", "0", "0"]
+        log.append(0)
+        assert await positions(one, "late") == ["1", "0", "0"]
+
+    @virtual
+    async def test_no_queue_is_created_while_the_log_does_not_answer(self) -> None:
+        world = World()
+        one = await world.replica()
+        await one.create_queue(spec(partitions=3))
+        late = views.QueueSpec("late", log="builtin:orders", start="latest")
+        for log in ("builtin:orders", "kafka://broker:9092/orders"):
+            one.logs.error = Unavailable("The log cannot be asked right now.")
+            with pytest.raises(Unavailable, match="cannot be asked"):
+                await one.create_queue(replace(late, log=log))
+            with pytest.raises(QueueNotFound):
+                await one.queue("late")
+        with pytest.raises(Unavailable):
+            await one.change_queue("orders", {"start": "latest"}, False)
+        assert (await one.queue("orders")).start == "earliest"
+        one.logs.error = None
+        await one.create_queue(late)
+
+    @virtual
+    async def test_the_end_of_a_log_of_an_unknown_kind_is_unknown(self) -> None:
+        world = World()
+        one = await world.replica()
+        away = views.QueueSpec("away", 2, log="other://elsewhere", start="latest")
+        with pytest.raises(Invalid, match="set positions"):
+            await one.create_queue(away)
+        await one.create_queue(replace(away, start="earliest"))
+
+    @virtual
+    async def test_an_owner_that_leaves_before_its_first_commit_keeps_the_start(self) -> None:
+        world = World()
+        one = await world.replica()
+        await one.create_queue(spec(partitions=1))
+        one.logs.the("builtin:orders").append(0)
+        await one.create_queue(
+            views.QueueSpec("late", log="builtin:orders", rebalance_delay=0, start="latest")
+        )
+        for who in ("first", "second"):
+            flow = await one.join("late", who, lease=60)
+            one.logs.the("builtin:orders").append(0)
+            (seen,) = (await one.update("late", flow)).partitions
+            assert seen.position == "1"
+            await one.unbind("late", flow)
+
+    @virtual
+    async def test_a_later_change_sets_missing_positions_to_the_end(self) -> None:
+        world = World()
+        one = await world.replica()
+        await one.create_queue(spec(partitions=3))
+        flow = await one.join("orders", "first", lease=60)
+        log = one.logs.the("builtin:orders")
+        for number in (0, 0, 1):
+            log.append(number)
+        await one.commit("orders", flow, 1, [views.CommitItem(0, 1, "1")])
+        await one.change_queue("orders", {"start": "latest", "partition_count": 4}, False)
+        log.append(1)
+        assert await positions(one) == ["1", "1", "0", "0"]
+        await one.change_queue("orders", {"start": "latest"}, False)
+        assert await positions(one) == ["1", "1", "0", "0"]
+
+    @virtual
+    async def test_a_position_reset_to_null_means_the_present_end(self) -> None:
+        """Null in a call that sets positions means the present end, too."""
+        world = World()
+        one = await world.replica()
+        await one.create_queue(spec(partitions=2, start="latest"))
+        log = one.logs.the("builtin:orders")
+        log.append(1)
+        await one.set_positions("orders", {0: None, 1: None})
+        log.append(1)
+        assert await positions(one) == ["0", "1"]
+        one.logs.by_name.clear()
+        await one.set_positions("orders", "earliest")
+        assert await positions(one) == ["0", "0"]
+
+    @virtual
+    async def test_partitions_added_later_start_at_the_earliest_position(self) -> None:
+        world = World()
+        one = await world.replica()
+        await one.create_queue(spec(partitions=2, start="latest"))
+        one.logs.the("builtin:orders").append(2)
+        await one.change_queue("orders", {"partition_count": 3}, False)
+        assert await positions(one) == ["0", "0", "0"]
+
+    @virtual
+    async def test_numbers_used_again_continue(self) -> None:
+        world = World()
+        one = await world.replica()
+        await one.create_queue(spec(partitions=4, start="latest"))
+        flow = await one.join("orders", "first", lease=60)
+        await one.commit("orders", flow, 1, [views.CommitItem(2, 1, "7")])
+        await one.change_queue("orders", {"partition_count": 2}, True)
+        await one.change_queue("orders", {"partition_count": 4}, False)
+        assert await positions(one) == ["0", "0", "7", "0"]
+
+    @virtual
+    async def test_in_a_queue_of_before_the_first_reader_still_decides(self) -> None:
+        """The queue is older than this rule, and null is all that is known of its partitions."""
+        world = World()
+        one = await world.replica()
+        await one.create_queue(spec(partitions=2, start="latest"))
+        queue_id, _ = world.stored("orders")
+        stored = world.database.queues[queue_id]
+        stored.positions = dict.fromkeys(stored.positions, (None, None))
+        await one.change_queue("orders", {"partition_count": 1}, False)
+        await one.change_queue("orders", {"partition_count": 3}, False)
+        assert await positions(one) == [None, None, "0"]
+
+
+async def positions(one: Service, name: str = "orders") -> list[str | None]:
+    return [item.position for item in (await one.partitions(name, 9, None)).items]
 
 
 class TestEvents:
@@ -273,7 +383,7 @@ class TestEvents:
         following.cancel()
 
     @virtual
-    async def test_who_missed_much_reads_it_in_pieces(self) -> None:
+    async def test_a_follower_that_missed_many_events_reads_them_in_pieces(self) -> None:
         world = World()
         one, two = await world.replica(), await world.replica()
         await one.create_queue(spec())
@@ -300,7 +410,7 @@ class TestEvents:
         await one.join("orders", "first", lease=60)
         event = await told
         assert event.changes
-        # Nothing more happens, and what happened while it was away comes all the same.
+        # No more events follow; the events of the outage arrive nevertheless.
         rest = (await one.queue("orders")).revision - event.revision
         for _ in range(rest):
             await anext(events)
@@ -332,11 +442,11 @@ class TestPositions:
         with pytest.raises(Invalid, match="partition 1 ends at 9"):
             await one.set_positions("orders", {0: "10", 1: "10"})
         assert (await one.queue("orders")).revision == 1
-        # Where the log does not say, the administrator is believed.
+        # If the log does not say, the administrator's position is accepted.
         await one.set_positions("orders", {0: "10", 1: None, 2: "77"})
 
     @virtual
-    async def test_what_is_removed_meanwhile_keeps_its_position(self) -> None:
+    async def test_a_partition_removed_meanwhile_keeps_its_position(self) -> None:
         world = World()
         one, two = await world.replica(), await world.replica()
         await one.create_queue(spec())

@@ -1,4 +1,4 @@
-"""Who may do what to the log, and for how long."""
+"""Roles in the log: their rights and lifetimes."""
 
 import asyncio
 from collections.abc import AsyncIterator
