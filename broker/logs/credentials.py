@@ -2,7 +2,7 @@
 
 Each *holder* gets roles of its own (`counterpoise_log_client_…`), one for each log and purpose:
 `flow:ID` for a flow that reads, `key:ID` for a caller with a key, `anyone` for callers of a service
-without keys. What a role reaches, the log's database decides (migrations/log, log_0002). So who has
+without keys. What a role reaches, the log's database decides (migrations/log, log_0003). So who has
 the credentials of one holder harms this holder at most: by another password, by taking all
 connections of the role, by ending its sessions.
 

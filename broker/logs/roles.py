@@ -49,7 +49,7 @@ _OF_HOLDERS = """
 SELECT CAST(role AS text) FROM counterpoise_log.clients
 WHERE holder = ANY (CAST(:holders AS text[])) ORDER BY role
 """
-# Roles that replicas of the release before log_0002 made, and share.
+# Roles that replicas of the release before log_0003 made, and share.
 _SHARED = """
 SELECT role FROM counterpoise_log.credentials
 WHERE valid_until < now() AND NOT EXISTS (SELECT FROM pg_stat_activity WHERE usename = role)

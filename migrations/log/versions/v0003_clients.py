@@ -25,8 +25,8 @@ from alembic import op
 
 from migrations.log.versions import v0001_log
 
-revision = "log_0002"
-down_revision = "log_0001"
+revision = "log_0003"
+down_revision = "log_0002"
 branch_labels = None
 depends_on = None
 # Replicas of the previous release hand out roles that are shared by all readers, or all publishers.
