@@ -78,9 +78,11 @@ def test_imports_run_one_way(importer: str, forbidden: str) -> None:
 
 
 @pytest.mark.parametrize("service", ["api", "broker"])
-def test_the_service_shares_only_logs_and_the_backoff_with_the_consumers(service: str) -> None:
-    """The name of a log, the promises of logs, and how each kind of log is reached."""
-    shared = ("counterpoise.logs", "counterpoise.backoff")
+def test_the_service_shares_only_logs_backoff_and_plain_text_with_the_consumers(
+    service: str,
+) -> None:
+    """The name of a log, the promises of logs, how each kind is reached; text for a terminal."""
+    shared = ("counterpoise.logs", "counterpoise.backoff", "counterpoise.plain")
     assert not [
         f"{path}: {name}"
         for path, name in imports_under(service)
