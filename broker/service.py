@@ -13,9 +13,9 @@ from broker.calls.facade import Calls
 from broker.core.errors import BrokerError
 from broker.logs.builtin import BuiltinLogs
 from broker.logs.by_kind import LogsByKind
+from broker.logs.clients.roles import WATCH_SECONDS
 from broker.logs.engine import log_engine
 from broker.logs.external import ExternalLogs
-from broker.logs.roles import WATCH_SECONDS
 from broker.mailbox.alarms import Alarms, SchedulerAlarms
 from broker.mailbox.replica import Replica
 from broker.mailbox.tally import Tally

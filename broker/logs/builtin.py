@@ -12,7 +12,8 @@ from sqlalchemy import text
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
-from broker.logs.credentials import CONNECTIONS, LogCredentials
+from broker.logs.clients.credentials import CONNECTIONS, LogCredentials
+from broker.logs.clients.roles import EXPIRE_FOR_LOG, ClientRoles
 from broker.logs.engine import STATEMENT_SECONDS
 from broker.logs.ports import (
     Bounds,
@@ -22,7 +23,6 @@ from broker.logs.ports import (
     LogOwner,
     Purpose,
 )
-from broker.logs.roles import EXPIRE_FOR_LOG, ClientRoles
 from counterpoise.logs import LogNotFound
 from counterpoise.logs.address import parse_log
 
@@ -86,7 +86,7 @@ class BuiltinLogs:
             await self._roles.revoke(holders)
 
     async def watch(self) -> None:
-        """End sessions that would be in the way of others (see `broker.logs.roles`)."""
+        """End sessions that would be in the way of others (see `broker.logs.clients.roles`)."""
         async with _within(CALL_SECONDS):
             await self._roles.watch()
 

@@ -8,9 +8,10 @@ are strings that only the log can compare; times are in Unix seconds.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal, Protocol
 
+from broker.logs.clients.holders import Holder, LogAccess, Purpose
 from counterpoise.logs import Bounds, LogUnavailable
 
 __all__ = [
@@ -26,7 +27,6 @@ __all__ = [
     "Span",
 ]
 
-Purpose = Literal["read", "publish"]
 Positions = Mapping[int, str | None]
 """A queue's committed position of each partition; None without one."""
 
@@ -42,41 +42,6 @@ class LogOwner:
 
 class LogDatabaseUnavailable(LogUnavailable):
     """The database of the built-in log, which is the service's own, failed."""
-
-
-@dataclass(frozen=True, slots=True)
-class Holder:
-    """For whom credentials of the built-in log are made, on one queue.
-
-    `name` is `flow:ID` or `key:ID`, or `anyone` for callers of a service without keys.
-    """
-
-    name: str
-    queue_id: str
-
-    @classmethod
-    def flow(cls, flow_id: str, queue_id: str) -> Holder:
-        """A flow; its credentials end soon after it."""
-        return cls(f"flow:{flow_id}", queue_id)
-
-    @classmethod
-    def anyone(cls, queue_id: str) -> Holder:
-        """Any caller of a service without keys."""
-        return cls("anyone", queue_id)
-
-    @staticmethod
-    def flow_id(name: str) -> str | None:
-        """The flow's id in the name of a holder; None for other holders."""
-        kind, _, flow_id = name.partition(":")
-        return flow_id if kind == "flow" else None
-
-
-@dataclass(frozen=True, slots=True)
-class LogAccess:
-    """Short-lived credentials for the built-in log; the URL contains the password: never log it."""
-
-    url: str = field(repr=False)
-    expires_at: float
 
 
 @dataclass(frozen=True, slots=True)

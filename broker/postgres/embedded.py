@@ -81,7 +81,7 @@ SETTINGS: Mapping[str, str] = {
     "max_connections": "230",
     # For the service itself: clients of the log cannot take these.
     "superuser_reserved_connections": "30",
-    # A statement of a client does not fill the disk (the service's own may: broker.logs.closing).
+    # No statement of a client fills the disk; the service's own may need more, and set it.
     "temp_file_limit": "1GB",
     # So the service knows that nobody else uses this server.
     "counterpoise.own_server": "on",

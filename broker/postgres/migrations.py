@@ -222,7 +222,7 @@ def _upgrade(tree: Tree, url: str, *, contract: bool) -> Step:
 def _sessions_ended(tree: Tree, url: str) -> Iterator[None]:
     """Meanwhile, no client of the log is in the way for long with a transaction that it keeps open.
 
-    Replicas look after that, too (`broker.logs.roles`), but perhaps none runs now.
+    Replicas look after that, too (`broker.logs.clients.roles`), but perhaps none runs now.
     """
     if tree.name != LOG.name:
         yield

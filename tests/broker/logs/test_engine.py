@@ -11,10 +11,11 @@ import pytest
 from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncEngine
 
-from broker.logs import builtin, credentials
+from broker.logs import builtin
 from broker.logs import engine as log_engine
 from broker.logs.builtin import BuiltinLogs
-from broker.logs.credentials import LogCredentials
+from broker.logs.clients import credentials
+from broker.logs.clients.credentials import LogCredentials
 from broker.logs.engine import log_engine as make_engine
 from broker.logs.ports import Holder, LogDatabaseUnavailable, LogOwner
 from broker.service import Broker

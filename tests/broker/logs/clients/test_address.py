@@ -3,7 +3,7 @@
 import pytest
 from sqlalchemy import make_url
 
-from broker.logs.client_url import client_url
+from broker.logs.clients.address import client_url
 
 
 def given(url: str, tls: bool = False) -> str:

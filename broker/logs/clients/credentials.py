@@ -36,9 +36,9 @@ from sqlalchemy import make_url, text
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncEngine
 
-from broker.logs.client_url import client_url
-from broker.logs.closing import close_to_public
-from broker.logs.ports import Holder, LogAccess, Purpose
+from broker.logs.clients.address import client_url
+from broker.logs.clients.closing import close_to_public
+from broker.logs.clients.holders import Holder, LogAccess, Purpose
 
 ROTATE_SECONDS = 55 * 60.0
 VALID_SECONDS = 2 * 60 * 60.0

@@ -10,9 +10,9 @@ import pytest
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
 from broker.logs.builtin import BuiltinLogs
-from broker.logs.credentials import LogCredentials
-from broker.logs.ports import Holder, LogAccess, Purpose
-from broker.logs.roles import ClientRoles
+from broker.logs.clients.credentials import LogCredentials
+from broker.logs.clients.holders import Holder, LogAccess, Purpose
+from broker.logs.clients.roles import ClientRoles
 from counterpoise.logs import AppendBatch, LogAccessRefused, Message
 from counterpoise.logs.postgres import PostgresLog
 from tests.log_support import append, log, log_url, migrate_log, texts, until
@@ -362,7 +362,7 @@ async def test_a_session_that_keeps_a_transaction_open_is_ended(
     holding.execute("SET idle_in_transaction_session_timeout = 0")
     holding.execute(statement)
     assert await roles.watch() == 0
-    monkeypatch.setattr("broker.logs.roles.IDLE_SECONDS", 0.0)
+    monkeypatch.setattr("broker.logs.clients.roles.IDLE_SECONDS", 0.0)
     assert await roles.watch() == 1
     with pytest.raises(psycopg.OperationalError):
         holding.execute("SELECT 1")
@@ -426,7 +426,7 @@ async def test_a_service_that_is_no_superuser_makes_watches_and_drops_roles(
     assert ends(read) == "1"
     holding = psycopg.connect(read.url)
     holding.execute("SELECT lo_create(0)")
-    monkeypatch.setattr("broker.logs.roles.IDLE_SECONDS", 0.0)
+    monkeypatch.setattr("broker.logs.clients.roles.IDLE_SECONDS", 0.0)
     assert await roles.watch() == 1
     holding.close()
     holding = psycopg.connect(read.url, autocommit=True)

@@ -8,7 +8,7 @@ import psycopg
 import pytest
 from sqlalchemy.ext.asyncio import AsyncEngine
 
-from broker.logs.closing import close_to_public
+from broker.logs.clients.closing import close_to_public
 from broker.logs.engine import log_engine
 
 
