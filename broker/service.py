@@ -10,6 +10,7 @@ import structlog
 
 from broker.calls import views
 from broker.calls.facade import Calls
+from broker.calls.keys import LOOK_SECONDS
 from broker.core.errors import BrokerError
 from broker.logs.builtin import BuiltinLogs
 from broker.logs.by_kind import LogsByKind
@@ -27,6 +28,7 @@ from broker.store.postgres import PostgresStore
 _log = structlog.get_logger()
 
 UPKEEP_SECONDS = 60.0
+ENDED_KEYS_SECONDS = 2.0
 GONE_SECONDS = 24 * 3600.0
 # A retry that comes later than this would be appended a second time.
 PUBLISHER_SECONDS = 30 * 24 * 3600.0
@@ -72,6 +74,7 @@ class Broker:
             settings.log_keep_messages,
         )
         calls = Calls(self._replica, self._logs_by_kind)
+        self.keys = calls.keys
         self.queues = calls.queues
         self.flows = calls.flows
         self.updates = calls.updates
@@ -82,8 +85,11 @@ class Broker:
     async def start(self) -> None:
         """Begins to serve. Raises StoreUnavailable."""
         await self._replica.start()
+        await self.keys.look()
+        self._alarms.every("keys", LOOK_SECONDS, self.keys.look)
         self._alarms.every("upkeep", UPKEEP_SECONDS, self.upkeep)
         self._alarms.every("log sessions", WATCH_SECONDS, self._logs_by_kind.watch)
+        self._alarms.every("log credentials", ENDED_KEYS_SECONDS, self.logs.end_credentials_of_keys)
 
     async def stop(self) -> None:
         """Finishes what is under way and stops."""
@@ -102,6 +108,7 @@ class Broker:
             now = self._replica.clock.now()
             kept = self._settings.history_days * 86400
             await self._replica.store.purge(now - GONE_SECONDS, now - kept)
+            await self._replica.store.keys.purge(now - self._settings.audit_days * 86400)
         except (BrokerError, StoreUnavailable) as error:
             _log.warning("the upkeep was cut short", error=str(error))
 

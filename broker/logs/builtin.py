@@ -79,11 +79,16 @@ class BuiltinLogs:
         async with _within(CALL_SECONDS):
             return await self._roles.holders()
 
-    async def revoke(self, holders: frozenset[str]) -> None:
-        """End the credentials of these holders, and their connections."""
-        self._credentials.forget(holders=holders)
+    async def keys_in_use(self) -> frozenset[str]:
+        """The ids of all keys with which credentials were made."""
+        async with _within(CALL_SECONDS):
+            return await self._roles.keys()
+
+    async def revoke(self, holders: Collection[str] = (), keys: Collection[str] = ()) -> None:
+        """End the credentials of these holders, or made with these keys, and their connections."""
+        self._credentials.forget(holders=frozenset(holders), keys=frozenset(keys))
         async with _within(LONG_SECONDS):
-            await self._roles.revoke(holders)
+            await self._roles.revoke(holders, keys)
 
     async def watch(self) -> None:
         """End sessions that would be in the way of others (see `broker.logs.clients.roles`)."""

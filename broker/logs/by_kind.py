@@ -84,10 +84,17 @@ class LogsByKind:
         except LogError as error:
             raise _cannot_be_asked(error) from None
 
-    async def revoke(self, holders: Collection[str]) -> None:
+    async def keys_in_use(self) -> frozenset[str]:
         """See `Logs`."""
         try:
-            await self._builtin.revoke(frozenset(holders))
+            return await self._builtin.keys_in_use()
+        except LogError as error:
+            raise _cannot_be_asked(error) from None
+
+    async def revoke(self, holders: Collection[str] = (), keys: Collection[str] = ()) -> None:
+        """See `Logs`."""
+        try:
+            await self._builtin.revoke(holders, keys)
         except LogError as error:
             raise _cannot_be_asked(error) from None
 

@@ -69,7 +69,11 @@ class Logs(Protocol):
         """The names of all that have had credentials for a while. Raises Unavailable."""
         ...
 
-    async def revoke(self, holders: Collection[str]) -> None:
+    async def keys_in_use(self) -> frozenset[str]:
+        """The ids of all keys with which credentials were made. Raises Unavailable."""
+        ...
+
+    async def revoke(self, holders: Collection[str] = (), keys: Collection[str] = ()) -> None:
         """End the credentials of these, and their connections, at once. Raises Unavailable."""
         ...
 

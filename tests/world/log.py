@@ -90,8 +90,12 @@ class Logs:
         """No credentials were given."""
         return frozenset()
 
-    async def revoke(self, holders: Collection[str]) -> None:
-        self.told.append(("revoke", frozenset(holders)))
+    async def keys_in_use(self) -> frozenset[str]:
+        """As above."""
+        return frozenset()
+
+    async def revoke(self, holders: Collection[str] = (), keys: Collection[str] = ()) -> None:
+        self.told.append(("revoke", frozenset(holders), frozenset(keys)))
 
     async def ensure(self, log: str, partition_count: int, owner: LogOwner) -> None:
         self.told.append(("ensure", log, partition_count, owner))

@@ -56,7 +56,8 @@ _INSUFFICIENT_PRIVILEGE = "42501"
 _MAKE = """
 SELECT counterpoise_log.make_clients(
     CAST(:roles AS text[]), CAST(:verifiers AS text[]), CAST(:logs AS text[]),
-    CAST(:purposes AS text[]), CAST(:holders AS text[]), :valid, CAST(:connections AS integer))
+    CAST(:purposes AS text[]), CAST(:holders AS text[]),
+    CAST(:keys AS text[]), :valid, CAST(:connections AS integer))
 """
 
 
@@ -143,13 +144,21 @@ class LogCredentials:
         finally:
             self._waiting.pop(wanted, None)
 
-    def forget(self, log: str | None = None, holders: frozenset[str] = frozenset()) -> None:
-        """Credentials for this log and of these holders are not given any more."""
+    def forget(
+        self,
+        log: str | None = None,
+        holders: frozenset[str] = frozenset(),
+        keys: frozenset[str] = frozenset(),
+    ) -> None:
+        """Credentials for this log, of these holders and made with these keys are not given any
+        more.
+        """
         self._made = {
             wanted: made
             for wanted, made in self._made.items()
             if wanted.log != log
             and wanted.holder.name not in holders
+            and wanted.holder.key_id not in keys
             and self._monotonic() - made.at < self._valid_seconds
         }
 
@@ -179,6 +188,7 @@ class LogCredentials:
                         "logs": [one.log for one in wanted],
                         "purposes": [one.purpose for one in wanted],
                         "holders": [one.holder.name for one in wanted],
+                        "keys": [one.holder.key_id for one in wanted],
                         "valid": self._valid_seconds,
                         "connections": self._connections,
                     },

@@ -12,21 +12,25 @@ Purpose = Literal["read", "publish"]
 class Holder:
     """For whom credentials of the built-in log are made, on one queue.
 
-    `name` is `flow:ID` or `key:ID`, or `anyone` for callers of a service without keys.
+    `name` is `flow:ID` or `key:ID`, or `anyone` for callers of a service without keys. `key_id`:
+    the key with which it was made, also of a flow.
     """
 
     name: str
     queue_id: str
+    key_id: str | None = None
 
     @classmethod
-    def flow(cls, flow_id: str, queue_id: str) -> Holder:
-        """A flow; its credentials end soon after it."""
-        return cls(f"flow:{flow_id}", queue_id)
+    def flow(cls, flow_id: str, queue_id: str, key_id: str | None = None) -> Holder:
+        """A flow, bound with this key; its credentials end soon after it."""
+        return cls(f"flow:{flow_id}", queue_id, key_id)
 
     @classmethod
-    def anyone(cls, queue_id: str) -> Holder:
-        """Any caller of a service without keys."""
-        return cls("anyone", queue_id)
+    def caller(cls, queue_id: str, flow_id: str | None, key_id: str | None) -> Holder:
+        """Who makes a call: a flow, or the holder of a key, or anyone."""
+        if flow_id is not None:
+            return cls.flow(flow_id, queue_id, key_id)
+        return cls("anyone" if key_id is None else f"key:{key_id}", queue_id, key_id)
 
     @staticmethod
     def flow_id(name: str) -> str | None:

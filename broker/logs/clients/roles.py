@@ -13,7 +13,7 @@ end the sessions of a role, it waits until they have ended.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import structlog
 from sqlalchemy import text
@@ -47,8 +47,9 @@ WHERE expires_at < now() - make_interval(secs => :expired) ORDER BY role
 """
 _OF_HOLDERS = """
 SELECT CAST(role AS text) FROM counterpoise_log.clients
-WHERE holder = ANY (CAST(:holders AS text[])) ORDER BY role
+WHERE holder = ANY (CAST(:holders AS text[])) OR key_id = ANY (CAST(:keys AS text[])) ORDER BY role
 """
+_KEYS = "SELECT DISTINCT key_id FROM counterpoise_log.clients WHERE key_id IS NOT NULL"
 # Roles that replicas of the release before log_0003 made, and share.
 _SHARED = """
 SELECT role FROM counterpoise_log.credentials
@@ -77,9 +78,14 @@ class ClientRoles:
             found = await connection.scalars(text(_HOLDERS), {"young": YOUNG_SECONDS})
             return frozenset(found)
 
-    async def revoke(self, holders: Collection[str]) -> None:
-        """End all roles of these holders, at once."""
-        await self._end(await self._roles(_OF_HOLDERS, {"holders": sorted(holders)}))
+    async def keys(self) -> frozenset[str]:
+        """The ids of all keys with which roles were made."""
+        return frozenset(await self._roles(_KEYS, {}))
+
+    async def revoke(self, holders: Collection[str] = (), keys: Collection[str] = ()) -> None:
+        """End all roles of these holders, and those made with these keys, at once."""
+        which = {"holders": sorted(holders), "keys": sorted(keys)}
+        await self._end(await self._roles(_OF_HOLDERS, which))
 
     async def drop_expired(self) -> None:
         """End the roles that have expired."""
@@ -87,7 +93,7 @@ class ClientRoles:
         for role in await self._roles(_SHARED, {}):
             await self._drop_shared(role)
 
-    async def _roles(self, statement: str, parameters: dict[str, object]) -> Sequence[str]:
+    async def _roles(self, statement: str, parameters: Mapping[str, object]) -> Sequence[str]:
         async with self._engine.connect() as connection:
             return list(await connection.scalars(text(statement), parameters))
 

@@ -41,10 +41,13 @@ CREATE TABLE counterpoise_log.clients (
     purpose text NOT NULL CHECK (purpose IN ('read', 'publish')),
     -- For whom the role was made; see broker.logs.clients.holders.
     holder text NOT NULL,
+    -- The key with which it was made, if there was one.
+    key_id text,
     created_at timestamptz NOT NULL,
     expires_at timestamptz NOT NULL
 );
 CREATE INDEX clients_holder ON counterpoise_log.clients (holder);
+CREATE INDEX clients_key ON counterpoise_log.clients (key_id) WHERE key_id IS NOT NULL;
 
 -- The log that this session's client may read. A client that is not known, or not any more, is told
 -- so: it then fetches new credentials, where an empty answer would look like a log that vanished.
@@ -138,6 +141,7 @@ SELECT counterpoise_log.grant_clients();
 MAKE_CLIENTS = """
 CREATE FUNCTION counterpoise_log.make_clients(
     p_roles text[], p_verifiers text[], p_logs text[], p_purposes text[], p_holders text[],
+    p_keys text[],
     p_valid_seconds double precision, p_connections integer
 ) RETURNS timestamptz
 LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp AS $$
@@ -155,9 +159,11 @@ BEGIN
             v_also := format(' ROLE %I', current_user);
         END IF;
     END IF;
-    INSERT INTO counterpoise_log.clients (role, log, purpose, holder, created_at, expires_at)
-        SELECT role, log, purpose, holder, now(), v_expires_at
-        FROM unnest(p_roles, p_logs, p_purposes, p_holders) AS c (role, log, purpose, holder);
+    INSERT INTO counterpoise_log.clients
+            (role, log, purpose, holder, key_id, created_at, expires_at)
+        SELECT role, log, purpose, holder, key_id, now(), v_expires_at
+        FROM unnest(p_roles, p_logs, p_purposes, p_holders, p_keys)
+            AS c (role, log, purpose, holder, key_id);
     FOR i IN 1 .. cardinality(p_roles) LOOP
         EXECUTE format(
             'CREATE ROLE %I LOGIN NOSUPERUSER NOCREATEDB NOCREATEROLE INHERIT'

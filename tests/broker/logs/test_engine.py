@@ -27,7 +27,7 @@ __all__ = ["log", "log_url"]
 
 # A call that is given up releases its connection within two seconds.
 SOON_SECONDS = 20.0
-HOLDER = Holder.anyone("queue")
+HOLDER = Holder.caller("queue", None, None)
 
 
 @contextlib.contextmanager
@@ -56,7 +56,8 @@ async def engine(proxy: Proxy) -> AsyncIterator[AsyncEngine]:
 CALLS: dict[str, Callable[[BuiltinLogs], Coroutine[Any, Any, object]]] = {
     "access": lambda logs: logs.access("builtin:flights", "read", HOLDER),
     "holders": lambda logs: logs.holders(),
-    "revoke": lambda logs: logs.revoke(frozenset({HOLDER.name})),
+    "revoke": lambda logs: logs.revoke([HOLDER.name]),
+    "keys_in_use": lambda logs: logs.keys_in_use(),
     "watch": lambda logs: logs.watch(),
     "drop_expired_credentials": lambda logs: logs.drop_expired_credentials(),
     "ensure": lambda logs: logs.ensure("builtin:flights", 4),

@@ -21,7 +21,7 @@ __all__ = ["log", "log_url"]
 
 FLOW = Holder.flow("f1", "q1")
 ANOTHER_FLOW = Holder.flow("f2", "q1")
-ANYONE = Holder.anyone("q1")
+ANYONE = Holder.caller("q1", None, None)
 
 
 def async_engine(url: str) -> AsyncEngine:
@@ -174,7 +174,7 @@ async def test_each_flow_has_a_role_of_its_own(engine: AsyncEngine, log_url: str
         ("read", FLOW, "others"),
         ("publish", FLOW, "flights"),
         ("read", ANYONE, "flights"),
-        ("read", Holder.anyone("q2"), "flights"),
+        ("read", Holder.caller("q2", None, None), "flights"),
     ]
     found = [await given(credentials, *one) for one in wanted]
     assert len({user(access) for access in found}) == len(wanted)
@@ -283,10 +283,25 @@ async def test_the_roles_of_a_holder_that_has_gone_are_dropped(
     assert is_there(log_url, stays)
 
 
+async def test_the_roles_made_with_a_key_end_with_it(
+    engine: AsyncEngine, log_url: str, roles: ClientRoles
+) -> None:
+    credentials = LogCredentials(engine, log_url)
+    of_flow = await given(credentials, "read", Holder.flow("f1", "q1", "key1"))
+    of_key = await given(credentials, "publish", Holder.caller("q1", None, "key1"))
+    of_another = await given(credentials, "publish", Holder.caller("q1", None, "key2"))
+    assert len({user(one) for one in (of_flow, of_key, of_another)}) == 3
+    await given(credentials, "publish")
+    assert await roles.keys() == {"key1", "key2"}
+    await roles.revoke(keys=["key1"])
+    assert [is_there(log_url, one) for one in (of_flow, of_key, of_another)] == [0, 0, 1]
+    assert await roles.keys() == {"key2"}
+
+
 async def test_a_revoked_holder_gets_other_credentials(engine: AsyncEngine, log_url: str) -> None:
     logs = BuiltinLogs(engine, log_url)
     first = await logs.access("builtin:flights", "read", FLOW)
-    await logs.revoke(frozenset({FLOW.name}))
+    await logs.revoke([FLOW.name])
     second = await logs.access("builtin:flights", "read", FLOW)
     assert first is not None
     assert second is not None
