@@ -178,7 +178,7 @@ REFUSED: list[LiteralString] = [
     "SELECT counterpoise_log.lock_log('any', true)",
     "SELECT counterpoise_log.trim('any', '{0}', '{1}')",
     "SELECT counterpoise_log.sweep('any', 1)",
-    "SELECT counterpoise_log.make_clients('{a}', '{a}', '{a}', '{read}', '{a}', 1, 1)",
+    "SELECT counterpoise_log.make_clients('{a}', '{a}', '{a}', '{read}', '{a}', '{a}', 1, 1)",
     "SELECT counterpoise_log.drop_clients('{a}')",
     "SELECT counterpoise_log.grant_access()",
     "ALTER TABLE counterpoise_log.messages DISABLE ROW LEVEL SECURITY",
