@@ -8,7 +8,7 @@ from fastapi import APIRouter, Response
 from starlette.datastructures import State
 from starlette.requests import Request
 
-from api.http import problems
+from api.http import patience, problems
 from api.http.cached import Cached
 from api.http.metrics import Metrics
 from api.http.openapi import document
@@ -44,13 +44,21 @@ def share_probes(state: State) -> None:
 
     async def exposition() -> bytes:
         queues: tuple[QueueView, ...] = ()
-        with contextlib.suppress(Unavailable):
-            queues = (await broker.queues.list(MOST_QUEUES_IN_METRICS, None)).items
+        with contextlib.suppress(Unavailable, TimeoutError):
+            listed = patience.in_time(broker.queues.list(MOST_QUEUES_IN_METRICS, None))
+            queues = (await listed).items
         metrics: Metrics = state.metrics
         return metrics.exposition(queues)
 
     state.exposition = Cached(exposition, METRICS_SECONDS)
-    state.readiness = Cached(broker.ready_check, READY_SECONDS)
+
+    async def readiness() -> ReadyCheck:
+        try:
+            return await patience.in_time(broker.ready_check())
+        except TimeoutError:
+            return ReadyCheck(False, False, "The database does not answer.")
+
+    state.readiness = Cached(readiness, READY_SECONDS)
 
 
 @ROUTER.get(

@@ -26,6 +26,7 @@ from broker.mailbox.clock import StoreClock
 from broker.mailbox.coordinator import Coordinator
 from broker.mailbox.tally import Tally
 from broker.store.ports import Store, StoreUnavailable
+from broker.store.reporting import REPORTER
 
 _log = structlog.get_logger()
 
@@ -225,7 +226,7 @@ class Replica:
         try:
             await self._sweep()
         except StoreUnavailable as error:
-            _log.warning("the database cannot be reached", error=str(error))
+            REPORTER.report(error)
 
     async def _sweep(self) -> None:
         pulse = await self.clock.look(self.store)
