@@ -17,7 +17,7 @@ from starlette.routing import request_response
 
 from api.http import bodies, patience
 from api.http.problems import shown, unknown_name
-from api.http.security import Requirement, Role, authorize, requirement_of
+from api.http.security import Also, Requirement, authorize, requirement_of
 from api.schemas.common import FLOW_ID_PATTERN, QUEUE_NAME_PATTERN
 from broker.core.errors import Invalid
 
@@ -83,7 +83,8 @@ class Route(APIRoute):
     def _guarded(self, handler: Handler) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         async def guarded(request: Request) -> Response:
             check_path(request)
-            if self.requirement.role is Role.ANYONE:
+            if self.requirement.stale_may or self.requirement.also is Also.ANYONE:
+                # Probes and pages have their own limit.
                 return await served(request)
             return await patience.answered(
                 served(request), request.app.state.broker.is_reachable, _seconds(request)

@@ -14,7 +14,7 @@ from typing import Annotated, Any, NoReturn
 import typer
 from typer.core import TyperGroup
 
-from counterpoise.cli import flows, lag, messages, plugins, queues, status
+from counterpoise.cli import audit, flows, lag, messages, plugins, queues, status
 from counterpoise.client import package_version
 from counterpoise.errors import (
     CounterpoiseError,
@@ -143,6 +143,7 @@ app.add_typer(flows.app, name="flows")
 app.command(name="status")(status.show_status)
 app.command(name="rebalance")(status.rebalance)
 app.command(name="lag")(lag.show_lag)
+app.command(name="audit")(audit.show_audit)
 app.command(name="publish")(messages.publish)
 app.command(name="consume")(messages.consume)
 

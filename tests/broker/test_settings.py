@@ -41,6 +41,8 @@ def test_every_setting_is_a_variable_of_the_environment(monkeypatch: pytest.Monk
         "address_requests_per_second": "20.5",
         "address_idle_connections": "9",
         "history_days": "0.5",
+        "keys_optional": "true",
+        "audit_days": "30",
         "log_keep_messages": "50000",
         "shutdown_seconds": "1",
         "log_level": "debug",

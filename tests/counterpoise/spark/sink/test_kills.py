@@ -242,6 +242,23 @@ def test_killed_twice_amid_one_micro_batch(stage: SinkStage) -> None:
     assert one.stop() == 0
 
 
+def finish_without_telling(stage: SinkStage, victim: FencedApplication) -> None:
+    """A micro-batch of `victim` is in Spark's commit log, and the service was not told.
+
+    Spark tells the source at the next tick of the trigger. Where a micro-batch takes as long as
+    from one tick to the next, the service knows too early: then the next micro-batch is tried.
+    """
+    for _ in range(10):
+        until(lambda: stage.committed() == stage.published, "everything before is committed")
+        first = stage.published
+        stage.publish(60)
+        stage.until_written_by(victim, first)
+        victim.until_finished(max(stage.batches_with(first, "victim")))
+        if stage.committed() < stage.published:
+            return
+    pytest.fail("the service was told of each micro-batch at once")
+
+
 def test_killed_at_every_step_and_restarted_when_another_has_taken_over(stage: SinkStage) -> None:
     """The returning application skips its planned batch, because the other has written it."""
     stage.queue(4, rebalance_delay=0, max_handoff_time=60)
@@ -254,12 +271,7 @@ def test_killed_at_every_step_and_restarted_when_another_has_taken_over(stage: S
         until(lambda: stage.ready() and stage.owned("victim") == 2, "shared")
         until(stage.all_written, "everything before is written")
         if where == "in Spark's commit log":
-            until(lambda: stage.committed() == stage.published, "everything before is committed")
-            first = stage.published
-            stage.publish(60)
-            stage.until_written_by(victim, first)
-            victim.until_finished(max(stage.batches_with(first, "victim")))
-            assert stage.committed() < stage.published
+            finish_without_telling(stage, victim)
         else:
             hold_at(stage, victim, where)
         victim.kill()
