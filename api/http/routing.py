@@ -83,7 +83,9 @@ class Route(APIRoute):
     def _guarded(self, handler: Handler) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         async def guarded(request: Request) -> Response:
             check_path(request)
-            if self.requirement.stale_may or self.requirement.also is Also.ANYONE:
+            requirement = self.requirement
+            is_open = requirement.also is Also.ANYONE and request.method == "GET"
+            if requirement.stale_may or is_open:
                 # Probes and pages have their own limit.
                 return await served(request)
             return await patience.answered(
