@@ -20,10 +20,10 @@ from broker.mailbox.alarms import Alarms, SchedulerAlarms
 from broker.mailbox.replica import Replica
 from broker.mailbox.tally import Tally
 from broker.postgres import migrations, restoring, room
+from broker.postgres.reporting import REPORTER
 from broker.settings import Settings
 from broker.store.ports import Store, StoreUnavailable
 from broker.store.postgres import PostgresStore
-from broker.store.reporting import REPORTER
 
 _log = structlog.get_logger()
 
@@ -126,10 +126,10 @@ class Broker:
                 moved = not unfit and await asyncio.to_thread(restoring.moved, self._url)
                 await asyncio.to_thread(room.try_write, self._url)
             except migrations.DatabaseUnreachable as error:
-                REPORTER.report(StoreUnavailable(str(error)))
+                REPORTER.report(str(error), None)
                 return views.ReadyCheck(False, False, "The database cannot be reached.")
             except room.CannotWrite as error:
-                REPORTER.report(StoreUnavailable(str(error), error.code))
+                REPORTER.report(str(error), error.code)
                 return views.ReadyCheck(True, False, "The database cannot write.")
             if unfit:
                 return views.ReadyCheck(True, False, " ".join(each.why for each in unfit))

@@ -25,8 +25,8 @@ from broker.mailbox.batches import Batcher
 from broker.mailbox.clock import StoreClock
 from broker.mailbox.coordinator import Coordinator
 from broker.mailbox.tally import Tally
+from broker.postgres.reporting import REPORTER
 from broker.store.ports import Store, StoreUnavailable
-from broker.store.reporting import REPORTER
 
 _log = structlog.get_logger()
 
@@ -230,7 +230,7 @@ class Replica:
         try:
             await self._sweep()
         except StoreUnavailable as error:
-            REPORTER.report(error)
+            REPORTER.report(str(error), error.code)
 
     async def _sweep(self) -> None:
         pulse = await self.clock.look(self.store)

@@ -20,8 +20,8 @@ from sqlalchemy.exc import DBAPIError, DisconnectionError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 
+from broker.postgres.reporting import REPORTER
 from broker.store.ports import StoreUnavailable
-from broker.store.reporting import REPORTER
 
 T = TypeVar("T")
 
@@ -205,13 +205,13 @@ def _unavailable() -> Iterator[None]:
     try:
         yield
     except StoreUnavailable as error:
-        REPORTER.report(error)
+        REPORTER.report(str(error), error.code)
         raise
     except Exception as error:
         reason = _reason(error)
         if reason is not None:
             unavailable = StoreUnavailable(reason, _state(error))
-            REPORTER.report(unavailable)
+            REPORTER.report(reason, unavailable.code)
             raise unavailable from error
         if isinstance(error, DBAPIError) and (sqlstate(error) or "").startswith(
             CONSTRAINT_VIOLATION

@@ -11,9 +11,7 @@ from collections.abc import Callable
 
 import structlog
 
-from broker.store.ports import StoreUnavailable
-
-_log = structlog.get_logger("broker.store")
+_log = structlog.get_logger("broker.postgres")
 
 LOG_SECONDS = 10.0
 
@@ -26,19 +24,16 @@ class Reporter:
         self._said_at: dict[str | None, float] = {}
         self._unsaid: dict[str | None, int] = {}
 
-    def report(self, error: StoreUnavailable) -> None:
-        """A line for this failure, unless its code was in the log a moment ago."""
+    def report(self, error: str, code: str | None) -> None:
+        """A line for this failure, unless its code (SQLSTATE) was in the log a moment ago."""
         now = self._monotonic()
-        code = error.code
         said_at = self._said_at.get(code)
         if said_at is not None and now - said_at < LOG_SECONDS:
             self._unsaid[code] = self._unsaid.get(code, 0) + 1
             return
         self._said_at[code] = now
         unsaid = self._unsaid.pop(code, 0)
-        _log.error(
-            "the database cannot be reached", code=code, error=str(error), times_before=unsaid
-        )
+        _log.error("the database cannot be reached", code=code, error=error, times_before=unsaid)
 
 
 REPORTER = Reporter()
