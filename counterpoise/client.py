@@ -183,6 +183,19 @@ class Client:
             raise self._settings.unreachable(error) from error
         return read_answer(call, response.status_code, response.headers, bytes(content))
 
+    def probe(self, path: str) -> httpx.Response:
+        """GET of an address outside the base path (`/readyz`, `/metrics`), whatever its answer.
+
+        Raises `Unreachable`.
+        """
+        request = self._settings.request(Call("GET", "", lambda _: None))
+        request["url"] = self.url.removesuffix("/v1") + path
+        request["headers"]["Accept"] = "*/*"
+        try:
+            return self._http.request(**request)
+        except (httpx.HTTPError, httpx.StreamError) as error:
+            raise self._settings.unreachable(error) from error
+
     def events(self, name: str) -> Iterator[wire.Event]:
         """Every change of a queue as it is committed. Ends with `Unreachable` when cut off."""
         call: Call[None] = Call("GET", calls.events_path(name), lambda _: None)

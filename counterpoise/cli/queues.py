@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from enum import StrEnum
 from typing import Annotated, Any
 
 import typer
 
-from counterpoise.cli.common import AsJson, QueueName, Url, console, print_json, table
+from counterpoise.cli.common import AsJson, QueueName, Url, console, counted, print_json, table
 from counterpoise.client import Client
+from counterpoise.errors import CounterpoiseError
 from counterpoise.wire import Queue
 
 app = typer.Typer(no_args_is_help=True, help="Queues: list, create, show, change, resize, delete.")
+
+
+# Queues whose logs are asked at the same time: one that is away takes a second and a half.
+ASKED_AT_ONCE = 8
 
 
 class AccessType(StrEnum):
@@ -59,28 +65,63 @@ def _given(**settings: Any) -> dict[str, Any]:
 
 
 @app.command("list")
-def list_queues(url: Url = None, as_json: AsJson = False) -> None:
-    """List the queues."""
+def list_queues(
+    lag: Annotated[
+        bool, typer.Option(help="Ask the logs how many messages are not processed yet.")
+    ] = True,
+    url: Url = None,
+    as_json: AsJson = False,
+) -> None:
+    """List the queues, with their consumers and how far these are behind."""
     with Client(url) as client:
         queues = client.queues()
+        lags = _lags(client, queues) if lag else {}
     if as_json:
-        print_json([queue.raw for queue in queues])
+        print_json([{**queue.raw, "lag": lags.get(queue.name)} for queue in queues])
         return
     shown = table(
-        "QUEUE", "PARTITIONS", "FLOWS", "ACTIVE", "STATUS", "SCALE", "LOG",
-        right=("PARTITIONS", "FLOWS", "ACTIVE"),
+        "QUEUE", "STATUS", "PARTITIONS", "CONSUMERS", *(["LAG"] if lag else []), "LOG",
+        right=("PARTITIONS", "CONSUMERS", "LAG"),
     )  # fmt: skip
     for queue in queues:
+        behind = lags.get(queue.name)
         shown.add_row(
             queue.name,
+            _status(queue),
             _count(queue),
-            str(queue.flow_count),
-            str(queue.active_flow_count),
-            queue.rebalance_status,
-            queue.scale_status,
+            _consumers(queue),
+            *(["?" if behind is None else str(behind)] if lag else []),
             queue.log,
         )
     console.print(shown)
+    if not queues and console.is_terminal:
+        console.print("no queues yet: counterpoise queues create NAME --partitions N")
+
+
+def _lags(client: Client, queues: list[Queue]) -> dict[str, int | None]:
+    """How far each queue is behind, as its log tells the service; None where it does not say."""
+
+    def lag(queue: Queue) -> int | None:
+        try:
+            lags = [one.lag for one in client.partitions(queue.name)]
+        except CounterpoiseError:  # deleted meanwhile, for one
+            return None
+        known = [one for one in lags if one is not None]
+        return sum(known) if len(known) == len(lags) else None
+
+    with ThreadPoolExecutor(ASKED_AT_ONCE) as pool:
+        return dict(zip((queue.name for queue in queues), pool.map(lag, queues), strict=True))
+
+
+def _status(queue: Queue) -> str:
+    """`Ready`, or what is going on: `Rebalancing, ScalingDown`."""
+    states = (queue.rebalance_status, queue.scale_status)
+    return ", ".join(state for state in states if state != "Ready") or "Ready"
+
+
+def _consumers(queue: Queue) -> str:
+    standbys = queue.flow_count - queue.active_flow_count
+    return f"{queue.flow_count}" + (f" ({standbys} idle)" if standbys > 0 else "")
 
 
 @app.command("create")
@@ -175,11 +216,20 @@ def delete_queue(
         bool, typer.Option("--force", help="Delete it even while flows are bound to it.")
     ] = False,
     url: Url = None,
+    as_json: AsJson = False,
 ) -> None:
-    """Delete a queue, and the messages of a built-in log that no other queue reads."""
+    """Delete a queue, and the messages of a built-in log that no other queue reads.
+
+    With --force, consumers that are bound end: each logs one line.
+    """
     with Client(url) as client:
+        consumers = client.queue(name).flow_count
         client.delete_queue(name, force)
-    typer.echo(f"{name} deleted")
+    if as_json:
+        print_json({"queue": name, "consumers_ended": consumers})
+        return
+    ended = f"; {counted(consumers, 'consumer')} of it will end" if consumers else ""
+    typer.echo(f"{name} deleted{ended}")
 
 
 def _count(queue: Queue) -> str:

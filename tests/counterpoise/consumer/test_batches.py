@@ -117,7 +117,7 @@ def test_what_the_program_raises_ends_it_and_loses_nothing(service, client, publ
         eventually(lambda: len(one.handled) == 20)
 
 
-def test_a_queue_that_is_not_there_or_goes_away(service, client):
+def test_a_queue_that_is_not_there_or_goes_away(service, client, caplog):
     with pytest.raises(QueueNotFound):
         Consumer("trains", lambda owned, batch: None, url=service.url).run()
     one = Running(service.url)
@@ -125,7 +125,21 @@ def test_a_queue_that_is_not_there_or_goes_away(service, client):
     eventually(lambda: one.partitions)
     client.delete_queue("flights", force=True)
     one.thread.join(10)
-    assert isinstance(one.error, QueueNotFound | FlowGone)
+    # It ends, and tells why; only what is wrong from the beginning is raised.
+    assert not one.thread.is_alive()
+    assert one.error is None
+    assert one.consumer.flow.gone_reason == "queue_not_found"
+    assert caplog.messages[-1] == "queue flights was deleted; the consumer has ended"
+
+
+def test_a_handler_that_misses_a_queue_is_not_taken_for_the_end(service, client, publish):
+    publish(range(1))
+
+    def handle(owned, batch):
+        client.queue("trains")
+
+    with pytest.raises(QueueNotFound):
+        Consumer("flights", handle, url=service.url).run()
 
 
 def test_a_queue_made_again_is_not_taken_for_the_one_that_was_consumed(service, client, publish):
