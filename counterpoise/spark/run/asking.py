@@ -124,7 +124,7 @@ class Asking:
 
     def _measure(self) -> None:
         self._pace.asked(self._clock())
-        warning = self._pace.warning(self._max_handoff_seconds)
+        warning = self._pace.warning(self._options.queue, self._max_handoff_seconds)
         if warning is not None:
             logger.warning("counterpoise: queue %s: %s", self._options.queue, warning)
 

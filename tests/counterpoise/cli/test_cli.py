@@ -42,6 +42,21 @@ def test_queues_are_made_shown_resized_and_deleted(run):
     assert json.loads(run("queues", "list", "--json").output) == []
 
 
+def test_a_queue_for_spark_has_times_that_fit_micro_batches(run):
+    def time_of(*options):
+        created = json.loads(run("queues", "create", *options, "-p", "3", "--json").output)
+        return created["max_handoff_time"]
+
+    assert time_of("a") == 3
+    assert time_of("b", "--for", "spark") == 30
+    assert time_of("c", "--for", "spark", "--max-handoff-time", "7") == 7
+    run("queues", "create", "d", "-p", "3", "--for", "flink", code=2)
+
+
+def test_resize_says_what_happens_to_order(run):
+    assert "To keep the order of keys" in run("queues", "resize", "--help").output
+
+
 def test_status_and_flows_say_who_owns_what(run, service):
     run("queues", "create", "a", "-p", "3", "--rebalance-delay", "0", "--max-handoff-time", "60")
     assert "no flow is bound" in run("status", "a").output

@@ -18,19 +18,22 @@ def test_a_handoff_time_below_two_cycles_is_warned_of_once() -> None:
     pace = Pace()
     cycle(pace, 60)
     cycle(pace, 2)
-    assert pace.warning(4) is None
-    warning = pace.warning(3)
+    assert pace.warning("flights", 4) is None
+    warning = pace.warning("flights", 3)
     assert warning is not None
     assert "max_handoff_time is 3 s" in warning
-    assert pace.warning(3) is None
+    # Twice the longest cycle and a quarter of it, in whole seconds, to be typed as it is.
+    assert "counterpoise queues change flights --max-handoff-time 5)" in warning
+    assert pace.warning("flights", pace.needed_seconds) is None
+    assert pace.warning("flights", 3) is None
     cycle(pace, 5)
-    assert pace.warning(3) is not None
+    assert pace.warning("flights", 3) is not None
 
 
 def test_nothing_is_said_where_nothing_is_known() -> None:
     pace = Pace()
     pace.asked(3)
-    assert pace.warning(1) is None
+    assert pace.warning("flights", 1) is None
     cycle(pace, 9)
     cycle(pace, 9)
-    assert pace.warning(None) is None
+    assert pace.warning("flights", None) is None
