@@ -6,6 +6,7 @@ from contextlib import asynccontextmanager
 from fastapi import FastAPI
 from starlette.routing import BaseRoute
 
+from api.connections.crowd import Crowd
 from api.http import problems
 from api.http.limits import RequestLimits
 from api.http.metrics import CountRequests, Metrics
@@ -51,6 +52,7 @@ def create_app(broker: Broker, settings: Settings) -> FastAPI:
     app.state.settings = settings
     app.state.open_calls = OpenCalls()
     app.state.metrics = Metrics(app.state.open_calls, broker.tally)
+    app.state.crowd = Crowd(settings.address_idle_connections, app.state.metrics.registry)
     app.state.rates = Rates(
         settings.flow_requests_per_second,
         settings.address_requests_per_second,

@@ -11,6 +11,9 @@ import uvicorn
 from fastapi import FastAPI
 
 from api.app import create_app
+from api.connections.accepting import RESERVED_FILES, Acceptor, raise_file_limit
+from api.connections.crowd import Crowd
+from api.connections.protocol import HEAD_SECONDS, Connection
 from broker.service import Broker
 from broker.settings import Settings
 from broker.tls import Certificate, certificate_of
@@ -38,25 +41,39 @@ class Server(uvicorn.Server):
         self._application = app
         self._certificate = certificate
         self._announce = announce
+        self.head_seconds = HEAD_SECONDS
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        try:
-            await super().startup(sockets)
-        except SystemExit:
+        await self.lifespan.startup()
+        if self.lifespan.should_exit:
             # uvicorn has logged the reason; its exit code has another meaning in `broker.launch`.
-            raise SystemExit(1) from None
-        scheme = "http"
+            raise SystemExit(1)
+        scheme, context = "http", None
         if self._certificate is not None:
-            scheme = "https"
+            scheme, context = "https", self._certificate.context
             if threading.current_thread() is threading.main_thread():
                 loop = asyncio.get_running_loop()
                 loop.add_signal_handler(signal.SIGHUP, self._certificate.renew)
-        for listener in sockets or ():
+        crowd: Crowd = self._application.state.crowd
+        listeners = sockets or ()
+        # uvicorn closes them and waits for them, nothing else.
+        self.servers = [
+            Acceptor(listener, crowd, self._connection, context, self.head_seconds)  # type: ignore[misc]
+            for listener in listeners
+        ]
+        self.started = True
+        for listener in listeners:
             address = address_of(listener, scheme)
             if self._announce:
                 # The one line on stdout; everything else is a log record on stderr.
                 print(f"Counterpoise listens on {address}", flush=True)  # noqa: T201
             log.info("serving", address=address)
+
+    def _connection(self, host: str) -> Connection:
+        crowd: Crowd = self._application.state.crowd
+        return Connection(
+            self.config, self.server_state, self.lifespan.state, crowd, host, self.head_seconds
+        )
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         open_calls = self._application.state.open_calls
@@ -80,11 +97,11 @@ def make_server(
         server_header=False,
         proxy_headers=False,
         lifespan="on",
+        http=Connection,
         ws="none",
         timeout_graceful_shutdown=max(1, round(settings.shutdown_seconds)),
         # Longer than a long poll, and longer than proxies usually keep idle connections.
         timeout_keep_alive=75,
-        ssl_context_factory=None if certificate is None else lambda *_: certificate.context,
     )
     return Server(config, app, certificate, announce=announce)
 
@@ -102,4 +119,7 @@ def run(settings: Settings, listener: socket.socket) -> None:
     certificate = certificate_of(settings)
     gc.set_threshold(OBJECTS_A_COLLECTION, 20, 20)
     app = create_app(Broker(settings), settings)
+    files = raise_file_limit()
+    reserved = RESERVED_FILES + 2 * settings.database_pool_size
+    app.state.crowd.most = max(files - reserved, files // 2)
     make_server(app, settings, announce=True, certificate=certificate).run([listener])

@@ -1,9 +1,9 @@
-"""Runs the benchmarks, each in a process of its own, one after the other.
+"""Runs the benchmarks one after the other, each in a process of its own.
 
     python -m benchmarks [NAME ...]      # all, or those named
 
 A benchmark is a module of this package with a `main()` that prints its figures: medians over some
-rounds, and where there is a target how far from it they are. Figures of a busy machine mean little.
+rounds, and the ratio to the target if there is one. Figures of a busy machine mean little.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def names() -> list[str]:
 
 
 def main() -> int:
-    """Parse the arguments, run, tell which failed."""
+    """Parse the arguments, run, report which failed."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument("names", nargs="*", metavar="NAME", help=", ".join(names()))
     chosen = parser.parse_args().names or names()

@@ -1,8 +1,8 @@
-"""How soon a flow that binds is told what it owns, and how soon a crowd of them is balanced.
+"""How soon a flow that binds learns what it owns, and how soon many flows at once are balanced.
 
     python -m benchmarks.binds [--rounds 200] [--flows 1000] [--partitions 10000]
 
-A real service process on an embedded Postgres (durable: fsync is on), asked over HTTP on loopback.
+A real service process on an embedded Postgres (durable: fsync is on), called over HTTP on loopback.
 The callers share the machine with it.
 """
 
@@ -41,7 +41,7 @@ async def measure(url: str, arguments: argparse.Namespace) -> None:
 
 
 def show(name: str, seconds: list[float], target: float | None = None) -> None:
-    """A line with the median, the 99th percentile and what they are of the target."""
+    """A line with the median, the 99th percentile and their ratios to the target."""
     median = statistics.median(seconds)
     worst = sorted(seconds)[min(len(seconds) - 1, int(len(seconds) * 0.99))]
     line = f"{name:<58} p50 {median * 1e3:>9.1f} ms   p99 {worst * 1e3:>9.1f} ms"
@@ -54,7 +54,7 @@ async def bind(call: Caller, queue: str, who: str, lease_seconds: float = 60.0) 
 
 
 async def first_binds(call: Caller, rounds: int) -> None:
-    """The first flow of a queue: its bind is answered with all partitions."""
+    """The first flow of a queue: its bind returns all partitions."""
     taken = []
     for n in range(rounds):
         await call("POST", "/queues", queue_of(f"first-{n}", 8))
@@ -66,7 +66,7 @@ async def first_binds(call: Caller, rounds: int) -> None:
 
 
 async def second_binds(call: Caller, rounds: int) -> None:
-    """A second flow binds: the owner is told to hand over, and releases; the second is told that it
+    """A second flow binds. The owner is told to hand over and releases; the second learns that it
     owns."""
     told, owning = [], []
     for n in range(rounds):
@@ -99,7 +99,7 @@ async def second_binds(call: Caller, rounds: int) -> None:
 
 
 async def crowd(call: Caller, flows: int, partitions: int, delay: float) -> None:
-    """Many flows bind at once, and release what they are told to; until each owns its share."""
+    """Many flows bind at once, and release revoked partitions, until each owns its share."""
     queue = f"crowd-{delay:g}"
     await call("POST", "/queues", queue_of(queue, partitions, delay))
     share = partitions // flows
@@ -152,7 +152,7 @@ async def poll(call: Caller, queue: str, bound: Any, after: int) -> Any:
 
 
 def queue_of(name: str, partitions: int, delay: float = 0.0) -> dict[str, object]:
-    """What a queue is made with."""
+    """The settings of a queue."""
     return {
         "name": name,
         "partition_count": partitions,

@@ -1,11 +1,10 @@
-"""How fast a plain consumer works through a queue, by the number of workers and what they do.
+"""How fast a plain consumer processes a queue, by the number of workers and their work.
 
     python -m benchmarks.consumer [--messages 20000] [--rounds 3]
 
-Messages of 1 KB in 16 partitions of a service and a log of its own (embedded Postgres). Measured
-is from the first message handled to the last one committed. `nothing` is a handler that does
-nothing, `1 ms` one that waits so long, as for an answer from elsewhere (with a tenth of the
-messages).
+Messages of 1 KB in 16 partitions, with a service and a log of its own (embedded Postgres). Measured
+is the time from the first handled message to the last commit. `nothing` is a handler that does
+nothing; `1 ms` is one that waits so long, as for a remote answer (with a tenth of the messages).
 """
 
 from __future__ import annotations
@@ -45,7 +44,7 @@ def main() -> None:
 
 
 def measure(url: str, messages: int, rounds: int) -> None:
-    """Consume `messages` in each round and way; print the medians."""
+    """Consume `messages` in each round and each way; print the medians."""
     few = max(PARTITIONS, messages // 10)
     ways: list[tuple[str, int, Callable[[str, int], float]]] = [
         ("batches, nothing, 1 worker", messages, lambda q, n: _handled(url, q, n, batches=True)),

@@ -1,4 +1,4 @@
-"""How fast the built-in log appends and reads messages of 1 KB, medians over some rounds.
+"""How fast the built-in log appends and reads messages of 1 KB; medians over some rounds.
 
     python -m benchmarks.log [--url postgresql://...] [--messages 50000] [--batch 1000]
 
@@ -104,7 +104,7 @@ def _append(log: PostgresLog, messages: int, batch: int, first: int) -> None:
 
 
 class _Service(Client):
-    """Says where the log is, so that the benchmark needs no service."""
+    """Returns the log's address, so that the benchmark needs no service."""
 
     def __init__(self, url: str) -> None:
         super().__init__()

@@ -2,14 +2,13 @@
 
     python -m benchmarks.overload [--flows 5000] [--lease 15] [--seconds 20] [--connections 50]
 
-A real service process on an embedded Postgres (durable: fsync is on), asked over HTTP on loopback.
-The flows poll as clients do: they wait for a third of the lease and ask again. Next to them, one
-after the other and each for longer than the lease: nobody, callers without a token, a flow that
-heartbeats without pause, callers with made-up tokens, a flow that commits 10,000 partitions at a
-time, the same with bodies of the largest size. Fails when a flow loses its lease. Figures: how
-long a poll takes beyond the wait it asked for, the highest of all being what brings a lease closest
-to its end; what the floods got; the service's memory. All callers share the machine with the
-service.
+A real service process on an embedded Postgres (durable: fsync is on), called over HTTP on loopback.
+The flows poll as clients do: they wait for a third of the lease and ask again. Next to them run,
+one after the other and each for longer than the lease: no flood, callers without a token, a flow
+that heartbeats without pause, callers with invented tokens, a flow that commits 10,000 partitions
+at a time, the same with bodies of the largest size. Fails when a flow loses its lease. Figures: how
+long polls take beyond their wait (the maximum shows how close a lease came to its end); the answers
+to the floods; the service's memory. All callers share the machine with the service.
 """
 
 from __future__ import annotations
@@ -45,7 +44,7 @@ def main() -> None:
 
 @dataclass
 class Flows:
-    """Flows that poll; `late` are the seconds that polls took beyond what they asked for."""
+    """Flows that poll; `late`: the seconds that polls took beyond their wait."""
 
     call: Caller
     lease: float
@@ -55,7 +54,7 @@ class Flows:
     _tasks: list[asyncio.Task[None]] = field(default_factory=list)
 
     async def bind(self, count: int) -> None:
-        """Binds so many and lets each poll until `stop`; a refused bind is repeated."""
+        """Binds so many flows and lets each poll until `stop`; a refused bind is repeated."""
         gate = asyncio.Semaphore(200)
 
         async def one(number: int) -> None:
@@ -69,7 +68,7 @@ class Flows:
                         self.failed[str(error).split()[2]] += 1
                         await asyncio.sleep(1)
             self.bound.append(bound)
-            # Spread, as flows that bound at different times would be.
+            # Spread over time, like flows that bound at different times.
             wait = self.lease / 3 * (0.05 + 0.95 * number / count)
             self._tasks.append(asyncio.create_task(self._poll(bound, wait)))
 
@@ -109,7 +108,7 @@ async def flood(
     token: Callable[[], str | None],
     body: bytes | None = None,
 ) -> Counter[str]:
-    """Calls with a token or reads, without pause; how many got which answer (cut: none)."""
+    """Calls with a token or reads, without pause; counts the answers by status (cut: no answer)."""
     answers: Counter[str] = Counter()
     until = time.monotonic() + seconds
 
@@ -120,7 +119,7 @@ async def flood(
                 await call("GET" if sent is None else "POST", path, body, sent)
                 answers["200"] += 1
             except (OSError, EOFError):
-                # Refused before the body was read, which ends the connection.
+                # The call was refused before the body was read, which ends the connection.
                 answers["cut"] += 1
                 await asyncio.sleep(0.25)
             except RuntimeError as error:
@@ -175,7 +174,7 @@ async def measure(url: str, arguments: argparse.Namespace) -> None:
 
 
 async def big_commits(call: Caller, partitions: int) -> tuple[str, str, bytes]:
-    """A flow that owns so many: where it commits, its token, and a commit of all of them."""
+    """A flow that owns so many partitions: the path of its commits, its token, a commit of all."""
     spec = {"name": BIG_QUEUE, "partition_count": partitions, "rebalance_delay": 0}
     await call("POST", "/queues", spec)
     bound = await call(

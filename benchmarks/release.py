@@ -1,14 +1,14 @@
-"""How soon a partition that is revoked from a query is its successor's.
+"""How soon a partition that is revoked from a query is granted to its successor.
 
     python -m benchmarks.release [--rounds 5] [--trigger 10]
 
 One PySpark query on `local[2]` owns a queue, a plain flow joins (no holddown) and gets half of it.
-A real service process on loopback; everything shares the machine. Measured is the time from
+A real service process on loopback; everything shares the machine. Measured is the time until the
+grant, from
 
-- the bind of the flow that joins, where nothing of the partition is in flight;
-- the end of the sink's work, where a micro-batch with its messages is running at the bind;
-
-to the grant. "unheard" is the query without Spark's events, as it is when they are late or lost:
+- the bind of the flow that joins, if no message of the partition is in flight;
+- the end of the sink's work, if a micro-batch with its messages is running at the bind. "unheard"
+  is the query without Spark's events, as it is when they are late or lost:
 a release then waits until Spark asks for the next offset.
 """
 
@@ -69,7 +69,7 @@ def main() -> None:
 
 
 class Stage:
-    """The queue, the query on it, and who joins."""
+    """The queue, the query on it, and the flow that joins."""
 
     def __init__(self, spark: Any, url: str, directory: Path) -> None:
         self._spark = spark
@@ -84,7 +84,7 @@ class Stage:
 
     @contextmanager
     def query(self, trigger: str, *, heard: bool = True) -> Iterator[None]:
-        """Run the query; the queue is made anew for it."""
+        """Run the query on a new queue."""
         self._queries += 1
         with Client(self._url) as client:
             client.create_queue(QUEUE, PARTITIONS, rebalance_delay=0, max_handoff_time=300)
@@ -109,7 +109,7 @@ class Stage:
             self._published = 0
 
     def at_rest(self) -> float:
-        """From bind to grant, nothing in flight."""
+        """From bind to grant, with no message in flight."""
         self._until_committed()
         return self._join()
 
@@ -158,7 +158,7 @@ class Stage:
 
 
 def show(name: str, seconds: list[float]) -> None:
-    """One line: the median and the worst."""
+    """One line: the median and the maximum."""
     figures = f"median {statistics.median(seconds) * 1e3:7.0f} ms, worst {max(seconds) * 1e3:7.0f}"
     print(f"  {name:42} {figures} ms of {len(seconds)}", flush=True)
 

@@ -1,4 +1,4 @@
-"""The service that is measured: `counterpoise serve` as a process, on a database of its own."""
+"""The measured service: `counterpoise serve` as a process, on a database of its own."""
 
 from __future__ import annotations
 
@@ -45,7 +45,9 @@ def measure_a_service(
     measure: Callable[[str, argparse.Namespace], Coroutine[Any, Any, None]],
     parser: argparse.ArgumentParser,
 ) -> None:
-    """Run `measure` with its URL and the arguments; `--url` names another than one of our own."""
+    """Run `measure` with the service's URL and the arguments; `--url` names a service that runs
+    already.
+    """
     parser.add_argument("--url", help="of a running service, instead of one of our own")
     arguments = parser.parse_args()
     if arguments.url is not None:
@@ -56,7 +58,7 @@ def measure_a_service(
 
 
 def metric(url: str, name: str) -> float | None:
-    """One of the service's metrics, without labels, as it is now; None if it does not tell it."""
+    """The present value of a service metric without labels; None if the service lacks it."""
     for line in httpx.get(f"{url}/metrics", timeout=60).text.splitlines():
         if line.startswith(f"{name} "):
             return float(line.split()[1])
@@ -64,6 +66,6 @@ def metric(url: str, name: str) -> float | None:
 
 
 def memory_mb(url: str) -> float | None:
-    """The resident memory of the service as its metrics tell it; None where they do not."""
+    """The resident memory of the service according to its metrics; None if they lack it."""
     found = metric(url, "process_resident_memory_bytes")
     return None if found is None else found / 2**20

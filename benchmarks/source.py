@@ -1,17 +1,17 @@
-"""How fast a PySpark query reads a queue, and how soon one that starts gets its first row.
+"""How fast a PySpark query reads a queue, and how soon a starting query gets its first row.
 
     python -m benchmarks.source [--messages 200000] [--rounds 5] [--bytes 1024]
 
-A real service process on an embedded Postgres, and a real Spark. They share the machine, so the
-wall clock shows what is left for the query, and the CPU time of the application (JVM and Python
-workers, without Postgres and the service) what a message costs it.
+A real service process on an embedded Postgres, and a real Spark. They share the machine. So the
+wall clock shows the speed of the query next to the service, and the CPU time of the application
+(JVM and Python workers, without Postgres and the service) shows the cost of a message.
 
 * *through the source*: micro-batches of the built-in log into a sink that does nothing, in steady
   state: the first micro-batch of a query starts workers and is left out. Target: 10,000 messages of
   1 KB a second and core.
-* *first row*: a session that has run a query before starts one on a queue with messages, without a
-  holddown. From `start()`, and from the bind, to the first row in `foreachBatch`. Target: 2 s after
-  the bind.
+* *first row*: a session that has run a query before starts another one on a queue with messages,
+  without a holddown. From `start()`, and from the bind, to the first row in `foreachBatch`. Target:
+  2 s after the bind.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def publish(url: str, queue: str, messages: int, size: int) -> None:
 
 
 def session(cores: int, directory: Path) -> SparkSession:
-    """A small session on so many cores."""
+    """A small session with so many cores."""
     from counterpoise import spark
 
     return spark.session(
@@ -122,7 +122,7 @@ def throughput(spark: SparkSession, url: str, cores: int, messages: int, directo
 
 
 def first_rows(spark: SparkSession, client: Client, url: str, rounds: int, directory: Path) -> None:
-    """Start a query again and again; prints how long the first row takes."""
+    """Start a query repeatedly; prints the time to the first row."""
     client.create_queue("soon", PARTITIONS, rebalance_delay=0, max_handoff_time=30)
     publish(url, "soon", 1000, 1024)
     from_start, from_bind = [], []
@@ -143,7 +143,7 @@ def first_rows(spark: SparkSession, client: Client, url: str, rounds: int, direc
             raise RuntimeError(f"no row came: {running.exception()}")
         (flow,) = client.flows("soon")
         assert flow.bound_at is not None
-        if number:  # the first of a session compiles and starts workers
+        if number:  # the first query of a session compiles and starts workers
             from_start.append(at[0] - began)
             from_bind.append(at[1] - flow.bound_at.timestamp())
         running.stop()
@@ -157,12 +157,12 @@ def first_rows(spark: SparkSession, client: Client, url: str, rounds: int, direc
 
 
 def verdict(reached: bool) -> str:
-    """How it stands to the target."""
+    """Whether the target is reached."""
     return "(target reached)" if reached else "(TARGET MISSED)"
 
 
 def rows_of(progresses: dict[int, Any]) -> int:
-    """How many rows these micro-batches had."""
+    """The number of rows in these micro-batches."""
     return sum(one.numInputRows for one in progresses.values())
 
 
@@ -178,7 +178,7 @@ def jvm_pid(spark: SparkSession) -> int:
 
 
 def cpu_seconds(process: int) -> float:
-    """What a process and all below it have used so far (Linux)."""
+    """The CPU seconds of a process and all its descendants so far (Linux)."""
     parents: dict[int, int] = {}
     ticks: dict[int, int] = {}
     for entry in Path("/proc").iterdir():
@@ -189,7 +189,7 @@ def cpu_seconds(process: int) -> float:
         except OSError:
             continue
         parents[int(entry.name)] = int(fields[1])
-        # Of itself, and of its children that have ended.
+        # Its own time, and that of its children that have ended.
         ticks[int(entry.name)] = sum(map(int, fields[11:15]))
     family, grown = {process}, True
     while grown:

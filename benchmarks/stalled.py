@@ -1,12 +1,11 @@
-"""What readers of event streams that never read cost the service, while their views change.
+"""How much memory the service uses for event streams whose readers never read, while views change.
 
     python -m benchmarks.stalled [--readers 1000] [--changes 40] [--partitions 200]
 
-Each reader opens the stream of one flow, with the smallest buffer the system gives, and reads
-nothing. Then the queue grows again and again by a partition, which changes the view. Figures:
-the service's memory with the readers connected, after half of the changes and after all of them.
-Fails when what is kept for a reader grows with the changes. The readers share the machine with the
-service.
+Each reader opens the stream of one flow, with the smallest buffer that the system gives, and reads
+nothing. Then the queue grows repeatedly by a partition, which changes the view. Figures: the
+service's memory with the readers connected, after half of the changes and after all of them. Fails
+when the memory for a reader grows with the changes. The readers share the machine with the service.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from benchmarks.service import measure_a_service, memory_mb, metric
 from benchmarks.wire import Caller, until_it_owns
 
 QUEUE = "stalled"
-# From half of the changes to all, for each reader; 20 views of 200 partitions have 400 KB.
+# The limit for each reader from half of the changes to all; 20 views of 200 partitions have 400 KB.
 MOST_GROWTH_KB = 64.0
 
 
@@ -37,7 +36,7 @@ def main() -> None:
 
 
 async def measure(url: str, arguments: argparse.Namespace) -> None:
-    """Bind one flow that owns all, connect the readers, change, print."""
+    """Bind one flow that owns all partitions, connect the readers, change, print."""
     async with Caller(url) as call:
         spec = {"name": QUEUE, "partition_count": arguments.partitions, "rebalance_delay": 0}
         await call("POST", "/queues", spec)
@@ -67,7 +66,7 @@ async def measure(url: str, arguments: argparse.Namespace) -> None:
 
 
 def stalled(url: str, bound: dict[str, Any]) -> socket.socket:
-    """A stream of the flow's view that nobody reads."""
+    """An open stream of the flow's view that is never read."""
     parts = urlsplit(url)
     reader = socket.socket()
     reader.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
@@ -80,7 +79,7 @@ def stalled(url: str, bound: dict[str, Any]) -> socket.socket:
 
 
 async def until_open(url: str, readers: int) -> None:
-    """So many streams are open, by the service's metrics."""
+    """Wait until so many streams are open, by the service's metrics."""
     async with asyncio.timeout(120):
         while True:
             found = await asyncio.to_thread(metric, url, "counterpoise_http_open_calls")

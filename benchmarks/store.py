@@ -1,4 +1,4 @@
-"""How fast the store is in Postgres: medians over some rounds, and the service's own CPU.
+"""How fast the store in Postgres is; medians over some rounds, and the service's own CPU.
 
     python -m benchmarks.store [--url postgresql://...] [--rounds 7]
 
@@ -89,7 +89,7 @@ async def measure(url: str, rounds: int) -> None:
 
 
 class Bench:
-    """A queue whose decisions are timed only when they are committed."""
+    """A queue whose decisions are measured only at their commit."""
 
     def __init__(self, store: PostgresStore) -> None:
         self.store = store
@@ -111,7 +111,7 @@ class Bench:
         return self.do(*(c.Bind(flow_id, flow_id, "bench", 60.0) for flow_id in flow_ids))
 
     def do(self, *commands: c.Command) -> Callable[[], Awaitable[None]]:
-        """Decides now; what is returned commits. In the order of deciding."""
+        """Decides now; the returned function commits. Call them in the order of the decisions."""
         queue, mark = self.queue, self.queue.journal.mark()
         entries: list[Entry] = []
         for command in commands:
@@ -125,7 +125,7 @@ class Bench:
         revision, seen = queue.revision, entries[0].revision - 1
 
         async def commit() -> None:
-            # Later commands were decided meanwhile: the row says what it said then.
+            # Later commands were decided meanwhile; the row has the values of that moment.
             latest, queue.revision = queue.revision, revision
             try:
                 await self.store.commit(
@@ -146,7 +146,7 @@ class Bench:
 
 
 async def _timed(name: str, calls: Sequence[Callable[[], Awaitable[Any]]]) -> None:
-    """Calls one after another; prints the medians of time and of this process's CPU."""
+    """Runs calls one after another; prints the medians of time and of this process's CPU."""
     took, spent = [], []
     for call in calls:
         began, cpu = time.perf_counter(), time.process_time()

@@ -1,17 +1,18 @@
-"""How soon a stateful application puts something out after it was granted a partition, with and
-without warm-up.
+"""How soon a stateful application has output after it was granted a partition, with and without
+warm-up.
 
     python -m benchmarks.warmup [--megabytes 500] [--history 20000]
 
-A real service on an embedded Postgres, two real Spark applications with a driver each. Of the two
-partitions the second has hardly any state; the successor has joined and works on it already. The
-first has all the state; its owner is drained while twenty messages a second come in. Measured from
-the moment at which the service names the new owner to the first output that the application writes
-of that partition, and, while it warms up, the longest pause of its owner.
+A real service on an embedded Postgres, and two real Spark applications with a driver each. The
+first partition has all the state, the second hardly any. The successor has joined already and
+processes the second. The owner of the first is drained while twenty messages a second come in.
+Measured is the time from the moment at which the service names the new owner until the application
+writes its first output of that partition; and, during the warm-up, the longest pause of the owner.
 
-* *snapshot*: state of foreachBatch, so many megabytes of it; cold is without warm-up, where the
-  snapshot is loaded after the grant.
-* *replay*: state of transformWithState from so many messages; cold replays them after the grant.
+* *snapshot*: state of foreachBatch of so many megabytes. Cold: without warm-up, the snapshot is
+  loaded after the grant.
+* *replay*: state of transformWithState from so many messages. Cold: they are replayed after the
+  grant.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ from counterpoise.client import Client
 from counterpoise.keys import partition_of
 from counterpoise.publisher import Publisher
 
-# Each message adds so many entries to the state, and an entry takes so much memory (measured).
+# The number of entries that a message adds to the state, and the memory of an entry (measured).
 ENTRIES = 100
 ENTRY_BYTES = 130
 WAIT_SECONDS = 300.0
@@ -74,7 +75,7 @@ def measure(
 ) -> None:
     """One handoff; prints its line."""
     name = f"{kind}-{'warm' if warm else 'cold'}"
-    # Without time for it nobody warms up.
+    # With max_warmup_time 0 no partition is warmed up.
     limits = {} if warm else {"max_warmup_time": 0}
     client.create_queue(name, 2, rebalance_delay=0, max_handoff_time=60, **limits)
     client.create_queue(f"{name}-history", 2, log=f"builtin:{name}")
@@ -100,7 +101,7 @@ def measure(
             time.sleep(0.005)
         granted = time.time()
         first = successor.first(before.epoch)
-        # The last output of the owner is when it was revoked, not a pause.
+        # The owner's last output comes with the revoke and is not a pause.
         outputs = [began, *(one["at"] for one in owner.all() if one["partition"] == 0)]
         pause = max((b - a for a, b in itertools.pairwise(outputs)), default=0.0)
         print(
@@ -119,7 +120,7 @@ def measure(
 
 
 class Running:
-    """An application's process, and what it has said."""
+    """An application's process and its output."""
 
     def __init__(self, process: subprocess.Popen[str]) -> None:
         self._process = process
@@ -136,7 +137,7 @@ class Running:
         return self._said.get(timeout=WAIT_SECONDS)
 
     def first(self, after_epoch: int) -> float:
-        """When the first output under a later epoch came."""
+        """The time of the first output under a later epoch."""
         while True:
             said = self.next()
             if said.get("partition") == 0 and said["epoch"] > after_epoch:
@@ -153,7 +154,7 @@ class Running:
 def running(
     url: str, directory: Path, name: str, kind: str, warm: bool, who: str
 ) -> Iterator[Running]:
-    """The application, until it has started; ends with the context."""
+    """The application, once it has started; ends with the context."""
     settings = {
         "url": url,
         "queue": name,
@@ -228,7 +229,7 @@ def until(condition: Any, what: str) -> None:
 
 
 def application(settings: dict[str, Any]) -> None:
-    """A driver: warms Spark up, starts its query, and says when something comes out."""
+    """A driver: warms Spark up, starts its query, and reports output."""
     from pyspark.sql import Row
 
     from counterpoise import spark as cs
@@ -249,7 +250,7 @@ def application(settings: dict[str, Any]) -> None:
     )
     options = {"url": settings["url"], "queue": settings["queue"], "clientName": settings["who"]}
 
-    # The first micro-batch of a Spark takes seconds, whatever it reads: let it be another query's.
+    # The first micro-batch of a Spark session takes seconds, so another query takes it.
     def nothing(batch: Any, _: int) -> None:
         batch.toArrow()
 
@@ -265,7 +266,7 @@ def application(settings: dict[str, Any]) -> None:
         print(json.dumps(said), flush=True)
 
     class Entries(cs.PartitionState[dict[str, dict[str, float]]]):
-        """A hundred small things for each key, as Python programs keep them."""
+        """A hundred small objects for each key, as in typical Python programs."""
 
         def empty(self, partition: int) -> dict[str, dict[str, float]]:
             return {}
@@ -308,7 +309,7 @@ def application(settings: dict[str, Any]) -> None:
             say(partition, epoch)
 
     if settings["kind"] == "replay":
-        options["warmup"] = "true"  # without it there is no history; the queue gives no time
+        options["warmup"] = "true"  # without it there is no history; the queue allows no time
     elif settings["warm"]:
         options |= {"warmup": "true", "warmupFrom": "snapshot"}
     messages = spark.readStream.format("counterpoise").options(**options).load()

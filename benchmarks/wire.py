@@ -1,4 +1,6 @@
-"""Just enough of HTTP to measure a service and not a client: kept connections, JSON both ways."""
+"""A minimal HTTP client, so that the service is measured and not the client: kept connections,
+JSON.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,7 @@ from urllib.parse import urlsplit
 
 
 class Caller:
-    """Calls one service; opens as many connections as there are calls at a time."""
+    """Calls one service, with as many connections as concurrent calls."""
 
     def __init__(self, url: str) -> None:
         parts = urlsplit(url)
@@ -29,7 +31,7 @@ class Caller:
             writer.close()
 
     async def open(self, connections: int) -> None:
-        """Opens so many connections, so that the first calls need not."""
+        """Opens so many connections in advance, so that the first calls do not wait for them."""
         for _ in range(connections):
             self._idle.append(await self._connect())
 
@@ -41,7 +43,7 @@ class Caller:
     async def __call__(
         self, method: str, path: str, body: object = None, token: str | None = None
     ) -> Any:
-        """The body of the answer, None if it has none; a body in bytes goes as it is.
+        """The body of the answer, None if there is none; a request body in bytes is sent unchanged.
 
         Raises RuntimeError for a status of 400 and more.
         """
@@ -75,7 +77,7 @@ class Caller:
 
 
 async def until_it_owns(call: Caller, queue: str, bound: dict[str, Any], count: int) -> Any:
-    """The view of a flow, as `bind` answered it, once it has so many partitions."""
+    """The view of a flow, first as `bind` returned it, once it has so many partitions."""
     path, after = f"/queues/{queue}/flows/{bound['flow_id']}/updates", 0
     while True:
         view = await call("GET", f"{path}?after={after}&wait=30", token=bound["flow_token"])

@@ -91,6 +91,12 @@ class Settings(BaseSettings):
         ge=0,
         description="Request rate of all callers of one address that are not flows; 0: no limit.",
     )
+    address_idle_connections: int = Field(
+        default=2000,
+        ge=1,
+        description="Connections of one address that wait for a request; beyond it the service "
+        "ends the longest waiting.",
+    )
     history_days: float = Field(
         default=7.0, gt=0, description="How long the history of rebalances and changes is kept."
     )

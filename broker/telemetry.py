@@ -1,10 +1,16 @@
-"""The service's logging: structured, to stderr, as text on a terminal and JSON elsewhere."""
+"""The service's logging: structured, to stderr, as text on a terminal and JSON elsewhere.
 
+Callers choose some of what is logged. No control character of theirs reaches a terminal.
+"""
+
+import io
 import logging
 import sys
-from typing import Literal
+from typing import Literal, TextIO
 
 import structlog
+
+from counterpoise.plain import plain, plain_line
 
 # Libraries whose info messages do not interest operators.
 _QUIET = ("uvicorn", "uvicorn.error", "apscheduler", "alembic", "asyncio")
@@ -21,9 +27,11 @@ def configure_logging(level: str, style: Literal["auto", "text", "json"] = "auto
     ]
     last: list[structlog.typing.Processor]
     if as_text:
-        plain = structlog.dev.plain_traceback
         last = [
-            structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty(), exception_formatter=plain)
+            _plain,
+            structlog.dev.ConsoleRenderer(
+                colors=sys.stderr.isatty(), exception_formatter=_plain_traceback
+            ),
         ]
     else:
         # Local variables contain tokens and passwords.
@@ -59,3 +67,19 @@ def configure_logging(level: str, style: Literal["auto", "text", "json"] = "auto
         logger.setLevel(max(logging.WARNING, root.level) if level != "debug" else logging.DEBUG)
     # Requests are counted (api.http.metrics), not logged one by one.
     logging.getLogger("uvicorn.access").disabled = True
+
+
+def _plain(
+    _logger: object, _method: str, record: structlog.typing.EventDict
+) -> structlog.typing.EventDict:
+    """Before colours are added, which are control characters too."""
+    for name, value in record.items():
+        if isinstance(value, str):
+            record[name] = plain_line(value)
+    return record
+
+
+def _plain_traceback(stream: TextIO, exc_info: structlog.typing.ExcInfo) -> None:
+    written = io.StringIO()
+    structlog.dev.plain_traceback(written, exc_info)
+    stream.write(plain(written.getvalue()))

@@ -6,7 +6,6 @@ to `read_answer`; so no knowledge about a call is written twice.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -17,6 +16,7 @@ from uuid import uuid4
 
 from counterpoise import reading, wire
 from counterpoise.errors import BadAnswer, InvalidUrl, error_of
+from counterpoise.limits import json_of
 from counterpoise.wire import CommitItem, Page, ReadyItem, ReleaseItem
 
 T = TypeVar("T")
@@ -83,7 +83,7 @@ def read_answer(call: Call[T], status: int, headers: Mapping[str, str], content:
         return call.parse(None)
     body: Any = None
     try:
-        body = json.loads(content) if content else None
+        body = json_of(content) if content else None
     except ValueError:
         if 200 <= status < 300:
             raise BadAnswer(f"the answer to {call.method} {call.path} is not JSON") from None

@@ -17,6 +17,7 @@ import json
 import os
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 from urllib.parse import urlsplit
@@ -27,6 +28,7 @@ from counterpoise import calls, wire
 from counterpoise.calls import Call, Listing, base_url, read_answer
 from counterpoise.errors import BadAnswer, Unreachable
 from counterpoise.event_stream import EventReader
+from counterpoise.limits import Content, Listed, checked_token
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -45,19 +47,31 @@ def package_version() -> str:
         return "unknown"
 
 
+@dataclass(frozen=True)
+class Probe:
+    """The answer of an address outside the base path; `date` as the server wrote it."""
+
+    status: int
+    date: str | None
+    text: str
+
+
 class _Settings:
     """What both clients share: address, time limit, credential."""
 
     def __init__(self, url: str | None, token: str | None, timeout_seconds: float) -> None:
         self.url = base_url(url or os.environ.get("COUNTERPOISE_URL") or calls.DEFAULT_URL)
         self.timeout_seconds = timeout_seconds
-        self._token = token or os.environ.get("COUNTERPOISE_TOKEN") or None
+        self._token = checked_token(token) or checked_token(os.environ.get("COUNTERPOISE_TOKEN"))
 
     def transport(self) -> dict[str, Any]:
         """Arguments of the httpx clients."""
         parts = urlsplit(self.url)
         return {
-            "headers": {"User-Agent": f"counterpoise/{package_version()}"},
+            "headers": {
+                "User-Agent": f"counterpoise/{package_version()}",
+                "Accept-Encoding": "identity",
+            },
             # A proxy from the environment is for other machines, not for this one.
             "trust_env": (parts.hostname or "") not in _LOOPBACK,
             # Without TLS there is nothing to verify, and loading the certificates takes time.
@@ -66,7 +80,7 @@ class _Settings:
 
     def request(self, call: Call[Any]) -> dict[str, Any]:
         headers = {"Accept": "application/json"}
-        token = call.token or self._token
+        token = checked_token(call.token) or self._token
         if token is not None:
             headers["Authorization"] = f"Bearer {token}"
         content = None
@@ -81,6 +95,14 @@ class _Settings:
             "content": content,
             "timeout": self.timeout(call),
         }
+
+    def events(self, name: str) -> tuple[Call[None], dict[str, Any]]:
+        """The call for a queue's event stream, and its request."""
+        call: Call[None] = Call("GET", calls.events_path(name), lambda _: None)
+        request = self.request(call)
+        request["headers"]["Accept"] = "text/event-stream"
+        request["timeout"] = httpx.Timeout(self.timeout_seconds, read=60.0)
+        return call, request
 
     def timeout(self, call: Call[Any]) -> float:
         return self.timeout_seconds if call.timeout_seconds is None else call.timeout_seconds
@@ -112,20 +134,12 @@ def _listing(
     @functools.wraps(build)
     def method(self: Client, /, *args: P.args, **kwargs: P.kwargs) -> list[T]:
         listing = build(*args, **kwargs)
-        items: list[T] = []
-        cursor: str | None = None
-        while True:
-            page = self.send(listing.page(cursor))
-            items.extend(page.items)
-            if page.next_cursor is None or _enough(items, listing.max_items):
-                return items[: listing.max_items]
-            cursor = page.next_cursor
+        listed: Listed[T] = Listed(listing.max_items)
+        while listed.add(self.send(listing.page(listed.cursor))):
+            pass
+        return listed.items
 
     return method
-
-
-def _enough(items: list[T], max_items: int | None) -> bool:
-    return max_items is not None and len(items) >= max_items
 
 
 class Client:
@@ -171,47 +185,54 @@ class Client:
     def send(self, call: Call[T]) -> T:
         """Send any call and read its answer."""
         deadline = time.monotonic() + self._settings.timeout(call)
-        content = bytearray()
         try:
             with self._http.stream(**self._settings.request(call)) as response:
-                # httpx bounds each read; this bounds the sum, for servers that send very slowly.
-                for chunk in response.iter_bytes():
-                    content += chunk
-                    if time.monotonic() > deadline:
-                        raise self._settings.unreachable(None)
+                content = self._content(response, deadline)
         except (httpx.HTTPError, httpx.StreamError) as error:
             raise self._settings.unreachable(error) from error
-        return read_answer(call, response.status_code, response.headers, bytes(content))
+        return read_answer(call, response.status_code, response.headers, content)
 
-    def probe(self, path: str) -> httpx.Response:
+    def _content(self, response: httpx.Response, deadline: float) -> bytes:
+        # httpx bounds each read; this bounds the sum, for servers that send very slowly.
+        content = Content(response.headers)
+        for chunk in response.iter_raw():
+            content.add(chunk)
+            if time.monotonic() > deadline:
+                raise self._settings.unreachable(None)
+        return content.all()
+
+    def probe(self, path: str) -> Probe:
         """GET of an address outside the base path (`/readyz`, `/metrics`), whatever its answer.
 
-        Raises `Unreachable`.
+        Raises `Unreachable`, and `BadAnswer` for one that is too large.
         """
         request = self._settings.request(Call("GET", "", lambda _: None))
         request["url"] = self.url.removesuffix("/v1") + path
         request["headers"]["Accept"] = "*/*"
+        deadline = time.monotonic() + self._settings.timeout_seconds
         try:
-            return self._http.request(**request)
+            with self._http.stream(**request) as response:
+                content = self._content(response, deadline)
         except (httpx.HTTPError, httpx.StreamError) as error:
             raise self._settings.unreachable(error) from error
+        return Probe(
+            response.status_code, response.headers.get("date"), content.decode(errors="replace")
+        )
 
     def events(self, name: str) -> Iterator[wire.Event]:
         """Every change of a queue as it is committed. Ends with `Unreachable` when cut off."""
-        call: Call[None] = Call("GET", calls.events_path(name), lambda _: None)
-        request = self._settings.request(call)
-        request["headers"]["Accept"] = "text/event-stream"
-        request["timeout"] = httpx.Timeout(self._settings.timeout_seconds, read=60.0)
+        call, request = self._settings.events(name)
+        deadline = time.monotonic() + self._settings.timeout_seconds
         reader = EventReader()
         try:
             with self._http.stream(**request) as response:
                 if response.status_code != 200:
-                    read_answer(call, response.status_code, response.headers, response.read())
+                    content = self._content(response, deadline)
+                    read_answer(call, response.status_code, response.headers, content)
                     raise BadAnswer(f"HTTP {response.status_code} for an event stream")
-                for line in response.iter_lines():
-                    event = reader.line(line)
-                    if event is not None:
-                        yield event
+                Content(response.headers)
+                for chunk in response.iter_raw():
+                    yield from reader.feed(chunk)
         except (httpx.HTTPError, httpx.StreamError) as error:
             raise self._settings.unreachable(error) from error
 
@@ -248,16 +269,19 @@ def _async_listing(
     @functools.wraps(build)
     async def method(self: AsyncClient, /, *args: P.args, **kwargs: P.kwargs) -> list[T]:
         listing = build(*args, **kwargs)
-        items: list[T] = []
-        cursor: str | None = None
-        while True:
-            page = await self.send(listing.page(cursor))
-            items.extend(page.items)
-            if page.next_cursor is None or _enough(items, listing.max_items):
-                return items[: listing.max_items]
-            cursor = page.next_cursor
+        listed: Listed[T] = Listed(listing.max_items)
+        while listed.add(await self.send(listing.page(listed.cursor))):
+            pass
+        return listed.items
 
     return method
+
+
+async def _content(response: httpx.Response) -> bytes:
+    content = Content(response.headers)
+    async for chunk in response.aiter_raw():
+        content.add(chunk)
+    return content.all()
 
 
 class AsyncClient:
@@ -299,30 +323,31 @@ class AsyncClient:
     async def send(self, call: Call[T]) -> T:
         """Send any call and read its answer."""
         try:
-            async with asyncio.timeout(self._settings.timeout(call)):
-                response = await self._http.request(**self._settings.request(call))
+            async with (
+                asyncio.timeout(self._settings.timeout(call)),
+                self._http.stream(**self._settings.request(call)) as response,
+            ):
+                content = await _content(response)
         except (httpx.HTTPError, httpx.StreamError, TimeoutError) as error:
             raise self._settings.unreachable(error) from error
-        return read_answer(call, response.status_code, response.headers, response.content)
+        return read_answer(call, response.status_code, response.headers, content)
 
     async def events(self, name: str) -> AsyncIterator[wire.Event]:
         """Every change of a queue as it is committed. Ends with `Unreachable` when cut off."""
-        call: Call[None] = Call("GET", calls.events_path(name), lambda _: None)
-        request = self._settings.request(call)
-        request["headers"]["Accept"] = "text/event-stream"
-        request["timeout"] = httpx.Timeout(self._settings.timeout_seconds, read=60.0)
+        call, request = self._settings.events(name)
         reader = EventReader()
         try:
             async with self._http.stream(**request) as response:
                 if response.status_code != 200:
-                    content = await response.aread()
+                    async with asyncio.timeout(self._settings.timeout_seconds):
+                        content = await _content(response)
                     read_answer(call, response.status_code, response.headers, content)
                     raise BadAnswer(f"HTTP {response.status_code} for an event stream")
-                async for line in response.aiter_lines():
-                    event = reader.line(line)
-                    if event is not None:
+                Content(response.headers)
+                async for chunk in response.aiter_raw():
+                    for event in reader.feed(chunk):
                         yield event
-        except (httpx.HTTPError, httpx.StreamError) as error:
+        except (httpx.HTTPError, httpx.StreamError, TimeoutError) as error:
             raise self._settings.unreachable(error) from error
 
     async def close(self) -> None:

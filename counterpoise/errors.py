@@ -24,6 +24,12 @@ class InvalidUrl(CounterpoiseError):
     code = "invalid_url"
 
 
+class InvalidToken(CounterpoiseError):
+    """The token cannot be sent in a header: it has a line end, or a character beyond ASCII."""
+
+    code = "invalid_token"
+
+
 class NotCounterpoise(CounterpoiseError):
     """The server at this address is not a Counterpoise service."""
 
@@ -218,6 +224,7 @@ class _ByCode:
 _PASSING: Mapping[str, type[ServiceUnavailable]] = {
     kind.code: kind for kind in (TooManyRequests, Overtaken)
 }
+_MOST_MESSAGE_CHARACTERS = 4_000
 _TRANSIENT_STATUSES = frozenset({408, 425, 429})
 
 
@@ -236,6 +243,7 @@ def error_of(
             f"HTTP {status} without a problem document: is this address a Counterpoise service?"
         )
     message = str(problem.get("detail") or problem.get("title") or f"HTTP {status}")
+    message = message[:_MOST_MESSAGE_CHARACTERS]
     code = str(problem.get("code", ""))
     if code in _PASSING:
         return _PASSING[code](message, retry_after)

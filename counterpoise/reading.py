@@ -12,6 +12,7 @@ from datetime import datetime
 from typing import Any, TypeVar
 
 from counterpoise.errors import BadAnswer
+from counterpoise.limits import MOST_CURSOR_CHARACTERS, is_token
 from counterpoise.wire import (
     Bound,
     FlowSummary,
@@ -45,7 +46,7 @@ def reading(parse: Callable[[Json], T]) -> Callable[[Any], T]:
             return parse(body)
         except KeyError as missing:
             raise BadAnswer(f"the answer lacks {missing}") from None
-        except (TypeError, ValueError, AttributeError) as wrong:
+        except (TypeError, ValueError, AttributeError, OverflowError) as wrong:
             raise BadAnswer(f"the answer is not what the contract says: {wrong}") from None
 
     return read
@@ -55,9 +56,16 @@ def page_of(parse: Callable[[Json], T]) -> Callable[[Any], Page[T]]:
     """A parser of pages from a parser of items."""
 
     def parse_page(body: Json) -> Page[T]:
-        return Page(tuple(parse(item) for item in body["items"]), body.get("next_cursor"))
+        cursor = body.get("next_cursor")
+        if cursor is not None and not _is_cursor(cursor):
+            raise ValueError("the cursor of the next page is none")
+        return Page(tuple(parse(item) for item in body["items"]), cursor)
 
     return reading(parse_page)
+
+
+def _is_cursor(value: Any) -> bool:
+    return isinstance(value, str) and 0 < len(value) <= MOST_CURSOR_CHARACTERS
 
 
 def time_of(text: str | None) -> datetime | None:
@@ -233,6 +241,8 @@ def log_view(body: Json) -> LogView:
 
 
 def bound(body: Json) -> Bound:
+    if not is_token(str(body["flow_token"])):
+        raise ValueError("the flow's token cannot be sent in a header")
     return Bound(
         flow_id=str(body["flow_id"]),
         flow_token=str(body["flow_token"]),

@@ -6,8 +6,8 @@ the `service`; `log`, the log `flights` with four partitions in it.
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Iterator
-from typing import TypeVar
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from typing import Any, TypeVar
 
 import psycopg
 import pytest
@@ -41,6 +41,36 @@ def with_logs(url: str, act: Callable[[BuiltinLogs], Awaitable[T]]) -> T:
             await engine.dispose()
 
     return asyncio.run(run())
+
+
+def write_past(url: str, log: str, rows: Sequence[tuple[Any, Any, Any, Any]]) -> None:
+    """Appends rows to partition 0 as an older version did, which refused nothing.
+
+    Each is (value, key, headers in JSON, time as Postgres reads it).
+    """
+    with psycopg.connect(url) as connection:
+        constraints = connection.execute(
+            "SELECT conname, pg_get_constraintdef(oid) FROM pg_constraint WHERE contype = 'c'"
+            " AND conrelid = 'counterpoise_log.messages'::regclass"
+        ).fetchall()
+        for name, _ in constraints:
+            connection.execute(f"ALTER TABLE counterpoise_log.messages DROP CONSTRAINT {name}")
+        for value, key, headers, time_text in rows:
+            connection.execute(
+                "WITH moved AS (UPDATE counterpoise_log.partitions AS p"
+                "   SET next_position = next_position + 1"
+                "   FROM counterpoise_log.logs AS l WHERE l.log_id = p.log_id AND l.name = %s"
+                "   AND p.partition = 0 RETURNING p.log_id, p.next_position - 1 AS position)"
+                " INSERT INTO counterpoise_log.messages"
+                " (log_id, partition, position, published_at, key, value, headers)"
+                " SELECT log_id, 0, position, %s::timestamptz, %s, %s, %s::jsonb FROM moved",
+                [log, time_text, key, value, headers],
+            )
+        for name, definition in constraints:
+            connection.execute(
+                f"ALTER TABLE counterpoise_log.messages ADD CONSTRAINT {name}"
+                f" {definition.removesuffix(' NOT VALID')} NOT VALID"
+            )
 
 
 def texts(log: Log, partition: int, start: str = "0", end: str | None = None) -> list[str]:

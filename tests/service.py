@@ -28,9 +28,11 @@ import pytest
 from fastapi import FastAPI
 
 from api.app import create_app
+from api.connections.protocol import HEAD_SECONDS
 from api.server import Server, make_server
 from broker.service import Broker
 from broker.settings import Settings, load
+from broker.tls import Certificate
 
 COUNTERPOISE = [str(Path(sys.executable).with_name("counterpoise"))]
 START_SECONDS = 60.0
@@ -102,10 +104,16 @@ def listen(host: str = "127.0.0.1", port: int = 0) -> socket.socket:
 
 
 @contextlib.contextmanager
-def running(broker: Broker, settings: Settings) -> Iterator[Service]:
+def running(
+    broker: Broker,
+    settings: Settings,
+    certificate: Certificate | None = None,
+    head_seconds: float = HEAD_SECONDS,
+) -> Iterator[Service]:
     """Serve `broker` on a free port until the block ends."""
     app = create_app(broker, settings)
-    server = make_server(app, settings)
+    server = make_server(app, settings, certificate=certificate)
+    server.head_seconds = head_seconds
     with listen(port=settings.port) as listener:
         url = f"http://127.0.0.1:{listener.getsockname()[1]}"
         thread = threading.Thread(target=server.run, args=([listener],), name="service")

@@ -45,6 +45,9 @@ CODES: dict[str, tuple[int, str]] = {
     "not_found": (404, "There is nothing at this path."),
     "method_not_allowed": (405, "This path does not take this method."),
     "too_many_requests": (429, "The caller is over its rate."),
+    "malformed": (400, "This is not HTTP."),
+    "head_timeout": (408, "The head of the request did not arrive in time."),
+    "head_too_large": (431, "The head of the request is too large."),
     "body_timeout": (408, "The request body did not arrive in time."),
     "too_large": (413, "The request body is too large."),
     "unsupported_media_type": (415, "The request body is not JSON."),
@@ -75,6 +78,10 @@ DETAILS = {
     "method_not_allowed": "This path takes GET, POST.",
     "too_many_requests": "This caller is over its rate, or the service is at its limit; "
     "try again in 1 s, and ask for several partitions at once.",
+    "malformed": "This is not a request in HTTP/1.1.",
+    "head_timeout": "The head did not arrive within 10 s.",
+    "head_too_large": "A request's head may have 65536 bytes and 100 fields; send less in the path "
+    "and in the headers.",
     "body_timeout": "The body did not arrive within 10 s; send it at once.",
     "too_large": "A request body may have 8388608 bytes; send fewer partitions at once.",
     "unsupported_media_type": "Send the body as JSON with 'Content-Type: application/json'.",

@@ -24,6 +24,8 @@ the bucket would be full again. A request is accepted if this time is at most a 
 from __future__ import annotations
 
 import asyncio
+import functools
+import ipaddress
 import math
 import time
 from collections import OrderedDict
@@ -275,7 +277,17 @@ def _has_body(scope: Scope) -> bool:
 
 
 def _network(scope: Scope) -> str:
-    """The caller's address; for IPv6 its first 64 bits, because a site may use all the others."""
     client = scope.get("client")
-    host: str = client[0] if client else ""
-    return ":".join(host.split(":")[:4]) if host.count(":") > 4 else host
+    return network_of(client[0] if client else "")
+
+
+@functools.lru_cache(maxsize=10_000)
+def network_of(host: str) -> str:
+    """Whose address this is: of IPv6 its first 64 bits, because a site may use all the others."""
+    try:
+        address = ipaddress.IPv6Address(host.partition("%")[0])
+    except ValueError:
+        return host
+    if address.ipv4_mapped is not None:
+        return str(address.ipv4_mapped)
+    return str(ipaddress.IPv6Network((address, 64), strict=False).network_address)

@@ -11,6 +11,7 @@ import hmac
 import secrets
 from collections import Counter
 from collections.abc import Callable, Sequence
+from functools import partial
 from uuid import uuid4
 
 from broker.calls import views
@@ -28,7 +29,7 @@ from broker.core.errors import (
 from broker.logs.ports import Logs
 from broker.mailbox.batches import Batcher
 from broker.mailbox.coordinator import Coordinator
-from broker.mailbox.turns import Ask
+from broker.mailbox.turns import Ask, slices
 from broker.store.ports import PositionCommit
 
 
@@ -153,22 +154,22 @@ class FlowCalls:
     ) -> views.ResultsView:
         """Commits positions and releases partitions, atomically. Raises FlowGone, FlowNotFound."""
         _refuse_repetitions([item.partition for item in items])
-        command = c.Release(
-            flow_id,
-            tuple(c.ReleaseItem(item.partition, item.epoch, item.finished) for item in items),
-        )
+        released = [c.ReleaseItem(item.partition, item.epoch, item.finished) for item in items]
         positions = {item.partition: item.position for item in items}
-        return await self._work(
-            name, flow_id, lambda: Ask(command, renews=flow_id, seq=seq, released=positions)
-        )
+        asks = [
+            partial(Ask, c.Release(flow_id, some), renews=flow_id, seq=seq, released=positions)
+            for some in slices(released)
+        ]
+        return await self._work(name, flow_id, asks)
 
     async def ready(
         self, name: str, flow_id: str, items: Sequence[views.ReadyItem]
     ) -> views.ResultsView:
         """Reports finished warm-ups. Raises FlowGone, FlowNotFound."""
         _refuse_repetitions([item.partition for item in items])
-        command = c.Ready(flow_id, tuple(c.ReadyItem(item.partition, item.epoch) for item in items))
-        return await self._work(name, flow_id, lambda: Ask(command, renews=flow_id))
+        ready = [c.ReadyItem(item.partition, item.epoch) for item in items]
+        asks = [partial(Ask, c.Ready(flow_id, some), renews=flow_id) for some in slices(ready)]
+        return await self._work(name, flow_id, asks)
 
     async def drain(
         self, name: str, flow_id: str, timeout_seconds: float | None, by_flow: bool = True
@@ -180,16 +181,22 @@ class FlowCalls:
         """
         command = c.Drain(flow_id, timeout_seconds)
         renews = flow_id if by_flow else None
-        done = await self._work(name, flow_id, lambda: Ask(command, renews=renews))
+        done = await self._work(name, flow_id, [partial(Ask, command, renews=renews)])
         return done.update
 
-    async def _work(self, name: str, flow_id: str, make: Callable[[], Ask]) -> views.ResultsView:
+    async def _work(
+        self, name: str, flow_id: str, asks: Sequence[Callable[[], Ask]]
+    ) -> views.ResultsView:
+        """The results of all that is asked, one after the other; a large call is several asks."""
+
         async def work(coordinator: Coordinator) -> views.ResultsView:
+            results: list[c.Result] = []
             try:
-                results = await coordinator.ask(make())
+                for ask in asks:
+                    results += await coordinator.ask(ask()) or ()
             except FlowNotFound:
                 raise await self._rows.missing(name, flow_id) from None
-            return await self._results(coordinator, flow_id, results or ())
+            return await self._results(coordinator, flow_id, results)
 
         return await self._queues.on(name, work)
 

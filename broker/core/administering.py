@@ -86,30 +86,39 @@ def raise_epochs(command: c.RaiseEpochs, draft: Draft) -> None:
 
 
 def advance(command: c.Advance, draft: Draft) -> None:
-    """Does what is due: the end of the holddown, of warm-ups and of handoffs."""
+    """Does what is due: the rest of a decision that was cut off, the end of the holddown, of
+    warm-ups and of handoffs.
+    """
     queue, now = draft.queue, draft.now
     if queue.holddown_until is not None and queue.holddown_until <= now:
         assert queue.trigger is not None
         rebalance(draft, queue.trigger)
-    while True:
+    else:
+        resume(c.Resume(), draft)
+    while draft.room > 0:
         ended = [
             number
             for seat in queue.leaving.counts
             if (flow := queue.by_seat[seat]).drain_deadline is not None
             and flow.drain_deadline <= now
-            for number in sorted(flow.owned)
-            if queue.partitions[number].state is State.WARMING
+            for number in sorted(flow.owned & queue.warming)
         ]
-        due = queue.due(now)
+        due = queue.deadlines.due(now, draft.room)
         ended += [h.number for h in due if queue.partitions[h.number].state is State.WARMING]
         forced = [h for h in due if queue.partitions[h.number].state is State.REVOKING]
         if not ended and not forced:
             return
         if ended:
-            revoke(draft, tuple(dict.fromkeys(ended)), ready=False)
-        for handoff in forced:
+            revoke(draft, tuple(dict.fromkeys(ended))[: draft.room], ready=False)
+        for handoff in forced[: max(0, draft.room)]:
             force(draft, handoff)
         loop(draft, changed=False)
+
+
+def resume(command: c.Resume, draft: Draft) -> None:
+    """The next slice of a decision that was cut off."""
+    if draft.resumes:
+        take_up(draft, changed=False)
 
 
 def move_deadlines(command: c.MoveDeadlines, draft: Draft) -> None:

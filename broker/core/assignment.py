@@ -50,8 +50,7 @@ def taker(queue: Queue, ranking: Ranking) -> Flow | None:
 
 
 class Giving:
-    """Which handoff to start next. Made for one decision: it remembers what each flow can still
-    give.
+    """Which handoff to start next. Made for one decision.
 
     A flow may have more than its share and nothing to give yet, because what counts for it is still
     on its way to it (a revoke is not replanned before the partition arrives). Its step is then
@@ -62,7 +61,6 @@ class Giving:
 
     def __init__(self, queue: Queue) -> None:
         self._queue = queue
-        self._candidates: dict[str, Iterator[int]] = {}
         self._rest: Iterator[tuple[int, Flow]] | None = None
 
     def next(self) -> tuple[int, Flow] | None:
@@ -132,10 +130,7 @@ class Giving:
                 yield step, number
 
     def _from(self, flow: Flow) -> int | None:
-        candidates = self._candidates.get(flow.id)
-        if candidates is None:
-            candidates = self._candidates[flow.id] = iter(_giveable(self._queue, flow))
-        return next(candidates, None)
+        return self._queue.highest_giveable(flow)
 
 
 def _steps(counts: dict[int, int], of: set[int]) -> Iterator[tuple[int, int]]:
@@ -194,20 +189,6 @@ class _Takers:
     @property
     def _level(self) -> int:
         return self._counts[self._order[self._place]]
-
-
-def _giveable(queue: Queue, flow: Flow) -> list[int]:
-    """What the flow owns that is not on its way, highest number first; retiring ones if it is
-    draining.
-    """
-    return sorted(
-        (
-            number
-            for number in flow.owned
-            if number not in queue.handoffs and (flow.draining or number not in queue.retiring)
-        ),
-        reverse=True,
-    )
 
 
 @dataclass(slots=True)

@@ -135,7 +135,9 @@ def unbind(command: c.Unbind, draft: Draft) -> None:
     missed = queue.status is Status.READY and bool(left_alone) and not excess
     holddown = queue.status is Status.HOLDDOWN or (missed and queue.settings.rebalance_delay > 0)
     draft.emit(r.FlowLeft(flow.id, command.reason, remember=holddown, at=draft.now))
-    if excess and queue.status is not Status.REBALANCING:
+    if excess and left_alone and queue.status is not Status.REBALANCING:
+        # In one piece, like the departure itself: a Ready queue stays Ready.
+        draft.room = len(left_alone)
         grant_outside(draft, trigger, left_alone)
     if queue.status is not Status.READY:
         take_up(draft)

@@ -126,7 +126,12 @@ class RaiseEpochs:
 
 @dataclass(frozen=True, slots=True)
 class Advance:
-    """Time has passed: do what is due. The only command that no caller sends."""
+    """Time has passed: do what is due, the rest of a decision included. No caller sends it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Resume:
+    """Go on with a decision that was cut off, whatever the time. No caller sends it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,5 +155,6 @@ Command = (
     | RebalanceNow
     | RaiseEpochs
     | Advance
+    | Resume
     | MoveDeadlines
 )

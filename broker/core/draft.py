@@ -10,7 +10,7 @@ from broker.core.errors import FlowNotFound
 from broker.core.state import records as r
 from broker.core.state.model import Flow, Handoff, Partition
 from broker.core.state.queue import Queue
-from broker.core.state.replay import replay
+from broker.core.state.replay import begin, replay
 from broker.core.state.transitions import State, Status
 
 
@@ -36,6 +36,8 @@ class Effects:
 
 
 NO_EFFECTS = Effects()
+# How many partitions a decision changes at the most (`rebalancer`).
+SLICE = 250
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +48,8 @@ class Decision:
     - `notices`: the flows whose views change; they are told after that.
     - `wake_at`: when the queue is to be advanced (Unix seconds; None: nothing will be due). It
       holds until the next decision, and replaces what the one before said.
+    - `rest`: something was cut off for its size. The shell goes on with `Resume`, after others have
+      had their turn. `wake_at` has come already, for another replica should this one die.
     - `answer` is for the caller, last.
     """
 
@@ -53,6 +57,7 @@ class Decision:
     notices: frozenset[str]
     wake_at: float | None
     effects: Effects = NO_EFFECTS
+    rest: bool = False
     answer: Any = None
 
     @property
@@ -67,12 +72,18 @@ class Draft:
     `records` are those of the entry that is being written. Grants outside of a rebalance and the
     beginning of a rebalance each begin an entry of the history, and there may be several in one
     decision (rules 12 and 7); so each of them begins an entry under a revision of its own.
+
+    `room` is how many partitions it may still change: it is one slice of what there is to do (see
+    `rebalancer`). `resumes`: the decision before was cut off.
     """
 
-    def __init__(self, queue: Queue, now: float) -> None:
+    def __init__(self, queue: Queue, now: float, room: int = SLICE) -> None:
         self.queue = queue
         self.now = now
+        self.room = room
         self.records: list[r.Record] = []
+        self.resumes = queue.unfinished_at is not None
+        self._rest = self.resumes
         self._mark = queue.journal.mark()
         self._entries: list[r.Entry] = []
         self._in_history = False
@@ -91,8 +102,22 @@ class Draft:
                 self._begin_entry()
             self._in_history = True
         self._note(record)
+        self.room -= r.size(record)
         self.records.append(record)
         replay(self.queue, record)
+
+    def takes_up(self) -> None:
+        """What an earlier decision left is done with this one, but for what is `cut_off`."""
+        self._rest = False
+
+    def cut_off(self) -> None:
+        """There is no room for all that there is to do."""
+        self._rest = True
+
+    @property
+    def is_cut_off(self) -> bool:
+        """Whether something is left for the next decision."""
+        return self._rest
 
     def take_back(self) -> None:
         """Leaves the queue as it was."""
@@ -103,16 +128,25 @@ class Draft:
         queue = self.queue
         if not self.records:
             self.take_back()
-            return Decision((), frozenset(), queue.next_deadline(), answer=answer)
+            return Decision(
+                (), frozenset(), queue.next_deadline(), rest=self.resumes, answer=answer
+            )
+        if self._rest:
+            self.emit(r.CutOff(self.now))
         self._end_entry()
         notices = frozenset(queue.touched)
         queue.set("touched", set())
         return Decision(
-            tuple(self._entries), notices, queue.next_deadline(), self._effects(), answer
+            tuple(self._entries),
+            notices,
+            queue.next_deadline(),
+            self._effects(),
+            self._rest,
+            answer,
         )
 
     def _begin_entry(self) -> None:
-        self.queue.set("revision", self.queue.revision + 1)
+        begin(self.queue, self.queue.revision + 1)
         self._last_rebalance = self.queue.last_rebalance
 
     def _end_entry(self) -> None:
@@ -188,9 +222,10 @@ class Draft:
 
     def outside(self, trigger: str) -> None:
         """Opens an entry of the history for grants outside of a rebalance; inside one this is
-        nothing.
+        nothing, nor where the next slice goes on with them.
         """
-        if self.queue.status is not Status.REBALANCING:
+        resumes = self.resumes and not self.records
+        if self.queue.status is not Status.REBALANCING and not resumes:
             self.emit(r.GrantedOutside(self.queue.next_rebalance_id, trigger, self.now))
 
 
@@ -203,7 +238,7 @@ def merged(records: list[r.Record]) -> list[r.Record]:
         if not run:
             return
         head = run[0]
-        name = _MERGED.get(type(head))
+        name = r.LISTS.get(type(head))
         if name is None or len(run) == 1:
             result.extend(run)
         else:
@@ -220,18 +255,8 @@ def merged(records: list[r.Record]) -> list[r.Record]:
     return result
 
 
-_MERGED: dict[type[Any], str] = {
-    r.Granted: "grants",
-    r.WarmupsStarted: "moves",
-    r.RevokesStarted: "moves",
-    r.WarmupsEnded: "partitions",
-    r.HandoffsRedirected: "redirects",
-    r.HandoffsCalledOff: "partitions",
-}
-
-
 def _alike(one: r.Record, other: r.Record) -> bool:
-    name = _MERGED.get(type(one))
+    name = r.LISTS.get(type(one))
     return (
         name is not None
         and type(one) is type(other)

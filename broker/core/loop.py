@@ -5,7 +5,8 @@ Every step is a record, applied to the draft at once, so the next step sees what
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable
+from heapq import nsmallest
 
 from broker.core.assignment import Giving, is_balanced, put_back, revise, taker
 from broker.core.draft import Draft
@@ -38,19 +39,21 @@ def take_up(draft: Draft, *, changed: bool = True) -> None:
     """Something happened: the holddown may settle (rule 7), a running loop takes it up (rule
     10)."""
     queue = draft.queue
+    draft.takes_up()
     if queue.status is Status.HOLDDOWN and queue.takers == queue.flows_before:
         assert queue.trigger is not None
-        grant_outside(draft, queue.trigger, sorted(queue.unassigned))
+        if queue.unassigned:
+            grant_outside(draft, queue.trigger, queue.lowest_unassigned())
         if is_balanced(queue):
             draft.emit(r.HolddownSettled(draft.now))
     elif queue.status is Status.REBALANCING:
         loop(draft, changed=changed)
 
 
-def grant_outside(draft: Draft, trigger: str, numbers: Sequence[int]) -> None:
+def grant_outside(draft: Draft, trigger: str, numbers: Iterable[int]) -> None:
     """Grants of rules 3 and 7: at once, without a rebalance, in the history under an entry of their
     own."""
-    if numbers and draft.queue.takers:
+    if draft.queue.takers:
         draft.outside(trigger)
         _grant(draft, numbers, draft.queue.ranking)
 
@@ -61,11 +64,13 @@ def loop(draft: Draft, *, changed: bool) -> None:
     `changed`: flows or settings did, so warm-ups under way may not be what is needed any more.
     """
     queue = draft.queue
+    draft.takes_up()
     if queue.warming and (changed or queue.unassigned or queue.stranded):
         _revise(draft)
     else:
         _grant_all(draft, queue.ranking)
-    _start_handoffs(draft)
+    if not draft.is_cut_off:
+        _start_handoffs(draft)
     if is_balanced(queue):
         draft.emit(r.RebalanceFinished(draft.now))
 
@@ -77,32 +82,34 @@ def _grant_all(draft: Draft, ranking: Ranking) -> None:
     nobody owns; its present owner may be the one to get it.
     """
     queue = draft.queue
-    _grant(draft, sorted(queue.unassigned), ranking)
-    for number in sorted(queue.stranded):
+    _grant(draft, queue.lowest_unassigned(), ranking)
+    for number in nsmallest(max(0, draft.room) + 1, queue.stranded):
         flow = taker(queue, ranking)
         if flow is None:
+            return
+        if draft.room <= 0:
+            draft.cut_off()
             return
         draft.emit(r.HandoffsRedirected((r.Redirect(number, flow.id),), None, draft.now))
         if ranking is not queue.ranking and number not in queue.retiring:
             ranking.add(flow.seat, 1)
 
 
-def _grant(draft: Draft, numbers: Sequence[int], ranking: Ranking) -> None:
+def _grant(draft: Draft, numbers: Iterable[int], ranking: Ranking) -> None:
     """Grants unassigned partitions, given lowest number first, each to the flow with the fewest
     partitions."""
     queue = draft.queue
-    grants: list[r.Grant] = []
     for number in numbers:
         flow = taker(queue, ranking)
         if flow is None:
             return
+        if draft.room <= 0:
+            draft.cut_off()
+            return
         partition = queue.partitions[number]
-        grants.append(draft.drawn_up(partition, flow, partition.let_go))
-        if not partition.retiring:
-            # If this is the queue's own ranking, `replay` will set it to the same counts.
+        draft.grant(partition, flow, partition.let_go)
+        if ranking is not queue.ranking and not partition.retiring:
             ranking.add(flow.seat, 1)
-    if grants:
-        draft.emit(r.Granted(tuple(grants), draft.now))
 
 
 def _revise(draft: Draft) -> None:
@@ -111,6 +118,9 @@ def _revise(draft: Draft) -> None:
     queue = draft.queue
     ranking = put_back(queue)
     _grant_all(draft, ranking)
+    if draft.is_cut_off:
+        # What is left to grant is reason enough to come back.
+        return
     revision = revise(queue, ranking)
     for number in revision.called_off:
         draft.emit(r.HandoffsCalledOff((number,)))
@@ -136,6 +146,9 @@ def _start_handoffs(draft: Draft) -> None:
     while most is None or len(queue.handoffs) < most:
         chosen = giving.next()
         if chosen is None:
+            return
+        if draft.room <= 0:
+            draft.cut_off()
             return
         number, successor = chosen
         owner = queue.partitions[number].owner

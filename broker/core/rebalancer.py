@@ -16,6 +16,15 @@ A decision is made on the queue itself, step by step, and each step is applied b
 and after a restart alike. So no step can see a state that never will be, and live and reloaded
 queues cannot differ. Until it is committed the journal of the queue can take all of it back
 (`journal`).
+
+**Slices.** What is large must not hold up other queues, so a decision changes at most so many
+partitions; then it is *cut off* (the record `CutOff`), and `Resume` decides the next slice. A cut
+falls only between two steps of the loop: before a grant, or before a handoff begins. There the
+queue is one that a loop without slices would have, too, if a change came just then: Rebalancing (or
+Holddown, rule 7), with partitions unassigned or an imbalance left. So every command may come
+between two slices and is taken up as always (rule 10). Each step depends on the queue alone, so the
+slices together are the decision. If the replica dies between two, the rest is due since the cut, as
+the column of the next deadline says, and the sweep of any replica goes on.
 """
 
 from __future__ import annotations
@@ -25,19 +34,21 @@ from typing import Any
 
 from broker.core import administering, binding, working
 from broker.core import commands as c
-from broker.core.draft import Decision, Draft
+from broker.core.draft import SLICE, Decision, Draft
 from broker.core.state import records as r
 from broker.core.state.queue import Queue
 from broker.core.state.replay import replay_all
 
 
-def decide(queue: Queue, command: c.Command, now: float) -> Decision:
+def decide(queue: Queue, command: c.Command, now: float, most: int = SLICE) -> Decision:
     """Decides a command at the time `now` (Unix seconds) and applies the decision to the queue.
+
+    `most` partitions get a new owner or begin their handoff with it; the rest is left to `Advance`.
 
     The queue is as before if the decision has no entries, and if this raises. Raises FlowNotFound
     if the flow that the command speaks of is not bound (any more); Bind raises Overtaken.
     """
-    draft = Draft(queue, now)
+    draft = Draft(queue, now, most)
     try:
         answer = _DECISIONS[type(command)](command, draft)
     except BaseException:
@@ -53,7 +64,7 @@ def follow(queue: Queue, entries: Iterable[r.Entry]) -> Decision:
         replay_all(queue, entry.records, entry.revision)
     notices = frozenset(queue.touched)
     queue.set("touched", set())
-    return Decision((), notices, queue.next_deadline())
+    return Decision((), notices, queue.next_deadline(), rest=queue.unfinished_at is not None)
 
 
 _DECISIONS: dict[type[c.Command], Callable[[Any, Draft], Any]] = {
@@ -66,5 +77,6 @@ _DECISIONS: dict[type[c.Command], Callable[[Any, Draft], Any]] = {
     c.RebalanceNow: administering.rebalance_now,
     c.RaiseEpochs: administering.raise_epochs,
     c.Advance: administering.advance,
+    c.Resume: administering.resume,
     c.MoveDeadlines: administering.move_deadlines,
 }

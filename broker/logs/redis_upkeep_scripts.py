@@ -137,6 +137,8 @@ local function times(position)
     for i = 5, #fields, 2 do
         if fields[i] == 'm' then latest = tonumber(fields[i + 1]) end
     end
+    -- What another program has written may have no time: it counts as the time before.
+    own = own or latest or 0
     return own, latest or own, there
 end
 local at = tonumber(ARGV[3])

@@ -15,6 +15,11 @@ commits. So every replica knows what any replica has told a flow.
 which no replica served (for example, a frozen process wakes up), leases and deadlines have to be
 moved first (the contract, *Flow*). A decision that begins a deadline is committed soon, or decided
 anew (`Overdue`): otherwise an owner might be forced before it was told to release.
+
+**A large decision comes in slices** (`broker.core.rebalancer`). The replica that committed one goes
+on with the next in a turn of its own, which takes in what was asked meanwhile. A replica that sees
+a slice of another one leaves the rest to it, and what is due with it. If that one dies, a sweep
+finds the queue due.
 """
 
 from __future__ import annotations
@@ -26,6 +31,7 @@ from typing import Any, TypeVar
 import structlog
 
 from broker.core import commands as c
+from broker.core.draft import Decision
 from broker.core.errors import BrokerError, QueueNotFound, Unavailable
 from broker.core.rebalancer import follow
 from broker.core.state import records as r
@@ -33,7 +39,7 @@ from broker.core.state.queue import Queue
 from broker.core.state.records import Entry
 from broker.mailbox.availability import UNAVAILABLE
 from broker.mailbox.clock import StoreClock
-from broker.mailbox.patience import pauses
+from broker.mailbox.patience import renew
 from broker.mailbox.turns import Ask, Late, Turn
 from broker.store.ports import (
     Conflict,
@@ -88,6 +94,8 @@ class Coordinator:
         self._renewing = renewing
         self._alarm: float | None = None
         self._wake_at: float | None = None
+        self._rest = False
+        self._resumes = False
         self._queue: Queue | None = None
         self._asks: list[Ask] = []
         self._looks: list[Look] = []
@@ -117,7 +125,7 @@ class Coordinator:
         if self._queue is None and self._task is None:
             self._queue = queue
             self._advance = False
-            self._settled(queue, frozenset(), None, ours=False)
+            self._settled(queue, follow(queue, ()), ours=False)
 
     async def ask(self, ask: Ask) -> Any:
         """The answer of the command, once it is committed.
@@ -169,12 +177,12 @@ class Coordinator:
             self._task = asyncio.create_task(self._work())
 
     async def _work(self) -> None:
-        while self._asks or self._looks or self._advance or self._behind:
+        while self._asks or self._looks or self._advance or self._behind or self._resumes:
             asks, self._asks = self._asks[:MOST_AT_ONCE], self._asks[MOST_AT_ONCE:]
             looks, self._looks = self._looks, []
             try:
                 queue = await self._current()
-                if asks or self._advance:
+                if asks or self._advance or self._resumes:
                     await self._turn(queue, asks)
                 for look, future in looks:
                     _show(queue, look, future)
@@ -191,7 +199,7 @@ class Coordinator:
         What is due is left to the sweep: trying again at once would meet the same.
         """
         told = error
-        self._advance, self._behind = False, True
+        self._advance, self._resumes, self._behind = False, False, True
         if isinstance(error, StoreUnavailable):
             told = Unavailable(UNAVAILABLE)
         elif isinstance(error, QueueGone):
@@ -219,7 +227,7 @@ class Coordinator:
             await self._keep_time(queue.outage_seen)
             self._queue, self.name = queue, queue.name
             # Not known yet; to advance it is the first thing that is done with it.
-            self._wake_at = None
+            self._wake_at, self._rest, self._resumes = None, False, False
             self._advance = True
             self._on_change(self, None, False)
         return queue
@@ -236,7 +244,9 @@ class Coordinator:
         await self._keep_time(max(map(_outage_seen, entries), default=0))
         if entries:
             followed = follow(queue, entries)
-            self._settled(queue, followed.notices, followed.wake_at, ours=False)
+            # The replica that has decided last goes on.
+            self._resumes = False
+            self._settled(queue, followed, ours=False)
         return bool(entries)
 
     async def _keep_time(self, outage_seen: int) -> None:
@@ -247,15 +257,15 @@ class Coordinator:
         if outage_seen > self._clock.outage_id:
             await self._clock.look(self._store)
 
-    def _settled(
-        self, queue: Queue, notices: frozenset[str], wake_at: float | None, *, ours: bool
-    ) -> None:
+    def _settled(self, queue: Queue, decided: Decision | Turn, *, ours: bool) -> None:
         """What was decided is committed: it stays, and is obeyed."""
         queue.journal.forget()
-        self._wake_at = wake_at
+        self._wake_at, self._rest = decided.wake_at, decided.rest
+        # A rest needs no alarm: the replica that left it goes on, or the sweep of another finds it.
+        wake_at = None if decided.rest else decided.wake_at
         times = [time for time in (wake_at, self._next_lease) if time is not None]
         self._set_alarm(min(times, default=None))
-        self._on_change(self, notices, ours)
+        self._on_change(self, decided.notices, ours)
 
     def _set_alarm(self, time: float | None) -> None:
         if time != self._alarm:
@@ -276,12 +286,14 @@ class Coordinator:
             overdue = within > LATE_SECONDS[0]
             looked = advance or overdue or not self._clock.fresh or self._is_due()
             now = (await self._clock.look(self._store)).now if looked else self._clock.now()
-            turn = Turn(queue, now, self._new_id(), self._wake_at)
+            turn = Turn(queue, now, self._new_id(), self._wake_at, self._rest)
             self._uncommitted = True
             try:
                 await self._move_deadlines(turn)
                 if looked:
                     await self._do_what_is_due(turn, spared)
+                elif self._resumes:
+                    turn.decide(c.Resume())
                 answers = await turn.answers(asks, behind)
                 if turn.commit.entries:
                     commit = turn.finish(within)
@@ -290,7 +302,7 @@ class Coordinator:
                 elif asks and await self._replay_missed(queue):
                     continue
                 elif turn.renewed:
-                    await self._renew(turn.renewed)
+                    await renew(self._store, turn.renewed)
                 break
             except Conflict:
                 turn.take_back()
@@ -317,7 +329,9 @@ class Coordinator:
             finally:
                 self._uncommitted = False
         self._note_leases(turn)
-        self._settled(queue, turn.notices, turn.wake_at, ours=bool(turn.commit.entries))
+        self._settled(queue, turn, ours=bool(turn.commit.entries))
+        # If a decision was cut off, the next turn goes on, and takes in what is asked meanwhile.
+        self._resumes = turn.rest and (self._resumes or bool(turn.commit.entries))
         self._asks[:0], asks[len(answers) :] = asks[len(answers) :], []
         for ask, answer in zip(asks, answers, strict=True):
             if ask.answer.done():
@@ -328,7 +342,8 @@ class Coordinator:
                 ask.answer.set_result(answer)
 
     def _is_due(self) -> bool:
-        return self._wake_at is not None and self._wake_at <= self._clock.now()
+        """Whether time has come for something else than the rest of a decision."""
+        return not self._rest and self._wake_at is not None and self._wake_at <= self._clock.now()
 
     async def _move_deadlines(self, turn: Turn) -> None:
         """Before anything else, the deadlines get back all the time in which nobody served, and
@@ -354,17 +369,12 @@ class Coordinator:
         expiry = await self._store.expiries(self.queue_id)
         self._next_lease = expiry.next_at
         for flow_id in expiry.expired:
+            if turn.full:
+                self._advance = True
+                return
             if flow_id in queue.flows and flow_id not in spared and flow_id not in self._renewing:
                 turn.expire(flow_id)
         turn.decide(c.Advance())
-
-    async def _renew(self, flow_ids: Sequence[str]) -> None:
-        for pause in pauses():
-            leases = await self._store.renew(flow_ids)
-            flow_ids = [flow_id for flow_id, lease in leases.items() if lease is None]
-            if not flow_ids:
-                return
-            await asyncio.sleep(pause)
 
     def _note_leases(self, turn: Turn) -> None:
         """Leases that began in this turn may be the next to end."""

@@ -9,9 +9,9 @@ keeping a connection meanwhile.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
-from broker.store.ports import StoreUnavailable
+from broker.store.ports import Store, StoreUnavailable
 from counterpoise.backoff import Backoff, Pauses
 
 ASK_AGAIN = Backoff(first_seconds=0.01, longest_seconds=0.2)
@@ -28,3 +28,13 @@ def pauses() -> Iterator[float]:
     while clock() < until:
         yield pausing.failed()
     raise StoreUnavailable("another transaction holds what was to be written")
+
+
+async def renew(store: Store, flow_ids: Sequence[str]) -> None:
+    """Renews leases, again for those whose rows are held. Raises StoreUnavailable."""
+    for pause in pauses():
+        leases = await store.renew(flow_ids)
+        flow_ids = [flow_id for flow_id, lease in leases.items() if lease is None]
+        if not flow_ids:
+            return
+        await asyncio.sleep(pause)

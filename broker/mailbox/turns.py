@@ -7,11 +7,12 @@ ahead of the store until the turn is committed. It can be taken back as a whole.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from broker.core import commands as c
+from broker.core.draft import SLICE
 from broker.core.errors import BrokerError
 from broker.core.rebalancer import decide
 from broker.core.state.model import Flow
@@ -19,6 +20,7 @@ from broker.core.state.queue import Queue
 from broker.core.state.records import Entry
 from broker.store.ports import Commit, PositionWrite
 
+T = TypeVar("T")
 # A turn decides no longer than this, and never holds up other queues for much longer than a step.
 TURN_SECONDS = 0.25
 STEP_SECONDS = 0.02
@@ -50,6 +52,12 @@ class Ask:
     answer: asyncio.Future[Any] = field(default_factory=asyncio.Future)
 
 
+def slices(items: Sequence[T]) -> Iterator[tuple[T, ...]]:
+    """The items in pieces of the size of a slice, one at least."""
+    for first in range(0, max(1, len(items)), SLICE):
+        yield tuple(items[first : first + SLICE])
+
+
 class Late(NamedTuple):
     """A release that came after a later call of its flow, by `seq`: nothing is done for it."""
 
@@ -62,13 +70,19 @@ class Turn:
     """Decisions on one queue, applied to the queue already, and the transaction that they make."""
 
     def __init__(
-        self, queue: Queue, now: float, commit_id: str, wake_at: float | None = None
+        self,
+        queue: Queue,
+        now: float,
+        commit_id: str,
+        wake_at: float | None = None,
+        rest: bool = False,
     ) -> None:
-        """`wake_at` is what the last decision before said."""
+        """`wake_at` and `rest` are what the last decision before said."""
         self.queue = queue
         self.now = now
         self.notices: frozenset[str] = frozenset()
         self.wake_at = wake_at
+        self.rest = rest
         self._mark = queue.journal.mark()
         self._entries: list[Entry] = []
         self._partitions: set[int] = set()
@@ -95,6 +109,11 @@ class Turn:
         )
 
     @property
+    def full(self) -> bool:
+        """Whether the transaction is large enough: what waits is for the next turn."""
+        return len(self._partitions) >= SLICE
+
+    @property
     def renewed(self) -> Sequence[str]:
         """The flows whose leases begin anew."""
         return sorted(self._renewed)
@@ -104,10 +123,12 @@ class Turn:
 
         Returns its answer, raises its BrokerError.
         """
-        decision = decide(self.queue, command, self.now)
+        room = max(1, SLICE - len(self._partitions))
+        decision = decide(self.queue, command, self.now, room)
         self._entries += decision.entries
         self.notices |= decision.notices
         self.wake_at = decision.wake_at
+        self.rest = decision.rest
         effects = decision.effects
         self._partitions |= effects.partitions
         self._flows.update((flow.id, flow) for flow in effects.flows)
@@ -138,7 +159,7 @@ class Turn:
             except BrokerError as error:
                 answers.append(error)
             now = clock()
-            if now - began > TURN_SECONDS:
+            if self.full or now - began > TURN_SECONDS:
                 break
             if now - stepped > STEP_SECONDS:
                 await asyncio.sleep(0)

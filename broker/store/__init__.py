@@ -1,1 +1,1 @@
-"""Where queues, flows, partitions and records are kept: Postgres, and an in-memory twin."""
+"""Storage of queues, flows, partitions and records in Postgres, and the port of every store."""

@@ -1,21 +1,21 @@
-"""Many rows in one statement: arrays as parameters, `unnest` in the statement.
+"""Many rows in one statement, with arrays as parameters and `unnest`.
 
-A thousand rows cost the server a few milliseconds this way, and the statement's text is the same
-however many there are, so it is prepared once.
+A thousand rows take the server a few milliseconds. The statement's text does not depend on the
+number of rows, so it is prepared once.
 
-**A plan must hold for a thousand rows that was made for ten.** After a few executions Postgres
-plans a prepared statement once and for all, for ten rows in each array and for tables as they are
-at that moment. If a statement joins the rows to a table, that plan may run through the rows for
-each row of the table; it is then quadratic until the next ANALYZE (512 partitions took 300 ms
-instead of 6). So a statement leaves the planner no such choice:
+**A plan that was made for ten rows must work for a thousand.** After a few executions Postgres
+plans a prepared statement for good, assuming ten rows in each array and the tables of that moment.
+If a statement joins the rows to a table, that plan may scan all rows for each row of the table.
+Then it is quadratic until the next ANALYZE (512 partitions took 300 ms instead of 6). So a
+statement leaves the planner no such choice:
 
-- It finds a row of the table by its key, once for each row that is given (`looked_up`).
+- It finds a row of the table by its key, once for each given row (`looked_up`).
 - It writes through the unique index of the key (`written_over`), or by an array of keys
   (`any_of`).
-- The connection forbids to read whole tables (`connections`), which would be the cheapest way in
-  a table that is still small.
+- The connection forbids sequential scans (`connections`), which are cheapest in a table that is
+  still small.
 
-A test looks at the generic plans.
+A test checks the generic plans.
 """
 
 from __future__ import annotations
@@ -45,28 +45,28 @@ NOW: ColumnElement[float] = cast(extract("epoch", func.statement_timestamp()), D
 
 
 def any_of(column: ColumnElement[Any], parameter: str) -> ColumnElement[bool]:
-    """Whether the column is one of the array that is given as this parameter."""
+    """Whether the column is in the array of this parameter."""
     return column == func.any(bindparam(parameter, type_=ARRAY(column.type)))
 
 
 def listed(column: ColumnElement[Any], found: ColumnElement[Any]) -> ColumnElement[bool]:
-    """Whether the column is one of those that were found before, by an index on it."""
+    """Whether the column is among the `found` values; uses an index on the column."""
     return column == func.any(func.array(select(found).scalar_subquery()))
 
 
 def looked_up(query: Select[Any], name: str) -> LateralFromClause:
-    """The one row that `query` finds by its key, for each row that is given.
+    """The one row that `query` finds by its key, for each given row.
 
-    `query` names the columns of the rows that are given; these are joined to what is returned.
-    The limit keeps the planner from making an ordinary join of it.
+    `query` names the columns of the given rows; these are joined to its result. The limit keeps the
+    planner from turning it into an ordinary join.
     """
     return query.limit(literal_column("1")).lateral(name)
 
 
 def written_over(insert: Insert, columns: Iterable[str]) -> Insert:
-    """The rows of an insert, where there is one of the same primary key in its place.
+    """An insert that overwrites a row of the same primary key.
 
-    `columns` are those that change then.
+    `columns` are overwritten then.
     """
     return insert.on_conflict_do_update(
         index_elements=list(insert.table.primary_key),
@@ -75,7 +75,7 @@ def written_over(insert: Insert, columns: Iterable[str]) -> Insert:
 
 
 class Rows:
-    """Rows given as parameters, a table in a statement: `rows.c.x` is the column x of it.
+    """Rows in parameters, as a table in a statement: `rows.c.x` is its column x.
 
     Columns of JSON are given as encoded text.
     """
@@ -94,7 +94,7 @@ class Rows:
         self.c = self.table.c
 
     def value(self, key: str) -> ColumnElement[Any]:
-        """The column as it goes into a table."""
+        """The column in the type of the table."""
         type = self.types[key]
         return cast(self.c[key], type) if isinstance(type, JSONB) else self.c[key]
 

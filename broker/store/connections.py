@@ -1,8 +1,8 @@
-"""Connections to Postgres: how they are made, and when the database counts as unreachable.
+"""Connections to Postgres, and the errors that mean that the database is unreachable.
 
-Everything is bounded in time, on the server's side (a statement, a wait for a lock, an idle
-transaction) and on ours (a connection, an answer), so that a database that neither answers nor
-refuses holds nobody for ever.
+Everything has a time limit, on the server (statements, waits for locks, idle transactions) and in
+the service (connecting, answers). So a database that neither answers nor refuses blocks no caller
+for ever.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from broker.store.ports import StoreUnavailable
 
 T = TypeVar("T")
 
-# SQLSTATEs, or the first letters of them, that say nothing against the statement itself: connection
-# lost, refused credentials, no such database, resources exhausted, operator intervention (shutdown,
+# SQLSTATEs, or their first letters, that do not blame the statement itself: connection lost,
+# refused credentials, no such database, resources exhausted, operator intervention (shutdown,
 # statement timeout), system error, lock not available, deadlock or serialization failure, idle in
-# transaction, a standby, tables that are not there (yet).
+# transaction, a standby, tables that do not exist (yet).
 UNAVAILABLE = (
     "08",
     "28",
@@ -42,24 +42,24 @@ UNAVAILABLE = (
     "25006",
     "42P01",
 )
-# A constraint refused what the service tried: a defect.
+# A constraint refused a statement of the service: a defect.
 CONSTRAINT_VIOLATION = "23"
-# A replica that freezes within a transaction holds what it has locked for no longer than this.
-# Between two statements there is nothing to wait for, but a loop that has much else to do may be
-# late: then the transaction is made again.
+# A replica that freezes within a transaction holds its locks no longer than this. Between two
+# statements a transaction waits for nothing, but a busy event loop may be late: then the
+# transaction is repeated.
 IDLE_SECONDS = 2.0
 
 
 class TransactionLost(StoreUnavailable):
-    """The connection ended before the transaction was to be committed, so nothing was written."""
+    """The connection ended before the commit, so nothing was written."""
 
 
 class Connections:
     """A pool of connections.
 
     `transaction_pooling`: the database is reached through pgbouncer or the like in transaction
-    mode, which knows neither prepared statements of a session nor settings given at its start; the
-    limits on the server's side must then be set for the role.
+    mode. Such a pooler supports neither prepared statements of a session nor settings at its start;
+    the limits on the server's side must then be set for the role.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class Connections:
         connect_seconds: float = 5.0,
         answer_seconds: float = 30.0,
     ) -> None:
-        """`database_url` as libpq takes it, a driver in its scheme is ignored."""
+        """`database_url` as libpq takes it; a driver in its scheme is ignored."""
         self._dsn = re.sub(r"^postgres(ql)?(\+\w+)?://", "postgresql://", database_url)
         self._pooled = transaction_pooling
         self._connect_seconds = connect_seconds
@@ -118,7 +118,7 @@ class Connections:
                     yield connection
 
     async def carry_out(self, work: Callable[[AsyncConnection], Awaitable[T]]) -> T:
-        """Does `work` in a transaction, and once more if that was lost before its end.
+        """Runs `work` in a transaction, and once more if the transaction was lost before its end.
 
         Raises StoreUnavailable.
         """
@@ -149,7 +149,7 @@ class Connections:
                 server_settings={} if self._pooled else self._server_settings(),
             )
         except asyncpg.PostgresError as error:
-            # Whatever its SQLSTATE: a database that takes no connections cannot be reached.
+            # Whatever the SQLSTATE is: a database that accepts no connections is unreachable.
             raise ConnectionRefusedError(str(error)) from error
 
     def _server_settings(self) -> Mapping[str, str]:
@@ -157,11 +157,11 @@ class Connections:
         return {
             "application_name": "counterpoise",
             "default_transaction_isolation": "read committed",
-            # Compiling takes longer than any of our statements.
+            # Compiling takes longer than any statement of the service.
             "jit": "off",
-            # What is planned while a table is small must hold when it is large (`bulk`).
+            # A plan made while a table is small must work when it is large (`bulk`).
             "enable_seqscan": "off",
-            # The server gives up first, so that we hear of it.
+            # The server gives up first, so that the service gets its error.
             "statement_timeout": str(milliseconds * 9 // 10),
             "lock_timeout": str(milliseconds // 3),
             "idle_in_transaction_session_timeout": str(int(IDLE_SECONDS * 1000)),
@@ -172,7 +172,7 @@ class Connections:
 
 
 def _refuse_closed(_: Any, record: Any, __: Any) -> None:
-    """A connection that the server has closed is replaced without anybody noticing."""
+    """A connection that the server has closed is replaced silently."""
     if record.driver_connection.is_closed():
         raise DisconnectionError
 
@@ -190,7 +190,7 @@ def _lost() -> Iterator[None]:
 
 @contextmanager
 def _unavailable() -> Iterator[None]:
-    """Turns what means that the database cannot be reached into StoreUnavailable."""
+    """Turns errors that mean that the database is unreachable into StoreUnavailable."""
     try:
         yield
     except StoreUnavailable:
@@ -207,13 +207,13 @@ def _unavailable() -> Iterator[None]:
 
 
 def sqlstate(error: DBAPIError) -> str | None:
-    """The SQLSTATE of an error of the server's."""
+    """The SQLSTATE of a server's error."""
     state: str | None = getattr(error.orig, "sqlstate", None)
     return state
 
 
 def _reason(error: Exception) -> str | None:
-    """In one line why the database cannot be reached; None if the error says something else."""
+    """One line that says why the database is unreachable; None: the error means something else."""
     state: str | None
     if isinstance(error, DBAPIError):
         state, lost = sqlstate(error), error.connection_invalidated

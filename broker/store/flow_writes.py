@@ -1,4 +1,6 @@
-"""The flows' rows of a commit: who is bound, who left, whose lease begins anew."""
+"""Writes the flows' rows of a commit: flows that are bound, that left, and that renewed their
+leases.
+"""
 
 from __future__ import annotations
 
@@ -68,7 +70,7 @@ INSERT_FLOWS = insert(flows).from_select(
 
 
 async def update_flows(connection: AsyncConnection, commit: Commit) -> None:
-    """Updates flows that were bound before, those that left included. Raises LeaseRenewed."""
+    """Updates flows that were bound before, also those that left. Raises LeaseRenewed."""
     changed = {flow.id: flow for flow in commit.flows if flow.id not in commit.token_hashes}
     ids = sorted(
         (changed.keys() | commit.left.keys() | commit.renewed) - commit.token_hashes.keys()

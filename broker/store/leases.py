@@ -1,25 +1,26 @@
-"""Leases and the pulse: when nobody served, when the clock jumped, whose lease is over.
+"""Leases and the pulse: outages, jumps of the clock, and expired leases.
 
-Leases run only while somebody serves (the contract, *Flow*): every replica stamps one row every
-second, and a lease is over only while that stamp is fresh. Whoever finds it old begins the leases
-anew that were alive then, under the row's lock, so that it happens once.
+Leases run only while replicas serve (the contract, *Flow*). Every replica stamps one row every
+second, and a lease is over only while that stamp is fresh. The first replica that finds the stamp
+old starts all leases anew that were alive at the stamp. It does so under the row's lock, so it
+happens once.
 
-**All times here are the database's**, and its clock may be set. The stamp is the latest time that
-was seen, so it shows that too, as far as it matters:
+**All times here are the database's**, and its clock may be set. The stamp is the latest time seen,
+so it also shows steps of the clock that matter:
 
-- *Forward*, by more than the gap: that looks like an outage and is taken for one. Leases begin
-  anew and deadlines of handoffs move by the gap, so nobody loses time.
-- *Back*, by more than the gap: the stamp lies in the future. Left alone, everything that is to end
-  would end too late by as much: the lease of a dead consumer, a holddown, a handoff. So this is
-  recorded like an outage, of negative length. All leases begin anew (one that was renewed after the
-  step cannot be told from one that ended before it), and every deadline moves back with the clock:
-  each queue's when its next turn finds an outage that it has not seen. Until then the queue is due,
-  whatever its deadline says, so that somebody takes that turn although all who had it in memory are
-  dead.
-- By *less* than the gap: what is running is longer or shorter by as much, once.
+- *Forward*, by more than the gap: this looks like an outage and is treated as one. Leases start
+  anew and deadlines of handoffs move by the gap, so no flow loses time.
+- *Back*, by more than the gap: the stamp lies in the future. Without a correction everything would
+  end too late by the step: the lease of a dead consumer, a holddown, a handoff. So the step is
+  recorded like an outage of negative length. All leases start anew (a lease renewed after the step
+  looks like one that ended before it). Every deadline moves back with the clock: each queue's at
+  its next turn, which finds an outage that the queue has not seen. Until then the queue is due,
+  whatever its deadline is. So a replica takes that turn even if all replicas that had the queue in
+  memory are dead.
+- By *less* than the gap: running times are longer or shorter by the step, once.
 
-What a replica decided by a time from before the step, and committed after it, is among what moves:
-a queue that has moved is decided on only by who knows the new time (`broker.mailbox.clock`).
+A decision that used a time from before the step and is committed after it moves too: only a replica
+that knows the new time decides on a queue that has moved (`broker.mailbox.clock`).
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ from broker.store.bulk import NOW, any_of, listed
 from broker.store.ports import Outage, Pulse
 from broker.store.tables import bound, flows, outages, queues, service
 
-# Whether somebody served all the while, so that leases have run.
+# Whether replicas served all the while, so that leases have run.
 SERVED = (
     select(service.c.stamped_at + service.c.gap_seconds >= NOW).where(service.c.id == 1)
 ).scalar_subquery()
@@ -59,8 +60,8 @@ def lease_over(row: FromClause) -> ColumnElement[bool]:
 
 LEASE_OVER = lease_over(flows)
 
-# The pulse. The usual one is one statement; if it stamps nothing, nobody served for a while, or the
-# clock was set.
+# The pulse. Usually it is one statement. If it stamps nothing, no replica served for a while, or
+# the clock was set.
 
 _LATEST_OUTAGE = select(outages).order_by(outages.c.id.desc()).limit(1)
 _stamped = (
@@ -77,8 +78,8 @@ _outage = _LATEST_OUTAGE.subquery("outage")
 STAMP = select(_stamped.c.stamped_at, _outage).select_from(
     _stamped.outerjoin(_outage, literal(True))
 )
-# Two statements: the time is asked for when the lock is held. That of a statement which had to wait
-# for it is before the stamp of who held it.
+# Two statements: the time is read while the lock is held. The time of a statement that waited for
+# the lock would be earlier than the stamp of the lock's last holder.
 LOCK_STAMP = select(service.c.id).where(service.c.id == 1).with_for_update()
 LAST_STAMP = select(service.c.stamped_at, NOW.label("now")).where(service.c.id == 1)
 _alive = (
@@ -94,8 +95,8 @@ RENEW_ALIVE = (
     .values(lease_expires_at=NOW + flows.c.lease_seconds)
 )
 
-# Leases. A renewal waits for nobody: rows of many queues go out together, and who holds one may be
-# frozen. What it leaves out for that is asked for again.
+# Leases. A renewal never waits for a lock: it covers rows of many queues, and a replica that holds
+# a lock may be frozen. Locked rows are left out, and the caller asks for them again.
 
 _leased = (
     select(flows.c.id)
@@ -140,8 +141,8 @@ DUE = (
 
 
 async def pulse_after_gap(connection: AsyncConnection, gap_seconds: float) -> Pulse:
-    """The pulse that `STAMP` was not: nobody served for a while, or never yet, or the clock went
-    back.
+    """The pulse when `STAMP` stamped nothing: no replica served for a while, or ever, or the clock
+    went back.
     """
     await connection.execute(LOCK_STAMP)
     began, now = (await connection.execute(LAST_STAMP)).one()
@@ -156,5 +157,5 @@ async def pulse_after_gap(connection: AsyncConnection, gap_seconds: float) -> Pu
 
 
 def outage_of(values: Sequence[Any] | None) -> Outage | None:
-    """The outage in these columns, if there is one."""
+    """The outage in these columns, if any."""
     return Outage(*values) if values and values[0] is not None else None

@@ -1,8 +1,9 @@
-"""Wake-ups between replicas: NOTIFY after a commit, LISTEN on a connection of its own.
+"""Wake-ups between replicas: NOTIFY after a commit, LISTEN on a separate connection.
 
-A pooled connection would lose its LISTEN, and one that nobody uses does not notice that its peer is
-gone; hence the connection of its own, the heartbeat, and a None (look at everything) after every
-connect, for what was missed in between. Payloads name queues only; all else is read from tables.
+A pooled connection would lose its LISTEN, and an unused connection does not notice that its peer is
+gone. Hence the separate connection and the heartbeat. After every connect there is a None (check
+all queues), for notifications that were missed in between. Payloads only name queues; all else is
+read from tables.
 """
 
 from __future__ import annotations
@@ -18,13 +19,13 @@ from broker.store.ports import StoreUnavailable
 from counterpoise.backoff import Backoff, Pauses
 
 CHANNEL = "counterpoise"
-# Postgres refuses payloads of 8,000 bytes.
+# Postgres refuses payloads of 8,000 bytes or more.
 MOST_BYTES = 7900
 CONNECT_AGAIN = Backoff(first_seconds=0.1, longest_seconds=5.0)
 
 
 class Notifications:
-    """What one replica says and hears; it does not hear itself."""
+    """The notifications that one replica sends and receives; it does not receive its own."""
 
     channel = CHANNEL
 
@@ -60,7 +61,7 @@ class Notifications:
         self._stopped.set()
 
     async def listen(self) -> AsyncIterator[Sequence[str] | None]:
-        """See `ports.Store.listen`. Connects again whenever the connection is gone."""
+        """See `ports.Store.listen`. Connects again whenever the connection is lost."""
         pauses = Pauses(CONNECT_AGAIN)
         while not self._stopped.is_set():
             try:
@@ -85,7 +86,7 @@ class Notifications:
                 connection.terminate()
 
     async def _something(self, connection: asyncpg.Connection, hearing: _Hearing) -> bool:
-        """Waits for a notification; False when the connection is gone or `close` was called."""
+        """Waits for a notification; False when the connection is lost or `close` was called."""
         stopped = asyncio.ensure_future(self._stopped.wait())
         try:
             while True:
@@ -113,7 +114,7 @@ class Notifications:
 
 
 class _Hearing:
-    """What was heard on one connection and not told yet."""
+    """The notifications of one connection that were not taken yet."""
 
     def __init__(self, replica_id: str) -> None:
         self.event = asyncio.Event()
@@ -139,7 +140,7 @@ class _Hearing:
 
 
 def _parsed(payload: str) -> list[str]:
-    """The replica that spoke and the queues it named; one empty string if it was no replica."""
+    """The id of the sending replica and its queues; one empty string if no replica sent it."""
     try:
         names = orjson.loads(payload)
     except ValueError:

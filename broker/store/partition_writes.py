@@ -1,4 +1,4 @@
-"""The partitions' rows of a commit, and the positions that go with releases or are set."""
+"""Writes the partitions' rows of a commit, with the positions of releases and of administrators."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ INSERT_PARTITIONS = insert(partitions).from_select(
         case((_ROWS.c["set"], _ROWS.c.set_position), else_=_ROWS.c.first_position),
     ),
 )
-# Partitions that nobody has had yet differ in their numbers only.
+# Partitions without any owner so far differ only in their numbers.
 FRESH = partition_values(Queue("", "", Settings(partition_count=1), 0.0), Partition(0))
 _number = func.unnest(bindparam("numbers", type_=ARRAY(Integer))).column_valued("number")
 INSERT_FRESH_PARTITIONS = insert(partitions).from_select(
@@ -131,7 +131,7 @@ async def insert_partitions(connection: AsyncConnection, commit: Commit) -> None
 
 
 def _partition_rows(commit: Commit) -> dict[int, tuple[Any, ...]]:
-    """The rows by number, each with the write and the positions that go with it."""
+    """The rows by number, each with its position write and its set positions."""
     queue, writes = commit.queue, first_writes(commit.writes)
     numbers = {partition.number for partition in commit.partitions}
     numbers |= writes.keys() | commit.positions.keys() | commit.first_positions.keys()

@@ -1,23 +1,23 @@
-"""What the broker asks of a store. One contract suite (`tests/broker/store`) holds every
-implementation to this page.
+"""The port of a store. One contract suite (`tests/broker/store`) tests every implementation against
+this page.
 
-The rule of it all: **a replica commits what it decided only if nobody else committed first**, and
-what changes often is fenced where it is written.
+The main rule: **a replica commits its decision only if no other replica committed first.** Frequent
+changes are fenced where they are written.
 
-- A queue's changes are committed under its revision: `commit` succeeds only if the stored revision
-  is the one that the replica had seen (`Conflict` otherwise, and nothing is written). The records
-  of the change and the rows that they touched are written together, so a queue can be caught up
-  with by records or loaded from rows, with equal results.
-- Positions and leases are in rows alone. `commit_positions` and `renew` touch no revision; they
-  name the epoch and the flow they act for in their WHERE clause. A change that relies on them (a
-  release with its position, the expiry of a lease) is fenced the same way inside `commit`, which
-  then says so (`LeaseRenewed`, `PositionBehind`) and writes nothing, so that the replica can decide
+- A queue's changes are committed under its revision. `commit` succeeds only if the stored revision
+  is the one that the replica had seen; otherwise it raises `Conflict` and writes nothing. The
+  records of the change and the changed rows are written together. So a queue can be updated from
+  records or loaded from rows, with equal results.
+- Positions and leases are in rows alone. `commit_positions` and `renew` do not change the revision;
+  their WHERE clause names the epoch and the flow. A change that relies on them (a release with its
+  position, the expiry of a lease) is fenced the same way inside `commit`. If the fence holds,
+  `commit` raises (`LeaseRenewed`, `PositionBehind`) and writes nothing, and the replica can decide
   again.
 - All times are the store's own (`pulse` tells them), never a replica's. Times are Unix seconds as
   floats.
 
-Any method raises `StoreUnavailable` when the store cannot be reached; a `commit` that raises it may
-or may not have been carried out: `entries_after` tells by the `commit_id`.
+Any method raises `StoreUnavailable` when the store cannot be reached. A `commit` that raises it may
+or may not have been carried out: `entries_after` shows it by the `commit_id`.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from broker.core.state.records import Entry
 
 
 class StoreError(Exception):
-    """Base of what a store raises."""
+    """Base of all errors of a store."""
 
 
 class StoreUnavailable(StoreError):
@@ -57,7 +57,7 @@ class FlowsBound(StoreError):
 
 
 class LeaseRenewed(StoreError):
-    """Leases that were to expire were renewed meanwhile; nothing was committed."""
+    """Leases that should expire were renewed meanwhile; nothing was committed."""
 
     def __init__(self, flow_ids: frozenset[str]) -> None:
         super().__init__(f"{len(flow_ids)} leases were renewed")
@@ -75,16 +75,15 @@ class PositionBehind(StoreError):
 
 
 class Overdue(StoreError):
-    """The commit came when it was not `valid`; nothing was committed."""
+    """The commit came outside of its `valid` time; nothing was committed."""
 
 
 @dataclass(frozen=True, slots=True)
 class PositionWrite:
-    """A position that goes with a release: applied only while `flow_id` owns the partition in this
-    epoch.
+    """A position in a release: written only while `flow_id` owns the partition in this epoch.
 
-    `seq` None: applied as it comes; else only if it is higher than the last one in this epoch.
-    `position` None: the position stays as it is, only the fence holds.
+    `seq` None: written unconditionally; otherwise only if it is higher than the last one in this
+    epoch. `position` None: the position stays, and only the fence applies.
     """
 
     partition: int
@@ -96,26 +95,27 @@ class PositionWrite:
 
 @dataclass(slots=True)
 class Commit:
-    """One transaction on one queue. The queue is as it is to be; `partitions` and `flows` are those
-    that changed.
+    """One transaction on one queue. `queue` is its new state; `partitions` and `flows` are the
+    changed ones.
 
     - `seen`: the revision the decisions were made on; `entries` are `seen` + 1 and so on, in order.
-    - `partitions`: rows to write whole but for position and seq; an epoch that rises sets seq to
+    - `partitions`: rows to write completely, except position and seq; a higher epoch sets seq to
       null.
-    - `flows`: rows to insert or update; `token_hashes` holds those of the new ones, whose lease
-      begins. A flow that was bound and left within the commit is in `flows` and in `left`, so that
-      its client can be told what became of it.
-    - `left`: flows that are gone, with the reason; their rows stay for a while. `expired` are those
-      among them that may go only if their lease is over by the store's clock (see `expiries`).
-    - `renewed`: flows whose leases begin anew, as they called. (Expired ones that are still bound
-      come back by it.)
+    - `flows`: rows to insert or update; `token_hashes` has the hashes of new flows, whose leases
+      begin. A flow that was bound and left within the commit is in `flows` and in `left`, so that
+      its client can be told what happened.
+    - `left`: flows that are gone, with the reason; their rows stay for a while. The commit requires
+      that the leases of `expired`, some of these flows, are over by the store's clock (see
+      `expiries`).
+    - `renewed`: flows whose leases begin anew because they called. (This includes expired flows
+      that are still bound.)
     - `writes`: positions that go with releases, fenced; they are applied before the partitions'
       rows change.
     - `positions`: positions set by an administrator, unfenced.
-    - `first_positions`: where partitions begin that have no position yet.
+    - `first_positions`: the first positions of partitions that have none yet.
     - `next_deadline`: when the queue must be advanced, for the sweep.
-    - `valid`: the commit holds only if the store carries it out between these times (by its clock,
-      waits for locks counted), for deadlines in it run from when it was decided.
+    - `valid`: the commit takes effect only if the store carries it out between these times (by its
+      clock, waits for locks included), because its deadlines run from the time of the decision.
     """
 
     queue: Queue
@@ -137,8 +137,8 @@ class Commit:
 
 @dataclass(frozen=True, slots=True)
 class Outage:
-    """A time in which no replica served, or in which the store's clock was set, noticed by whoever
-    came first. Negative `seconds`: the clock went back.
+    """A time in which no replica served, or a step of the store's clock; recorded once, by the
+    first replica that noticed. Negative `seconds`: the clock went back.
     """
 
     id: int
@@ -148,7 +148,7 @@ class Outage:
 
 @dataclass(frozen=True, slots=True)
 class Pulse:
-    """The store's time, and the latest outage there was."""
+    """The store's time, and the latest outage, if any."""
 
     now: float
     outage: Outage | None
@@ -164,7 +164,7 @@ class Lease:
 
 @dataclass(frozen=True, slots=True)
 class FlowRow:
-    """What is known of a flow whether it is bound or not; `reason` is None while it is bound."""
+    """The row of a flow, bound or not; `reason` is None while it is bound."""
 
     flow_id: str
     queue_id: str
@@ -197,8 +197,8 @@ class PositionCommit:
 
 @dataclass(frozen=True, slots=True)
 class Expiry:
-    """The flows of a queue whose leases are over, and when the next lease ends (None: no other
-    flow).
+    """The flows of a queue whose leases are over, and when the next lease ends (None: there is no
+    other flow).
     """
 
     expired: tuple[str, ...]
@@ -215,19 +215,19 @@ class Store(Protocol):
         """Closes them."""
 
     async def pulse(self, gap_seconds: float = 3.0) -> Pulse:
-        """Stamps that a replica serves, and tells the time.
+        """Stamps that a replica serves, and returns the time.
 
-        If the last stamp is older than `gap_seconds`, nobody served since: the leases that were
+        If the last stamp is older than `gap_seconds`, no replica served since: the leases that were
         alive then begin anew and the outage is recorded, in one transaction, by exactly one
-        replica. So it is if the last stamp lies in the future by more than that: the clock went
-        back, and all leases begin anew.
+        replica. The same happens if the last stamp lies in the future by more than that: the clock
+        went back, and all leases begin anew.
         """
 
     async def create(self, commit: Commit) -> None:
         """Inserts a new queue with its partitions and first records. Raises NameTaken."""
 
     async def delete(self, queue_id: str, *, force: bool) -> None:
-        """Deletes a queue and all of it. Raises FlowsBound unless `force`, QueueGone."""
+        """Deletes a queue with everything in it. Raises FlowsBound unless `force`, QueueGone."""
 
     async def find(self, name: str) -> str | None:
         """The id of the queue of this name."""
@@ -239,14 +239,14 @@ class Store(Protocol):
         """The whole queue from its rows, journal empty. Raises QueueGone."""
 
     async def revisions(self, queue_ids: Sequence[str]) -> Mapping[str, int]:
-        """The committed revisions of those of these queues that exist."""
+        """The committed revisions of these queues; deleted queues are left out."""
 
     async def entries_after(
         self, queue_id: str, revision: int, limit: int | None = None
     ) -> Sequence[Entry]:
-        """What was committed after `revision`, in order, of that the first `limit` entries.
+        """The first `limit` entries that were committed after `revision`, in order.
 
-        Raises QueueGone; KeyError if it is not kept any more.
+        Raises QueueGone; KeyError if an entry is not stored any more.
         """
 
     async def history(self, queue_id: str, limit: int, before: int | None) -> Sequence[Entry]:
@@ -255,63 +255,65 @@ class Store(Protocol):
         """
 
     async def commit(self, commit: Commit) -> None:
-        """Commits. Raises Conflict, QueueGone, LeaseRenewed, PositionBehind or Overdue, and then
+        """Commits. If it raises Conflict, QueueGone, LeaseRenewed, PositionBehind or Overdue,
         nothing is written.
         """
 
     async def expiries(self, queue_id: str) -> Expiry:
-        """Whose leases are over.
+        """The flows whose leases are over.
 
-        No lease is over while nobody serves: not before the first `pulse`, nor while the last one
-        is older than its `gap_seconds`. So who wakes up after an outage cannot expire a flow before
-        `pulse` has noticed it.
+        No lease is over while no replica serves: not before the first `pulse`, and not while the
+        last one is older than its `gap_seconds`. So a replica that wakes up after an outage cannot
+        expire a flow before `pulse` has noticed the outage.
         """
 
     async def renew(self, flow_ids: Sequence[str]) -> Mapping[str, Lease | None]:
         """Begins the leases of these flows anew; flows that are not bound are missing from the
         answer.
 
-        Waits for nobody: None means that another transaction holds the flow (it may be that of a
-        frozen replica); ask again.
+        Never waits for a lock. None: another transaction holds the flow (perhaps a frozen
+        replica's); ask again.
         """
 
     async def commit_positions(self, items: Sequence[PositionCommit]) -> Sequence[Result | None]:
-        """Commits positions and renews the leases of the flows named, in one transaction; one
-        result per item.
+        """Commits positions and renews the leases of their flows, in one transaction; one result
+        per item.
 
         Items are fenced by flow and epoch in the statement itself; results as in the contract,
-        *HTTP*. Waits for nobody: None means that nothing was done for this item, because another
-        transaction holds its partition or its flow; ask again.
+        *HTTP*. Never waits for a lock. None: this item was skipped, because another transaction
+        holds its partition or its flow; ask again.
         """
 
     async def positions(
         self, queue_id: str, partitions: Sequence[int] | None = None
     ) -> Mapping[int, tuple[int, str | None]]:
-        """The epoch and the last committed position of each; None: of all there ever were."""
+        """The epoch and the last committed position of each partition; None: of all, removed ones
+        too.
+        """
 
     async def leases(self, flow_ids: Sequence[str]) -> Mapping[str, float]:
         """When leases of bound flows end."""
 
     async def flow(self, flow_id: str) -> FlowRow | None:
-        """What is known of a flow, also for 24 hours after it left."""
+        """The row of a flow; it remains for 24 hours after the flow left."""
 
     async def outages(self, after: int) -> Sequence[Outage]:
         """The outages with an id above `after`, in order."""
 
     async def due(self, limit: int) -> Sequence[str]:
-        """Queues with something to do: their next deadline has come or was set by a clock that went
-        back since, or a lease is over.
+        """Queues that need a turn: their deadline has come, or was set before the clock went back,
+        or a lease is over.
         """
 
     async def purge(self, flows_before: float, records_before: float) -> None:
-        """Forgets flows that left and records committed before these times (the newest record of a
-        queue stays).
+        """Deletes flows that left and records committed before these times; the newest record of a
+        queue stays.
         """
 
     async def notify(self, queue_ids: Sequence[str]) -> None:
-        """Tells the other replicas that these queues changed; best effort."""
+        """Notifies the other replicas that these queues changed; best effort."""
 
     def listen(self) -> AsyncIterator[Sequence[str] | None]:
-        """Queues changed by other replicas; None: something may have been missed, look at
-        everything.
+        """Queues that other replicas changed; None: notifications may have been missed, check all
+        queues.
         """

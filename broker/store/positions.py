@@ -1,8 +1,8 @@
-"""Commits of positions: many partitions of many flows in one statement, each fenced by itself.
+"""Commits of positions: many partitions of many flows in one statement, each fenced separately.
 
-The statement renews the leases of the flows, locks the partitions in order and writes where flow,
-epoch and seq let it; the outcomes are read from the rows as they were locked. It waits for no lock
-(see `broker.store.leases`): what another transaction holds is left out, and asked for again.
+The statement renews the leases of the flows, locks the partitions in order, and writes if flow,
+epoch and seq allow it. The outcomes are read from the locked rows. It waits for no lock (see
+`broker.store.leases`): rows that another transaction holds are left out, and the caller asks again.
 """
 
 from __future__ import annotations
@@ -86,9 +86,10 @@ POSITIONS = ALL_POSITIONS.where(any_of(partitions.c.number, "numbers"))
 
 
 def rounds(items: Sequence[PositionCommit]) -> list[list[int]]:
-    """Places of the items: no partition twice in a round, its items in order from round to round.
+    """The indices of the items in rounds: a partition occurs once in a round, and its items keep
+    their order from round to round.
 
-    A statement can write a row once.
+    A statement can write a row only once.
     """
     found: list[list[int]] = []
     times: dict[tuple[str, int], int] = {}
@@ -104,7 +105,7 @@ def rounds(items: Sequence[PositionCommit]) -> list[list[int]]:
 async def commit_positions(
     connection: AsyncConnection, items: Sequence[PositionCommit], places: Sequence[int]
 ) -> dict[int, Result | None]:
-    """Commits the items at these places, one round; None: somebody else holds the row."""
+    """Commits the items at these indices, one round; None: another transaction holds the row."""
     rows = [
         (nth, item.queue_id, item.flow_id, item.seq, item.partition, item.epoch, item.position)
         for nth, item in ((place, items[place]) for place in places)

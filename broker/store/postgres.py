@@ -1,8 +1,8 @@
 """The store in Postgres: the tables of `migrations/control` through SQLAlchemy Core and asyncpg.
 
-What happens often is one statement and thus one round trip: renewals, commits of positions, the
-pulse. A commit of decisions is a transaction of a handful of statements (`broker.store.writing`).
-Bulk goes through arrays (`broker.store.bulk`). Locks are taken in one order, see `writing`.
+Frequent operations are one statement and thus one round trip: renewals, commits of positions, the
+pulse. A commit of decisions is a transaction of a few statements (`broker.store.writing`). Bulk
+goes through arrays (`broker.store.bulk`). Locks are taken in one order, see `writing`.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ ANALYZE_FROM = 10_000
 
 
 class PostgresStore:
-    """The store of one replica. `pool_size` connections at most, and one more for LISTEN."""
+    """The store of one replica: at most `pool_size` connections, and one more for LISTEN."""
 
     def __init__(
         self,
@@ -74,9 +74,9 @@ class PostgresStore:
     ) -> None:
         """`transaction_pooling`: `database_url` leads to pgbouncer or the like in transaction mode.
 
-        Through that nothing is heard of other replicas (the sweep still finds what they did), so
-        `listen_url` may name the database itself. `heartbeat_seconds`: how long it may be quiet
-        there before it is asked whether it is there at all.
+        Such a pooler does not pass notifications of other replicas (the sweep still finds their
+        changes), so `listen_url` may name the database itself. After `heartbeat_seconds` without a
+        notification, the connection is tested.
         """
         self._connections = Connections(
             database_url,
@@ -111,7 +111,7 @@ class PostgresStore:
     async def create(self, commit: Commit) -> None:
         await self._connections.carry_out(lambda one: writing.create(one, commit))
         if len(commit.partitions) >= ANALYZE_FROM:
-            # Plans made when the table was small would read all of it.
+            # Plans that were made while the table was small would read all of it.
             await self._run(text(f"ANALYZE {partitions.fullname}"))
 
     async def commit(self, commit: Commit) -> None:
@@ -215,7 +215,7 @@ class PostgresStore:
         missed_count = max(0, found[0].current - revision)
         if len(kept) != (missed_count if limit is None else min(limit, missed_count)):
             raise KeyError(revision)
-        # The oldest are forgotten first.
+        # The oldest entries are forgotten first.
         if kept and kept[0].revision != revision + 1:
             raise KeyError(revision)
         return [_entry(row) for row in kept]
@@ -251,7 +251,7 @@ class PostgresStore:
         )
 
     async def _purge(self, key: tuple[ColumnElement[Any], ...], old: ColumnElement[bool]) -> None:
-        """Bit by bit, so that no statement runs into its time limit."""
+        """In small steps, so that no statement reaches its time limit."""
         [table] = {column.table for column in key}
         some = select(*key).where(old).limit(PURGE_AT_ONCE)
         statement = delete(table).where(tuple_(*key).in_(some)).returning(literal(1))
@@ -326,7 +326,7 @@ class PostgresStore:
                 {"payloads": payloads},
             )
         except StoreUnavailable:
-            return  # Best effort: the others' sweep finds what changed.
+            return  # Best effort: the sweep of the other replicas finds the changes.
 
     def listen(self) -> AsyncIterator[Sequence[str] | None]:
         return self._notifications.listen()

@@ -1,8 +1,8 @@
-"""A queue as rows, and rows as a queue: what every store writes and what `load` gives back.
+"""A queue as rows and rows as a queue: what every store writes, and what `load` returns.
 
-The two directions stand side by side so that neither forgets a field of the other; the contract
-suite compares a loaded queue with the replayed one. Positions, leases and token hashes are not
-here: the model does not know them.
+The two directions are next to each other, so that both cover every field; the contract suite
+compares a loaded queue with the replayed one. Positions, leases and token hashes are not here,
+because the model does not have them.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ PLAIN = (
 SETTINGS = tuple(field.name for field in fields(Settings))
 _STATES = {state.value: state for state in State}
 _HANDED_OVER: dict[str | None, HandedOver] = {how.value: how for how in HandedOver}
-# So many partitions are restored before what the journal has remembered of it is forgotten.
+# After this many restored partitions the journal forgets them.
 _CHUNK = 1000
 
 
@@ -65,8 +65,8 @@ class FlowValues(NamedTuple):
 class PartitionValues(NamedTuple):
     """The row of a partition.
 
-    `unowned_since` is null also when it never had an owner; `successor` to `warm` are those of its
-    handoff; `warmed_by` said ready in the latest one, for `warmed_epoch`.
+    `unowned_since` is null also when the partition never had an owner. `successor` and `warm`
+    belong to its handoff. `warmed_by` said ready in the latest handoff, for `warmed_epoch`.
     """
 
     number: int
@@ -87,7 +87,7 @@ class PartitionValues(NamedTuple):
 
 
 def queue_values(queue: Queue, next_deadline: float | None) -> dict[str, Any]:
-    """The row of a queue but for its id; JSON columns are JSON values."""
+    """The row of a queue without its id; JSON columns are JSON values."""
     return {
         "name": queue.name,
         "created_at": queue.created_at,
@@ -184,7 +184,7 @@ def _array(value: object) -> list[Any]:
 
 
 def first_writes(writes: Iterable[PositionWrite]) -> dict[int, PositionWrite]:
-    """By partition; the first write of each counts, because the release with it ends the epoch."""
+    """By partition. The first write counts, because the release with it ends the epoch."""
     first: dict[int, PositionWrite] = {}
     for write in writes:
         first.setdefault(write.partition, write)
@@ -210,8 +210,8 @@ def restore(
 ) -> Queue:
     """The queue from its rows: flows by seat, partitions by number; its journal is empty.
 
-    Flows and partitions enter by the same doors as in `replay`, so that all counts and rankings
-    are right.
+    Flows and partitions enter through the same methods as in `replay`, so that all counts and
+    rankings are right.
     """
     queue = restore_head(queue_id, row)
     for values in flows:
@@ -221,6 +221,10 @@ def restore(
         if place % _CHUNK == 0:
             queue.journal.forget()
     queue.next_seat = row["next_seat"]
+    due, known = row["next_deadline"], queue.next_deadline()
+    if due is not None and (known is None or due < known):
+        # Nothing else in it is due by then, so it is the rest of a decision that was cut off.
+        queue.unfinished_at = due
     queue.touched = set()
     queue.journal.forget()
     return queue
@@ -256,7 +260,7 @@ def _restore_partition(queue: Queue, values: PartitionValues) -> None:
     if values.warmed_by is not None and values.warmed_epoch is not None:
         queue.warmed[number] = (values.warmed_by, values.warmed_epoch)
     if state is State.UNASSIGNED:
-        queue.unassigned[number] = values.unowned_since
+        queue.restore_unassigned(number, values.unowned_since)
     elif state is State.REMOVED:
         queue.place(partition, PartitionEvent.REMOVED)
     else:
@@ -280,6 +284,6 @@ def _handoff(queue: Queue, values: PartitionValues) -> Handoff:
 
 
 def _known(queue: Queue, flow_id: str | None) -> str | None:
-    """The same id, as the object that a bound flow has: partitions need not hold a copy each."""
+    """The same id, as the object of the bound flow: so partitions do not each hold a copy."""
     flow = queue.flows.get(flow_id) if flow_id is not None else None
     return flow_id if flow is None else flow.id

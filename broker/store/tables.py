@@ -1,7 +1,7 @@
-"""The control tables as SQLAlchemy Core sees them.
+"""The control tables in SQLAlchemy Core.
 
-`migrations/control` makes them, with the constraints and triggers that back the invariants; a test
-holds the two to each other. Column names are those of `broker.store.rows`.
+`migrations/control` creates them, with the constraints and triggers that back the invariants; a
+test compares the two. Column names are those of `broker.store.rows`.
 """
 
 from __future__ import annotations
@@ -159,7 +159,7 @@ service = Table(
     Column("id", SmallInteger, primary_key=True, autoincrement=False),
     Column("stamped_at", Double),
     Column("gap_seconds", Double, nullable=False),
-    # Where these tables are (`broker.postgres.restoring.moved`).
+    # The place of these tables, to detect a copy (`broker.postgres.restoring.moved`).
     Column("home", Text),
 )
 

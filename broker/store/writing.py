@@ -1,10 +1,10 @@
 """The transaction that commits what a replica decided on a queue.
 
-Every statement is fenced in its WHERE clause and says which rows it changed; a row that is missing
-tells which fence held. Whoever locks rows does it in one order, here and everywhere in this
-package, so that nobody deadlocks: the queue, then flows by id, then partitions by queue and number.
-Rows that are given as parameters are joined to the table once, where it is locked; so every plan
-looks rows up by their keys, however many there are.
+Every statement is fenced in its WHERE clause and returns the rows that it changed. A missing row
+shows which fence held. All locks in this package are taken in one order, so there are no deadlocks:
+the queue, then flows by id, then partitions by queue and number. Rows in parameters are joined to
+the table once, where it is locked. So every plan looks rows up by their keys, however many there
+are.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from broker.store.ports import Commit, Conflict, NameTaken, Overdue, QueueGone
 from broker.store.rows import encode, queue_values
 from broker.store.tables import queues, records
 
-# The queue's row under its revision, and the records if that was the one.
+# The queue's row, if it has the expected revision, and then the records.
 
 _ENTRIES = Rows(
     "entry", [(key, records.c[key].type) for key in ("revision", "at", "rebalance_id", "records")]
@@ -52,7 +52,8 @@ def _record_values(queue_id: Any, commit_id: Any) -> Any:
 
 
 _RECORD_COLUMNS = ["queue_id", "commit_id", *_ENTRIES.types]
-# Without what never changes: to set a column of a key would lock the row against foreign keys too.
+# Without the columns that never change: setting a key column would also conflict with the locks of
+# foreign keys.
 _QUEUE_COLUMNS = [
     column.name for column in queues.columns if column.name not in ("id", "name", "created_at")
 ]
@@ -96,7 +97,7 @@ OVERDUE = select(
         )
     )
 )
-# What is large takes time between its statements (`connections.IDLE_SECONDS`): to encode it.
+# Encoding a large commit takes time between statements (`connections.IDLE_SECONDS`).
 LARGE = 5000
 LARGE_ROWS_PER_SECOND = 10_000
 TAKE_TIME = select(
@@ -124,7 +125,7 @@ async def create(connection: AsyncConnection, commit: Commit) -> None:
 async def write(connection: AsyncConnection, commit: Commit) -> None:
     """Writes a commit. Raises Conflict, QueueGone, LeaseRenewed, PositionBehind or Overdue.
 
-    Where it raises, the transaction must be rolled back.
+    If it raises, the transaction must be rolled back.
     """
     if len(commit.partitions) >= LARGE:
         await connection.execute(TAKE_TIME, {"limit": _idle_limit(commit)})
@@ -133,7 +134,7 @@ async def write(connection: AsyncConnection, commit: Commit) -> None:
     await insert_flows(connection, commit)
     await write_partitions(connection, commit)
     if commit.valid is not None:
-        # Last, when everything that may have to wait has waited.
+        # At the end, after all waits for locks.
         first, last = commit.valid
         if (await connection.execute(OVERDUE, {"from": first, "until": last})).scalar_one():
             raise Overdue(commit.queue.id)

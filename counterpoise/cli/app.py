@@ -23,6 +23,7 @@ from counterpoise.errors import (
     QueueNotFound,
     Unreachable,
 )
+from counterpoise.plain import plain_line
 
 
 class Commands(TyperGroup):
@@ -84,7 +85,7 @@ def _ours(ctx: Any, error: Exception) -> bool:
 
 def fail(message: str) -> NoReturn:
     """Print one line on stderr and end with exit code 1."""
-    sys.stderr.write(f"counterpoise: {' '.join(message.split())}\n")
+    sys.stderr.write(f"counterpoise: {plain_line(' '.join(message.split()))}\n")
     raise SystemExit(1)
 
 

@@ -1,4 +1,8 @@
-"""Shared by the commands: options, output as JSON, formatting."""
+"""Shared by the commands: options, output as JSON, formatting.
+
+What comes from the service may come from strangers (names of clients and logs, messages of errors).
+So all output for people passes through here, and no control character of it reaches a terminal.
+"""
 
 from __future__ import annotations
 
@@ -9,8 +13,11 @@ from datetime import UTC, datetime
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
+from rich.console import Console, ConsoleOptions, RenderableType
+from rich.segment import Segment
 from rich.table import Table
+
+from counterpoise.plain import plain, plain_json
 
 QueueName = Annotated[
     str, typer.Argument(metavar="QUEUE", help="The queue's name.", show_default=False)
@@ -26,19 +33,37 @@ Url = Annotated[
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
 
+
+class PlainConsole(Console):
+    """A console that shows control characters of the text as escapes, and obeys no markup in it."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(highlight=False, markup=False, emoji=False, **settings)
+
+    def render(
+        self, renderable: RenderableType, options: ConsoleOptions | None = None
+    ) -> Iterable[Segment]:
+        """As rich's, which lets escape sequences within a text pass."""
+        for segment in super().render(renderable, options):
+            if segment.control:
+                yield segment
+            else:
+                yield segment._replace(text=plain(segment.text))
+
+
 # Lines are not folded in a pipe, because a program reads them.
-console = Console(highlight=False, width=None if sys.stdout.isatty() else 200)
+console = PlainConsole(width=None if sys.stdout.isatty() else 200)
 
 
 def say(message: str) -> None:
     """Print a message for people, on stderr."""
-    sys.stderr.write(message + "\n")
+    sys.stderr.write(plain(message) + "\n")
     sys.stderr.flush()
 
 
 def print_json(document: Any) -> None:
     """Print a JSON document for programs."""
-    typer.echo(json.dumps(document, indent=2, ensure_ascii=False))
+    typer.echo(plain_json(json.dumps(document, indent=2, ensure_ascii=False)))
 
 
 def table(*columns: str, right: Iterable[str] = ()) -> Table:

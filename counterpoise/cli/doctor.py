@@ -26,7 +26,7 @@ from rich.text import Text
 from counterpoise.cli.common import AsJson, Url, console, counted, print_json, table
 from counterpoise.cli.lag import lag_of
 from counterpoise.client import Client, package_version
-from counterpoise.errors import CounterpoiseError, Refused, Unreachable
+from counterpoise.errors import CounterpoiseError, Refused, ServiceUnavailable
 from counterpoise.logs import LogError
 from counterpoise.wire import Queue
 
@@ -127,7 +127,7 @@ def _service(client: Client) -> Iterator[Finding]:
         asked_at = time.time()
         ready = client.probe("/readyz")
         answered_at = time.time()
-    except Unreachable as error:
+    except ServiceUnavailable as error:
         yield Finding(
             "service",
             "wrong",
@@ -136,16 +136,16 @@ def _service(client: Client) -> Iterator[Finding]:
         )
         return
     body = _json_of(ready.text)
-    if ready.status_code not in (200, 503) or not ({"status", "code"} & body.keys()):
+    if ready.status not in (200, 503) or not ({"status", "code"} & body.keys()):
         yield Finding(
             "service",
             "wrong",
-            f"HTTP {ready.status_code} from {root}, and it does not look like Counterpoise",
+            f"HTTP {ready.status} from {root}, and it does not look like Counterpoise",
             "check the address, and whether a proxy in between passes /readyz and /v1 on",
         )
         return
     yield Finding("service", "fine", f"answers at {root} in {answered_at - asked_at:.2f} s")
-    if ready.status_code == 200:
+    if ready.status == 200:
         yield Finding("database", "fine", "reachable, and its tables are for this service")
     else:
         yield Finding(
@@ -154,7 +154,7 @@ def _service(client: Client) -> Iterator[Finding]:
             str(body.get("detail") or "the service is not ready"),
             "look at the log of the service; consumers keep working on their partitions meanwhile",
         )
-    yield _clocks(ready.headers.get("date"), asked_at, answered_at)
+    yield _clocks(ready.date, asked_at, answered_at)
     yield _versions(client)
 
 
@@ -192,7 +192,7 @@ def _versions(client: Client) -> Finding:
     ours = package_version()
     try:
         found = _VERSION.search(client.probe("/metrics").text)
-    except Unreachable as error:
+    except ServiceUnavailable as error:
         return Finding("versions", "skipped", str(error))
     if found is None:
         return Finding("versions", "skipped", "the service does not tell its version")

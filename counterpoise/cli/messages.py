@@ -18,6 +18,7 @@ from counterpoise.cli.common import AsJson, QueueName, Url, counted, print_json,
 from counterpoise.cli.progress import PublishProgress
 from counterpoise.client import Client
 from counterpoise.errors import CounterpoiseError, ServiceUnavailable
+from counterpoise.plain import plain, plain_json
 
 if TYPE_CHECKING:
     from counterpoise.consumer import Consumer
@@ -190,7 +191,7 @@ def consume(
         lease_seconds=lease,
         **({} if quiet else notices.callbacks()),
     )
-    logging.basicConfig(format="counterpoise: %(message)s", level=logging.WARNING)
+    _log_to_stderr()
     logging.getLogger("httpx").setLevel(logging.WARNING)
 
     _say_if_away(queue, url)
@@ -216,6 +217,19 @@ def _say_if_away(queue: str, url: str | None) -> None:
             client.rebalance_status(queue)
     except ServiceUnavailable as error:
         say(f"counterpoise: {error}; waiting for it")
+
+
+class _PlainFormatter(logging.Formatter):
+    """Messages of errors quote what the service and the log have said."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return plain(super().format(record))
+
+
+def _log_to_stderr() -> None:
+    handler = logging.StreamHandler()
+    handler.setFormatter(_PlainFormatter("counterpoise: %(message)s"))
+    logging.basicConfig(handlers=[handler], level=logging.WARNING)
 
 
 class _Notices:
@@ -278,13 +292,17 @@ class _Waiting:
 
 
 class _Output:
-    """Messages on standard output, flushed before they are committed."""
+    """Messages on standard output, flushed before they are committed.
+
+    A program gets their bytes; a terminal gets escapes for control characters in them.
+    """
 
     def __init__(self, as_json: bool, separator: bytes | None) -> None:
         self._as_json = as_json
         self._separator = separator
         self._wrote_at = time.monotonic()
         self._out = sys.stdout.buffer
+        self._for_people = sys.stdout.isatty()
 
     @property
     def idle_seconds(self) -> float:
@@ -298,10 +316,10 @@ class _Output:
         self._wrote_at = time.monotonic()
 
     def _plain(self, message: dict[str, Any]) -> bytes:
-        value: bytes = message["value"]
-        if self._separator is None:
-            return value
-        return (message["key"] or "").encode() + self._separator + value
+        line: bytes = message["value"]
+        if self._separator is not None:
+            line = (message["key"] or "").encode() + self._separator + line
+        return plain(line.decode(errors="replace")).encode() if self._for_people else line
 
     def _json(self, owned: Any, message: dict[str, Any]) -> bytes:
         document = {
@@ -313,4 +331,4 @@ class _Output:
             "headers": dict(message["headers"] or ()),
             "published_at": message["published_at"].isoformat(),
         }
-        return json.dumps(document, ensure_ascii=False).encode()
+        return plain_json(json.dumps(document, ensure_ascii=False)).encode()

@@ -11,11 +11,17 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Self
 
-from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    DownloadColumn,
+    Progress,
+    ProgressColumn,
+    TextColumn,
+    TimeRemainingColumn,
+)
 from rich.text import Text
 
-from counterpoise.cli.common import say
+from counterpoise.cli.common import PlainConsole, say
 
 REFRESH_SECONDS = 0.1
 
@@ -24,10 +30,10 @@ class PublishProgress:
     """How many messages are taken, and how fast; of a file also how much of it is left."""
 
     def __init__(self, queue: str, size_bytes: int | None, shown: bool = True) -> None:
-        console = Console(stderr=True)
-        columns = [TextColumn(f"{queue}: {{task.description}}")]
+        console = PlainConsole(stderr=True)
+        columns: list[ProgressColumn] = [TextColumn("{task.description}", markup=False)]
         if size_bytes:
-            columns = [*columns, BarColumn(), DownloadColumn(), TimeRemainingColumn()]
+            columns += [BarColumn(), DownloadColumn(), TimeRemainingColumn()]
         self._progress = Progress(
             *columns,
             console=console,
@@ -35,7 +41,8 @@ class PublishProgress:
             auto_refresh=False,
             disable=not (shown and console.is_terminal),
         )
-        self._task = self._progress.add_task("", total=size_bytes)
+        self._queue = queue
+        self._task = self._progress.add_task(queue, total=size_bytes)
         self._started = self._told = time.monotonic()
         self._messages = self._bytes = 0
 
@@ -60,7 +67,7 @@ class PublishProgress:
             return
         self._told = now
         rate = self._messages / (now - self._started)
-        said = f"{self._messages:,} messages, {rate:,.0f}/s"
+        said = f"{self._queue}: {self._messages:,} messages, {rate:,.0f}/s"
         self._progress.update(self._task, completed=self._bytes, description=said, refresh=True)
 
 
@@ -68,7 +75,7 @@ class Steps:
     """One line that says how far something is. `tell` may be called again and again."""
 
     def __init__(self, shown: bool = True) -> None:
-        self._console = Console(stderr=True)
+        self._console = PlainConsole(stderr=True)
         self._shown = shown
         self._status = self._console.status("") if shown and self._console.is_terminal else None
         self._told: str | None = None

@@ -108,7 +108,7 @@ class Consumer:
             self._lanes,
             self._watchdog,
             self._wake_settler,
-            client=lambda: Client(url, token=token),
+            client=self._client,
             commit_seconds=commit_seconds,
             drain_seconds=drain_seconds,
         )
@@ -145,6 +145,8 @@ class Consumer:
         """
         if self._handle is None and self._each is None:
             raise TypeError("give the consumer handle= or each=, or iterate over it")
+        if not self._prepared(until):
+            return
         with self._running() as settling:
             if self._workers > 1:
                 self._in_threads(settling, until)
@@ -169,6 +171,8 @@ class Consumer:
         return iteration
 
     def _iterate(self) -> Generator[Message, None, None]:
+        if not self._prepared():
+            return
         with self._running():
             worker = self._worker()
             while not self._lanes.closed:
@@ -199,11 +203,18 @@ class Consumer:
 
     # -------------------------------------------------------------- threads
 
+    def _prepared(self, until: Callable[[], bool] = lambda: False) -> bool:
+        """Reach all that is needed before anything is bound; False if stopped before."""
+        if isinstance(self._policy, DeadLetter):
+            self._policy.check(self.queue, self._url, self._token)
+        return self._reader.reach(self._client, lambda: self._settler.stopping or until())
+
+    def _client(self) -> Client:
+        return Client(self._url, token=self._token)
+
     @contextmanager
     def _running(self) -> Iterator[threading.Thread]:
         """Bound, with the threads at work; yields the settler's, which ends when all is told."""
-        if isinstance(self._policy, DeadLetter):
-            self._policy.check(self.queue, self._url, self._token)
         with self.flow:
             threads = [
                 self._thread("settler", self._settler.run),

@@ -1,6 +1,9 @@
 """The reader: a thread that fills the lanes from the log, and waits when the log is away.
 
 A turn asks the log once where the wanting lanes end, then reads into each what it has room for.
+Before the flow is bound, `reach` opens the log with credentials that the service gives without a
+flow: a consumer that cannot reach its log takes no partition from others.
+
 The log may have holes between positions, so where a stretch ends is known from what follows it:
 one message more than there is room for is read, and its position is the end of those before it.
 
@@ -14,10 +17,13 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Callable
+from contextlib import closing
 
 import pyarrow as pa
 
 from counterpoise.backoff import Backoff
+from counterpoise.client import Client
 from counterpoise.consumer.lane import Chunk, Lane
 from counterpoise.consumer.lanes import Lanes
 from counterpoise.consumer.waking import Waking
@@ -43,6 +49,11 @@ logger = logging.getLogger("counterpoise.consumer")
 AWAY = Backoff(0.2, 2.0)
 LOG_APPEARS_SECONDS = 75.0
 CONFIRM_SECONDS = 5.0
+# Before the bind a service that is away is waited for as by `Flow.open`. `stop` waits for a call on
+# the log, so such a call is short.
+BIND_SECONDS = 30.0
+REACH_SECONDS = 5.0
+LOOK_SECONDS = 0.1
 
 
 class Reader:
@@ -70,6 +81,36 @@ class Reader:
         self._missing_since: float | None = None
         self._failures = 0
         self.incarnation = ""
+
+    def reach(self, client: Callable[[], Client], over: Callable[[], bool]) -> bool:
+        """Wait until the log has answered once; False if it is `over` before.
+
+        The flow is not bound yet; `client` makes a client of the service. Raises ServiceUnavailable
+        when the service has not answered for as long as a bind would wait, and what no waiting
+        mends: QueueNotFound, LogNotFound after `log_appears_seconds`, LogError.
+        """
+        unheard_since = time.monotonic()
+        while True:
+            try:
+                with client() as service:
+                    view = service.log_access(self._flow.queue, "read")
+                unheard_since = time.monotonic()
+                access = self._log_url or environment_access(view.log) or view.access
+                with closing(open_log(view.log, access, timeout_seconds=REACH_SECONDS)) as log:
+                    log.bounds([])
+            except ServiceUnavailable:
+                if time.monotonic() - unheard_since > BIND_SECONDS:
+                    raise
+            except (LogUnavailable, LogNotFound) as error:
+                self._failed(error)
+            else:
+                self._failures, self._missing_since = 0, None
+                return True
+            until = time.monotonic() + AWAY.after(max(1, self._failures))
+            while (left := until - time.monotonic()) > 0:
+                if over():
+                    return False
+                self._waking.wait(min(left, LOOK_SECONDS))
 
     def run(self) -> None:
         """Raises what the log cannot be read for, unless it may pass."""
@@ -200,19 +241,23 @@ def read_range(
     Not much more than `max_bytes` of values, but at least one message if there is any.
     """
     batches: list[pa.RecordBatch] = []
+    memory_bytes = 0
     try:
         for batch in log.read(
             partition, start, end, max_messages=max_messages + 1, max_bytes=max_bytes
         ):
             batches.append(batch)
+            # Keys and headers take memory too, and may be larger than values.
+            memory_bytes += batch.nbytes
+            if memory_bytes >= max_bytes:
+                break
     except PositionTrimmed as gone:
         # What came before the gap is processed first; who reads on there is told again.
         if not batches:
             raise
         return _chunks(batches, gone.position), gone.position
     count = sum(batch.num_rows for batch in batches)
-    size = sum(_value_bytes(batch) for batch in batches)
-    if count <= max_messages and size < max_bytes:
+    if count <= max_messages and memory_bytes < max_bytes:
         return _chunks(batches, end), end
     if count == 1:  # one large message: what follows it?
         batches = list(log.read(partition, start, end, max_messages=2))
@@ -224,11 +269,6 @@ def read_range(
     if last.num_rows > 1:
         batches.append(last.slice(0, last.num_rows - 1))
     return _chunks(batches, following), following
-
-
-def _value_bytes(batch: pa.RecordBatch) -> int:
-    size: int = batch.column("value").nbytes
-    return size
 
 
 def _chunks(batches: list[pa.RecordBatch], end: str) -> list[Chunk]:

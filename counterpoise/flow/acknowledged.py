@@ -1,7 +1,7 @@
-"""Positions that the service has taken from a flow.
+"""Positions that the service has accepted from a flow.
 
-An update may have been made before a commit and delivered after it. So a view shows of each grant
-the position that was acknowledged last, by the order in which the commits were sent.
+An update may be made before a commit and delivered after it. So for each grant a view shows the
+position that was acknowledged last, in the order in which the commits were sent.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class Acknowledged:
     def take(
         self, partitions: Mapping[int, Owned], accepted: Sequence[CommitItem], seq: int
     ) -> Mapping[int, Owned]:
-        """The partitions after these items of call `seq` took effect; a later call wins."""
+        """The partitions after these items of call `seq` took effect; the later call wins."""
         changed = dict(partitions)
         for item in accepted:
             owned = changed.get(item.partition)
@@ -35,10 +35,10 @@ class Acknowledged:
         return MappingProxyType(changed)
 
     def positions(self) -> Mapping[Key, str]:
-        """What was acknowledged last."""
+        """The positions that were acknowledged last."""
         return {key: position for key, (_, position) in self._by_key.items()}
 
     def keep(self, held: Collection[Key]) -> None:
-        """Forget all grants but these."""
+        """Forget all grants except these."""
         for key in [key for key in self._by_key if key not in held]:
             del self._by_key[key]

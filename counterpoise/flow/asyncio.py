@@ -6,7 +6,7 @@
             await flow.commit([(partition, owned.epoch, position)])
             await flow.wait(0.1)
 
-Callbacks may be plain or async functions; they run one after another in a task of the flow's own.
+Callbacks may be plain or async functions. They run one after another in a background task.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _JOIN_SECONDS = 2.0
 
 
 class AsyncFlow(BaseFlow):
-    """A flow with asyncio; arguments, methods and errors are those of `Flow`."""
+    """A flow for asyncio; arguments, methods and errors are those of `Flow`."""
 
     def _set_up(self) -> None:
         self._client: AsyncClient | None = None
@@ -44,7 +44,7 @@ class AsyncFlow(BaseFlow):
         self._teller: asyncio.Task[None] | None = None
         self._to_tell: asyncio.Queue[Notice | None] = asyncio.Queue()
         self._closed = asyncio.Event()
-        # Replaced at every change: whoever waits holds the one of before.
+        # Replaced at every change; waiting callers hold the previous one.
         self._change = asyncio.Event()
 
     # -------------------------------------------------------------- opening and closing
@@ -83,7 +83,7 @@ class AsyncFlow(BaseFlow):
         self._core.check()
 
     async def unbind(self) -> None:
-        """Give up all the flow owns, at once; see `Flow.unbind`."""
+        """Give up all partitions at once; see `Flow.unbind`."""
         self._check_process()
         if not await self._run(programs.leave(self._core, self._timeout_seconds)):
             raise self._core.last_error or ServiceUnavailable("the service did not answer")
@@ -115,7 +115,7 @@ class AsyncFlow(BaseFlow):
     async def __aexit__(self, *_: object) -> None:
         await self.close()
 
-    # -------------------------------------------------------------- using it
+    # -------------------------------------------------------------- use
 
     async def wait(self, timeout_seconds: float | None = None, after: int | None = None) -> bool:
         """Wait until the view or the status changes; see `Flow.wait`."""
@@ -169,17 +169,17 @@ class AsyncFlow(BaseFlow):
         return await self._run(programs.release(self._core, items, limit))
 
     async def ready(self, partition: int, epoch: int | None = None) -> str:
-        """Say that the warm-up of a partition is done; returns the outcome."""
+        """Report that the warm-up of a partition is done; returns the outcome."""
         self._check_process()
         return await self._run(programs.ready(self._core, partition, epoch, self._timeout_seconds))
 
     async def refresh(self) -> None:
-        """Learn how far the owners of what is `warming` have come; see `Flow.refresh`."""
+        """Fetch the committed positions of `warming` partitions; see `Flow.refresh`."""
         self._check_process()
         await self._run(programs.refresh(self._core, self._timeout_seconds))
 
     async def drain(self, timeout_seconds: float | None = None) -> None:
-        """Begin to hand off all the flow owns; see `Flow.drain`."""
+        """Begin to hand off all partitions; see `Flow.drain`."""
         self._check_process()
         await self._run(programs.drain(self._core, timeout_seconds, self._timeout_seconds))
 
@@ -193,7 +193,7 @@ class AsyncFlow(BaseFlow):
     async def _keep(self) -> None:
         try:
             await self._run(programs.keep_bound(self._core))
-        except Exception:  # a defect of ours: say so rather than stop in silence
+        except Exception:  # a defect of ours: report it instead of stopping silently
             logger.exception("flow on %s: the background task ended", self.queue)
 
     async def _tell(self) -> None:

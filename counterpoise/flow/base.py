@@ -1,4 +1,4 @@
-"""What the blocking and the asyncio flow have in common: settings, and everything only read."""
+"""The common part of the blocking and the asyncio flow: settings, and all properties."""
 
 from __future__ import annotations
 
@@ -64,10 +64,10 @@ class BaseFlow:
         self._set_up()
 
     def _set_up(self) -> None:
-        """Make what the shell needs. No threads, no connections: those come with `open`."""
+        """Create the shell's own objects. Threads and connections come with `open`."""
         raise NotImplementedError
 
-    # -------------------------------------------------------------- what the flow is
+    # -------------------------------------------------------------- identity and status
 
     @property
     def queue(self) -> str:
@@ -76,29 +76,29 @@ class BaseFlow:
 
     @property
     def client_name(self) -> str:
-        """What people see this flow as."""
+        """The name that people see, for example in the dashboard."""
         return self._core.settings.client_name
 
     @property
     def instance_id(self) -> str:
-        """What tells this consumer from others, also over restarts if it was given."""
+        """Identifies this consumer; if it was given, also across restarts."""
         return self._core.settings.instance_id
 
     @property
     def flow_id(self) -> str | None:
-        """The id of the flow now bound; another after an expired lease. None while not bound."""
+        """The id of the bound flow; a new one after an expired lease. None while not bound."""
         bound = self._core.bound
         return bound.flow_id if bound else None
 
     @property
     def flow_ids(self) -> tuple[str, ...]:
-        """The same as a sequence of one, or of none while not bound."""
+        """`flow_id` as a sequence of one; empty while not bound."""
         return () if self.flow_id is None else (self.flow_id,)
 
     @property
     def queue_id(self) -> str | None:
-        """What tells the queue from others of its name; None before the first bind, or if the
-        service does not say.
+        """Identifies the queue among queues of the same name. None before the first bind, or if the
+        service does not name it.
         """
         return self._core.queue_id
 
@@ -109,12 +109,12 @@ class BaseFlow:
 
     @property
     def gone_reason(self) -> str | None:
-        """Why the flow is gone: the reason of a `FlowGone`, or the code of another error."""
+        """The reason why the flow is gone: that of a `FlowGone`, or the code of another error."""
         return self._core.gone_reason
 
     @property
     def last_error(self) -> CounterpoiseError | None:
-        """What went wrong last; None once the service has answered again."""
+        """The last error; None once the service has answered again."""
         return self._core.last_error
 
     @property
@@ -124,40 +124,40 @@ class BaseFlow:
 
     @property
     def start(self) -> str | None:
-        """What a position of None means: `earliest` or `latest`; None before the first bind."""
+        """What a null position means: `earliest` or `latest`; None before the first bind."""
         return self._core.start
 
-    # -------------------------------------------------------------- what it owns
+    # -------------------------------------------------------------- partitions
 
     @property
     def partitions(self) -> Mapping[int, Owned]:
-        """What the flow owns, by partition number: a snapshot that does not change."""
+        """The partitions that the flow owns, by number: a snapshot that does not change."""
         return self._core.view.partitions
 
     @property
     def warming(self) -> Mapping[int, Warming]:
-        """What the flow is to warm up, by partition number: a snapshot."""
+        """The partitions that the flow should warm up, by number: a snapshot."""
         return self._core.view.warming
 
     @property
     def active(self) -> bool:
-        """Whether the flow owns anything."""
+        """Whether the flow owns at least one partition."""
         return self._core.view.active
 
     @property
     def draining(self) -> bool:
-        """Whether the flow is handing off all it owns."""
+        """Whether the flow is handing off all its partitions."""
         return self._core.view.draining
 
     @property
     def drained(self) -> bool:
-        """Whether it has done so: unbind now."""
+        """Whether all have been handed off, so that the flow can unbind."""
         view = self._core.view
         return view.draining and not view.active
 
     @property
     def update(self) -> Update | None:
-        """The latest update as it came."""
+        """The latest update as it was received."""
         return self._core.update
 
     @property
@@ -167,12 +167,14 @@ class BaseFlow:
 
     @property
     def lease_seconds(self) -> float:
-        """The lease that the service granted, or before that the one to ask for."""
+        """The lease that the service granted; before the first bind, the lease to ask for."""
         return self._core.lease_seconds
 
     @property
     def lease_expires_at(self) -> float | None:
-        """When the lease ends if nothing renews it, by the monotonic clock; never too late."""
+        """When the lease ends unless renewed, by the monotonic clock; never later than the service
+        thinks.
+        """
         return self._core.lease_expires_at
 
     # -------------------------------------------------------------- for the shells
@@ -189,7 +191,7 @@ class BaseFlow:
         try:
             return bool(self._renew_while())
         except Exception:
-            # Who cannot say that all is well is not well.
+            # A check that fails counts as unhealthy.
             logger.exception("flow on %s: renew_while failed", self.queue)
             return False
 

@@ -12,9 +12,9 @@
                     flow.release(partition, epoch=owned.epoch)
             flow.wait(0.1)
 
-One thread of the flow's own binds, polls and renews. Callbacks run on another, one after another
-in the order of what happened, so that a slow one does not cost the lease; they may call anything
-of the flow but `close`. What they raise is logged. All methods are safe to call from any thread.
+A background thread binds, polls and renews. Callbacks run on a second thread, one after another in
+the order of events, so that a slow callback does not cost the lease. They may call every method of
+the flow except `close`. Their exceptions are logged. All methods are safe to call from any thread.
 """
 
 from __future__ import annotations
@@ -40,19 +40,19 @@ R = TypeVar("R")
 
 logger = logging.getLogger("counterpoise.flow")
 
-# How long close waits for a poll or a callback that is under way before it leaves them behind.
+# How long close waits for a running poll or callback before it leaves them behind.
 _JOIN_SECONDS = 2.0
 
 
 class Flow(BaseFlow):
-    """A flow with threads. See the module's docstring, and `BaseFlow` for what can be read.
+    """A flow with threads. See the module's docstring, and `BaseFlow` for the properties.
 
-    `queue`: its name. `url`, `token`: as for `Client`. `client_name`: for people. `instance_id`:
-    the same over restarts lets a restarted consumer take its old partitions back at once; random
-    unless given. `lease_seconds`: 1..3600. `warmup`: be told before a partition comes.
+    `queue`: its name. `url`, `token`: as for `Client`. `client_name`: for people. `instance_id`: if
+    it stays the same, a restarted consumer takes its old partitions back at once; random by
+    default. `lease_seconds`: 1..3600. `warmup`: get a notice before a partition comes.
     `rebind=False`: stay gone after an expired lease. `timeout_seconds`: how long a method tries.
-    `renew_while`: asked before every poll; while it returns False nothing is renewed in the
-    background, so that the lease of a program that is stuck expires. Callbacks: see `Callbacks`.
+    `renew_while`: called before every poll. While it returns False, the background thread does not
+    renew, so that the lease of a program that hangs expires. Callbacks: see `Callbacks`.
 
     Nothing happens before `open`. Methods raise once the flow is gone for good: `FlowGone` with
     the reason `replaced`, `unbound` or `queue_recreated`, `QueueNotFound`, ...; before that they
@@ -71,10 +71,10 @@ class Flow(BaseFlow):
     # -------------------------------------------------------------- opening and closing
 
     def open(self, wait_seconds: float = 30.0) -> Self:
-        """Start to bind, and wait until bound, at most `wait_seconds` (0: do not wait).
+        """Start to bind, and wait at most `wait_seconds` (0: do not wait) until bound.
 
-        Raises what the service refuses the flow with (`QueueNotFound`, `Invalid`, ...), and
-        `ServiceUnavailable` when time is up; the flow is closed then.
+        Raises the service's refusal (`QueueNotFound`, `Invalid`, ...), and `ServiceUnavailable`
+        when time is up; in both cases the flow is closed.
         """
         self._check_process()
         client = Client(self._url, token=self._token, timeout_seconds=self._timeout_seconds)
@@ -112,7 +112,7 @@ class Flow(BaseFlow):
             self._core.check()
 
     def unbind(self) -> None:
-        """Give up all the flow owns, at once; drain first to hand it off in order.
+        """Give up all partitions at once; to hand them off in order, drain first.
 
         Raises `ServiceUnavailable` if the service is not reached; then the lease has to expire.
         """
@@ -144,7 +144,7 @@ class Flow(BaseFlow):
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    # -------------------------------------------------------------- using it
+    # -------------------------------------------------------------- use
 
     def wait(self, timeout_seconds: float | None = None, after: int | None = None) -> bool:
         """Wait until the view or the status changes; False if it did not in time.
@@ -173,10 +173,10 @@ class Flow(BaseFlow):
     ) -> dict[int, str]:
         """Commit positions (next to read); returns the outcome for each partition.
 
-        Give (partition, epoch, position) with the epoch the work was done under wherever a
-        partition could have gone and come back meanwhile; a mapping means the present epoch.
-        Outcomes: `ok`, `stale_epoch`, `not_owner`, `no_such_partition`; `flow_gone` when the lease
-        expired (the flow is being bound again). Anything but `ok` changed nothing.
+        Give (partition, epoch, position) with the epoch of the work if the partition may have been
+        lost and granted again meanwhile. A mapping means the present epoch. Outcomes: `ok`,
+        `stale_epoch`, `not_owner`, `no_such_partition`; `flow_gone` when the lease expired (the
+        flow is binding again). Only `ok` has an effect.
         """
         self._check_process()
         limit = self._timeout_seconds if timeout_seconds is None else timeout_seconds
@@ -213,12 +213,12 @@ class Flow(BaseFlow):
         return self._run(programs.release(self._core, items, limit))
 
     def ready(self, partition: int, epoch: int | None = None) -> str:
-        """Say that the warm-up of a partition is done; returns the outcome."""
+        """Report that the warm-up of a partition is done; returns the outcome."""
         self._check_process()
         return self._run(programs.ready(self._core, partition, epoch, self._timeout_seconds))
 
     def refresh(self, *, timeout_seconds: float | None = None) -> None:
-        """Learn how far the owners of what is `warming` have come; renews the lease.
+        """Fetch the committed positions of `warming` partitions; renews the lease.
 
         Updates come when the view changes, and commits do not change it.
         """
@@ -227,7 +227,7 @@ class Flow(BaseFlow):
         self._run(programs.refresh(self._core, limit))
 
     def drain(self, timeout_seconds: float | None = None) -> None:
-        """Begin to hand off all the flow owns. Go on working until `drained`, then close.
+        """Begin to hand off all partitions. Keep working until `drained`, then close.
 
         `timeout_seconds`: after that, warm-ups of the successors are cut short.
         """
@@ -244,7 +244,7 @@ class Flow(BaseFlow):
     def _keep(self) -> None:
         try:
             self._run(programs.keep_bound(self._core))
-        except Exception:  # a defect of ours: say so rather than stop in silence
+        except Exception:  # a defect of ours: report it instead of stopping silently
             logger.exception("flow on %s: the background thread ended", self.queue)
 
     def _tell(self) -> None:
@@ -275,7 +275,7 @@ class Flow(BaseFlow):
 
     @contextmanager
     def _publishing(self) -> Iterator[None]:
-        """Hold the lock; then tell what came of it."""
+        """Hold the lock; afterwards publish the changes."""
         with self._changed:
             version = self._core.version
             try:

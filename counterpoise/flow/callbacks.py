@@ -1,4 +1,4 @@
-"""What a program wants to be told, and how a notice becomes a call of its function."""
+"""The callbacks that a program registers, and how a notice becomes a call of one of them."""
 
 from __future__ import annotations
 
@@ -29,12 +29,11 @@ OnWarmingEnded: TypeAlias = Callable[[Warming], Any] | None
 class Callbacks:
     """Functions to call, each once for a (partition, epoch).
 
-    on_granted(owned): work on the partition may begin at `owned.position`.
-    on_revoking(owned, seconds_left): finish what is outstanding, commit, release in that time.
-    on_retiring(owned): drain the partition to its end, then release it with finished=True.
-    on_lost(owned): it is gone under this epoch, and not because the program released it.
-    on_warming(warming, seconds_left): restore its state in that time (None: not known), then call
-        ready.
+    on_granted(owned): work on the partition may begin at `owned.position`. on_revoking(owned,
+    seconds_left): finish outstanding messages, commit, release in that time. on_retiring(owned):
+    drain the partition to its end, then release it with finished=True. on_lost(owned): the
+    partition is lost under this epoch, and not by the program's release. on_warming(warming,
+    seconds_left): restore its state in that time (None: unknown), then call ready.
     on_warming_ended(warming): the handoff was called off.
     """
 
@@ -47,11 +46,11 @@ class Callbacks:
 
     @property
     def any(self) -> bool:
-        """Whether there is anything to call at all."""
+        """Whether any callback is registered."""
         return any(vars(self).values())
 
     def call_for(self, notice: Notice, now: float) -> Callable[[], Any] | None:
-        """The call that tells `notice`, made at `now` (monotonic seconds); None if not wanted."""
+        """The call for `notice`, at `now` (monotonic seconds); None if no callback wants it."""
         match notice:
             case Granted(owned) if self.on_granted:
                 return partial(self.on_granted, owned)

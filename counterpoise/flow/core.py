@@ -1,36 +1,36 @@
-"""The rules of a flow, with neither clock nor network nor thread. Start reading here.
+"""The rules of a flow, without clock, network or threads. Start reading here.
 
-A flow is one consumer's binding to a queue. This is what it holds to (the contract, *Flow*):
+A flow is one consumer's binding to a queue. It follows these rules (the contract, *Flow*):
 
-1. **The view is what the latest update says.** Updates are level-triggered; one of a lower or
-   equal revision was overtaken on its way and is ignored. What a program is told (granted, lost,
-   revoking, ...) is the difference between two views (`view.py`), so each is told once for each
-   (partition, epoch), whatever is lost, repeated or reordered in between.
-2. **The lease is renewed by what the flow does.** A poll renews when it arrives, and it asks to be
-   answered within a third of the lease; so a poll that is lost can be noticed and repeated before
-   the lease is over, and no heartbeat is needed. A process that freezes stops renewing.
-3. **Being cut off changes nothing.** Without an answer the flow goes on with what it owns and
-   tries again with growing pauses. Should it have lost a partition meanwhile, the epoch fences it:
-   its commits are refused and change nothing.
-4. **Gone is final, except for an expired lease.** Told `lease_expired` (or that the service does
-   not know the flow at all, or `restored`: it was restored from a backup), the flow has lost
-   everything and binds again with the same instance_id. Told `replaced`, another process has taken
-   its place: binding again would take the partitions back from it, and back and forth for ever.
-   Told `unbound`, an administrator wants it away. In these two cases, or when its queue was
-   deleted, it stops and says so on use. A draining flow whose lease expired has nothing left to
-   hand off and stops as well. While it binds again, only the service's own refusal is final, not
-   what answers in its place.
-5. **Every call has a higher `seq`** than those before it, retries keep theirs: a delayed retry
-   cannot move a position back.
-6. **A release is the program's own act** and not told back as lost (`notices.py`).
-7. **Bound once, bound to one queue.** The name may be that of another queue by the time it binds
-   again: that one's epochs begin anew, and so the program would take its partitions for those it
-   had, and their positions too. Nothing of it is shown; the new flow is unbound, the old one over
+1. **The latest update is the view.** Updates are level-triggered. An update of a lower or equal
+   revision was overtaken on its way and is ignored. A program's notices (granted, lost, revoking,
+   ...) are the difference between two views (`view.py`). So each is given once for each (partition,
+   epoch), even if updates are lost, repeated or reordered.
+2. **The flow's own calls renew the lease.** A poll renews when it arrives, and it asks for an
+   answer within a third of the lease. So a lost poll is detected and repeated before the lease is
+   over, without heartbeats. A frozen process stops renewing.
+3. **A lost connection changes nothing.** Without an answer the flow keeps its partitions and tries
+   again with growing pauses. If it has lost a partition meanwhile, the epoch fences it: its commits
+   are refused.
+4. **Gone is final, except for an expired lease.** After `lease_expired`, `restored` (the service
+   was restored from a backup), or if the service does not know the flow, all partitions are lost
+   and the flow binds again with the same instance_id. After `replaced`, another process has taken
+   its place: two processes that bind again would take the partitions from each other for ever.
+   After `unbound`, an administrator has removed it. In these two cases, or when its queue was
+   deleted, the flow stops, and its methods raise. A draining flow whose lease expired has nothing
+   left to hand off and stops too. While the flow binds again, only a refusal by the service itself
+   is final, not the answer of a proxy in its place.
+5. **Every call has a higher `seq`** than earlier calls, and a retry keeps its `seq`: so a delayed
+   retry cannot move a position back.
+6. **A release is the program's own act**, so it is not reported back as lost (`notices.py`).
+7. **A flow stays with one queue.** When the flow binds again, the name may belong to a new queue,
+   whose epochs begin anew. The program would mistake the new partitions and positions for its old
+   ones. So the new queue's view is not shown: the new binding is unbound and the flow is over
    (`queue_recreated`).
 
-Bind always carries an `instance_id`, so a bind that is repeated because its answer was lost
-replaces the flow that nobody knows of. And it carries the number of the attempt, so that one that
-was long on its way does not replace the flow of a later one.
+Bind always carries an `instance_id`. So a bind that is repeated after a lost answer replaces the
+flow of the first bind. It also carries the number of the attempt, so that a delayed bind does not
+replace the flow of a later one.
 
 Times are seconds by a monotonic clock and are arguments. Nothing here is thread-safe; the shells
 hold a lock.
@@ -69,7 +69,7 @@ from counterpoise.wire import (
     Update,
 )
 
-# The outcome of every item of a call whose flow was over before the service could take it.
+# The outcome of every item of a call whose flow was over before the service could accept it.
 FLOW_GONE = "flow_gone"
 LOG_ACCESS_LEFT_SECONDS = 3600.0
 
@@ -77,14 +77,14 @@ ItemT = TypeVar("ItemT", CommitItem, ReleaseItem, ReadyItem)
 Build: TypeAlias = Callable[[str, str, str, Sequence[ItemT], int], Call[Results]]
 
 _ENDS_A_FLOW = (FlowGone, FlowNotFound, QueueNotFound, Unauthorized, Forbidden)
-# What ends it while it binds again.
+# Errors that end a flow while it binds again.
 _ENDS_A_REBIND = (*_ENDS_A_FLOW, Invalid)
 
 
 @dataclass(frozen=True)
 class FlowSettings:
-    """What a flow binds with. `lease_seconds`: 1..3600. `rebind`: rule 4's exception. `binder`: a
-    random name of this flow object, by which the service tells its binds from others'.
+    """The settings of a bind. `lease_seconds`: 1..3600. `rebind`: the exception in rule 4.
+    `binder`: a random name of this flow object, by which the service recognizes its binds.
     """
 
     queue: str
@@ -105,22 +105,22 @@ class FlowCore:
         self.bound: Bound | None = None
         self.update: Update | None = None
         self.view: View = NOTHING
-        # Raised at every change that a program can see; what `wait` waits for.
+        # Raised at every change that a program can see; `wait` waits for it.
         self.version = 0
         self.notices = Notices()
         # Why the flow is gone, and the exception to raise on use.
         self.gone_reason: str | None = None
         self.error: CounterpoiseError | None = None
-        # The last thing that went wrong, None once the service answers again.
+        # The last error, None once the service answers again.
         self.last_error: CounterpoiseError | None = None
         self.lease_expires_at: float | None = None
-        # The queue it is bound to for good, once a service has named it (rule 7).
+        # The queue it stays with, once a service has named its id (rule 7).
         self.queue_id: str | None = None
-        # As told at the latest bind.
+        # From the latest bind.
         self.log: str | None = None
         self.start: str | None = None
         self.log_access: LogAccess | None = None
-        # The service's clock (Unix seconds) minus ours, from the latest update.
+        # The service's clock (Unix seconds) minus the own clock, from the latest update.
         self.clock_offset: float | None = None
         self._was_bound = False
         self._binds = 0
@@ -138,7 +138,7 @@ class FlowCore:
         self.version += 1
 
     def bind_call(self) -> Call[Bound]:
-        """The bind to send while `binding`: a new one each time, none is sent again."""
+        """The bind to send while `binding`: a new attempt at each call."""
         settings = self.settings
         self._binds += 1
         return calls.bind(
@@ -152,8 +152,8 @@ class FlowCore:
         )
 
     def bind_answered(self, bound: Bound, sent_at: float, now: float) -> Call[None] | None:
-        """Bound. Returns the unbind to send if the flow is over: it was closed while the bind was
-        under way, or the queue is another one (rule 7).
+        """The bind succeeded. Returns the unbind to send if the flow is over: it was closed
+        meanwhile, or the queue is another one (rule 7).
         """
         if self.status == "binding" and self._was_bound_elsewhere(bound):
             self._end(_queue_recreated(self.settings.queue))
@@ -172,7 +172,7 @@ class FlowCore:
 
     @property
     def lease_seconds(self) -> float:
-        """The lease that was granted, or the one to ask for."""
+        """The granted lease, or the lease to ask for."""
         return self.bound.lease_seconds if self.bound else self.settings.lease_seconds
 
     def poll_call(self) -> Call[Update | None]:
@@ -185,14 +185,14 @@ class FlowCore:
             self.bound.flow_token,
             after=self.view.revision,
             wait_seconds=min(60.0, lease / 3),
-            # Noticed late enough for a slow answer, early enough to repeat it within the lease.
+            # Late enough for a slow answer, early enough to repeat the poll within the lease.
             grace_seconds=min(10.0, max(0.5, lease / 4)),
         )
 
     def refresh_call(self) -> tuple[str, Call[Update | None]] | None:
-        """The call for the view as it is now, and the flow it is for; None while not bound.
+        """The call for the current view, and its flow; None while not bound.
 
-        Commits raise no revision, so no update tells how far the owners of what we warm up are.
+        Commits raise no revision, so no update tells the committed positions of warming partitions.
         """
         self.check()
         if self.bound is None:
@@ -203,7 +203,7 @@ class FlowCore:
     def poll_answered(
         self, flow_id: str, update: Update | None, sent_at: float, now: float
     ) -> None:
-        """An answer to a poll or a drain: the lease runs anew, and maybe there is a new view."""
+        """An answer to a poll or a drain: the lease starts anew, and there may be a new view."""
         if self.bound is None or self.bound.flow_id != flow_id:
             return
         self.last_error = None
@@ -212,7 +212,7 @@ class FlowCore:
             self._take(update, now)
 
     def call_failed(self, flow_id: str | None, error: CounterpoiseError) -> None:
-        """A call of this flow, or a bind (`flow_id` None), got `error` for an answer."""
+        """The answer to a call of this flow, or to a bind (`flow_id` None), was `error`."""
         current = self.bound.flow_id if self.bound is not None else None
         if self.status not in ("binding", "bound") or flow_id != current:
             return
@@ -221,14 +221,14 @@ class FlowCore:
             return
         final = _ENDS_A_REBIND if current is None else _ENDS_A_FLOW
         if self._was_bound and not isinstance(error, final):
-            return  # one call was refused; or something in between answers in the service's place
+            return  # a single call was refused, or a proxy answered in place of the service
         if current is not None and self._may_bind_again(error):
             self._forget_flow("binding")
             return
         self._end(error)
 
     def leave(self) -> Call[None] | None:
-        """The program is done with the flow. Returns the unbind to send, if it was bound."""
+        """The program has closed the flow. Returns the unbind to send, if it was bound."""
         if self.status == "gone":
             return None
         bound = self.bound
@@ -240,11 +240,11 @@ class FlowCore:
         return calls.unbind(self.settings.queue, bound.flow_id, bound.flow_token)
 
     def _was_bound_elsewhere(self, bound: Bound) -> bool:
-        """Whether the queue of this name is another than before; an older service cannot tell."""
+        """Whether the name belongs to another queue than before; an older service sends no id."""
         return None not in (self.queue_id, bound.queue_id) and self.queue_id != bound.queue_id
 
     def _end(self, error: CounterpoiseError) -> None:
-        """Gone for good, because of this."""
+        """Gone for good, because of this error."""
         self.error = self.last_error = error
         self.gone_reason = error.reason if isinstance(error, FlowGone) else error.code
         self._forget_flow("gone")
@@ -255,7 +255,7 @@ class FlowCore:
         return self.settings.rebind and (expired or unknown) and not self.view.draining
 
     def _forget_flow(self, status: str, tell: bool = True) -> None:
-        """Nothing is owned any more, by the flow as it was."""
+        """The flow owns nothing any more."""
         lost = list(changes(self.view, NOTHING)) if tell else []
         self.notices.add(lost)
         self.notices.forget_released()
@@ -268,20 +268,20 @@ class FlowCore:
         self.version += 1
 
     def log_access_ends_soon(self, now: float) -> bool:
-        """Whether the log's credentials expire within an hour, as far as that is known.
+        """Whether the log's credentials expire within an hour, as far as known.
 
-        The service's are good for an hour and a half when handed out. Tasks of Spark are given what
-        is at hand, and cannot fetch others.
+        The service's credentials are valid for an hour and a half at first. Spark tasks get the
+        present credentials and cannot fetch others.
         """
         access = self.log_access
         if access is None or access.expires_at is None or self.clock_offset is None:
             return False
         return access.expires_at.timestamp() - self.clock_offset < now + LOG_ACCESS_LEFT_SECONDS
 
-    # -------------------------------------------------------------- what the program asks for
+    # -------------------------------------------------------------- calls of the program
 
     def check(self) -> None:
-        """Raise what stands against using the flow: not opened, gone."""
+        """Raise if the flow cannot be used: it was not opened, or it is gone."""
         if self.status == "new":
             raise NotBound("the flow has not been opened: use it in a with block or call open()")
         if self.error is not None:
@@ -293,18 +293,18 @@ class FlowCore:
         return owned.epoch if owned is not None else self._last_epochs.get(partition)
 
     def commit(self, items: Sequence[CommitItem]) -> Request | None:
-        """A commit to send, or None when there is no flow to commit to (yet, or just now)."""
+        """A commit to send, or None while the flow is not bound."""
         return self._request(calls.commit, items)
 
     def release(self, items: Sequence[ReleaseItem]) -> Request | None:
-        """A release to send, or None as above. Until it is answered, rule 6."""
+        """A release to send, or None while the flow is not bound. Until it is answered, rule 6."""
         request = self._request(calls.release, items)
         if request is not None:
             self.notices.releasing(request)
         return request
 
     def ready(self, items: Sequence[ReadyItem]) -> Request | None:
-        """A ready to send, or None as above."""
+        """A ready to send, or None while the flow is not bound."""
 
         def build(
             queue: str, flow_id: str, token: str, items: Sequence[ReadyItem], _seq: int
@@ -314,7 +314,7 @@ class FlowCore:
         return self._request(build, items)
 
     def drain_call(self, timeout_seconds: float | None) -> tuple[str, Call[Update]]:
-        """The drain to send and the flow it is for. Raises `NotBound` while binding."""
+        """The drain to send and its flow. Raises `NotBound` while binding."""
         if self.bound is None:
             raise NotBound("the flow is not bound yet")
         flow_id, token = self.bound.flow_id, self.bound.flow_token
@@ -323,7 +323,9 @@ class FlowCore:
     def answered(
         self, request: Request, results: Results, sent_at: float, now: float
     ) -> tuple[Result, ...]:
-        """The answer to a request: note what took effect, then take the view that came along."""
+        """The answer to a request: record the accepted items, then take over the view in the
+        answer.
+        """
         accepted = [
             item
             for item, result in zip(request.items, results.results, strict=True)
@@ -342,7 +344,7 @@ class FlowCore:
         return results.results
 
     def unanswered(self, request: Request) -> None:
-        """Nobody waits for the answer to this request any more."""
+        """The request was given up: no answer is expected any more."""
         self.notices.settle(request)
 
     def _request(self, build: Build[ItemT], items: Sequence[ItemT]) -> Request | None:
@@ -373,7 +375,7 @@ class FlowCore:
         self.clock_offset = update.now.timestamp() - now
         self.notices.add(changes(old, self.view))
         held = {(owned.partition, owned.epoch) for owned in self.view.partitions.values()}
-        self.notices.held(held)
+        self.notices.still_held(held)
         self._acknowledged.keep(held)
         self._last_epochs.update(held)
         self.version += 1

@@ -1,16 +1,16 @@
-"""The ledger: what a consumer holds, what of it is done, and so what to commit and what to release.
+"""The ledger of a consumer: what it holds, what is done, and therefore what to commit and release.
 
-A consumer holds partitions, each under an epoch. A pair (partition, epoch) is one *grant*; nobody
-else ever has the same (the contract, *What must never happen*, 1). These places in a partition are
-kept in this order:
+A consumer holds partitions, each under an epoch. A pair (partition, epoch) is one *grant*; no other
+consumer ever has the same grant (the contract, *What must never happen*, 1). These places in a
+partition are always in this order:
 
     committed  <=  done  <=  read up to
     (service)     (user)     (caller)
 
 - *Committed up to*: what the service has confirmed, or has named in its view.
-- *Done up to*: every message before it is processed, and its effect is where the user wants it.
-- *Read up to* is the caller's business: what it buffers can be dropped and read again. Only what it
-  has handed to the user is *in flight*, and that is known here by partition.
+- *Done up to*: every message before it is processed, with its effect in place.
+- *Read up to* belongs to the caller: buffered messages can be dropped and read again. Only messages
+  that it has handed to the user are *in flight*; the ledger knows the partitions of these.
 
 A grant is in one of these states:
 
@@ -20,25 +20,25 @@ A grant is in one of these states:
      │ └─────────┼───────────┘
      └───────────┘  answered not_revoking: a resize has taken a retiring partition back
 
-A grant that is being revoked is not open either, and has its release still before it. New messages
-are handed out only while a grant is open.
+A grant that is being revoked is not open either, and its release is still to come. New messages are
+handed out only while a grant is open.
 
 Rules
 -----
-1. **No commit past what is done.** What is committed is `done` of a grant, under its own epoch.
-2. **No release with anything in flight.** In flight is a partition, not a grant: what was begun
-   under an earlier epoch must end first. A partition is released when it is revoked, or when it
-   retires and is done up to its final end; a draining flow may release all it holds. The release
+1. **No commit past what is done.** A commit carries `done` of a grant, under the grant's epoch.
+2. **No release with anything in flight.** A partition is in flight, not a grant: messages that were
+   begun under an earlier epoch must end first. A partition is released when it is revoked, or when
+   it retires and is done up to its final end; a draining flow may release all it holds. The release
    carries the position, so it needs no commit before it.
-3. **A release that was decided stays decided.** From then on nothing of the grant is handed out,
-   and the release is due until the service has answered: it may have heard an earlier call.
-4. **Epochs are not mixed.** A grant begins at the position that the service names. What was done
-   under another epoch counts only if the grant *continues* that epoch: it is the next one, and the
-   service says `replaced`, so that this instance held the partition before and nobody in between.
-   Then the ends of its own work stand, even if the service never heard of them.
+3. **A release that was decided stays decided.** From then on no message of the grant is handed out,
+   and the release is due until the service has answered: it may have received an earlier call.
+4. **Epochs are not mixed.** A grant begins at the position that the service names. Work under
+   another epoch counts only if the grant *continues* that epoch: its epoch is the next one, and the
+   service says `replaced`, so this instance held the partition before and no consumer did in
+   between. Then the ends of its own work count, even if the service never heard of them.
 
-What there is to tell is worked out anew each time (level-triggered). A call that failed, or whose
-answer was lost, is made again with what is true by then.
+What to tell the service is computed again each time (level-triggered). A call that failed, or whose
+answer was lost, is made again with the values of that moment.
 
 No clock, no I/O, no threads: callers hold a lock. `Grant.done` may be moved without it by the one
 thread that has the partition in flight; `in_flight` is replaced as a whole and may be read by any.
@@ -54,7 +54,7 @@ from counterpoise.wire import CommitItem, ReleaseItem
 
 
 def continues(epoch: int, owned: Owned) -> bool:
-    """Whether what was done under `epoch` counts for the partition as it is held now (rule 4)."""
+    """Whether work under `epoch` counts for the partition as it is held now (rule 4)."""
     if owned.handed_over == "replaced" and owned.epoch == epoch + 1:
         return True
     return owned.epoch == epoch
@@ -68,7 +68,7 @@ class Grant:
     done: str | None
     # The last commit that the service has confirmed.
     confirmed: str | None = None
-    # Where the partition starts and ends in the log, once nothing can be appended any more.
+    # Where the partition starts and ends in the log, once no message can be appended any more.
     final: tuple[str, str] | None = None
     releasing: bool = False
     over: bool = False
@@ -82,7 +82,7 @@ class Grant:
 
     @property
     def epoch(self) -> int:
-        """The epoch it is held under."""
+        """The epoch of the grant."""
         return self.owned.epoch
 
     @property
@@ -92,7 +92,7 @@ class Grant:
 
     @property
     def committed(self) -> str | None:
-        """The position that the service has, as far as we know."""
+        """The service's committed position, as far as known."""
         return self.owned.position if self.confirmed is None else self.confirmed
 
     @property
@@ -104,13 +104,13 @@ class Grant:
         return (start if self.done is None else self.done) == end
 
     def settle(self) -> None:
-        """Work out anew whether it is open."""
+        """Compute `open` again."""
         self.open = not (self.over or self.releasing or self.owned.state == "revoking")
 
 
 @dataclass(frozen=True, slots=True)
 class Changes:
-    """What a view has changed: grants that are new, are no longer open, and are gone."""
+    """The difference that a view made: new grants, grants that stopped being open, ended grants."""
 
     new: tuple[Grant, ...] = ()
     stopped: tuple[Grant, ...] = ()
@@ -119,7 +119,7 @@ class Changes:
 
 @dataclass(frozen=True, slots=True)
 class Todo:
-    """What the service is to be told."""
+    """What to tell the service."""
 
     commits: tuple[CommitItem, ...] = ()
     releases: tuple[ReleaseItem, ...] = ()
@@ -139,7 +139,7 @@ class Ledger:
     # ------------------------------------------------------------------ what is held
 
     def follow(self, view: Mapping[int, Owned]) -> Changes:
-        """Take over what the flow owns now. `view` is a snapshot: it never changes itself."""
+        """Take over what the flow owns now. `view` is a snapshot and never changes."""
         if view is self._view:
             return Changes()
         self._view = view
@@ -160,7 +160,7 @@ class Ledger:
         return Changes(tuple(new), tuple(stopped), tuple(gone))
 
     def _update(self, grant: Grant, owned: Owned) -> bool:
-        """Take over how a known grant is held now; whether it has stopped being open by that."""
+        """Take over how a known grant is held now. Returns whether it stopped being open."""
         if grant.owned.state == "retiring" and owned.state != "retiring":
             grant.final = None
         if grant.done is None:
@@ -170,7 +170,7 @@ class Ledger:
         return was_open and not grant.open
 
     def held(self, partition: int) -> Grant | None:
-        """The grant under which the partition is held, also when it is over for us already."""
+        """The grant under which the partition is held, even if the grant is over."""
         return self._grants.get(partition)
 
     def held_open(self, partition: int, epoch: int) -> Grant | None:
@@ -185,23 +185,23 @@ class Ledger:
     # ------------------------------------------------------------------ what is done
 
     def begin(self, partitions: Iterable[int]) -> None:
-        """Something of these is in flight from now on."""
+        """Messages of these partitions are in flight from now on."""
         self.in_flight = self.in_flight.union(partitions)
 
     def end(self, partitions: Iterable[int] | None = None) -> None:
-        """Nothing of these (None: of any partition) is in flight any more."""
+        """No message of these partitions (None: of any) is in flight any more."""
         self.in_flight = (
             frozenset() if partitions is None else self.in_flight.difference(partitions)
         )
 
     def done(self, partition: int, epoch: int, position: str) -> None:
-        """What was read under `epoch` is done up to `position`. Without effect if that is over."""
+        """What was read under `epoch` is done up to `position`. Ignored if the epoch is over."""
         grant = self._grants.get(partition)
         if grant is not None and continues(epoch, grant.owned):
             grant.done = position
 
     def starts_at(self, partition: int, epoch: int, position: str) -> bool:
-        """The log says what the queue's `start` means. False if the grant has a position."""
+        """The log resolved the queue's `start` to `position`. False if the grant has a position."""
         grant = self.held_open(partition, epoch)
         if grant is None or grant.done is not None:
             return False
@@ -209,12 +209,12 @@ class Ledger:
         return True
 
     def ends_at(self, partition: int, start: str, end: str | None) -> None:
-        """The log says that nothing is ever appended behind `end`; None: it may be."""
+        """The log says that the partition ends at `end` for good; None: it may still grow."""
         grant = self._grants.get(partition)
         if grant is not None:
             grant.final = None if end is None else (start, end)
 
-    # ------------------------------------------------------------------ what to tell the service
+    # ------------------------------------------------------------------ calls to the service
 
     def due(self, *, parting: bool = False) -> Todo:
         """Commits and releases that are due. `parting`: also what a draining flow may release."""
@@ -224,7 +224,7 @@ class Ledger:
         return Todo(commits, releases)
 
     def releases(self, *, parting: bool = False) -> tuple[ReleaseItem, ...]:
-        """The releases that are due, in the order of partitions. Give them to `decide`."""
+        """The releases that are due, in the order of partitions. Pass them to `decide`."""
         due = [
             ReleaseItem(one.partition, one.epoch, one.done, one.finished)
             for one in self._grants.values()
@@ -235,11 +235,11 @@ class Ledger:
         return tuple(sorted(due, key=_partition))
 
     def commits(self, *, everything: bool = False) -> tuple[CommitItem, ...]:
-        """The commits that are due; `everything` adds what is committed, to learn if it is ours."""
+        """The commits that are due. `everything`: confirmed ones too, to check the ownership."""
         due = [
             CommitItem(one.partition, one.epoch, done)
             for one in self._grants.values()
-            # Read once: the thread that has the partition in flight may move it.
+            # Read once: the thread that has the partition in flight may change it.
             if (done := one.done) is not None
             and not (one.over or one.releasing)
             and (everything or done != one.committed)
@@ -247,7 +247,7 @@ class Ledger:
         return tuple(sorted(due, key=_partition))
 
     def decide(self, releases: Iterable[ReleaseItem]) -> None:
-        """These releases are sent from now on, until each is answered (rule 3)."""
+        """These releases are decided, and due until each is answered (rule 3)."""
         for item in releases:
             grant = self._held(item)
             if grant is not None:
@@ -255,7 +255,9 @@ class Ledger:
                 grant.settle()
 
     def answered(self, item: CommitItem | ReleaseItem, outcome: str) -> Grant | None:
-        """The service's answer for one item. Returns its grant, None if that is gone already."""
+        """The service's answer for one item. Returns its grant, None if the grant has ended
+        already.
+        """
         grant = self._held(item)
         if grant is None:
             return None

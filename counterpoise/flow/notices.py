@@ -1,8 +1,8 @@
-"""What a program is told, in order, and what waits for the answer to a release first.
+"""The order of a program's notices, and those that first wait for the answer to a release.
 
-A release is the program's own act and not told back as lost. The update that takes the partition
-out of the view can overtake the answer to the release; so the notice waits for the answer, and is
-given only if the release did not succeed. Later notices about the same partition wait behind it.
+A release is the program's own act, so it is not reported back as lost. The update without the
+partition can overtake the answer to the release. So the notice waits for the answer, and is given
+only if the release did not succeed. Later notices about the same partition wait behind it.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from counterpoise.flow.view import Lost, Notice, WarmingEnded, WarmingStarted
 from counterpoise.wire import CommitItem, ReadyItem, ReleaseItem, Results
 
 Item: TypeAlias = CommitItem | ReleaseItem | ReadyItem
-Tenure: TypeAlias = tuple[int, int]  # partition and epoch
+GrantKey: TypeAlias = tuple[int, int]  # partition and epoch
 
 
 @dataclass
 class Request:
-    """A commit, release or ready on its way: sent as often as needed, always the same.
+    """A commit, release or ready on its way; repetitions of the call are identical.
 
     `withheld` are the notices that wait for its answer.
     """
@@ -38,49 +38,49 @@ class Notices:
 
     def __init__(self) -> None:
         self._due: list[Notice] = []
-        # Releases without an answer, and of these the ones that a partition's notices wait for.
-        self._releasing: dict[Tenure, Request] = {}
+        # Releases without an answer, and those among them that a partition's notices wait for.
+        self._releasing: dict[GrantKey, Request] = {}
         self._withholding: dict[int, Request] = {}
-        # Released, and not out of the view yet.
-        self._released: set[Tenure] = set()
+        # Released grants that are still in the view.
+        self._released: set[GrantKey] = set()
 
     def take(self) -> list[Notice]:
-        """What is to be told now; each notice once."""
+        """The notices that are due; each is returned once."""
         due, self._due = self._due, []
         return due
 
     def add(self, notices: Iterable[Notice]) -> None:
-        """Tell these, or hold back what a release decides about."""
+        """Add these notices. Those that depend on an unanswered release are withheld."""
         for notice in notices:
             self._add(notice)
 
     def releasing(self, request: Request) -> None:
-        """A release is sent: until `settle`, what it releases is not told as lost."""
+        """A release is sent. Until `settle`, its partitions are not reported as lost."""
         for item in request.items:
             self._releasing.setdefault((item.partition, item.epoch), request)
 
     def released(self, items: Iterable[ReleaseItem]) -> None:
-        """These the service has taken."""
+        """The service has accepted these releases."""
         self._released.update((item.partition, item.epoch) for item in items)
 
     def settle(self, request: Request) -> None:
-        """Nothing waits for this request any more: tell what it held back."""
+        """This request is settled: give the notices that waited for it."""
         for item in request.items:
-            tenure = (item.partition, item.epoch)
-            if self._releasing.get(tenure) is request:
-                del self._releasing[tenure]
+            key = (item.partition, item.epoch)
+            if self._releasing.get(key) is request:
+                del self._releasing[key]
             if self._withholding.get(item.partition) is request:
                 del self._withholding[item.partition]
         withheld = list(request.withheld)
         request.withheld.clear()
         self.add(withheld)
 
-    def held(self, tenures: set[Tenure]) -> None:
-        """What the view holds now; of a release that has left it, nothing is expected any more."""
-        self._released &= tenures
+    def still_held(self, keys: set[GrantKey]) -> None:
+        """`keys` is what the view holds now. Forget releases that have left the view."""
+        self._released &= keys
 
     def forget_released(self) -> None:
-        """The flow that released is over."""
+        """The flow that made the releases is over."""
         self._released.clear()
 
     def _add(self, notice: Notice) -> None:
@@ -92,12 +92,12 @@ class Notices:
             holder.withheld.append(notice)
             return
         if isinstance(notice, Lost):
-            tenure = (about.partition, about.epoch)
-            if tenure in self._released:
-                self._released.discard(tenure)
+            key = (about.partition, about.epoch)
+            if key in self._released:
+                self._released.discard(key)
                 return
-            if tenure in self._releasing:
-                self._withholding[about.partition] = self._releasing[tenure]
-                self._releasing[tenure].withheld.append(notice)
+            if key in self._releasing:
+                self._withholding[about.partition] = self._releasing[key]
+                self._releasing[key].withheld.append(notice)
                 return
         self._due.append(notice)

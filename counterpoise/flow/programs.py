@@ -1,8 +1,8 @@
-"""What a flow does step by step, written once for threads and for asyncio.
+"""The steps of a flow's methods, written once for threads and for asyncio.
 
-A program is a generator. It yields what it wants done (`Send` a call, `Pause`, ask whether it
-`MayRenew`) and gets back what came of it, with the time. It does nothing else itself; the shells
-carry out the effects, and hold the flow's lock only while a program runs from one to the next.
+A program is a generator. It yields an effect (`Send` a call, `Pause`, ask whether it `MayRenew`)
+and gets back the result with the time. It does nothing else itself. The shells carry out the
+effects, and hold the flow's lock only while a program runs from one effect to the next.
 """
 
 from __future__ import annotations
@@ -23,27 +23,27 @@ R = TypeVar("R")
 
 FIRST_PAUSE_SECONDS = 0.1
 LONGEST_PAUSE_SECONDS = 5.0
-# A service that answers polls at once must not be asked in a tight loop.
+# The shortest time between polls that a service answers at once, to avoid a tight loop.
 SHORTEST_POLL_SECONDS = 0.05
 
 
 @dataclass(frozen=True)
 class Send:
-    """Send this call; comes back as `Sent`."""
+    """Send this call; the result is a `Sent`."""
 
     call: Call[Any]
 
 
 @dataclass(frozen=True)
 class Pause:
-    """Do nothing for so long (in the background also until closed); comes back as `Sent`."""
+    """Wait so long (in the background at most until closed); the result is a `Sent`."""
 
     seconds: float
 
 
 @dataclass(frozen=True)
 class MayRenew:
-    """May the lease be renewed? Comes back as `Sent` with a bool for `value`."""
+    """May the lease be renewed? The result is a `Sent` with a bool as `value`."""
 
 
 Effect: TypeAlias = Send | Pause | MayRenew
@@ -51,7 +51,7 @@ Effect: TypeAlias = Send | Pause | MayRenew
 
 @dataclass(frozen=True)
 class Sent:
-    """What came of an effect: `value` or `error`; times by our clock; `chance` in 0..1."""
+    """The result of an effect: `value` or `error`; times by the own clock; `chance` in 0..1."""
 
     sent_at: float
     now: float
@@ -64,11 +64,11 @@ Program: TypeAlias = Generator[Effect, Sent, R]
 
 
 def pause_after(failures: int, chance: float, error: CounterpoiseError, longest: float) -> float:
-    """How long to wait after so many failures in a row (>= 1), in seconds.
+    """The pause in seconds after so many failures in a row (>= 1).
 
-    Doubles each time, up to `longest`, and is spread over its upper half, so that the clients of a
-    service that comes back do not come all at once. What the service asked for is the least, as
-    long as that is not longer than `longest`.
+    It doubles each time, up to `longest`. It is drawn from its upper half, so that clients do not
+    all come back at once when the service does. The pause that the service asked for is the
+    minimum, but at most `longest`.
     """
     grown = Backoff(FIRST_PAUSE_SECONDS, longest).after(failures)
     asked = error.retry_after if isinstance(error, ServiceUnavailable) else None
@@ -90,7 +90,7 @@ def keep_bound(core: FlowCore) -> Program[None]:
         failures += 1
         longest = LONGEST_PAUSE_SECONDS
         if core.bound is not None:
-            # Back within the lease, once the service is.
+            # Reconnect within the lease, once the service is back.
             longest = min(longest, core.lease_seconds / 5)
         if core.status in ("binding", "bound"):
             yield Pause(pause_after(failures, sent.chance, sent.error, longest))
@@ -149,7 +149,7 @@ def release(
     releases: Iterable[ReleaseItem | tuple[int, str | None, bool]],
     timeout_seconds: float,
 ) -> Program[dict[int, str]]:
-    """Release partitions: as items, or as (partition, position, finished) of those held."""
+    """Release partitions: as items, or as (partition, position, finished) of held partitions."""
     core.check()
     items: list[ReleaseItem] = []
     outcomes: dict[int, str] = {}
@@ -170,7 +170,7 @@ def release(
 def ready(
     core: FlowCore, partition: int, epoch: int | None, timeout_seconds: float
 ) -> Program[str]:
-    """Say that the warm-up of a partition is done."""
+    """Report that the warm-up of a partition is done."""
     core.check()
     if epoch is None:
         warming = core.view.warming.get(partition)
@@ -183,7 +183,7 @@ def ready(
 
 
 def refresh(core: FlowCore, timeout_seconds: float) -> Program[None]:
-    """Ask for the view as it is now. Nothing happens while not bound."""
+    """Ask for the current view. Does nothing while not bound."""
     asked = core.refresh_call()
     if asked is None:
         return
@@ -210,12 +210,12 @@ def leave(core: FlowCore, timeout_seconds: float) -> Program[bool]:
     except ServiceUnavailable:
         return False
     except CounterpoiseError:
-        return True  # it is gone already, with its queue perhaps
+        return True  # it is gone already, perhaps with its queue
     return True
 
 
 def log_access(core: FlowCore, fresh: bool, timeout_seconds: float) -> Program[LogAccess | None]:
-    """Credentials for the log: those at hand, or new ones when asked for or about to expire."""
+    """Credentials for the log: the present ones, or new ones if `fresh` or about to expire."""
     core.check()
     now = (yield Pause(0)).now
     if not fresh and not core.log_access_ends_soon(now):
@@ -231,9 +231,9 @@ def _submit(
 ) -> Program[dict[int, str]]:
     """Send a request until it is answered, for `timeout_seconds` at most.
 
-    Returns the outcome for each partition: `flow_gone` for all if the flow is over and being bound
-    again. Raises `ServiceUnavailable` when time is up: whether the call took effect is not known
-    then; to call again is harmless.
+    Returns the outcome for each partition: `flow_gone` for all if the flow is over and binding
+    again. Raises `ServiceUnavailable` when time is up: then it is unknown whether the call took
+    effect, and it may be repeated.
     """
     gone = {item.partition: FLOW_GONE for item in items}
     if request is None:
@@ -245,7 +245,7 @@ def _submit(
         if core.error is None and isinstance(error, FlowGone | FlowNotFound):
             return gone
         raise
-    except GeneratorExit:  # whoever asked was interrupted
+    except GeneratorExit:  # the caller was interrupted
         core.unanswered(request)
         raise
     results = core.answered(request, answer.value, answer.sent_at, answer.now)
@@ -255,10 +255,10 @@ def _submit(
 def _until(
     core: FlowCore, call: Call[Any], flow_id: str | None, timeout_seconds: float
 ) -> Program[Sent]:
-    """Send until answered. What is not transient is raised at once, the rest when time is up."""
+    """Send until answered. Permanent errors are raised at once, transient ones when time is up."""
     failures = 0
     left = timeout_seconds
-    # So that one attempt that hangs leaves time for another.
+    # A single attempt that hangs leaves time for another.
     share = max(1.0, core.lease_seconds / 3)
     while True:
         sent = yield Send(replace(call, timeout_seconds=max(0.05, min(share, left))))

@@ -1,17 +1,17 @@
-"""What a flow owns and warms up, as immutable snapshots, and what changed between two of them.
+"""Immutable snapshots of what a flow owns and warms up, and the differences between them.
 
-An update says everything each time (it is level-triggered), so what happened is the difference
-between the last view and the new one. A partition is *held* under an epoch; (partition, epoch) is
-held by one flow at most, ever (the contract, *What must never happen*, 1). Hence:
+Every update is complete (level-triggered), so events are the differences between the last view and
+the new one. A partition is *held* under an epoch, and at most one flow ever holds a
+(partition, epoch) (the contract, *What must never happen*, 1). Hence:
 
-- in the new view under an epoch that the old one did not have: granted, and if the old view had
-  the partition under another epoch, that one was lost before (it was granted anew to this flow,
-  and somebody else may have held it in between);
+- in the new view under an epoch that the old one did not have: granted. If the old view had the
+  partition under another epoch, that epoch was lost before: the partition was granted to this flow
+  again, and another flow may have held it in between;
 - in the old view and not in the new: lost;
 - now `revoking` or `retiring`, and not so before under this epoch: revoking, retiring.
 
-What was lost is told before what was granted, both in the order of partition numbers, so a program
-that handles the notices one by one never holds a partition under two epochs.
+Losses come before grants, both in the order of partition numbers. So a program that handles the
+notices one by one never holds a partition under two epochs.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ Key: TypeAlias = tuple[int, int]
 
 @dataclass(frozen=True)
 class Owned:
-    """A partition this flow owns.
+    """A partition that this flow owns.
 
-    `state` is `owned`, `revoking` or `retiring`. `position` is the last committed one, where to go
-    on, or None: the queue's `start`. `handed_over` is how the previous owner let go.
-    `deadline` (of a revoke) is by this process's monotonic clock, in seconds.
+    `state` is `owned`, `revoking` or `retiring`. `position` is the last committed one, the next
+    message to read; None: the queue's `start`. `handed_over` is how the partition left its previous
+    owner. `deadline` (of a revoke) is by this process's monotonic clock, in seconds.
     """
 
     partition: int
@@ -46,9 +46,9 @@ class Owned:
 
 @dataclass(frozen=True)
 class Warming:
-    """A partition this flow will own: restore its state, then say `ready`.
+    """A partition that this flow will own: restore its state, then say `ready`.
 
-    `epoch` and `position` are those of its present owner, who goes on working meanwhile.
+    `epoch` and `position` are those of the present owner, which keeps working meanwhile.
     """
 
     partition: int
@@ -59,7 +59,7 @@ class Warming:
 
 @dataclass(frozen=True)
 class View:
-    """All that one update said, with deadlines by our clock."""
+    """The content of one update, with deadlines by the own clock."""
 
     revision: int
     active: bool
@@ -80,7 +80,7 @@ class Granted:
 
 @dataclass(frozen=True)
 class Revoking:
-    """Take no new messages of it, finish what is outstanding, release before the deadline."""
+    """Take no new messages of it, finish outstanding ones, release before the deadline."""
 
     owned: Owned
 
@@ -94,7 +94,7 @@ class Retiring:
 
 @dataclass(frozen=True)
 class Lost:
-    """The flow owns the partition no more: nothing more can be committed under this epoch."""
+    """The flow has lost the partition: further commits under this epoch are refused."""
 
     owned: Owned
 
@@ -108,7 +108,7 @@ class WarmingStarted:
 
 @dataclass(frozen=True)
 class WarmingEnded:
-    """The handoff to this flow was called off; what was restored is of no use."""
+    """The handoff to this flow was called off; the restored state is not needed."""
 
     warming: Warming
 
@@ -119,8 +119,8 @@ Notice: TypeAlias = Granted | Revoking | Retiring | Lost | WarmingStarted | Warm
 def view_of(update: Update, now: float, known: Mapping[Key, str]) -> View:
     """The view that `update`, received at `now` (monotonic seconds), describes.
 
-    `known` has positions by (partition, epoch) that the service has acknowledged to us: they are
-    never older than those of an update, which may have been made before and delivered after.
+    `known` has the positions that the service has acknowledged, by (partition, epoch). They are
+    never older than those of an update, which may be delivered late.
     """
 
     def deadline_of(item: UpdatePartition) -> float | None:
@@ -149,9 +149,9 @@ def view_of(update: Update, now: float, known: Mapping[Key, str]) -> View:
 
 
 def with_owners_of(view: View, update: Update) -> View:
-    """The same view, asked for again: the owners of what we warm up have moved on.
+    """The same view with newer committed positions of the partitions that warm up.
 
-    The view itself if they have not.
+    Returns `view` itself if nothing changed.
     """
     positions = {
         (item.partition, item.epoch): item.position
@@ -166,7 +166,7 @@ def with_owners_of(view: View, update: Update) -> View:
 
 
 def changes(old: View, new: View) -> Iterator[Notice]:
-    """What happened between two views of a program's instance, in the order to tell it."""
+    """The events between two views of a flow instance, in the order of their notices."""
     for number, was in old.partitions.items():
         held = new.partitions.get(number)
         if held is None or held.epoch != was.epoch:

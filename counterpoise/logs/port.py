@@ -38,7 +38,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Protocol
 
 import pyarrow as pa
@@ -60,6 +60,15 @@ MESSAGE_SCHEMA: pa.Schema = pa.schema(
 MAX_MESSAGE_BYTES = 16 * 1024 * 1024
 """The largest sum of the bytes of value, key and headers (all in UTF-8) of one message."""
 
+OUR_HEADERS = "counterpoise-"
+OUR_HEADERS_BYTES = 64 * 1024
+"""So many bytes of headers with such names may come on top: a message of any size can be put aside
+as a dead letter."""
+
+SHOWN_FROM = datetime(1, 1, 2, tzinfo=UTC)
+SHOWN_TO = datetime(9999, 12, 30, 23, 59, 59, 999999, tzinfo=UTC)
+"""The times that a `datetime` of any time zone can show."""
+
 
 @dataclass(frozen=True, slots=True)
 class Message:
@@ -74,18 +83,34 @@ class Message:
         """The message's size for limits; raises InvalidMessage if no log can hold it."""
         if not isinstance(self.value, bytes):
             raise InvalidMessage(f"value must be bytes, not {type(self.value).__name__}")
-        size = len(self.value)
+        size, ours = len(self.value), 0
         if self.key is not None:
             size += _text_bytes("key", self.key)
+        if not isinstance(self.headers, Mapping | None):
+            raise InvalidMessage(f"headers must be a mapping, not {type(self.headers).__name__}")
         for name, text in (self.headers or {}).items():
-            size += _text_bytes("name of a header", name) + _text_bytes(f"header {name!r}", text)
-        if size > MAX_MESSAGE_BYTES:
+            both = _text_bytes("name of a header", name) + _text_bytes(f"header {name!r}", text)
+            size += both
+            ours += both if name.startswith(OUR_HEADERS) else 0
+        if size - min(ours, OUR_HEADERS_BYTES) > MAX_MESSAGE_BYTES:
             raise InvalidMessage(
                 f"the message has {size} bytes, and {MAX_MESSAGE_BYTES} is the most a log holds"
             )
-        if self.published_at is not None and self.published_at.utcoffset() is None:
-            raise InvalidMessage("published_at must carry a time zone")
+        if self.published_at is not None:
+            _check_time(self.published_at)
         return size
+
+
+def _check_time(at: datetime) -> None:
+    if not isinstance(at, datetime):
+        raise InvalidMessage(f"published_at must be a datetime, not {type(at).__name__}")
+    if at.utcoffset() is None:
+        raise InvalidMessage("published_at must carry a time zone")
+    if not SHOWN_FROM <= at <= SHOWN_TO:
+        raise InvalidMessage(
+            f"published_at is {at}, which a consumer in another time zone may not be able to show; "
+            f"it must be between {SHOWN_FROM} and {SHOWN_TO}"
+        )
 
 
 def _text_bytes(what: str, text: str) -> int:
@@ -163,6 +188,7 @@ class Log(Protocol):
 
         `end` None means the current end of the partition. At most `max_messages` are returned, and
         none after `max_bytes` of values have been returned (but always at least one message).
+        Whatever a row holds, it is returned (`counterpoise.logs.rows`).
         Otherwise the read returns the complete range or raises: LogBehind if the partition ends
         before the range (a log may wait for it first). Memory is bounded for any range. Raises
         PositionTrimmed, PositionAhead, InvalidPosition, LogNotFound, LogUnavailable.

@@ -17,7 +17,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from counterpoise.logs.admission import ByteAdmission
 from counterpoise.logs.connection import LogConnection, Row, stale_partition_count
@@ -29,7 +28,8 @@ from counterpoise.logs.errors import (
     PositionTrimmed,
 )
 from counterpoise.logs.numbered import NumberedLog
-from counterpoise.logs.port import MESSAGE_SCHEMA, AppendBatch, AppendResult, Bounds
+from counterpoise.logs.port import AppendBatch, AppendResult, Bounds
+from counterpoise.logs.rows import headers_of, record_batch
 
 CHUNK_MESSAGES = 8192
 CHUNK_BYTES = 8 * 1024 * 1024
@@ -38,16 +38,21 @@ SWEEP_MESSAGES = 10_000
 _APPEND = """SELECT counterpoise_log.append(%b, %b, %b, %b,
     %b::integer[], %b::bytea[], %b::text[], %b::text[], %b::timestamptz[])"""
 
-# `before` is the number of bytes of values in the chunk before a message.
+# `values_before` are the bytes of the values in the chunk before a message, `before` those of keys
+# and headers too: they take memory as well. Headers are parsed here, where a strange one is shown.
 _READ = """SELECT position, published_at, key, value, headers FROM (
     SELECT position, published_at, key, value, headers,
-        sum(octet_length(value)) OVER (ORDER BY position ROWS UNBOUNDED PRECEDING)
-            - octet_length(value) AS before
-    FROM counterpoise_log.messages
-    WHERE log_id = (SELECT log_id FROM counterpoise_log.logs WHERE name = %b)
-        AND partition = %b AND position >= %b AND position < %b
-    ORDER BY position LIMIT %b
-) AS chunk WHERE before < %b ORDER BY position"""
+        sum(size) OVER sofar - size AS before,
+        sum(octet_length(value)) OVER sofar - octet_length(value) AS values_before
+    FROM (
+        SELECT position, published_at, key, value, headers::text AS headers, octet_length(value)
+            + coalesce(octet_length(key), 0) + coalesce(octet_length(headers::text), 0) AS size
+        FROM counterpoise_log.messages
+        WHERE log_id = (SELECT log_id FROM counterpoise_log.logs WHERE name = %b)
+            AND partition = %b AND position >= %b AND position < %b
+        ORDER BY position LIMIT %b
+    ) AS message WINDOW sofar AS (ORDER BY position ROWS UNBOUNDED PRECEDING)
+) AS chunk WHERE values_before < %b AND before < %b ORDER BY position"""
 
 # One statement, so one snapshot: the ends and the partition count belong together.
 _BOUNDS = """SELECT l.partition_count, l.incarnation::text, p.partition,
@@ -62,8 +67,6 @@ _PARTITION = """SELECT p.first_position, p.next_position, p.discarded_position
     WHERE l.name = %b"""
 
 _EPOCH_2000_MICROSECONDS = 946_684_800_000_000
-_TIME = MESSAGE_SCHEMA.field("published_at").type
-_HEADERS = MESSAGE_SCHEMA.field("headers").type
 
 
 class PostgresLog(NumberedLog):
@@ -135,7 +138,8 @@ class PostgresLog(NumberedLog):
                     position,
                     last,
                     min(messages_left, CHUNK_MESSAGES),
-                    min(bytes_left, CHUNK_BYTES),
+                    bytes_left,
+                    CHUNK_BYTES,
                 ],
                 retry=True,
             )
@@ -240,20 +244,11 @@ def _contiguous_from(position: int, rows: list[Row]) -> list[Row]:
 
 def _record_batch(partition: int, rows: list[Row]) -> pa.RecordBatch:
     positions, times, keys, values, headers = zip(*rows, strict=True)
-    count = len(rows)
-    if any(headers):
-        header_items = [None if one is None else list(one.items()) for one in headers]
-        header_column = pa.array(header_items, _HEADERS)
-    else:
-        header_column = pa.nulls(count, _HEADERS)
-    return pa.RecordBatch.from_arrays(
-        [
-            pa.repeat(pa.scalar(partition, pa.int32()), count),
-            pa.array(positions, pa.int64()).cast(pa.string()),
-            pa.array(keys, pa.string()),
-            pa.array(values, pa.binary()),
-            header_column,
-            pc.add(pa.array(times, pa.int64()), _EPOCH_2000_MICROSECONDS).view(_TIME),
-        ],
-        schema=MESSAGE_SCHEMA,
+    return record_batch(
+        partition,
+        pa.array(positions, pa.int64()),
+        [at + _EPOCH_2000_MICROSECONDS for at in times],
+        pa.array(keys, pa.string()),
+        values,
+        [None if raw is None else headers_of(raw) for raw in headers],
     )

@@ -9,11 +9,12 @@
         .load()
     )
 
-Start reading at `plan.planning`, then `plan.progress`: what is read and what is done, no Spark yet.
+Start reading at `plan.planning`, then `plan.progress`: what is read and what is done, without
+Spark.
 
-Each name is loaded when it is first used. Spark runs a query of ours with a chain of Python
-processes, each of which imports this package to unpickle a single object and waits for no more than
-that object needs: so a task loads neither an HTTP client nor the sink.
+Each name is loaded when it is first used. For a query Spark starts a chain of Python processes.
+Each of them imports this package to unpickle one object and loads only what that object needs: a
+task loads neither an HTTP client nor the sink.
 """
 
 from typing import TYPE_CHECKING
@@ -64,7 +65,7 @@ _WHERE = {
     "session": "counterpoise.spark.source.data_source",
 }
 
-if not TYPE_CHECKING:  # which would take every name for one of ours
+if not TYPE_CHECKING:  # which would make every name an attribute of this package
     __getattr__ = lazily(__name__, _WHERE)
 
 

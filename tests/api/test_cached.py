@@ -7,7 +7,7 @@ import pytest
 from api.http.cached import Cached
 
 
-async def test_it_is_made_once_for_all_who_wait_and_again_when_it_is_old() -> None:
+async def test_concurrent_callers_share_one_result_until_it_is_old() -> None:
     now, made, gate = 0.0, 0, asyncio.Event()
 
     async def make() -> int:

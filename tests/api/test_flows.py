@@ -157,7 +157,7 @@ def test_unbinding_is_repeatable_and_final(api: httpx.Client) -> None:
     problem(response, 410, "flow_gone")
 
 
-def test_a_replaced_flow_is_told_so(api: httpx.Client) -> None:
+def test_a_replaced_flow_gets_the_reason_replaced(api: httpx.Client) -> None:
     create_queue(api, "q", 1)
     old = bind(api, "q", instance_id="i")
     old.until("owned", 0)
@@ -174,7 +174,7 @@ def test_an_expired_lease(api: httpx.Client) -> None:
     assert problem(consumer.call("heartbeat"), 410, "flow_gone")["reason"] == "lease_expired"
 
 
-def test_who_is_not_this_flow(api: httpx.Client) -> None:
+def test_calls_with_a_wrong_token_or_flow_are_refused(api: httpx.Client) -> None:
     create_queue(api, "q", 2)
     create_queue(api, "r", 1)
     mine, other = bind(api, "q"), bind(api, "q")

@@ -107,7 +107,7 @@ def _call(
 
 @everything.parametrize()
 @few
-def test_whatever_is_drawn(case: Case, fuzzed: Service) -> None:
+def test_any_drawn_request_gets_a_documented_answer(case: Case, fuzzed: Service) -> None:
     _call(case, fuzzed)
 
 

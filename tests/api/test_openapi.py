@@ -31,7 +31,7 @@ def operations(api: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
     ]
 
 
-def test_the_committed_document_is_what_is_served(served: dict[str, Any]) -> None:
+def test_the_committed_document_is_the_served_one(served: dict[str, Any]) -> None:
     assert COMMITTED.read_text("utf-8") == to_yaml(served), (
         "python -m api.openapi > openapi.yaml writes it anew"
     )
@@ -90,7 +90,7 @@ def test_every_call_lists_its_errors(served: dict[str, Any]) -> None:
                 assert "application/problem+json" not in response["content"], "should be shared"
 
 
-def test_only_what_the_service_is_about_itself_is_left_out() -> None:
+def test_only_calls_about_the_service_itself_are_left_out() -> None:
     hidden = {
         route.path
         for route in all_routes()

@@ -20,7 +20,7 @@ PROXIED = (
 
 
 @pytest.mark.parametrize("headers", PROXIED)
-def test_who_comes_through_a_proxy_is_no_administrator(
+def test_a_caller_through_a_proxy_is_not_an_administrator(
     http: httpx.Client, broker: ScriptedBroker, headers: dict[str, str]
 ) -> None:
     document = problem(http.get("/queues", headers=headers), 401, "unauthorized")
@@ -34,7 +34,7 @@ def test_a_flow_may_come_through_a_proxy(http: httpx.Client) -> None:
         assert answer.status_code == 200
 
 
-async def test_an_insecure_service_is_everybodys() -> None:
+async def test_on_an_insecure_service_every_caller_is_an_administrator() -> None:
     async with from_afar(load(host="0.0.0.0", insecure=True)) as client:
         for headers in ({"Host": "192.0.2.7:8640"}, {"Host": "[2001:db8::1]:8640"}, *PROXIED):
             answer = await client.get("/v1/queues", headers={"Host": "192.0.2.7", **headers})

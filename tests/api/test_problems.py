@@ -151,13 +151,13 @@ def test_a_bad_setting_is_named(http: httpx.Client, body: dict[str, Any], field:
         b'{"name": "q", "partition_count": ' + b"9" * 4000 + b"}"[:60],
     ],
 )
-def test_a_body_that_is_not_what_it_should_be(http: httpx.Client, content: bytes) -> None:
+def test_a_body_of_the_wrong_type_is_refused(http: httpx.Client, content: bytes) -> None:
     response = http.post("/queues", content=content, headers={"Content-Type": "application/json"})
     assert problem(response, 422, "invalid")["errors"]
 
 
 @pytest.mark.parametrize("setting", ["partition_count", "access_type", "rebalance_delay", "log"])
-def test_null_is_no_value_for_what_cannot_be_null(http: httpx.Client, setting: str) -> None:
+def test_null_is_refused_where_a_value_is_required(http: httpx.Client, setting: str) -> None:
     response = http.patch("/queues/flights", json={setting: None})
     assert problem(response, 422, "invalid")["errors"][0]["field"] == setting
 
@@ -249,7 +249,7 @@ def test_without_a_database(http: httpx.Client, broker: ScriptedBroker) -> None:
     assert response.headers["retry-after"] == "2"
 
 
-def test_a_defect_says_nothing_of_the_inside(
+def test_a_defect_shows_no_internals(
     http: httpx.Client, broker: ScriptedBroker, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def broken(*_: object) -> None:

@@ -96,7 +96,7 @@ def test_a_changed_setting(api: httpx.Client) -> None:
 
 
 @pytest.mark.parametrize("name", ["name", "id", "revision", "flow_count"])
-def test_what_cannot_be_changed(api: httpx.Client, name: str) -> None:
+def test_unchangeable_fields_are_refused(api: httpx.Client, name: str) -> None:
     create_queue(api, "q", 1)
     problem(api.patch("/queues/q", json={name: "x"}), 422, "invalid")
 
@@ -148,7 +148,7 @@ def test_deleting(api: httpx.Client) -> None:
         ("POST", "/flows/f-1/drain", None),
     ],
 )
-def test_every_call_on_a_queue_that_is_not_there(
+def test_every_call_on_an_unknown_queue_is_refused(
     api: httpx.Client, method: str, path: str, body: dict[str, Any] | None
 ) -> None:
     response = (
@@ -224,7 +224,7 @@ def test_bad_pages(api: httpx.Client, collection: str, query: str) -> None:
     problem(api.get(f"/queues{collection}?{query}"), 422, "invalid")
 
 
-def test_a_cursor_that_was_never_given_is_no_defect(api: httpx.Client) -> None:
+def test_an_invented_cursor_is_not_a_defect(api: httpx.Client) -> None:
     create_queue(api, "q", 1)
     for collection in ("", "/q/partitions", "/q/flows", "/q/rebalances"):
         response = api.get(f"/queues{collection}", params={"cursor": "nonsense"})

@@ -205,7 +205,7 @@ def strict(migrated_url: str) -> Iterator[Service]:
         yield service
 
 
-def test_who_asks_too_much_is_told_to_wait(strict: Service) -> None:
+def test_a_caller_over_its_rate_gets_429(strict: Service) -> None:
     with strict.http as http, Client(strict.url) as client:
         http.event_hooks["response"] = [conforms]
         http.post("/queues", json={"name": "q", "partition_count": 2}).raise_for_status()
@@ -246,7 +246,7 @@ def test_a_flow_that_is_told_to_wait_waits_and_goes_on(strict: Service) -> None:
             assert (flow.status, flow.flow_id) == ("bound", flow_id)
 
 
-def test_slow_bodies_take_nobody_s_place(service: Service) -> None:
+def test_slow_bodies_do_not_block_other_callers(service: Service) -> None:
     parts = urlsplit(service.url)
     head = (
         "POST /v1/queues HTTP/1.1\r\nHost: localhost\r\n"
@@ -298,7 +298,7 @@ async def test_a_body_that_does_not_come_is_not_waited_for() -> None:
     assert json.loads(said[1]["body"])["code"] == "body_timeout"
 
 
-def test_a_slow_reader_gets_the_latest_and_not_what_it_missed(service: Service) -> None:
+def test_a_slow_reader_gets_only_the_latest_view(service: Service) -> None:
     """What is sent to a reader that does not read is bounded by its connection's buffers."""
     changes = 60
     with Client(service.url) as client, contextlib.closing(socket.socket()) as reader:

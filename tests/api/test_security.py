@@ -65,12 +65,14 @@ def test_other_schemes_are_not_understood(http: httpx.Client, header: str) -> No
     problem(response, 401, "unauthorized")
 
 
-def test_a_flows_token_is_no_administrators(http: httpx.Client, broker: ScriptedBroker) -> None:
+def test_a_flows_token_gives_no_administrator_rights(
+    http: httpx.Client, broker: ScriptedBroker
+) -> None:
     problem(http.delete("/queues/flights", headers=AS_FLOW), 403, "forbidden")
     assert not broker.calls
 
 
-def test_who_unbinds_and_drains(http: httpx.Client) -> None:
+def test_an_administrator_or_the_flow_itself_may_unbind_and_drain(http: httpx.Client) -> None:
     for headers in ({}, AS_FLOW):
         assert http.delete("/queues/flights/flows/f-1", headers=headers).status_code == 204
         assert http.post("/queues/flights/flows/f-1/drain", headers=headers).status_code == 202
@@ -78,7 +80,9 @@ def test_who_unbinds_and_drains(http: httpx.Client) -> None:
     problem(http.delete("/queues/flights/flows/f-1", headers=other), 403, "forbidden")
 
 
-def test_who_drains_is_told_to_the_broker(http: httpx.Client, broker: ScriptedBroker) -> None:
+def test_the_broker_learns_whether_an_administrator_drains(
+    http: httpx.Client, broker: ScriptedBroker
+) -> None:
     """An administrator's drain must not pass for a sign of life."""
     for headers, by_flow in (({}, False), (AS_FLOW, True)):
         broker.calls.clear()
@@ -96,7 +100,7 @@ def test_a_repeated_unbind_is_harmless(http: httpx.Client, broker: ScriptedBroke
     problem(http.post(f"{path}/drain", headers=AS_FLOW), 410, "flow_gone")
 
 
-def test_a_page_of_another_site_is_no_administrator(
+def test_a_page_of_another_site_is_not_an_administrator(
     http: httpx.Client, broker: ScriptedBroker
 ) -> None:
     """A browser on the same machine reaches a loopback service for any page it shows."""
@@ -128,7 +132,7 @@ def from_afar(settings: Settings) -> httpx.AsyncClient:
     )
 
 
-async def test_beyond_this_machine_nobody_is_an_administrator() -> None:
+async def test_callers_from_other_machines_are_not_administrators() -> None:
     async with from_afar(load(host="0.0.0.0")) as client:
         for method, path in (
             ("POST", "/v1/queues"),

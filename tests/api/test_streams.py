@@ -125,7 +125,7 @@ def test_changes_of_a_queue(http: httpx.Client, broker: ScriptedBroker) -> None:
     assert ("monitoring.events", ("flights", 6)) in broker.calls
 
 
-def test_changes_of_an_unknown_queue_are_no_stream(http: httpx.Client) -> None:
+def test_events_of_an_unknown_queue_are_refused(http: httpx.Client) -> None:
     assert http.get("/queues/missing/events").status_code == 404
 
 
@@ -211,7 +211,7 @@ async def test_silence_is_broken_by_comments() -> None:
     assert wire.ended
 
 
-async def test_a_slow_reader_gets_the_latest_late_and_nothing_is_queued_for_it() -> None:
+async def test_a_slow_reader_gets_the_latest_view_and_no_backlog() -> None:
     latest, asked = 0, 0
     sent: list[bytes] = []
     is_sending, may_go_on = asyncio.Event(), asyncio.Event()
@@ -263,7 +263,7 @@ async def test_a_flow_that_leaves_ends_its_stream_with_the_problem() -> None:
     assert wire.ended
 
 
-async def test_what_opens_after_the_end_ends_at_once() -> None:
+async def test_streams_opened_after_the_stop_end_at_once() -> None:
     open_calls = OpenCalls()
     open_calls.end()
     wire = Wire()

@@ -1,6 +1,6 @@
 """The architecture is a test: imports run one way, core <- broker <- api, and counterpoise alone.
 
-The rules are those of docs/design: they are read from the source by AST, so that an import inside a
+The rules are those of docs/design. Imports are read from the syntax tree, so an import inside a
 function or under TYPE_CHECKING counts too.
 """
 
@@ -78,9 +78,11 @@ def test_imports_run_one_way(importer: str, forbidden: str) -> None:
 
 
 @pytest.mark.parametrize("service", ["api", "broker"])
-def test_the_service_shares_only_logs_and_the_backoff_with_the_consumers(service: str) -> None:
-    """What a log is called, what it promises, and how each kind is reached."""
-    shared = ("counterpoise.logs", "counterpoise.backoff")
+def test_the_service_shares_only_logs_backoff_and_plain_text_with_the_consumers(
+    service: str,
+) -> None:
+    """The name of a log, the promises of logs, how each kind is reached; text for a terminal."""
+    shared = ("counterpoise.logs", "counterpoise.backoff", "counterpoise.plain")
     assert not [
         f"{path}: {name}"
         for path, name in imports_under(service)

@@ -1,4 +1,4 @@
-"""What may be at the top of the repository, and what no committed file may contain."""
+"""Which files may be at the top of the repository, and what no committed file may contain."""
 
 import re
 import subprocess

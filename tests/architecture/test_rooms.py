@@ -1,8 +1,8 @@
-"""The rooms of the code: folders without import circles, and none too large to be seen at once.
+"""The rooms of the code: folders without import circles, and none too large to survey.
 
-A folder's modules are one room. Its front door (`__init__` and `__main__`) is a room of its own,
-because it may name what the folders below it offer. Every form of import counts: also one inside a
-function, or only for type checkers.
+The modules of a folder are one room. Its interface (`__init__` and `__main__`) is a room of its
+own, because it may import from the folders below. Every form of import counts, also inside a
+function or only for type checkers.
 """
 
 import ast
@@ -18,7 +18,7 @@ from tests.architecture.test_imports import ROOT
 PACKAGES = ("api", "broker", "counterpoise")
 MOST_LINES = 400
 MOST_MODULES = 14
-DOORS = frozenset({"__init__.py", "__main__.py"})
+INTERFACES = frozenset({"__init__.py", "__main__.py"})
 
 
 def modules_of(root: Path) -> dict[str, Path]:
@@ -32,7 +32,9 @@ def modules_of(root: Path) -> dict[str, Path]:
 
 
 def imported(source: str, modules: Mapping[str, Path]) -> Iterator[str]:
-    """The modules of ours that a module imports; ruff sees to it that no import is relative."""
+    """The modules of this repository that a module imports; ruff ensures that no import is
+    relative.
+    """
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
@@ -48,9 +50,9 @@ def imported(source: str, modules: Mapping[str, Path]) -> Iterator[str]:
 
 
 def room_of(path: Path, root: Path) -> str:
-    """The folder, or its front door."""
+    """The folder of the module, or the folder's interface."""
     folder = path.parent.relative_to(root).as_posix()
-    return f"{folder}/ (its front door)" if path.name in DOORS else folder
+    return f"{folder}/ (its interface)" if path.name in INTERFACES else folder
 
 
 def circles(root: Path) -> dict[tuple[str, ...], list[str]]:
@@ -86,7 +88,7 @@ def _reached(room: str, imports: Mapping[str, Mapping[str, object]]) -> set[str]
 
 
 def lines(root: Path) -> dict[str, int]:
-    """How long each module is."""
+    """The number of lines of each module."""
     return {
         path.relative_to(root).as_posix(): len(path.read_text("utf-8").splitlines())
         for path in modules_of(root).values()
@@ -94,7 +96,7 @@ def lines(root: Path) -> dict[str, int]:
 
 
 def sizes(root: Path) -> dict[str, int]:
-    """How many modules each folder has, its `__init__` not counted."""
+    """The number of modules in each folder, without its `__init__`."""
     counted: defaultdict[str, int] = defaultdict(int)
     for path in modules_of(root).values():
         counted[path.parent.relative_to(root).as_posix()] += path.name != "__init__.py"
@@ -142,7 +144,7 @@ def test_a_circle_is_found_however_it_is_imported(tmp_path: Path, back: str) -> 
     assert "counterpoise.b.three imports counterpoise.a.one" in why
 
 
-def test_a_front_door_may_name_what_is_behind_it_but_none_behind_it_uses_the_door(
+def test_an_interface_may_import_its_modules_but_they_do_not_import_it(
     tmp_path: Path,
 ) -> None:
     root = house(

@@ -1,8 +1,8 @@
 """No test sleeps to wait for something: it waits for the event itself, with a limit.
 
-Who sleeps guesses how long a machine takes, and is wrong where one stalls. So all real sleeps of
-the tests are in these functions, each for a reason. Virtual time may be slept through anywhere: by
-tests in modules that import `virtual` (tests/world/loop.py), and in the simulation.
+A sleep guesses how long a machine takes, and the guess is wrong when the machine stalls. So only
+the functions below sleep in real time, each for a reason. Tests in virtual time may sleep: those in
+modules that import `virtual` (tests/world/loop.py), and the simulation.
 """
 
 import ast
@@ -12,7 +12,7 @@ from pathlib import Path
 
 TESTS = Path(__file__).resolve().parents[1]
 
-# Whole directories: two in virtual time, one that lets faults last for as long as it draws.
+# Whole directories: two in virtual time, and one whose faults last for a drawn time.
 APART = ("faults", "simulation", "world")
 
 POLL = "a poll with a limit, of what tells nobody"
@@ -27,7 +27,7 @@ ALLOWED = {
     "broker/processes/test_two_services.py: peace": POLL,
     "broker/processes/test_two_services.py: test_a_crowd_on_two_services": LASTS,
     "broker/processes/test_two_services.py: test_a_large_crowd_that_changes_all_the_time": LASTS,
-    "broker/processes/test_two_services.py: test_services_that_are_frozen_expire_nobody": LASTS,
+    "broker/processes/test_two_services.py: test_frozen_services_expire_no_flow": LASTS,
     "broker/processes/test_two_services.py:"
     " test_services_that_are_killed_one_after_the_other": LASTS,
     "broker/store/support.py: PostgresGround.until_waiting": POLL,
@@ -36,10 +36,10 @@ ALLOWED = {
     "broker/store/test_held.py:"
     " test_a_commit_that_the_database_has_ended_is_made_again.late": LASTS,
     "broker/store/test_notifications.py: Listening.quiet": SILENCE,
-    "broker/store/test_notifications.py: test_what_is_not_fetched_yet_is_told_once": SILENCE,
+    "broker/store/test_notifications.py: test_pending_notifications_name_each_queue_once": SILENCE,
     "broker/mailbox/test_alarms.py: test_a_stall_of_the_loop_drops_no_alarm": LASTS,
     "broker/mailbox/test_alarms.py:"
-    " test_what_comes_again_and_again_never_runs_twice_at_a_time.work": LASTS,
+    " test_a_periodic_callback_never_runs_twice_at_a_time.work": LASTS,
     "broker/mailbox/test_replicas_on_postgres.py: eventually": POLL,
     "broker/mailbox/test_replicas_on_postgres.py:"
     " test_connections_that_are_cut_cost_nothing_that_was_acknowledged.cutting": LASTS,
@@ -56,7 +56,7 @@ ALLOWED = {
 
 
 def sleeps(node: ast.AST, within: tuple[str, ...] = ()) -> Iterator[str]:
-    """The functions that sleep, by qualified name; giving way (`asyncio.sleep(0)`) is no sleep."""
+    """The functions that sleep, by qualified name; `asyncio.sleep(0)` does not count."""
     for child in ast.iter_child_nodes(node):
         inner = within
         match child:
@@ -101,7 +101,7 @@ def test_only_these_functions_sleep() -> None:
     assert found() - ALLOWED.keys() == set(), "wait for what is to happen, with a limit"
 
 
-def test_nothing_is_allowed_to_sleep_that_does_not() -> None:
+def test_every_allowed_function_still_sleeps() -> None:
     assert ALLOWED.keys() - found() == set()
 
 

@@ -1,6 +1,6 @@
-"""Both wheels, built from what is committed and installed into environments of their own.
+"""Both wheels, built from the committed files and installed into new environments.
 
-They need the package index, like `make setup`.
+These tests need the package index, like `make setup`.
 """
 
 import re
@@ -21,7 +21,7 @@ SERVICE = frozenset({"api", "broker", "migrations"})
 
 
 def run(*command: str | Path, cwd: Path) -> str:
-    """What the command printed. Fails with everything it said."""
+    """The output of the command. On an error, fails with all of it."""
     done = subprocess.run(
         command, cwd=cwd, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     )
@@ -31,7 +31,7 @@ def run(*command: str | Path, cwd: Path) -> str:
 
 @pytest.fixture(scope="module")
 def wheels(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A directory with both wheels, made from a checkout that holds tracked files only."""
+    """A directory with both wheels, made from a checkout of tracked files only."""
     checkout = tmp_path_factory.mktemp("checkout")
     for name in tracked_files():
         if (ROOT / name).is_file():
@@ -49,7 +49,7 @@ def wheels(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def versions(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The locked versions as constraints; without hashes, which our own wheels have none of."""
+    """The locked versions as constraints, without hashes, because our own wheels have none."""
     lock = (ROOT / "deploy/constraints.txt").read_text("utf-8")
     path = tmp_path_factory.mktemp("versions") / "constraints.txt"
     path.write_text(re.sub(r"\s*\\\n\s+--hash=\S+", "", lock), "utf-8")
@@ -57,7 +57,7 @@ def versions(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def environment_with(wheels: Path, versions: Path, name: str, directory: Path) -> Path:
-    """The `bin` of a new virtual environment in which the wheel is installed, and what it needs."""
+    """The `bin` of a new virtual environment with the wheel and its dependencies."""
     run(sys.executable, "-m", "venv", "--without-pip", directory, cwd=wheels)
     binaries = directory / "bin"
     run(
@@ -82,7 +82,7 @@ def packages_of_ours(binaries: Path, directory: Path) -> set[str]:
     ("pattern", "packages"),
     [("counterpoise-*.whl", CONSUMERS), ("counterpoise_server-*.whl", SERVICE)],
 )
-def test_a_wheel_carries_its_packages_whole_and_nothing_else(
+def test_a_wheel_has_all_files_of_its_packages_and_nothing_else(
     wheels: Path, pattern: str, packages: frozenset[str]
 ) -> None:
     [wheel] = wheels.glob(pattern)

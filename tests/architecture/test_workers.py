@@ -1,6 +1,6 @@
 """How pytest-xdist runs the tests with the options of the Makefile.
 
-Tests that are a group run in one process: some share a server, some need much of the machine.
+A group of tests runs in one process: some groups share a server, some need much of the machine.
 """
 
 import os
@@ -31,12 +31,12 @@ def test_it(number):
 
 
 def run(directory: Path, tests: str) -> subprocess.CompletedProcess[str]:
-    """Two workers run these tests. Raises TimeoutExpired."""
+    """Runs these tests with two workers. Raises TimeoutExpired."""
     (directory / "pytest.ini").write_text("[pytest]\n")
     (directory / "test_them.py").write_text(tests)
     options = re.search(r"^pytest = .*\$\(WORKERS\) (.+)$", (ROOT / "Makefile").read_text(), re.M)
     assert options is not None
-    # A run of its own, not of the worker that this test runs in; without plugins it starts soon.
+    # A separate run, not as part of this test's worker; it starts quickly without plugins.
     environment = {name: value for name, value in os.environ.items() if "PYTEST" not in name}
     environment["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
     return subprocess.run(

@@ -1,8 +1,8 @@
-"""Consumers over HTTP that come, work, go and fall silent, and what they write down of it.
+"""Consumers over HTTP that come, work, leave and fall silent, with a journal of their calls.
 
-Every call goes to a service chosen at random, so whatever one replica told must hold at the others.
-What was asked and told is a journal, which `tests.judge` judges: what was acknowledged before a
-call was sent, the call's answer must know. In virtual time the simulation plays more than this.
+Every call goes to a random service, so all replicas must agree with each answer. The calls and
+answers are a journal, which `tests.judge` judges: an answer must reflect everything that was
+acknowledged before its call was sent. The simulation plays more than this, in virtual time.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Notes:
         self.lines.append(Line(time.monotonic(), entry))
 
     def asked(self) -> int:
-        """A call is sent; its number."""
+        """A call is sent; returns its number."""
         call = next(self._calls)
         self.write(Asked(call))
         return call
@@ -57,7 +57,7 @@ class Notes:
 
 
 class Consumer:
-    """One application: binds, follows, works, and leaves as it is told."""
+    """One application: binds, follows, works, and leaves when told."""
 
     def __init__(
         self,
@@ -150,7 +150,7 @@ class Consumer:
         self._told(call, answer.update)
 
     async def drain(self) -> None:
-        """Leaves in order: hands over all it owns first."""
+        """Leaves in order: hands over all its partitions first."""
         try:
             await self._flow_call("drain")
         except FlowGone as error:
@@ -162,7 +162,7 @@ class Consumer:
         )
 
     async def _call(self, call: Callable[[AsyncClient], Awaitable[Any]]) -> Any:
-        """To any service, again and again until one answers."""
+        """Calls a service, and others until one answers."""
         while True:
             try:
                 return await call(self.rng.choice(self.clients))
@@ -215,7 +215,7 @@ class Crowd:
             one.silent = True
 
     async def restart(self) -> None:
-        """A consumer's process is started anew under the same name, while the old one goes on."""
+        """A consumer's process is started again under the same name, while the old one runs on."""
         able = [one for one in self.consumers if one.flow_id and not one.leaving]
         if able:
             old = self.rng.choice(able)
@@ -235,7 +235,7 @@ class Crowd:
             await one.drain()
 
     def check(self) -> None:
-        """Raises what a consumer met."""
+        """Raises the error of any consumer."""
         for one in (*self.consumers, *self.past):
             if one.task is not None and one.task.done() and not one.task.cancelled():
                 one.task.result()
@@ -252,7 +252,7 @@ class Crowd:
         self.verdict()
 
     def verdict(self) -> Verdict:
-        """What the judge says; every promise was kept."""
+        """The judge's verdict; fails unless every promise was kept."""
         verdict = self.notes.verdict()
         assert verdict.kept, verdict.examples()
         return verdict

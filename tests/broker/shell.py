@@ -1,4 +1,4 @@
-"""The shell of the broker in a virtual world: replicas on one database in memory.
+"""Replicas of the broker on one database in memory, in a virtual world.
 
 A `World` has the database and the replicas. Each replica has a `Net` between it and the database. A
 `Net` can lose calls or answers, hold calls until a test releases them, and suppress notifications.
@@ -41,13 +41,13 @@ class Net(Way):
         self.faults.setdefault(method, []).extend([fault] * times)
 
     def hold(self, method: str) -> asyncio.Event:
-        """Calls of this method wait until the event is set; `met` tells when one does."""
+        """Calls of this method wait until the event is set; `met` waits for the first of them."""
         self.arrived[method] = asyncio.Event()
         self.gates[method] = asyncio.Event()
         return self.gates[method]
 
     async def met(self, method: str) -> None:
-        """Waits until somebody waits at the gate."""
+        """Waits until a call waits at the gate."""
         await self.arrived[method].wait()
 
     async def there(self, method: str) -> Fault | None:
@@ -67,7 +67,7 @@ class Net(Way):
 
 
 class ReplicaCalls:
-    """The calls of a replica, under names of their own: tests make many."""
+    """The calls of a replica by short names, because tests make many."""
 
     def __init__(self, replica: Replica, logs: Logs) -> None:
         calls = Calls(replica, logs)
@@ -100,7 +100,7 @@ class ReplicaCalls:
 
 
 class Service(ReplicaCalls):
-    """A replica of the service, with what tests look at."""
+    """A replica of the service, with the objects that tests inspect."""
 
     def __init__(self, world: World) -> None:
         self.net = Net()
@@ -117,17 +117,17 @@ class Service(ReplicaCalls):
         super().__init__(self.replica, self.logs)
 
     def memory(self, queue_id: str) -> Queue | None:
-        """The queue as this replica has it in memory."""
+        """The queue in this replica's memory."""
         coordinator = self.replica._coordinators.get(queue_id)
         return coordinator.queue if coordinator else None
 
     async def join(self, name: str, who: str, *, lease: float = 10.0, warmup: bool = False) -> str:
-        """Binds a flow; its id."""
+        """Binds a flow; returns its id."""
         bound = await self.bind(name, f"client {who}", f"i-{who}", lease, warmup)
         return bound.flow_id
 
     async def view(self, name: str, flow_id: str) -> dict[int, tuple[int, str]]:
-        """(epoch, state) by partition, as the flow is told."""
+        """(epoch, state) by partition, from the flow's view."""
         update = await self.update(name, flow_id)
         return {p.partition: (p.epoch, p.state) for p in update.partitions}
 
@@ -145,7 +145,7 @@ class World:
         return self.database.clock()
 
     async def replica(self) -> Service:
-        """One more replica."""
+        """Starts one more replica."""
         service = Service(self)
         await service.replica.start()
         await settle()
@@ -153,19 +153,19 @@ class World:
         return service
 
     def kill(self, service: Service) -> None:
-        """The replica's process dies: nothing of it reaches the database any more."""
+        """The replica's process dies: none of its calls reach the database any more."""
         service.net.away = True
         service.alarms.stop()
         self.services.remove(service)
 
     def stored(self, name: str) -> tuple[str, Queue]:
-        """The queue as the database has it."""
+        """The queue in the database."""
         queue_id = self.database.find(name)
         assert queue_id is not None
         return queue_id, self.database.load(queue_id)
 
     def check(self, name: str) -> Queue:
-        """The queue, which every replica that is up to date must have in memory as it is stored."""
+        """The stored queue; the memory of every up-to-date replica must equal it."""
         queue_id, stored = self.stored(name)
         for service in self.services:
             memory = service.memory(queue_id)
@@ -175,5 +175,5 @@ class World:
 
 
 def spec(name: str = "orders", partitions: int = 4, **settings: Any) -> views.QueueSpec:
-    """A queue that rebalances at once, unless told otherwise."""
+    """A queue that by default rebalances at once."""
     return views.QueueSpec(name, partitions, **{"rebalance_delay": 0.0, **settings})

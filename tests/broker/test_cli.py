@@ -1,4 +1,4 @@
-"""`counterpoise serve` and `counterpoise migrate` as an operator meets them."""
+"""`counterpoise serve` and `counterpoise migrate` from an operator's view."""
 
 import json
 import signal
@@ -26,7 +26,7 @@ def run(arguments: Sequence[str], seconds: float = 60) -> subprocess.CompletedPr
 
 
 def refusal(arguments: Sequence[str], code: Exit) -> str:
-    """What it says when it does not start: one line on stderr, nothing else."""
+    """The message when it does not start: one line on stderr, nothing else."""
     done = run(arguments)
     assert done.returncode == code, done.stderr
     assert done.stdout == ""
@@ -66,7 +66,7 @@ def test_postgres_is_unreachable() -> None:
         assert "cannot reach the database" in line
 
 
-def test_a_data_directory_that_is_none(tmp_path: Path) -> None:
+def test_an_invalid_data_directory_is_refused(tmp_path: Path) -> None:
     directory = tmp_path / "file"
     directory.write_text("")
     line = refusal(["serve", "--port", "0", "--data-dir", str(directory)], Exit.DATA_DIRECTORY)
@@ -93,7 +93,7 @@ def test_migrate_says_what_it_did(database_url: str) -> None:
     assert again.stdout.count("already") == 2
 
 
-# A service that runs
+# A running service
 
 
 @pytest.fixture
@@ -108,7 +108,7 @@ def test_the_first_line_says_where_it_is(served: ServeProcess) -> None:
     assert httpx.get(f"{served.url}/readyz").json() == {"status": "ready"}
 
 
-def test_the_log_is_json_where_nobody_watches(served: ServeProcess) -> None:
+def test_the_log_is_json_without_a_terminal(served: ServeProcess) -> None:
     served.end()
     lines = served.log_file.read_text().splitlines()
     assert lines
@@ -154,7 +154,7 @@ def test_its_own_postgres_comes_and_goes_with_it(with_its_own_postgres: ServePro
 
 @pytest.mark.long
 def test_it_survives_losing_its_database(served: ServeProcess, migrated_url: str) -> None:
-    """503 with Retry-After and not ready while Postgres refuses, and then as before."""
+    """While Postgres refuses, 503 with Retry-After and not ready; afterwards as before."""
     name = migrated_url.rpartition("/")[2]
     server = migrated_url.rpartition("/")[0] + "/postgres"
     with (
@@ -187,7 +187,7 @@ def test_beyond_this_machine_it_does_not_start_unprotected(migrated_url: str) ->
     assert "--insecure" in refusal(command, Exit.EXPOSED)
 
 
-def test_who_insists_is_warned(migrated_url: str, tmp_path: Path) -> None:
+def test_an_insecure_service_warns_at_its_start(migrated_url: str, tmp_path: Path) -> None:
     log = tmp_path / "serve.log"
     arguments = ["--host", "0.0.0.0", "--insecure", "--database-url", migrated_url]
     with ServeProcess(log, arguments) as service:

@@ -1,4 +1,6 @@
-"""Beyond this machine a service needs keys and TLS, or an operator who says that it does not."""
+"""Beyond this machine a service needs keys and TLS, or an operator who explicitly allows it
+without.
+"""
 
 from pathlib import Path
 
@@ -47,7 +49,7 @@ def test_a_key_needs_its_certificate() -> None:
 
 
 @pytest.mark.parametrize("names", ["https://example.com", "example.com:8640", "a/b", "*", "a.*"])
-def test_what_is_no_name(names: str) -> None:
+def test_invalid_host_names_are_refused(names: str) -> None:
     with pytest.raises(SettingsError, match="allowed-hosts"):
         load(allowed_hosts=names)
 

@@ -1,4 +1,4 @@
-"""Settings: the command line, then the environment; what is wrong with one is said in a line."""
+"""Settings: the command line, then the environment; an error is reported in one line."""
 
 from pathlib import Path
 
@@ -38,6 +38,7 @@ def test_every_setting_is_a_variable_of_the_environment(monkeypatch: pytest.Monk
         "request_limit_bytes": "2048",
         "flow_requests_per_second": "0",
         "address_requests_per_second": "20.5",
+        "address_idle_connections": "9",
         "history_days": "0.5",
         "log_keep_messages": "50000",
         "shutdown_seconds": "1",
@@ -55,17 +56,17 @@ def test_every_setting_is_a_variable_of_the_environment(monkeypatch: pytest.Monk
     assert settings.port == 0
 
 
-def test_what_is_given_wins(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_command_line_overrides_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COUNTERPOISE_PORT", "1")
     assert load(port=0, host=None).port == 0
 
 
-def test_an_empty_variable_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_empty_variable_counts_as_unset(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COUNTERPOISE_PORT", "")
     assert load().port == 8640
 
 
-def test_what_is_wrong_is_named_by_its_source(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_names_the_source_of_the_setting(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COUNTERPOISE_PORT", "http")
     with pytest.raises(SettingsError) as caught:
         load(log_level="loud")

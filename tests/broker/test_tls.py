@@ -1,4 +1,4 @@
-"""HTTPS: the certificate is read at the start and on SIGHUP; a wrong one changes nothing."""
+"""HTTPS: the certificate is read at the start and on SIGHUP; an invalid one changes nothing."""
 
 import shutil
 import signal
@@ -25,7 +25,7 @@ def install(name: str, directory: Path) -> tuple[Path, Path]:
 
 
 def client(url: str, trusted: str) -> httpx.Client:
-    """One that trusts this certificate and no other."""
+    """A client that trusts only this certificate."""
     context = ssl.create_default_context(cafile=str(PAIRS / f"{trusted}.pem"))
     return httpx.Client(base_url=url, verify=context, timeout=30)
 
@@ -42,7 +42,7 @@ def test_a_pair_that_does_not_fit_is_refused(tmp_path: Path) -> None:
     assert str(cert) in refusal([*line, "--tls-key", str(key)], Exit.SETTINGS)
 
 
-def test_an_encrypted_key_asks_nobody_for_its_password() -> None:
+def test_an_encrypted_key_is_refused_without_a_password_prompt() -> None:
     with pytest.raises(TlsError, match="encrypted"):
         Certificate(PAIRS / "first.pem", PAIRS / "encrypted-key.pem")
 
@@ -78,7 +78,7 @@ def test_the_certificate_is_renewed_on_a_signal(migrated_url: str, tmp_path: Pat
             process.send_signal(signal.SIGHUP)
             eventually(lambda: trusts("second"))
             assert not trusts("first")
-            # Its connection was there before.
+            # This connection was open before.
             assert old.get("/healthz").status_code == 200
         key.write_text("nonsense")
         process.send_signal(signal.SIGHUP)

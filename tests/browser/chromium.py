@@ -1,4 +1,4 @@
-"""A headless Chromium, told what to do over its DevTools protocol."""
+"""A headless Chromium, controlled over its DevTools protocol."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from websockets.sync.client import ClientConnection, connect
 
 FLAGS = [
     "--headless",
-    "--no-sandbox",  # as root there is none
+    "--no-sandbox",  # root has no sandbox
     "--disable-gpu",
     "--disable-dev-shm-usage",
     "--no-first-run",
@@ -27,7 +27,7 @@ FLAGS = [
 
 @contextmanager
 def chromium(program: str, directory: Path) -> Iterator[Browser]:
-    """Runs it; its profile is in `directory`."""
+    """Runs Chromium; its profile is in `directory`."""
     process = subprocess.Popen(
         [program, *FLAGS, f"--user-data-dir={directory / 'profile'}", "about:blank"],
         stderr=subprocess.PIPE,
@@ -42,7 +42,7 @@ def chromium(program: str, directory: Path) -> Iterator[Browser]:
 
 
 def _address(process: subprocess.Popen[str]) -> str:
-    """Where it takes commands."""
+    """The address of its command socket."""
     assert process.stderr is not None
     said = []
     for line in process.stderr:
@@ -53,7 +53,7 @@ def _address(process: subprocess.Popen[str]) -> str:
 
 
 class Browser:
-    """What it can be told."""
+    """The commands to a browser."""
 
     def __init__(self, socket: ClientConnection) -> None:
         self._socket = socket
@@ -61,7 +61,7 @@ class Browser:
         self._told: list[dict[str, Any]] = []
 
     def open(self, url: str) -> Page:
-        """A new page of this address."""
+        """A new page with this address."""
         target = self.ask("Target.createTarget", {"url": "about:blank"})["targetId"]
         attached = self.ask("Target.attachToTarget", {"targetId": target, "flatten": True})
         page = Page(self, attached["sessionId"])
@@ -73,7 +73,7 @@ class Browser:
     def ask(
         self, method: str, parameters: dict[str, Any] | None = None, session: str | None = None
     ) -> dict[str, Any]:
-        """One command; its result."""
+        """Sends one command; returns its result."""
         self._number += 1
         command = {"id": self._number, "method": method, "params": parameters or {}}
         if session is not None:
@@ -95,7 +95,7 @@ class Browser:
 
 
 class Page:
-    """A page that is open."""
+    """An open page."""
 
     def __init__(self, browser: Browser, session: str) -> None:
         self._browser = browser
@@ -105,18 +105,18 @@ class Page:
         return self._browser.ask(method, parameters, self._session)
 
     def run(self, expression: str) -> Any:
-        """What the expression is in the page, awaited."""
+        """The value of the expression in the page, awaited."""
         given = {"expression": expression, "returnByValue": True, "awaitPromise": True}
         answer = self.ask("Runtime.evaluate", given)
         assert "exceptionDetails" not in answer, answer
         return answer["result"].get("value")
 
     def text(self, selector: str = "body") -> str:
-        """What is to be read there; empty while there is no such element."""
+        """The text of this element; empty while there is no such element."""
         return str(self.run(f"document.querySelector({json.dumps(selector)})?.innerText ?? ''"))
 
     def faults(self) -> list[str]:
-        """Exceptions and errors that the page's console shows."""
+        """Exceptions and errors in the page's console."""
         faults = []
         for one in self._browser.told(self._session):
             if one["method"] == "Runtime.exceptionThrown":
@@ -126,10 +126,10 @@ class Page:
         return faults
 
     def dark(self) -> None:
-        """As who prefers dark colours sees it."""
+        """Shows the page to a user who prefers dark colours."""
         features = [{"name": "prefers-color-scheme", "value": "dark"}]
         self.ask("Emulation.setEmulatedMedia", {"features": features})
 
     def photograph(self, path: Path) -> None:
-        """Write a picture of what is seen."""
+        """Write a screenshot."""
         path.write_bytes(base64.b64decode(self.ask("Page.captureScreenshot")["data"]))

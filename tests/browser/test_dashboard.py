@@ -1,4 +1,4 @@
-"""The page at `/`, in a real browser: it shows who owns what, and follows what changes."""
+"""The dashboard at `/` in a real browser: it shows the owners of partitions and follows changes."""
 
 from __future__ import annotations
 
@@ -43,13 +43,13 @@ def page(browser: Browser, service: Service) -> Iterator[Page]:
 
 
 def rows(page: Page) -> list[str]:
-    """The table of flows, a line each."""
+    """The table of flows, one line each."""
     lines = page.run("[...document.querySelectorAll('#queue tr')].map((row) => row.innerText)")
     assert isinstance(lines, list)
     return [str(line) for line in lines]
 
 
-def test_it_says_what_to_do_where_there_is_no_queue_and_shows_one_when_it_comes(
+def test_it_gives_instructions_without_a_queue_and_shows_a_new_one(
     page: Page, client: Client
 ) -> None:
     eventually(lambda: "counterpoise queues create" in page.text("#queues"))
@@ -58,7 +58,7 @@ def test_it_says_what_to_do_where_there_is_no_queue_and_shows_one_when_it_comes(
     assert "None is bound." in page.text("#queue")
 
 
-def test_it_follows_partitions_to_those_who_come_and_go(
+def test_it_follows_partitions_as_flows_come_and_go(
     page: Page, client: Client, service: Service, tmp_path: Path
 ) -> None:
     client.create_queue("flights", 5, rebalance_delay=0, max_handoff_time=60)

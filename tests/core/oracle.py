@@ -1,8 +1,8 @@
-"""What must be true of a queue, checked from the outside and without the code that is checked.
+"""Checks of a queue from the outside, without the code under test.
 
-Everything is counted anew from the partitions. Of the core only the shape of the data is used
-(names of attributes, states, records), nothing that decides. The numbers are those of the
-contract's *What must never happen*.
+Everything is computed again from the partitions. From the core only data types are used (names of
+attributes, states, records), and no decisions. The numbers are those of the contract's *What must
+never happen*.
 """
 
 from __future__ import annotations
@@ -25,13 +25,12 @@ from tests.judge.rules import Owners
 IN_HANDOFF = ("warming", "revoking")
 
 
-# Told in another way below, or no part of what a queue is.
-_APART = ("journal", "touched", "_deadlines", "flows", "partitions", "handoffs")
+# Compared in another form below, or not part of a queue's state.
+_APART = ("journal", "touched", "deadlines", "_lowest", "flows", "partitions", "handoffs")
 
 
 def snapshot(queue: Queue) -> dict[str, Any]:
-    """All that a queue holds, as plain values: two queues with equal snapshots cannot be told
-    apart."""
+    """The whole state of a queue as plain values: queues with equal snapshots are equal."""
     found = {name: _plain(value) for name, value in vars(queue).items() if name not in _APART}
     found["flows"] = {flow.id: _slots(flow) for flow in queue.flows.values()}
     found["partitions"] = [_slots(partition) for partition in queue.partitions]
@@ -41,7 +40,9 @@ def snapshot(queue: Queue) -> dict[str, Any]:
 
 
 def _slots(thing: Any) -> dict[str, Any]:
-    return {name: _plain(getattr(thing, name)) for name in type(thing).__slots__}
+    return {
+        name: _plain(getattr(thing, name)) for name in type(thing).__slots__ if name != "offers"
+    }
 
 
 _VALUES = (type(None), bool, int, float, str)
@@ -72,7 +73,7 @@ def _plain(value: Any) -> Any:
 
 
 def is_balanced(queue: Queue) -> bool:
-    """*Balance*, counted from the partitions and nothing else."""
+    """*Balance*, computed from the partitions alone."""
     takers = [flow for flow in queue.flows.values() if not flow.draining]
     if not takers:
         return True
@@ -89,8 +90,7 @@ def is_balanced(queue: Queue) -> bool:
 
 
 def check_state(queue: Queue, now: float, *, advanced: bool = False) -> None:
-    """Whatever was asked before: the counts are right, and the status is what the assignment
-    says."""
+    """Holds after any command: the counts are right, and the status fits the assignment."""
     _check_partitions(queue)
     _check_sets(queue)
     _check_counts(queue)
@@ -137,9 +137,9 @@ def _check_sets(queue: Queue) -> None:
         if handoff.successor is not None:
             assert queue.flows.get(handoff.successor.id) is handoff.successor
             assert not handoff.successor.draining, "a draining flow is to be given a partition"
-        elif states[number] == "revoking":
+        elif states[number] == "revoking" and queue.unfinished_at is None:
             assert not any(not f.draining for f in queue.flows.values()), "no successor was named"
-        if states[number] == "warming":
+        if states[number] == "warming" and queue.unfinished_at is None:
             assert handoff.successor is not None
             assert handoff.successor.warmup
             assert handoff.warm
@@ -155,7 +155,18 @@ def _check_sets(queue: Queue) -> None:
         for p in queue.partitions
         if p.state == "warming" and p.owner is not None and p.owner.drain_deadline is not None
     ]
+    if queue.unfinished_at is not None:
+        deadlines.append(queue.unfinished_at)
     assert queue.next_deadline() == min(deadlines, default=None)
+    assert all(number in queue._lowest for number in queue.unassigned)
+    for flow in queue.flows.values():
+        idle = {
+            number
+            for number in flow.owned
+            if states[number] == "owned" and (flow.draining or number not in queue.retiring)
+        }
+        assert queue.highest_giveable(flow) == max(idle, default=None)
+        assert all(-number in flow.offers for number in idle)
 
 
 def _check_counts(queue: Queue) -> None:
@@ -198,12 +209,15 @@ def _check_status(queue: Queue) -> None:
     assert (queue.trigger is None) == (queue.status == "Ready")
     assert (queue.rebalance is not None) == (queue.status == "Rebalancing")
     if queue.status == "Ready":
+        assert queue.unfinished_at is None
         assert is_balanced(queue), "Ready, but not balanced"
         assert not queue.departed, "what left is remembered beyond the holddown"
     if queue.status != "Rebalancing":
         assert not queue.handoffs
         return
-    # 9. A rebalance that never ends: something must be under way that has a deadline.
+    # 9. A rebalance that never ends: a handoff with a deadline must be under way.
+    if queue.unfinished_at is not None:
+        return
     assert queue.handoffs, "Rebalancing, and nothing under way"
     most = queue.settings.max_concurrent_handoffs
     if most is None or len(queue.handoffs) < most:
@@ -228,7 +242,7 @@ def _check_nothing_more_can_begin(queue: Queue) -> None:
         first = min((f for f in queue.flows.values() if not f.draining), key=lambda f: f.seat)
         assert not any(numbers for flow_id, numbers in idle.items() if flow_id != first.id)
     elif max(takers.values()) - min(takers.values()) > 1:
-        # Whoever holds most has nothing left to give before more arrives with it.
+        # The flow with the most partitions has no more to give before others arrive.
         ceiling = -(-queue.settings.partition_count // len(takers))
         assert any(load > ceiling or load == max(takers.values()) for load in takers.values())
         assert any(
@@ -241,8 +255,9 @@ def _check_nothing_more_can_begin(queue: Queue) -> None:
 
 @dataclass
 class Oracle:
-    """Watches one queue, decision by decision."""
+    """Checks one queue, decision by decision. `sliced`: more slices may follow a decision."""
 
+    sliced: bool = False
     owners: Owners = field(default_factory=Owners)
     revokes_since_change: set[tuple[int, int]] = field(default_factory=set)
     fewest: int | None = None
@@ -256,8 +271,11 @@ class Oracle:
         decision: Decision,
         now: float,
     ) -> None:
-        """`before` and `after` are the snapshots before and after, `queue` is as it is after."""
-        check_state(queue, now, advanced=isinstance(command, c.Advance))
+        """`before` and `after` are the snapshots before and after the decision, `queue` is as after
+        it.
+        """
+        done = not (self.sliced and decision.entries)
+        check_state(queue, now, advanced=done and isinstance(command, c.Advance))
         assert decision.wake_at == after["next_deadline"]
         if not decision.records:
             assert after == before
@@ -273,8 +291,8 @@ class Oracle:
     def _check_epochs(
         self, before: dict[str, Any], after: dict[str, Any], decision: Decision
     ) -> None:
-        """1. Two flows own one partition in one epoch, or epochs go backwards; they never skip
-        either."""
+        """1. Two flows own one partition in one epoch, or epochs go backwards; epochs never skip a
+        number."""
         epochs = {p["number"]: p["epoch"] for p in before["partitions"]}
         for record in decision.records:
             if isinstance(record, r.Granted):
@@ -361,7 +379,7 @@ class Oracle:
         decision: Decision,
         now: float,
     ) -> None:
-        """Deadlines are as long as the settings say, and move for an outage alone."""
+        """Deadlines follow the settings, and move only for outages."""
         settings = after["settings"]
         for number, handoff in after["handoffs"].items():
             old = before["handoffs"].get(number)
@@ -395,7 +413,7 @@ class Oracle:
     def _check_notices(
         self, before: dict[str, Any], after: dict[str, Any], decision: Decision
     ) -> None:
-        """Whoever sees something else than before is woken, and has a new revision to see it by."""
+        """A flow whose view changes is woken, and its view has a new revision."""
         for flow_id, flow in after["flows"].items():
             changed = view(before, flow_id) != view(after, flow_id)
             woken = flow["view_revision"] == after["revision"]
@@ -416,10 +434,9 @@ class Oracle:
         command: c.Command,
         decision: Decision,
     ) -> None:
-        """6. A rebalance makes more handoffs than the minimum, which counts from the last
-        change."""
+        """6. A rebalance makes more handoffs than the minimum since the last change."""
         started = any(isinstance(record, r.RebalanceStarted) for record in decision.records)
-        # A draining flow let go of something before it was asked to, or something was finished.
+        # A draining flow released a partition before it was revoked, or a partition was finished.
         unplanned = any(
             isinstance(record, r.Released | r.PartitionsRemoved) for record in decision.records
         )
@@ -454,7 +471,7 @@ class Oracle:
     def _fewest_from(
         self, before: dict[str, Any], queue: Queue, command: c.Command, decision: Decision
     ) -> int:
-        """Counted from the state after the change, as if no warm-up and no free grant had been
+        """Computed from the state after the change, as if no warm-up and no direct grant had been
         made."""
         takers = {f.id: 0 for f in queue.flows.values() if not f.draining}
         if not takers:
@@ -508,7 +525,7 @@ class Oracle:
 
 
 def view(state: dict[str, Any], flow_id: str) -> Any:
-    """What a flow is told (*FlowChangeUpdate*), of a snapshot; None if it is not bound."""
+    """The view of a flow (*FlowChangeUpdate*) in a snapshot; None if it is not bound."""
     flow = state["flows"].get(flow_id)
     if flow is None:
         return None

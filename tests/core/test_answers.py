@@ -1,5 +1,5 @@
-"""Outcomes of release and ready, the first that applies, and repeats that are harmless (the
-contract, *HTTP*)."""
+"""Outcomes of release and ready: the first that applies; a repetition is harmless (the contract,
+*HTTP*)."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class TestRelease:
         orders = revoking()
         assert orders.release("A", 99, -1, epoch=0) == ["no_such_partition"] * 2
 
-    def test_a_removed_partition_is_no_partition(self) -> None:
+    def test_a_removed_partition_is_unknown(self) -> None:
         orders = World.owning({"A": [0, 1]})
         orders.resize(1, discard=True)
         assert orders.release("A", 1, epoch=1) == ["no_such_partition"]
@@ -54,7 +54,7 @@ class TestRelease:
     def test_then_not_revoking(self) -> None:
         assert revoking().release("A", 0) == ["not_revoking"]
 
-    def test_one_bad_item_spoils_no_other(self) -> None:
+    def test_one_bad_item_affects_no_other(self) -> None:
         orders = revoking()
         assert orders.release("A", 0, 1, 99) == ["not_revoking", "ok", "no_such_partition"]
         assert orders.owner(1) == "C"
@@ -94,7 +94,7 @@ class TestRelease:
         assert orders.owner(1) == "A"
         assert orders.release("B", 1, epoch=1) == ["ok"]
 
-    def test_repeated_by_an_owner_that_was_granted_it_anew_it_is_ok(self) -> None:
+    def test_repeated_by_an_owner_that_was_granted_it_again_it_is_ok(self) -> None:
         orders = World.owning({"A": [0, 1]}, rebalance_delay=0)
         orders.bind("B")
         orders.unbind("B")
@@ -110,8 +110,8 @@ class TestRelease:
         orders.resize(2)
         assert orders.release("A", 1, epoch=1, finished=True) == ["stale_epoch"]
 
-    def test_an_orphaned_partition_was_released_by_nobody(self) -> None:
-        """A released epoch 1 to C, which died in epoch 2: that one A did not end."""
+    def test_an_orphaned_partition_was_not_released(self) -> None:
+        """A released epoch 1 to C, which died in epoch 2. A did not release epoch 2."""
         orders = World.owning({"A": [0, 1], "B": [2]}, rebalance_delay=0)
         orders.bind("C")
         orders.release("A", 1)
@@ -197,14 +197,14 @@ class TestUnknownFlows:
 
 
 class TestPositionsSet:
-    def test_who_owns_a_partition_goes_on_under_a_new_epoch(self) -> None:
+    def test_the_owner_continues_under_a_new_epoch(self) -> None:
         orders = World.owning({"A": [0, 1]})
         decision = orders.raise_epochs(1, 1, 99)
         assert [orders.epoch(n) for n in (0, 1)] == [1, 2]
         assert (orders.owner(1), orders.handed_over(1)) == ("A", "forced")
         assert decision.notices == {"A"}
 
-    def test_a_partition_that_nobody_owns_says_so_at_its_next_grant(self) -> None:
+    def test_the_next_grant_of_an_unassigned_partition_is_forced(self) -> None:
         orders = World.owning({"A": [0], "B": [1]})
         orders.unbind("B")
         orders.raise_epochs(1)

@@ -1,4 +1,6 @@
-"""*Balance*: who gets what, which handoffs are made, and that there are no more than must be."""
+"""*Balance*: which flow gets which partition, which handoffs are made, and that they are the
+fewest.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,7 @@ from tests.judge.balance import fewest_handoffs
 
 
 class TestDeterminism:
-    """Unowned: lowest number first, to the fewest, ties to the earliest bound."""
+    """Unassigned: lowest number first, to the flow with the fewest, ties to the earliest bound."""
 
     def test_unassigned_partitions_go_round_in_the_order_of_binding(self) -> None:
         orders = World(7)
@@ -20,7 +22,7 @@ class TestDeterminism:
         orders.advance(5)
         assert orders.owners() == {"A": [0, 3, 6], "B": [1, 4], "C": [2, 5]}
 
-    def test_unassigned_partitions_fill_up_those_with_the_fewest_first(self) -> None:
+    def test_unassigned_partitions_go_first_to_flows_with_the_fewest(self) -> None:
         orders = World.owning({"A": [0, 1, 2], "B": [3, 4, 5]})
         orders.bind("C")
         orders.bind("D")
@@ -34,12 +36,12 @@ class TestDeterminism:
         orders.bind("C")
         assert orders.on_their_way() == {3: ("revoking", "C"), 2: ("revoking", "C")}
 
-    def test_of_several_with_the_most_the_earliest_bound_gives(self) -> None:
+    def test_of_flows_with_the_most_the_earliest_bound_gives(self) -> None:
         orders = World.owning({"A": [0, 1], "B": [2, 3]}, rebalance_delay=0)
         orders.bind("C")
         assert orders.on_their_way() == {1: ("revoking", "C")}
 
-    def test_of_several_with_the_fewest_the_earliest_bound_gets(self) -> None:
+    def test_of_flows_with_the_fewest_the_earliest_bound_gets(self) -> None:
         orders = World.owning({"A": [0, 1, 2, 3]})
         orders.bind("B")
         orders.bind("C")
@@ -60,7 +62,7 @@ class TestDeterminism:
         assert orders.on_their_way() == {2: ("revoking", "B"), 3: ("revoking", "B")}
         assert orders.owner(4) == "A"
 
-    def test_a_flow_with_nothing_to_give_yet_gives_when_it_has_it(self) -> None:
+    def test_a_flow_gives_partitions_on_after_it_got_them(self) -> None:
         """B is to get 2 and 3 when C joins, so B's share is too large before B owns anything."""
         orders = World.owning({"A": [0, 1, 2, 3, 4, 5, 6, 7]}, rebalance_delay=0)
         orders.bind("B")

@@ -1,4 +1,4 @@
-"""What a decision says beside its answer: the entries of the history, and the effects."""
+"""The other results of a decision: entries of the history, and effects."""
 
 from broker.core import commands as c
 from broker.core.draft import NO_EFFECTS
@@ -14,7 +14,7 @@ class TestEntries:
         kinds = [type(record) for record in entry.records]
         assert kinds == [r.FlowBound, r.RebalanceStarted, r.Granted, r.RebalanceFinished]
 
-    def test_what_belongs_to_no_rebalance_says_so(self) -> None:
+    def test_an_entry_outside_of_a_rebalance_has_no_rebalance_id(self) -> None:
         orders = World.owning({"A": [0, 1]})
         (entry,) = orders.bind("B").entries
         assert entry.rebalance_id is None

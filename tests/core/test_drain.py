@@ -14,12 +14,12 @@ def test_a_draining_flow_may_release_before_it_is_asked_to() -> None:
     assert (orders.owner(3), orders.handed_over(3), orders.epoch(3)) == ("A", "graceful", 2)
 
 
-def test_others_may_not() -> None:
+def test_a_flow_that_does_not_drain_may_not_release_early() -> None:
     orders = World.owning({"A": [0, 1], "B": [2, 3]})
     assert orders.release("A", 0) == ["not_revoking"]
 
 
-def test_what_it_releases_while_rebalancing_is_granted_at_once() -> None:
+def test_partitions_it_releases_while_rebalancing_are_granted_at_once() -> None:
     orders = World.owning({"A": [0, 1], "B": [2, 3]}, rebalance_delay=0, max_concurrent_handoffs=1)
     orders.drain("B")
     assert set(orders.on_their_way()) == {3}
@@ -27,7 +27,7 @@ def test_what_it_releases_while_rebalancing_is_granted_at_once() -> None:
     assert (orders.owner(2), orders.handed_over(2)) == ("A", "graceful")
 
 
-def test_what_it_releases_goes_to_the_successor_though_it_is_still_warming() -> None:
+def test_a_partition_it_releases_goes_to_the_warming_successor() -> None:
     orders = World.owning({"A": [0, 1], "B": [2, 3]}, rebalance_delay=0, warmup=True)
     orders.drain("B")
     assert orders.state(3) == "warming"

@@ -1,4 +1,4 @@
-"""Exclusive access: the earliest-bound flow owns every partition, the others stand by."""
+"""Exclusive access: the earliest-bound flow owns every partition, the others are standbys."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_becoming_non_exclusive_spreads_them() -> None:
     assert orders.on_their_way() == {2: ("revoking", "B"), 3: ("revoking", "B")}
 
 
-def test_what_is_on_its_way_to_a_standby_comes_back_when_it_has_arrived() -> None:
+def test_a_partition_handed_to_a_standby_comes_back_after_it_arrived() -> None:
     orders = World.owning({"A": [0, 1]}, rebalance_delay=0)
     orders.bind("B")
     orders.change(access_type="exclusive")

@@ -1,4 +1,4 @@
-"""Taking back changes, each kind and in every order."""
+"""Undoing changes, each kind and in every order."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_changes_before_the_mark_stay() -> None:
     assert thing.a == 2
 
 
-def test_what_was_undone_otherwise_is_undone_in_order() -> None:
+def test_custom_undo_steps_run_in_reverse_order() -> None:
     journal, undone = Journal(), list[Any]()
     journal.did(undone.append, "first")
     journal.did(undone.append, "second")
@@ -43,7 +43,7 @@ def test_what_was_undone_otherwise_is_undone_in_order() -> None:
     assert undone == ["second", "first"]
 
 
-def test_it_names_what_changed() -> None:
+def test_it_names_the_changed_objects() -> None:
     journal = Journal()
     things = [SimpleNamespace(a=1) for _ in range(4)]
     journal.set(things[0], "a", 2)
@@ -55,7 +55,7 @@ def test_it_names_what_changed() -> None:
     assert list(journal.changed_since(mark)) == things[1:]
 
 
-def test_what_is_forgotten_is_final() -> None:
+def test_forgotten_changes_cannot_be_undone() -> None:
     journal, thing = Journal(), SimpleNamespace(a=1)
     journal.set(thing, "a", 2)
     journal.forget()

@@ -11,7 +11,7 @@ from tests.core.world import World
 
 
 def joined(*, warmup: bool, **settings: Any) -> World:
-    """A owns 0 to 3, B has just joined, and 2 and 3 are on their way to it."""
+    """A owns 0 to 3; B has just joined, and 2 and 3 are being handed off to it."""
     orders = World.owning({"A": [0, 1, 2, 3]}, rebalance_delay=0, **settings)
     orders.bind("B", warmup=warmup)
     return orders
@@ -19,7 +19,7 @@ def joined(*, warmup: bool, **settings: Any) -> World:
 
 class TestLoop:
     def test_unassigned_partitions_are_granted_in_the_first_pass(self) -> None:
-        """Step 2 comes before step 5: what is free is no handoff."""
+        """Step 2 comes before step 5: granting an unassigned partition is not a handoff."""
         orders = World.owning({"A": [0, 1, 2], "B": [3, 4, 5]})
         orders.bind("C")
         orders.bind("D")
@@ -69,12 +69,12 @@ class TestLoop:
         orders.change(max_concurrent_handoffs=None)
         assert set(orders.on_their_way()) == {2, 3}
 
-    def test_a_lowered_limit_lets_go_on_what_has_begun(self) -> None:
+    def test_a_lowered_limit_does_not_stop_started_handoffs(self) -> None:
         orders = joined(warmup=False)
         orders.change(max_concurrent_handoffs=1)
         assert set(orders.on_their_way()) == {2, 3}
 
-    def test_a_rebalance_ends_though_nobody_ever_answers(self) -> None:
+    def test_a_rebalance_ends_without_any_answer_of_a_flow(self) -> None:
         orders = joined(warmup=True)
         orders.settle()
         assert orders.now == 603.0
@@ -120,9 +120,9 @@ class TestMinimumFromTheLastChange:
         assert orders.queue.last_rebalance is not None
         assert orders.queue.last_rebalance.handoffs == 2
 
-    def test_a_warm_up_that_still_fits_stays_as_it_is(self) -> None:
-        """Eight over three: the greedy step gave B a ceiling, and a standing plan is no less good
-        than another."""
+    def test_a_warm_up_that_still_fits_does_not_change(self) -> None:
+        """Eight over three: the greedy step gave B a ceiling, and an existing plan is as good as
+        another."""
         orders = World.owning({"A": list(range(8))})
         for name in ("B", "C"):
             orders.bind(name, warmup=True)
@@ -131,8 +131,8 @@ class TestMinimumFromTheLastChange:
         orders.change(max_concurrent_handoffs=100)
         assert orders.on_their_way() == before
 
-    def test_it_stays_though_another_flow_could_give_as_well(self) -> None:
-        """Nine over seven: A is to give one or two; two are warming up already."""
+    def test_a_warm_up_stays_though_another_flow_could_give(self) -> None:
+        """Nine over seven: A must give one or two; two are warming up already."""
         orders = World.owning({"A": [0, 1, 2], "B": [3, 4], "C": [5, 6], "D": [7, 8]})
         orders.bind("E", warmup=True)
         orders.bind("F", warmup=True)
@@ -214,7 +214,7 @@ class TestRevoke:
         assert orders.status == "Ready"
         assert orders.handed_over(3) == "forced"
 
-    def test_a_late_turn_of_the_clock_hands_over_what_was_due(self) -> None:
+    def test_a_late_timer_hands_over_every_due_partition(self) -> None:
         orders = joined(warmup=False)
         orders.wait(50)
         assert orders.release("A", 3) == ["ok"]
@@ -353,21 +353,21 @@ class TestOutage:
         orders.do(MoveDeadlines(1, began, 60.0))
         assert orders.deadline(3) == 63.0
 
-    def test_what_began_after_it_lost_no_time_by_it(self) -> None:
-        """Somebody served again before anybody noticed the gap."""
+    def test_handoffs_that_began_after_an_outage_get_no_time_from_it(self) -> None:
+        """A replica served again before the gap was recorded."""
         orders = World.owning({"A": [0, 1]}, rebalance_delay=0)
         orders.wait(70)
         orders.bind("B")
         orders.do(MoveDeadlines(1, 10.0, 60.0))
         assert orders.deadline(1) == 73.0
 
-    def test_who_sees_a_deadline_is_told_that_it_moved(self) -> None:
+    def test_flows_that_see_a_deadline_are_told_that_it_moved(self) -> None:
         orders = joined(warmup=True)
         orders.ready("B", 3)
         orders.wait(2)
         assert orders.do(MoveDeadlines(1, 1.0, 60.0)).notices == {"A", "B"}
 
-    def test_what_was_due_before_it_is_not_postponed(self) -> None:
+    def test_deadlines_before_the_outage_are_not_postponed(self) -> None:
         orders = joined(warmup=False)
         orders.wait(30)
         orders.do(MoveDeadlines(1, 20.0, 10.0))
@@ -375,7 +375,7 @@ class TestOutage:
 
 
 class TestClockGoesBack:
-    """Whatever waits for a time waits no longer than it would have, and nobody is hurried."""
+    """Waits become no longer and no shorter."""
 
     @staticmethod
     def set_back(orders: World, seconds: float) -> set[str]:
@@ -385,7 +385,7 @@ class TestClockGoesBack:
         assert not orders.do(MoveDeadlines(1, began, -seconds)).records
         return set(told)
 
-    def test_deadlines_of_handoffs_go_back_and_who_sees_them_is_told(self) -> None:
+    def test_deadlines_of_handoffs_go_back_and_their_flows_are_told(self) -> None:
         orders = joined(warmup=True)
         orders.ready("B", 3)
         orders.wait(1)
@@ -409,7 +409,7 @@ class TestClockGoesBack:
         self.set_back(orders, 3600)
         assert orders.queue.flows["A"].drain_deadline == orders.now + 20
 
-    def test_an_outage_after_it_is_given_back_to_what_began_before_it(self) -> None:
+    def test_an_outage_after_the_step_is_given_back_to_older_handoffs(self) -> None:
         orders = joined(warmup=False)
         self.set_back(orders, 3600)
         began = orders.now
@@ -417,7 +417,7 @@ class TestClockGoesBack:
         orders.do(MoveDeadlines(2, began, 60.0))
         assert orders.deadline(3) == orders.now + 3
 
-    def test_nothing_took_less_than_no_time(self) -> None:
+    def test_durations_are_never_negative(self) -> None:
         orders = World.owning({"A": [0, 1]}, rebalance_delay=5.0)
         orders.unbind("A")
         self.set_back(orders, 3600)

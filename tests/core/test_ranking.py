@@ -1,4 +1,4 @@
-"""A ranking against a plain dictionary that is searched each time."""
+"""A ranking compared with a plain dictionary that is searched each time."""
 
 from __future__ import annotations
 

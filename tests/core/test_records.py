@@ -1,4 +1,4 @@
-"""Records as JSON, and neighbours that are made one."""
+"""Records as JSON, and how neighbouring records are merged."""
 
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ EVERY: list[r.Record] = [
     r.RebalanceStarted(1, "bind", 1.0),
     r.RebalanceFinished(1.0),
     r.GrantedOutside(1, "unbind", 1.0),
+    r.CutOff(12.5),
     r.Granted((GRANT,), 1.0),
     r.Released(1, "A", 1.0),
     r.WarmupsStarted((MOVE,), 9.0, 1.0),
@@ -54,7 +55,7 @@ def test_a_record_survives_json(record: r.Record) -> None:
 
 
 def test_an_unknown_field_is_not_ignored() -> None:
-    """It may be why a newer version does something else than this one would."""
+    """It may change the meaning of the record in a newer version."""
     values = r.to_json(r.DeadlinesMoved(1, 2.0, 3.0)) | {"but_not": [4]}
     with pytest.raises(KeyError, match="but_not"):
         r.from_json(values)
@@ -65,7 +66,7 @@ def test_an_unknown_kind_is_not_guessed() -> None:
         r.from_json({"kind": "PartitionsSplit", "at": 1.0})
 
 
-def test_neighbours_that_say_the_same_become_one() -> None:
+def test_equal_neighbours_are_merged() -> None:
     records: list[Any] = [
         r.WarmupsStarted((r.Move(1, "A", "B"),), 9.0, 1.0),
         r.WarmupsStarted((r.Move(2, "A", "B"),), 9.0, 1.0),
@@ -84,7 +85,7 @@ def test_neighbours_that_say_the_same_become_one() -> None:
     ]
 
 
-def test_what_stands_between_keeps_its_place() -> None:
+def test_records_between_equal_ones_keep_their_place() -> None:
     records: list[Any] = [
         r.HandoffsCalledOff((4,)),
         r.FlowDraining("A", None),

@@ -29,7 +29,7 @@ class TestGrow:
         assert orders.status == "Ready"
         assert orders.owners() == {"A": [0, 1], "B": [2]}
 
-    def test_a_retiring_number_is_taken_back_as_it_is(self) -> None:
+    def test_a_retiring_number_is_taken_back_unchanged(self) -> None:
         orders = World.owning({"A": [0, 2], "B": [1, 3]})
         orders.resize(2)
         orders.resize(4)
@@ -45,10 +45,10 @@ class TestGrow:
         assert [orders.epoch(n) for n in range(5)] == [1, 1, 1, 1, 1]
         assert orders.owner(4) == "A"
 
-    def test_what_was_finished_before_it_was_taken_back_is_not_finished_when_it_retires_again(
+    def test_a_delayed_finish_does_not_finish_a_partition_that_retires_again(
         self,
     ) -> None:
-        """A release that was delayed over both resizes: messages were appended in between."""
+        """The release was delayed over both resizes; messages were appended in between."""
         orders = World.owning({"A": [0, 2], "B": [1, 3]})
         orders.resize(3)
         orders.resize(4)
@@ -73,22 +73,22 @@ class TestGrow:
         orders.resize(4)
         assert (orders.epoch(3), orders.owner(3)) == (2, "B")
 
-    def test_what_was_finished_begins_anew(self) -> None:
+    def test_a_finished_number_that_is_used_again_begins_anew(self) -> None:
         orders = World.owning({"A": [0, 2], "B": [1, 3]})
         orders.resize(3)
         orders.release("B", 3, finished=True)
         orders.resize(4)
         assert (orders.epoch(3), orders.handed_over(3)) == (2, "initial")
 
-    def test_what_was_discarded_under_its_owner_may_come_again(self) -> None:
-        """The log deletes what it held only after the resize, so if the number is used again at
-        once, what the owner had processed and not committed is read again."""
+    def test_messages_discarded_under_an_owner_may_come_again(self) -> None:
+        """The log deletes the messages only after the resize. So if the number is used again at
+        once, messages that the owner had processed without a commit are read again."""
         orders = World.owning({"A": [0, 2], "B": [1, 3]})
         orders.resize(3, discard=True)
         orders.resize(4)
         assert orders.handed_over(3) == "orphaned"
 
-    def test_what_was_discarded_before_anybody_owned_it_is_new(self) -> None:
+    def test_a_number_discarded_before_its_first_owner_is_new(self) -> None:
         orders = World(4)
         orders.resize(3, discard=True)
         orders.resize(4)
@@ -124,12 +124,12 @@ class TestShrink:
         assert orders.release("A", 0, finished=True) == ["not_revoking"]
 
     def test_retiring_partitions_do_not_count(self) -> None:
-        """B's two retire: B is given one of A's three, though both own."""
+        """B's two retire: B gets one of A's three, although both own partitions."""
         orders = World.owning({"A": [0, 1, 2], "B": [3, 4]})
         orders.resize(3)
         assert orders.on_their_way() == {2: ("revoking", "B")}
 
-    def test_p_is_what_the_queue_is_to_have(self) -> None:
+    def test_p_is_the_configured_count(self) -> None:
         orders = World.owning({"A": [0], "B": [1]})
         orders.resize(1)
         orders.bind("C")
@@ -176,14 +176,14 @@ class TestDiscard:
         assert [(x.outcome, x.ended) for x in removed] == [("discarded", (ended,))]
         assert orders.release("A", 3) == ["no_such_partition"]
 
-    def test_with_the_same_count_what_is_still_retiring_is_removed(self) -> None:
+    def test_with_the_same_count_retiring_partitions_are_removed(self) -> None:
         orders = World.owning({"A": [0, 1], "B": [2, 3]})
         orders.resize(3)
         orders.resize(3, discard=True)
         assert orders.state(3) == "removed"
         assert orders.status == "Ready"
 
-    def test_nothing_is_discarded_by_a_change_of_something_else(self) -> None:
+    def test_other_changes_discard_nothing(self) -> None:
         orders = World.owning({"A": [0, 1], "B": [2, 3]})
         orders.resize(3)
         orders.change(rebalance_delay=1.0, discard=True)

@@ -1,6 +1,6 @@
-"""Size: what a change costs in a large queue, and how much memory a partition takes.
+"""Size: the cost of a change in a large queue, and the memory of a partition.
 
-Costs are counted in lines of the core that run and in entries of the journal, not in seconds.
+Costs are counted in executed lines of the core and in entries of the journal, not in seconds.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def commit(queue: Queue, records: tuple[r.Record, ...]) -> None:
 
 
 def cost(queue: Queue, act: Callable[[], Decision]) -> tuple[Decision, int]:
-    """The decision, and how many lines of the core ran for it."""
+    """The decision, and how many lines of the core it executed."""
     lines = 0
 
     def trace(frame, event, _argument):
@@ -62,7 +62,7 @@ def cost(queue: Queue, act: Callable[[], Decision]) -> tuple[Decision, int]:
     return decision, lines
 
 
-# The queue takes seconds to make.
+# It takes seconds to make the queue.
 pytestmark = pytest.mark.xdist_group("scale")
 
 
@@ -99,14 +99,14 @@ def test_a_join_costs_no_pass_over_partitions_or_flows(queue: Queue) -> None:
 
 
 def test_a_million_partitions_take_at_most_400_bytes_each(queue: Queue) -> None:
-    """Measured on 100,000 of them with ten to a flow, flows, sets and counts included."""
+    """Measured with 100,000 partitions, ten to a flow; flows, sets and counts included."""
     each = size_of(queue) / PARTITIONS
     print(f"{each:.0f} bytes for each partition")
     assert each <= 400
 
 
 def size_of(root: Any) -> int:
-    """The bytes of everything that hangs on `root`."""
+    """The bytes of all objects reachable from `root`."""
     seen: set[int] = set()
     waiting, size = [root], 0
     while waiting:

@@ -1,5 +1,5 @@
-"""Any sequence of commands and clock moves keeps the invariants, ends, and makes as few handoffs as
-can be.
+"""Any sequence of commands and clock moves keeps the invariants, ends, and makes the fewest
+handoffs.
 
 COUNTERPOISE_TEST_EXAMPLES=20000 pytest tests/core/test_sequences.py     a campaign with new seeds
 """
@@ -17,8 +17,7 @@ from tests.core.world import World
 
 _EXAMPLES = os.environ.get("COUNTERPOISE_TEST_EXAMPLES")
 
-# The same examples every time, so that a failure is the change's and nobody else's; a campaign
-# draws new ones.
+# The same examples every time, so that a failure comes from the change. A campaign draws new ones.
 PROFILE = settings(
     max_examples=int(_EXAMPLES or 120),
     derandomize=_EXAMPLES is None,
@@ -40,7 +39,7 @@ SETTINGS = st.fixed_dictionaries(
 
 WHICH = st.integers(0, 7)
 STEPS = st.one_of(
-    st.tuples(st.just("nothing")),  # what the others shrink to
+    st.tuples(st.just("nothing")),  # the other commands shrink to it
     st.tuples(st.just("bind"), st.sampled_from([True, True, False])),
     st.tuples(st.just("bind"), st.sampled_from([True, True, False])),
     st.tuples(st.just("bind"), st.sampled_from([True, True, False])),
@@ -87,7 +86,7 @@ STEPS = st.one_of(
 
 
 class Player:
-    """Plays steps on a world; numbers choose among what there is."""
+    """Plays steps on a world; numbers choose among the present flows and partitions."""
 
     def __init__(self, world: World) -> None:
         self.world = world
@@ -131,7 +130,7 @@ class Player:
             self.world.drain(flow, timeout)
 
     def _say(self, command: c.Release | c.Ready) -> None:
-        """Says it, and once more as if the answer had been lost: what was ok is ok again."""
+        """Sends it, and again as if the answer had been lost: what was `ok` must be `ok` again."""
         self.said.append(command)
         first = self.world.do(command).answer
         again = self.world.do(command).answer
@@ -180,7 +179,7 @@ class Player:
             self._say(c.Ready(flow, (c.ReadyItem(number, epoch), c.ReadyItem(number + 1, epoch))))
 
     def _repeat(self, which: int) -> None:
-        """A late copy of what was said before; it may come long after."""
+        """A late copy of an earlier call, perhaps long after it."""
         if self.said:
             command = self.said[-1 - which % len(self.said)]
             if command.flow_id in self.world.queue.flows:
@@ -244,7 +243,7 @@ def test_any_sequence_keeps_the_invariants_and_ends_balanced(
         player.play(step)
     queue, began = world.queue, world.now
     existing = queue.operational_partition_count
-    # Each partition may be on its way already, to a flow that must hand it on.
+    # Each partition may be on its way already, to a flow that must pass it on.
     times = world.settle()
     assert world.status == "Ready"
     assert times <= 1 + 4 * existing

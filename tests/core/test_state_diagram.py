@@ -1,4 +1,4 @@
-"""The documentation shows the states that there are."""
+"""The documentation shows the actual states."""
 
 import runpy
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Steps of the balance that are counted instead of taken are the same steps."""
+"""Balancing steps that are computed in bulk equal single steps."""
 
 from hypothesis import given
 from hypothesis import strategies as st

@@ -1,4 +1,4 @@
-"""The tables are the specification: what they do not list cannot happen, and all they list does."""
+"""The tables are the specification: only listed transitions happen, and all of them do."""
 
 from __future__ import annotations
 

@@ -64,7 +64,7 @@ class TestRule1:
 class TestRule2:
     """Bind, F >= P: the flow stands by, inactive. Nothing is triggered."""
 
-    def test_a_flow_too_many_stands_by(self) -> None:
+    def test_a_flow_beyond_the_partition_count_stands_by(self) -> None:
         orders = World.owning({"A": [0], "B": [1]})
         decision = orders.bind("C")
         assert [type(record) for record in decision.records] == [r.FlowBound]
@@ -131,7 +131,7 @@ class TestRule4:
         assert orders.status == "Ready"
         assert orders.unassigned() == [0, 1]
 
-    def test_a_drained_flow_that_unbinds_is_missed_by_nobody(self) -> None:
+    def test_the_unbind_of_a_drained_flow_triggers_nothing(self) -> None:
         orders = World.owning({"A": [0, 1], "B": [2, 3]}, rebalance_delay=0)
         orders.drain("B")
         orders.release("B", 2, 3)
@@ -143,7 +143,7 @@ class TestRule4:
 
 
 class TestRule5:
-    """An expired lease is an unbind; nothing distinguishes the two but the reason recorded."""
+    """An expired lease is an unbind; only the recorded reason differs."""
 
     def test_only_the_reason_differs(self) -> None:
         left, expired = (World.owning({"A": [0, 1], "B": [2, 3]}) for _ in range(2))
@@ -180,7 +180,7 @@ class TestRule6:
 
 
 class TestRule7:
-    """F again what it was before the trigger: unassigned partitions are granted at once; Ready if
+    """F is again as before the trigger: unassigned partitions are granted at once; Ready if
     balanced."""
 
     def test_another_consumer_in_its_place_gets_the_partitions_without_a_handoff(self) -> None:
@@ -200,8 +200,8 @@ class TestRule7:
         assert orders.status == "Ready"
         assert orders.owners() == {"A": [0, 1], "B": [2, 3]}
 
-    def test_what_is_unassigned_is_granted_though_it_does_not_bring_balance(self) -> None:
-        """A drains with one of three partitions left, B takes A's place in the count."""
+    def test_unassigned_partitions_are_granted_even_if_balance_needs_more(self) -> None:
+        """A drains with one of three partitions left; B restores the number of flows."""
         orders = World.owning({"A": [0, 1, 2]})
         orders.drain("A")
         orders.release("A", 2)
@@ -231,7 +231,7 @@ class TestRule8:
         assert orders.status == "Rebalancing"
         assert orders.on_their_way() == {1: ("revoking", "B")}
 
-    def test_an_unbind_is_made_good_in_the_same_breath(self) -> None:
+    def test_an_unbind_is_rebalanced_in_the_same_decision(self) -> None:
         orders = World.owning({"A": [0, 1], "B": [2, 3]}, rebalance_delay=0)
         orders.unbind("B")
         assert orders.status == "Ready"
@@ -303,7 +303,7 @@ class TestRule10:
         assert orders.status == "Rebalancing"
         assert orders.on_their_way()[2] == ("revoking", "C")
 
-    def test_an_unbind_while_rebalancing_is_made_good_at_once(self) -> None:
+    def test_an_unbind_while_rebalancing_is_taken_up_at_once(self) -> None:
         orders = World.owning({"A": [0, 1], "B": [2, 3]}, rebalance_delay=0)
         orders.bind("C")
         orders.unbind("B")
@@ -312,8 +312,7 @@ class TestRule10:
 
 
 class TestRule11:
-    """Drain triggers like an unbind and always takes the holddown; the flow works on until handed
-    off."""
+    """Drain triggers like an unbind, always with the holddown; the flow works until handed off."""
 
     def test_the_flow_keeps_its_partitions_until_each_is_handed_off(self) -> None:
         orders = World.owning({"A": [0, 1], "B": [2, 3]})
@@ -346,7 +345,7 @@ class TestRule11:
 class TestRule12:
     """Bind of a bound instance: place, partitions and warm-ups at once, new epochs, no holddown."""
 
-    def test_a_restarted_consumer_goes_on_at_once_with_what_it_had(self) -> None:
+    def test_a_restarted_consumer_continues_its_partitions_at_once(self) -> None:
         orders = World.owning({"A": [0, 1], "B": [2, 3]})
         orders.bind("A2", "i-A")
         assert orders.status == "Ready"
@@ -367,7 +366,7 @@ class TestRule12:
         assert orders.owners() == {"A3": [0, 1]}
 
     @pytest.mark.parametrize("binder", ["another", None])
-    def test_another_program_replaces_whatever_its_attempt(self, binder: str | None) -> None:
+    def test_another_program_replaces_with_any_attempt_number(self, binder: str | None) -> None:
         orders = World(2, rebalance_delay=0)
         orders.bind("A", "i", binder="program", attempt=7)
         orders.bind("B", "i", binder=binder, attempt=1)
@@ -451,7 +450,7 @@ class TestRule12:
         orders.bind("B2", "i-B")
         assert (orders.status, orders.trigger) == ("Holddown", "replaced")
 
-    def test_an_instance_that_left_during_the_holddown_gets_back_what_it_had(self) -> None:
+    def test_an_instance_that_left_during_the_holddown_gets_its_partitions_back(self) -> None:
         orders = World.owning({"A": [0, 1], "B": [2, 3]})
         orders.unbind("A")
         orders.bind("A2", "i-A")
@@ -469,7 +468,7 @@ class TestRule12:
         assert orders.status == "Ready"
         assert orders.owners() == {"A2": [0, 1], "B2": [2, 3]}
 
-    def test_only_what_is_still_unassigned_comes_back(self) -> None:
+    def test_only_partitions_that_are_still_unassigned_come_back(self) -> None:
         orders = World.owning({"A": [0], "B": [1]})
         orders.unbind("A")
         orders.bind("C")
@@ -477,7 +476,7 @@ class TestRule12:
         orders.bind("A2", "i-A")
         assert orders.owners() == {"B": [1], "C": [0], "A2": []}
 
-    def test_what_another_flow_owned_meanwhile_does_not_come_back_as_if_it_had_not(self) -> None:
+    def test_partitions_owned_by_another_flow_meanwhile_do_not_come_back(self) -> None:
         orders = World.owning({"A": [0, 1], "B": [2]})
         orders.drain("B")
         orders.unbind("A")
@@ -491,7 +490,9 @@ class TestRule12:
         assert orders.handed_over(0) == "orphaned"
 
     def test_positions_set_meanwhile_are_not_hidden_by_a_return(self) -> None:
-        """`replaced` would allow it to replay a range planned under the epoch before."""
+        """`replaced` would allow the flow to replay a range that was planned under the epoch
+        before.
+        """
         orders = World.owning({"A": [0, 1], "B": [2, 3]})
         orders.unbind("A")
         orders.raise_epochs(0)

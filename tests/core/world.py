@@ -1,14 +1,13 @@
-"""One queue to play with: commands by name, a clock that stands still until told, and the oracle at
-every step.
+"""One queue for tests: commands by name, a clock that the test moves, and the oracle at every step.
 
     orders = World(partitions=4)
     orders.bind("A")
     orders.advance(5)
     assert orders.owned("A") == [0, 1, 2, 3]
 
-Each command is decided, taken back, decided again, taken back and replayed from its records, and
-once more from these as JSON: so every test of the core tests also that `decide` is a function, that
-undoing is exact and that replay gives the same queue.
+Each command is decided, undone, decided again, undone, replayed from its records, and replayed once
+more from the records as JSON. So every test of the core also tests that `decide` is a function,
+that undoing is exact and that replay gives the same queue.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from dataclasses import replace
 from typing import Any
 
 from broker.core import commands as c
-from broker.core.draft import Decision
+from broker.core.draft import SLICE, Decision
 from broker.core.rebalancer import decide, follow
 from broker.core.state import records as r
 from broker.core.state.model import Partition, Settings
@@ -30,10 +29,14 @@ class World:
     """A queue of `partitions` partitions named orders at time 0, and a second one that only replays
     records."""
 
-    def __init__(self, partitions: int = 4, *, checked: bool = True, **settings: Any) -> None:
+    def __init__(
+        self, partitions: int = 4, *, checked: bool = True, most: int = SLICE, **settings: Any
+    ) -> None:
+        """`most` is the size of a slice."""
         self.now = 0.0
         self.checked = checked
-        self.oracle = Oracle()
+        self.most = most
+        self.oracle = Oracle(sliced=most < SLICE)
         self.entries: list[r.Entry] = []
         self.queue, self._twin = (
             Queue("id", "orders", Settings(partition_count=partitions, **settings), 0.0)
@@ -67,26 +70,26 @@ class World:
 
     @property
     def records(self) -> list[r.Record]:
-        """All that was ever recorded."""
+        """All records so far."""
         return [record for entry in self.entries for record in entry.records]
 
     # Commands
 
     def do(self, command: c.Command) -> Decision:
-        """Decides the command and commits what it leads to."""
+        """Decides the command and commits the result."""
         queue = self.queue
         if not self.checked:
-            decision = decide(queue, command, self.now)
+            decision = decide(queue, command, self.now, self.most)
             queue.journal.forget()
             self.entries += decision.entries
             return decision
         before, mark = snapshot(queue), queue.journal.mark()
-        decision = decide(queue, command, self.now)
+        decision = decide(queue, command, self.now, self.most)
         decided = snapshot(queue)
         _check_changes_are_known(before, queue, decision)
         queue.journal.undo(mark)
         assert snapshot(queue) == before, "undoing left traces"
-        assert decide(queue, command, self.now) == decision, "decide is not a function"
+        assert decide(queue, command, self.now, self.most) == decision, "decide is not a function"
         assert snapshot(queue) == decided, "decide is not a function"
         queue.journal.undo(mark)
         followed = follow(queue, decision.entries)
@@ -101,7 +104,7 @@ class World:
         return decision
 
     def _begin(self, *records: r.Record) -> None:
-        """What there is before the first command."""
+        """The present state, before the first command."""
         entry = r.Entry(self.queue.revision + 1, 0.0, records)
         for queue in (self.queue, self._twin):
             follow(queue, [entry])
@@ -111,7 +114,7 @@ class World:
     def bind(
         self, name: str, instance: str | None = None, *, warmup: bool = False, **binds: Any
     ) -> Decision:
-        """A consumer binds; the instance is the name's unless given."""
+        """A consumer binds; by default the instance is named after it."""
         return self.do(c.Bind(name, instance or f"i-{name}", f"c-{name}", 10.0, warmup, **binds))
 
     def unbind(self, name: str, reason: str = "unbound") -> Decision:
@@ -126,15 +129,14 @@ class World:
     def release(
         self, name: str, *numbers: int, epoch: int | None = None, finished: bool = False
     ) -> list[str]:
-        """Releases partitions, in their present epochs unless `epoch` says otherwise; answers the
-        outcomes."""
+        """Releases partitions, by default in their present epochs; returns the outcomes."""
         items = tuple(
             c.ReleaseItem(n, self._epoch(n) if epoch is None else epoch, finished) for n in numbers
         )
         return [str(result.outcome) for result in self.do(c.Release(name, items)).answer]
 
     def ready(self, name: str, *numbers: int, epoch: int | None = None) -> list[str]:
-        """Says that the state of partitions is restored; answers the outcomes."""
+        """Reports the state of partitions as restored; returns the outcomes."""
         items = tuple(c.ReadyItem(n, self._epoch(n) if epoch is None else epoch) for n in numbers)
         return [str(result.outcome) for result in self.do(c.Ready(name, items)).answer]
 
@@ -151,11 +153,11 @@ class World:
         return self.do(c.RaiseEpochs(numbers))
 
     def wait(self, seconds: float) -> None:
-        """Lets time pass with nobody serving: nothing that is due is done."""
+        """Lets time pass while no replica serves: no timer runs."""
         self.now += seconds
 
     def advance(self, seconds: float = 0.0) -> None:
-        """Lets time pass; whatever becomes due is done at its time."""
+        """Lets time pass; each timer runs when it is due."""
         until = self.now + seconds
         while (due := self.queue.next_deadline()) is not None and due <= until:
             self.now = max(self.now, due)
@@ -163,8 +165,8 @@ class World:
         self.now = until
 
     def settle(self) -> int:
-        """Lets time pass until nothing is due any more, nobody answering; says how often something
-        was due."""
+        """Lets time pass until no timer is left, without any client answering. Returns how many
+        ran."""
         times = 0
         while (due := self.queue.next_deadline()) is not None:
             self.now = max(self.now, due)
@@ -173,7 +175,7 @@ class World:
             assert times < 10_000, "this does not end"
         return times
 
-    # What it looks like
+    # The state
 
     @property
     def status(self) -> str:
@@ -233,8 +235,7 @@ def _from_store(entry: r.Entry) -> r.Entry:
 
 
 def _check_changes_are_known(before: dict[str, Any], queue: Queue, decision: Decision) -> None:
-    """Rows are written for what the effects name, so they must name every partition and flow that
-    changed."""
+    """The effects must name every changed partition and flow, as only named rows are written."""
     changed = {flow.id for flow in decision.effects.flows}
     after = snapshot(queue)
     for number, partition in enumerate(after["partitions"]):

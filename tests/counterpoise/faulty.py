@@ -8,7 +8,7 @@ import contextlib
 import json
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
@@ -57,6 +57,8 @@ def problem(status: int, code: str, **more: Any) -> Answer:
 class FaultyService:
     def __init__(self) -> None:
         self.seen: list[Seen] = []
+        self.heard: Callable[[Mapping[str, str]], None] = lambda _: None
+        """Told the headers of each request."""
         self.script: Callable[[Seen], Behaviour | None] = lambda _: None
         self.view: dict[str, Any] = {"revision": 1, "partitions": [self.owned(0, 1)]}
         self.binds = 0
@@ -163,6 +165,7 @@ class FaultyService:
                 body = json.loads(self.rfile.read(length)) if length else None
                 seen = Seen(self.command, self.path, body, time.monotonic())
                 service.seen.append(seen)
+                service.heard(dict(self.headers.items()))
                 with contextlib.suppress(OSError):
                     self.act(service.behave(seen))
 

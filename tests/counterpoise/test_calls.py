@@ -11,8 +11,7 @@ import yaml
 import counterpoise
 from counterpoise import calls
 from counterpoise.calls import Call, Listing, base_url
-from counterpoise.errors import BadAnswer, InvalidUrl
-from counterpoise.event_stream import EventReader
+from counterpoise.errors import InvalidUrl
 from counterpoise.wire import CommitItem, ReadyItem, ReleaseItem
 
 DOCUMENT = yaml.safe_load((Path(counterpoise.__file__).parents[1] / "openapi.yaml").read_text())
@@ -138,19 +137,6 @@ def test_every_operation_on_queues_has_its_call():
 )
 def test_addresses_may_be_written_in_many_ways(url, base):
     assert base_url(url) == base
-
-
-def test_events_are_read_line_by_line():
-    reader = EventReader()
-    stream = ": hello\n\nevent: change\nid: 7\ndata: {\ndata: }\n\ndata: 1\n\nid: 9\n\n"
-    events = [event for line in stream.split("\n") if (event := reader.line(line)) is not None]
-    assert [(one.revision, one.name, one.data) for one in events] == [
-        (7, "change", {}),
-        (7, "message", 1),
-    ]
-    reader.line("data: {")
-    with pytest.raises(BadAnswer):
-        reader.line("")
 
 
 @pytest.mark.parametrize(

@@ -42,7 +42,7 @@ def test_queues_are_created_listed_changed_and_deleted(client):
         client.queue("b")
 
 
-def test_what_is_refused_is_an_exception_of_its_own(client):
+def test_each_refusal_has_its_own_exception(client):
     client.create_queue("a", 1)
     with pytest.raises(QueueExists):
         client.create_queue("a", 1)

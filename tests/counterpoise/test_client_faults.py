@@ -82,7 +82,7 @@ def test_each_answer_becomes_its_exception(faulty, ask, behaviour, error):
     assert time.monotonic() - started < 20
 
 
-def test_nobody_listens(ask):
+def test_a_closed_port_is_service_unavailable(ask):
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{probe.getsockname()[1]}"
@@ -91,7 +91,7 @@ def test_nobody_listens(ask):
 
 
 @pytest.mark.parametrize("url", ["flights", "ftp://x", "http://", "http://x/?a=b"])
-def test_an_address_that_is_none(ask, url):
+def test_an_invalid_address_is_refused(ask, url):
     with pytest.raises(InvalidUrl):
         ask(url)
 
@@ -105,7 +105,7 @@ def test_retry_after_is_told(faulty, ask):
     assert raised.value.retry_after == 7.0
 
 
-def test_what_is_invalid_is_named(faulty, ask):
+def test_an_invalid_argument_is_named(faulty, ask):
     errors = [{"field": "partition_count", "message": "must be at least 1"}]
     faulty.script = lambda _: problem(422, "invalid", detail="Not valid.", errors=errors)
     with pytest.raises(Invalid, match=r"Not valid\.; partition_count: must be at least 1"):

@@ -334,9 +334,7 @@ def test_an_append_whose_answer_was_lost_is_repeated_without_a_trace(service, lo
 # ------------------------------------------------------------------ giving up, and going on
 
 
-def test_what_failed_in_the_background_is_raised_by_the_next_call_and_then_tried_again(
-    service, log
-):
+def test_a_background_error_is_raised_by_the_next_call_and_then_retried(service, log):
     service.stop()
     publisher = Publisher("flights", url=service.url, timeout_seconds=0.3, linger_seconds=0)
     publisher.publish(b"a", key="k")
@@ -367,7 +365,7 @@ def test_close_says_how_many_messages_are_not_known_to_be_in_the_log(service):
     service.start()
 
 
-def test_what_is_in_the_log_is_confirmed(publisher):
+def test_appended_messages_are_confirmed(publisher):
     publisher.publish(b"a")
     publisher.flush()
     assert publisher.unconfirmed == 0

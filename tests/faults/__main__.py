@@ -1,10 +1,10 @@
-"""`make faults`: break everything that may break, and see that the promises hold.
+"""`make faults`: break everything that may break, and check the promises.
 
     python -m tests.faults [--seconds 300] [--seed 1] [--keep DIRECTORY] [--complete]
 
-Two acts: the campaign, for that long, and then a full disk. Exits with 1 when a promise was broken,
-and with `--complete` also when an act could not be played here. `--keep` leaves journal and logs in
-a new directory.
+Two parts: the campaign, for so many seconds, and then a full disk. Exits with 1 when a promise was
+broken, and with `--complete` also when a part could not be played here. `--keep` leaves journal and
+logs in a new directory.
 """
 
 from __future__ import annotations

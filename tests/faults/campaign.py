@@ -1,9 +1,9 @@
-"""The long run: every few seconds something breaks, while forty consumers work, publishers write,
-and partitions are resized; about half of the time while one of the two replicas is dead, and half
-while both serve.
+"""The long run: every few seconds a fault, while forty consumers work, publishers write and
+partitions are resized. About half of the time one of the two replicas is dead, otherwise both
+serve.
 
-Which faults come in which order follows from the seed; what then happens does not, these are real
-processes. So a violation is believed, and a seed is not a way to see it again.
+The seed determines the faults and their order, but not their effects, because these are real
+processes. So a violation is real even if its seed does not reproduce it.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ class Kind(NamedTuple):
 
     name: str
     act: Callable[[], None]
-    # Whether one replica is dead meanwhile; None: half of the times.
+    # Whether one replica is dead meanwhile; None: every other time.
     amid_death: bool | None = None
-    # Whether it hits everybody, and so may excuse whatever the service does to anybody.
+    # Whether it hits all, and so may excuse any behaviour of the service.
     general: bool = True
 
 
 class Campaign:
-    """One run on a stage of its own."""
+    """One run with a stage of its own."""
 
     def __init__(self, stage: Stage, seconds: float, seed: int, say: Callable[[str], None]) -> None:
         self._stage = stage
@@ -97,7 +97,7 @@ class Campaign:
         return self.result
 
     def _goes_on(self, ends: float) -> bool:
-        """Whether a long run, on a slow machine, has not come to all kinds of faults in time."""
+        """Whether a long run on a slow machine has not played all kinds of faults in time."""
         late = time.monotonic() - ends
         complete = self._seconds >= COMPLETE_SECONDS
         return complete and bool(self.result.missing) and late < self._seconds
@@ -107,14 +107,16 @@ class Campaign:
     def _turns(self) -> Iterator[tuple[Kind, bool]]:
         """Each kind once, in some order, and again; and whether a replica is dead meanwhile.
 
-        First those that hit a few: after what hits everybody, nobody could say for a while whether
-        the service has taken something from a consumer for no reason. So then there is a pause.
+        Faults that hit a few come first. After a fault that hits all, there is for a while no way
+        to tell whether the service took a partition from a consumer without a reason. So then there
+        is a pause.
         """
         few = [kind for kind in self._kinds if not kind.general]
         everybody = [kind for kind in self._kinds if kind.general]
         for order in (few, everybody):
             self._rng.shuffle(order)
-        # In a short run, too, consumers are killed: that is what tells how soon they are missed.
+        # Even a short run must kill consumers, because that measures how soon they lose their
+        # partitions.
         few.sort(key=lambda kind: kind.act != self._kill_consumers)
         turns = [*few, *everybody]
         amid_death = {kind.name: bool(number % 2) for number, kind in enumerate(turns)}
@@ -130,7 +132,7 @@ class Campaign:
             turns = [*few, *few, *everybody]
 
     def _play(self, kind: Kind, amid_death: bool) -> None:
-        """The fault; if so wished a replica dies before it and comes back after it."""
+        """The fault. If `amid_death`, a replica dies before it and comes back after it."""
         with self._dead_replica(kind.general) if amid_death else contextlib.nullcontext():
             self._count(kind.name, all_up=not amid_death)
             kind.act()
@@ -138,7 +140,7 @@ class Campaign:
 
     @contextlib.contextmanager
     def _dead_replica(self, general: bool) -> Iterator[None]:
-        """`general`: what happens meanwhile hits everybody."""
+        """`general`: the fault meanwhile hits all."""
         number = self._victims % len(self._stage.replicas)
         self._victims += 1
         replica, proxy = self._stage.replicas[number], self._stage.service_proxy
@@ -149,11 +151,11 @@ class Campaign:
             yield
             self._pause(0.2, 0.6)
             if general:
-                # It takes connections before it serves, and keeps those who come waiting.
+                # The replica accepts connections before it serves, and lets callers wait.
                 with self._stage.fault(SERVICE, "a replica starts", from_seconds=HANG_SECONDS):
                     replica.start()
             else:
-                # As a proxy does that asks `/readyz`.
+                # Like a proxy that asks `/readyz`.
                 proxy.avoid(replica.url)
                 replica.start()
                 proxy.avoid(None)
@@ -174,7 +176,7 @@ class Campaign:
         self._stage.ask(lambda client: client.change_queue(QUEUE, partition_count=count))
 
     def _kill_consumers(self) -> None:
-        """A process of ten consumers; when had the others what was theirs?"""
+        """Kills a process of ten consumers, and measures when the others have its partitions."""
         worker = self._rng.choice(self._consumers)
         eventually(lambda: self._held_by(worker.name))
         with self._stage.fault(worker.name, "killed"):
@@ -186,12 +188,12 @@ class Campaign:
         worker.start()
 
     def _held_by(self, name: str) -> int:
-        """How many partitions the consumers of a process hold."""
+        """The number of partitions that the consumers of a process hold."""
         owners = self._stage.owners().items()
         return sum(len(held) for who, held in owners if who.startswith(f"{name}-"))
 
     def _force(self) -> None:
-        """Others come, and who is to hand over to them is frozen: they are given it by force."""
+        """New consumers join while the owners are frozen, so they get partitions by force."""
         self._guests += 1
         name = f"guest{self._guests}"
         guests = self._stage.consumers(name, 5)
@@ -204,7 +206,7 @@ class Campaign:
         guests.end()
 
     def _restart_consumers(self) -> None:
-        """They hand over in order; nothing of what they had is repeated."""
+        """They hand over in order; nothing is repeated."""
         worker = self._rng.choice(self._consumers)
         worker.end()
         worker.start()
@@ -228,13 +230,13 @@ class Campaign:
     # Faults of the service and of Postgres
 
     def _freeze_replica(self) -> None:
-        """The only one that is left, so that nobody serves."""
+        """The only replica that is left, so that none serves."""
         (alive,) = [each for each in self._stage.replicas if each.process]
         self._freeze(alive, lambda: self._pause(1.0, LEASE_SECONDS * 1.5))
 
     def _zombie(self) -> None:
-        """A replica sleeps for longer than the leases, and wakes with a memory of the queue, and
-        requests of consumers, that its peer has gone beyond.
+        """A replica is frozen for longer than the leases. When it wakes, its memory of the queue
+        and the requests in it are older than its peer's state.
         """
         zombie, peer = self._rng.sample(self._stage.replicas, 2)
         self._counts += 1
@@ -288,7 +290,7 @@ class Campaign:
         self._break(delay, 2.0, 3.0)
 
     def _break(self, harm: Callable[[], None], least_seconds: float, most_seconds: float) -> None:
-        """Do harm to the network for a while."""
+        """Break the network for a while."""
         with self._stage.fault(SERVICE, "network"):
             harm()
             self._pause(least_seconds, most_seconds)
@@ -297,6 +299,6 @@ class Campaign:
 
 
 def run(directory: Path, seconds: float, seed: int, say: Callable[[str], None]) -> Result:
-    """Set the stage in `directory`, play, and clear it. From the main thread."""
+    """Set up the stage in `directory`, play, and take it down. From the main thread."""
     with Stage(directory) as stage:
         return Campaign(stage, seconds, seed, say).run()

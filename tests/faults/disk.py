@@ -1,10 +1,10 @@
-"""A service whose data directory is on a small disk, which is full for a while, and then again.
+"""A service whose data directory is on a small disk that is full for a while, twice.
 
-The service runs in a mount namespace of its own, on a file system in memory that is gone with it.
-That takes the right to mount, which as a rule only root has.
+The service runs in a mount namespace of its own, on a file system in memory that disappears with
+it. This needs the right to mount, which normally only root has.
 
-It is played twice in one run: at first nothing new fits, so publishers cannot append; then Postgres
-finds no place for its own log, ends, and cannot be started again before there is room.
+There are two parts in one run. First there is no room for new data, so publishers cannot append.
+Then Postgres has no room for its own log, ends, and cannot be started again before there is room.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _MEGABYTE = "SELECT pg_logical_emit_message(true, '', repeat('x', 1000000))"
 class SmallDisk:
     """A service with its data directory on a file system of 160 MB. A context manager.
 
-    Raises PermissionError where mounting is not permitted.
+    Raises PermissionError if mounting is not permitted.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -67,7 +67,7 @@ class SmallDisk:
 
     @property
     def _root(self) -> Path:
-        """The disk, as seen from outside."""
+        """The disk's directory as seen from outside of the namespace."""
         assert self.service.process is not None
         return Path(f"/proc/{self.service.process.pid}/root{self._mounted}")
 
@@ -85,7 +85,7 @@ class SmallDisk:
                 pass
 
     def end_postgres(self) -> None:
-        """Have Postgres write its log until that has no place left, with a full disk."""
+        """Let Postgres write its log on the full disk until it ends."""
         with contextlib.suppress(psycopg.Error):
             with psycopg.connect(self.database_url, autocommit=True) as connection:
                 for _ in range(100):
@@ -95,11 +95,11 @@ class SmallDisk:
         (self._root / "ballast").unlink()
 
     def status(self, path: str) -> int:
-        """What the service answers to this request."""
+        """The service's status for this request."""
         return httpx.get(f"{self.service.url}{path}", timeout=20).status_code
 
     def starting_fails(self) -> bool:
-        """Whether the log says that Postgres cannot be started for the time being."""
+        """Whether the log says that Postgres cannot be started for now."""
         return "cannot be started yet" in self.service.log_file.read_text()
 
 
@@ -121,9 +121,10 @@ class DiskScene(Scene):
 
 
 def run(directory: Path, seed: int, say: Callable[[str], None]) -> Verdict | None:
-    """Fill the disk TIMES times under consumers and publishers at work. None: not permitted here.
+    """Fill the disk TIMES times under consumers and publishers at work. None: mounting is not
+    permitted.
 
-    From the main thread; `directory` is to be new.
+    From the main thread; `directory` must be new.
     """
     directory.mkdir(parents=True, exist_ok=True)
     try:

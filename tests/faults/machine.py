@@ -1,11 +1,12 @@
-"""Notes in the journal when the machine itself has no time for the run: a fault nobody planned.
+"""Writes to the journal when the machine itself is too slow for the run: a fault that nobody
+planned.
 
     python -m tests.faults.machine JOURNAL
 
-Deadlines of two seconds are missed by whoever does not get the processor for as long, and that says
-nothing of the service. How long it takes to get BURST_SECONDS of it tells: with others at work too,
-that is a multiple. A service that is slow by itself, waiting or computing, does not show here
-unless it takes all processors.
+A process that does not get the processor for two seconds misses deadlines of two seconds, and that
+says nothing about the service. The sign is the time that a piece of work of BURST_SECONDS takes: if
+other processes use the processors, it takes several times as long. A service that is slow by
+itself, waiting or computing, does not show here unless it uses all processors.
 """
 
 from __future__ import annotations
@@ -19,8 +20,8 @@ from statistics import median
 from tests.judge.journal import OVERLOADED, Journal, Mended
 
 BURST_SECONDS, PAUSE_SECONDS = 0.02, 0.3
-# Less than a third of a processor, by most of the SAMPLES of three seconds: for about as long as a
-# deadline. What is shorter, such as other processes' starts, excuses nothing.
+# The limit is less than a third of a processor, by most of the SAMPLES of three seconds: about as
+# long as a deadline. Shorter load, such as starting processes, excuses nothing.
 STRETCHED, SAMPLES = 3.0, 9
 
 

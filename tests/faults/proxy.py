@@ -1,5 +1,5 @@
-"""A TCP proxy on loopback that breaks the network on purpose: what is behind it is away, late,
-or gone without a word, and then back.
+"""A TCP proxy on loopback that breaks the network on purpose: its servers become unreachable, slow
+or silent, and then reachable again.
 
     proxy = Proxy("http://127.0.0.1:8001", "http://127.0.0.1:8002")   # passed on in turns
     Client(proxy.url)
@@ -9,7 +9,7 @@ or gone without a word, and then back.
     proxy.half_open()  # the servers see an end, the clients see nothing (a host that lost power)
     proxy.mend()       # as if nothing had been
 
-One thread with an event loop carries all connections. Each method returns when what it does is so.
+One thread with an event loop carries all connections. Each method returns when its effect is there.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Weather = Literal["fair", "cut", "stalled"]
 
 
 class _Line:
-    """One client's connection and, unless it is half open, one to a server."""
+    """One client's connection and, unless it is half open, a connection to a server."""
 
     def __init__(self, client: asyncio.StreamWriter, server: asyncio.StreamWriter) -> None:
         self.client, self.server = client, server
@@ -38,12 +38,12 @@ class _Line:
 
 
 class Proxy:
-    """Listens on a port of its own and passes everything on, both ways."""
+    """Listens on a port of its own and passes all data on, both ways."""
 
     def __init__(self, url: str, *more_urls: str) -> None:
-        """The URLs are of the servers behind; `self.url` is the first one by way of the proxy.
+        """The URLs are those of the servers. `self.url` is the first one, through the proxy.
 
-        A new connection goes to the next server in turn, or to one after it if that refuses.
+        A new connection goes to the next server in turn, or to the one after it if that refuses.
         """
         parts = urlsplit(url)
         each = [parts, *map(urlsplit, more_urls)]
@@ -65,38 +65,38 @@ class Proxy:
         self._thread = threading.Thread(target=self._run, name="proxy", daemon=True)
         self._thread.start()
 
-    # What a test does to the network
+    # Effects on the network
 
     def cut(self) -> None:
         """Break all connections, and every new one at once."""
         self._do(self._cut)
 
     def delay(self, seconds: float) -> None:
-        """Let every piece of data through that much later."""
+        """Delay every piece of data so much."""
         self._do(lambda: setattr(self, "_delay_seconds", seconds))
 
     def stall(self) -> None:
-        """Hold all data back and break nothing; new connections are taken and hear nothing."""
+        """Hold all data back and break nothing; new connections are accepted and get no data."""
         self._do(self._stall)
 
     def half_open(self) -> None:
-        """End all connections for the servers only. New ones are passed on as ever."""
+        """End all connections for the servers only. New ones work."""
         self._do(self._half_open)
 
     def mend(self) -> None:
-        """Let everything through again; what was held back goes on."""
+        """Let everything through again, also the data that was held back."""
         self._do(self._mend)
 
     def avoid(self, url: str | None) -> None:
-        """Give no new connection to this server (which has said that it is not ready); None: to
-        all of them again.
+        """Give no new connection to this server (which has said that it is not ready). None: avoid
+        no server.
         """
         parts = urlsplit(url or "")
         avoided = (parts.hostname or "127.0.0.1", parts.port or 0) if url else None
         self._do(lambda: setattr(self, "_avoided", avoided))
 
     def close(self) -> None:
-        """The end."""
+        """Close all connections and stop listening."""
         if not self._loop.is_running():
             return
         self.cut()
@@ -159,12 +159,12 @@ class Proxy:
         self._delay_seconds = 0.0
         self._passing.set()
         for line in [one for one in self._lines if one.half_open]:
-            # The host is up again, and knows nothing of these.
+            # The host is up again, and does not know these connections.
             line.end()
 
     async def _accept(self, reader: asyncio.StreamReader, client: asyncio.StreamWriter) -> None:
-        # Cancelled when the proxy closes; asyncio would print that as an error of ours, and the
-        # garbage collection what was left open, in the midst of another test.
+        # Cancelled when the proxy closes. Otherwise asyncio would print an error of ours, and the
+        # garbage collection would print open connections in the middle of another test.
         with contextlib.suppress(asyncio.CancelledError), contextlib.closing(client):
             await self._carry(reader, client)
 

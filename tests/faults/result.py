@@ -1,4 +1,4 @@
-"""What a campaign has shown: what was broken how often, and how the promises fared."""
+"""The result of a campaign: how often each fault occurred, and which promises held."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from typing import NamedTuple
 from tests.faults.stage import LEASE_SECONDS
 from tests.judge.judge import Verdict
 
-# In a run of this length each kind of fault has its turn.
+# A run of this length must play each kind of fault.
 COMPLETE_SECONDS = 300.0
 
 
 class Done(NamedTuple):
-    """How often something was done, and how often while all replicas were up."""
+    """How often something was done, and how often of these while all replicas were up."""
 
     times: int = 0
     all_up: int = 0
 
 
 class Loss(NamedTuple):
-    """How soon after their end killed consumers had lost all, and whether the machine was
-    overloaded meanwhile.
+    """How soon after their end killed consumers had lost all their partitions, and whether the
+    machine was overloaded meanwhile.
     """
 
     seconds: float
@@ -30,7 +30,7 @@ class Loss(NamedTuple):
 
 @dataclass
 class Result:
-    """What was done, how the promises fared, and how soon the killed lost what they had."""
+    """What was done, which promises held, and how soon killed consumers lost their partitions."""
 
     seconds: float
     verdict: Verdict = field(default_factory=Verdict)
@@ -57,7 +57,7 @@ class Result:
         )
 
     def complaints(self) -> list[str]:
-        """Why the run has not shown what it is to show; nothing: it has."""
+        """The reasons why the run does not pass; none: it passes."""
         found = []
         if not self.verdict.kept:
             found.append(f"PROMISES BROKEN\n{self.verdict.examples()}")

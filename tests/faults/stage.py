@@ -1,4 +1,4 @@
-"""What the fault runs are played on: real processes on loopback, each of which can be broken.
+"""The stage of the fault runs: real processes on loopback, each of which can be broken.
 
     consumers, publishers ──service_proxy──► two replicas ──database_proxy──► Postgres
                           └──────────────── the log ───────────database_proxy──►
@@ -33,32 +33,33 @@ T = TypeVar("T")
 
 ROOT = Path(__file__).parents[2]
 QUEUE = "orders"
-# Reads the log and never commits, so that nothing is trimmed before the checker has seen it.
+# A queue that never commits, so that the log is not trimmed before the judge has read it.
 AUDIT = "audit"
 LEASE_SECONDS, HOLDDOWN_SECONDS, HANDOFF_SECONDS = 4.0, 0.5, 2.0
-# For how long after a fault what it may cause is put down to it; a lease may end a second late.
+# For how long after a fault its possible effects are attributed to it; a lease may end a second
+# late.
 REACH_SECONDS = LEASE_SECONDS + HOLDDOWN_SECONDS + HANDOFF_SECONDS + 1.0
-# A poll waits so long for its answer: a replica that hangs for longer may cost leases.
+# How long a poll waits for its answer: a replica that hangs longer may cost leases.
 HANG_SECONDS = LEASE_SECONDS * 7 / 12
 SETTLE_SECONDS = 120.0
 
 
 class Postgres:
-    """A Postgres with `fsync` on, to be started, ended and killed by the main thread."""
+    """A Postgres with `fsync` on; the main thread starts, ends and kills it."""
 
     def __init__(self, directory: Path) -> None:
         self._server = EmbeddedPostgres(directory)
         self.url = self._server.start()
 
     def start(self) -> None:
-        """Again, on the same port."""
+        """Start it again, on the same port."""
         assert self._server.start() == self.url, "another port, or password"
 
     def end(self) -> None:
         self._server.stop()
 
     def kill(self) -> None:
-        """Kill the postmaster and all its children, so that nothing is written any more."""
+        """Kill the postmaster and all its children, so that nothing more is written."""
         process = self._server._process
         assert process is not None
         kill_family(process.pid)
@@ -85,7 +86,7 @@ class Worker:
         self.process.send_signal(signum)
 
     def end(self, signum: int = signal.SIGTERM, seconds: float = 60.0) -> None:
-        """Send a signal and wait; what does not end then is killed, and that is an error."""
+        """Send a signal and wait. A process that does not end is killed, and that is an error."""
         if self.process is None:
             return
         if self.process.poll() is None:
@@ -122,7 +123,7 @@ class Scene:
 
     @property
     def log_url(self) -> str:
-        """The database with the log, past all proxies."""
+        """The URL of the database with the log, without any proxy."""
         raise NotImplementedError
 
     def __enter__(self) -> Self:
@@ -133,9 +134,9 @@ class Scene:
 
     @contextlib.contextmanager
     def fault(self, target: str, kind: str, *, from_seconds: float = 0.0) -> Iterator[None]:
-        """While this lasts `target` is broken, as the checker will be told.
+        """Within the block `target` counts as broken for the judge.
 
-        `from_seconds`: it is not, if it lasts no longer than that.
+        `from_seconds`: only if the block takes longer than that.
         """
         began = time.monotonic()
         if not from_seconds:
@@ -150,7 +151,7 @@ class Scene:
                 self._journal.write(Mended(target, kind))
 
     def overloaded(self, since: float) -> bool:
-        """Whether the machine was, from then on."""
+        """Whether the machine was overloaded since then."""
         faults = Faults(
             [line for line in read(self.journal_file) if line.entry[:2] == OVERLOADED],
             reach_seconds=time.monotonic() - since,
@@ -162,7 +163,7 @@ class Scene:
         return self._worker("consume", name, count, LEASE_SECONDS)
 
     def publishers(self, name: str, count: int, messages_per_second: float) -> Worker:
-        """A process with `count` publishers, each of which publishes that much."""
+        """A process with `count` publishers, each of which publishes so many messages a second."""
         return self._worker("publish", name, count, messages_per_second)
 
     def _worker(self, role: str, name: str, count: int, figure: float) -> Worker:
@@ -172,7 +173,7 @@ class Scene:
         return worker
 
     def make_queues(self, partition_count: int) -> None:
-        """The queue that is worked through, and the one that keeps its log from being trimmed."""
+        """The queue of the run, and the one that keeps its log from being trimmed."""
         self.ask(
             lambda client: client.create_queue(
                 QUEUE,
@@ -189,9 +190,9 @@ class Scene:
         seconds: float = 120.0,
         replicas: Sequence[ServeProcess] = (),
     ) -> T:
-        """Ask the replicas directly, one after the other, until one of them answers.
+        """Call the replicas directly, one after the other, until one of them answers.
 
-        `replicas`: only these; otherwise all that run.
+        `replicas`: only these; otherwise all running ones.
         """
         deadline = time.monotonic() + seconds
         while True:
@@ -219,8 +220,8 @@ class Scene:
     def settle(
         self, publishers: Worker, consumers: Sequence[Worker], partition_count: int
     ) -> Verdict:
-        """All faults are over: sooner or later all that was published is handled. Then all leave,
-        and the checker has its say.
+        """All faults are over: all published messages are handled in time. Then all leave, and the
+        judge decides.
         """
         publishers.end()
         log = self._log(partition_count)
@@ -233,12 +234,12 @@ class Scene:
         return judge(read(self.journal_file), log, REACH_SECONDS)
 
     def handled(self) -> set[tuple[int, int]]:
-        """Partition and position of all that was handled so far."""
+        """Partition and position of all messages handled so far."""
         sink = (line.entry for line in read(self.journal_file))
         return {(one.partition, one.position) for one in sink if isinstance(one, Handled)}
 
     def _log(self, partition_count: int) -> dict[int, list[Stored]]:
-        """All that these partitions of the log hold; straight from Postgres."""
+        """All messages of these partitions of the log, straight from Postgres."""
         log = open_log(f"builtin:{QUEUE}", self.log_url)
         try:
             return {
@@ -254,7 +255,7 @@ class Scene:
 
 
 class Stage(Scene):
-    """Replicas with a Postgres that others look after, and proxies before both."""
+    """Two replicas with a separate Postgres, and proxies in front of both."""
 
     def __init__(self, directory: Path, *, replicas: int = 2) -> None:
         super().__init__(directory)

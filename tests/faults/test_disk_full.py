@@ -1,6 +1,7 @@
 """The disk with the data directory is full for a while: 503, then all resumes without a restart.
 
-That takes the right to mount (`tests.faults.disk`), so elsewhere than as root these are skipped.
+These tests need the right to mount (`tests.faults.disk`); without it, as usual for other users than
+root, they are skipped.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ def small(tmp_path: Path) -> Iterator[SmallDisk]:
         yield small
 
 
-def test_a_full_disk_is_said_to_be_and_all_resumes(small: SmallDisk) -> None:
+def test_a_full_disk_is_reported_and_all_resumes(small: SmallDisk) -> None:
     url = small.service.url
     with contextlib.ExitStack() as stack:
         client = stack.enter_context(Client(url, timeout_seconds=15))
@@ -45,7 +46,7 @@ def test_a_full_disk_is_said_to_be_and_all_resumes(small: SmallDisk) -> None:
         eventually(lambda: len(flow.partitions) == 4)
         assert set(_commit(flow, "1").values()) == {"ok"}
 
-        # Postgres crashes for want of a place for its log, and cannot recover either.
+        # Postgres crashes because there is no room for its log, and cannot recover either.
         small.fill()
         small.end_postgres()
         eventually(lambda: small.status("/readyz") == 503)

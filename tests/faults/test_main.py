@@ -1,4 +1,4 @@
-"""`make faults` says what it has not shown, and only a complete run is asked to show all."""
+"""`make faults` reports what it has not tested; only a complete run must test everything."""
 
 from __future__ import annotations
 

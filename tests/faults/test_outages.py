@@ -1,4 +1,4 @@
-"""Postgres or the network goes away for long, and comes back: all resumes by itself."""
+"""Postgres or the network is away for long and comes back: all resumes by itself."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from counterpoise.flow import Flow, Owned
 from tests.faults.stage import Stage
 from tests.service import eventually
 
-# One stage for all of them.
+# All tests share one stage.
 pytestmark = [
     pytest.mark.long,
     pytest.mark.timeout(400),
     pytest.mark.xdist_group("outages"),
 ]
 
-# As short as the start of a busy machine's service allows.
+# Not shorter than a service takes to start on a busy machine.
 LEASE_SECONDS = 4.0
 AWAY_SECONDS = 5 * LEASE_SECONDS
 
@@ -33,14 +33,14 @@ def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
 
 
 class Crew:
-    """Flows on one queue by way of one address, and what they were told."""
+    """Flows on one queue through one address, with the losses that they were told."""
 
     def __init__(
         self, stage: Stage, url: str, queue: str, stack: ExitStack, flows: int = 4
     ) -> None:
         self._stage, self._queue = stage, queue
         self._told: list[Owned] = []
-        # The epochs that are to outlast the outage; the first balance may have taken others.
+        # The epochs that must outlast the outage; the first balance may have ended others.
         self.epochs: dict[int, int] = {}
         stage.ask(lambda client: client.create_queue(queue, 8, rebalance_delay=0.1))
         self.flows = [
@@ -58,7 +58,7 @@ class Crew:
 
     @property
     def lost(self) -> list[Owned]:
-        """What flows were told they have lost, of that which they are to keep."""
+        """The losses that flows were told of, among the grants that they should keep."""
         return [each for each in self._told if self.epochs.get(each.partition) == each.epoch]
 
     def shares(self) -> list[int]:
@@ -68,12 +68,12 @@ class Crew:
         return {number for flow in self.flows for number in flow.partitions}
 
     def owned(self) -> dict[int, tuple[str | None, int]]:
-        """Owner and epoch of each partition, as the service has it."""
+        """Owner and epoch of each partition, according to the service."""
         rows = self._stage.ask(lambda client: client.partitions(self._queue))
         return {each.partition: (each.owner, each.epoch) for each in rows}
 
     def all_commit(self, position: str) -> bool:
-        """Whether everybody may still commit all that he holds."""
+        """Whether all flows can still commit all their partitions."""
         outcomes = [
             flow.commit(
                 [(number, owned.epoch, position) for number, owned in flow.partitions.items()],
@@ -86,7 +86,7 @@ class Crew:
 
 @contextmanager
 def everything_is_kept(stage: Stage, queue: str, url: str) -> Iterator[Crew]:
-    """What flows at `url` held before the block, they hold under the same epochs afterwards."""
+    """Flows at `url` hold the same partitions under the same epochs before and after the block."""
     with ExitStack() as stack:
         crew = Crew(stage, url, queue, stack)
         before = crew.owned()
@@ -94,7 +94,7 @@ def everything_is_kept(stage: Stage, queue: str, url: str) -> Iterator[Crew]:
         assert crew.all_commit("1")
         yield crew
         assert crew.all_commit("2")
-        # What was to expire because of the outage would have done so by then.
+        # Until all leases that expire because of the outage have expired.
         settled = time.monotonic() + 2 * LEASE_SECONDS
         eventually(lambda: crew.lost or time.monotonic() > settled)
         assert crew.lost == []
@@ -103,13 +103,14 @@ def everything_is_kept(stage: Stage, queue: str, url: str) -> Iterator[Crew]:
 
 
 def pause(seconds: float) -> None:
-    """An outage has no event that would tell its end."""
+    """An outage has no event that ends it."""
     threading.Event().wait(seconds)
 
 
-def test_a_network_that_is_away_costs_the_lease_and_no_more(stage: Stage) -> None:
-    """The service lives and hears nothing: that is no outage of its own, and leases run out. The
-    flows take part again by themselves when the network is back.
+def test_a_network_outage_costs_the_lease_and_no_more(stage: Stage) -> None:
+    """The service runs but gets no calls: for the service this is no outage, so leases run out.
+
+    The flows take part again by themselves when the network is back.
     """
     with ExitStack() as stack:
         crew = Crew(stage, stage.replicas[0].url, "unheard", stack, flows=2)
@@ -124,7 +125,7 @@ def test_a_network_that_is_away_costs_the_lease_and_no_more(stage: Stage) -> Non
         eventually(lambda: not set(flow.partitions) & crew.numbers())
 
 
-def test_postgres_that_is_away_is_said_to_be_and_all_resumes(stage: Stage) -> None:
+def test_an_outage_of_postgres_is_reported_and_all_resumes(stage: Stage) -> None:
     processes = [replica.process for replica in stage.replicas]
     with everything_is_kept(stage, "without-postgres", stage.replicas[0].url) as crew:
         stage.postgres.kill()
@@ -146,10 +147,10 @@ def _ready(url: str) -> bool:
     return httpx.get(f"{url}/readyz", timeout=15).status_code == 200
 
 
-def test_a_service_that_is_away_for_five_leases_costs_nobody_anything(stage: Stage) -> None:
-    """Nobody who can reach the replica that serves loses anything, also when the other one comes
-    back more than a lease later. Who can reach the later one alone is cut off like by a network,
-    which also shows that leases ran in between.
+def test_an_outage_of_the_service_for_five_leases_costs_nothing(stage: Stage) -> None:
+    """Flows that reach the serving replica lose nothing, even if the other replica comes back more
+    than a lease later. Flows that reach only the late replica lose their partitions as in a network
+    failure; this also shows that leases ran in between.
     """
     one, two = stage.replicas
     lost: list[Owned] = []
@@ -164,7 +165,7 @@ def test_a_service_that_is_away_for_five_leases_costs_nobody_anything(stage: Sta
             two.kill()
             pause(AWAY_SECONDS)
             assert lost == crew.lost == []
-            # Nobody may live by having called in the instant before leases were looked at.
+            # No flow may survive only because it called just before leases were checked.
             stage.service_proxy.stall()
             one.start()
             pause(LEASE_SECONDS / 4)

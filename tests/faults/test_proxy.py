@@ -1,4 +1,4 @@
-"""The proxy of the fault runs does to connections what it says."""
+"""The proxy of the fault runs has the effects on connections that it documents."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.service import eventually
 
 
 class Echo:
-    """A server that sends back what it gets, after its name."""
+    """A server that sends its name, and then everything that it gets."""
 
     def __init__(self, name: bytes) -> None:
         self._name = name
@@ -41,7 +41,7 @@ class Echo:
         self.ended += 1
 
     def close(self) -> None:
-        # Wakes the thread that waits in accept, which close alone does not.
+        # Wakes the thread that waits in accept; close alone does not.
         self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
 
@@ -76,7 +76,7 @@ def say(connection: socket.socket, what: bytes) -> bytes:
     return connection.recv(100)
 
 
-def test_what_is_cut_breaks_and_can_be_mended(proxy: Proxy, echo: Echo) -> None:
+def test_cut_connections_break_and_can_be_mended(proxy: Proxy, echo: Echo) -> None:
     with connect(proxy) as old:
         assert say(old, b"a") == b"1:a"
         proxy.cut()
@@ -90,7 +90,7 @@ def test_what_is_cut_breaks_and_can_be_mended(proxy: Proxy, echo: Echo) -> None:
     eventually(lambda: echo.ended == 2)
 
 
-def test_what_is_stalled_hears_nothing_and_goes_on_later(proxy: Proxy) -> None:
+def test_stalled_connections_get_no_data_until_mended(proxy: Proxy) -> None:
     with connect(proxy) as old:
         assert say(old, b"a") == b"1:a"
         proxy.stall()
@@ -105,7 +105,7 @@ def test_what_is_stalled_hears_nothing_and_goes_on_later(proxy: Proxy) -> None:
                 assert connection.recv(10) == b"1:b"
 
 
-def test_what_is_half_open_ends_for_the_server_only(proxy: Proxy, echo: Echo) -> None:
+def test_half_open_connections_end_for_the_server_only(proxy: Proxy, echo: Echo) -> None:
     with connect(proxy) as old:
         assert say(old, b"a") == b"1:a"
         proxy.half_open()
@@ -121,7 +121,7 @@ def test_what_is_half_open_ends_for_the_server_only(proxy: Proxy, echo: Echo) ->
             assert say(new, b"d") == b"1:d"
 
 
-def test_what_is_delayed_comes_later(proxy: Proxy) -> None:
+def test_delayed_data_comes_later(proxy: Proxy) -> None:
     proxy.delay(0.05)
     with connect(proxy) as connection:
         began = time.monotonic()
@@ -129,7 +129,7 @@ def test_what_is_delayed_comes_later(proxy: Proxy) -> None:
         assert time.monotonic() - began >= 0.1
 
 
-def test_servers_take_turns_and_one_that_is_away_is_passed_over(echo: Echo) -> None:
+def test_connections_go_to_servers_in_turn_and_skip_unreachable_ones(echo: Echo) -> None:
     other = Echo(b"2:")
     with Proxy(echo.url, other.url) as proxy:
         answers = []

@@ -3,8 +3,8 @@
     python -m tests.faults.worker consume URL QUEUE JOURNAL NAME COUNT LEASE_SECONDS
     python -m tests.faults.worker publish URL QUEUE JOURNAL NAME COUNT MESSAGES_PER_SECOND
 
-SIGTERM: consumers hand over what they own and leave, publishers deliver what they have taken. What
-ends one of them otherwise is in the journal.
+SIGTERM: consumers hand over their partitions and leave, publishers deliver the accepted messages.
+An error that ends one of them is in the journal.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def consume(url: str, queue: str, journal: Journal, name: str, lease: str) -> Co
 
 
 def patiently(consumer: Consumer) -> None:
-    """Run it, though it may have to wait for the service for long at first."""
+    """Run it, and wait long for the service at first."""
     consumer.flow.open(PATIENCE_SECONDS)
     consumer.run()
 
@@ -68,7 +68,7 @@ def patiently(consumer: Consumer) -> None:
 def publish(
     url: str, queue: str, journal: Journal, name: str, rate: str, stopping: threading.Event
 ) -> None:
-    """Numbered messages, each once, also where an earlier process of this name was killed."""
+    """Numbered messages, each once, even if an earlier process of this name was killed."""
     pause = 1 / float(rate)
     with Publisher(
         queue, url=url, publisher_id=name, timeout_seconds=PATIENCE_SECONDS

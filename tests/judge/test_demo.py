@@ -114,7 +114,7 @@ def test_both_accept_repetitions_after_a_forced_handoff_alone(good: Evidence) ->
         assert judged(evidence).kept is kept
 
 
-def test_a_flight_that_nobody_processed_is_lost_to_both(good: Evidence) -> None:
+def test_an_unprocessed_flight_is_lost_for_both(good: Evidence) -> None:
     """Also if the journal does not name the flight, and at the end of its partition."""
     last = good.journal[-1].flight
     journal = [entry for entry in good.journal if entry.flight != last]
@@ -123,7 +123,7 @@ def test_a_flight_that_nobody_processed_is_lost_to_both(good: Evidence) -> None:
     assert broken(evidence) == {LOST}
 
 
-def test_each_knows_what_the_other_does_not(good: Evidence) -> None:
+def test_each_judge_has_checks_that_the_other_lacks(good: Evidence) -> None:
     """The judge checks the order of all messages of a partition, the demo the order of each
     aircraft. Only the demo limits how much a kill may repeat, and checks statistics and backlog.
     """

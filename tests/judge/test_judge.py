@@ -165,13 +165,13 @@ def test_the_log_itself_is_looked_at() -> None:
     assert "out of order" in broken(judged(turned, []))
 
 
-def test_a_run_in_which_nothing_was_handled_has_shown_nothing() -> None:
+def test_a_run_without_a_handled_message_fails() -> None:
     assert broken(judged({}, [])) == ["lost"]
     assert broken(judged({0: []}, [Granted("a", 0, 1, "initial")])) == ["lost"]
 
 
 @pytest.mark.parametrize("way", ["forced", "orphaned", "replaced"])
-def test_what_the_service_calls_ungraceful_needs_a_fault_for_a_cause(way: str) -> None:
+def test_an_ungraceful_handover_needs_a_fault_as_its_cause(way: str) -> None:
     """A graceful handoff with the wrong name, after which two messages are repeated."""
 
     def run(*before: Entry) -> list[Entry]:
@@ -194,7 +194,7 @@ def test_what_the_service_calls_ungraceful_needs_a_fault_for_a_cause(way: str) -
         assert judged(LOG, run(Fault(target, "killed"), *later(REACH_SECONDS + 1))).kept
 
 
-def test_who_was_told_late_of_a_grant_was_granted_it_earlier() -> None:
+def test_a_consumer_told_late_of_a_grant_was_granted_it_earlier() -> None:
     """The previous owner was hit. Then the next one was hit for long, after its grant."""
     run: list[Entry] = [
         *did("a", 1, [0, 1, 2], "initial"),
@@ -212,7 +212,7 @@ def test_who_was_told_late_of_a_grant_was_granted_it_earlier() -> None:
     assert broken(judged(LOG, unhit)) == ["duplicate"]
 
 
-def test_a_superseded_owner_goes_on_only_when_a_fault_kept_that_from_him() -> None:
+def test_a_superseded_owner_continues_only_if_a_fault_hid_it() -> None:
     """A fault of the process hid it. What the owner does long after that fault is a violation."""
     assert judged(LOG, a_good_run()).kept
     late = [*a_good_run(), *later(REACH_SECONDS + 1), *did("b", 2, [5], "graceful")]
@@ -237,7 +237,7 @@ def test_epochs_do_not_fall() -> None:
     assert "double ownership" in broken(judged(LOG, [*a_good_run(), Granted("d", 1, 0, "forced")]))
 
 
-def test_a_grant_that_nobody_saw_excuses_a_little_near_a_fault() -> None:
+def test_an_unseen_grant_excuses_a_little_near_a_fault() -> None:
     def run(*before: Entry) -> list[Entry]:
         return [
             *did("a", 1, [0, 1], "initial"),
@@ -256,7 +256,7 @@ def test_a_grant_that_nobody_saw_excuses_a_little_near_a_fault() -> None:
     assert broken(judged(LOG, seen)) == ["duplicate"]
 
 
-def test_grants_that_nobody_saw_excuse_no_more_than_a_little() -> None:
+def test_unseen_grants_excuse_no_more_than_the_limit() -> None:
     """The limit is for the whole run; here one message of each partition is repeated."""
 
     def verdict(partitions: int) -> Verdict:
@@ -309,14 +309,14 @@ def asked_and_told(*entries: Entry) -> list[str]:
 COMMITTED = (Asked(1), Told(1, "f1", 0, 1, "owned", 0), Done(1, "commit", 0, 1, 5, "ok"))
 
 
-def test_answers_that_know_what_was_acknowledged_are_good() -> None:
+def test_answers_that_reflect_acknowledged_calls_are_accepted() -> None:
     released = (Asked(3), Told(3, "f2", 0, 2, "owned", 5), Done(2, "release", 0, 1, 5, "ok"))
     assert asked_and_told(*COMMITTED, Asked(2), Told(2, "f1", 0, 1, "owned", 5), *released) == []
     # A successor that warms up sees the owner's epoch.
     assert asked_and_told(*COMMITTED, Asked(2), Told(2, "f2", 0, 1, "warming", 5)) == []
 
 
-def test_an_answer_need_not_know_what_was_acknowledged_after_its_call_was_sent() -> None:
+def test_an_answer_need_not_reflect_later_acknowledgements() -> None:
     assert asked_and_told(Asked(2), *COMMITTED, Told(2, "f1", 0, 1, "owned", 0)) == []
     late = (Told(3, "f2", 0, 2, "owned", 5), Done(2, "commit", 0, 1, 6, "ok"))
     assert asked_and_told(*COMMITTED, Asked(2), Asked(3), *late) == []
@@ -331,7 +331,7 @@ def test_an_answer_need_not_know_what_was_acknowledged_after_its_call_was_sent()
     ],
     ids=["a position is forgotten", "two owners of an epoch", "an epoch falls"],
 )
-def test_an_answer_that_contradicts_what_was_told_is_found(then: Entry, kind: str) -> None:
+def test_an_answer_that_contradicts_an_earlier_one_is_found(then: Entry, kind: str) -> None:
     assert asked_and_told(*COMMITTED, Asked(2), then) == [kind]
 
 

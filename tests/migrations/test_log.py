@@ -1,4 +1,4 @@
-"""The migrations of the built-in log: together, again, and all the way back."""
+"""The migrations of the built-in log: at the same time, repeated, and all the way back."""
 
 import subprocess
 import sys
@@ -20,9 +20,9 @@ def tables(url):
         return {row[0] for row in rows}
 
 
-def test_two_that_migrate_at_once_take_turns(database_url):
+def test_concurrent_migrations_take_turns(database_url):
     with ThreadPoolExecutor(2) as pool:
-        # A process each, because Alembic's context is global in a process.
+        # One process each, because Alembic's context is global in a process.
         script = f"from tests.log_support import migrate_log; migrate_log({database_url!r})"
         runs = [
             pool.submit(subprocess.run, [sys.executable, "-c", script], check=False, timeout=60)

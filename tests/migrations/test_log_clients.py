@@ -1,8 +1,10 @@
-"""Consumers and publishers of earlier releases go on, whatever migrations do to the log's tables.
+"""Consumers and publishers of earlier releases keep working after any migration of the log's
+tables.
 
-They run in other people's processes and are not replaced when the service is, so the log's tree may
-only add to what they use (docs/operations.md, *Upgrade*). What a release's clients ask is written
-down here once and never changed; a client that asks something new gets an entry of its own.
+They run in other people's processes and are not replaced together with the service. So migrations
+of the log may only add to what they use (docs/operations.md, *Upgrade*). The statements of a
+release's clients are written down here once and never changed. A client with new statements gets a
+new entry.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ READER, PUBLISHER = "counterpoise_log_reader", "counterpoise_log_publisher"
 
 
 class Asked(NamedTuple):
-    """A statement of clients, what they send and what they get: types and values."""
+    """A statement of clients, its parameters and its results, with types and values."""
 
     role: str
     statement: str
@@ -28,7 +30,7 @@ class Asked(NamedTuple):
     answer: list[tuple[Any, ...]]
 
 
-# By the revision that the clients' release came with. Order matters.
+# By the revision that came with the clients' release. Order matters.
 CLIENTS = {
     "log_0001": [
         Asked(PUBLISHER, "SELECT counterpoise_log.next_sequence(%b, %b)", ["flights", "p"], [(0,)]),
@@ -75,7 +77,7 @@ CLIENTS = {
         ),
     ]
 }
-# As replicas of that release make a log, which also serve on.
+# As replicas of that release create a log; such replicas keep serving.
 MAKE = """
 INSERT INTO counterpoise_log.logs (name, partition_count) VALUES ('flights', 2);
 INSERT INTO counterpoise_log.partitions (log_id, partition)
@@ -98,8 +100,8 @@ ADDED = [
 
 
 def ask_all(url: str, clients: list[Asked], change: str = "SELECT") -> None:
-    """All that these clients ask, each in the role that they log in with, after a change of the
-    tables; then all is as it was."""
+    """Runs all statements of these clients, each in its login role, after a change of the tables;
+    then everything is restored."""
     with psycopg.connect(url) as connection:
         connection.execute(change)
         connection.execute(MAKE)
@@ -123,12 +125,12 @@ def log_url(postgres_url: str) -> Iterator[str]:
 
 
 @pytest.mark.parametrize("revision", CLIENTS)
-def test_clients_of_an_earlier_release_go_on(log_url: str, revision: str) -> None:
+def test_clients_of_an_earlier_release_keep_working(log_url: str, revision: str) -> None:
     ask_all(log_url, CLIENTS[revision])
 
 
 @pytest.mark.parametrize("revision", CLIENTS)
-def test_they_would_not_if_something_were_taken_away(log_url: str, revision: str) -> None:
+def test_removals_would_break_clients_of_an_earlier_release(log_url: str, revision: str) -> None:
     for change in ADDED:
         ask_all(log_url, CLIENTS[revision], change)
     for change in TAKEN_AWAY:

@@ -1,8 +1,8 @@
 """Runs the model of the handoff (docs/model/handoff.pml) through spin: `make model`.
 
-The model has budgets for what may go wrong, because all of it at once has too many states. Each
-`Case` is a set of budgets under which everything that can happen is tried. Spin writes a program
-in C, which is compiled and run in a directory of its own.
+The model has budgets for faults, because all faults at once have too many states. Each `Case` is a
+set of budgets, under which everything that can happen is tried. Spin writes a program in C, which
+is compiled and run in a directory of its own.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _MOST_MB = 8192
 
 @dataclass(frozen=True)
 class Case:
-    """What to check, and how much may go wrong; `bug` compiles known bugs in, joined by +."""
+    """The property to check, with budgets of faults; `bug` compiles known bugs in, joined by +."""
 
     what: Property
     messages: int = 2
@@ -54,7 +54,7 @@ class Case:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What spin found; `error` is its words for a promise that does not hold."""
+    """The result of spin; `error` is its message for a broken promise."""
 
     states: int
     seconds: float
@@ -77,14 +77,14 @@ CASES = [
     Case("processed", messages=1, repeats=1),
     Case("processed", hangs=1, crashes=1),
     Case("processed", handoffs=2, messages=1),
-    # Either of two is enough: that a lost release is said again, or the deadline.
+    # Either the repetition of a lost release or the deadline is enough.
     Case("processed", losses=1, bug="LOST_RELEASE_NOT_SAID_AGAIN"),
     Case("processed", losses=1, bug="NO_DEADLINE"),
     Case("handed_over", hangs=1, crashes=1),
     Case("handed_over", handoffs=2, messages=1, losses=1),
 ]
 
-# Each under budgets in which it shows.
+# Each under budgets that show the bug.
 BUGS = [
     Case("safety", handoffs=2, bug="FORCED_KEEPS_EPOCH"),
     Case("safety", handoffs=2, messages=1, expiries=1, bug="REVOKE_TAKEN_BACK"),
@@ -104,18 +104,18 @@ BUGS = [
 
 
 def missing() -> str | None:
-    """The programs that are needed and not there, or None."""
+    """The needed programs that are missing, or None."""
     absent = [name for name in ("spin", "gcc") if shutil.which(name) is None]
     return " and ".join(absent) or None
 
 
 def _run(command: list[str], directory: str) -> str:
-    """What the command prints. Raises CalledProcessError and TimeoutExpired.
+    """The output of the command. Raises CalledProcessError and TimeoutExpired.
 
-    A command that is given up is killed together with its children, as gcc has.
+    On a timeout the command is killed together with its children, such as those of gcc.
     """
     process = subprocess.Popen(
-        # It takes minutes of a processor; the tests that run meanwhile have leases to keep.
+        # It takes minutes of processor time, and the tests that run meanwhile have leases to keep.
         ["nice", "-n", "19", *command],
         cwd=directory,
         stdout=subprocess.PIPE,
@@ -137,12 +137,12 @@ def _run(command: list[str], directory: str) -> str:
 
 
 def check(case: Case, most_mb: int = _MOST_MB) -> Outcome:
-    """Run one case. Raises CalledProcessError when spin or the compiler fails, and AssertionError
-    when the search was not completed, in `most_mb` of memory among others.
+    """Run one case. Raises CalledProcessError if spin or the compiler fails, and AssertionError if
+    the search was not completed, for example within `most_mb` of memory.
     """
     began = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="counterpoise-model-") as directory:
-        # A bug is found so soon that compiling takes longer than the search.
+        # A bug is found so soon that compiling would take longer than the search.
         options = [
             "-O0" if case.bug else "-O2",
             "-w",
@@ -163,7 +163,7 @@ def check(case: Case, most_mb: int = _MOST_MB) -> Outcome:
     states = re.search(r"(\d+)(?:e\+(\d+))? states, stored", said)
     assert errors is not None, said
     assert states is not None, said
-    # Whatever stopped it early has shown nothing, unless that is an error.
+    # A search that stopped early proves nothing, unless it found an error.
     assert "max search depth too small" not in said, said
     for stopped in ("Search not completed", "out of memory", "reached -DMEMLIM bound"):
         assert errors[1] != "0" or stopped not in said, said

@@ -1,4 +1,4 @@
-"""The model of the handoff holds its promises, and finds the bugs planted in it."""
+"""The model of the handoff keeps its promises, and its planted bugs are found."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ absent = missing()
 by_spin = [
     pytest.mark.long,
     pytest.mark.timeout(900),
-    # One after another: a search may take 8 GB of memory.
+    # One after another, because a search may take 8 GB of memory.
     pytest.mark.xdist_group("spin"),
     pytest.mark.skipif(absent is not None, reason=f"not installed: {absent}"),
 ]
@@ -29,8 +29,8 @@ def spun(test: Callable[..., None]) -> Callable[..., None]:
     return test
 
 
-def test_what_the_page_names_in_the_code_exists() -> None:
-    """`broker/core/draft.py:grant` is a file and a function of it, or a constant."""
+def test_code_names_on_the_page_exist() -> None:
+    """`broker/core/draft.py:grant` names a file with a function or constant of it."""
     page = (ROOT / "docs" / "model.md").read_text()
     named = re.findall(r"`((?:broker|counterpoise|api|tests|docs)/[\w/.]*)(?::(\w+))?`", page)
     assert len(named) > 10
@@ -46,7 +46,7 @@ def test_what_the_page_names_in_the_code_exists() -> None:
 def test_the_handoff_keeps_its_promises(case: Case) -> None:
     outcome = check(case)
     assert outcome.error is None
-    assert outcome.states > 1000  # it went somewhere
+    assert outcome.states > 1000  # the search reached states
 
 
 @spun
@@ -56,6 +56,6 @@ def test_a_planted_bug_is_found(case: Case) -> None:
 
 
 @spun
-def test_a_search_that_ran_out_of_memory_has_shown_nothing() -> None:
+def test_a_search_that_ran_out_of_memory_fails() -> None:
     with pytest.raises(AssertionError, match="MEMLIM"):
         check(Case("processed", losses=1), most_mb=140)

@@ -1,6 +1,6 @@
-"""Plays scenario transcripts: what is asked of a queue, and after `----` what came of it.
+"""Plays scenario transcripts: commands to a queue and, after `----`, their results.
 
-A file is a series of blocks, each on the queue that the one before left; lines with `#` are
+A file is a series of blocks. Each continues with the queue of the block before. Lines with `#` are
 comments.
 
     start S1=0,1 S2=2 S3= warmup max_handoff_time=3
@@ -13,18 +13,18 @@ comments.
     release NAME PARTITION... [epoch=N] [finished]
                                     the epoch is the current one unless given
     ready NAME PARTITION... [epoch=N]
-    advance SECONDS                 what becomes due is done in its time
-    settle                          until nothing is due any more
+    advance SECONDS                 timers run when they are due
+    settle                          until no timer is left
     resize COUNT [discard]
     set SETTING=VALUE...
     rebalance                       an administrator's "rebalance now"
     positions PARTITION...          an administrator sets positions
-    outage SECONDS                  nobody serves; afterwards deadlines are moved
-    status                          the owners, and the handoffs under way
+    outage SECONDS                  no replica serves; afterwards deadlines are moved
+    status                          the owners, and the handoffs in progress
     view NAME                       what a flow is told
 
-The oracle of tests/core watches every step. `REWRITE=1 pytest tests/scenarios` writes what comes
-now.
+The oracle of tests/core checks every step. `REWRITE=1 pytest tests/scenarios` writes the present
+results.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from tests.core.world import World
 
 
 def played(text: str) -> str:
-    """The transcript with the outputs that come now."""
+    """The transcript with the present results."""
     player = _Player()
     blocks = []
     for block in text.strip("\n").split("\n\n"):
@@ -55,7 +55,7 @@ def played(text: str) -> str:
 
 
 def play(path: Path, *, rewrite: bool) -> None:
-    """Plays a file and compares, or writes what comes now."""
+    """Plays a file and compares the results, or writes the present ones."""
     text = path.read_text("utf-8")
     now = played(text)
     if rewrite:
@@ -232,13 +232,15 @@ _SETTINGS = (
 
 
 class _Teller:
-    """Tells records in words. What they do not say themselves it knows from those before."""
+    """Tells records in words. It remembers facts from earlier records that a record does not
+    contain.
+    """
 
     def __init__(self, world: World) -> None:
         self.before(world)
 
     def before(self, world: World) -> None:
-        """Remembers how things stand before the next records."""
+        """Remembers the state before the next records."""
         self._epochs = {p.number: p.epoch for p in world.queue.partitions}
         self._owners = {p.number: p.owner.id for p in world.queue.partitions if p.owner}
         self._successors = {n: world.successor(n) for n in world.queue.handoffs}
@@ -279,6 +281,8 @@ class _Teller:
                 return [f"rebalance {self._rebalance} finished: {result}: Ready"]
             case r.GrantedOutside():
                 return [f"outside of a rebalance ({record.trigger}):"]
+            case r.CutOff():
+                return ["cut off for its size, the rest follows"]
             case r.Granted():
                 return [self._grant(grant) for grant in record.grants]
             case r.Released():

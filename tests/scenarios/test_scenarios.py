@@ -1,4 +1,4 @@
-"""Every transcript in this directory says what happens now (see `runner`)."""
+"""Every transcript in this directory shows the present behaviour (see `runner`)."""
 
 from __future__ import annotations
 

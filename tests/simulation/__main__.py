@@ -86,7 +86,7 @@ def _one(seed: int, mutant: str | None, shrink: bool) -> int:
 
 
 def print_shrunk(plan: Plan) -> None:
-    """The transcript of what is left of a failing plan."""
+    """The transcript of a failing plan after shrinking."""
     small = shrunk(plan)
     outcome = run(small, recording=True)
     print(f"\nseed {plan.seed}, shrunk from {len(plan.events)} to {len(small.events)} events:")

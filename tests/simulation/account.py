@@ -1,6 +1,6 @@
-"""What the checker knows of the queue: its own account, from the facts that it was told.
+"""The checker's own account of the queue, from the facts that it was told.
 
-The rules of one partition (`hands.py`) and of the queue (`queues.py`) look at it.
+The rules of one partition (`hands.py`) and of the queue (`queues.py`) read it.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from tests.simulation.deadlines import Deadlines
 
 @dataclass(slots=True)
 class Transaction:
-    """What one transaction changed. `positions` of the partitions named, as they are after it;
-    `reset`: those of them that an administrator has set.
+    """The changes of one transaction. `positions` of these partitions, after it; `reset`: the
+    partitions among them whose position an administrator has set.
     """
 
     now: float
@@ -34,10 +34,10 @@ class Transaction:
 
 @dataclass(slots=True)
 class Lane(rules.Lane):
-    """One partition of the log, and what sinks have seen of it."""
+    """One partition of the log, and what the sinks have seen of it."""
 
     end: int = 0
-    # Epochs that began with anything but a graceful handover.
+    # Epochs that began with a handover that was not graceful.
     rough: set[int] = field(default_factory=set)
 
     def excused(self, earlier: int, later: int) -> bool:
@@ -46,7 +46,7 @@ class Lane(rules.Lane):
 
 
 class Account:
-    """Rows as they are after the last transaction, and what was said and done outside."""
+    """The rows after the last transaction, and what consumers and administrators said and did."""
 
     def __init__(self) -> None:
         self.revision = 0
@@ -66,19 +66,19 @@ class Account:
         self.views: dict[tuple[str, int], Any] = {}
         # What clients have sent, see `Checker.sent`.
         self.said: set[tuple[Any, ...]] = set()
-        # Times in which nobody served, or from which the clock went back, as they were noticed.
+        # Outages and steps back of the clock, in the order in which they were noticed.
         self.outages: list[tuple[float, float]] = []
-        # The last transaction that set a partition's position as an administrator asked.
+        # By partition: the last transaction that set its position for an administrator.
         self.reset_by: dict[int, int] = {}
-        # Handoffs since the last change: the smallest number that would do, and how many began.
+        # Handoffs since the last change: the smallest possible number, and how many began.
         self.least = self.made = 0
 
     def went_back(self, old: Mapping[str, Any]) -> float:
-        """By how much the clock went back, as far as the queue did not know before."""
+        """By how much the clock went back in the outages that this transaction took over."""
         return back(self.outages[old.get("outage_seen", 0) : self.queue["outage_seen"]])
 
     def values(self, name: str, queue: Mapping[str, Any]) -> set[Any]:
-        """What a setting may have been within a transaction; `queue`: as before it."""
+        """The possible values of a setting within a transaction; `queue`: the row before it."""
         return {queue.get(name), self.queue.get(name)} | self.asked.values(name)
 
     def discarded_between(self, tx: Transaction, number: int) -> bool:
@@ -99,13 +99,15 @@ class Account:
         return balance.is_balanced(takers, only=self.only(takers))
 
     def only(self, takers: Collection[str]) -> str | None:
-        """Who is to own all, if access is exclusive."""
+        """The flow that must own all partitions, if access is exclusive."""
         exclusive = self.queue["access_type"] == "exclusive"
         return min(takers, key=lambda id: self.flows[id].seat) if exclusive else None
 
     def fewest(self, begun: Collection[Any]) -> int:
-        """The smallest number of handoffs from here; `begun`: rows as before of those that this
-        transaction began, which count as if it had not.
+        """The smallest number of handoffs from here on.
+
+        `begun`: earlier rows of the partitions whose handoffs this transaction began; they count as
+        if it had not.
         """
         takers = {id: 0 for id, row in self.flows.items() if not row.draining}
         if not takers:
@@ -128,5 +130,5 @@ class Account:
 
 
 def back(outages: Iterable[tuple[float, float]]) -> float:
-    """By how much the clock went back in these; not positive."""
+    """By how much the clock went back in these outages; zero or negative."""
     return sum(min(0.0, ended - began) for began, ended in outages)

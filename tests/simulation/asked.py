@@ -1,7 +1,7 @@
-"""What administrators have asked for and were not answered yet.
+"""Requests of administrators that are not answered yet.
 
-Only what is under way excuses what a transaction does; before it was asked for and after it was
-answered nothing does.
+Only a request under way excuses a change by a transaction; not before it was sent, and not after it
+was answered.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ class Asked:
     def begin(
         self, kind: str, detail: Mapping[Any, Any] | None = None, discard: bool = False
     ) -> int:
-        """`rebalance`; `change` with the settings, `positions` with those (None: the earliest)."""
+        """`rebalance`; `change` with the settings; `positions` with those (None: the earliest)."""
         self._last += 1
         self._under_way[self._last] = kind, detail, discard
         return self._last
 
     def end(self, request: int) -> None:
-        """It was answered, or whoever worked on it is dead."""
+        """The request was answered, or its replica is dead."""
         self._under_way.pop(request, None)
 
     def rebalance(self) -> bool:
-        """Whether a rebalance at once was asked for: plainly, or by a change that takes one."""
+        """Whether a rebalance was requested: directly, or by a change that causes one."""
         changes = self._changes()
         return any("partition_count" in c or "access_type" in c for c, _ in changes) or any(
             kind == "rebalance" for kind, _, _ in self._under_way.values()
@@ -40,18 +40,18 @@ class Asked:
         return any("partition_count" in changes for changes, _ in self._changes())
 
     def discard(self, number: int) -> bool:
-        """Whether this partition may be thrown away."""
+        """Whether this partition may be discarded."""
         return any(
             discard and changes.get("partition_count", number + 1) <= number
             for changes, discard in self._changes()
         )
 
     def values(self, name: str) -> set[Any]:
-        """What a setting is to become."""
+        """The requested values of a setting."""
         return {changes[name] for changes, _ in self._changes() if name in changes}
 
     def position(self, number: int, position: int) -> bool:
-        """Whether a partition's position is to be this one."""
+        """Whether a partition's position may be set to this one."""
         return any(
             kind == "positions" and (detail is None or detail.get(number) == position)
             for kind, detail, _ in self._under_way.values()

@@ -19,17 +19,17 @@ from tests.simulation.plan import draw
 from tests.simulation.world import run
 
 ROOT = Path(__file__).parents[2]
-# What a run leaves behind is collected after so many: cheaper than as Python does it.
+# After so many runs their garbage is collected: cheaper than Python's own schedule.
 COLLECT_EVERY = 50
-# A process plays so many at a time: about two seconds.
+# How many seeds a process plays at a time: about two seconds.
 CHUNK = 100
-# Ctrl-C is for the process that waits; the others end with what they play.
+# Ctrl-C is for the waiting process; the others end with their present seeds.
 _IGNORE_INTERRUPTS = (signal.SIGINT, signal.SIG_IGN)
 
 
 @dataclass
 class Report:
-    """What came of some seeds. `failures`: (seed, promise, what was wrong)."""
+    """The result of some seeds. `failures`: (seed, promise, what was wrong)."""
 
     seeds: int = 0
     failures: list[tuple[int, int, str]] = field(default_factory=list)
@@ -52,13 +52,13 @@ class Report:
 
 
 def play(first: int, count: int, mutant: str | None = None, *, until_found: bool = False) -> Report:
-    """Plays these seeds here, with a bug planted if one is named.
+    """Plays these seeds here, with a planted bug if one is named.
 
-    `until_found`: no further than to the first violation.
+    `until_found`: stop at the first violation.
     """
     report = Report()
     began = time.process_time()
-    # What is there before the first run need not be looked at again and again.
+    # Objects from before the first run need not be examined by each garbage collection.
     gc.freeze()
     gc.disable()
     try:
@@ -82,9 +82,9 @@ def play(first: int, count: int, mutant: str | None = None, *, until_found: bool
 
 
 def many(first: int, count: int, told: Callable[[Report], object] = lambda report: None) -> Report:
-    """Plays these seeds on all processors. `told` is given the total so far, again and again."""
+    """Plays these seeds on all processors. `told` is repeatedly given the total so far."""
     total = Report()
-    # Not forked: a process is to have nothing of this one's.
+    # Not forked: a process must not inherit anything of this one.
     pool = ProcessPoolExecutor(
         mp_context=get_context("spawn"), initializer=signal.signal, initargs=_IGNORE_INTERRUPTS
     )

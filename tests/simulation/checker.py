@@ -1,10 +1,10 @@
 """The nine promises of the contract (*What must never happen*), from facts alone.
 
-Nothing of the product is imported here. The checker is told what everybody could see: rows as they
-are after each transaction of the database (objects with the columns as attributes), what clients
-sent and what replicas answered, what was published and what reached a sink, and the database's
-time. It keeps its own account of all this, and raises `Violation` at the first fact that does not
-fit. Positions are numbers here: the next message to process of a partition, the first one is 0.
+Nothing of the product is imported here. The checker is told what is visible from outside: rows
+after each transaction of the database (objects with the columns as attributes), what clients sent
+and replicas answered, what was published and what reached a sink, and the database's time. It keeps
+its own account of all this, and raises `Violation` at the first fact that does not fit. Positions
+are numbers here: the next message to process of a partition, starting at 0.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from tests.simulation.account import Account, Transaction, back
 from tests.simulation.progress import Progress
 
 OWNED = ("owned", "warming", "revoking")
-# No replica served if none stamped for longer.
+# If no replica stamped for longer than this, none served.
 OUTAGE_SECONDS = 3.0
-# Whoever works goes on only when calls that got lost are given up: so long after a disturbance.
+# A consumer continues only when its lost calls are given up: so long after a disturbance.
 WORK_SECONDS = 1.5
 
 
@@ -30,7 +30,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def _told(method: F) -> F:
-    """The first violation is kept, and nobody who tells the checker something is troubled by it."""
+    """The first violation is kept and not raised, so that it does not disturb the caller."""
 
     @functools.wraps(method)
     def wrapped(self: Checker, *arguments: Any) -> Any:
@@ -58,7 +58,8 @@ class Checker(Account):
 
     def __init__(self, slack_seconds: float, pause_seconds: float) -> None:
         """`slack_seconds`: how late after a deadline an undisturbed service may act;
-        `pause_seconds`: how long an undisturbed consumer at work may do nothing in a partition.
+        `pause_seconds`: how long an undisturbed consumer may do nothing in a partition that has
+        messages.
         """
         super().__init__()
         self.slack_seconds = slack_seconds
@@ -66,11 +67,11 @@ class Checker(Account):
         self.on_violation: Callable[[Violation], object] = lambda violation: None
         self._progress = Progress(pause_seconds)
         self._told: set[tuple[str, int, int]] = set()
-        # Where the log ended when the queue was about to be created.
+        # The end of the log when the queue was about to be created.
         self._ended: dict[int, int] = {}
         self._disturbed_until = self._hindered_until = 0.0
 
-    # What happened outside
+    # Outside the service
 
     def disturbed(self, until: float) -> None:
         """Replicas cannot be expected to be in time before `until`."""
@@ -78,7 +79,7 @@ class Checker(Account):
         self.hindered(until + WORK_SECONDS)
 
     def hindered(self, until: float) -> None:
-        """Nobody can be expected to get on with his work before `until`."""
+        """No process can be expected to make progress before `until`."""
         self._hindered_until = max(self._hindered_until, until)
 
     def published(self, partition: int) -> None:
@@ -86,17 +87,17 @@ class Checker(Account):
         self.lanes[partition].end += 1
 
     def creating(self) -> None:
-        """The queue is to be created; it starts at the end of its log."""
+        """The queue is about to be created; it starts at the end of its log."""
         self._ended = {number: lane.end for number, lane in self.lanes.items()}
 
     def discarded(self, partition: int) -> None:
-        """An administrator had everything thrown away that the partition holds."""
+        """For an administrator, all messages of the partition were discarded."""
         lane = self.lanes[partition]
         lane.discarded(lane.end)
 
     @_told
     def trimmed(self, partition: int, first: int) -> None:
-        """The log keeps nothing below."""
+        """The log keeps nothing below `first`."""
         if first > self.lanes[partition].prefix:
             raise Violation(3, f"p{partition} was trimmed up to {first}, before it was processed")
         self.lanes[partition].trimmed(first)
@@ -127,7 +128,7 @@ class Checker(Account):
         for violation in lane.handled(epoch, position, lane.excused):
             raise Violation(violation.promise, f"{flow} wrote p{partition} {violation.text}")
 
-    # What the database holds
+    # In the database
 
     @_told
     def pulsed(self, now: float) -> None:
@@ -137,20 +138,20 @@ class Checker(Account):
             return
         self.outages.append((began, now))
         for flow_id, ends in self.leases.items():
-            # If the clock went back, the end of a lease does not tell who was alive.
+            # If the clock went back, the ends of leases do not show which flows were alive.
             if ends > began or now < began:
                 self.leases[flow_id] = now + self.flows[flow_id].lease_seconds
         self.deadlines.outage(began, now)
 
     def clock_set(self, seconds: float, now: float) -> None:
-        """The database's clock was set by so much: what else is kept by it here follows."""
+        """The database's clock was set by so much; the checker's own times move with it."""
         self._disturbed_until += seconds
         self._hindered_until += seconds
         self._progress.clock_set(seconds)
         self.deadlines.clock_set(seconds, now)
 
     def came_late(self, now: float) -> None:
-        """A transaction was refused: it came too long after what it begins was decided."""
+        """A transaction was refused: it came too long after its decision."""
         self.deadlines.came_late(now)
 
     @_told
@@ -162,7 +163,7 @@ class Checker(Account):
 
     @_told
     def committed_positions(self, positions: Mapping[int, str | None]) -> None:
-        """Positions were committed on their own."""
+        """Positions were committed, without a decision."""
         for number, position in positions.items():
             self._move_to(number, position, self.partitions[number])
 
@@ -236,7 +237,7 @@ class Checker(Account):
             raise Violation(7, f"{old.id} was replaced by an earlier bind of its own")
 
     def _begin(self, number: int, position: str | None) -> None:
-        """A new queue begins here: nobody has to process what lies below."""
+        """A new queue begins here; nothing below has to be processed."""
         new, lane = 0 if position is None else int(position), self.lanes[number]
         if not self._ended.get(number, 0) <= new <= lane.end:
             text = f"p{number} begins at {new}, but its log ended at {self._ended.get(number, 0)}"
@@ -272,7 +273,7 @@ class Checker(Account):
         for violation in self.owners.claim(row.number, row.epoch, row.owner):
             raise violation
 
-    # What replicas answer
+    # Answers of replicas
 
     def began(self) -> Began:
         """A replica begins to answer a call."""
@@ -303,7 +304,7 @@ class Checker(Account):
 
     @_told
     def answered(self, kind: str, flow: str, items: Sequence[Any], results: Any, began: Began):
-        """A replica answers a commit, release or ready, item by item.
+        """A replica has answered a commit, release or ready, item by item.
 
         `items`: (partition, epoch, position or None).
         """
@@ -343,7 +344,7 @@ class Checker(Account):
 
     @_told
     def worked(self, now: float, able: Collection[str]) -> None:
-        """5. See `Progress`; said every now and then, before anything is wrong with these flows."""
+        """5. See `Progress`; called regularly, before anything goes wrong with these flows."""
         if self._hindered_until + self._progress.bound_seconds < now:
             self._progress.look(
                 now, self._hindered_until, self.partitions, self.positions, self.lanes, able
@@ -355,7 +356,7 @@ class Checker(Account):
         quiet = self._disturbed_until
         if now < quiet or not self.queue:
             return
-        # Who was disturbed, or lost an alarm with a dead replica, has the sweep.
+        # After a disturbance, or an alarm lost with a dead replica, the sweep acts instead.
         late = self.slack_seconds + (1.2 if now < quiet + 5.0 else 0.0)
         horizon = now - late
         if quiet > horizon:
@@ -380,7 +381,7 @@ class Checker(Account):
         return self.deadlines.granted_seconds
 
     def under_way_seconds(self) -> float:
-        """How long the leases, the holddown and the handoffs under way may take at the most."""
+        """How long the leases, the holddown and the handoffs under way may take at most."""
         ends = [
             self.deadlines.due(number)
             for number, row in self.partitions.items()
@@ -393,12 +394,12 @@ class Checker(Account):
         return max(leases, default=0.0) + max(0.0, max(ends) - now)
 
     def backlog(self) -> int:
-        """How many messages there are to process, in the partition with the most."""
+        """The number of unprocessed messages of the partition that has most."""
         left = (lane.end - self.positions.get(n, 0) for n, lane in self.lanes.items())
         return max(left, default=0)
 
     def unsettled(self) -> tuple[int, str] | None:
-        """What is still to be done when nothing goes wrong any more, and the promise that is broken
+        """What is unsettled although nothing goes wrong any more, with the promise that is broken
         if it stays so; None: nothing.
         """
         if self.queue["status"] != "Ready":

@@ -1,10 +1,10 @@
 """Consumers: processes that follow a flow, work, and write to a sink.
 
-The flow is the real core with its real programs; `Shell` carries out what these ask for, as
-`counterpoise.flow.blocking` and `.asyncio` do. A consumer works as `counterpoise.consumer` does:
-it takes a few messages of each partition it owns, takes its time, writes them to the sink, then
-releases what is being revoked and commits the rest. It never looks at anything but its view and
-the log, so that one that was frozen goes on with what it knew.
+The flow is the real core with its real programs. `Shell` carries out their effects, like
+`counterpoise.flow.blocking` and `.asyncio`. A consumer works like `counterpoise.consumer`: it takes
+a few messages of each of its partitions, works for some time, writes them to the sink, then
+releases revoked partitions and commits the others. It sees only its view and the log, so after a
+freeze it continues with what it knew.
 """
 
 from __future__ import annotations
@@ -28,28 +28,28 @@ from tests.world.log import Log
 from tests.world.loop import VirtualLoop
 from tests.world.process import Process
 
-# A call of the program's own is given up after so long, and tried again in the next turn.
+# A call of the program is given up after this time, and repeated in the next turn.
 CALL_SECONDS = 3.0
 AT_ONCE = 3
-# A draining consumer that nobody takes over from leaves after so long.
+# A draining consumer without a successor leaves after this time.
 PATIENCE_SECONDS = 3.0
 
 Done = Callable[[Any, CounterpoiseError | None], None]
 
 
 class Network(Protocol):
-    """The way from a process to the service."""
+    """The connection of a process to the service."""
 
     def send(self, process: Client, call: Call[Any], done: Done) -> None:
-        """`done(value, error)` is called when there is an answer, or none in time."""
+        """`done(value, error)` is called with the answer, or when there was none in time."""
 
 
 class Client(Process):
-    """The process of an application, and its luck."""
+    """The process of an application, with its random numbers."""
 
     def __init__(self, name: str, rng: random.Random, loop: VirtualLoop, drift: float) -> None:
         self.name, self.rng = name, rng
-        # Until then it cannot be expected to get on.
+        # Until then it cannot be expected to make progress.
         self.hindered_until = 0.0
         self.replica_choice = rng.randrange(100)
         origin_seconds = rng.random() * 1e6
@@ -63,15 +63,15 @@ class Client(Process):
 
 @dataclass(slots=True)
 class Lane:
-    """One partition at work. `position` is the next message to process."""
+    """One partition in work. `position` is the next message to process."""
 
     partition: int
     epoch: int
     flow_id: str
     position: int
     committed: int
-    # A release was sent. Unless it is refused, nothing more may be taken: it may have been carried
-    # out though nobody could say so.
+    # A release was sent. Unless it is refused, no more messages may be taken: it may have taken
+    # effect although the answer was lost.
     let_go: bool = False
     finished: bool = False
 
@@ -99,7 +99,7 @@ class Consumer(Client):
         self.trace = trace
         self.core = FlowCore(FlowSettings(QUEUE, name, instance, lease, warmup, binder=name))
         self.leaving = self.ended = False
-        # How much longer than usual it takes over its next messages, and its next warm-ups.
+        # How much longer than usual its next messages take, and its next warm-ups.
         self.stubborn = self.cold = 0.0
         self._lanes: dict[int, Lane] = {}
         self._over: set[tuple[int, int]] = set()
@@ -162,7 +162,7 @@ class Consumer(Client):
             self._warm_up()
             self.poke()
 
-    # What it is told to do
+    # Orders to it
 
     def leave(self) -> None:
         """Unbinds and ends."""
@@ -226,7 +226,7 @@ class Consumer(Client):
             self.later(0.3, self.poke)
 
     def _follow(self) -> None:
-        """Takes up what was granted, and drops what is over."""
+        """Takes over new grants, and drops those that are over."""
         view, bound = self.core.view.partitions, self.core.bound
         for lane in list(self._lanes.values()):
             owned = view.get(lane.partition)
@@ -242,7 +242,7 @@ class Consumer(Client):
                 self._lanes[number] = lane
 
     def _begin(self, number: int, position: str | None, start: str | None) -> int:
-        """Without a position, what `start` means is decided by the first who asks the log."""
+        """If there is no position, the first owner that asks the log decides what `start` means."""
         if position is None and start == "latest":
             return self.log.ends.get(number, 0)
         return int(position or 0)
@@ -260,7 +260,7 @@ class Consumer(Client):
         return batch
 
     def _wrote(self, batch: Sequence[tuple[Lane, int]]) -> None:
-        """The messages taken are processed, whatever has become of the lanes meanwhile."""
+        """The messages are processed, even if their lanes have changed meanwhile."""
         for lane, position in batch:
             if self.trace is not None:
                 self.trace(f"{self.name} writes p{lane.partition} e{lane.epoch} m{position}")

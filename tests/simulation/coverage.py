@@ -1,4 +1,4 @@
-"""What a campaign has met, and what it should have."""
+"""What a campaign has met, and what it must meet."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from broker.core.state.transitions import (
 )
 from tests.simulation.plan import ACTIONS, FAULTS
 
-# A warm-up always has a successor, and whoever has one passes to it when the owner goes: the pair
-# stands in the table so that it is whole.
+# A warm-up always has a successor, which takes the partition when the owner goes. The table has the
+# pair to be complete.
 UNREACHABLE = {(State.WARMING, PartitionEvent.ORPHANED)}
 
 
@@ -32,11 +32,11 @@ def expected() -> Iterator[str]:
 
 
 def missing(counts: Counter[str]) -> list[str]:
-    """What was never met."""
+    """The items that were never met."""
     return [name for name in expected() if not counts[name]]
 
 
 def table(counts: Counter[str]) -> str:
-    """How often each was met, one a line."""
+    """How often each item was met, one item a line."""
     names = dict.fromkeys((*expected(), "transactions", "messages", "steps"))
     return "\n".join(f"{counts[name]:12,}  {name}" for name in names)

@@ -1,8 +1,8 @@
-"""How long each handoff has, from facts alone (the contract, *One handoff* and *Flow*).
+"""How long each handoff may take, from facts alone (the contract, *One handoff* and *Flow*).
 
-An owner that is told to let go has `max_handoff_time` from then on. It is told by the transaction
-that says so, never before; so its time may not run out because the transaction took long. And of
-the time in which nobody served every handoff gets back all, however often that was before somebody
+After a revoke the owner has `max_handoff_time`. The transaction of the revoke tells it, never
+anything earlier; so the owner must not lose time because that transaction took long. And every
+handoff gets back the time in which no replica served, however often that happened before a replica
 could write it down.
 """
 
@@ -16,19 +16,22 @@ from tests.judge.violation import Violation
 
 ACCURACY = 1e-4
 MOVING = ("warming", "revoking")
-# Between a decision and its transaction no more time may pass, else it is decided anew.
+# The longest time between a decision and its transaction; after more time it is decided again.
 LATE_SECONDS = 1.01
-# After one that came too late the next may take longer: a database that is always late works too.
+# After a transaction that came too late, the next one may take longer: so a slow database works
+# too.
 PATIENT_SECONDS, PATIENCE_SECONDS = 8.01, 10.0
-# A step of the clock that nobody notices is smaller; who has not looked since may go by the time
-# before it for so long.
+# A step of the clock below the first goes unnoticed. A replica that has not looked since may use
+# the time before a step for so long (the second).
 SMALL_STEP_SECONDS, UNNOTICED_SECONDS = 3.01, 5.0
 
 
 @dataclass(slots=True)
 class _Handoff:
-    """`times`: since when and until when, with none, with the first, with the first two... of its
-    outages given back; `given`: how many of them the rows have.
+    """The expected and the stored times of one handoff.
+
+    `times`: begin and deadline, with none, the first, the first two... of its outages given back.
+    `given`: how many of these outages the rows include.
     """
 
     state: str
@@ -37,23 +40,23 @@ class _Handoff:
 
     @property
     def deadline(self) -> float:
-        """With all of them given back."""
+        """The deadline with all outages given back."""
         return self.times[-1][1]
 
     def lose(self, began: float, ended: float) -> None:
-        """What is over before an outage, or begins after it, loses no time by it."""
+        """An outage costs a handoff no time if the handoff ended before it or began after it."""
         since, deadline = self.times[-1]
         if deadline > began and since < ended:
             self.times.append((since, deadline + ended - began))
 
     def go_back(self, seconds: float) -> None:
-        """The clock went back (`seconds` are negative), and all of it goes with it."""
+        """The clock went back (`seconds` are negative), and both times of the handoff with it."""
         since, deadline = self.times[-1]
         self.times.append((since + seconds, deadline + seconds))
 
     def place(self, row: Any) -> int | None:
-        """How many outages are given back in the row; None: it is another handoff, or it is wrong
-        by something else.
+        """How many outages the row includes; None: it is another handoff, or it is wrong in another
+        way.
         """
         for given in range(self.given, len(self.times)):
             since, deadline = self.times[given]
@@ -66,12 +69,13 @@ class _Handoff:
 
 
 class Deadlines:
-    """The handoffs under way by the number of the partition."""
+    """The handoffs under way, by partition number."""
 
     def __init__(self) -> None:
-        # How often several outages came before one transaction.
+        # How often there were several outages before one transaction.
         self.several_outages = 0
-        # How long all that began may take, one after another; what began at a time counts once.
+        # How long all handoffs so far may take one after another; those that began together count
+        # once.
         self.granted_seconds = 0.0
         self._latest: dict[str, float] = {}
         self._handoffs: dict[int, _Handoff] = {}
@@ -80,26 +84,27 @@ class Deadlines:
         self._ahead_seconds = 0.0
 
     def clock_set(self, seconds: float, now: float) -> None:
-        """Until replicas have looked again they may decide by the time as it was."""
+        """The clock was set. Until replicas look again, they may decide by the time as it was."""
         self._patient_until += seconds
         self._latest = {state: since + seconds for state, since in self._latest.items()}
         if abs(seconds) < SMALL_STEP_SECONDS:
-            # Nobody will notice.
+            # No replica will notice.
             self._outages = [(began + seconds, ended + seconds) for began, ended in self._outages]
         ahead = self._ahead_seconds if now - seconds < self._set_until else 0.0
         self._ahead_seconds = max(0.0, ahead - seconds, -seconds)
         self._set_until = now + UNNOTICED_SECONDS
 
     def decided(self, now: float) -> float:
-        """The latest time by which a transaction of now may have been decided: if the clock has
-        just gone back, by the time before that.
+        """The latest time that the decision of a transaction of now may have used.
+
+        If the clock has just gone back, that is the time before the step.
         """
         return now + self._ahead_seconds if now < self._set_until else now
 
     def outage(self, began: float, ended: float) -> None:
-        """Nobody served in between; or, if it ended before it began, the clock went back."""
+        """No replica served in between; if `ended` is before `began`, the clock went back."""
         if ended < began:
-            # Times before it were those of another clock, so to speak.
+            # Times before the step are those of another clock.
             self._outages = [(began, ended)]
             for handoff in self._handoffs.values():
                 handoff.go_back(ended - began)
@@ -115,12 +120,14 @@ class Deadlines:
         self._patient_until = now + PATIENCE_SECONDS
 
     def due(self, number: int) -> float:
-        """The deadline with all that is to be given back."""
+        """The deadline with all outages given back."""
         handoff = self._handoffs.get(number)
         return handoff.deadline if handoff is not None else 0.0
 
     def follow(self, row: Any, now: float, allowed_seconds: Collection[float]) -> None:
-        """The row after a transaction; `allowed_seconds`: how long what begins may take."""
+        """The row after a transaction; `allowed_seconds`: the possible durations of a handoff that
+        begins.
+        """
         if row.state not in MOVING:
             self._handoffs.pop(row.number, None)
             return
@@ -143,10 +150,10 @@ class Deadlines:
             if ended >= began:
                 handoff.lose(began, ended)
             elif -late > UNNOTICED_SECONDS:
-                # Decided by the time before it.
+                # It was decided by the time before the step.
                 handoff.go_back(ended - began)
         ahead = handoff.times[-1][0] - now
-        # A warm-up may be decided by a time from before a step; an owner is told by none such.
+        # A warm-up may be decided by a time from before a step. A revoke must not be.
         passes = now < self._set_until and (row.state == "warming" or ahead < SMALL_STEP_SECONDS)
         if ahead > LATE_SECONDS and not passes:
             raise Violation(8, f"p{row.number} is {row.state} {ahead:.3f} s from now")
@@ -157,7 +164,7 @@ class Deadlines:
 
 
 def _goes_on(row: Any, known: _Handoff) -> bool:
-    """Whether it is the same handoff still."""
+    """Whether the row is still of the same handoff."""
     given = known.place(row)
     if given is not None:
         known.given = given

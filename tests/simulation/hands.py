@@ -1,6 +1,6 @@
 """The rules for one partition in one transaction: promises 1 to 5 and 8.
 
-Each is told the row before and after it, and raises `Violation`.
+Each is given the row before and after it, and raises `Violation`.
 """
 
 from __future__ import annotations
@@ -78,13 +78,13 @@ def _check_grant(
     taker = old_flows.get(new.owner)
     if taker is not None and taker.draining and new.owner != old.owner:
         raise Violation(6, f"p{number} was granted to {new.owner}, which is draining")
-    # Retiring again, or its position set, the owner goes on under a new epoch.
+    # If the partition retires again, or its position is set, the owner continues under a new epoch.
     again = new.retiring and not old.retiring
     again = again or (len(tx.revisions) > 1 and known.asked.resize())
     raised = number in tx.reset or (again and new.owner == old.owner)
     bound = old.owner is not None and old.owner not in tx.left
     if new.epoch - old.epoch > 1:
-        # Of the epochs between nobody was told, so nobody can have let go of one.
+        # No consumer was told of the epochs between, so no consumer can have released under one.
         if how in ("initial", "graceful"):
             raise Violation(4, f"p{number} came to epoch {new.epoch}, and is called {how}")
         if bound and not raised and not _may_lose(known, tx, old):
@@ -106,7 +106,7 @@ def _check_grant(
 
 
 def _may_lose(known: Account, tx: Transaction, old: Any) -> bool:
-    """Whether an owner that is bound may have lost a partition to somebody in passing."""
+    """Whether a bound owner may have lost a partition to another flow within the transaction."""
     due = known.deadlines.due(old.number)
     over = old.state == "revoking" and known.deadlines.decided(tx.now) >= due - ACCURACY
     released = ("release", old.owner, old.number, old.epoch) in known.said
@@ -116,7 +116,7 @@ def _may_lose(known: Account, tx: Transaction, old: Any) -> bool:
 def _check_forced(known: Account, tx: Transaction, old: Any, queue: Mapping[str, Any]) -> None:
     due = known.deadlines.due(old.number)
     if old.state != "revoking":
-        # Only if there is no time at all for it.
+        # Only if the handoff time is zero.
         if min(known.values("max_handoff_time", queue)) > 0:
             text = f"p{old.number} was forced from {old.owner} without a revoke"
             raise Violation(8, text)
@@ -148,9 +148,11 @@ def _check_warmup_end(
 
 
 def _successor_in_passing(tx: Transaction, old_flows: Mapping[str, Any]) -> bool:
-    """Whether a flow may have been the successor within this transaction, before it left or began
-    to drain. If it does not warm up, its handoff is revoked at once, and a revoke is never taken
-    back: the successor named after it, perhaps the one of before, takes the partition as it is.
+    """Whether another flow may have been the successor within this transaction, before it left or
+    drained.
+
+    If that flow does not warm up, its handoff is revoked at once, and a revoke is never taken back.
+    The next successor, perhaps the earlier one, then takes the partition without a warm-up.
     """
     rows = {**old_flows, **{row.id: row for row in tx.flows}}
     drained = {

@@ -1,4 +1,4 @@
-"""What happens to a world: one method for each kind of event (`plan.py`)."""
+"""The events of a run: one method for each kind of event (`plan.py`)."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from tests.simulation.service import QUEUE, Node
 if TYPE_CHECKING:
     from tests.simulation.world import World
 
-# Between two outages the database answers for so long: each replica stamps meanwhile.
+# How long the database answers between two outages; each replica stamps meanwhile.
 BETWEEN_SECONDS = 1.4
-# A replica that was disturbed needs so long to be itself again.
+# How long a replica needs to recover from a disturbance.
 RECOVER_SECONDS = 2.5
 
 
 class Happenings:
-    """Makes events happen to this world."""
+    """Applies events to this world."""
 
     def __init__(self, world: World) -> None:
         self.world = world
@@ -34,7 +34,7 @@ class Happenings:
         getattr(self, "_on_" + event.kind.replace(" ", "_"))(*event.args)
 
     def _later(self, seconds: float, callback: Callable[..., object], *args: Any) -> None:
-        """Unless everything was put right before."""
+        """Calls back later, unless all faults have ended before."""
 
         def unless_calm() -> None:
             if not self.world.calm:
@@ -63,7 +63,7 @@ class Happenings:
             one.do(one.drain, seconds)
 
     def _on_expel(self, who: int, gently: bool) -> None:
-        """By an administrator."""
+        """An administrator unbinds it."""
         one = self._one(who)
         flow_id = one.core.bound.flow_id if one is not None and one.core.bound else None
         if flow_id is None:
@@ -82,7 +82,7 @@ class Happenings:
             self._later(seconds, self._on_join, one.lease, one.warmup)
 
     def _on_desert(self, gently: bool) -> None:
-        """When handoffs begin next, everybody leaves or drains: owners and their successors."""
+        """When the next handoffs begin, all leave or drain: owners and their successors."""
 
         def begin() -> None:
             if not self.world.calm:
@@ -138,7 +138,7 @@ class Happenings:
     # Administrators
 
     def _administer(self, work: Callable[[Any], Awaitable[Any]], *what: Any) -> None:
-        """`what`: what is asked for, see `Asked.begin`."""
+        """`what`: the request, see `Asked.begin`."""
         self.world.loop.create_task(self._persist(work, what))
 
     async def _persist(self, work: Callable[[Any], Awaitable[Any]], what: tuple[Any, ...]) -> None:
@@ -187,7 +187,7 @@ class Happenings:
     _on_discard = _on_resize
 
     def _grow(self, count: int) -> None:
-        """A topic only grows. Its queue follows, whoever looks after it."""
+        """A topic only grows. Its queue follows, whichever replica maintains it."""
         world = self.world
         if count <= world.log.count:
             return
@@ -219,7 +219,7 @@ class Happenings:
         self._administer(lambda calls: calls.queues.rebalance(QUEUE), "rebalance")
 
     def _on_positions(self, everywhere: bool, who: int) -> None:
-        """Back to where the log begins, or a little."""
+        """Back to the start of the log, or a little."""
         existing = sorted(
             n for n, row in self.world.checker.partitions.items() if row.state != "removed"
         )
@@ -253,7 +253,7 @@ class Happenings:
             node.away_seconds = seconds
             self.world.loop.create_task(node.stop())
             self.world.disturb(3.0)
-            # Whoever asked it to stop does not wait for ever.
+            # The operator that asked it to stop does not wait for ever.
             self._later(2.0, node.crash)
 
     def _at_next_commit(self, which: int, seconds: float, fate: str) -> None:
@@ -271,7 +271,7 @@ class Happenings:
         self._at_next_commit(which, 1.0, "unknown")
 
     def _on_stall(self, seconds: float) -> None:
-        """The next commit that begins handoffs takes long; all else goes on."""
+        """The next commit that begins handoffs is slow; all else continues."""
         self.world.weather.stall_seconds = seconds
 
     def _on_freeze_node(self, which: int, seconds: float) -> None:
@@ -295,7 +295,9 @@ class Happenings:
         self.world.disturb(seconds)
 
     def _on_outages(self, first: float, second: float) -> None:
-        """When handoffs begin next, nobody serves, and again before anybody has committed."""
+        """When the next handoffs begin, no replica serves; and again before any replica has
+        committed.
+        """
 
         def begin() -> None:
             if self.world.calm:
@@ -310,7 +312,7 @@ class Happenings:
         self.world.database.on_handoffs.append(begin)
 
     def _on_clock_step(self, seconds: float) -> None:
-        """Whoever looks at it next, a second later at most, finds the database's clock set."""
+        """The database's clock is set; replicas find out a second later at most."""
         self.world.database.clock_set_by += seconds
         self.world.checker.clock_set(seconds, self.world.database.clock())
         self.world.disturb(0.0)

@@ -1,8 +1,7 @@
-"""`make sim-long`: goes on from seed to seed until interrupted, and adds up what came of it.
+"""`make sim-long`: plays seed after seed until interrupted, and adds up the results.
 
-What was played is evidence for the code that it was played with, so there is a total for each state
-of the code: another commit, or another change that is not committed, begins a new one. The seeds go
-on.
+Runs are evidence for the code that they were played with. So each state of the code has a total of
+its own: a new commit, or a new uncommitted change, begins a new total. The seeds continue.
 """
 
 from __future__ import annotations
@@ -20,9 +19,9 @@ from tests.simulation import campaign, coverage
 STATE = Path(".sim/state.json")
 # `make test` has played those below.
 LONG_FROM = 100_000
-# So many between two notes of how far it has come.
+# How many seeds between two progress notes.
 LONG_CHUNK = 2000
-# Where what is played is written down.
+# The file of the totals.
 CODE = (
     *("broker", "counterpoise"),
     *("tests/judge", "tests/simulation", "tests/twin", "tests/world"),
@@ -31,7 +30,7 @@ UNKNOWN = "unknown"
 
 
 def revision(root: Path = campaign.ROOT) -> str:
-    """The commit, and a digest of what is changed since then in what is played."""
+    """The commit, and a digest of the uncommitted changes in the code that is played."""
     try:
         commit = _git(root, "rev-parse", "HEAD").decode().strip()
         changed = _git(root, "diff", "HEAD", "--", *CODE)
@@ -50,7 +49,7 @@ def _git(root: Path, *arguments: str) -> bytes:
 
 @dataclass
 class Total:
-    """What came of all runs of one revision, in `seconds` of wall time."""
+    """The result of all runs of one revision, in `seconds` of wall time."""
 
     report: campaign.Report = field(default_factory=campaign.Report)
     seconds: float = 0.0
@@ -65,7 +64,7 @@ class Total:
 
 @dataclass
 class State:
-    """Which seed is next, and the totals by revision."""
+    """The next seed, and the totals by revision."""
 
     next_seed: int = LONG_FROM
     totals: dict[str, Total] = field(default_factory=dict)
@@ -84,7 +83,7 @@ class State:
 
     @classmethod
     def from_json(cls, values: dict[str, Any]) -> State:
-        # At first there was one total, and nobody knew of what.
+        # The first format had one total and no revision.
         found = values.get("totals", {UNKNOWN: values})
         return cls(
             int(values["next"]),

@@ -26,6 +26,7 @@ from broker.core import commands as c
 from broker.core.assignment import Giving
 from broker.core.draft import Draft
 from broker.core.state import records as r
+from broker.core.state.deadlines import Deadlines
 from broker.core.state.model import HandedOver
 from broker.core.state.queue import Queue
 from broker.core.state.transitions import (
@@ -227,10 +228,10 @@ def _seq_ignored_after_a_reset() -> Changes:
 def _old_timer_fires() -> Changes:
     """A deadline that was set for an earlier handoff of a partition ends a later one."""
 
-    def current(self, deadline, number):
-        return number in self.handoffs
+    def holds(self, entry):
+        return entry[1] in self._handoffs
 
-    return [(Queue, "_current", current)]
+    return [(Deadlines, "_holds", holds)]
 
 
 def _leases_run_in_an_outage() -> Changes:
@@ -375,6 +376,27 @@ def _not_looked_at_again() -> Changes:
         return answer
 
     return [(Turn, "decide", decide)]
+
+
+# Slices
+
+
+def _rest_is_dropped() -> Changes:
+    """What has no room in a slice is not done at all."""
+    return [(Draft, "cut_off", lambda self: setattr(self, "room", 0))]
+
+
+def _cut_is_not_stored() -> Changes:
+    """Only replicas that live know that there is more to do."""
+    real = Turn.finish
+
+    def finish(self, late_seconds):
+        commit = real(self, late_seconds)
+        if self.rest:
+            commit.next_deadline = self.queue.deadlines.first()
+        return commit
+
+    return [(Turn, "finish", finish)]
 
 
 def _handoff_takes_longer() -> Changes:
@@ -591,6 +613,8 @@ MUTANTS = {
         Mutant("a late bind replaces a later one", _late_bind_replaces),
         Mutant("no sweep", _no_sweep),
         Mutant("a queue is not looked at again when it is due", _not_looked_at_again),
+        Mutant("the rest of a decision is dropped", _rest_is_dropped),
+        Mutant("the rest of a decision dies with its replica", _cut_is_not_stored),
         Mutant("a handoff takes longer than allowed", _handoff_takes_longer),
         Mutant(
             "a revoke is taken back", _revoke_taken_back, ((PARTITION_TRANSITIONS, *_CALLED_OFF),)

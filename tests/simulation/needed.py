@@ -1,11 +1,11 @@
 """How many seeds it takes to find every planted bug and to meet everything that must occur.
 
-The file `first_seeds.json` names for each of these the first seed that finds or meets it. It
-belongs to one state of the code: a change of the product may shift some of them. The tests try the
-seeds of the file first. What they no longer find or meet is searched for from seed 0 on.
+For each bug and item, the file `first_seeds.json` names the first seed that finds or meets it. The
+file belongs to one state of the code: a change of the product may shift some seeds. The tests first
+try the seeds of the file. What these no longer find or meet is searched for from seed 0 on.
 
-`make test` plays `SEEDS` seeds, at least `MARGIN` times as many as the file's last seed takes. So a
-bug as rare as the rarest that is planted would be met about twice.
+`make test` plays `SEEDS` seeds, at least `MARGIN` times the file's last seed. So a bug as rare as
+the rarest planted one would be met about twice.
 """
 
 from __future__ import annotations
@@ -26,17 +26,19 @@ FILE = Path(__file__).with_name("first_seeds.json")
 # `make test` plays the seeds below this one.
 SEEDS = 1500
 MARGIN = 2
-# A bug is found, and everything is met, by a seed below this one.
+# Every bug is found, and every item is met, by a seed below this one.
 ENOUGH = SEEDS // MARGIN
 
 
 class OutOfDate(UserWarning):
-    """A seed of the file does not find or meet any more what it is there for."""
+    """A seed of the file no longer finds or meets what the file says."""
 
 
 @dataclass
 class FirstSeeds:
-    """The first seed that finds each planted bug, and that meets each item of the coverage."""
+    """The first seed that finds each planted bug, and the first that meets each item of the
+    coverage.
+    """
 
     bugs: Mapping[str, int]
     items: Mapping[str, int]
@@ -54,7 +56,7 @@ class FirstSeeds:
 
 
 def finds(bug: str, seed: int) -> bool:
-    """Whether this seed breaks a promise when the bug is planted, and only then."""
+    """Whether this seed breaks a promise with the planted bug, and only with it."""
     with MUTANTS[bug].planted():
         found = run(draw(seed)).violation is not None
     return found and run(draw(seed)).violation is None
@@ -66,15 +68,15 @@ def first_that_finds(bug: str, seeds: Iterable[int] = range(ENOUGH)) -> int | No
 
 
 def meets(seed: int) -> frozenset[str]:
-    """What a seed meets of all that must occur."""
+    """The items that a seed meets, of those that must occur."""
     counts = run(draw(seed)).counts
     return frozenset(item for item in coverage.expected() if counts[item])
 
 
 def search(told: Any = lambda line: None) -> tuple[FirstSeeds, Counter[str]]:
-    """The first seeds of now, and how many of the `SEEDS` meet each item.
+    """The present first seeds, and how many of the `SEEDS` meet each item.
 
-    Takes about a minute. Raises LookupError if something is not found or met by `SEEDS` seeds.
+    Takes about a minute. Raises LookupError if `SEEDS` seeds miss a bug or an item.
     """
     bugs = {}
     for bug in MUTANTS:

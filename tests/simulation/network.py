@@ -1,4 +1,4 @@
-"""The network between clients and replicas: slow, lossy, and not in order."""
+"""The network between clients and replicas: slow, lossy, and out of order."""
 
 from __future__ import annotations
 

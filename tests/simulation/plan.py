@@ -1,8 +1,8 @@
-"""What is to happen in a run: settings, and a list of events, all drawn from one seed.
+"""The plan of a run: settings and a list of events, all drawn from one seed.
 
-A plan is complete before the run begins, so a run with some of its events left out is a run as
-well; that is how a failing one is shrunk. What is drawn while it runs (latencies, losses) comes
-from generators of the single processes, so leaving out an event of one disturbs the others little.
+A plan is complete before the run begins. So a plan without some of its events is a plan too; that
+is how a failing run is shrunk. What is drawn during the run (latencies, losses) comes from a
+generator of each process, so leaving out an event of one process hardly affects the others.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ class Event(NamedTuple):
 
 @dataclass(frozen=True)
 class Config:
-    """What does not change during a run.
+    """The constants of a run.
 
-    `latency`: of each message between two processes, (least, most, how often there is any).
-    `drift`: by how much clocks may run too fast or too slow. `work`: how long a consumer takes for
-    a few messages, (least, most). `sticky`: a client stays with a replica until it fails; else each
-    call may meet another.
+    `latency`: of each message between two processes, (least, most, probability of any). `drift`:
+    how much clocks may run too fast or too slow. `work`: how long a consumer takes for a few
+    messages, (least, most). `sticky`: a client stays with a replica until it fails; else each call
+    may meet another. `slice`: how many partitions one slice of a decision may change.
     """
 
     replicas: int = 2
@@ -41,11 +41,12 @@ class Config:
     drift: float = 0.001
     work: tuple[float, float] = (0.02, 0.3)
     sticky: bool = True
+    slice: int = 250
 
 
 @dataclass(frozen=True)
 class Plan:
-    """A run: its seed, what it is made with, and what happens."""
+    """A run: its seed, its constants and its events."""
 
     seed: int
     config: Config
@@ -58,7 +59,7 @@ class Plan:
 
     @property
     def end(self) -> float:
-        """When nothing goes wrong any more."""
+        """The time after which nothing goes wrong."""
         return max((event.at for event in self.events), default=0.0) + 0.5
 
 
@@ -68,13 +69,15 @@ LATENCIES = (
     (0.001, 0.08, 0.6),
     (0.02, 0.12, 1.0),
 )
-# The log of the queue: its own, or a topic, which was there before, has messages and grows.
+# In every other seed one slice holds the whole queue, because slicing hides some rare events.
+SLICES = (2, 250, 3, 250, 5, 250)
+# The log of the queue: its own, or a topic that existed before, has messages and grows.
 BUILTIN, TOPIC = "builtin:orders", "kafka://broker:9092/orders"
 LEASES = (2.0, 3.0, 4.0, 6.0)
-# By less than an outage, which nobody notices, or by far more.
+# By less than the size of an outage, which goes unnoticed, or by far more.
 CLOCK_STEPS = (-3600.0, -3600.0, -60.0, -1.5, 1.5, 60.0, 3600.0)
 
-# What may go wrong, with its weight; each run draws some of them.
+# What may go wrong, with weights; each run draws some of them.
 FAULTS: dict[str, tuple[str, ...]] = {
     "replicas": ("crash", "crash", "freeze node", "stop", "crash before", "crash after"),
     "database": ("away", "cut", "slow", "refuses", "forgets", "unknown", "long away", "stall"),
@@ -83,7 +86,7 @@ FAULTS: dict[str, tuple[str, ...]] = {
     "outage": ("blackout", "outages"),
     "clock": ("clock step",),
 }
-# What people do, which is no fault.
+# What people do; these are no faults.
 ACTIONS: dict[str, tuple[str, ...]] = {
     "crowd": ("join", "join", "leave", "drain", "drain", "expel", "replace", "desert"),
     "resize": ("resize", "resize", "discard", "flip"),
@@ -104,7 +107,7 @@ def draw(seed: int) -> Plan:
         "access_type": "exclusive" if rng.random() < 0.1 else "non_exclusive",
     }
     latency = rng.choice(LATENCIES)
-    # Drawn apart, so that the other runs stay as they are.
+    # Drawn separately, so that the other draws of a seed stay as they are.
     apart = random.Random(f"start of {seed}")
     if apart.random() < 0.25:
         settings |= {"start": "latest", "log": apart.choice((BUILTIN, TOPIC))}
@@ -114,6 +117,7 @@ def draw(seed: int) -> Plan:
         latency,
         drift=rng.choice((0.0, 0.001)),
         sticky=rng.random() < 0.5,
+        slice=SLICES[seed % len(SLICES)],
     )
     kinds = [kind for kinds in ACTIONS.values() if rng.random() < 0.6 for kind in kinds]
     kinds += [kind for kinds in FAULTS.values() if rng.random() < 0.5 for kind in kinds]
@@ -138,7 +142,7 @@ def _nothing(rng: random.Random) -> Args:
 
 
 def _who(rng: random.Random) -> Args:
-    """Whom it meets: a number, taken modulo those there are."""
+    """The target: a number, taken modulo the number of targets."""
     return (rng.randrange(12),)
 
 
@@ -188,9 +192,9 @@ _ARGS: dict[str, Any] = {
     "freeze node": _for(0.5, 1.5, 2.5, 4.5),
     "cut": _for(0.5, 1.5, 4.0),
     "unknown": _who,
-    # the next commit that begins handoffs takes so long
+    # the duration of the next commit that begins handoffs
     "stall": lambda rng: (rng.choice((2.0, 4.0, 6.0)),),
-    # twice nobody serves, as soon as handoffs begin
+    # two outages, as soon as handoffs begin
     "outages": lambda rng: (rng.choice((3.3, 4.0)), rng.choice((3.3, 4.0))),
     # the database's clock is set
     "clock step": lambda rng: (rng.choice(CLOCK_STEPS),),
@@ -206,12 +210,12 @@ _ARGS: dict[str, Any] = {
     "deaf": _chance(0.5, 1.0),
     "freeze": _for(0.5, 2.0, 5.0, 8.0),
     "kill": _who,
-    # killed, and started again so much later under the same instance
+    # killed, and started again after this time with the same instance
     "restart": _for(0.0, 0.5, 3.0),
     # started again while the old process goes on
     "restart over": _who,
-    # takes so long over its next messages
+    # how much longer its next messages take
     "stubborn": _for(1.0, 2.5, 4.0),
-    # warms up so long
+    # how long it warms up
     "cold": _for(0.5, 2.0, 9.0),
 }

@@ -1,7 +1,7 @@
 """Promise 5: only a partition that is being handed off pauses.
 
-Whoever owns a partition with messages to process, is told to let go of nothing there, and is
-hindered by nothing, takes them and commits, whatever the queue does meanwhile.
+If a partition has messages, is not revoked, and its owner is not hindered, then the owner takes
+messages and commits, whatever else happens to the queue.
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ from tests.judge.violation import Violation
 
 
 class Progress:
-    """Watches each partition's messages as they are taken, and its position."""
+    """Watches the messages that are taken of each partition, and its position."""
 
     def __init__(self, bound_seconds: float) -> None:
-        """`bound_seconds`: something happens in each partition at least so often."""
+        """`bound_seconds`: the longest time without an event in a partition."""
         self.bound_seconds = bound_seconds
-        # What was seen last of a partition that has messages, and when first.
+        # The last state of each partition that has messages, and when it was first seen.
         self._seen: dict[int, tuple[tuple[Any, ...], float]] = {}
 
     def clock_set(self, seconds: float) -> None:
-        """The clock by which it is told the time was set."""
+        """The clock of the times given here was set."""
         self._seen = {number: (mark, at + seconds) for number, (mark, at) in self._seen.items()}
 
     def look(
@@ -34,8 +34,8 @@ class Progress:
         lanes: Mapping[int, Any],
         able: Collection[str],
     ) -> None:
-        """`able`: the flows whose processes are alive and hindered by nothing. Before `quiet_since`
-        others were.
+        """`able`: the flows whose processes are alive and not hindered. Before `quiet_since` others
+        were.
         """
         seen = self._seen
         for number, lane in lanes.items():

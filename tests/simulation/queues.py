@@ -12,7 +12,7 @@ from tests.judge.violation import Violation
 from tests.simulation.account import Account, Transaction
 from tests.simulation.deadlines import ACCURACY
 
-# Another replica may have heard of the database's time so much later, on a slow way.
+# On a slow connection, another replica may learn the database's time so much later.
 APART_SECONDS = 1.0
 
 
@@ -28,7 +28,8 @@ def check_status(known: Account, tx: Transaction, old: Mapping[str, Any]) -> Non
         _check_holddown(known, tx, old)
     if not old or old["status"] != "Holddown" or queue["status"] != "Rebalancing":
         return
-    # It was over, somebody asked, or it was settled and what came then takes no holddown.
+    # It was over, a rebalance was requested, or it was settled and the next trigger took no
+    # holddown.
     due = old["holddown_until"] + known.went_back(old)
     early = known.deadlines.decided(tx.now) < due - ACCURACY and not known.asked.rebalance()
     without = len(tx.revisions) > 1 and 0 in known.values("rebalance_delay", old)
@@ -45,7 +46,8 @@ def _check_holddown(known: Account, tx: Transaction, old: Mapping[str, Any]) -> 
             and abs(old["holddown_until"] + moved - until) <= ACCURACY
         ):
             return
-        # The next one begins later, but for a small step of the clock and a slow way.
+        # The next holddown begins later, except after a small step of the clock or on a slow
+        # connection.
         stepped = known.deadlines.decided(tx.now) - tx.now
         late = since + stepped > old["since"] + moved - APART_SECONDS
         if len(tx.revisions) == 1 or not late:
@@ -73,7 +75,7 @@ def check_handoffs(
         if row.state == "revoking" and row.epoch == was.epoch:
             begun.append(was)
         elif row.epoch > was.epoch and row.handed_over == "graceful":
-            # A draining owner let go before it was asked to.
+            # A draining owner released it before it was revoked.
             begun.append(was)
         elif row.state in ("unassigned", "removed"):
             released = True
@@ -87,7 +89,7 @@ def check_handoffs(
         or (several and (tx.left or known.asked.resize() or _changed_between(known)))
     )
     if several and changed:
-        # Several decisions: what the first began the next had to take as it was.
+        # Several decisions: each had to accept the handoffs that the one before began.
         known.made, known.least = 0, known.fewest(())
         return
     if changed:
@@ -111,7 +113,7 @@ def _flows_differ(known: Account, old_flows: Mapping[str, Any]) -> bool:
 
 
 def check_views(known: Account) -> None:
-    """Who has to be told something is told under a new revision."""
+    """A flow whose view changes is told so under a new revision."""
     views: dict[str, list[Any]] = {id: [row.draining] for id, row in known.flows.items()}
     for number in sorted(known.partitions):
         row = known.partitions[number]

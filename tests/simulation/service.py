@@ -1,8 +1,8 @@
-"""The service of the simulation: real replicas on the real database in memory, and what is between.
+"""The service of the simulation: real replicas on the real database in memory, with faults between.
 
-A `Node` is one replica's process: it can crash, freeze and be cut off from the database. `Observed`
-is the database, which tells the checker of each transaction. `serve` stands for the routes of the
-API: it makes a call of the service from what a client sent, and JSON values from the answer.
+A `Node` is one replica's process: it can crash, freeze and lose its connection to the database.
+`Observed` is the database; it reports each transaction to the checker. `serve` replaces the routes
+of the API: it turns a client's request into a call of the service, and the answer into JSON values.
 """
 
 from __future__ import annotations
@@ -33,18 +33,18 @@ from tests.world.store import Database, Store, Way
 
 QUEUE = "orders"
 UPKEEP_SECONDS = 4.0
-# An administrator's call and a commit that fails take this long.
+# How long an administrator's failed call and a failed commit take.
 REFUSED_SECONDS = 0.05
 
 
 class Observed(Database):
-    """The database; each transaction is told to the checker and to `wrote`."""
+    """The database; it reports each transaction to the checker and to `wrote`."""
 
     def __init__(self, loop: VirtualLoop, checker: Checker) -> None:
         super().__init__(loop)
         self.checker = checker
         self.records: Counter[str] = Counter()
-        # Called when handoffs begin next, each once.
+        # Each is called once, when the next handoffs begin.
         self.on_handoffs: list[Callable[[], None]] = []
         self.wrote: Callable[[Sequence[Record]], None] | None = None
 
@@ -103,13 +103,13 @@ class Observed(Database):
 
 
 def begins_handoffs(commit: Commit) -> bool:
-    """Whether owners are told to let go."""
+    """Whether the commit revokes partitions."""
     records = (record for entry in commit.entries for record in entry.records)
     return any(isinstance(record, RevokesStarted | WarmupsEnded) for record in records)
 
 
 class Road(Way):
-    """A replica's way to the database, in all weathers."""
+    """A replica's connection to the database, under the present weather."""
 
     def __init__(self, node: Node) -> None:
         self.node = node
@@ -155,7 +155,7 @@ class Road(Way):
 
 
 class Stalling(Store):
-    """A store on which a commit that begins handoffs takes long, when the weather says so."""
+    """A store that delays a commit that begins handoffs, if the weather says so."""
 
     process: Node
 
@@ -171,13 +171,13 @@ class Stalling(Store):
 
 
 class Weather:
-    """How bad things are between everybody at the moment. Probabilities are of each message."""
+    """The present faults between processes. Probabilities are per message."""
 
     def __init__(self) -> None:
-        # `mute`: the database tells the time and nothing else.
+        # `mute`: the database answers nothing but the time.
         self.away = self.mute = False
         self.slow = 1.0
-        # How long the next commit takes that begins handoffs.
+        # How long the next commit that begins handoffs takes.
         self.stall_seconds = 0.0
         self.refuses = self.forgets = 0.0
         self.lost = self.doubles = self.notify_lost = 0.0
@@ -187,7 +187,7 @@ class Weather:
 
 
 class Node(Process):
-    """One replica's process, from its start to its end. Its successor is another."""
+    """One replica's process, from its start to its end. A restart makes a new node."""
 
     def __init__(
         self,
@@ -207,9 +207,9 @@ class Node(Process):
         self.cut = False
         self.next_commit: str | None = None
         self.on_stalled: Callable[[], None] = lambda: None
-        # Requests of administrators that it works on.
+        # Requests of administrators that it is working on.
         self.asked: set[int] = set()
-        # How long it stays away, should it crash.
+        # How long it stays away after a crash.
         self.away_seconds = 1.0
         self.on_crash: Callable[[Node], None] = lambda node: None
         self.disturbed: Callable[[float], None] = lambda seconds: None
@@ -233,24 +233,24 @@ class Node(Process):
         self.alarms.every("upkeep", UPKEEP_SECONDS, self.upkeep)
 
     async def upkeep(self) -> None:
-        """As `Broker.upkeep`, on the log's part."""
+        """Like `Broker.upkeep`, as far as logs are concerned."""
         with suppress(BrokerError, StoreError):
             await self.calls.logs.maintain()
 
     def crash(self) -> None:
-        """The process is gone at once."""
+        """The process ends at once."""
         if not self.dead:
             self.die()
             self.alarms.stop()
             self.on_crash(self)
 
     async def stop(self) -> None:
-        """The process ends in order."""
+        """The process shuts down in order."""
         await self.replica.stop()
         self.crash()
 
     def latency(self) -> float:
-        """Of one way to the database or to a client, in seconds."""
+        """Of one message to the database or to a client, in seconds."""
         least, most, often = self.config.latency
         rng = self.rng
         if rng.random() >= often:
@@ -300,7 +300,7 @@ _STATUS = {
 
 
 def problem(error: BrokerError) -> tuple[int, dict[str, Any]]:
-    """The status and the problem document that the API answers with."""
+    """The status and the problem document of the API's answer."""
     document: dict[str, Any] = {"code": error.code, "title": error.title(), "detail": error.detail}
     if isinstance(error, FlowGone):
         document["reason"] = error.reason
@@ -334,7 +334,7 @@ async def serve(calls: Calls, call: Call[Any], checker: Checker) -> Any:
             "update": _update(bound.update),
         }
     if call.method == "DELETE":
-        with suppress(FlowGone):  # Repeating it is no error.
+        with suppress(FlowGone):  # A repeated unbind is no error.
             await calls.flows.authenticate(name, flow_id, call.token or "")
         await calls.flows.unbind(name, flow_id)
         checker.unbound(flow_id)

@@ -1,7 +1,7 @@
-"""Making a failing run small: what is left out as long as the same promise is still broken.
+"""Makes a failing run small: everything is left out without which the same promise is still broken.
 
-Events go first, in halves, quarters and so on down to single ones (delta debugging), then what a
-run is made with is made simpler, one thing at a time.
+Events go first, in halves, quarters and so on down to single ones (delta debugging). Then the run's
+constants are made simpler, one at a time.
 """
 
 from __future__ import annotations
@@ -12,12 +12,14 @@ from dataclasses import replace
 from tests.simulation.plan import LATENCIES, Event, Plan
 from tests.simulation.world import run
 
-# No more runs than this: a minute or so.
+# The limit of runs: about a minute.
 MOST_RUNS = 1500
 
 
 def shrunk(plan: Plan, broken: Callable[[Plan], bool] | None = None) -> Plan:
-    """The smallest plan found that breaks the same promise; `broken` tells whether one does."""
+    """The smallest plan found that breaks the same promise; `broken` returns a plan's broken
+    promise.
+    """
     if broken is None:
         violation = run(plan).violation
         assert violation is not None, "there is nothing wrong with this plan"

@@ -1,4 +1,4 @@
-"""What `make sim-long` has played is added up by the state of the code that it was played with."""
+"""`make sim-long` adds up its runs separately for each state of the code."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def played(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 def _is(monkeypatch: pytest.MonkeyPatch, *revisions: str) -> None:
-    """The code is in these states, one after another, and then in the last."""
+    """The code is in these states, one after another, and then stays in the last."""
     left = list(revisions)
     monkeypatch.setattr(long, "revision", lambda: left.pop(0) if len(left) > 1 else left[0])
 
@@ -52,7 +52,7 @@ def test_another_commit_begins_a_new_total(
     assert "two: 20 seeds" in told
 
 
-def test_what_was_played_while_the_code_changed_counts_for_nothing(
+def test_runs_during_a_change_of_the_code_do_not_count(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, played: list[int]
 ) -> None:
     path = tmp_path / "state.json"
@@ -62,7 +62,7 @@ def test_what_was_played_while_the_code_changed_counts_for_nothing(
     assert played == [long.LONG_FROM, long.LONG_FROM]
 
 
-def test_a_total_of_unknown_code_stays_one(
+def test_a_total_of_unknown_code_stays_separate(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, played: list[int]
 ) -> None:
     path = tmp_path / "state.json"

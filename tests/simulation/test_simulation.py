@@ -1,4 +1,4 @@
-"""The promises of the contract hold in every simulated run, and the simulation would notice if not.
+"""The promises of the contract hold in every simulated run, and the simulation detects violations.
 
 docs/simulation.md says what is real in it and what the checker knows.
 """
@@ -21,15 +21,16 @@ from tests.simulation.plan import Config, Event, Plan, draw
 from tests.simulation.shrink import shrunk
 from tests.simulation.world import run
 
-# So many more in `make test-long`.
+# So many more seeds in `make test-long`.
 MORE_SEEDS = 10_000
-# Callbacks of the event loop: what a seed takes of any machine. CPU and wall time are not asserted.
+# The limit is in callbacks of the event loop, which do not depend on the machine, not in CPU or
+# wall time.
 MOST_STEPS_A_SEED = 2200
 STANDARD = sys.stdlib_module_names
 
 
 def chunks(first: int, end: int, size: int) -> list[Any]:
-    """Ranges of seeds; each is a test of its own, so that workers share them."""
+    """Ranges of seeds. Each is a test of its own, so that workers share them."""
     return [
         pytest.param(
             range(start, min(start + size, end)), id=f"{start}-{min(start + size, end) - 1}"
@@ -38,7 +39,7 @@ def chunks(first: int, end: int, size: int) -> list[Any]:
     ]
 
 
-# Said at the end of a run of pytest; it is no failure.
+# Shown at the end of a pytest run; it is not a failure.
 may_be_out_of_date = pytest.mark.filterwarnings("default::tests.simulation.needed.OutOfDate")
 
 
@@ -48,7 +49,7 @@ def _out_of_date(what: str, seed: int) -> None:
 
 
 def _hold(seeds: range) -> None:
-    """Every promise holds in these seeds, and they cost what seeds cost."""
+    """Every promise holds in these seeds, at the usual cost of a seed."""
     report = campaign.play(seeds.start, len(seeds))
     told = "\n".join(f"seed {seed}: {promise}: {text}" for seed, promise, text in report.failures)
     assert not report.failures, f"make sim SEED=<seed> shows one:\n{told[:2000]}"
@@ -70,7 +71,7 @@ def test_no_further_seed_breaks_a_promise(seeds: range) -> None:
 
 
 def test_seeds_are_played_with_a_margin() -> None:
-    """The next two tests hold that the first seeds are no later than the file says."""
+    """The next two tests check that the first seeds are no later than the file says."""
     first = needed.FirstSeeds.load()
     assert needed.MARGIN * (first.last() + 1) <= needed.SEEDS, needed.table(first)
     assert first.bugs.keys() == MUTANTS.keys(), "make sim-first ARGS=--search"
@@ -92,7 +93,7 @@ def test_a_planted_bug_is_found(bug: str) -> None:
 @may_be_out_of_date
 @pytest.mark.timeout(600)
 def test_everything_that_must_occur_does() -> None:
-    """The seeds of the file meet all of it; they are among those that are played."""
+    """The seeds of the file meet all of it; they are among the seeds that are played."""
     met: set[str] = set()
     for seed in sorted(set(needed.FirstSeeds.load().items.values())):
         met |= needed.meets(seed)
@@ -163,9 +164,9 @@ def test_recording_changes_nothing() -> None:
         assert run(draw(seed)).counts == run(draw(seed), recording=True).counts
 
 
-def test_a_failing_run_is_shrunk_to_what_it_takes() -> None:
-    """With a bug that shows whenever a release carries a position, two consumers and a few
-    messages are all it takes."""
+def test_a_failing_run_is_shrunk_to_the_necessary_events() -> None:
+    """The planted bug shows whenever a release carries a position, so two consumers and a few
+    messages are enough."""
     with MUTANTS["position passed over at a handoff"].planted():
         report = campaign.play(0, needed.ENOUGH, until_found=True)
         plan = draw(report.failures[0][0])
@@ -177,7 +178,7 @@ def test_a_failing_run_is_shrunk_to_what_it_takes() -> None:
     assert small.config.replicas == 1
 
 
-def test_nothing_happens_where_nothing_is_asked() -> None:
+def test_a_run_without_faults_is_uneventful() -> None:
     """One consumer, one message, no faults."""
     settings = dict(draw(0).config.settings, partition_count=1, rebalance_delay=0.0)
     settings["access_type"] = "non_exclusive"

@@ -1,4 +1,4 @@
-"""One run: everybody there is, what happens to them, and the end of it."""
+"""One run: replicas, consumers, administrators, what happens to them, and the end."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ import broker.core.state.queue
 import broker.core.state.replay
 import broker.mailbox.coordinator
 import broker.mailbox.replica
+import broker.mailbox.turns
 from broker.calls import views
 from broker.core.state.transitions import PARTITION_TRANSITIONS, QUEUE_TRANSITIONS
 from tests.judge.violation import Violation
@@ -31,27 +32,27 @@ from tests.world.log import Log
 from tests.world.loop import VirtualLoop
 from tests.world.store import picture
 
-# No run takes more callbacks than this: nothing comes to an end.
+# A run with more callbacks than this is endless.
 MOST_STEPS = 200_000
-# After the last fault everything must be settled within the time that leases, holddowns and
-# handoffs may take, the time for the messages, and so long for all to find each other again.
+# After the last fault everything must settle within the time of leases, holddowns and handoffs,
+# plus the time for the messages, plus this time for all processes to find each other again.
 FIND_SECONDS, FIND_LATENCIES = 8.0, 60
-# The lease of a consumer that comes when there is nobody else.
+# The lease of a consumer that joins when there is no other.
 LEASE_SECONDS = 3.0
 BATCH_SECONDS, BATCH_LATENCIES = 0.5, 12
 STEP_SECONDS = 0.5
-# Messages of a topic, published before its queue is there and while it is created.
+# Messages of a topic that are published before its queue exists and while it is created.
 PUBLISHED_BEFORE = 60
 TICK_SECONDS = 0.25
-# An undisturbed consumer does something in each of its partitions at least so often; not so where
-# calls take so long that they are given up now and then.
+# An undisturbed consumer does something in each of its partitions at least so often; more rarely
+# where calls are so slow that some are given up.
 PAUSE_SECONDS, PAUSE_LATENCIES = 1.0, 10
 GIVEN_UP_LATENCY, GIVEN_UP_SECONDS = 0.1, 8.0
 
 
 @dataclass
 class Outcome:
-    """What came of a run. `counts`: how often what happened."""
+    """The result of a run. `counts`: how often each thing happened."""
 
     plan: Plan
     violation: Violation | None
@@ -89,7 +90,7 @@ class World:
         self.happenings = Happenings(self)
         self.calm = False
 
-    # What is seen
+    # Transcript
 
     def _trace(self, text: str) -> None:
         assert self.lines is not None
@@ -104,7 +105,7 @@ class World:
         return f"{kind}{self.ids}"
 
     def failed(self, error: BaseException | None) -> None:
-        """The service failed in itself."""
+        """The service itself failed."""
         if self.checker.found is None:
             self.checker.found = Violation(0, f"the service failed: {error!r}")
             self.checker.found.__cause__ = error
@@ -141,7 +142,7 @@ class World:
         return self.checker.found
 
     def _settle(self) -> None:
-        """Plays until there is nothing left to do. Raises Violation if that takes too long."""
+        """Plays until everything is settled. Raises Violation if that takes too long."""
         loop, checker = self.loop, self.checker
         calm, granted = loop.now, checker.granted_seconds()
         loop.run_until(calm + STEP_SECONDS)
@@ -159,7 +160,7 @@ class World:
         self._compare()
 
     def _compare(self) -> None:
-        """What replicas that are up to date have in memory is what is stored. Raises Violation."""
+        """Compares the memory of up-to-date replicas with the database. Raises Violation."""
         (queue_id,) = self.database.queues
         stored = self.database.load(queue_id)
         for node in self.nodes:
@@ -201,7 +202,7 @@ class World:
         self.loop.call_later(TICK_SECONDS, self._tick)
 
     def _able(self) -> set[str]:
-        """The flows whose processes can be expected to get on with their work."""
+        """The flows whose processes can be expected to make progress."""
         now = self.loop.now
         return {
             one.core.bound.flow_id
@@ -212,7 +213,7 @@ class World:
         }
 
     def _clear_up(self) -> None:
-        """Nothing goes wrong from here on."""
+        """From here on nothing goes wrong."""
         self.calm = True
         self.weather.clear()
         self.disturb(0.0)
@@ -258,7 +259,7 @@ class World:
         return None
 
     def _anybody(self) -> bool:
-        """Whether anybody is there who will process what there is."""
+        """Whether there is a consumer that will process the remaining messages."""
         return any(
             not one.dead
             and not one.leaving
@@ -267,7 +268,7 @@ class World:
             for one in self.consumers
         )
 
-    # What happens to it
+    # Events
 
     def disturb(self, seconds: float) -> None:
         self.checker.disturbed(self.database.clock() + seconds + RECOVER_SECONDS)
@@ -293,7 +294,7 @@ class World:
         return consumer
 
     def _crashed(self, node: Node) -> None:
-        """Somebody starts it again, as another process."""
+        """The node is started again, as a new process."""
         if self.trace is not None:
             self.trace(f"{node.name} is down")
         for request in node.asked:
@@ -308,7 +309,7 @@ class World:
 
 
 class _Counting(dict[Any, Any]):
-    """A table of transitions that counts the pairs that were looked up."""
+    """A table of transitions that counts the looked-up pairs."""
 
     counts: Counter[Any]
 
@@ -324,13 +325,13 @@ class _Id(str):
 
 
 class _Quiet:
-    """In the place of a logger."""
+    """Replaces a logger."""
 
     def __init__(self, failed: Callable[[BaseException | None], None]) -> None:
         self._failed = failed
 
     def warning(self, *args: Any, **values: Any) -> None:
-        """Faults are what this is about."""
+        """Warnings are expected, because faults are."""
 
     def exception(self, *args: Any, **values: Any) -> None:
         self._failed(sys.exc_info()[1])
@@ -338,7 +339,7 @@ class _Quiet:
 
 @contextmanager
 def replaced(*what: tuple[Any, str, Any]) -> Iterator[None]:
-    """Attributes of modules and classes have other values for a while."""
+    """Replaces attributes of modules and classes within the block."""
     before = [(owner, name, owner.__dict__[name]) for owner, name, _ in what]
     for owner, name, value in what:
         setattr(owner, name, value)
@@ -364,6 +365,7 @@ def run(plan: Plan, *, recording: bool = False) -> Outcome:
         (broker.calls.queues, "uuid4", lambda: _Id(world.new_id("q"))),
         (broker.calls.flows, "secrets", SimpleNamespace(token_urlsafe=lambda n: world.new_id("s"))),
         (broker.mailbox.coordinator, "_log", quiet),
+        (broker.mailbox.turns, "SLICE", plan.config.slice),
         (broker.calls.logs, "_log", quiet),
         (broker.mailbox.replica, "_log", quiet),
         (broker.core.state.queue, "PARTITION_TRANSITIONS", tables[0]),

@@ -35,7 +35,7 @@ async def test_timeouts_and_sleeps_come_in_their_order() -> None:
     assert running().now == 2
 
 
-def test_a_wait_for_what_never_happens_is_told() -> None:
+def test_a_wait_that_never_ends_is_reported() -> None:
     @virtual
     async def waits() -> None:
         await asyncio.Event().wait()
@@ -44,7 +44,7 @@ def test_a_wait_for_what_never_happens_is_told() -> None:
         waits()
 
 
-def test_a_wait_beside_what_goes_on_for_ever_is_told() -> None:
+def test_an_endless_wait_next_to_a_periodic_task_is_reported() -> None:
     @virtual
     async def waits() -> None:
         Alarms(Process(running())).every("pulse", 100.0, settle)
@@ -54,7 +54,7 @@ def test_a_wait_beside_what_goes_on_for_ever_is_told() -> None:
         waits()
 
 
-def test_a_task_that_fails_unheard_fails_the_test() -> None:
+def test_a_task_that_fails_without_a_waiter_fails_the_test() -> None:
     @virtual
     async def goes_on() -> None:
         async def fails() -> None:
@@ -69,7 +69,7 @@ def test_a_task_that_fails_unheard_fails_the_test() -> None:
         goes_on()
 
 
-def test_what_runs_for_ever_without_time_passing_is_ended() -> None:
+def test_an_endless_loop_without_passing_time_is_ended() -> None:
     loop = VirtualLoop(most_steps=1000)
 
     async def spin() -> None:
@@ -82,7 +82,7 @@ def test_what_runs_for_ever_without_time_passing_is_ended() -> None:
 
 
 @virtual
-async def test_settling_lets_everybody_run_who_can_and_no_time_pass() -> None:
+async def test_settling_runs_all_ready_tasks_and_passes_no_time() -> None:
     seen: list[int] = []
 
     async def go(steps: int) -> None:
@@ -98,7 +98,7 @@ async def test_settling_lets_everybody_run_who_can_and_no_time_pass() -> None:
 
 
 @virtual
-async def test_who_is_frozen_goes_on_as_if_no_time_had_passed() -> None:
+async def test_a_frozen_process_continues_as_if_no_time_had_passed() -> None:
     process, seen = Process(running()), list[str]()
     process.later(1.0, seen.append, "due")
     process.freeze()
@@ -110,7 +110,7 @@ async def test_who_is_frozen_goes_on_as_if_no_time_had_passed() -> None:
 
 
 @virtual
-async def test_who_is_dead_does_nothing_any_more() -> None:
+async def test_a_dead_process_does_nothing_any_more() -> None:
     process, seen = Process(running()), list[str]()
     process.later(1.0, seen.append, "due")
     waiting = asyncio.ensure_future(process.sleep(1.0))

@@ -11,6 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
+from broker.core.state.heap import Heap
 from broker.core.state.transitions import Life, State
 
 
@@ -88,7 +89,8 @@ class Partition:
 class Flow:
     """One consumer's binding.
 
-    `owned` and `incoming` hold partition numbers; `incoming` are on their way to it.
+    `owned` and `incoming` hold partition numbers; `incoming` are on their way to it. `offers` is a
+    heap of what it can give, as negative numbers (`Queue.highest_giveable`).
     """
 
     __slots__ = (
@@ -103,6 +105,7 @@ class Flow:
         "instance_id",
         "lease_seconds",
         "load",
+        "offers",
         "outgoing",
         "owned",
         "seat",
@@ -136,6 +139,7 @@ class Flow:
         self.view_revision = 0
         self.owned: set[int] = set()
         self.incoming: set[int] = set()
+        self.offers: Heap[int] = Heap()
         self.load = 0
         self.outgoing = 0
 

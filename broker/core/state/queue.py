@@ -12,9 +12,11 @@ Every change goes through the journal (`journal`), and partitions change hands o
 from __future__ import annotations
 
 from collections.abc import Iterator
-from heapq import heappop, heappush
+from operator import neg
 from typing import Any
 
+from broker.core.state.deadlines import Deadlines
+from broker.core.state.heap import Heap
 from broker.core.state.journal import Journal
 from broker.core.state.model import (
     AccessType,
@@ -40,6 +42,8 @@ from broker.core.state.transitions import (
 class Queue:
     """One queue, as far as the rebalancer is concerned. Only `replay` changes it.
 
+    `unfinished_at`: when the last decision was cut off for its size; the rest is due since then.
+
     Beside the partitions stand the few of which something is to be done: `unassigned` (since when,
     None: never owned), `handoffs`, and of those the `warming` ones and the `stranded` ones
     (revoking, without a successor). `warmed` names who said ready in the latest handoff, and for
@@ -61,6 +65,7 @@ class Queue:
         self.rebalance: Rebalance | None = None
         self.last_rebalance: Rebalance | None = None
         self.growing = False
+        self.unfinished_at: float | None = None
         self.outage_seen = 0
         self.next_seat = 0
         self.flows: dict[str, Flow] = {}
@@ -77,7 +82,8 @@ class Queue:
         self.leaving = Ranking()
         self.touched: set[str] = set()
         self.journal = Journal()
-        self._deadlines: list[tuple[float, int]] = []
+        self.deadlines = Deadlines(self.handoffs)
+        self._lowest: Heap[int] = Heap()
 
     # What it looks like
 
@@ -143,39 +149,42 @@ class Queue:
         return max(numbers) - min(numbers) if numbers else 0
 
     def next_deadline(self) -> float | None:
-        """When something is due: the end of the holddown, of a warm-up or of a handoff."""
-        deadlines = [] if self.holddown_until is None else [self.holddown_until]
-        heap = self._deadlines
-        while heap and not self._current(*heap[0]):
-            heappop(heap)
-        if heap:
-            deadlines.append(heap[0][0])
-        deadlines += [
+        """When something is due: the rest of a decision, or the end of the holddown, of a warm-up
+        or of a handoff.
+        """
+        drains = [
             flow.drain_deadline
             for seat in self.leaving.counts
-            if (flow := self.by_seat[seat]).drain_deadline is not None and self.cuts_short(flow)
+            if self.cuts_short(flow := self.by_seat[seat])
         ]
-        return min(deadlines, default=None)
+        times = (self.unfinished_at, self.holddown_until, self.deadlines.first(), *drains)
+        return min((time for time in times if time is not None), default=None)
 
     def cuts_short(self, flow: Flow) -> bool:
         """Whether the end of the flow's drain would end a warm-up."""
         return bool(flow.outgoing) and not flow.owned.isdisjoint(self.warming)
 
-    def due(self, now: float) -> list[Handoff]:
-        """Handoffs whose deadline has come, the earliest first, then by partition."""
-        heap = self._deadlines
-        found: dict[int, Handoff] = {}
-        while heap and heap[0][0] <= now:
-            entry = heappop(heap)
-            if self._current(*entry):
-                found[entry[1]] = self.handoffs[entry[1]]
-        for handoff in found.values():
-            heappush(heap, (handoff.deadline, handoff.number))
-        return list(found.values())
+    def lowest_unassigned(self) -> Iterator[int]:
+        """The unassigned partitions, lowest number first. The caller grants each before it asks for
+        the next.
+        """
+        while (number := self._lowest.first(self.unassigned.__contains__)) is not None:
+            yield number
 
-    def _current(self, deadline: float, number: int) -> bool:
-        handoff = self.handoffs.get(number)
-        return handoff is not None and handoff.deadline == deadline
+    def highest_giveable(self, flow: Flow) -> int | None:
+        """The highest partition of the flow that is not on its way; a retiring one only if the flow
+        is draining. None if there is none.
+        """
+
+        def giveable(entry: int) -> bool:
+            return (
+                -entry in flow.owned
+                and -entry not in self.handoffs
+                and (flow.draining or -entry not in self.retiring)
+            )
+
+        entry = flow.offers.first(giveable)
+        return None if entry is None else -entry
 
     # How it changes
 
@@ -212,6 +221,8 @@ class Queue:
         assert (handoff is not None) is (state in (State.WARMING, State.REVOKING))
         self._uncount(partition)
         before = partition.owner
+        if partition.state is State.OWNED and before is not None:
+            journal.did(before.offers.push, -number)
         journal.change(partition, {"state": state, "owner": owner, **marks})
         if owner is not before:
             if before is not None:
@@ -221,16 +232,21 @@ class Queue:
         known = self.handoffs.get(number)
         if handoff is not known:
             if known is not None:
-                journal.did(self.schedule, known)
+                journal.did(self.deadlines.push, known)
             if handoff is None:
                 journal.drop(self.handoffs, number)
             else:
                 journal.put(self.handoffs, number, handoff)
-                self.schedule(handoff)
+                self.deadlines.push(handoff)
         if state is State.UNASSIGNED:
             journal.put(self.unassigned, number, at)
-        else:
+            self._enlist(number)
+        elif number in self.unassigned:
             journal.drop(self.unassigned, number)
+            journal.did(self._lowest.push, number)
+            self._lowest.trim(len(self.unassigned), lambda: self.unassigned)
+        if state is State.OWNED and owner is not None:
+            self._offer(owner, number)
         self._count(partition)
         if before is not None and before.draining:
             self._rank(before)
@@ -247,15 +263,9 @@ class Queue:
         """Changes the deadline of a handoff."""
         partition = self.partitions[handoff.number]
         self.journal.note(partition)
-        self.journal.did(self.schedule, handoff)
+        self.journal.did(self.deadlines.push, handoff)
         self.journal.set(handoff, "deadline", deadline)
-        self.schedule(handoff)
-
-    def schedule(self, handoff: Handoff) -> None:
-        """Enters the handoff's deadline; entries that do not hold any more are skipped when met."""
-        heappush(self._deadlines, (handoff.deadline, handoff.number))
-        if len(self._deadlines) > 4 * len(self.handoffs) + 64:
-            self._deadlines = sorted((h.deadline, h.number) for h in self.handoffs.values())
+        self.deadlines.push(handoff)
 
     def resize(self, partition: Partition, event: LifeEvent) -> None:
         """Takes a partition out of the balance, or back into it; `place` removes and adds it."""
@@ -266,6 +276,9 @@ class Queue:
         self.journal.set(partition, "retiring", retiring)
         (self.journal.add if retiring else self.journal.discard)(self.retiring, partition.number)
         self._count(partition)
+        if partition.owner is not None:
+            self._offer(partition.owner, partition.number)
+            self.journal.did(partition.owner.offers.push, -partition.number)
 
     def enter(self, flow: Flow) -> None:
         """Adds a flow. If its seat is taken it replaces who sits there, whom the rankings forget at
@@ -298,6 +311,29 @@ class Queue:
         self.journal.set(flow, "draining", True)
         self.journal.set(flow, "drain_deadline", deadline)
         self._rank(flow)
+        for number in flow.owned & self.retiring:
+            self._offer(flow, number)
+
+    def add(self, partition: Partition) -> None:
+        """Adds a partition that never was."""
+        self.partitions.append(partition)
+        self.journal.did(self.partitions.pop)
+        self.journal.note(partition)
+        self.journal.put(self.unassigned, partition.number, None)
+        self._enlist(partition.number)
+
+    def restore_unassigned(self, number: int, since: float | None) -> None:
+        """The partition has had no owner since then (None: it never had one)."""
+        self.unassigned[number] = since
+        self._enlist(number)
+
+    def _enlist(self, number: int) -> None:
+        self._lowest.push(number)
+        self._lowest.trim(len(self.unassigned), lambda: self.unassigned)
+
+    def _offer(self, flow: Flow, number: int) -> None:
+        flow.offers.push(-number)
+        flow.offers.trim(len(flow.owned), lambda: map(neg, flow.owned))
 
     def _counts_for(self, partition: Partition) -> Flow | None:
         if partition.retiring:

@@ -151,6 +151,13 @@ class GrantedOutside:
 
 
 @dataclass(frozen=True, slots=True)
+class CutOff:
+    """The decision was cut off here for its size; the rest is decided next, and due at once."""
+
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
 class Granted:
     """Flows became owners of partitions, each with an epoch one higher than before."""
 
@@ -283,6 +290,7 @@ Record = (
     | RebalanceStarted
     | RebalanceFinished
     | GrantedOutside
+    | CutOff
     | Granted
     | Released
     | WarmupsStarted
@@ -324,6 +332,12 @@ _ITEMS: dict[str, type[Any]] = {
 }
 
 
+def size(record: Record) -> int:
+    """How many partitions it changes, if these are listed in it."""
+    name = LISTS.get(type(record))
+    return 0 if name is None else len(getattr(record, name))
+
+
 def to_json(record: Record) -> dict[str, Any]:
     """The record as JSON values: its fields and its `kind`; tuples are arrays."""
     values: dict[str, Any] = {"kind": type(record).__name__}
@@ -351,3 +365,14 @@ def from_json(values: Mapping[str, Any]) -> Record:
         arguments["partitions"] = tuple(arguments["partitions"])
     record: Record = kind(**arguments)
     return record
+
+
+# The records that may name several partitions, and where.
+LISTS: dict[type[Any], str] = {
+    Granted: "grants",
+    WarmupsStarted: "moves",
+    RevokesStarted: "moves",
+    WarmupsEnded: "partitions",
+    HandoffsRedirected: "redirects",
+    HandoffsCalledOff: "partitions",
+}

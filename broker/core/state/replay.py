@@ -35,9 +35,15 @@ def replay(queue: Queue, record: r.Record) -> None:
 
 def replay_all(queue: Queue, records: Iterable[r.Record], revision: int) -> None:
     """Replays what was committed together under `revision`."""
-    queue.set("revision", revision)
+    begin(queue, revision)
     for record in records:
         replay(queue, record)
+
+
+def begin(queue: Queue, revision: int) -> None:
+    """What is replayed next is of this revision. If it leaves something to be done, it says so."""
+    queue.set("revision", revision)
+    queue.set("unfinished_at", None)
 
 
 @singledispatch
@@ -154,6 +160,11 @@ def _(record: r.RebalanceFinished, queue: Queue) -> None:
 def _(record: r.GrantedOutside, queue: Queue) -> None:
     entry = Rebalance(record.rebalance_id, record.trigger, record.at, finished_at=record.at)
     queue.set("last_rebalance", entry)
+
+
+@_apply.register
+def _(record: r.CutOff, queue: Queue) -> None:
+    queue.set("unfinished_at", record.at)
 
 
 @_apply.register
@@ -282,11 +293,7 @@ def _(record: r.PartitionsAdded, queue: Queue) -> None:
     for number in range(record.first, record.end):
         partition = queue.find(number)
         if partition is None:
-            partition = Partition(number)
-            queue.partitions.append(partition)
-            queue.journal.did(queue.partitions.pop)
-            queue.journal.note(partition)
-            queue.journal.put(queue.unassigned, number, None)
+            queue.add(Partition(number))
         elif partition.state is State.REMOVED:
             queue.resize(partition, LifeEvent.ADDED)
             queue.place(partition, PartitionEvent.ADDED)

@@ -44,12 +44,12 @@ from counterpoise.logs.kafka.appender import Appender
 from counterpoise.logs.kafka.clients import Clients, leave_alone
 from counterpoise.logs.kafka.failures import Trouble
 from counterpoise.logs.kafka.reader import RangeReader
-from counterpoise.logs.kafka.rows import raw_bytes
 from counterpoise.logs.kafka.sizes import SAMPLED_MESSAGES, Sizes
 from counterpoise.logs.kafka.tails import find_appends
 from counterpoise.logs.kafka.topic import Topic
 from counterpoise.logs.numbered import NumberedLog
 from counterpoise.logs.port import AppendBatch, AppendResult, Bounds
+from counterpoise.logs.rows import raw_bytes
 from counterpoise.logs.shares import fair_shares
 
 __all__ = ["KafkaLog", "raw_bytes"]

@@ -34,9 +34,10 @@ from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
 from counterpoise.logs.errors import InvalidMessage, LogError, LogUnavailable
 from counterpoise.logs.kafka.failures import Trouble
-from counterpoise.logs.kafka.rows import APPEND, TOMBSTONE, Header, raw_bytes
+from counterpoise.logs.kafka.rows import APPEND, TOMBSTONE, Header, headers_of
 from counterpoise.logs.port import MAX_MESSAGE_BYTES, AppendBatch, AppendResult
 from counterpoise.logs.port import Message as Published
+from counterpoise.logs.rows import raw_bytes
 
 PRODUCER = {
     "enable.idempotence": True,
@@ -90,13 +91,18 @@ def append_header(publisher: str, sequence: int, first_sequence: int) -> Header:
 
 def append_of(message: Message, publisher: str) -> tuple[int, int] | None:
     """(sequence, first sequence of its append) if the record is this publisher's."""
-    for name, value in message.headers() or ():
+    for name, value in headers_of(message) or ():
         if name == APPEND and value is not None:
             sequence, _, rest = value.partition(b" ")
             first, _, of_publisher = rest.partition(b" ")
-            if of_publisher == publisher.encode() and sequence.isdigit() and first.isdigit():
+            if of_publisher == publisher.encode() and _is_number(sequence) and _is_number(first):
                 return int(sequence), int(first)
     return None
+
+
+def _is_number(text: bytes) -> bool:
+    """Whether it is a sequence, and not whatever another program has written."""
+    return text.isdigit() and len(text) < 20
 
 
 class Appender:

@@ -28,7 +28,7 @@ from confluent_kafka import Consumer, KafkaError, Message, TopicPartition
 
 from counterpoise.logs.errors import LogBehind, LogError
 from counterpoise.logs.kafka.failures import Trouble, is_passing
-from counterpoise.logs.kafka.rows import record_batch
+from counterpoise.logs.kafka.rows import memory_bytes, record_batch
 
 CHUNK_MESSAGES = 8192
 CHUNK_BYTES = 8 * 1024 * 1024
@@ -118,7 +118,7 @@ class RangeReader:
             for message in found:
                 size = len(message.value() or b"")
                 chunk.append(message)
-                chunk_bytes += size
+                chunk_bytes += memory_bytes(message)
                 if bytes_left is not None:
                     bytes_left -= size
                     if bytes_left <= 0:

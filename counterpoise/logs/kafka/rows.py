@@ -5,7 +5,8 @@ rules convert it without losing important data:
 
 * A key or a header's value that is not UTF-8, or has a NUL, which no log accepts in a text (numbers
   of Java's serializers often have one), becomes the text `base64:` and its bytes in base64
-  (`raw_bytes` decodes it). Different keys stay different, and the partition is Kafka's.
+  (`raw_bytes` decodes it). Different keys stay different, and the partition is Kafka's. That is no
+  reason for the mark of `counterpoise.logs.rows`, which has the other rules.
 * A record without a value (a tombstone of a compacted topic) has an empty value, and the header
   `counterpoise-tombstone` says `true`. To publish a tombstone, publish that header
   with an empty value.
@@ -18,89 +19,51 @@ The header `counterpoise-append` is ours (see `appender`); it never shows in a r
 
 from __future__ import annotations
 
-import base64
-import binascii
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.compute as pc
 from confluent_kafka import TIMESTAMP_NOT_AVAILABLE, Message
 
-from counterpoise.logs.port import MESSAGE_SCHEMA
+from counterpoise.logs.rows import Pairs, flagged, text_of, texts
+from counterpoise.logs.rows import record_batch as rows_of
 
 TOMBSTONE = "counterpoise-tombstone"
 APPEND = "counterpoise-append"
-_BASE64 = "base64:"
-_HEADERS = MESSAGE_SCHEMA.field("headers").type
-_TIME = MESSAGE_SCHEMA.field("published_at").type
 
 Header = tuple[str, bytes | None]
 
 
-def text_of(raw: bytes) -> str:
-    """Bytes as text: decoded if they are UTF-8 without a NUL, else in base64 with a mark."""
-    if b"\0" not in raw:
-        try:
-            return raw.decode()
-        except UnicodeDecodeError:
-            pass
-    return _BASE64 + base64.b64encode(raw).decode()
-
-
-def raw_bytes(text: str) -> bytes:
-    """The bytes of a key or header's value in Kafka: the inverse of `text_of`."""
-    if text.startswith(_BASE64):
-        try:
-            raw = base64.b64decode(text.removeprefix(_BASE64), validate=True)
-        except binascii.Error:
-            return text.encode()
-        # Not the form that `text_of` makes, so it is text that begins like this by chance.
-        if text_of(raw) == text:
-            return raw
-    return text.encode()
-
-
 def record_batch(partition: int, messages: Sequence[Message]) -> pa.RecordBatch:
     """Messages of one partition as a batch of MESSAGE_SCHEMA."""
-    count = len(messages)
     values = [message.value() for message in messages]
-    keys = [message.key() for message in messages]
-    headers = [
-        _shown(message.headers(), value is None)
-        for message, value in zip(messages, values, strict=True)
-    ]
-    if any(headers):
-        header_column = pa.array([one or None for one in headers], _HEADERS)
-    else:
-        header_column = pa.nulls(count, _HEADERS)
-    return pa.RecordBatch.from_arrays(
-        [
-            pa.repeat(pa.scalar(partition, pa.int32()), count),
-            pa.array([message.offset() for message in messages], pa.int64()).cast(pa.string()),
-            _texts(keys),
-            pa.array([value or b"" for value in values], pa.binary()),
-            header_column,
-            pa.array(_microseconds(messages), pa.int64()).view(_TIME),
-        ],
-        schema=MESSAGE_SCHEMA,
+    return rows_of(
+        partition,
+        pa.array([message.offset() for message in messages], pa.int64()),
+        _microseconds(messages),
+        texts([message.key() for message in messages]),
+        [value or b"" for value in values],
+        [_shown(message, value is None) for message, value in zip(messages, values, strict=True)],
     )
 
 
-def _texts(keys: list[bytes | None]) -> pa.Array:
-    raw = pa.array(keys, pa.binary())
-    if not pc.any(pc.match_substring(raw, "\0")).as_py():
-        try:
-            # Arrow checks that they are UTF-8, all at once.
-            return raw.cast(pa.string())
-        except pa.ArrowInvalid:
-            pass
-    return pa.array([None if key is None else text_of(key) for key in keys], pa.string())
+def headers_of(message: Message) -> Sequence[Header] | None:
+    """A record's headers; None if a name is not UTF-8: then librdkafka's binding gives none."""
+    try:
+        return message.headers() or ()
+    except (UnicodeDecodeError, SystemError):
+        return None
 
 
-def _shown(headers: Iterable[Header] | None, tombstone: bool) -> list[tuple[str, str]]:
-    if headers is None and not tombstone:
-        return []
+def memory_bytes(message: Message) -> int:
+    """What a record takes: key, value and headers."""
+    headers = headers_of(message)
+    size = len(message.value() or b"") + len(message.key() or b"")
+    return size + sum(len(name) + len(value or b"") for name, value in headers or ())
+
+
+def _shown(message: Message, tombstone: bool) -> Pairs:
+    headers = headers_of(message)
     shown = {
         name: "" if value is None else text_of(value)
         for name, value in headers or ()
@@ -108,7 +71,7 @@ def _shown(headers: Iterable[Header] | None, tombstone: bool) -> list[tuple[str,
     }
     if tombstone:
         shown[TOMBSTONE] = "true"
-    return list(shown.items())
+    return list(shown.items()) if headers is not None else flagged(shown.items(), "headers")
 
 
 def _microseconds(messages: Sequence[Message]) -> list[int]:

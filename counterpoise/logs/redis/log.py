@@ -30,7 +30,13 @@ from counterpoise.logs.port import AppendBatch, AppendResult, Bounds
 from counterpoise.logs.redis import scripts
 from counterpoise.logs.redis.connection import Script
 from counterpoise.logs.redis.keys import RedisKeys
-from counterpoise.logs.redis.rows import Entry, contiguous_from, microseconds, record_batch
+from counterpoise.logs.redis.rows import (
+    Entry,
+    contiguous_from,
+    microseconds,
+    record_batch,
+    value_bytes,
+)
 from counterpoise.logs.shares import fair_shares
 
 CHUNK_MESSAGES = 4096
@@ -91,6 +97,8 @@ class RedisLog(RedisKeys):
             raise StalePartitionCount(batch.partition_count, int(answer[1]))
         if answer[0] == b"range":
             raise InvalidMessage("the log refused the messages: a partition is out of range")
+        if answer[0] == b"time":
+            raise InvalidMessage("the log refused the messages: one has a time that is none")
         appended = int(self._there(answer)[1])
         return AppendResult(appended, len(messages) - appended)
 
@@ -136,7 +144,7 @@ class RedisLog(RedisKeys):
                 position += len(entries)
                 messages_left -= len(entries)
                 if max_bytes is not None:
-                    bytes_left -= sum(len(fields[3]) for _, fields in entries)
+                    bytes_left -= sum(map(value_bytes, entries))
             elif missing_before:
                 raise self.lacks(partition, position)
             # It may have been trimmed between the two calls; the next round sees that.

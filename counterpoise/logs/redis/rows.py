@@ -2,26 +2,23 @@
 
 from __future__ import annotations
 
-import json
-from datetime import UTC, datetime, timedelta
+import re
+from datetime import datetime
 
 import pyarrow as pa
 
-from counterpoise.logs.port import MESSAGE_SCHEMA
+from counterpoise.logs.rows import headers_of, microseconds_of, texts
+from counterpoise.logs.rows import record_batch as rows_of
 
 # An id, and fields and values in turn: t, v, then the optional ones (see `scripts`).
 Entry = tuple[bytes, list[bytes]]
 
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-_MICROSECOND = timedelta(microseconds=1)
-_TIME = MESSAGE_SCHEMA.field("published_at").type
-_HEADERS = MESSAGE_SCHEMA.field("headers").type
-_TIME_AND_VALUE = 4
+_TIME = re.compile(rb"-?[0-9]{1,30}")
 
 
 def microseconds(time: datetime | None) -> str:
     """A time as `t` has it, exactly; the empty string for the time of the append."""
-    return "" if time is None else str((time - _EPOCH) // _MICROSECOND)
+    return "" if time is None else str(microseconds_of(time))
 
 
 def position_of(entry: Entry) -> int:
@@ -41,26 +38,30 @@ def contiguous_from(position: int, entries: list[Entry]) -> list[Entry]:
 
 def record_batch(partition: int, position: int, entries: list[Entry]) -> pa.RecordBatch:
     """Consecutive entries from `position`, as a batch of MESSAGE_SCHEMA."""
-    count = len(entries)
-    keys: list[str | None] = [None] * count
-    headers: list[list[tuple[str, str]] | None] = [None] * count
-    times, values = [], []
-    for place, (_, fields) in enumerate(entries):
-        times.append(int(fields[1]))
-        values.append(fields[3])
-        for at in range(_TIME_AND_VALUE, len(fields), 2):
-            if fields[at] == b"k":
-                keys[place] = fields[at + 1].decode()
-            elif fields[at] == b"h":
-                headers[place] = list(json.loads(fields[at + 1]).items())
-    return pa.RecordBatch.from_arrays(
-        [
-            pa.repeat(pa.scalar(partition, pa.int32()), count),
-            pa.array(range(position, position + count), pa.int64()).cast(pa.string()),
-            pa.array(keys, pa.string()),
-            pa.array(values, pa.binary()),
-            pa.array(headers, _HEADERS),
-            pa.array(times, pa.int64()).view(_TIME),
-        ],
-        schema=MESSAGE_SCHEMA,
+    rows = [_fields(fields) for _, fields in entries]
+    headers = (row.get(b"h") for row in rows)
+    return rows_of(
+        partition,
+        pa.array(range(position, position + len(entries)), pa.int64()),
+        [_time(row.get(b"t")) for row in rows],
+        texts([row.get(b"k") for row in rows]),
+        [row.get(b"v") for row in rows],
+        [None if raw is None else headers_of(raw) for raw in headers],
     )
+
+
+def value_bytes(entry: Entry) -> int:
+    """The bytes of a message's value."""
+    return len(_fields(entry[1]).get(b"v", b""))
+
+
+def _fields(fields: list[bytes]) -> dict[bytes, bytes]:
+    """The fields of an entry by name; of a name that is there twice the first."""
+    return dict(zip(fields[-2::-2], fields[::-2], strict=True))
+
+
+def _time(text: bytes | None) -> int | None:
+    # More digits are no time of this world, and Python may refuse to read them.
+    if text is None or not _TIME.fullmatch(text):
+        return None
+    return int(text)

@@ -12,10 +12,11 @@ All keys of the log NAME have one hash tag, so they are on one node of a cluster
     counterpoise:{NAME}:publisher:ID    string "incarnation last_sequence", expires
 
 `next` is the position of the next message to be appended, `first` the first readable position,
-`discarded` the position up to which messages were discarded, `bytes` the bytes of all values ever
-appended, `latest` the latest publishing time of its messages.
+`discarded` the position up to which messages were discarded, `bytes` the bytes of all messages
+ever appended, `latest` the latest publishing time of its messages.
 
-The message at position p has the id `p-b`, where b - 1 is the number of bytes of values before it.
+The message at position p has the id `p-b`, where b - 1 is the number of bytes of messages before it
+(keys and headers count too: a reader needs memory for them).
 So a position is found without an index, and the bytes of a range are the difference of two ids.
 Between `first` and `next` a stream has holes only where the server lost messages: then ENSURE moves
 `next` past every position that any consumer knows. Messages before the hole can still be read, and
@@ -70,6 +71,10 @@ for i = 1, streams do
 end
 local base = 5 + streams
 local messages = (#ARGV - base + 1) / 5
+for at = base + 1, #ARGV, 5 do
+    local time = ARGV[at]
+    if time ~= '' and not (string.match(time, '^%-?%d+$') and #time < 20) then return {'time'} end
+end
 local last = -1
 local known = redis.call('GET', KEYS[3])
 if known then
@@ -110,7 +115,7 @@ for message = skip, messages - 1 do
     redis.call('XADD', KEYS[3 + stream], text(state.next) .. '-' .. text(state.bytes + 1),
         unpack(fields))
     state.next = state.next + 1
-    state.bytes = state.bytes + #value
+    state.bytes = state.bytes + #value + #key + #headers
 end
 for stream, state in pairs(states) do keep(KEYS[2], ARGV[4 + stream], state) end
 redis.call('SET', KEYS[3], meta[2] .. ' ' .. text(first + messages - 1), 'EX', remember)

@@ -1,4 +1,4 @@
-"""Binding the flows of a query: one, or with the option `flows` as many as that, seen as one."""
+"""Binds the flows of a query: one, or with the option `flows` several that act as one."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ def bind(
     wake: threading.Event,
     handoffs: Handoffs,
 ) -> BoundFlow:
-    """The flow, bound: `wake` is set and `handoffs` told when its view changes.
+    """The bound flow. On a change of its view, `wake` is set and `handoffs` is told.
 
-    Raises CannotStart if that cannot be done within `startTimeoutSeconds`.
+    Raises CannotStart if it is not bound within `startTimeoutSeconds`.
     """
     instance_id = instance_id or str(uuid.uuid4())
     client_name = options.client_name or f"{socket.gethostname()}:{os.getpid()}"

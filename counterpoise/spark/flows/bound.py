@@ -13,7 +13,7 @@ from counterpoise.wire import ReleaseItem
 
 
 class Tells(Protocol):
-    """What the settler needs: commits and releases."""
+    """What the settler needs of a flow: commits and releases."""
 
     @property
     def status(self) -> str: ...
@@ -37,7 +37,7 @@ class Tells(Protocol):
 
 
 class LearnsOf(Protocol):
-    """What the learner needs: what warms up here, and saying that it is ready."""
+    """What the learner needs of a flow: warming partitions, and reporting them ready."""
 
     @property
     def partitions(self) -> Mapping[int, Owned]: ...
@@ -51,7 +51,7 @@ class LearnsOf(Protocol):
 
 
 class BoundFlow(GivesAccess, Tells, LearnsOf, Protocol):
-    """What is needed of a `Flow`."""
+    """What the consumption needs of a flow."""
 
     @property
     def instance_id(self) -> str: ...
@@ -82,9 +82,9 @@ class BoundFlow(GivesAccess, Tells, LearnsOf, Protocol):
 
 
 def in_doubt(flow: BoundFlow, now: float) -> bool:
-    """Whether the lease may be over without anybody having noticed: this process stood still.
+    """Whether the lease may be over unnoticed, because this process was suspended.
 
-    The flow asks at once. Being cut off is something else: it was tried, and failed.
+    Then the flow asks at once. A lost connection is different: the flow tried, and failed.
     """
     expires_at = flow.lease_expires_at
     bound = flow.status == "bound" and flow.last_error is None
@@ -92,7 +92,7 @@ def in_doubt(flow: BoundFlow, now: float) -> bool:
 
 
 def raise_if_over(flow: BoundFlow, queue: str) -> None:
-    """Raises FlowEnded, saying why and what to do, once the flow is over for good."""
+    """Raises FlowEnded, with the reason and what to do, once the flow has ended for good."""
     if flow.status != "gone":
         return
     reason = flow.gone_reason or "unknown"

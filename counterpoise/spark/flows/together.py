@@ -5,16 +5,16 @@ instance ids I, I#2, ..., I#n; so a restart that binds as I takes all their plac
 
 To the rest of the source they are one flow:
 
-- *What it holds* is what they hold together. A partition on its way from one to another of them is
-  seen once, under its highest epoch: the lower one is over, even if its flow was not told yet.
-- *What is told* of a partition goes to the flow that holds or held it under that epoch. What comes
-  of it is the service's word; the epoch fences it like everything else.
-- *While any of them is being bound*, what they hold together is not known for certain. What the
-  others hold is committed and released all the same.
-- *One that was replaced* ends the query: another query runs as the same instance, and it has taken
-  over, or is about to take over, the others too. *One that an administrator has unbound*, or whose
-  lease ended while it drained, is left out: the query goes on with a smaller share, and ends with
-  the last of them.
+- *Partitions.* It holds the partitions of all its flows. A partition that moves between two of them
+  is seen once, under its highest epoch: the lower epoch is over, even if its flow was not told yet.
+- *Calls.* A call for a partition goes to the flow that holds or held it under that epoch. The
+  service decides the outcome, and the epoch fences it like every call.
+- *Binding.* While one of them is binding, the set of held partitions is uncertain. Commits and
+  releases of the other flows continue.
+- *The end.* If one was replaced, the query ends: another query runs as the same instance, and has
+  taken over the other flows too or is about to. A flow that an administrator has unbound, or whose
+  lease ended while it drained, is left out: the query continues with a smaller share, and ends with
+  its last flow.
 """
 
 from __future__ import annotations
@@ -38,43 +38,43 @@ T = TypeVar("T", Owned, Warming)
 A = TypeVar("A")
 R = TypeVar("R")
 
-# Reasons to be gone that concern one flow alone.
+# Reasons for being gone that concern one flow alone.
 _LEAVES_THE_OTHERS = ("unbound", "lease_expired")
-# Who held what under epochs that are over, for answers that come late.
+# How many former holders (by partition and epoch) are remembered, for late answers.
 _REMEMBERED = 10_000
 
 
 def numbered(name: str, number: int) -> str:
-    """The instance id or the client name of flow `number`, from 1 on."""
+    """The instance id or the client name of flow `number`, counted from 1."""
     return name if number == 1 else f"{name}#{number}"
 
 
 class Flows:
-    """At least one flow; see `BoundFlow`. Thread-safe as far as they are."""
+    """At least one flow; see `BoundFlow`. As thread-safe as the flows are."""
 
     def __init__(self, flows: Sequence[BoundFlow]) -> None:
-        """The first has the instance id that names all. They are closed with this."""
+        """The first flow has the instance id that names all. `close` closes them all."""
         self._flows = list(flows)
         self._owned: _Union[Owned] = _Union()
         self._warming: _Union[Warming] = _Union()
         self._holders: dict[tuple[int, int], int] = {}
         self._left_out: set[int] = set()
 
-    # ------------------------------------------------------------------ what they are
+    # ------------------------------------------------------------------ identity and status
 
     @property
     def instance_id(self) -> str:
-        """The first's; the others' follow from it."""
+        """The first flow's; the others' are derived from it."""
         return self._flows[0].instance_id
 
     @property
     def queue_id(self) -> str | None:
-        """Of the queue that all are bound to; None if the service does not say."""
+        """Of the queue that all are bound to; None if the service does not name it."""
         return self._flows[0].queue_id
 
     @property
     def flow_ids(self) -> Sequence[str]:
-        """Of all that are bound."""
+        """The ids of all bound flows."""
         return tuple(flow_id for flow in self._flows for flow_id in flow.flow_ids)
 
     @property
@@ -93,20 +93,20 @@ class Flows:
 
     @property
     def last_error(self) -> CounterpoiseError | None:
-        """The first there is, of those that end the query before others."""
+        """The first error of the flows; if one ends the query, only that flow's."""
         ending = self._ending()
         flows = self._members() if ending is None else [ending]
         return next((flow.last_error for flow in flows if flow.last_error is not None), None)
 
     @property
     def lease_expires_at(self) -> float | None:
-        """The earliest."""
+        """The earliest of all leases."""
         ends = [flow.lease_expires_at for flow in self._members()]
         return min((end for end in ends if end is not None), default=None)
 
     @property
     def draining(self) -> bool:
-        """Whether all are."""
+        """Whether all flows drain."""
         members = self._members()
         return bool(members) and all(flow.draining for flow in members)
 
@@ -117,14 +117,14 @@ class Flows:
 
     @property
     def start(self) -> str | None:
-        """What a position of None means."""
+        """What a null position means."""
         return self._first("start")
 
-    # ------------------------------------------------------------------ what they hold
+    # ------------------------------------------------------------------ partitions
 
     @property
     def partitions(self) -> Mapping[int, Owned]:
-        """What they own together: the same object as long as nothing changes."""
+        """The partitions of all flows: the same object as long as nothing changes."""
         views = [flow.partitions for flow in self._flows]
         owned = self._owned.of(views)
         for index, view in enumerate(views):
@@ -136,10 +136,10 @@ class Flows:
 
     @property
     def warming(self) -> Mapping[int, Warming]:
-        """What they are to warm up."""
+        """The partitions that they warm up."""
         return self._warming.of([flow.warming for flow in self._flows])
 
-    # ------------------------------------------------------------------ what is told
+    # ------------------------------------------------------------------ calls
 
     def commit(
         self,
@@ -147,7 +147,7 @@ class Flows:
         *,
         timeout_seconds: float | None = None,
     ) -> dict[int, str]:
-        """Outcomes by partition. Raises ServiceUnavailable when one could not be told."""
+        """Outcomes by partition. Raises ServiceUnavailable if any call failed."""
         shares: dict[int, list[tuple[int, int, str]]] = {}
         for item in positions:
             shares.setdefault(self._holder(item[0], item[1]), []).append(item)
@@ -160,7 +160,7 @@ class Flows:
     def release_many(
         self, items: Iterable[ReleaseItem], *, timeout_seconds: float | None = None
     ) -> dict[int, str]:
-        """Outcomes by partition. Raises ServiceUnavailable when one could not be told."""
+        """Outcomes by partition. Raises ServiceUnavailable if any call failed."""
         shares: dict[int, list[ReleaseItem]] = {}
         for item in items:
             shares.setdefault(self._holder(item.partition, item.epoch), []).append(item)
@@ -171,7 +171,7 @@ class Flows:
         return self._told(tell, {i: [one.partition for one in some] for i, some in shares.items()})
 
     def ready(self, partition: int, epoch: int | None = None) -> str:
-        """Say that a partition is warmed up, by the flow that is to get it."""
+        """Report a partition as warmed up, through the flow that is to get it."""
         for flow in self._flows:
             warming = flow.warming.get(partition)
             if warming is not None and epoch in (None, warming.epoch):
@@ -179,7 +179,7 @@ class Flows:
         return FLOW_GONE
 
     def refresh(self, *, timeout_seconds: float | None = None) -> None:
-        """Learn how far the owners of what is warming have come."""
+        """Fetch the committed positions of the partitions that warm up."""
 
         def refresh(flow: BoundFlow) -> None:
             flow.refresh(timeout_seconds=timeout_seconds)
@@ -187,7 +187,7 @@ class Flows:
         each([flow for flow in self._members() if flow.warming], refresh)
 
     def drain(self, timeout_seconds: float | None = None) -> None:
-        """Drain all. Raises ServiceUnavailable when one could not be told; then repeat it."""
+        """Drain all. Raises ServiceUnavailable if any call failed; then repeat it."""
 
         def drain(flow: BoundFlow) -> None:
             flow.drain(timeout_seconds)
@@ -195,13 +195,13 @@ class Flows:
         each(self._members(), drain)
 
     def log_access(self, *, fresh: bool = False) -> LogAccess | None:
-        """Credentials for the log, from the first flow that is still there."""
+        """Credentials for the log, from the first flow that is not gone."""
         return (self._members() or self._flows)[0].log_access(fresh=fresh)
 
     # ------------------------------------------------------------------ waiting and the end
 
     def wait(self, timeout_seconds: float | None = None, after: int | None = None) -> bool:
-        """Wait for a change of the flow that is being bound, or of the first."""
+        """Wait for a change of the binding flow, or of the first."""
         members = self._members() or self._flows
         flow = next((one for one in members if one.status == "binding"), members[0])
         return flow.wait(timeout_seconds, after)
@@ -214,10 +214,10 @@ class Flows:
 
         each(self._flows, close)
 
-    # ------------------------------------------------------------------ inside
+    # ------------------------------------------------------------------ internal
 
     def _members(self) -> list[BoundFlow]:
-        """Those that are not left out."""
+        """The flows that are not left out."""
         members = []
         for index, flow in enumerate(self._flows):
             if flow.status != "gone":
@@ -239,7 +239,7 @@ class Flows:
         return gone[-1] if len(gone) == len(self._flows) else None
 
     def _holder(self, partition: int, epoch: int) -> int:
-        """Which flow holds or held the partition under this epoch; any, if that is not known."""
+        """The flow that holds or held the partition under this epoch; any, if unknown."""
         for index, flow in enumerate(self._flows):
             held = flow.partitions.get(partition)
             if held is not None and held.epoch == epoch:
@@ -249,7 +249,7 @@ class Flows:
     def _told(
         self, tell: Callable[[int], dict[int, str]], shares: Mapping[int, Sequence[int]]
     ) -> dict[int, str]:
-        """The outcomes of telling each flow its share. All are told, whichever fails."""
+        """The outcomes of one call per flow. All calls are made, even if one fails."""
 
         def guarded(index: int) -> dict[int, str]:
             try:
@@ -270,7 +270,7 @@ class Flows:
 
 
 class _Union(Generic[T]):
-    """Views as one, made anew only when one of them has changed."""
+    """The union of views, computed again only when one of them has changed."""
 
     def __init__(self) -> None:
         empty: Mapping[int, T] = MappingProxyType({})
@@ -291,7 +291,7 @@ class _Union(Generic[T]):
 
 
 def each(items: Sequence[A], act: Callable[[A], R]) -> list[R]:
-    """Act on all at once, and wait for all. Then raises the first error there was."""
+    """Act on all at once and wait for all. Then raises the first error, if any."""
     if len(items) < 2:
         return [act(item) for item in items]
     with ThreadPoolExecutor(len(items), "counterpoise-flows") as pool:

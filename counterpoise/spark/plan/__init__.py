@@ -1,1 +1,1 @@
-"""What a micro-batch reads: the options, the offset, and pure rules of planning and progress."""
+"""What a micro-batch reads: options, offsets, and pure rules of planning and progress."""

@@ -1,14 +1,13 @@
-"""Where the ranges of a batch read start, or where they end: the options startingPositions and
-endingPositions.
+"""The start and the end of a batch read: the options startingPositions and endingPositions.
 
-An *edge* is a word, or positions of the partitions that are to be read. So JSON names both the
-partitions and where to begin; the others are left out.
+An *edge* is a word, or positions of the partitions to read. So JSON names both the partitions and
+the positions; partitions that it does not name are left out.
 
 | edge | start | end |
 |---|---|---|
-| `earliest` | the first message the log still has | |
-| `latest` | | the end of the log, when the read is planned |
-| `committed` | where the queue's consumers go on: what is still to be done | what they have done |
+| `earliest` | the first message that the log still has | |
+| `latest` | | the end of the log when the read is planned |
+| `committed` | the committed position: what is unprocessed | the same: what is processed |
 """
 
 from __future__ import annotations

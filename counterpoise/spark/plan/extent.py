@@ -1,7 +1,7 @@
-"""What a batch read covers: a range of each partition, from the options and what is there.
+"""The ranges that a batch read covers, from the options and the state of queue and log.
 
-A start that was trimmed is not noticed here: whether what is missing was discarded on purpose is
-seen on reading, like in streams.
+A start that was trimmed is not detected here. As in streams, the reading task finds out whether the
+missing messages were discarded on purpose.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from counterpoise.spark.errors import InvalidOption
 from counterpoise.spark.plan.edges import Edge, is_word
 from counterpoise.spark.plan.offsets import Slice
 
-# Rows of a batch read are of no epoch: nobody was granted anything.
+# Rows of a batch read have no epoch: there was no grant.
 NO_EPOCH = 0
 
 
 @dataclass(frozen=True)
 class Known:
-    """What there is of a queue: its partitions with the committed positions, and its `start`."""
+    """The queue's partitions with their committed positions, and its `start`."""
 
     queue: str
     committed: Mapping[int, str | None]
@@ -28,7 +28,7 @@ class Known:
 
 
 def chosen(starting: Edge, ending: Edge, known: Known) -> list[int]:
-    """The partitions to read. Raises InvalidOption if there are none of these numbers."""
+    """The partitions to read. Raises InvalidOption if a number does not exist."""
     named = [set(edge) for edge in (starting, ending) if not isinstance(edge, str)]
     if len(named) == 2 and named[0] != named[1]:
         odd = min(named[0] ^ named[1])
@@ -50,7 +50,7 @@ def chosen(starting: Edge, ending: Edge, known: Known) -> list[int]:
 
 
 def extents(starting: Edge, ending: Edge, known: Known, log: Log, bounds: Bounds) -> list[Slice]:
-    """The ranges to read of the partitions that `bounds` names; empty ones are left out.
+    """The ranges to read of the partitions in `bounds`; empty ranges are left out.
 
     Raises InvalidOption for a range that is out of bounds or ends before it starts.
     """
@@ -62,7 +62,7 @@ def extents(starting: Edge, ending: Edge, known: Known, log: Log, bounds: Bounds
         if done is None:
             begins["committed"] = first if known.start == "earliest" else end
         start = _at(starting, number, begins)
-        # Nothing is done where nothing was committed: that range is empty.
+        # Without a commit nothing is done, so that range is empty.
         until = _at(ending, number, {"latest": end, "committed": done or start})
         _check(log, "startingPositions", number, start, end)
         _check(log, "endingPositions", number, until, end)

@@ -1,7 +1,7 @@
-"""Where the history begins from which state is restored: the option warmupFrom.
+"""The start of the history from which state is restored: the option warmupFrom.
 
-A floor is found once, when a chain of replays begins, and is then a position in the offset. So it
-does not move while history is replayed, whatever the clock does.
+A floor is resolved once, when a chain of replays begins. After that it is a position in the offset.
+So it does not move with the clock while history is replayed.
 """
 
 from __future__ import annotations
@@ -16,15 +16,16 @@ if TYPE_CHECKING:
     from counterpoise.logs import Log
 
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
-# No log reaches back so far; and a calendar has an end, so that not every time can be counted back.
+# No log reaches further back, and subtracting a longer time would overflow the calendar.
 _LONGEST_SECONDS = 36_500 * 86400
 
 
 @dataclass(frozen=True, slots=True)
 class Floor:
-    """At most so many messages before where the replay is to end, or so many seconds before now.
+    """At most so many messages before the end of the replay, or so many seconds before now.
 
-    Neither: the log's start. `snapshot`: there is no replay, the driver restores state by itself.
+    With neither it is the log's start. `snapshot`: there is no replay, the driver restores state
+    itself.
     """
 
     messages: int | None = None
@@ -36,9 +37,9 @@ EARLIEST = Floor()
 
 
 def floor_of(text: str) -> Floor:
-    """The floor that an option names; a time of more than a century is `earliest`.
+    """The floor that an option names. A time of more than a century is `earliest`.
 
-    Raises ValueError, saying what it may be.
+    Raises ValueError, whose text lists what is allowed.
     """
     lowered = text.strip().lower()
     if lowered == "earliest":
@@ -67,9 +68,8 @@ def find_floor(
 ) -> str:
     """The position in [first, target] where the history of `partition` begins.
 
-    `first` is where the log's partition starts. A log whose positions are not numbers can only be
-    taken from its start. Asks the log for a few single messages if the floor is a time.
-    Raises LogError.
+    `first` is where the log's partition starts. If positions are not numbers, the result is
+    `first`. If the floor is a time, this reads a few single messages. Raises LogError.
     """
     if log.compare(first, target) >= 0 or not (first.isdecimal() and target.isdecimal()):
         return first
@@ -90,7 +90,9 @@ def find_floor(
 
 
 def _published_at(log: Log, partition: int, at: int, end: int) -> tuple[datetime | None, int]:
-    """When the first message of [at, end) was published, and its position; None: there is none."""
+    """The publishing time and position of the first message in [at, end); (None, end): there is
+    none.
+    """
     for batch in log.read(partition, str(at), str(end), max_messages=1):
         if batch.num_rows:
             return batch.column("published_at")[0].as_py(), int(batch.column("position")[0].as_py())

@@ -1,15 +1,15 @@
 """Which history to replay, and when a warm-up is near enough: rules without I/O.
 
-The portions replayed of one partition form a *chain* without gap from the floor to the granted
-position; the offset has its last portion. `stage` decides where the chain stands:
+The replayed portions of one partition form a *chain* without gaps from the floor to the granted
+position. The offset holds the last portion. `stage` decides how the chain continues:
 
-- It goes on where it ended, under its tenure, as long as it is not ahead of the target. Whoever
-  owned the partition meanwhile does not matter: state is a function of the log.
-- A chain that is ahead holds messages that the owner is to process yet: positions were reset. It
-  is of no use. A new one begins at the floor, under a tenure that was never used before.
+- A chain that is not ahead of the target continues where it ended, under its tenure. Owners in
+  between do not matter: state is a function of the log.
+- A chain that is ahead of the target holds messages that the owner has yet to process, because
+  positions were reset. It is unusable. A new chain begins at the floor, under an unused tenure.
 
-A tenure is named by the epoch that was coming when its chain began. That is above any epoch under
-which this query has held the partition, so it differs from all earlier ones.
+A tenure is the epoch that was coming when its chain began. This epoch is above all epochs under
+which this query has held the partition, so it differs from all earlier tenures.
 """
 
 from __future__ import annotations
@@ -24,10 +24,11 @@ from counterpoise.spark.plan.offsets import Replay
 
 @dataclass(frozen=True, slots=True)
 class Restore:
-    """State of a partition that is to be brought to `target`.
+    """The state of a partition that must be brought to `target`.
 
-    `epoch` is ours if `granted`, else that of the present owner, whose last committed position
-    `target` is. `aim`: the target when the chain's last portion was planned, if that reached it.
+    `epoch` is the query's own if `granted`. Otherwise it is the present owner's, and `target` is
+    that owner's last committed position. `aim`: the target when the chain's last portion was
+    planned, if that portion reached it.
     """
 
     partition: int
@@ -39,13 +40,13 @@ class Restore:
 
     @property
     def coming_epoch(self) -> int:
-        """The epoch under which the partition is held, or will be if nothing happens."""
+        """The epoch under which the partition is held, or will be at the next grant."""
         return self.epoch if self.granted else self.epoch + 1
 
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """Where a chain stands: history [begin, target) is missing. `gap`: [from, to) is trimmed."""
+    """How far a chain is: history [begin, target) is missing. `gap`: [from, to) was trimmed."""
 
     tenure: int
     begin: str
@@ -59,8 +60,8 @@ class Portions:
     """What to replay next, by partition.
 
     `tenures`: of granted partitions whose state is complete. `near`: (partition, epoch of the
-    owner) that may be said ready. `aims`: targets that a portion reaches. `gaps`: positions that
-    were trimmed, by (partition, tenure).
+    owner) of partitions that may be reported ready. `aims`: targets that a portion reaches. `gaps`:
+    positions that were trimmed, by (partition, tenure).
     """
 
     replays: Mapping[int, Replay] = field(default_factory=dict)
@@ -75,14 +76,14 @@ FindFloor = Callable[[int, str, str], str]
 
 
 def earliest(_partition: int, first: str, _target: str) -> str:
-    """All the history there is."""
+    """All history that the log still has."""
     return first
 
 
 def restore_of(
     held: Owned | Warming, chain: Replay | None, aims: Mapping[tuple[int, int], str]
 ) -> Restore | None:
-    """What the partition's state lacks; None if nothing was ever processed of it."""
+    """What the partition's state lacks; None if none of its messages was ever processed."""
     if held.position is None:
         return None
     return Restore(
@@ -96,7 +97,7 @@ def restore_of(
 
 
 def stage(one: Restore, log: Log, bounds: Bounds, find: FindFloor = earliest) -> Stage:
-    """Where the chain of `one` stands. Asks nothing of the log, unless `find` does."""
+    """How far the chain of `one` is. Does not access the log, unless `find` does."""
     first, chain = bounds.starts[one.partition], one.chain
     target = _lower(log, one.target, bounds.ends[one.partition])
     if chain is None or not _goes_on(chain, one, log):
@@ -114,7 +115,7 @@ def stage(one: Restore, log: Log, bounds: Bounds, find: FindFloor = earliest) ->
 def _goes_on(chain: Replay, one: Restore, log: Log) -> bool:
     if log.compare(chain.end, one.target) <= 0:
         return True
-    # A position of the same owner only rises: this one is older than what we know.
+    # The same owner's position only rises, so this target is older than the known one.
     return not one.granted and chain.tenure == one.coming_epoch
 
 

@@ -1,26 +1,27 @@
-"""The offset: what a checkpoint says of one micro-batch, complete in itself.
+"""The offset: the checkpoint's complete description of one micro-batch.
 
-For each partition it holds the *range* that was planned last: the epoch it was planned under, its
-start and its end. A micro-batch from offset A to offset B reads exactly the ranges of B that A does
-not have (`slices`). Nothing else is needed to plan it again: neither the service nor memory. So a
-restart that finds a planned but uncommitted batch in the checkpoint replays what was planned.
+For each partition it holds the *range* that was planned last: its epoch, its start and its end. A
+micro-batch from offset A to offset B reads exactly the ranges of B that A does not have (`slices`).
+To plan it again takes nothing else: neither the service nor memory. So a restart that finds a
+planned but uncommitted batch in the checkpoint replays exactly that batch.
 
-A range that both have was read earlier; it stays in the offset as long as the partition is held,
-because its end is where to go on. Partitions come and go in offsets as they are granted and lost.
+A range that both offsets have was read earlier. It stays in the offset as long as the partition is
+held, because reading continues at its end. Partitions enter and leave offsets as they are granted
+and lost.
 
-Beside them it has the *replays*: history read to restore the state of a partition that is coming
-(docs, *Warm-up*), in a field of their own, so that they are never mistaken for work. Of each
-partition the last portion is there; it stays after that, because its end is where to go on, until
-the first range of the partition is planned.
+The offset also has the *replays*: history that is read to restore the state of a warming partition
+(docs, *Warm-up*). They have a field of their own, so they are never mistaken for work. The offset
+has the last portion of each partition. The portion stays until the first range of the partition is
+planned, because replaying continues at its end.
 
-Spark compares offsets as JSON text and stores them as such. So the text is a function of the
-content: partitions in the order of their numbers, fields always in the same order; and a start
-offset that there is nothing to add to is given back as it came.
+Spark compares and stores offsets as JSON text. So the text is a function of the content: partitions
+in the order of their numbers, fields always in the same order. If nothing is added to a start
+offset, it is given back unchanged.
 
-`instance` is the instance_id of the flow. In the checkpoint it lets a restarted query take its own
-place again (the contract, *What triggers what*, 12) when the user has not chosen one. `log` names
-the incarnation of the log and `queueId` the queue's id, so that positions of a log or a queue that
-was dropped and made anew are never mistaken for positions of this one.
+`instance` is the instance_id of the flow. If the user has not chosen one, a restarted query finds
+it in the checkpoint and takes its own place again (the contract, *What triggers what*, 12). `log`
+names the incarnation of the log and `queueId` the queue's id. So positions of a log or queue that
+was dropped and created anew are never mistaken for positions of this one.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from typing import Any
 from counterpoise.spark.errors import InvalidOffset
 
 VERSION = 1
-# Names the version of the format, and by being there, whose offset it is.
+# The version of the format. Its presence shows that the offset is one of Counterpoise.
 VERSION_FIELD = "counterpoise"
 
 Json = dict[str, Any]
@@ -42,7 +43,7 @@ Json = dict[str, Any]
 class Range:
     """Messages [start, end) of one partition, planned under `epoch`.
 
-    `tenure`: the epoch that names its state (docs, *Warm-up*), None where it is `epoch` itself.
+    `tenure`: the epoch that names its state (docs, *Warm-up*); None: `epoch` itself.
     """
 
     epoch: int
@@ -52,7 +53,7 @@ class Range:
 
     @property
     def state_of(self) -> int:
-        """The tenure."""
+        """The tenure of the state that the rows belong to."""
         return self.epoch if self.tenure is None else self.tenure
 
 
@@ -67,9 +68,8 @@ class Replay:
 
 @dataclass(frozen=True, slots=True)
 class Slice:
-    """A range to be read by an executor; `epoch` is the one the rows are to carry.
-
-    So are `tenure` (None: the epoch) and `replay`.
+    """A range that an executor reads. Its rows carry `epoch`, `tenure` (None: the epoch) and
+    `replay`.
     """
 
     partition: int
@@ -81,7 +81,7 @@ class Slice:
 
     @property
     def state_of(self) -> int:
-        """The tenure."""
+        """The tenure of the state that the rows belong to."""
         return self.epoch if self.tenure is None else self.tenure
 
 
@@ -137,7 +137,7 @@ def _range_of(document: Mapping[str, Any]) -> Range:
 
 
 def offset_of(document: Mapping[str, Any], queue: str) -> Offset:
-    """The offset that Spark handed back. Raises InvalidOffset if it is not of this queue."""
+    """The offset that Spark handed back. Raises InvalidOffset if it belongs to another queue."""
     version = document.get(VERSION_FIELD)
     if version is None:
         raise InvalidOffset(
@@ -166,7 +166,7 @@ def offset_of(document: Mapping[str, Any], queue: str) -> Offset:
 
 
 def slices(start: Offset, end: Offset) -> list[Slice]:
-    """What the micro-batch from `start` to `end` reads to be processed, by partition number."""
+    """What the micro-batch from `start` to `end` reads for processing, by partition number."""
     return [
         Slice(number, one.epoch, one.start, one.end, one.tenure)
         for number, one in sorted(end.ranges.items())
@@ -175,7 +175,7 @@ def slices(start: Offset, end: Offset) -> list[Slice]:
 
 
 def replay_slices(start: Offset, end: Offset) -> list[Slice]:
-    """The history that it reads to restore state. Their rows carry the tenure as their epoch."""
+    """The history that it reads to restore state. Its rows carry the tenure as their epoch."""
     return [
         Slice(number, one.tenure, one.start, one.end, one.tenure, replay=True)
         for number, one in sorted(end.replays.items())

@@ -1,4 +1,4 @@
-"""The options of the source: their names, defaults and what they may be."""
+"""The options of the source: names, defaults and allowed values."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from counterpoise.spark.errors import InvalidOption
 from counterpoise.spark.plan.edges import Edge, ending_edge, starting_edge
 from counterpoise.spark.plan.floor import EARLIEST, Floor, floor_of
 
-# What a micro-batch may hold unless the user says otherwise: about a second's work of two cores, so
-# that it fits into a handoff whatever the backlog.
+# The default limit of a micro-batch: about a second of work for two cores. So a micro-batch fits
+# into a handoff, however large the backlog is.
 DEFAULT_MESSAGES_PER_TRIGGER = 20_000
-# The same for large messages.
+# The same limit in bytes, for large messages.
 DEFAULT_BYTES_PER_TRIGGER = 64 * 1024 * 1024
 MOST_FLOWS = 64
 
-# name -> what it is, for the message that lists them
+# name -> description, for the message that lists the options
 NAMES: Mapping[str, str] = {
     "queue": "the queue to read (required)",
     "url": "the service, default COUNTERPOISE_URL or http://127.0.0.1:8640",
@@ -42,7 +42,7 @@ NAMES: Mapping[str, str] = {
     "endingPositions": "batch: latest, committed, or positions as JSON",
 }
 _BATCH_ONLY = frozenset({"startingPositions", "endingPositions"})
-# What a flow or a micro-batch is needed for: a batch read has neither.
+# Options that need a flow or micro-batches. A batch read has neither.
 _STREAM_ONLY = frozenset(
     {
         "instanceId",
@@ -56,7 +56,7 @@ _STREAM_ONLY = frozenset(
         "warmupFrom",
     }
 )
-# What Spark's other sources call the same.
+# Names of the same options in other Spark sources.
 _ELSEWHERE: Mapping[str, str] = {
     "topic": "queue",
     "subscribe": "queue",
@@ -72,7 +72,7 @@ _BY_LOWER = {name.lower(): name for name in NAMES}
 
 @dataclass(frozen=True)
 class SourceOptions:
-    """The options, checked. Times in seconds. `log_url` is a secret and not shown."""
+    """The checked options. Times in seconds. `log_url` is a secret and not shown."""
 
     queue: str
     url: str | None = None
@@ -92,16 +92,16 @@ class SourceOptions:
     read_timeout_seconds: float = 3600.0
     starting: Edge = "earliest"
     ending: Edge = "latest"
-    # The names of the options that the user gave.
+    # The names of the options that the user has given.
     given: frozenset[str] = field(default=frozenset(), compare=False, repr=False)
 
     def for_stream(self) -> SourceOptions:
-        """Raises InvalidOption if there are options that only a batch read has."""
+        """Raises InvalidOption for options that only a batch read has."""
         self._refuse(_BATCH_ONLY, "a batch read (spark.read); a stream goes on from positions")
         return self
 
     def for_batch(self) -> SourceOptions:
-        """Raises InvalidOption if there are options that only a stream has."""
+        """Raises InvalidOption for options that only a stream has."""
         self._refuse(_STREAM_ONLY, "a stream (spark.readStream); a batch read binds no flow")
         return self
 
@@ -111,12 +111,12 @@ class SourceOptions:
             raise InvalidOption(f"the option {wrong[0]!r} belongs to {whose}: leave it out")
 
     def for_tasks(self) -> SourceOptions:
-        """The options without the secret: a task gets its access with its slices."""
+        """The options without the secret. A task gets its log access with its slices."""
         return replace(self, log_url=None)
 
 
 def read_options(given: Mapping[str, str]) -> SourceOptions:
-    """The options as Spark gives them, all names in lower case. Raises InvalidOption."""
+    """The options as Spark passes them, with names in lower case. Raises InvalidOption."""
     options: dict[str, str] = {}
     for key, value in given.items():
         name = _BY_LOWER.get(key.lower())

@@ -1,4 +1,4 @@
-"""Where offsets belong: one queue, and one incarnation of its log."""
+"""The place that offsets belong to: one queue, and one incarnation of its log."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from counterpoise.spark.plan.offsets import Json, Offset, offset_of
 
 @dataclass(frozen=True)
 class Place:
-    """`incarnation` is the log's. `queue_id` is the queue's, None if not known."""
+    """`incarnation` is the log's. `queue_id` is the queue's, None if unknown."""
 
     queue: str
     incarnation: str
     queue_id: str | None = None
 
     def offset(self, document: Json) -> Offset:
-        """The offset that Spark handed back. Raises InvalidOffset if it does not belong here."""
+        """The offset that Spark handed back. Raises InvalidOffset if its place is another one."""
         offset = offset_of(document, self.queue)
         self.check(offset)
         return offset
 
     def check(self, offset: Offset) -> None:
-        """Raises InvalidOffset if the offset speaks of another queue or incarnation of the log."""
+        """Raises InvalidOffset if the offset names another queue or incarnation of the log."""
         if offset.queue_id is not None and self.queue_id not in (None, offset.queue_id):
             raise InvalidOffset(
                 f"the checkpoint belongs to a queue {offset.queue!r} that was deleted and made "

@@ -1,18 +1,18 @@
-"""What a micro-batch reads and where a partition goes on: pure functions of offset and view.
+"""What a micro-batch reads and where a partition continues: pure functions of offset and view.
 
 *Done* means: in the sink, by Spark's commit log. When Spark asks for the next offset after `start`,
-all of `start` is done and nothing is in flight (docs, *Spark*). Whether what was done under an
-epoch counts for the epoch under which the partition is held now is a rule of the ledger
+all of `start` is done and nothing is in flight (docs, *Spark*). The ledger decides whether work
+under an earlier epoch counts for the epoch under which the partition is held now
 (`counterpoise.flow.ledger`, 4).
 
-From it follows the rule for planning again after a crash: a slice is read if the grant continues
-its epoch, and skipped if it is known to be superseded. When it is not known (the flow is binding)
-it is read: reading too much is fenced at the commit and in the sink, skipping too much would lose
-messages.
+The rule for planning again after a crash follows: a slice is read if the grant continues its epoch,
+and skipped if it is known to be superseded. While that is unknown (the flow is binding), it is
+read. A slice that is read in vain is fenced at the commit and in the sink. A slice that is skipped
+in error would lose messages.
 
-History that restores state (docs, *Warm-up*) is planned beside that. What a partition that is held
-lacks comes before anything new of it and is work like any other. What one lacks that is only
-coming gets what the work leaves of a micro-batch, and at least a tenth beside it.
+History that restores state (docs, *Warm-up*) is planned too. A held partition reads its missing
+history before new messages; this history counts as work. A warming partition gets the rest of the
+micro-batch that the work leaves, and at least a tenth on top of the work.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from counterpoise.spark.plan.offsets import Offset, Range, Replay, Slice
 
 View = Mapping[int, Owned]
 
-# How much history a micro-batch has at most where the user has set no limit.
+# The limit of history in a micro-batch when the user has set no limit.
 REPLAYED_MESSAGES = 20_000
 NO_HISTORY = Portions()
 
@@ -48,7 +48,9 @@ def is_ours(planned: Slice, view: View) -> bool:
 
 
 def done(start: Offset, held: Owned, skipped: Collection[Key] = ()) -> str | None:
-    """Up to where the partition is done by ourselves, or None: then the service's word counts."""
+    """The position up to which this query has done the partition; None: the service's position
+    counts.
+    """
     one = start.ranges.get(held.partition)
     if one is None or (held.partition, one.epoch) in skipped or not continues(one.epoch, held):
         return None
@@ -57,11 +59,11 @@ def done(start: Offset, held: Owned, skipped: Collection[Key] = ()) -> str | Non
 
 @dataclass(frozen=True)
 class Question:
-    """How far to read from `positions` (None: from where the queue's `start` says).
+    """How far to read from `positions` (None: the position that the queue's `start` names).
 
-    `latest`: what None means. At most `max_messages` and about `max_bytes` of values in all, and no
-    further than `targets`, if there are any. `restores`: whose state is to be restored; what of it
-    is held is in `positions` as well.
+    `latest`: resolve None to the end of the log. The answer has at most `max_messages` and about
+    `max_bytes` of values in all, and nothing past `targets`, if given. `restores`: the states to
+    restore; `positions` includes those of held partitions.
     """
 
     positions: Mapping[int, str | None]
@@ -73,7 +75,7 @@ class Question:
 
     @property
     def partitions(self) -> list[int]:
-        """All that the log is to be asked about."""
+        """All partitions that the log is asked about."""
         return sorted({*self.positions, *(one.partition for one in self.restores)})
 
 
@@ -81,9 +83,9 @@ class Question:
 class Answer:
     """Read [begins, ends), and replay `history`.
 
-    `bounds`: what the log said, at `asked_at` (monotonic) or later. `ahead`: left out, because the
-    log says that the partition ends before its position; (position, end). `beyond`: those whose
-    position lies behind their target.
+    `bounds`: the log's answer, at `asked_at` (monotonic) or later. `ahead`: partitions left out
+    because the log says that they end before their position; (position, end). `beyond`: partitions
+    whose position lies past their target.
     """
 
     question: Question
@@ -103,12 +105,12 @@ def answer_to(
     asked_at: float = 0.0,
     find_floor: FindFloor = earliest,
 ) -> Answer:
-    """What to read, now that the log has said where its partitions start and end.
+    """What to read, now that the starts and ends of the partitions are known.
 
-    A position below its partition's start stays as it is: whether what is missing was discarded on
-    purpose is seen on reading. A partition that ends before its position is left out: a log may say
-    so for a while and be right again (docs, *Logs*). Raises InvalidPosition. Asks nothing of the
-    log unless bytes are limited, or by `find_floor`; then LogUnavailable too.
+    A position below its partition's start stays: the reading task finds out whether the missing
+    messages were discarded on purpose. A partition that ends before its position is left out: a log
+    may say so for a while and recover (docs, *Logs*). Raises InvalidPosition. Accesses the log only
+    if bytes are limited, or by `find_floor`; then it may raise LogUnavailable too.
     """
     undecided = bounds.ends if question.latest else bounds.starts
     begins = {
@@ -119,7 +121,7 @@ def answer_to(
     beyond: frozenset[int] = frozenset()
     targets = question.targets
     if targets is not None:
-        # Negative: there is something to read. Null: what was to be read is done.
+        # Negative: there are messages to read. Zero: all up to the target is read.
         left = {n: log.compare(begin, targets[n]) for n, begin in begins.items() if n in targets}
         begins = {n: begins[n] for n, compared in left.items() if compared}
         beyond = frozenset(n for n, compared in left.items() if compared > 0)
@@ -138,10 +140,11 @@ def answer_to(
 
 
 def _with_history(answer: Answer, log: Log, within: Bounds, find_floor: FindFloor) -> Answer:
-    """The answer where state is to be restored: of a partition that is held and lacks history,
-    that is read instead of what is new."""
+    """The answer with states to restore.
+
+    A held partition that lacks history reads it instead of new messages."""
     question, bounds, begins = answer.question, answer.bounds, answer.begins
-    # Where the log ends before the position, what is there of the history is not all of it.
+    # A log that ends before the target does not have all the history.
     restores = [
         one for one in question.restores if log.compare(one.target, bounds.ends[one.partition]) <= 0
     ]
@@ -153,17 +156,19 @@ def _with_history(answer: Answer, log: Log, within: Bounds, find_floor: FindFloo
     work_ends = {**within.ends, **{n: one.target for n, one in held.items()}}
     within = replace(within, ends=work_ends)
     ends = _ends(work, question.max_messages, question.max_bytes, within, log)
-    # What is only coming comes after.
+    # Warming partitions come after the held ones.
     most = question.max_messages or REPLAYED_MESSAGES
     read = {n: begin for n, begin in work.items() if begin != ends[n]}
     load = sum(log.backlog(read, replace(bounds, ends={**bounds.ends, **ends})).values())
-    beside = {n: lacking[n] for n in sorted(coming & lacking.keys())}
+    coming_history = {n: lacking[n] for n in sorted(coming & lacking.keys())}
     history_ends = _ends(
-        {n: one.begin for n, one in beside.items()},
+        {n: one.begin for n, one in coming_history.items()},
         max(most - load, most // 10, 1),
-        # How many bytes the work has is not known; it has some.
+        # The size of the work in bytes is unknown, but not zero.
         question.max_bytes // 10 if question.max_bytes and load else question.max_bytes,
-        replace(bounds, ends={**bounds.ends, **{n: one.target for n, one in beside.items()}}),
+        replace(
+            bounds, ends={**bounds.ends, **{n: one.target for n, one in coming_history.items()}}
+        ),
         log,
     )
     history = portions(restores, found, {**history_ends, **{n: ends[n] for n in held}}, log)
@@ -205,10 +210,10 @@ def plan(
 ) -> Offset | None:
     """The offset after `start`, or None when there is nothing to read.
 
-    Reads [begins, ends) of the partitions named. What is held and not read now keeps its range;
-    what is not held any more is dropped: nothing of it is in flight. `tenures`: of those whose
-    state is not named by the epoch. `replays` are added; a chain is kept until its partition's
-    first range.
+    Reads [begins, ends) of the named partitions. A held partition that is not read now keeps its
+    range. A partition that is not held any more is dropped: nothing of it is in flight. `tenures`:
+    of partitions whose state is not named by the epoch. `replays` are added; a chain stays until
+    the first range of its partition.
     """
     ranges: dict[int, Range] = {}
     fresh = False
@@ -230,14 +235,14 @@ def plan(
 
 @dataclass(frozen=True, slots=True)
 class Sorted:
-    """Slices to read, with the epoch they are held under now, and slices that are superseded."""
+    """Slices to read, with the epoch of the present grant, and superseded slices."""
 
     read: Sequence[Slice]
     skipped: Sequence[Slice]
 
 
 def sort_out(planned: Iterable[Slice], view: View | None) -> Sorted:
-    """Which of the planned slices are still ours. `view` None: not known, so all are read."""
+    """Which of the planned slices still count. `view` None: unknown, so all are read."""
     if view is None:
         return Sorted(list(planned), [])
     read: list[Slice] = []
@@ -245,7 +250,7 @@ def sort_out(planned: Iterable[Slice], view: View | None) -> Sorted:
     for one in planned:
         if is_ours(one, view):
             epoch = view[one.partition].epoch
-            # Its state is still that of the epoch it was planned under.
+            # The state is still that of the epoch under which it was planned.
             tenure = one.tenure if epoch == one.epoch else one.state_of
             read.append(replace(one, epoch=epoch, tenure=tenure))
         else:
@@ -256,7 +261,7 @@ def sort_out(planned: Iterable[Slice], view: View | None) -> Sorted:
 def pack(planned: Sequence[Slice], most: int) -> list[tuple[Slice, ...]]:
     """The slices in at most `most` groups of about equal work; a partition is never divided.
 
-    Where positions are numbers their distance is taken for the work, else each slice counts one.
+    The work of a slice is the distance of its positions if they are numbers, otherwise one.
     """
     if not planned:
         return []

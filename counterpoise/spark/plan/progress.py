@@ -1,18 +1,18 @@
-"""What Spark has done, told to the ledger, and what the next micro-batch is to read.
+"""Tells the ledger what Spark has done, and says what the next micro-batch reads.
 
 The ledger (`counterpoise.flow.ledger`) says what to commit and when a partition may be released.
-Spark adds how it is learnt what is done, and from where:
+Spark adds two rules, on what is done and how the source learns it:
 
-1. Done is what the sink has. The offset with which Spark asks for the next one tells it, or before
-   that Spark's event of the micro-batch (`done`). Until Spark has told it for the first time,
-   nothing is committed or released. In flight is what the offset planned last has and the offset
-   before it has not.
-2. The offset says of each range under which epoch it was planned. After a restart it is all that is
-   known, so it counts for a partition only if the grant continues that epoch. A slice that was
-   skipped as superseded never counts.
+1. A message is done when the sink has it. The source learns it from the start offset with which
+   Spark asks for the next offset, or earlier from Spark's event of the micro-batch (`done`). Before
+   Spark's first word nothing is committed or released. In flight are the ranges that the offset
+   planned last has and the offset before it has not.
+2. For each range the offset has the epoch under which it was planned. After a restart nothing else
+   is known, so a range counts for a partition only if the grant continues that epoch. A slice that
+   was skipped as superseded never counts.
 
-Warm-up: state of a partition that stands at a position is *here* when it was restored or worked out
-by this query; then the partition goes on without history.
+Warm-up: the state of a partition at a position is *here* when this query restored or computed it.
+Then the partition continues without history.
 
 No clock, no I/O, no threads: the reader holds a lock.
 """
@@ -33,7 +33,7 @@ from counterpoise.wire import CommitItem, ReleaseItem
 
 @dataclass(frozen=True, slots=True)
 class Here:
-    """The state of a partition that we held last under `epoch`: of `tenure`, at `position`."""
+    """The state of a partition that was last held under `epoch`: of `tenure`, at `position`."""
 
     epoch: int
     position: str
@@ -44,8 +44,8 @@ class Here:
 class Progress:
     """The state of one query's consumption.
 
-    `start` is what is done; None until Spark has said so. `skipped` are slices that were not read.
-    `anchored` are grants whose position is what `start` = latest was resolved to.
+    `start` is done; None until Spark has named it. `skipped` are slices that were not read.
+    `anchored` are grants whose position was resolved from `start` = latest.
     """
 
     start: Offset | None = None
@@ -53,23 +53,25 @@ class Progress:
     skipped: set[Key] = field(default_factory=set)
     anchored: set[Key] = field(default_factory=set)
     bounds: Bounds | None = None
-    # Warm-up: positions of owners that a portion of history was to reach, those that were reached
-    # (both by the owner's epoch), and gaps of chains, by tenure.
+    # Warm-up: owners' positions that a portion of history should reach, and those that were reached
+    # (both by the owner's epoch); gaps of chains, by tenure.
     aims: dict[Key, str] = field(default_factory=dict)
     near: set[Key] = field(default_factory=set)
     gaps: dict[Key, tuple[str, str]] = field(default_factory=dict)
-    # States that are complete, by partition; not those of which anything is in flight.
+    # Complete states by partition, except those of partitions that are in flight.
     here: dict[int, Here] = field(default_factory=dict)
 
     @property
     def in_flight(self) -> frozenset[int]:
-        """The partitions of which something is in flight; another object once that changes."""
+        """The partitions with messages in flight; a new object whenever that changes."""
         return self.ledger.in_flight
 
-    # ------------------------------------------------------------------ what Spark says
+    # ------------------------------------------------------------------ from Spark
 
     def replaying(self, start: Offset, end: Offset) -> None:
-        """Spark runs the batch from `start` to `end`; after a crash it has not asked before."""
+        """Spark runs the batch from `start` to `end`. After a crash it does so without asking
+        first.
+        """
         if self.start is None:
             self.start = start
             self._count(start.ranges)
@@ -78,7 +80,7 @@ class Progress:
     def finished(self, start: Offset, view: View) -> list[Slice]:
         """All of `start` is in the sink and nothing is in flight.
 
-        Returns what was read for nothing: its partition was taken over while it was in flight.
+        Returns the slices that were read in vain: their partitions were taken over while in flight.
         """
         lost = [
             one
@@ -94,7 +96,7 @@ class Progress:
         return lost
 
     def skip(self, superseded: Iterable[Slice]) -> None:
-        """These slices are not read although their batch will be done."""
+        """These slices are not read although their batch will count as done."""
         self.skipped.update((one.partition, one.epoch) for one in superseded)
 
     def _follow(self, view: View) -> None:
@@ -102,29 +104,29 @@ class Progress:
         self._count([grant.partition for grant in new])
 
     def _count(self, partitions: Iterable[int]) -> None:
-        """Tell the ledger what of these is done."""
+        """Tell the ledger what is done of these partitions."""
         ranges = self.start.ranges if self.start is not None else {}
         for number in partitions:
             one = ranges.get(number)
             if one is not None and (number, one.epoch) not in self.skipped:
                 self.ledger.done(number, one.epoch, one.end)
 
-    # ------------------------------------------------------------------ what to read
+    # ------------------------------------------------------------------ reading
 
     def wanted(self, view: View) -> dict[int, str | None]:
-        """The partitions to read and where they go on; None where the queue's `start` decides.
+        """The partitions to read and their next positions; None: the queue's `start` decides.
 
-        Partitions being revoked take nothing new, nor those whose release is on its way.
+        A partition that is being revoked or released takes no new messages.
         """
         assert self.start is not None
         self._follow(view)
         return {grant.partition: grant.done for grant in self.ledger.grants() if grant.open}
 
     def restores(self, view: View, warming: Mapping[int, Warming]) -> tuple[Restore, ...]:
-        """Whose state is to be restored from history: what is coming, and what was granted anew.
+        """The partitions whose state is restored from history: warming ones and new grants.
 
-        What goes on from our own ranges has its state, and what went from one of our flows to
-        another. So has what nobody has processed before.
+        No history is needed for a partition that continues after its own ranges, that moved between
+        flows of this query, or that was never processed before.
         """
         assert self.start is not None
         found: list[Restore | None] = []
@@ -137,7 +139,7 @@ class Progress:
         for number, coming in sorted(warming.items()):
             known = self.here.get(number)
             if number in view or (known is not None and known.epoch == coming.epoch):
-                continue  # on its way between two flows of ours
+                continue  # on its way between two flows of this query
             if coming.position is None:
                 self.near.add((number, coming.epoch))
             found.append(restore_of(coming, self.start.replays.get(number), self.aims))
@@ -156,8 +158,8 @@ class Progress:
     ) -> Offset | None:
         """The next offset, or None when there is nothing to read.
 
-        `asked` is the view that the question came from, `view` the one of now: what has changed
-        its owner, epoch or state meanwhile is left out.
+        `asked` is the view at the question, `view` the current one. Partitions whose owner, epoch
+        or state changed in between are left out.
         """
         assert self.start is not None
         self._follow(view)
@@ -169,7 +171,8 @@ class Progress:
                 continue
             begins[number] = begin
             if answer.question.latest and answer.question.positions[number] is None:
-                # What "latest" was is committed, so that nobody after us takes it for later.
+                # The resolved position is committed, so that a later owner does not resolve
+                # "latest" again.
                 self.ledger.starts_at(*grant.key, begin)
                 self.anchored.add(grant.key)
         history = answer.history
@@ -187,7 +190,7 @@ class Progress:
         )
         if planned is not None:
             self.aims.update(history.aims)
-            # Spark may ask again from the same start; then the last answer counts.
+            # Spark may ask again from the same start. Then the last answer counts.
             self.ledger.end()
             self.ledger.begin(one.partition for one in slices(self.start, planned))
             for one in (*slices(self.start, planned), *replay_slices(self.start, planned)):
@@ -195,7 +198,9 @@ class Progress:
         return planned
 
     def _see(self, bounds: Bounds) -> None:
-        """What the log says. Both end and partition count are of one instant (`is_final`)."""
+        """Take over what the log says. End and partition count are of the same instant
+        (`is_final`).
+        """
         self.bounds = bounds
         for number, end in bounds.ends.items():
             self.ledger.ends_at(
@@ -203,7 +208,7 @@ class Progress:
             )
 
     def _tenures(self, begins: Iterable[int], view: View, history: Portions) -> Mapping[int, int]:
-        """Whose state the rows of these partitions belong to, where that is not the epoch's."""
+        """The tenures of the rows of these partitions, where the tenure is not the epoch."""
         tenures = dict(history.tenures)
         for number in begins:
             here = self._here(view[number])
@@ -212,10 +217,11 @@ class Progress:
         return tenures
 
     def _here(self, held: Owned) -> Here | None:
-        """The state that the partition goes on with, if it is here.
+        """The state with which the partition continues, if it is here.
 
-        That of our own range; or the one that stood where this epoch begins when we lost the epoch
-        before: the partition came back, or went to another flow of ours.
+        Either the state after the query's own range, or the state at the position where this epoch
+        begins, kept from the epoch before: the partition came back, or moved between flows of this
+        query.
         """
         assert self.start is not None
         end = done(self.start, held, self.skipped)
@@ -233,7 +239,7 @@ class Progress:
     def _replays(
         self, answer: Answer, asked: View, view: View, warming: Mapping[int, Warming]
     ) -> dict[int, Replay]:
-        """The history of the answer, but for what is not as it was when the log was asked."""
+        """The history of the answer, without partitions that changed since the log was asked."""
         replays: dict[int, Replay] = {}
         for one in answer.question.restores:
             number, portion = one.partition, answer.history.replays.get(one.partition)
@@ -247,19 +253,19 @@ class Progress:
                 replays[number] = portion
         return replays
 
-    # ------------------------------------------------------------------ what to tell the service
+    # ------------------------------------------------------------------ to the service
 
     def todo(self, view: View, *, parting: bool = False) -> Todo:
-        """Commits and releases that are due; the releases are decided on from here on.
+        """Commits and releases that are due. The releases count as decided from now on.
 
-        `parting`: by a flow that drains, which may release whatever is not in flight.
+        `parting`: for a draining flow, which may release every partition that is not in flight.
         """
         due = self.due(view, parting=parting)
         self.ledger.decide(due.releases)
         return due
 
     def due(self, view: View, *, parting: bool = False) -> Todo:
-        """The same, without deciding on it."""
+        """The same as `todo`, without deciding the releases."""
         if self.start is None:
             return Todo()
         self._follow(view)
@@ -270,12 +276,14 @@ class Progress:
         self.ledger.answered(item, outcome)
 
     def positions(self, view: View) -> dict[int, str | None]:
-        """Up to where each partition is done, also if the service has not heard of it yet."""
+        """The position up to which each partition is done, even if the service does not know it
+        yet.
+        """
         self._follow(view)
         return {grant.partition: grant.done for grant in self.ledger.grants()}
 
     def _forget(self, view: View) -> None:
-        """Drop what is remembered of epochs that are over."""
+        """Drop the memory of epochs that are over."""
         live = {(number, held.epoch) for number, held in view.items()}
         ranges = self.start.ranges if self.start is not None else {}
         kept = live | {(number, one.epoch) for number, one in ranges.items()}

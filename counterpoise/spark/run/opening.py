@@ -1,4 +1,9 @@
-"""The start of a query: bind, reach the log, and fail clearly if that cannot be done."""
+"""The start of a query: reach the log, then bind, and fail clearly if that cannot be done.
+
+*Prepared before bound.* A bind takes partitions from others. So all that may fail comes first: the
+queue is looked up, the service is asked for credentials (they do not need a flow), and the log is
+opened with them and asked for its partitions. A query that cannot reach its log never binds.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +26,7 @@ from counterpoise.spark.run.consumption import Consumption, QueueState
 from counterpoise.spark.run.leaving import nobody_else
 from counterpoise.spark.run.patience import PAUSE_SECONDS, patiently
 from counterpoise.spark.run.probe import ask_bounds
-from counterpoise.spark.tasks.log_connection import LogConnection
+from counterpoise.spark.tasks.log_connection import LogConnection, QueueAccess
 
 logger = logging.getLogger("counterpoise.spark")
 
@@ -65,6 +70,11 @@ def open_consumption(
     query that ends by itself does not ask for warm-ups.
     """
     give_up_at = time.monotonic() + options.start_timeout_seconds
+    with Client(options.url) as client:
+        queue = patiently(lambda: client.queue(options.queue), options, give_up_at)
+        access = patiently(lambda: QueueAccess(client, options.queue), options, give_up_at)
+        connection = LogConnection(access, options.log_url)
+        bounds = patiently(lambda: ask_bounds(connection, [])[0], options, give_up_at)
     wake = threading.Event()
     handoffs = Handoffs()
     flow = bind(
@@ -76,14 +86,11 @@ def open_consumption(
         handoffs=handoffs,
     )
     try:
-        connection = LogConnection(flow, options.log_url)
-        bounds = patiently(lambda: ask_bounds(connection, [])[0], options, give_up_at)
-        with Client(options.url) as client:
-            queue = patiently(lambda: client.queue(options.queue), options, give_up_at)
         if flow.queue_id not in (None, queue.id):
             raise CannotStart(
                 f"queue {options.queue!r} was deleted and made again just now; start once more"
             )
+        connection.follow(flow)
         channel = None if home is None else source_end(home, flow.instance_id, known_as)
         consumption = Consumption(
             options,
@@ -103,6 +110,7 @@ def open_consumption(
         consumption.start()
     except BaseException:
         flow.close(timeout_seconds=1.0)
+        connection.close()
         raise
     return Opened(options, consumption, connection)
 

@@ -1,6 +1,6 @@
-"""Exactly-once into a database, over all applications that share a queue: docs, *The fenced sink*.
+"""Exactly-once into a database, for all applications that share a queue: docs, *The fenced sink*.
 
-Start reading at `fence`: the rule. `writer` applies it on the executors, `sink` is what users make.
+Start reading at `fence`: the rule. `writer` applies it on the executors. Users create a `sink`.
 """
 
 from counterpoise.spark.sink.sink import FencedSink, Report

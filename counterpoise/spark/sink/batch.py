@@ -1,7 +1,7 @@
-"""Finding, within `foreachBatch`, the query that runs and what the source has planned for it.
+"""Finds, within `foreachBatch`, the running query and what the source has planned for it.
 
-`foreachBatch` gets a session of its own, which does not list the query; what all sessions of an
-application share does.
+`foreachBatch` gets a session of its own, which does not list the query. The state that all sessions
+of an application share does.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _PAUSE_SECONDS = 0.05
 
 @dataclass(frozen=True)
 class RunningBatch:
-    """The micro-batch that runs: Spark's query, the run it belongs to, what the source said."""
+    """The running micro-batch: Spark's query, its run, and the source's plan."""
 
     execution: Any
     run_id: str
@@ -34,17 +34,18 @@ class RunningBatch:
 
     @classmethod
     def of(cls, batch: DataFrame) -> RunningBatch:
-        """The batch that `foreachBatch` was called with. Raises NoChannel, PlanMissing."""
+        """The batch that `foreachBatch` got. Raises NoChannel, PlanMissing."""
         execution = _execution(batch)
         instance, start, end = _offsets(execution)
         channel = channel_to(instance)
         if start == end:
-            # Spark runs it for timeouts or watermarks, and asks the source for nothing.
+            # Spark runs such a batch for timeouts or watermarks, without asking the source.
             planned: Planned | None = Planned(end, end, "", "", (), ())
         else:
             planned = planned_for(channel, start, end)
         if planned is None:
-            # Not seen on any version: Spark builds the RDD, and so asks for the plan, before.
+            # A precaution: every known version of Spark builds the RDD, and so asks for the plan,
+            # earlier.
             execution.lastExecution().toRdd().getNumPartitions()
             planned = planned_for(channel, start, end)
         if planned is None:
@@ -60,7 +61,7 @@ class RunningBatch:
         within_seconds: float,
         clock: Callable[[], float] = time.monotonic,
     ) -> list[tuple[int, int]]:
-        """Which of these (partition, epoch) the flow still believes to own after so long."""
+        """Those (partition, epoch) that the flow still believes to own after `within_seconds`."""
         give_up_at = clock() + within_seconds
         left = list(superseded)
         while left:
@@ -92,7 +93,7 @@ def _execution(batch: DataFrame) -> Any:
 
 
 def _offsets(execution: Any) -> tuple[str, Json | None, Json]:
-    """The instance whose batch runs, and the batch's start and end."""
+    """The instance of the running batch, and the batch's start and end."""
     ends = _documents(execution.availableOffsets())
     if len(ends) != 1:
         raise NoChannel(
@@ -109,7 +110,7 @@ def _offsets(execution: Any) -> tuple[str, Json | None, Json]:
 
 
 def _documents(progress: Any) -> dict[int, Json]:
-    """Our offsets in a StreamProgress, by source."""
+    """Counterpoise's offsets in a StreamProgress, by source."""
     found: dict[int, Json] = {}
     entries = progress.iterator()
     while entries.hasNext():
@@ -130,7 +131,7 @@ def _json(text: str) -> Json | None:
 
 
 def planned_for(channel: Channel, start: Json | None, end: Json) -> Planned | None:
-    """The plan, if it is the batch's; `start` None: of a query's first batch, which may be empty.
+    """The plan, if it is this batch's. `start` None: of a query's first batch, which may be empty.
 
     When a query starts again, Spark first asks for a plan from the end to the end.
     """

@@ -1,7 +1,7 @@
-"""Reaching the database: how a task gets its connection, and how a transaction begins.
+"""The connection to the database: how a task gets it, and how a transaction begins.
 
-How to reach it is a secret. It is held by one small class that shows nothing of it, on the way to
-the tasks it is inside the pickled function, and errors do not carry it.
+The URL is a secret. One small class holds it and shows nothing of it. On its way to the tasks it is
+inside the pickled function, and errors do not carry it.
 """
 
 from __future__ import annotations
@@ -30,16 +30,17 @@ _CONNECT_SECONDS = 10
 _TRANSACTION_TIMEOUT_SINCE = (17,)
 _BACKOFF = Backoff(0.1, 2.0)
 
-# A Python worker runs many tasks one after another: it keeps its connections.
+# A Python worker runs many tasks one after another, so it keeps its connections.
 _kept: dict[str, Engine] = {}
 
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """How long a transaction may take, so that a frozen writer does not keep its row for ever.
+    """Limits of a transaction, so that a frozen writer does not hold its row for ever.
 
-    The server ends one that is idle for `idle_seconds`, or (PostgreSQL 17 and later) has taken
-    `transaction_seconds`. A database that is away when it begins is tried for `retry_seconds`.
+    The server ends a transaction that is idle for `idle_seconds`, or (PostgreSQL 17 and later) has
+    taken `transaction_seconds`. An unavailable database is retried for `retry_seconds` at the
+    begin.
     """
 
     idle_seconds: float = 60.0
@@ -48,10 +49,10 @@ class Bounds:
 
 
 class Database:
-    """Where the sink writes: a URL, or a function that makes an engine on the executors."""
+    """The target database: a URL, or a function that makes an engine on the executors."""
 
     def __init__(self, where: str | MakeEngine | None) -> None:
-        """None: what the environment's COUNTERPOISE_SINK_URL says, now. Raises InvalidSink."""
+        """None: the environment's COUNTERPOISE_SINK_URL as it is now. Raises InvalidSink."""
         where = where if where is not None else os.environ.get(URL_VARIABLE)
         if not where:
             raise InvalidSink(
@@ -66,14 +67,14 @@ class Database:
         else:
             _checked(where)
             content = where.encode()
-        # Names the engine in a worker's memory; says nothing of the secret.
+        # Names the engine in a worker's memory without showing the secret.
         self.key = hashlib.sha256(content).hexdigest()
 
     def __repr__(self) -> str:
         return "Database(…)"
 
     def engine(self) -> Engine:
-        """The engine, made once in this process."""
+        """The engine, created once in this process."""
         engine = _kept.get(self.key)
         if engine is None:
             where = self._where
@@ -82,7 +83,7 @@ class Database:
 
     @contextlib.contextmanager
     def transaction(self, bounds: Bounds) -> Iterator[Connection]:
-        """A transaction that commits at the end of the block, or does not."""
+        """A transaction that commits at the end of the block, or rolls back on an error."""
         from sqlalchemy import text
 
         with contextlib.ExitStack() as ending:

@@ -1,7 +1,8 @@
-"""The fence: what one range may do to a partition's high-water. Pure; docs, *The fenced sink*.
+"""The fence: how a range may change a partition's high-water. Pure; docs, *The fenced sink*.
 
-The one invariant: everything before `next` is written, once, and nothing at or after it. A writer
-holds the row locked from reading it to committing, so a decision made here cannot be overtaken.
+The one invariant: everything before `next` is written once, and nothing at or after it. A writer
+holds the row lock from reading the row until it commits, so nothing can overtake a decision made
+here.
 """
 
 from __future__ import annotations
@@ -19,9 +20,9 @@ OnGap = Literal["fail", "accept"]
 
 @dataclass(frozen=True, slots=True)
 class HighWater:
-    """The highest epoch that wrote, and the position before which all is written.
+    """The highest epoch that wrote, and the position before which everything is written.
 
-    `next` None: whatever comes first is taken as it is (nothing was written, or it was forgotten).
+    `next` None: the first range is accepted as it is (nothing was written, or it was forgotten).
     """
 
     epoch: int
@@ -30,10 +31,10 @@ class HighWater:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What to do with a range: write its rows from `begin` on, and leave `after` behind.
+    """What to do with a range: write its rows from `begin` on, and store `after`.
 
-    `begin` None: write nothing. `after` None: the high-water stays. `gap`: what was accepted as
-    never written here, [from, to).
+    `begin` None: write nothing. `after` None: the high-water stays. `gap`: [from, to) was never
+    written here and was accepted.
     """
 
     outcome: Outcome
@@ -43,9 +44,9 @@ class Verdict:
 
 
 def judge(before: HighWater | None, one: Slice, on_gap: OnGap = "fail") -> Verdict:
-    """What the range `one` may do where the high-water is `before`.
+    """What the range `one` may do when the high-water is `before`.
 
-    Raises SinkGap, when not accepted; InvalidPosition.
+    Raises SinkGap if a gap is not accepted; InvalidPosition.
     """
     if before is None or before.next is None:
         if before is not None and one.epoch < before.epoch:
@@ -71,7 +72,7 @@ def judge(before: HighWater | None, one: Slice, on_gap: OnGap = "fail") -> Verdi
 
 
 def number(position: str) -> int:
-    """The place of a position; those of all logs are decimal numbers. Raises InvalidPosition."""
+    """A position as a number; positions of all logs are decimal numbers. Raises InvalidPosition."""
     if not (position.isascii() and position.isdecimal()):
         raise InvalidPosition(f"{position[:100]!r} is not a position: a decimal number is needed")
     return int(position)

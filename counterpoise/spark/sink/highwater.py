@@ -1,7 +1,7 @@
-"""The table of high-waters in the database of the result.
+"""The table of high-waters in the target database.
 
-PostgreSQL: the fence rests on row locks, on an insert that waits for its rival, and on
-`idle_in_transaction_session_timeout`, which keeps a frozen writer from holding a row for ever.
+PostgreSQL: the fence needs row locks, an insert that waits for a concurrent insert, and
+`idle_in_transaction_session_timeout`, which stops a frozen writer from holding a row for ever.
 """
 
 from __future__ import annotations
@@ -13,13 +13,14 @@ from sqlalchemy import Connection, Engine, TextClause, quoted_name, text
 from counterpoise.spark.sink.errors import InvalidSink
 from counterpoise.spark.sink.fence import HighWater
 
-# Any number will do, as long as it is ours: creators of the table wait for each other.
+# The key of an advisory lock; any number works if nothing else uses it. Creators of the table wait
+# for each other.
 _CREATION_LOCK = 0x636F756E746572
 
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """Names one high-water but for the partition: whose, of which queue, in which log."""
+    """Names the high-waters of one sink, queue and log; the partition completes the key."""
 
     sink: str
     queue_id: str
@@ -28,15 +29,16 @@ class Mark:
 
 
 class HighWaters:
-    """The statements on one table, by its name, with or without a schema (`a` or `schema.a`)."""
+    """The SQL statements for one table, named with or without a schema (`a` or `schema.a`)."""
 
     def __init__(self, table: str) -> None:
         self.table = table
 
     def create(self, engine: Engine) -> None:
-        """Make the table if it is not there. Safe to race; needs no right to create if it is.
+        """Create the table if it does not exist; concurrent calls are safe.
 
-        Raises InvalidSink if the engine's transactions are none, or are not PostgreSQL's.
+        If the table exists, this needs no right to create one. Raises InvalidSink if the engine has
+        no transactions, or is not PostgreSQL's.
         """
         if engine.dialect.name != "postgresql":
             raise InvalidSink(
@@ -63,14 +65,14 @@ class HighWaters:
             )
 
     def lock(self, connection: Connection, mark: Mark, partition: int) -> HighWater | None:
-        """The high-water, which nobody else can read or change so until the transaction ends.
+        """The high-water, locked against other readers for update until the transaction ends.
 
-        None: nobody has written yet. The row is there afterwards, of epoch -1.
+        None: nothing was written before. Afterwards the row exists, with epoch -1.
         """
         key = _key(mark, partition)
         row = connection.execute(self._select(connection), key).one_or_none()
         if row is None:
-            # Two at once: the second waits for the first one's end, and finds its row.
+            # A second insert waits until the first transaction ends, and finds its row.
             connection.execute(
                 self._sql(
                     connection,
@@ -84,7 +86,7 @@ class HighWaters:
         return None if row.epoch < 0 else HighWater(row.epoch, row.next_position)
 
     def put(self, connection: Connection, mark: Mark, partition: int, to: HighWater) -> None:
-        """Set what `lock` has locked."""
+        """Set the row that `lock` has locked."""
         connection.execute(
             self._sql(
                 connection,
@@ -96,7 +98,7 @@ class HighWaters:
         )
 
     def forget(self, engine: Engine, sink: str, queue: str) -> int:
-        """Take whatever comes next as the first, but nothing of older epochs. How many rows."""
+        """Accept any next range as the first, except of older epochs. Returns how many rows."""
         self.create(engine)
         with engine.begin() as connection:
             return connection.execute(
@@ -123,7 +125,7 @@ class HighWaters:
 
 
 def quoted(connection: Connection, name: str) -> str:
-    """A table's name, perhaps with its schema's, for a statement."""
+    """A table's name, with or without a schema, quoted for a statement."""
     quote = connection.dialect.identifier_preparer.quote
     return ".".join(quote(quoted_name(part, quote=True)) for part in name.split("."))
 

@@ -15,13 +15,13 @@ if TYPE_CHECKING:
     from sqlalchemy import Connection
 
 
-# The source's columns that concern its warm-up and say nothing of the message.
+# Columns of the source that concern warm-up and say nothing about the message.
 _BOOKKEEPING = frozenset({"replay", "tenure"})
 
 
 @dataclass(frozen=True)
 class Insert:
-    """A `write` function. `columns` None: all that the rows have, but for `replay` and `tenure`."""
+    """A `write` function. `columns` None: all columns of the rows except `replay` and `tenure`."""
 
     table: str
     columns: tuple[str, ...] | None
@@ -59,7 +59,7 @@ def _values(column: pa.ChunkedArray) -> list[Any]:
 
 
 def _conversion(kind: pa.DataType) -> Callable[[Any], Any] | None:
-    """Maps and structs become JSON; lists, arrays; everything else is what psycopg makes of it."""
+    """Maps and structs become JSON, lists become arrays; psycopg converts everything else."""
     from psycopg.types.json import Json
 
     if pa.types.is_map(kind):

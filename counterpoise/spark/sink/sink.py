@@ -1,4 +1,4 @@
-"""What users give to `foreachBatch`."""
+"""The sink that users pass to `foreachBatch`."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ HIGH_WATER_TABLE = "counterpoise_high_water"
 
 @dataclass(frozen=True)
 class Report:
-    """What became of one micro-batch. Numbers of rows, and partitions of the queue.
+    """The outcome of one micro-batch: numbers of rows, and partitions of the queue.
 
-    `dropped`: rows that were written before, or are left to the new owners of `superseded`.
-    `gaps`: what was accepted as never written here, (partition, from, to).
+    `dropped`: rows that were written before, or that the new owners of `superseded` write. `gaps`:
+    ranges that were never written here and were accepted, as (partition, from, to).
     """
 
     batch_id: int
@@ -50,7 +50,8 @@ class Report:
 
 
 class FencedSink:
-    """Writes each message once, whoever writes: `.foreachBatch(FencedSink(url, write, name=…))`.
+    """Writes each message exactly once, across all applications: `.foreachBatch(FencedSink(url,
+    write, name=…))`.
 
     `where`: the URL of a PostgreSQL database (a secret, shown nowhere), or a function that makes a
     SQLAlchemy engine and is called on the executors; None: COUNTERPOISE_SINK_URL of this process.
@@ -61,11 +62,11 @@ class FencedSink:
     commit.
 
     `name` tells apart the sinks of one database; all applications of a queue use the same.
-    `on_gap`: `fail`, or `accept` what was never written here. `idle_seconds` and
-    `transaction_seconds`: how long a frozen writer can keep a partition from its successor, and a
-    transaction may be idle or take (docs, *How the rows of a partition*). `retry_seconds`: how long
-    a database that is away is tried. `confirm_seconds`: how long the source may take to hear that a
-    partition, whose range the fence has refused, is no longer its own.
+    `on_gap`: `fail`, or `accept` a range that was never written here. `idle_seconds` and
+    `transaction_seconds`: how long a transaction may be idle or take, and so how long a frozen
+    writer can keep a partition from its successor (docs, *How the rows of a partition*).
+    `retry_seconds`: how long an unavailable database is retried. `confirm_seconds`: when the fence
+    has refused a range, how long the source may take to learn that it lost the partition.
 
     Raises InvalidSink.
     """
@@ -115,8 +116,8 @@ class FencedSink:
     ) -> FencedSink:
         """A sink that inserts `columns` into the columns of the same names of a table.
 
-        By default all of the rows' but `replay` and `tenure`, which concern warm-up alone. Maps and
-        structs become JSON. `name` is the table's unless given.
+        By default these are all columns of the rows except `replay` and `tenure`, which concern
+        warm-up alone. Maps and structs become JSON. The default `name` is the table's.
         """
         return cls(
             where,
@@ -134,7 +135,7 @@ class FencedSink:
         return f"FencedSink(name={self.name!r})"
 
     def __call__(self, batch: DataFrame, batch_id: int) -> None:
-        """Write one micro-batch; what `foreachBatch` calls.
+        """Write one micro-batch; `foreachBatch` calls this.
 
         Raises MissingColumns, StaleEpoch, and what the tasks raise (as Spark's exception).
         """
@@ -147,14 +148,14 @@ class FencedSink:
         done = {row.partition for row in results}
         left = [one for one in planned.read if one.partition not in done]
         if left:
-            # Repartitioned, and without a row: nobody else has moved their high-water.
+            # After repartitioning, no task moves the high-water of a partition without rows.
             results += self._move(batch, batch_id, planned, left)
         self._finish(running, batch_id, results)
 
     def forget(self, queue: str) -> int:
-        """Take the next range of each partition as the first (docs, *Delivering again*).
+        """Accept the next range of each partition as the first (docs, *Delivering again*).
 
-        To be called while no application writes. Returns how many partitions that concerns.
+        Call it while no application writes. Returns the number of partitions concerned.
         """
         from counterpoise.spark.sink.highwater import HighWaters
 
@@ -203,7 +204,7 @@ class FencedSink:
             self._bounds,
         )
 
-    # ------------------------------------------------------------------ what came of it
+    # ------------------------------------------------------------------ the outcome
 
     def _finish(self, running: RunningBatch, batch_id: int, results: Sequence[Row]) -> None:
         missing = {one.partition for one in running.planned.read} - {r.partition for r in results}
@@ -258,13 +259,13 @@ def _check_columns(batch: DataFrame) -> None:
         )
 
 
-# By name and run: the batch given last, and to which sink object.
+# By name and run: the last batch, and the sink object that got it.
 _given: dict[tuple[str, str, str, str], tuple[int, weakref.ref[FencedSink]]] = {}
 _given_lock = threading.Lock()
 
 
 def _check_name(sink: FencedSink, run_id: str, batch_id: int) -> None:
-    """Two sinks of one name would each take the other's work for their own."""
+    """Two sinks of one name would each mistake the other's work for its own."""
     key = (sink.name, sink._high_water, sink._database.key, run_id)
     with _given_lock:
         before = _given.get(key)

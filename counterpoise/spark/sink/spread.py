@@ -1,9 +1,9 @@
-"""Whether the rows of a queue partition still come together, in order, in the task that read them.
+"""Whether the task that read a queue partition still has all its rows, in order.
 
-The source reads a queue partition in one task. What works row by row keeps it so; a shuffle, a
-join or a union does not. Which of them a query uses is in Spark's physical plan: it is walked, and
-only operators that are known to work row by row count (whatever is not known may do anything). A
-shuffle too many costs time; one too few would write half of a range and call it written.
+The source reads a queue partition in one task. Operators that work row by row keep it there; a
+shuffle, a join or a union does not. The query's physical plan in Spark shows its operators. Only
+operators that are known to work row by row pass; an unknown operator may do anything. A needless
+shuffle costs time. A missing one would write half of a range and mark all of it as written.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pyspark.sql import functions
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-# Spark's operators that give, for each row, none or some rows at its place, one task as before.
+# Spark's operators that turn each row into zero or more rows in place, in the same task.
 _ROW_BY_ROW = frozenset(
     {
         "ArrowEvalPythonExec",
@@ -37,7 +37,7 @@ _CACHED = "InMemoryTableScanExec"
 
 
 def is_kept_together(batch: DataFrame, execution: Any, tasks: int) -> bool:
-    """Whether `batch`, made of the micro-batch that runs, has one task for each of the source's.
+    """Whether `batch`, made of the running micro-batch, has one task for each task of the source.
 
     `execution` is Spark's query. `tasks`: how many the source has planned.
     """
@@ -52,9 +52,9 @@ def is_kept_together(batch: DataFrame, execution: Any, tasks: int) -> bool:
 
 
 def brought_together(batch: DataFrame, tasks: int) -> DataFrame:
-    """The rows of each queue partition in one of at most `tasks` tasks, by their positions.
+    """Each queue partition's rows in one of at most `tasks` tasks, ordered by position.
 
-    As text, a longer position is the higher one: positions are decimal numbers.
+    Positions are decimal numbers, so a longer text is a higher position.
     """
     return batch.repartition(tasks, "partition").sortWithinPartitions(
         "partition", functions.length("position"), "position"
@@ -62,7 +62,7 @@ def brought_together(batch: DataFrame, tasks: int) -> DataFrame:
 
 
 def _leaf(plan: Any, name: str) -> Any | None:
-    """The one leaf of the plan, if it is of this kind and everything above works row by row."""
+    """The one leaf of the plan, if it is of this kind and all operators above work row by row."""
     for node in _nodes(plan):
         kind = node.getClass().getSimpleName()
         if kind == name:
@@ -73,7 +73,7 @@ def _leaf(plan: Any, name: str) -> Any | None:
 
 
 def _nodes(plan: Any) -> Iterator[Any]:
-    """The plan and what is below it, along its first children; joins are refused by their name."""
+    """The plan and its descendants by first children; a join is refused by its name."""
     while True:
         yield plan
         if plan.getClass().getSimpleName() == _CACHED:

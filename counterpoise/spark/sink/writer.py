@@ -1,7 +1,7 @@
-"""What a task does: one transaction for each range, through the fence.
+"""The work of a task: one transaction for each range, through the fence.
 
-A task gets the rows of its queue partitions one partition after another, each in the order of its
-positions (`spread` sees to that). It returns one row for each range: what became of it.
+A task gets the rows of one queue partition after another, each in the order of its positions
+(`spread` ensures that). It returns one row for each range with the outcome.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Scope:
-    """What the rows given to `write` belong to: the range [start, end) of a partition."""
+    """The range [start, end) of a partition that the rows given to `write` belong to."""
 
     queue: str
     partition: int
@@ -40,7 +40,7 @@ class Scope:
 
 Write = Callable[["Connection", pa.Table, Scope], object]
 
-# What a task says of each of its ranges.
+# A task's report on each of its ranges.
 RESULT_SCHEMA = (
     "partition int, epoch long, outcome string, written long, dropped long, "
     "gap_from string, gap_to string"
@@ -62,9 +62,9 @@ _RESULT: pa.Schema = pa.schema(
 class Task:
     """All that a task needs; it travels to the executors inside the pickled function.
 
-    `ranges` by partition. `tasks`: the partitions of each of Spark's tasks, where rows come as the
-    source read them; a task then also moves the high-water of those it gets no rows of. None: the
-    rows were repartitioned, and a task knows of the partitions of its rows alone.
+    `ranges` by partition. `tasks`: the partitions of each of Spark's tasks, if the rows come as the
+    source read them; then a task also moves the high-water of its partitions without rows. None:
+    the rows were repartitioned, and a task only knows the partitions of its rows.
     """
 
     database: Database
@@ -78,7 +78,7 @@ class Task:
     bounds: Bounds = field(default_factory=Bounds)
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Called by Spark for each of its tasks."""
+        """Spark calls this in each task."""
         mine: tuple[int, ...] = ()
         if self.tasks is not None:
             from pyspark import TaskContext
@@ -92,10 +92,10 @@ class Task:
 def write_ranges(
     task: Task, batches: Iterable[pa.RecordBatch], mine: Iterable[int] = ()
 ) -> Iterator[pa.RecordBatch]:
-    """Write the rows, and move the high-water also of those of `mine` that have none.
+    """Write the rows, and move the high-water of the partitions in `mine` without rows.
 
-    Raises ForeignRow, SinkGap, what `write` raises and what SQLAlchemy raises; what was committed
-    before stays, and is found repeated by the next attempt.
+    Raises ForeignRow, SinkGap, errors of `write` and of SQLAlchemy. Ranges that were committed
+    before stay; the next attempt recognizes them as repeated.
     """
     high_waters, mark = _high_waters(task)
     left = dict(task.ranges)
@@ -114,13 +114,13 @@ def _high_waters(task: Task) -> tuple[HighWaters, Mark]:
     high_waters = HighWaters(task.table)
     if (task.database.key, task.table) not in _created:
         with task.database.transaction(task.bounds):
-            pass  # wait for a database that is away
+            pass  # Waits while the database is unavailable.
         high_waters.create(task.database.engine())
         _created.add((task.database.key, task.table))
     return high_waters, Mark(*task.mark)
 
 
-# The tables that were made or found by this process.
+# The tables that this process has created or found.
 _created: set[tuple[str, str]] = set()
 
 
@@ -136,13 +136,13 @@ def _write(
             fresh = _fresh(chunk, one, verdict)
             if fresh.num_rows:
                 task.write(connection, fresh, scope)
-                # The server's clock for idle transactions stands still after a pipeline (psycopg's
-                # executemany); a plain statement starts it again.
+                # The server's idle timer of the transaction stops after a pipeline (psycopg's
+                # executemany). A plain statement starts it again.
                 connection.exec_driver_sql("SELECT 1")
             written += fresh.num_rows
             dropped += chunk.num_rows - fresh.num_rows
         if verdict.after is not None:
-            # Last: where `write` has ended the transaction itself, this fails.
+            # The last statement: it fails if `write` has ended the transaction itself.
             high_waters.put(connection, mark, one.partition, verdict.after)
     gap = verdict.gap or (None, None)
     values: list[Any] = [one.partition, one.epoch, verdict.outcome, written, dropped, *gap]
@@ -150,7 +150,7 @@ def _write(
 
 
 def _fresh(rows: pa.Table, one: Slice, verdict: Verdict) -> pa.Table:
-    """The rows that are not yet written, which is all of them in the usual case."""
+    """The rows that are not yet written: usually all."""
     positions = _numbers(rows)
     ends = pc.min_max(positions)
     least, most = ends["min"].as_py(), ends["max"].as_py()
@@ -177,9 +177,9 @@ def _numbers(rows: pa.Table) -> pa.ChunkedArray:
 
 
 class _Runs:
-    """The rows of the task's batches as one run after another, a run for each partition.
+    """The rows of the task's batches as one run after another, one run for each partition.
 
-    Iterating gives the range of the next run; its rows are to be taken (`rows_of`) before the next.
+    Iterating gives the range of the next run. Take its rows (`rows_of`) before the next iteration.
     """
 
     def __init__(self, batches: Iterable[pa.RecordBatch], ranges: Mapping[int, Slice]) -> None:
@@ -199,13 +199,13 @@ class _Runs:
             yield one
 
     def rows_of(self, one: Slice) -> Iterator[pa.Table]:
-        """The rows of the run, a batch at a time."""
+        """The rows of the run, one batch at a time."""
         while (piece := self._peek()) is not None and piece[0] == one.partition:
             self._ahead = None
             yield piece[1]
 
     def close(self) -> None:
-        """Let go of the rows."""
+        """Close the batches that are still open."""
         self._pieces.close()
 
     def _peek(self) -> tuple[int, pa.Table] | None:
@@ -215,7 +215,7 @@ class _Runs:
 
 
 def _pieces(batches: Iterable[pa.RecordBatch]) -> Any:
-    """Each batch as tables of one partition each; rows of a warm-up's replay are left out."""
+    """Each batch as tables of one partition each, without a warm-up's replayed rows."""
     for batch in batches:
         rows = pa.Table.from_batches([batch])
         if "replay" in rows.column_names:

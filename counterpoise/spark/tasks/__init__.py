@@ -1,1 +1,1 @@
-"""What tasks do: reach the log, and read slices of it."""
+"""What tasks do: connect to the log and read slices of it."""

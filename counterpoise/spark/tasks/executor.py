@@ -1,7 +1,7 @@
-"""What runs on executors: slices of the log as Arrow record batches. The service is never asked.
+"""What executors do: read slices of the log as Arrow record batches. They never call the service.
 
-An input partition carries what the task needs to reach the log. Its credentials are short-lived,
-and hidden wherever an object is shown: they go over the wire inside the pickle and nowhere else.
+An input partition carries what the task needs to reach the log. Its credentials are short-lived and
+hidden wherever an object is shown: they travel inside the pickle and nowhere else.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from counterpoise.spark.tasks.log_connection import LogConnection
 
 logger = logging.getLogger("counterpoise.spark")
 
-# What Spark makes of the source's SCHEMA; a batch must equal it exactly.
+# Spark's form of the source's SCHEMA; a batch must match it exactly.
 ARROW_SCHEMA: pa.Schema = pa.schema(
     [
         ("partition", pa.int32()),
@@ -45,7 +45,7 @@ ARROW_SCHEMA: pa.Schema = pa.schema(
         ("value", pa.binary()),
         ("headers", pa.map_(pa.string(), pa.string())),
         ("published_at", pa.timestamp("us", tz="UTC")),
-        # Which state a row belongs to, and whether it is history (docs, Warm-up).
+        # The state that a row belongs to, and whether the row is history (docs, Warm-up).
         ("tenure", pa.int64()),
         ("replay", pa.bool_()),
     ]
@@ -54,7 +54,7 @@ ARROW_SCHEMA: pa.Schema = pa.schema(
 
 @dataclass(frozen=True)
 class LogSource:
-    """How a task reaches the log: its public name, and a URL that is a secret."""
+    """The log of a task: its public name, and a URL that is a secret."""
 
     log: str
     access: str | None = field(repr=False)
@@ -63,7 +63,7 @@ class LogSource:
 
 
 class LogPartition(InputPartition):
-    """Slices for one task, a partition of the queue in each."""
+    """Slices for one task, each a partition of the queue."""
 
     def __init__(self, source: LogSource, slices: tuple[Slice, ...]) -> None:
         self.source = source
@@ -76,7 +76,7 @@ class LogPartition(InputPartition):
 def log_partition(
     connection: LogConnection, options: SourceOptions, slices: Sequence[Slice]
 ) -> LogPartition:
-    """What the driver plans for one task."""
+    """The input partition of one task, as the driver plans it."""
     source = LogSource(
         connection.name, connection.access, options.on_trimmed, options.read_timeout_seconds
     )
@@ -85,12 +85,12 @@ def log_partition(
 
 Opener = Callable[[LogSource], Log]
 
-# A Python worker of Spark runs many tasks one after another: it keeps its connection to the log.
+# A Python worker of Spark runs many tasks one after another, so it keeps its connection to the log.
 _kept: dict[LogSource, Log] = {}
 
 
 def open_kept(source: LogSource) -> Log:
-    """The log of `source`, opened once in this process and kept until another one is asked for."""
+    """The log of `source`. It stays open in this process until another log is needed."""
     log = _kept.get(source)
     if log is None:
         close_kept()
@@ -99,7 +99,7 @@ def open_kept(source: LogSource) -> Log:
 
 
 def close_kept() -> None:
-    """Close what `open_kept` keeps."""
+    """Close the log that `open_kept` keeps open."""
     while _kept:
         _kept.popitem()[1].close()
 
@@ -113,10 +113,10 @@ def read_slices(
 ) -> Iterator[pa.RecordBatch]:
     """The rows of all slices, in order within each partition, as batches of ARROW_SCHEMA.
 
-    A log that is away, or lags behind what it said, is tried again for `timeout_seconds` after what
-    it gave last; then the task fails. One that says that it is not there, or ends before the range
-    begins, has lost messages and may be about to be made good (docs, *Logs*): that is waited for as
-    the probe waits for it. Raises Trimmed, and what else the log refuses.
+    If a log is unavailable or lags behind, the task tries again until `timeout_seconds` have passed
+    since the last rows; then it fails. A log that does not exist, or that ends before the range
+    begins, has lost messages and may yet be restored (docs, *Logs*): the task waits for it like the
+    probe. Raises Trimmed, and other refusals of the log.
     """
     log = open_source(partition.source)
     for one in partition.slices:
@@ -188,7 +188,7 @@ def _read(
 
 
 def _what_to_do(error: LogError) -> str:
-    """For a log that was waited for in vain."""
+    """Advice to the user after waiting for the log in vain."""
     if isinstance(error, LogAccessRefused):
         return (
             "a task has the credentials of its micro-batch and cannot fetch others: start the "
@@ -203,7 +203,7 @@ def _what_to_do(error: LogError) -> str:
 
 
 def _after(batch: pa.RecordBatch, last: str) -> pa.RecordBatch:
-    """The batch without its first row if that is `last`, which was given before the log failed."""
+    """The batch without its first row if that is `last`, which was yielded before the failure."""
     if batch.num_rows and batch.column(1)[0].as_py() == last:
         return batch.slice(1)
     return batch

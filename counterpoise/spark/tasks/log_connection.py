@@ -1,7 +1,7 @@
-"""Reaching the queue's log from the query's own process, with credentials that change.
+"""The connection of the query's own process to the queue's log, with credentials that change.
 
-In order of choice: the option logUrl, the environment's COUNTERPOISE_LOG_URL, what the service
-gives. What the service gives is renewed before it expires and when the log refuses it.
+Credentials come from the option logUrl, else from the environment's COUNTERPOISE_LOG_URL, else from
+the service. Those of the service are renewed before they expire and when the log refuses them.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from counterpoise.wire import LogAccess, LogView
 if TYPE_CHECKING:
     from counterpoise.client import Client
 
-# So short that a log that is away is noticed within a handoff.
+# Short enough to notice an unavailable log within a handoff.
 CALL_TIMEOUT_SECONDS = 5.0
-# A service that is away is asked so rarely: the call takes its time, and reading waits for it.
+# An unavailable service is asked this rarely, because each call takes time that reading waits for.
 ASK_AGAIN_SECONDS = 30.0
 
 
 class GivesAccess(Protocol):
-    """The part of a flow that is needed here."""
+    """The part of a flow that provides access to the log."""
 
     @property
     def log(self) -> str | None: ...
@@ -34,7 +34,7 @@ class GivesAccess(Protocol):
 
 
 class QueueAccess:
-    """The way to the log of a queue for somebody who is not bound to it."""
+    """Access to the log of a queue without a flow."""
 
     def __init__(self, client: Client, queue: str) -> None:
         """Raises CounterpoiseError: QueueNotFound, ServiceUnavailable, ..."""
@@ -48,7 +48,7 @@ class QueueAccess:
         return self.view.log
 
     def log_access(self, *, fresh: bool = False) -> LogAccess | None:
-        """What the service gave; `fresh`: asked for again."""
+        """The access that the service gave; `fresh`: ask the service again."""
         if fresh:
             self.view = self._client.log_access(self._queue, "read")
         return self.view.access
@@ -58,21 +58,21 @@ OpenLog = Callable[[str, str | None], Log]
 
 
 def open_bounded(log: str, access: str | None) -> Log:
-    """The log, with calls bounded as the query's process needs it."""
+    """The log, with the call timeout that the query's process needs."""
     return open_log(log, access, timeout_seconds=CALL_TIMEOUT_SECONDS)
 
 
 class LogConnection:
-    """Opens the log of a bound flow, and opens it anew when the credentials have changed."""
+    """Opens the log of a queue, and opens it again when the credentials have changed."""
 
     def __init__(
         self,
-        flow: GivesAccess,
+        giver: GivesAccess,
         url: str | None,
         opener: OpenLog = open_bounded,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._flow = flow
+        self._giver = giver
         self._fixed = url or None
         self._opener = opener
         self._log: Log | None = None
@@ -81,20 +81,24 @@ class LogConnection:
         self._clock = clock
         self._ask_again_at = clock()
 
+    def follow(self, giver: GivesAccess) -> None:
+        """Take the way to the log from this one from now on: the flow, once it is bound."""
+        self._giver = giver
+
     @property
     def name(self) -> str:
         """The log's public name."""
-        name = self._flow.log or self._name
+        name = self._giver.log or self._name
         assert name is not None, "asked before the flow was bound"
         return name
 
     @property
     def access(self) -> str | None:
-        """The URL in use, for executors; a secret. Nothing is asked of anybody."""
+        """The URL in use, for executors; a secret. Makes no call."""
         return self._access
 
     def open(self, *, fresh: bool = False) -> Log:
-        """The log. `fresh`: the credentials were refused. Raises LogError if there is no way in."""
+        """The log. `fresh`: the credentials were refused. Raises LogError if it does not open."""
         name, access = self.name, self._current_access(fresh)
         if self._log is None or (name, access) != (self._name, self._access):
             opened = self._opener(name, access)
@@ -103,7 +107,7 @@ class LogConnection:
         return self._log
 
     def close(self) -> None:
-        """Let go of the connection."""
+        """Close the log, if it is open."""
         if self._log is not None:
             self._log.close()
 
@@ -114,9 +118,9 @@ class LogConnection:
         if self._access is not None and not fresh and self._clock() < self._ask_again_at:
             return self._access
         try:
-            given = self._flow.log_access(fresh=fresh)
+            given = self._giver.log_access(fresh=fresh)
         except CounterpoiseError:
-            # The service is away; what we have may last.
+            # The service is unavailable. The present credentials may still work.
             self._ask_again_at = self._clock() + ASK_AGAIN_SECONDS
             return self._access
         return given.url if given is not None else None

@@ -1,7 +1,7 @@
-"""State of `foreachBatch` that survives its owner: restored before a partition comes, exact when it
-is here (docs, *Warm-up*, *Snapshots*).
+"""State of `foreachBatch` that outlives its owner: warm before a partition comes, then exact.
 
-Two threads work on the states: Spark's, in which `foreachBatch` calls, and the one of `tending`.
+Docs: *Warm-up*, *Snapshots*. Two threads use the states: Spark's, in which `foreachBatch` is
+called, and the one of `tending`.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ S = TypeVar("S")
 
 @dataclass(frozen=True)
 class Output:
-    """What `apply` returned for the rows [start, end) of a partition; None if there were none."""
+    """What `apply` returned for the rows [start, end) of a partition; None: there were no rows."""
 
     partition: int
     epoch: int
@@ -52,14 +52,15 @@ class StatefulForeachBatch(Generic[S]):
     """A function for `foreachBatch` that keeps a state for each partition.
 
     `options`: those of the source (queue, url, logUrl, ...); with several queries on one queue in
-    this application, `instanceId` has to be among them. `write(outputs, batch_id)` is called once
-    for each micro-batch, with what `apply` returned for each partition; what it raises fails the
-    query, and the states are restored when it runs again. `publish_seconds`: how often the state
-    of a partition is published while it is worked here (its micro-batches wait while `dump` fills
-    memory, not while that is written). `without_snapshot`: build a state from the log, or begin
+    this application, they must include `instanceId`. `write(outputs, batch_id)` is called once for
+    each micro-batch, with what `apply` returned for each partition. If it raises, the query fails,
+    and the states are restored when the query runs again. `publish_seconds`: how often the state of
+    a partition is published while it is processed here (its micro-batches wait while `dump` fills
+    memory, but not for the disk). `without_snapshot`: rebuild a state from the log, or begin
     `empty`.
 
-    The stream must be the source's own, not filtered or changed: history is read past Spark.
+    The stream must be the source's own, not filtered or changed: history is read from the log
+    directly, not through Spark.
     """
 
     def __init__(
@@ -72,7 +73,7 @@ class StatefulForeachBatch(Generic[S]):
         publish_seconds: float = 60.0,
         without_snapshot: Literal["replay", "empty"] = "replay",
     ) -> None:
-        """Raises InvalidOption. Nothing is asked of anybody before the first need."""
+        """Raises InvalidOption. Makes no call to service or log before a state is needed."""
         self._options: SourceOptions = read_options(options)
         self._how = state
         self._write = write
@@ -119,13 +120,13 @@ class StatefulForeachBatch(Generic[S]):
                 time.sleep(pause)
 
     def close(self) -> None:
-        """Publish what is here and stop. To be called when the query has been stopped."""
+        """Publish the states and stop. Call it when the query has stopped."""
         if self._tending.close():
             self._states.close()
 
 
 def rows_of(batch: DataFrame) -> pa.Table:
-    """The micro-batch as rows of the source. Raises InvalidSchema if it was changed on the way."""
+    """The micro-batch as rows of the source. Raises InvalidSchema if its columns were changed."""
     if batch.columns != ARROW_SCHEMA.names:
         raise InvalidSchema(
             "StatefulForeachBatch takes the stream as it comes from the source, with the columns "

@@ -1,9 +1,9 @@
-"""A processor for `transformWithState` that keeps state of its own tenure only.
+"""A processor for `transformWithState` whose state belongs to one tenure.
 
-Spark's state store knows keys and nothing of tenures. So each key's state remembers the tenure it
-is of, and finds itself empty when a row of another one comes: A → B → A leaves nothing of A's first
-tenure in what A puts out in its second (docs, *Warm-up*). This needs the keys to be (partition,
-key): a key's rows then have one tenure in each micro-batch.
+Spark's state store knows keys but not tenures. So each key's state stores its tenure, and is
+dropped when a row of another tenure comes. After A → B → A nothing of A's first tenure affects what
+A emits in its second (docs, *Warm-up*). For this the keys must be (partition, key): then a key's
+rows have one tenure in each micro-batch.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ TENURE_STATE = "counterpoise_tenure"
 
 
 def fresh(state: Any, tenure: int) -> bool:
-    """Whether the key's state is of another tenure, or there is none yet: then drop all of it.
+    """Whether the key has no state of this tenure. A state of another tenure is dropped.
 
-    `state` is a value state of the schema `tenure long`, which this sets; `tenure` is the column of
-    the row that has come. To be called before anything else is done with the key's state.
+    `state` is a value state of the schema `tenure long`, which this sets. `tenure` is the column of
+    the row that arrived. Call this before anything else that uses the key's state.
     """
     known = state.get()
     if known is not None and known[0] == tenure:
@@ -34,8 +34,8 @@ def fresh(state: Any, tenure: int) -> bool:
 class TenuredProcessor(StatefulProcessor):
     """For `groupBy("partition", "key").transformWithState(...)`, rows as `pyspark.sql.Row`.
 
-    Rows of a key come in the order of their positions. What `on_rows` yields for history (`replay`)
-    is dropped: history builds state and is not put out twice.
+    Rows of a key come in the order of their positions. The output of `on_rows` for history
+    (`replay`) is dropped: history rebuilds state, and its output was emitted before.
     """
 
     def init(self, handle: StatefulProcessorHandle) -> None:
@@ -48,7 +48,7 @@ class TenuredProcessor(StatefulProcessor):
         rows: Iterator[Any],
         timerValues: Any,  # noqa: N803
     ) -> Iterator[Row]:
-        # Sorted after the shuffle by key alone: what spilled may have changed places.
+        # The shuffle sorts by key alone, and spilling may have changed the order of rows.
         ordered = sorted(rows, key=lambda row: _order(row["position"]))
         if fresh(self._tenure, ordered[0]["tenure"]):
             self.clear()
@@ -68,7 +68,7 @@ class TenuredProcessor(StatefulProcessor):
         self.on_timer(key, timerValues, expiredTimerInfo)
         return iter(())
 
-    # ------------------------------------------------------------------ for the user
+    # ------------------------------------------------------------------ overridden by users
 
     @abstractmethod
     def open(self, handle: StatefulProcessorHandle) -> None:
@@ -76,23 +76,23 @@ class TenuredProcessor(StatefulProcessor):
 
     @abstractmethod
     def clear(self) -> None:
-        """Clear all state variables of the present key, and delete its timers."""
+        """Clear all state variables of the current key, and delete its timers."""
 
     @abstractmethod
     def on_rows(self, key: Any, rows: list[Row], timers: Any) -> Iterator[Row] | None:
-        """Change the state of the key by rows of one tenure, in order; yields what comes out.
+        """Change the state of the key by rows of one tenure, in order; yields the output.
 
-        Rows with names (`Row(n=1)`): Spark takes no others from a processor.
+        Output rows need names (`Row(n=1)`): Spark takes no others from a processor.
         """
 
     def on_timer(self, key: Any, timers: Any, expired: Any) -> None:
-        """Change or drop the state of the key when a timer of its expires.
+        """Change or drop the state of the key when one of its timers expires.
 
-        Nothing comes out of a timer: it fires wherever there is state of the key, also where the
-        partition has gone from, and no sink could tell the two outputs apart.
+        A timer has no output. It fires wherever the key has state, also on a former owner of the
+        partition, and no sink could tell the two outputs apart.
         """
 
 
 def _order(position: str) -> tuple[int, str]:
-    """Positions are decimal numbers in every log there is; the text decides where one is not."""
+    """Positions are decimal numbers in every existing log; otherwise they are ordered as text."""
     return (int(position), "") if position.isdecimal() else (0, position)

@@ -1,11 +1,13 @@
-"""Snapshots of the state of partitions, where all applications that share a queue can read them.
+"""Snapshots of partition states, readable by all applications that share a queue.
 
 A snapshot says: "the state of this partition of this log, at this position". By the theory (docs,
-*Warm-up*) it is right whoever wrote it and whenever it is read, so nothing here has to agree about
-who may write. It only must never be seen half written, and damage must be noticed: a file is
-written beside, flushed to the disk and put in place by a rename, and its sum is checked in reading.
+*Warm-up*) it is correct whoever wrote it and whenever it is read, so writers need no coordination.
+Readers must only never see a half-written file, and must detect damage. So a file is written under
+another name, flushed to the disk and renamed into place, and its checksum is verified when it is
+read.
 
-A file is a line of JSON (what it is of), the bytes of the state, their CRC-32 and their number.
+A file is a line of JSON (the snapshot's identity), the bytes of the state, their CRC-32 and their
+number.
 """
 
 from __future__ import annotations
@@ -35,12 +37,12 @@ T = TypeVar("T")
 _FORMAT = 1
 _TRAILER = struct.Struct(">IQ")
 _BUFFER_BYTES = 1024 * 1024
-# A file that nobody has finished for so long is what a process that died has left.
+# An unfinished file of this age was left by a process that died.
 _ABANDONED_SECONDS = 86_400.0
 
 
 class SnapshotDamaged(SourceError):
-    """The snapshot is not what was written, or cannot be read as a state."""
+    """The snapshot differs from what was written, or cannot be read as a state."""
 
     code = "snapshot_damaged"
 
@@ -49,7 +51,7 @@ class SnapshotDamaged(SourceError):
 class Snapshot:
     """The state of `partition` at `position` of the log with the incarnation `log`.
 
-    `epoch` is that of the owner who published it. `queue` is the service's id of the queue.
+    `epoch` is that of the owner that published it. `queue` is the service's id of the queue.
     """
 
     queue: str
@@ -60,22 +62,22 @@ class Snapshot:
 
 
 class SnapshotStore(Protocol):
-    """Where snapshots are. All methods may be called by several threads and processes at a time."""
+    """A place for snapshots. Several threads and processes may call all methods at once."""
 
     def publish(self, snapshot: Snapshot, write: Callable[[BinaryIO], None]) -> None:
-        """Keep what `write` writes, all of it or nothing. Raises OSError, and what `write` does."""
+        """Store what `write` writes, all or nothing. Raises OSError, and what `write` raises."""
         ...
 
     def found(self, queue: str, log: str, partition: int) -> list[Snapshot]:
-        """The snapshots there are, in no order. Raises OSError."""
+        """The existing snapshots, in no order. Raises OSError."""
         ...
 
     def load(self, snapshot: Snapshot, read: Callable[[BinaryIO], T]) -> T:
-        """What `read` makes of it. Raises SnapshotDamaged, OSError (FileNotFoundError: pruned)."""
+        """The result of `read`. Raises SnapshotDamaged, OSError (FileNotFoundError: pruned)."""
         ...
 
     def prune(self, queue: str, log: str, partition: int, keep: Collection[Snapshot]) -> None:
-        """Delete the partition's snapshots but these. Raises OSError."""
+        """Delete the partition's snapshots except these. Raises OSError."""
         ...
 
 
@@ -87,7 +89,7 @@ class Snapshots:
     """
 
     def __init__(self, directory: str | Path) -> None:
-        """Nothing is made before the first snapshot."""
+        """The directory is created with the first snapshot."""
         self.directory = Path(directory)
 
     def __repr__(self) -> str:
@@ -108,7 +110,7 @@ class Snapshots:
                 file.write(_TRAILER.pack(summed.crc, summed.size))
                 file.flush()
                 os.fsync(file.fileno())
-            # Readable for the other applications, whoever runs them, if the directory is.
+            # Readable for applications of all users that can read the directory.
             os.chmod(temporary, 0o644)
             os.replace(temporary, target)
         except BaseException:
@@ -171,7 +173,7 @@ class Snapshots:
 
     @staticmethod
     def _sweep(folder: Path) -> None:
-        """Delete what processes that died have left."""
+        """Delete the unfinished files of processes that died."""
         for left in folder.glob(".new-*"):
             with contextlib.suppress(OSError):
                 if time.time() - left.stat().st_mtime > _ABANDONED_SECONDS:
@@ -179,7 +181,7 @@ class Snapshots:
 
 
 def json_or_none(text: bytes) -> Any:
-    """The document, None if it is none."""
+    """The JSON document; None if the text is not JSON."""
     try:
         return json.loads(text)
     except ValueError:
@@ -187,7 +189,7 @@ def json_or_none(text: bytes) -> Any:
 
 
 class _Summing(io.RawIOBase):
-    """Passes on what is written, and sums it."""
+    """Passes on what is written and computes its checksum."""
 
     def __init__(self, file: BinaryIO) -> None:
         self._file = file
@@ -206,7 +208,7 @@ class _Summing(io.RawIOBase):
 
 
 class _Checking(io.RawIOBase):
-    """The next `length` bytes of a file, summed as they are read."""
+    """The next `length` bytes of a file, with their checksum as they are read."""
 
     def __init__(self, file: BinaryIO, length: int) -> None:
         self._file = file

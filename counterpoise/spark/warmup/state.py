@@ -1,9 +1,9 @@
-"""The state of one partition in the driver: where it stands, and how it is brought to a position.
+"""The state of one partition in the driver, and how it is brought to a position.
 
-A cell holds what the messages before its position have built up. It is trusted only if it is
-*clean* (no micro-batch that failed has touched it), of the epoch that is asked for, and not ahead;
-else it is restored from the newest snapshot that is not ahead, or from the log's start. What is
-missing then is read from the log. All of this happens under the cell's lock.
+A cell holds the result of the messages before its position. It is trusted only if it is *clean* (no
+failed micro-batch has touched it), of the requested epoch, and not ahead. Otherwise it is restored
+from the newest snapshot that is not ahead, or from the log's start. The messages in between are
+read from the log. All of this happens under the cell's lock.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ logger = logging.getLogger("counterpoise.spark")
 
 S = TypeVar("S")
 
-# So many messages are read and applied at a time when a state catches up.
+# How many messages are read and applied at a time when a state catches up.
 PORTION_MESSAGES = 20_000
 KEPT_SNAPSHOTS = 3
 
 
 class PartitionState(ABC, Generic[S]):
-    """What a user says of the state: how it begins, changes, is written and read.
+    """The user's definition of the state: its beginning, change, writing and reading.
 
-    `apply` must depend on state and rows alone: then what is restored is what was lost.
+    `apply` must depend on state and rows alone. Then the restored state equals the lost one.
     """
 
     @abstractmethod
@@ -46,10 +46,10 @@ class PartitionState(ABC, Generic[S]):
 
     @abstractmethod
     def apply(self, state: S, rows: pa.Table) -> Any:
-        """Change the state by rows of one partition, in order; returns what comes out of them.
+        """Change the state by rows of one partition, in order; returns their output.
 
-        `rows` has the columns of the source. History comes with `replay` true, and what it returns
-        is dropped.
+        `rows` has the columns of the source. History comes with `replay` true, and its output is
+        dropped.
         """
 
     @abstractmethod
@@ -69,7 +69,7 @@ class Cell(Generic[S]):
         self.lock = threading.RLock()
         self.state: S | None = None
         self.position: str | None = None
-        # Under which the partition is worked here; None while it only warms up.
+        # The epoch under which the partition is processed here; None while it only warms up.
         self.epoch: int | None = None
         self.clean = False
         self.published: str | None = None
@@ -87,7 +87,7 @@ class Cell(Generic[S]):
 class Restorer(Generic[S]):
     """Brings cells to positions.
 
-    `access` gives the log as it is to be reached now; `fresh` after credentials were refused.
+    `access` returns the open log, with current credentials.
     """
 
     def __init__(
@@ -107,7 +107,7 @@ class Restorer(Generic[S]):
     def bring_to(self, cell: Cell[S], target: str) -> None:
         """Make the cell's state that of all messages before `target`.
 
-        Raises LogError; the cell can be brought on later.
+        Raises LogError; then the cell keeps its progress, and a later call continues.
         """
         with cell.lock:
             if cell.usable() and cell.position == target:
@@ -120,9 +120,9 @@ class Restorer(Generic[S]):
             self._catch_up(cell, target, log, bounds)
 
     def publish(self, cell: Cell[S], epoch: int, incarnation: str) -> bool:
-        """Publish the cell's state; whether there was anything new. Raises OSError.
+        """Publish the cell's state. Returns whether there was anything new. Raises OSError.
 
-        The micro-batches wait while it is dumped to memory, not while that goes to the disk.
+        Micro-batches wait while the state is dumped to memory, but not while it is written to disk.
         """
         with cell.lock:
             position = cell.position
@@ -155,7 +155,8 @@ class Restorer(Generic[S]):
                 logger.warning("counterpoise: %s; trying an older snapshot", error)
                 continue
             cell.position = cell.published = snapshot.position
-            # The next one can wait: publishing now would hold up the first micro-batch of a grant.
+            # The next snapshot can wait: publishing now would delay the first micro-batch of a
+            # grant.
             cell.published_at = time.monotonic()
             cell.clean = True
             return

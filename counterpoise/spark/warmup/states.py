@@ -1,4 +1,4 @@
-"""The states of the partitions that a query works or warms up, and how they come and go."""
+"""The states of the partitions that a query processes or warms up."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ S = TypeVar("S")
 class States(Generic[S]):
     """A cell for each partition. Any thread may call; each cell has a lock of its own.
 
-    Nothing is asked of anybody before the first need.
+    Makes no call to service or log before a state is needed.
     """
 
     def __init__(
@@ -45,22 +45,23 @@ class States(Generic[S]):
         self._incarnation: str | None = None
 
     def all(self) -> list[Cell[S]]:
-        """Those there are now."""
+        """The present cells."""
         with self._guard:
             return list(self._cells.values())
 
     def cell(self, partition: int) -> Cell[S]:
-        """The partition's; a new one if there is none."""
+        """The cell of the partition, created if needed."""
         with self._guard:
             return self._cells.setdefault(partition, Cell(partition))
 
     def bring_to(self, cell: Cell[S], position: str) -> None:
-        """Make it the state before `position`. Raises CounterpoiseError, and what `how` raises."""
+        """Bring the state to `position`. Raises CounterpoiseError, and what `how` raises."""
         self._restorer().bring_to(cell, position)
 
     def publish(self, cell: Cell[S]) -> None:
-        """Publish it if it is worked here and has news. Raises OSError, CounterpoiseError, and what
-        `how` raises.
+        """Publish the state if it changed and its partition is processed here.
+
+        Raises OSError, CounterpoiseError, and what `how` raises.
         """
         if cell.epoch is None or not cell.usable():
             return
@@ -70,9 +71,10 @@ class States(Generic[S]):
             logger.info("counterpoise: published partition %d", cell.partition)
 
     def let_go(self, cell: Cell[S]) -> None:
-        """The partition is somebody else's, or not coming any more: publish it and forget it.
+        """Publish the state and forget the cell: the partition has another owner or is no longer
+        coming.
 
-        What stands against publishing is only logged: the state can be built from the log.
+        A failure to publish is only logged, because the state can be rebuilt from the log.
         """
         try:
             self.publish(cell)
@@ -82,7 +84,7 @@ class States(Generic[S]):
             self._cells.pop(cell.partition, None)
 
     def close(self) -> None:
-        """Publish all that is worked here."""
+        """Publish all states of partitions that are processed here."""
         for cell in self.all():
             self.let_go(cell)
         if self._connection is not None:
@@ -97,7 +99,7 @@ class States(Generic[S]):
         )
 
     def _log(self) -> Log:
-        """The log, with credentials that it accepts."""
+        """The log, opened with credentials that it accepts."""
         with self._opening:
             if self._connection is None:
                 access = QueueAccess(self._client, self._options.queue)
@@ -112,7 +114,9 @@ class States(Generic[S]):
 
 
 def say_failed(cell: Cell[Any], error: Exception) -> None:
-    """Restoring or publishing failed; where, if that was in the user's own code."""
+    """Log that restoring or publishing failed; with a traceback if the user's own code may be at
+    fault.
+    """
     foreseen = isinstance(error, OSError | CounterpoiseError)
     logger.warning(
         "counterpoise: the state of partition %d: %s",

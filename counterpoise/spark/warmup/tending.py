@@ -1,8 +1,8 @@
-"""The thread beside Spark's: it warms up what comes, publishes what is here, drops what has gone.
+"""The background thread of states: it warms up, publishes and drops them as partitions come and go.
 
-What it knows of the flow is the document `view` that the source says through the channel; what it
-answers is the document `ready`. Trouble with one partition, be it the log's or the user's own code,
-makes that one wait and no other.
+It learns of the flow from the document `view` that the source writes to the channel, and answers
+with the document `ready`. If the log or the user's own code fails for one partition, only that
+partition waits.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ logger = logging.getLogger("counterpoise.spark")
 S = TypeVar("S")
 
 LOOK_SECONDS = 0.05
-# A step of a warm-up that took no longer was short enough for the partition to be near.
+# If a step of a warm-up took no longer than this, the partition is near enough.
 NEAR_SECONDS = 1.0
 ABSENT_SECONDS = 1.0
 BACKOFF = Backoff(0.1, 2.0)
 
 
 class Tending(Generic[S]):
-    """Runs from `start` to `close`. `channel` is set once the query has called; before that, its
-    channel is looked for.
+    """Runs from `start` to `close`. The query sets `channel` at its first call; before that, the
+    thread searches for the query's channel.
     """
 
     def __init__(self, options: SourceOptions, states: States[S], publish_seconds: float) -> None:
@@ -48,7 +48,7 @@ class Tending(Generic[S]):
         self._publish_seconds = publish_seconds
         self._ready: dict[int, int] = {}
         self._said: Json | None = None
-        # When a partition whose state failed may be tried again, and how often it has failed.
+        # By partition: when a failed state may be tried again, and how often it has failed.
         self._failed: dict[int, tuple[float, int]] = {}
         self._absent: dict[int, float] = {}
         self._ambiguous = False
@@ -60,7 +60,7 @@ class Tending(Generic[S]):
         self._thread.start()
 
     def close(self) -> bool:
-        """End; whether that was still to be done."""
+        """End the thread. Returns False if it was closed before."""
         if self._closed.is_set():
             return False
         self._closed.set()
@@ -68,7 +68,7 @@ class Tending(Generic[S]):
         return True
 
     def follow(self, view: Json) -> None:
-        """One look at what the source says: a step for each partition, then say what is ready."""
+        """Process one view of the source: a step for each partition, then write which are ready."""
         partitions = {int(number): one for number, one in view["partitions"].items()}
         self._drop_absent(partitions)
         ready: dict[int, int] = {}
@@ -102,23 +102,23 @@ class Tending(Generic[S]):
     def _drop_absent(self, partitions: dict[int, Json]) -> None:
         now = time.monotonic()
         for cell in self._states.all():
-            # A view can be older than the micro-batch that has made the cell.
+            # A view can be older than the micro-batch that created the cell.
             if cell.partition in partitions:
                 self._absent.pop(cell.partition, None)
             elif now - self._absent.setdefault(cell.partition, now) > ABSENT_SECONDS:
                 self._let_go(cell)
 
     def _warm(self, number: int, epoch: int, position: str | None) -> bool:
-        """One step of a warm-up; whether it was short enough to be ready."""
+        """One step of a warm-up. Returns whether it was short enough to report ready."""
         if position is None:
             return True
         cell = self._states.cell(number)
         if cell.epoch is not None and cell.epoch > epoch:
             return False  # granted meanwhile
         if cell.epoch == epoch:
-            return True  # we are the owner: it is on its way to another flow of ours
+            return True  # this query is the owner: the partition moves between its flows
         if cell.epoch is not None:
-            # Worked here before, and by somebody else since.
+            # Processed here before, and by another owner since.
             self._let_go(cell)
             cell = self._states.cell(number)
         began = time.monotonic()
@@ -127,12 +127,12 @@ class Tending(Generic[S]):
         return time.monotonic() - began < NEAR_SECONDS
 
     def _keep(self, number: int, one: Json) -> None:
-        """A partition that is ours, of which nothing is in flight: restore it or publish it."""
+        """Restore or publish the state of a granted partition that is not in flight."""
         cell = self._states.cell(number)
         position = one["position"]
         if position is not None and not cell.usable():
             self._patiently(cell, partial(self._states.bring_to, cell, position))
-        # What cannot be used has nothing to publish: its pause is that of restoring it.
+        # An unusable state has nothing to publish; a failed restore has set its pause.
         if cell.usable() and (one["state"] == "revoking" or self._is_due(cell)):
             self._patiently(cell, partial(self._states.publish, cell))
 
@@ -145,7 +145,7 @@ class Tending(Generic[S]):
         self._absent.pop(cell.partition, None)
 
     def _patiently(self, cell: Cell[S], act: Callable[[], None]) -> bool:
-        """Do it to the cell; False if it did not work, or it is too early to try again."""
+        """Do it to the cell. Returns False if it failed, or if it is too early to try again."""
         now = time.monotonic()
         not_before, failures = self._failed.get(cell.partition, (0.0, 0))
         if now < not_before:
@@ -164,13 +164,13 @@ class Tending(Generic[S]):
     # ------------------------------------------------------------------ the channel
 
     def _view(self) -> Json | None:
-        """What the source says of this query's flow, if it is bound."""
+        """The source's view of this query's flow, if the flow is bound."""
         channel = self.channel or self._find_channel()
         view = None if channel is None else channel.get("view")
         return view if view is not None and view.get("status") == "bound" else None
 
     def _find_channel(self) -> Channel | None:
-        """The channel of the query, before it has called us."""
+        """The channel of the query, before its first call."""
         options = self._options
         if options.instance_id is not None:
             return channel_to(options.instance_id)
@@ -192,14 +192,14 @@ class Tending(Generic[S]):
         channel = self.channel or self._find_channel()
         if channel is None:
             return
-        # A query that begins anew has a channel of its own, where nothing was said yet.
+        # A restarted query has a new channel without a document.
         if document != self._said or channel.stamp("ready") is None:
             channel.put("ready", document)
             self._said = document
 
 
 def _views(home: str) -> Iterator[Json]:
-    """The views that all sources of this application say."""
+    """The views of all sources of this application."""
     for directory in Path(home).iterdir():
         with contextlib.suppress(OSError):
             view = json_or_none((directory / "view.json").read_bytes())

@@ -21,7 +21,7 @@ from tests.world.loop import settle, virtual
 
 class TestFollowing:
     @virtual
-    async def test_an_update_that_is_there_is_told_at_once(self) -> None:
+    async def test_a_poll_returns_an_existing_update_at_once(self) -> None:
         world = World()
         one = await world.replica()
         await one.create_queue(spec())
@@ -65,8 +65,8 @@ class TestFollowing:
         assert len((await one.update("orders", polls)).partitions) == 4
 
     @virtual
-    async def test_an_administrators_drain_keeps_nobody_alive(self) -> None:
-        """Only what the client itself does renews: a frozen process loses its partitions."""
+    async def test_an_administrators_drain_renews_no_lease(self) -> None:
+        """Only calls of the client itself renew: a frozen process loses its partitions."""
         world = World()
         one = await world.replica()
         await one.create_queue(spec())
@@ -82,8 +82,8 @@ class TestFollowing:
 
     @pytest.mark.parametrize("reason", ["unbound", "replaced", "lease_expired"])
     @virtual
-    async def test_who_watches_is_told_that_the_flow_is_gone(self, reason: str) -> None:
-        """On whichever replica, as soon as it is."""
+    async def test_a_watcher_is_told_that_the_flow_is_gone(self, reason: str) -> None:
+        """On any replica, at once."""
         world = World()
         one, two = await world.replica(), await world.replica()
         await one.create_queue(spec())
@@ -116,7 +116,7 @@ class TestFollowing:
         assert world.now - began <= (3.01 if reason == "lease_expired" else 0.01)
 
     @virtual
-    async def test_changes_while_nobody_asks_are_one(self) -> None:
+    async def test_changes_between_polls_come_as_one_update(self) -> None:
         world = World()
         one = await world.replica()
         await one.create_queue(spec())
@@ -135,7 +135,9 @@ class TestFollowing:
 
     @virtual
     async def test_positions_and_epochs_are_of_one_moment(self) -> None:
-        """The other replica grants between the look at the queue and that at the positions."""
+        """The other replica grants between the reading of the queue and the reading of the
+        positions.
+        """
         world = World()
         one, two = await world.replica(), await world.replica()
         await one.create_queue(spec(max_handoff_time=30.0))
@@ -155,7 +157,7 @@ class TestFollowing:
 
 class TestTokens:
     @virtual
-    async def test_who_may_call(self) -> None:
+    async def test_calls_need_the_flows_own_token(self) -> None:
         world = World()
         one, two = await world.replica(), await world.replica()
         await one.create_queue(spec())
@@ -175,7 +177,7 @@ class TestTokens:
                 await service.authenticate("nowhere", bound.flow_id, bound.flow_token)
 
     @virtual
-    async def test_the_reason_is_told_to_whom_the_flow_was_alone(self) -> None:
+    async def test_only_the_flows_own_client_learns_why_it_left(self) -> None:
         world = World()
         one, two = await world.replica(), await world.replica()
         await one.create_queue(spec())
@@ -220,7 +222,7 @@ class TestWorking:
         ]
 
     @virtual
-    async def test_one_bad_item_does_not_spoil_the_others(self) -> None:
+    async def test_one_bad_item_does_not_affect_the_others(self) -> None:
         world = World()
         one = await world.replica()
         await one.create_queue(spec(max_handoff_time=30.0))
@@ -253,7 +255,7 @@ class TestWorking:
             await one.commit("orders", flow, 1, twice)
 
     @virtual
-    async def test_a_bind_that_cannot_be_answered_binds_nobody(self) -> None:
+    async def test_a_bind_that_cannot_be_answered_leaves_no_flow(self) -> None:
         world = World()
         one = await world.replica()
         await one.create_queue(spec())
@@ -287,7 +289,7 @@ class TestWorking:
                 await call
 
     @virtual
-    async def test_a_failed_batch_is_told_to_each_and_the_next_one_goes(self) -> None:
+    async def test_every_caller_of_a_failed_batch_is_told_and_the_next_batch_is_sent(self) -> None:
         world = World()
         one = await world.replica()
         await one.create_queue(spec())

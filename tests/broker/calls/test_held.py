@@ -1,4 +1,4 @@
-"""What a frozen replica holds costs the flows of that queue a wait, and nobody anything else."""
+"""Locks of a frozen replica delay only the flows of that queue."""
 
 import asyncio
 
@@ -19,7 +19,7 @@ async def two_queues() -> tuple[World, Service, str, str]:
 
 
 @virtual
-async def test_a_flow_of_another_queue_notices_nothing() -> None:
+async def test_a_flow_of_another_queue_is_not_affected() -> None:
     world, one, held, free = await two_queues()
     world.database.held_flows = {held}
     waiting = asyncio.ensure_future(one.heartbeat("held", held))
@@ -36,7 +36,7 @@ async def test_a_flow_of_another_queue_notices_nothing() -> None:
 
 
 @virtual
-async def test_who_was_kept_from_renewing_is_not_taken_for_dead() -> None:
+async def test_a_flow_whose_renewal_was_blocked_is_not_expired() -> None:
     world, one, held, _ = await two_queues()
     dead = await one.join("held", "dead", lease=2)
     world.database.held_flows = {held}
@@ -84,7 +84,7 @@ async def test_a_release_that_is_repeated_renews_when_it_can() -> None:
 
 
 @virtual
-async def test_nobody_waits_for_ever() -> None:
+async def test_a_blocked_call_ends_with_an_error() -> None:
     world, one, held, _ = await two_queues()
     world.database.held_flows = {held}
     before = world.now

@@ -8,7 +8,7 @@ from tests.core.world import World
 
 
 def test_an_instance_that_returns_and_brings_the_number_back_makes_two_entries() -> None:
-    """A gets back what it had (rule 12), and what B left goes to C (rule 7), in one decision."""
+    """A gets back its partitions (rule 12), and B's go to C (rule 7), in one decision."""
     orders = World.owning({"A": [0, 1], "B": [2, 3]})
     orders.expire("A")
     orders.expire("B")

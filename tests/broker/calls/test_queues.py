@@ -57,7 +57,7 @@ class TestDeleting:
         maintain = two.logs.maintain
 
         async def slowly(log: str, *told: Any) -> None:
-            # Of all three it was known that they exist when the upkeep began.
+            # All three were known to exist when the upkeep began.
             if log == logs["first"]:
                 await one.delete_queue("first", force=False)
                 await one.delete_queue("second", force=False)
@@ -73,7 +73,7 @@ class TestDeleting:
 
     @pytest.mark.parametrize("error", [RuntimeError, asyncio.CancelledError])
     @virtual
-    async def test_a_queue_whose_log_cannot_be_made_is_not_there(
+    async def test_a_queue_whose_log_cannot_be_created_is_not_created(
         self, error: type[BaseException]
     ) -> None:
         world = World()
@@ -130,7 +130,7 @@ class TestResizing:
 
     @virtual
     async def test_only_a_resize_discards(self) -> None:
-        """Another queue may still be draining what this one has finished."""
+        """Another queue may still be draining partitions that this one has finished."""
         world = World()
         one = await world.replica()
         await one.create_queue(spec(partitions=2))
@@ -155,7 +155,7 @@ class TestResizing:
                 await one.create_queue(views.QueueSpec("second", log=f"builtin:{source}"))
 
     @virtual
-    async def test_what_a_crash_left_undone_the_upkeep_does(self) -> None:
+    async def test_the_upkeep_completes_what_a_crash_interrupted(self) -> None:
         world = World()
         one, two = await world.replica(), await world.replica()
         await one.create_queue(spec())
@@ -189,8 +189,8 @@ class TestResizing:
         assert told == [f"builtin:q{n}" for n in range(count)]
 
     @virtual
-    async def test_what_was_processed_of_any_partition_may_be_trimmed(self) -> None:
-        """Also of those that are gone, and of the last of several that retire."""
+    async def test_processed_messages_of_every_partition_are_trimmed(self) -> None:
+        """Also of removed partitions, and of the last of several that retire."""
         world = World()
         one = await world.replica()
         await one.create_queue(spec())
@@ -208,7 +208,7 @@ class TestResizing:
         )
 
     @virtual
-    async def test_a_reader_that_is_deleted_meanwhile_follows_nobody(self) -> None:
+    async def test_a_queue_deleted_during_a_resize_does_not_follow_it(self) -> None:
         world = World()
         one, two = await world.replica(), await world.replica()
         await one.create_queue(spec())
@@ -223,7 +223,7 @@ class TestResizing:
 
 
 class TestStart:
-    """`start: latest` is resolved when the queue is made, once for all who read it."""
+    """`start: latest` is resolved when the queue is created, once for all its consumers."""
 
     @virtual
     async def test_a_log_that_is_made_for_the_queue_is_empty(self) -> None:
@@ -233,7 +233,7 @@ class TestStart:
         assert await positions(one) == ["0", "0"]
 
     @virtual
-    async def test_what_is_published_while_the_queue_is_made_is_read(self) -> None:
+    async def test_messages_published_during_the_creation_of_the_queue_are_read(self) -> None:
         world = World()
         one = await world.replica()
         await one.create_queue(spec(partitions=3))
@@ -252,7 +252,7 @@ class TestStart:
         assert await positions(one, "late") == ["1", "0", "0"]
 
     @virtual
-    async def test_while_the_log_cannot_be_asked_there_is_no_such_queue(self) -> None:
+    async def test_no_queue_is_created_while_the_log_does_not_answer(self) -> None:
         world = World()
         one = await world.replica()
         await one.create_queue(spec(partitions=3))
@@ -270,7 +270,7 @@ class TestStart:
         await one.create_queue(late)
 
     @virtual
-    async def test_of_a_log_of_an_unknown_kind_nobody_can_tell_the_end(self) -> None:
+    async def test_the_end_of_a_log_of_an_unknown_kind_is_unknown(self) -> None:
         world = World()
         one = await world.replica()
         away = views.QueueSpec("away", 2, log="other://elsewhere", start="latest")
@@ -279,7 +279,7 @@ class TestStart:
         await one.create_queue(replace(away, start="earliest"))
 
     @virtual
-    async def test_an_owner_that_leaves_before_its_first_commit_moves_nothing(self) -> None:
+    async def test_an_owner_that_leaves_before_its_first_commit_keeps_the_start(self) -> None:
         world = World()
         one = await world.replica()
         await one.create_queue(spec(partitions=1))
@@ -295,7 +295,7 @@ class TestStart:
             await one.unbind("late", flow)
 
     @virtual
-    async def test_a_later_change_gives_ends_to_what_has_no_position(self) -> None:
+    async def test_a_later_change_sets_missing_positions_to_the_end(self) -> None:
         world = World()
         one = await world.replica()
         await one.create_queue(spec(partitions=3))
@@ -311,8 +311,8 @@ class TestStart:
         assert await positions(one) == ["1", "1", "0", "0"]
 
     @virtual
-    async def test_no_position_is_set_back_to_where_nobody_decided(self) -> None:
-        """Null in a call that sets positions means the end of now, too."""
+    async def test_a_position_reset_to_null_means_the_present_end(self) -> None:
+        """Null in a call that sets positions means the present end, too."""
         world = World()
         one = await world.replica()
         await one.create_queue(spec(partitions=2, start="latest"))
@@ -347,7 +347,7 @@ class TestStart:
 
     @virtual
     async def test_in_a_queue_of_before_the_first_reader_still_decides(self) -> None:
-        """It is older than this rule, and null is all that is known of its partitions."""
+        """The queue is older than this rule, and null is all that is known of its partitions."""
         world = World()
         one = await world.replica()
         await one.create_queue(spec(partitions=2, start="latest"))
@@ -383,7 +383,7 @@ class TestEvents:
         following.cancel()
 
     @virtual
-    async def test_who_missed_much_reads_it_in_pieces(self) -> None:
+    async def test_a_follower_that_missed_many_events_reads_them_in_pieces(self) -> None:
         world = World()
         one, two = await world.replica(), await world.replica()
         await one.create_queue(spec())
@@ -410,7 +410,7 @@ class TestEvents:
         await one.join("orders", "first", lease=60)
         event = await told
         assert event.changes
-        # Nothing more happens, and what happened while it was away comes all the same.
+        # No more events follow; the events of the outage arrive nevertheless.
         rest = (await one.queue("orders")).revision - event.revision
         for _ in range(rest):
             await anext(events)
@@ -442,11 +442,11 @@ class TestPositions:
         with pytest.raises(Invalid, match="partition 1 ends at 9"):
             await one.set_positions("orders", {0: "10", 1: "10"})
         assert (await one.queue("orders")).revision == 1
-        # Where the log does not say, the administrator is believed.
+        # If the log does not say, the administrator's position is accepted.
         await one.set_positions("orders", {0: "10", 1: None, 2: "77"})
 
     @virtual
-    async def test_what_is_removed_meanwhile_keeps_its_position(self) -> None:
+    async def test_a_partition_removed_meanwhile_keeps_its_position(self) -> None:
         world = World()
         one, two = await world.replica(), await world.replica()
         await one.create_queue(spec())

@@ -1,4 +1,4 @@
-"""What flows and administrators are told of a queue, as the contract words it."""
+"""The views of a queue for flows and administrators, in the contract's words."""
 
 from broker.calls.rendering import partition_view, status_view, update_view
 from broker.core.state.queue import Queue
@@ -43,7 +43,7 @@ def test_a_successor_that_warms_up_sees_it_until_it_owns_it() -> None:
     assert (told(orders.queue, "A"), told(orders.queue, "B")) == ({0: "owned"}, {1: "owned"})
 
 
-def test_a_successor_that_does_not_warm_up_sees_nothing_before_it_owns_it() -> None:
+def test_a_successor_without_warm_up_first_sees_the_partition_as_owner() -> None:
     orders = World.owning({"A": [0, 1]}, rebalance_delay=0)
     orders.bind("B")
     assert told(orders.queue, "B") == {}
@@ -62,7 +62,7 @@ def test_the_spread_is_without_retiring_partitions_and_draining_flows() -> None:
     assert status_view(orders.queue).spread == 0
 
 
-def test_the_holddown_has_an_end_and_nothing_else_has() -> None:
+def test_only_a_holddown_has_an_end_time() -> None:
     orders = World.owning({"A": [0, 1]}, rebalance_delay=5.0)
     assert (status_view(orders.queue).holddown_until, status_view(orders.queue).trigger) == (
         None,

@@ -1,4 +1,4 @@
-"""The service's side of the built-in log: what is repeated, late or interrupted does no harm."""
+"""The service's side of the built-in log: repeated, late and interrupted calls do no harm."""
 
 import asyncio
 from datetime import UTC, datetime
@@ -41,7 +41,7 @@ def stored(url):
 # ------------------------------------------------------------------ make and resize
 
 
-async def test_ensure_leaves_a_log_that_exists_as_it_is(logs, log):
+async def test_ensure_does_not_change_an_existing_log(logs, log):
     append(log, "a")
     await logs.ensure("builtin:flights", 9)
     assert await logs.partition_count("builtin:flights") == 4
@@ -73,7 +73,7 @@ async def test_a_resize_that_comes_late_changes_nothing(logs, log):
         append(log, "a", partition_count=6)
 
 
-async def test_whatever_is_asked_of_a_log_that_does_not_exist_says_so(logs):
+async def test_every_call_on_an_unknown_log_says_that_it_is_unknown(logs):
     for call in (
         logs.set_partition_count("builtin:nowhere", 2),
         logs.discard("builtin:nowhere", [1]),
@@ -134,7 +134,9 @@ FIRST, SECOND = LogOwner("first", "flights", 1000.0), LogOwner("second", "flight
 
 
 async def made_again(logs, log):
-    """A queue was deleted and another made of the same name, into which somebody published."""
+    """A queue was deleted and another created with the same name, into which messages were
+    published.
+    """
     assert await logs.ensure("builtin:flights", 4, FIRST)
     await logs.drop("builtin:flights", FIRST)
     assert await logs.ensure("builtin:flights", 4, SECOND)
@@ -142,7 +144,7 @@ async def made_again(logs, log):
 
 
 async def test_a_drop_that_comes_late_spares_the_log_of_a_later_queue(logs, log, log_url):
-    """A replica deleted the queue, was paused, and meanwhile it was made again."""
+    """A replica deleted the queue, was paused, and meanwhile the queue was created again."""
     await made_again(logs, log)
     await LogsByKind(logs, ExternalLogs()).drop("builtin:flights", FIRST)
     assert texts(log, 0) == ["a", "b", "c"]
@@ -151,7 +153,7 @@ async def test_a_drop_that_comes_late_spares_the_log_of_a_later_queue(logs, log,
     assert stored(log_url) == 0
 
 
-async def test_a_log_that_belongs_to_nobody_is_dropped_and_trimmed_by_its_name(logs, log, log_url):
+async def test_a_log_without_an_owner_is_dropped_and_trimmed_by_name(logs, log, log_url):
     append(log, "a", "b", "c")
     await logs.trim("builtin:flights", {0: "2"}, FIRST)
     assert texts(log, 0, "2") == ["c"]
@@ -165,27 +167,27 @@ positions = st.dictionaries(st.integers(0, 4), st.none() | st.integers(0, 50))
 
 
 @given(st.lists(positions, max_size=4), st.integers(0, 60))
-def test_what_is_kept_is_so_many_messages_below_what_all_have_committed(committed, keep):
+def test_trimming_keeps_some_messages_below_the_lowest_commit(committed, keep):
     most = trim_floor(committed)
     kept = trim_floor(committed, keep)
     assert kept == {n: at - keep for n, at in most.items() if at >= keep}
 
 
 @given(st.lists(positions, max_size=4))
-def test_the_floor_never_lies_above_what_anyone_has_committed(committed):
+def test_the_floor_is_never_above_any_commit(committed):
     floor = trim_floor(committed)
     for reader in committed:
         for partition, position in floor.items():
             assert reader[partition] is not None
             assert position <= reader[partition]
-    # And it is as high as that allows.
+    # And the floor is as high as that allows.
     for partition in range(5):
         known = [reader.get(partition) for reader in committed]
         if committed and None not in known:
             assert floor[partition] == min(known)
 
 
-def test_nothing_is_trimmed_while_nobody_reads():
+def test_nothing_is_trimmed_without_a_consuming_queue():
     assert trim_floor([]) == {}
 
 
@@ -211,7 +213,7 @@ async def test_an_interrupted_trim_is_completed_by_the_next(logs, log, log_url):
 async def test_a_trim_that_comes_late_spares_the_log_of_a_later_queue(
     logs, log, log_url, monkeypatch
 ):
-    """The upkeep of a queue was under way when that was deleted and made again."""
+    """The upkeep of a queue was under way when the queue was deleted and created again."""
     ensure = logs.ensure
 
     async def overtaken(*given):
@@ -267,7 +269,7 @@ async def test_a_queue_made_again_starts_with_an_empty_log_even_if_the_drop_was_
     assert await logs.ensure("builtin:again", 3, second)
     assert await logs.partition_count("builtin:again") == 3
     assert await logs.set_partition_count("builtin:again", 5, revision=2)
-    # A replica that still knows only the first queue must not bring its log back, nor resize it.
+    # A replica that still knows only the first queue must neither bring its log back nor resize it.
     assert not await logs.set_partition_count("builtin:again", 1, revision=10, owner=first)
     assert await logs.set_partition_count("builtin:again", 5, revision=3, owner=second)
     assert await logs.discard("builtin:again", [5], owner=first) == frozenset()

@@ -1,4 +1,4 @@
-"""Who may do what to the log, and for how long."""
+"""Roles in the log: their rights and lifetimes."""
 
 import asyncio
 from urllib.parse import urlsplit
@@ -85,7 +85,7 @@ async def test_a_publisher_can_append_and_nothing_else(engine, log, log_url):
                 connection.execute(statement)
 
 
-async def test_neither_sees_what_else_is_in_the_database(engine, log_url):
+async def test_neither_role_sees_other_data_in_the_database(engine, log_url):
     with psycopg.connect(log_url, autocommit=True) as connection:
         connection.execute("CREATE TABLE public.another (flow_token text)")
     for purpose in ("read", "publish"):
@@ -134,14 +134,14 @@ async def test_credentials_rotate_and_expired_roles_are_dropped(engine, log_url)
     now[0] += 30
     second = await given(short, "read")
     assert user(second) != user(first)
-    # The old one is still good for those who have just been given it.
+    # The old role is still valid for clients that got it shortly before.
     kept = psycopg.connect(first.url, autocommit=True)
     make_older(log_url, user(first), 30)
     with pytest.raises(LogAccessRefused):
         PostgresLog("flights", first.url).bounds([0])
     now[0] += 30
     assert await given(short, "read") == second
-    # A session that is open goes on.
+    # An open session continues.
     kept.execute("SELECT * FROM counterpoise_log.logs")
     kept.close()
     of_the_role = f"SELECT 1 FROM pg_stat_activity WHERE usename = '{user(first)}'"

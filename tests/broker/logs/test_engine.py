@@ -1,4 +1,4 @@
-"""A log whose database falls silent, or is away for a moment, holds nobody for ever."""
+"""A log whose database is silent, or away for a moment, blocks no caller for ever."""
 
 import asyncio
 import contextlib
@@ -24,13 +24,13 @@ from tests.service import running, settings_for
 
 __all__ = ["log", "log_url"]
 
-# A call that is given up lets its connection go for up to two seconds.
+# A call that is given up releases its connection within two seconds.
 SOON_SECONDS = 20.0
 
 
 @contextlib.contextmanager
 def impatient() -> Iterator[None]:
-    """Calls of the log are given up after a moment: only for those that are to be given up."""
+    """A short timeout for calls of the log: only for calls that should time out."""
     with pytest.MonkeyPatch.context() as patch:
         for name in ("CALL_SECONDS", "LONG_SECONDS", "SWEEP_SECONDS"):
             patch.setattr(builtin, name, 0.5)
@@ -85,10 +85,10 @@ async def test_every_call_of_a_silent_log_is_given_up(
     assert len((await builtin.bounds("builtin:flights")).ends) == 4
 
 
-async def test_credentials_that_are_known_wait_for_nobody(
+async def test_known_credentials_are_given_without_waiting(
     proxy: Proxy, engine: AsyncEngine
 ) -> None:
-    """While those for publishers are due and the database is silent, readers get theirs."""
+    """While publishers' credentials are due and the database is silent, readers get theirs."""
     credentials = LogCredentials(engine, proxy.url)
     known = await credentials.get("read")
     proxy.stall()
@@ -119,7 +119,7 @@ async def test_a_replica_that_freezes_with_a_lock_does_not_keep_it(
 ) -> None:
     freezing, engine = make_engine(log_url), make_engine(log_url)
     try:
-        # Only for the connection that freezes; it is taken when one connects.
+        # Only for the connection that freezes; the setting is read at connecting.
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(log_engine, "IDLE_SECONDS", 0.3)
             frozen = await freezing.connect()

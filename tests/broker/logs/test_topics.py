@@ -1,7 +1,7 @@
 """Queues whose log is a topic of Kafka: the topic decides how many partitions there are.
 
-Real services and librdkafka's mock cluster. The mock cannot add partitions to a topic, so a topic
-that grows is made again with more, empty.
+Real services and librdkafka's mock cluster. The mock cannot add partitions to a topic, so a growing
+topic is created again, empty and with more partitions.
 """
 
 import uuid
@@ -97,8 +97,8 @@ def test_all_queues_of_a_topic_grow_with_it_and_their_flows_get_the_new_partitio
     eventually(lambda: client.queue("copy").partition_count == 5)
     eventually(lambda: owned(client, flow) == [0, 1, 2, 3, 4])
     assert "resize" in [rebalance.trigger for rebalance in client.rebalances("orders")]
-    # Who publishes under the count of before is refused. The new partitions begin at their start,
-    # though the queue begins at the end.
+    # A publisher with the old count is refused. The new partitions begin at their start, although
+    # the queue begins at the end.
     with pytest.raises(StalePartitionCount) as refusal:
         publish(log, 0, 3, b"a")
     assert refusal.value.current == 5

@@ -44,7 +44,7 @@ async def test_a_stall_of_the_loop_drops_no_alarm(alarms: SchedulerAlarms) -> No
 
 
 class Wall(datetime):
-    """The host's wall clock, which may be set."""
+    """The host's wall clock, which tests may set."""
 
     set_by = timedelta()
 
@@ -55,7 +55,7 @@ class Wall(datetime):
 
 @pytest.fixture
 def wall(monkeypatch: pytest.MonkeyPatch) -> type[Wall]:
-    """In the place of the wall clock, for the alarms and for APScheduler."""
+    """Replaces the wall clock, for the alarms and for APScheduler."""
     for module in (
         "broker.mailbox.alarms",
         "apscheduler.schedulers.base",
@@ -70,9 +70,9 @@ def wall(monkeypatch: pytest.MonkeyPatch) -> type[Wall]:
 async def test_alarms_ring_although_the_hosts_clock_was_set(
     wall: type[Wall], alarms: SchedulerAlarms, step: timedelta
 ) -> None:
-    """Late by the time at most until that is noticed."""
+    """Late at most by the time until the step is noticed."""
     if step > timedelta(days=1):
-        # From the time of a host that does not know it yet.
+        # An alarm computed before the process has noticed the step.
         wall.set_by = -step
         alarms.set("known", None, lambda: None)
     again, done = asyncio.Semaphore(0), asyncio.Event()
@@ -90,7 +90,7 @@ async def test_alarms_ring_although_the_hosts_clock_was_set(
         await done.wait()
 
 
-async def test_what_fails_is_called_again(alarms: SchedulerAlarms) -> None:
+async def test_a_failed_callback_is_called_again(alarms: SchedulerAlarms) -> None:
     times = asyncio.Semaphore(0)
 
     async def work() -> None:
@@ -103,7 +103,7 @@ async def test_what_fails_is_called_again(alarms: SchedulerAlarms) -> None:
             await times.acquire()
 
 
-async def test_what_comes_again_and_again_never_runs_twice_at_a_time(
+async def test_a_periodic_callback_never_runs_twice_at_a_time(
     alarms: SchedulerAlarms,
 ) -> None:
     running = 0

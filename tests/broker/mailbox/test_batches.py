@@ -1,4 +1,4 @@
-"""One call for many."""
+"""Many callers share one call."""
 
 import asyncio
 from collections.abc import Sequence
@@ -10,7 +10,7 @@ from tests.world.loop import settle, virtual
 
 
 @virtual
-async def test_what_arrives_while_a_call_is_under_way_goes_out_together() -> None:
+async def test_requests_that_arrive_during_a_call_share_the_next() -> None:
     calls: list[list[int]] = []
 
     async def double(items: Sequence[int]) -> Sequence[int]:
@@ -27,7 +27,7 @@ async def test_what_arrives_while_a_call_is_under_way_goes_out_together() -> Non
 
 
 @virtual
-async def test_who_gave_up_spoils_nothing_for_the_others() -> None:
+async def test_a_caller_that_gave_up_does_not_affect_the_others() -> None:
     async def slow(items: Sequence[int]) -> Sequence[int]:
         await asyncio.sleep(1)
         return items

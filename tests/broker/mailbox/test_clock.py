@@ -9,7 +9,7 @@ from tests.world.loop import virtual
 
 
 class Clocks:
-    """Two clocks that have nothing to do with one another."""
+    """Two independent clocks."""
 
     def __init__(self) -> None:
         self.passed = 0.0
@@ -66,7 +66,7 @@ async def test_it_remembers_the_latest_outage() -> None:
 
 
 class Post(MemoryStore):
-    """Answers are made at once and delivered when told, in any order."""
+    """Answers are made at once and delivered by the test, in any order."""
 
     def __init__(self, database: MemoryDatabase) -> None:
         super().__init__(database)
@@ -100,7 +100,7 @@ async def test_an_answer_from_before_the_clock_was_set_is_asked_for_again() -> N
 
 
 @virtual
-async def test_what_was_asked_first_may_know_more() -> None:
+async def test_an_earlier_question_may_have_the_newer_answer() -> None:
     """It was carried out later."""
     clocks = Clocks()
     database = MemoryDatabase(clocks.there)
@@ -120,7 +120,7 @@ async def test_what_was_asked_first_may_know_more() -> None:
     clocks.set_by = -3600.0
     go.set()
     await early
-    # Between the asking and the answer a second passed, so it may be off by that.
+    # A second passed between question and answer, so the time may be off by that much.
     assert clock.now() - clocks.there() == 1
     await clock.look(MemoryStore(database))
     assert clock.now() == clocks.there()

@@ -1,5 +1,5 @@
-"""The database's clock is set, back or forward: what waits for a time waits as long as it would
-have, and nobody who lives loses anything."""
+"""The database's clock is set, back or forward: waits keep their length, and no live flow loses
+anything."""
 
 import asyncio
 
@@ -40,7 +40,7 @@ async def test_a_holddown_lasts_no_longer_though_the_clock_goes_back(replicas: i
     world.database.clock_set_by = -HOUR
     await asyncio.sleep(2.9)
     assert status(world) == "Holddown"
-    # What passed since the last stamp before the step is given back, as after an outage.
+    # The time since the last stamp before the step is given back, as after an outage.
     await asyncio.sleep(1.2)
     assert status(world) == "Ready"
     assert len(await one.view("orders", first)) == 4
@@ -60,7 +60,7 @@ async def test_a_handoff_lasts_no_longer_though_the_clock_goes_back(replicas: in
     world.database.clock_set_by = -HOUR
     await asyncio.sleep(1.5)
     assert await deadlines(last) == [pytest.approx(world.now + 4, abs=1.1)] * 2
-    # Who is told is told by the time as it is now.
+    # The flow is told deadlines by the present time.
     update = await last.update("orders", first)
     assert update.now == pytest.approx(world.now, abs=0.1)
     await asyncio.sleep(3.4)
@@ -73,7 +73,7 @@ async def test_a_handoff_lasts_no_longer_though_the_clock_goes_back(replicas: in
 
 @pytest.mark.parametrize("replicas", [1, 2])
 @virtual
-async def test_a_dead_consumer_is_missed_though_the_clock_goes_back(replicas: int) -> None:
+async def test_a_dead_consumer_is_expired_though_the_clock_goes_back(replicas: int) -> None:
     world = World()
     one = (await served(world, replicas))[0]
     await one.create_queue(spec(max_handoff_time=1.0))
@@ -109,7 +109,7 @@ async def test_a_drain_takes_no_longer_though_the_clock_goes_back() -> None:
 
 @virtual
 async def test_without_its_replica_a_queue_is_served_though_the_clock_goes_back() -> None:
-    """Nobody else had it in memory, and its deadline is an hour away."""
+    """No other replica had it in memory, and its deadline is an hour away."""
     world = World()
     one, two = await served(world, 2)
     await one.create_queue(spec(rebalance_delay=5.0))
@@ -125,8 +125,8 @@ async def test_without_its_replica_a_queue_is_served_though_the_clock_goes_back(
 
 @pytest.mark.parametrize("noticed", [False, True])
 @virtual
-async def test_who_has_not_looked_since_begins_nothing_that_lasts_an_hour(noticed: bool) -> None:
-    """Whether the queue has moved already or not."""
+async def test_a_replica_with_the_old_time_begins_no_hour_long_wait(noticed: bool) -> None:
+    """Whether or not the queue has moved already."""
     world = World()
     one, two = await served(world, 2)
     await one.create_queue(spec(max_handoff_time=8.0))
@@ -152,7 +152,7 @@ async def test_who_has_not_looked_since_begins_nothing_that_lasts_an_hour(notice
 
 @virtual
 async def test_a_holddown_follows_a_step_that_another_outage_hides() -> None:
-    """Nobody takes a turn between the two."""
+    """No replica takes a turn between the two."""
     world = World()
     [one] = await served(world, 1)
     await one.create_queue(spec(rebalance_delay=5.0))
@@ -197,7 +197,7 @@ async def test_a_turn_follows_no_step_that_came_after_it_asked_for_the_time() ->
 
 @virtual
 async def test_a_view_is_told_by_the_time_that_its_deadlines_are_by() -> None:
-    """The replica that tells it has not looked since the clock went back; another has."""
+    """The replica that shows it has not looked since the clock went back; another has."""
     world = World()
     one, two = await served(world, 2)
     await one.create_queue(spec(max_handoff_time=8.0))
@@ -216,8 +216,8 @@ async def test_a_view_is_told_by_the_time_that_its_deadlines_are_by() -> None:
 
 
 @virtual
-async def test_an_owner_is_told_to_let_go_before_it_is_forced_though_the_clock_goes_back() -> None:
-    """The commit that begins the handoff is held up meanwhile; nobody knows for how long."""
+async def test_an_owner_has_its_handoff_time_though_the_clock_goes_back() -> None:
+    """The commit that begins the handoff is delayed meanwhile, for an unknown time."""
     world = World()
     [one] = await served(world, 1)
     await one.create_queue(spec(max_handoff_time=3.0))
@@ -237,7 +237,7 @@ async def test_an_owner_is_told_to_let_go_before_it_is_forced_though_the_clock_g
 
 @pytest.mark.parametrize("seconds", [HOUR, -HOUR, 2.0, -2.0])
 @virtual
-async def test_whoever_lives_keeps_what_it_has(seconds: float) -> None:
+async def test_live_flows_keep_their_partitions_when_the_clock_is_set(seconds: float) -> None:
     world = World()
     one, two = await served(world, 2)
     await one.create_queue(spec(max_handoff_time=8.0))
@@ -251,7 +251,7 @@ async def test_whoever_lives_keeps_what_it_has(seconds: float) -> None:
     await asyncio.sleep(2)
     for flow in (first, second):
         await two.heartbeat("orders", flow)
-    # As long a time for the handoff as it was given, or as much less as the clock leapt unnoticed.
+    # The handoff has its full time, less the size of an unnoticed step.
     items = [views.ReleaseItem(n, e, "9") for n, (e, s) in view.items() if s == "revoking"]
     done = await two.release("orders", first, 1, items)
     assert [result.outcome for result in done.results] == ["ok", "ok"]

@@ -1,4 +1,4 @@
-"""The mailbox of a queue: nothing is seen before it is committed, nor told from the past."""
+"""The mailbox of a queue: decisions show only after their commit, and answers are current."""
 
 import asyncio
 import copy
@@ -28,14 +28,14 @@ from tests.world.store import picture
 
 
 async def waits(awaitable: Any) -> asyncio.Future[Any]:
-    """Begins, and lets it go as far as it gets."""
+    """Starts it and lets it run as far as possible."""
     future = asyncio.ensure_future(awaitable)
     await settle()
     return future
 
 
 async def revoking(one: Service) -> tuple[str, str, dict[int, int]]:
-    """Two flows on `orders`, of which the first is to hand over: epoch by partition."""
+    """Two flows on `orders`, of which the first must hand over: epoch by partition."""
     await one.create_queue(spec(max_handoff_time=30.0))
     first = await one.join("orders", "first", lease=60)
     second = await one.join("orders", "second", lease=60)
@@ -45,7 +45,7 @@ async def revoking(one: Service) -> tuple[str, str, dict[int, int]]:
 
 class TestCommit:
     @virtual
-    async def test_what_waits_is_committed_together(self) -> None:
+    async def test_waiting_commands_are_committed_together(self) -> None:
         world = World()
         one = await world.replica()
         await one.create_queue(spec(partitions=50, rebalance_delay=1.0))
@@ -57,7 +57,7 @@ class TestCommit:
 
     @pytest.mark.parametrize("fault", [None, *Fault])
     @virtual
-    async def test_what_a_turn_has_no_time_for_waits_for_the_next(
+    async def test_commands_beyond_a_turns_time_wait_for_the_next_turn(
         self, fault: Fault | None, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr("broker.mailbox.turns.TURN_SECONDS", -1)
@@ -80,7 +80,7 @@ class TestCommit:
         world.check("orders")
 
     @virtual
-    async def test_nobody_sees_what_is_not_committed(self) -> None:
+    async def test_uncommitted_decisions_are_not_visible(self) -> None:
         world = World()
         one = await world.replica()
         await one.create_queue(spec(max_handoff_time=30.0))
@@ -127,10 +127,10 @@ class TestCommit:
         one.net.fail("commit", Fault.UNKNOWN)
         with pytest.raises(Unavailable):
             await one.join("orders", "second", lease=60)
-        # Nobody was notified, but the sweep finds it, on both.
+        # No replica was notified, but the sweep of both finds it.
         for told in (await here, await there):
             assert [p.state for p in told.partitions].count("revoking") == 2
-        # The client repeats what was not answered: no ghost stays.
+        # The client repeats the unanswered call: no second flow remains.
         second = await one.join("orders", "second", lease=60)
         assert {flow.flow_id for flow in (await one.flows("orders", 10, None)).items} == {
             first,
@@ -164,10 +164,10 @@ class TestCommit:
 
 
 class TestObedience:
-    """What a decision says is done, and nothing else is looked at."""
+    """The coordinator obeys the decision and looks at nothing else."""
 
     @virtual
-    async def test_who_is_told_and_when_the_queue_is_advanced(
+    async def test_the_coordinator_notifies_and_sets_the_alarm_as_decided(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         world = World()
@@ -176,8 +176,8 @@ class TestObedience:
         queue_id, _ = world.stored("orders")
         told, alarms = [], []
 
-        def decided(queue: Queue, command: c.Command, now: float) -> Decision:
-            decision = decide(queue, command, now)
+        def decided(queue: Queue, command: c.Command, now: float, most: int) -> Decision:
+            decision = decide(queue, command, now, most)
             return replace(decision, notices=frozenset({type(command).__name__}), wake_at=now + 99)
 
         monkeypatch.setattr("broker.mailbox.turns.decide", decided)
@@ -192,14 +192,16 @@ class TestObedience:
         )
         bind = c.Bind("A", "i-A", "client", 200)
         await coordinator.ask(Ask(bind, token_hash=b"A"))
-        # None: it was loaded, and anybody may see something new.
+        # None: the queue was loaded, so all watchers are woken.
         assert told == [(None, False), (frozenset({"Advance", "Bind"}), True)]
         assert alarms == [pytest.approx(one.replica.clock.now() + 99, abs=1)]
         assert world.database.queues[queue_id].row["next_deadline"] == alarms[0]
         assert coordinator.waits
 
     @virtual
-    async def test_what_another_replica_decided(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test_decisions_of_another_replica_notify_and_set_the_alarm(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         world = World()
         one, two = await world.replica(), await world.replica()
         await one.create_queue(spec(rebalance_delay=5.0))
@@ -303,7 +305,7 @@ class TestAnswersFromThePresent:
 
 class TestConflicts:
     @virtual
-    async def test_whoever_comes_second_decides_again(self) -> None:
+    async def test_the_second_of_two_commits_is_decided_again(self) -> None:
         world = World()
         one, two = await world.replica(), await world.replica()
         for service in (one, two):
@@ -322,8 +324,8 @@ class TestConflicts:
         world.check("orders")
 
     @virtual
-    async def test_two_replicas_that_never_stop_both_get_on(self) -> None:
-        """Each waits a while in every call, so nearly every commit meets another's."""
+    async def test_two_replicas_that_always_conflict_both_make_progress(self) -> None:
+        """Each waits a while in every call, so nearly every commit conflicts."""
         world = World()
         services = [await world.replica() for _ in range(2)]
         await services[0].create_queue(spec(max_handoff_time=1.0))
@@ -363,7 +365,7 @@ class TestReleases:
         assert (seen.state, seen.position) == ("revoking", "70")
 
     @virtual
-    async def test_a_late_release_does_not_take_a_later_one_with_it(self) -> None:
+    async def test_a_late_release_does_not_undo_a_later_one(self) -> None:
         world = World()
         one = await world.replica()
         first, second, epochs = await revoking(one)
@@ -393,15 +395,15 @@ class TestReleases:
         assert {p.position for p in (await two.update("orders", second)).partitions} == {"9"}
 
     @virtual
-    async def test_an_epoch_that_nobody_was_told_of_yet_is_too_high(self) -> None:
-        """One guesses the epoch that its first release leads to, in the same turn."""
+    async def test_an_epoch_that_no_flow_was_told_of_is_refused(self) -> None:
+        """A flow guesses the epoch after its first release, in the same turn."""
         world = World()
         one = await world.replica()
         await one.create_queue(spec(partitions=2, max_handoff_time=30.0))
         first = await one.join("orders", "first", lease=60)
         second = await one.join("orders", "second", lease=60)
         await one.unbind("orders", second)
-        # Partition 1 is revoking and nobody is there to take it: the owner will, under epoch 2.
+        # Partition 1 is revoking and no other flow can take it: the owner gets it under epoch 2.
         assert await one.view("orders", first) == {0: (1, "owned"), 1: (1, "revoking")}
         coordinator = await one.replica.coordinator("orders")
         asks = [
@@ -423,7 +425,7 @@ class TestLeases:
         await one.create_queue(spec())
         first = await one.join("orders", "first", lease=10)
         gate = one.net.hold("commit")
-        # Only the first replica acts when the lease ends; before it commits, the flow is heard.
+        # Only the first replica acts when the lease ends; before it commits, the flow calls.
         two.alarms.on = False
         two.net.fail("due", Fault.LOST, times=100)
         await one.net.met("commit")
@@ -431,13 +433,13 @@ class TestLeases:
         gate.set()
         await asyncio.sleep(5)
         assert set(await two.view("orders", first)) == {0, 1, 2, 3}
-        # And ends when it is over.
+        # The flow ends when its new lease is over.
         await asyncio.sleep(8)
         with pytest.raises(FlowGone, match="expired"):
             await one.update("orders", first)
 
     @virtual
-    async def test_who_calls_at_the_last_moment_lives(self) -> None:
+    async def test_a_call_at_the_last_moment_keeps_the_flow_bound(self) -> None:
         world = World()
         one = await world.replica()
         first, _, epochs = await revoking(one)
@@ -446,7 +448,7 @@ class TestLeases:
         await asyncio.sleep(65)
         items = [views.ReleaseItem(n, epoch, "9") for n, epoch in epochs.items()]
         late = await one.release("orders", first, 1, items)
-        # It came too late for the handoffs, but the flow is there.
+        # It came too late for the handoffs, but the flow is still bound.
         assert {result.outcome for result in late.results} == {"stale_epoch"}
         assert (await one.flows("orders", 5, None)).items[0].flow_id == first
 
@@ -506,7 +508,7 @@ class TestCatchingUp:
         world.check("orders")
 
     @virtual
-    async def test_a_database_that_went_back_is_loaded_anew_and_not_asked_for_ever(self) -> None:
+    async def test_after_a_restore_of_the_database_the_queue_is_loaded_once(self) -> None:
         world = World()
         one = await world.replica()
         await one.create_queue(spec())
@@ -521,7 +523,7 @@ class TestCatchingUp:
         assert flow.client_name == "client third"
 
     @virtual
-    async def test_a_queue_deleted_elsewhere_ends_what_waits_here(self) -> None:
+    async def test_a_queue_deleted_on_another_replica_ends_waiting_calls(self) -> None:
         world = World()
         one, two = await world.replica(), await world.replica()
         await one.create_queue(spec())

@@ -1,5 +1,5 @@
-"""Every call to the store fails at every place of every call of the service, before or after it was
-carried out: the caller is told and repeats, and all is as if nothing had happened."""
+"""Every call to the store fails at every point of every call of the service, before or after it
+took effect. The caller is told and repeats, and the result is as without the fault."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -34,7 +34,7 @@ async def _commit(service: Service, flows: dict[str, str]) -> None:
 
 
 async def _create(service: Service, flows: dict[str, str]) -> None:
-    # Whoever repeats it finds what it made the first time.
+    # A repetition finds the queue that the first call created.
     try:
         await service.create_queue(spec("other"))
     except QueueExists:
@@ -75,7 +75,7 @@ CALLS: dict[str, Call] = {
 
 
 async def scene(world: World) -> tuple[Service, dict[str, str]]:
-    """`first` hands 3 over to `second` and, when `warm` is warm, 1 to it."""
+    """`first` hands 3 over to `second` and, when `warm` is warm, 1 to `warm`."""
     one = await world.replica()
     await one.create_queue(spec("spare"))
     await one.create_queue(spec(partitions=4, max_handoff_time=20.0))
@@ -90,8 +90,8 @@ async def scene(world: World) -> tuple[Service, dict[str, str]]:
 @pytest.mark.parametrize("cold", [False, True], ids=["warm", "cold"])
 @pytest.mark.parametrize("call", CALLS)
 @virtual
-async def test_whatever_fails_is_told_and_can_be_repeated(call: str, cold: bool) -> None:
-    """`cold`: it meets a replica that has nothing in memory yet."""
+async def test_every_failed_call_is_reported_and_can_be_repeated(call: str, cold: bool) -> None:
+    """`cold`: the replica has nothing in memory yet."""
     seen = Recorder()
     await attempt(call, cold, seen)
     assert seen.calls or call == "watch"

@@ -1,9 +1,9 @@
-"""A replica whose LISTEN is lost makes it anew and misses nothing, whether it is told of the loss
-or not.
+"""A replica whose LISTEN is lost makes it anew and misses nothing, with or without a notice of the
+loss.
 
-Two services on one database, of which the first listens by way of a proxy. No service sweeps, so
-what was decided at the other one reaches a flow at the first by LISTEN or not at all: its poll
-would end by itself a minute later.
+Two services on one database; the first listens through a proxy. No service sweeps. So a decision at
+the other service reaches a flow at the first only by LISTEN; without it, its poll would end a
+minute later.
 """
 
 from collections.abc import Callable, Coroutine, Iterator
@@ -21,7 +21,7 @@ from counterpoise.flow import Flow
 from tests.faults.proxy import Proxy
 from tests.service import eventually, running, settings_for
 
-# Polls are held for half of it.
+# Polls are held for half of this.
 LEASE_SECONDS = 120.0
 HEARING_SECONDS = 30.0
 NEVER_SECONDS = 600.0
@@ -29,12 +29,12 @@ PARTITIONS = 4
 
 
 class NoSweep(SchedulerAlarms):
-    """Nothing is looked for regularly."""
+    """No regular sweep."""
 
     def every(
         self, key: str, seconds: float, callback: Callable[[], Coroutine[Any, Any, None]]
     ) -> None:
-        """Never."""
+        """Does nothing."""
 
 
 class Pair:
@@ -57,12 +57,12 @@ class Pair:
         self.count = PARTITIONS
         self.flow = stack.enter_context(Flow("orders", url=first.url, lease_seconds=LEASE_SECONDS))
         self.heard()
-        # The first one listens.
+        # The first replica listens.
         self.decide()
         self.heard()
 
     def decide(self) -> None:
-        """One partition more, decided at the replica where the flow is not."""
+        """Adds one partition, at the replica where the flow is not."""
         self.count += 1
         self._client.change_queue("orders", partition_count=self.count)
 
@@ -71,7 +71,7 @@ class Pair:
         eventually(lambda: len(self.flow.partitions) == self.count, HEARING_SECONDS)
 
     def listeners(self) -> list[int]:
-        """The server's processes that somebody listens at."""
+        """The server processes of LISTEN connections."""
         with psycopg.connect(self._url) as connection:
             rows = connection.execute(
                 "SELECT pid FROM pg_stat_activity"
@@ -80,7 +80,7 @@ class Pair:
         return [pid for (pid,) in rows]
 
     def end_listeners(self) -> None:
-        """As an administrator would, or a database that fails over."""
+        """As by an administrator, or in a failover."""
         eventually(lambda: len(self.listeners()) == 2, HEARING_SECONDS)
         with psycopg.connect(self._url, autocommit=True) as connection:
             for pid in self.listeners():
@@ -93,14 +93,14 @@ def pair_of(migrated_url: str) -> Iterator[Callable[[float], Pair]]:
         yield lambda heartbeat_seconds: Pair(migrated_url, heartbeat_seconds, stack)
 
 
-def test_what_is_decided_while_the_connection_is_away_is_heard_when_it_is_back(
+def test_decisions_during_a_lost_connection_arrive_after_it(
     pair_of: Callable[[float], Pair],
 ) -> None:
     pair = pair_of(NEVER_SECONDS)
     for _ in range(2):
         pair.way.cut()
         pair.decide()
-        # The notification is gone for good.
+        # The notification is lost for good.
         eventually(lambda: pair.way.refused > 0, HEARING_SECONDS)
         assert len(pair.flow.partitions) == pair.count - 1
         pair.way.mend()
@@ -110,7 +110,7 @@ def test_what_is_decided_while_the_connection_is_away_is_heard_when_it_is_back(
 
 
 @pytest.mark.long
-def test_what_is_decided_while_listeners_are_ended_is_heard(
+def test_decisions_while_listeners_are_ended_arrive(
     pair_of: Callable[[float], Pair],
 ) -> None:
     pair = pair_of(NEVER_SECONDS)
@@ -123,8 +123,8 @@ def test_what_is_decided_while_listeners_are_ended_is_heard(
 def test_a_connection_that_is_silent_is_noticed_by_the_heartbeat(
     pair_of: Callable[[float], Pair],
 ) -> None:
-    """The server has lost the connection and says so to nobody: it ends in a host without power,
-    or in a firewall that forgot it."""
+    """The server has lost the connection and nobody is told: it ends in a host without power, or in
+    a firewall that forgot it."""
     pair = pair_of(0.2)
     pair.way.half_open()
     pair.decide()

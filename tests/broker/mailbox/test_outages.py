@@ -1,4 +1,4 @@
-"""Leases and deadlines do not run while nobody serves, and nobody is judged too soon."""
+"""Leases and deadlines do not run while no replica serves, and no flow is expired too soon."""
 
 import asyncio
 
@@ -24,7 +24,7 @@ async def deadlines(service: Service) -> list[float | None]:
 
 @pytest.mark.parametrize("replicas", [1, 2])
 @virtual
-async def test_what_lived_when_all_froze_lives_on(replicas: int) -> None:
+async def test_flows_that_were_alive_when_all_replicas_froze_stay_bound(replicas: int) -> None:
     world = World()
     services = [await world.replica() for _ in range(replicas)]
     one = services[0]
@@ -40,7 +40,7 @@ async def test_what_lived_when_all_froze_lives_on(replicas: int) -> None:
     moved = [new - old for new, old in zip(after, before, strict=True) if new and old]
     assert len(moved) == 2
     assert all(3600 <= gap < 3602 for gap in moved)
-    # The leases began anew, though half of them was over.
+    # The leases began anew, although half of them had passed.
     await asyncio.sleep(4)
     await one.heartbeat("orders", first)
     assert (await one.queue("orders")).flow_count == 2
@@ -51,7 +51,7 @@ async def test_what_lived_when_all_froze_lives_on(replicas: int) -> None:
 
 @virtual
 async def test_the_first_thing_after_a_freeze_may_be_a_call() -> None:
-    """Before any sweep or alarm: the call itself notices."""
+    """Before any sweep or alarm: the call itself notices the outage."""
     world = World()
     one = await world.replica()
     first, second = await handing_over(one)
@@ -110,7 +110,7 @@ async def test_a_replica_that_restarts_among_others_extends_nothing() -> None:
 
 @virtual
 async def test_without_its_replica_a_queue_is_served_by_another() -> None:
-    """Nobody else had it in memory: the sweep finds its deadlines and leases."""
+    """No other replica had it in memory: the sweep finds its deadlines and leases."""
     world = World()
     one, two = await world.replica(), await world.replica()
     first, second = await handing_over(one, lease=20)
@@ -129,8 +129,8 @@ async def test_without_its_replica_a_queue_is_served_by_another() -> None:
 
 
 @virtual
-async def test_one_frozen_replica_of_two_decides_nothing_from_the_past() -> None:
-    """It had a deadline in memory; meanwhile the other went on."""
+async def test_a_frozen_replica_decides_nothing_from_old_deadlines() -> None:
+    """It had a deadline in memory; meanwhile the other replica continued."""
     world = World()
     one, two = await world.replica(), await world.replica()
     first, second = await handing_over(one, lease=60)
@@ -149,8 +149,8 @@ async def test_one_frozen_replica_of_two_decides_nothing_from_the_past() -> None
 
 
 @virtual
-async def test_an_owner_is_told_to_let_go_before_it_is_forced() -> None:
-    """The commit is held up for longer than a handoff takes, while another replica serves."""
+async def test_an_owner_has_its_handoff_time_after_a_slow_commit() -> None:
+    """The commit takes longer than a handoff, while another replica serves."""
     world = World()
     one, two = await world.replica(), await world.replica()
     await one.create_queue(spec(max_handoff_time=3.0))
@@ -173,7 +173,7 @@ async def test_an_owner_is_told_to_let_go_before_it_is_forced() -> None:
 @pytest.mark.parametrize(("takes", "works"), [(1.5, True), (5.0, True), (20.0, False)])
 @virtual
 async def test_a_database_that_is_always_late_gets_more_time(takes: float, works: bool) -> None:
-    """Whatever it is asked takes long; in the end it is told or the caller is."""
+    """Every call is slow; in the end the database answers, or the caller gets an error."""
     world = World()
     one = await world.replica()
     await one.create_queue(spec(max_handoff_time=30.0))
@@ -199,7 +199,7 @@ async def test_a_database_that_is_always_late_gets_more_time(takes: float, works
 
 @virtual
 async def test_deadlines_get_back_every_outage_there_was() -> None:
-    """The database comes back and goes again before anybody could commit."""
+    """The database comes back and goes away again before any replica could commit."""
     world = World()
     one = await world.replica()
     await one.create_queue(spec(max_handoff_time=8.0))
@@ -223,7 +223,7 @@ async def test_deadlines_get_back_every_outage_there_was() -> None:
 
 
 @virtual
-async def test_a_store_that_was_away_costs_nobody_anything() -> None:
+async def test_an_outage_of_the_store_costs_no_flow_anything() -> None:
     world = World()
     one, two = await world.replica(), await world.replica()
     first, second = await handing_over(one)

@@ -1,4 +1,4 @@
-"""What keeps the queues of a replica up to date: notifications, alarms, the sweep."""
+"""How a replica keeps its queues up to date: notifications, alarms, the sweep."""
 
 import asyncio
 
@@ -43,7 +43,7 @@ class TestNews:
         assert world.now - began <= 1.01
 
     @virtual
-    async def test_whoever_watches_a_queue_that_is_loaded_anew_is_told(self) -> None:
+    async def test_watchers_of_a_reloaded_queue_are_woken(self) -> None:
         world = World()
         one, two = await world.replica(), await world.replica()
         two.database.deaf = True
@@ -140,7 +140,7 @@ class TestNames:
 
 class TestMemory:
     @virtual
-    async def test_a_queue_nobody_uses_is_forgotten_and_still_looked_after(self) -> None:
+    async def test_an_unused_queue_leaves_the_memory_and_is_still_served(self) -> None:
         world = World()
         one = await world.replica()
         made = await one.create_queue(spec())
@@ -230,7 +230,7 @@ class TestAlarms:
 
 class TestStop:
     @virtual
-    async def test_what_is_under_way_is_finished_and_waits_end(self) -> None:
+    async def test_a_stop_finishes_calls_under_way_and_ends_waits(self) -> None:
         world = World()
         one = await world.replica()
         await one.create_queue(spec())

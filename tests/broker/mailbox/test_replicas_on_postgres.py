@@ -1,4 +1,4 @@
-"""Replicas on a real database: what `test_coordinator` and `test_replica` promise holds there."""
+"""Replicas on a real database keep the promises of `test_coordinator` and `test_replica`."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -80,7 +80,7 @@ async def test_a_crowd_that_binds_on_both_at_once(services: Pair) -> None:
         assert picture(memory) == picture(stored)
 
 
-async def test_what_one_told_the_other_knows(services: Pair) -> None:
+async def test_what_one_replica_answered_the_other_knows(services: Pair) -> None:
     one, two = services
     await one.create_queue(spec(max_handoff_time=20.0))
     for round_ in range(10):
@@ -104,7 +104,7 @@ async def is_watching(service: Service, flow_id: str) -> bool:
 
 @pytest.fixture
 def without_the_sweep(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Replicas that look at what others have done only where they are told."""
+    """Replicas that look for changes only when they are notified."""
     monkeypatch.setattr("broker.mailbox.replica.SWEEP_SECONDS", 3600.0)
 
 

@@ -1,6 +1,6 @@
 """The Postgres that starts when no database is given; every test runs a real one.
 
-As root the tests show what holds for root, as another user what holds for that user.
+As root the tests show the behaviour for root, as another user the behaviour for that user.
 """
 
 import contextlib
@@ -40,7 +40,7 @@ from tests.service import eventually
 
 AS_ROOT = os.geteuid() == 0
 
-# A cluster is made once for all that start on one.
+# A cluster is made once for all tests that start one.
 pytestmark = pytest.mark.xdist_group("embedded")
 
 SERVICE = """
@@ -82,7 +82,7 @@ def service(data_dir: Path) -> Iterator[tuple[subprocess.Popen[str], str]]:
 
 @pytest.fixture
 def data_dir(tmp_path: Path) -> Path:
-    """A data directory that is not there yet, below one that only we may enter."""
+    """A data directory that does not exist yet, below a directory that only the owner may enter."""
     private = tmp_path / "private"
     private.mkdir(mode=0o700)
     return private / "data"
@@ -102,7 +102,7 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def made(prepared: Path, data_dir: Path) -> Path:
     """A data directory in which a Postgres has run before."""
-    # With owners and modes: the cluster may belong to another user.
+    # With owners and modes, because the cluster may belong to another user.
     subprocess.run(["cp", "-a", prepared, data_dir], check=True)
     return data_dir
 
@@ -143,13 +143,13 @@ def test_stop_is_clean(made: Path) -> None:
     url = postgres.start()
     pid = server_pid(made)
     assert postgres.poll() is None
-    with psycopg.connect(url):  # somebody who is still connected does not hold it up
+    with psycopg.connect(url):  # an open connection does not delay it
         postgres.stop()
     assert postgres.poll() == 0
     assert find(pid) is None
     assert not (made / "postgres" / "postmaster.pid").exists()
     assert "database system is shut down" in (made / "postgres.log").read_text()
-    postgres.stop()  # once more does no harm
+    postgres.stop()  # stopping again does nothing
 
 
 def test_poll_tells_when_postgres_ended_by_itself(made: Path) -> None:
@@ -171,7 +171,7 @@ def test_postgres_ends_with_its_service_and_the_next_start_finds_the_data(
         pid = server_pid(made)
         process.send_signal(last_signal)
         process.wait(30)
-        # At once: the next start waits by itself until the old Postgres is gone.
+        # The next start comes at once: it waits until the old Postgres has ended.
         with EmbeddedPostgres(made) as next_url:
             assert find(pid) is None
             assert query(next_url, "SELECT answer FROM kept") == [(42,)]
@@ -221,7 +221,7 @@ def test_a_stale_pid_file_never_costs_an_innocent_process_its_life(made: Path) -
     with EmbeddedPostgres(made):
         pid_file = made / "postgres" / "postmaster.pid"
         left_behind = pid_file.read_text().split("\n", 1)[1]
-    # Of the same user, so that Postgres by itself would take it for a server and refuse to start.
+    # Of the same user. Postgres itself would take that process for a server and refuse to start.
     owner = pid_file.parent.stat()
     innocent = subprocess.Popen(["sleep", "600"], user=owner.st_uid if AS_ROOT else None)
     try:
@@ -236,7 +236,7 @@ def test_a_stale_pid_file_never_costs_an_innocent_process_its_life(made: Path) -
         innocent.wait()
 
 
-def test_root_runs_it_as_nobody_and_opens_no_directory(data_dir: Path) -> None:
+def test_root_runs_it_as_the_user_nobody_and_opens_no_directory(data_dir: Path) -> None:
     with EmbeddedPostgres(data_dir):
         user = Path(f"/proc/{server_pid(data_dir)}").stat().st_uid
         groups = Path(f"/proc/{server_pid(data_dir)}/status").read_text()
@@ -251,7 +251,7 @@ def test_root_runs_it_as_nobody_and_opens_no_directory(data_dir: Path) -> None:
         assert directory.stat().st_uid == os.geteuid()
 
 
-def test_only_who_can_read_the_password_gets_in(made: Path) -> None:
+def test_connecting_needs_the_password(made: Path) -> None:
     with EmbeddedPostgres(made) as url:
         password = urlsplit(url).password
         assert password
@@ -283,7 +283,7 @@ def test_a_port_that_is_taken_meanwhile_is_exchanged(
     with socket.create_server(("127.0.0.1", used or 0)):
         with EmbeddedPostgres(made) as url:
             assert urlsplit(url).port != used
-        # Taken between the choice and Postgres: the choice is made blind the first time.
+        # It is taken between the choice and the start of Postgres: the first choice is blind.
         choose, choices = embedded._free_port, iter([used or 0])
         monkeypatch.setattr(
             embedded, "_free_port", lambda wanted: next(choices, None) or choose(wanted)
@@ -308,7 +308,7 @@ def test_a_directory_of_another_version_is_refused(made: Path) -> None:
     with pytest.raises(DataDirectoryOfAnotherVersion, match=r"made by Postgres 11.*this is"):
         EmbeddedPostgres(made).start()
     (made / "postgres" / "PG_VERSION").write_text("18\n")
-    with EmbeddedPostgres(made) as url:  # a refusal keeps no lock
+    with EmbeddedPostgres(made) as url:  # a refusal holds no lock
         assert query(url, "SELECT 1") == [(1,)]
 
 
@@ -327,7 +327,7 @@ def test_a_directory_that_cannot_be_written_to_is_named(data_dir: Path) -> None:
         EmbeddedPostgres(data_dir).start()
 
 
-def test_what_postgres_said_is_in_the_error(made: Path) -> None:
+def test_the_error_contains_the_message_of_postgres(made: Path) -> None:
     with EmbeddedPostgres(made):
         pass
     with pytest.raises(PostgresDidNotStart, match=r"no_such_setting.*postgres\.log"):
@@ -363,7 +363,7 @@ def test_the_user_data_directory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 
 @pytest.fixture
 def private_wheel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The wheel's programs where only we may go, like a virtual environment below /root."""
+    """The wheel's programs where only the owner may enter, like a venv below /root."""
     private = tmp_path / "site-packages"
     private.mkdir(mode=0o700)
     install = installed_wheel()
@@ -378,7 +378,7 @@ def private_wheel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def shared_directory(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """Stands for /var/cache: everybody may read it (pytest's own directories are private)."""
+    """Replaces /var/cache: all users may read it (pytest's own directories are private)."""
     shared = Path(tempfile.mkdtemp(prefix="counterpoise-test-"))
     shared.chmod(0o755)
     monkeypatch.setattr(postgres_binaries, "SHARED_DIRECTORIES", (shared / "counterpoise",))

@@ -1,4 +1,4 @@
-"""A Postgres of the service's own that ends is started again, where everybody knows it."""
+"""If the service's own Postgres ends, the service starts it again at the same address."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.service import eventually
 
 
 def started_at(url: str) -> object:
-    """Since when it runs; None if it does not."""
+    """When it started; None if it does not run."""
     try:
         with psycopg.connect(url, connect_timeout=5) as connection:
             row = connection.execute("SELECT pg_postmaster_start_time()").fetchone()
@@ -45,7 +45,7 @@ def kill(directory: Path) -> None:
 
 
 def take(url: str) -> socket.socket:
-    """Listen where an ended Postgres did, as soon as its last process has let go."""
+    """Listen on the port of an ended Postgres, as soon as its last process has released it."""
     listener = socket.socket()
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
 
@@ -77,9 +77,7 @@ def test_a_postgres_that_is_killed_runs_again(tmp_path: Path) -> None:
     assert started_at(url) is None
 
 
-def test_what_keeps_it_from_starting_is_tried_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_failed_start_is_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("broker.postgres.keeper.PAUSE_SECONDS", 0.1)
     postgres = EmbeddedPostgres(tmp_path, settings=FAST)
     url = postgres.start()
@@ -112,7 +110,7 @@ def test_it_waits_for_its_port_when_another_program_has_taken_it(
         ):
             eventually(lambda: sum("yet" in line["event"] for line in logs) > 1)
             assert f"port {urlsplit(url).port} on 127.0.0.1 is taken" in logs[-1]["error"]
-            # A service that is started anew now wants the same one.
+            # A service that is started again now wants the same port.
             assert (tmp_path / "port").read_text().strip() == str(urlsplit(url).port)
             other.close()
             eventually(lambda: started_at(url))

@@ -91,7 +91,7 @@ def test_a_new_database_gets_everything_at_once(
     assert migrations.upgrade(database_url)[0].after == "control_after"
 
 
-def test_a_database_that_says_nothing_of_what_it_serves_is_told(database_url: str) -> None:
+def test_a_database_without_served_versions_gets_them(database_url: str) -> None:
     migrations.upgrade(database_url)
     with psycopg.connect(database_url, autocommit=True) as connection:
         connection.execute("ALTER TABLE counterpoise.alembic_version DROP COLUMN serves")

@@ -1,7 +1,7 @@
-"""Connection poolers in transaction mode are refused, and told from everything else.
+"""Connection poolers in transaction mode are refused, and nothing else is mistaken for one.
 
-`pgbouncer` itself is tried where it is installed; it is in no package index. Everywhere else a
-stand-in takes its place: real sessions of Postgres, shared between clients as a pooler would.
+`pgbouncer` itself is tested where it is installed; no package index has it. Otherwise a stand-in
+takes its place: real sessions of Postgres, shared between clients like a pooler's.
 """
 
 import os
@@ -26,7 +26,7 @@ PGBOUNCER = shutil.which("pgbouncer")
 
 
 class Session:
-    """A client's session with a stand-in for a pooler, which numbers its sessions by itself."""
+    """A client's session with a stand-in for a pooler, which numbers its sessions."""
 
     info = SimpleNamespace(backend_pid=7)
 
@@ -37,7 +37,7 @@ class Session:
         return self._serving().execute(query, prepare=prepare)
 
     def close(self) -> None:
-        """Its connections are the stand-in's."""
+        """Its connections belong to the stand-in."""
 
     def __enter__(self) -> "Session":
         return self
@@ -79,7 +79,7 @@ def test_a_session_that_changes_its_process(connections: "list[psycopg.Connectio
 
 
 def test_a_session_for_each_client(connections: "list[psycopg.Connection[Any]]") -> None:
-    """As in session mode: nothing is wrong with that, if it takes the settings of a session."""
+    """As in session mode: this is fine if the pooler accepts the settings of a session."""
     left = list(connections)
 
     def connect(_: str) -> Any:
@@ -102,7 +102,7 @@ def test_settings_that_are_refused(connections: "list[psycopg.Connection[Any]]")
         refuse_pooling("postgresql://host/db", connect)
 
 
-def test_nobody_is_there() -> None:
+def test_an_unreachable_database_is_reported() -> None:
     with pytest.raises(DatabaseUnreachable):
         refuse_pooling("postgresql://nobody:hunter2@127.0.0.1:1/nothing")
 

@@ -1,1 +1,1 @@
-"""Whole services: processes on a real database, and the crowd that tries them."""
+"""Whole services: processes on a real database, and the crowd that uses them."""

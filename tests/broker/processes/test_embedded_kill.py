@@ -29,7 +29,7 @@ async def test_flows_keep_their_partitions(tmp_path: Path, crowd_of: CrowdOf) ->
                 before = {
                     p.partition: (p.owner, p.epoch) for p in await client.partitions("orders")
                 }
-                # Somebody joins, so that handoffs are under way when it dies.
+                # A flow joins, so that handoffs are under way at the kill.
                 crowd.join(warmup=False)
                 await asyncio.sleep(0.3 + 0.2 * crowd.rng.random())
                 await asyncio.to_thread(service.end, signal.SIGKILL)
@@ -38,7 +38,7 @@ async def test_flows_keep_their_partitions(tmp_path: Path, crowd_of: CrowdOf) ->
                 await peace([client], "orders", crowd)
                 after = {p.partition: (p.owner, p.epoch) for p in await client.partitions("orders")}
                 kept = [number for number in before if before[number] == after[number]]
-                # One joined: no more than its share changed hands.
+                # One flow joined: no more than its share was handed off.
                 share = -(-24 // len(crowd.consumers))
                 assert len(before) - len(kept) <= share
             assert not crowd.notes.gone

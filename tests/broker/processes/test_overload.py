@@ -1,7 +1,7 @@
-"""Many flows on one replica next to floods: nobody's lease ends.
+"""Many flows on one replica next to floods: no lease ends.
 
-How many a machine carries is the benchmark's (`python -m benchmarks overload`); here the rates are
-so low that every flood is above them, however slow the machine.
+How many flows a machine can serve is measured by the benchmark (`python -m benchmarks overload`).
+Here the rates are so low that every flood exceeds them, however slow the machine is.
 """
 
 import asyncio
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.xdist_group("processes")
 
 FLOWS = 500
 LEASE_SECONDS = 8.0
-# So long that who is not served loses his lease twice.
+# So long that a flow that is not served loses its lease twice.
 FLOOD_SECONDS = 20.0
 PARTITIONS = 5000
 
@@ -29,7 +29,7 @@ PARTITIONS = 5000
 async def test_floods_cost_no_flow_its_lease(migrated_url: str, tmp_path: Path) -> None:
     arguments = ["--database-url", migrated_url]
     limits = {
-        # One caller binds them all.
+        # One caller binds all of them.
         "COUNTERPOISE_ADDRESS_REQUESTS_PER_SECOND": "100",
         "COUNTERPOISE_FLOW_REQUESTS_PER_SECOND": "2",
     }

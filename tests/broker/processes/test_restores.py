@@ -1,6 +1,6 @@
-"""A backup is taken in the middle of a rebalance, and restored after more has happened.
+"""A backup is taken in the middle of a rebalance, and restored after more changes.
 
-With Postgres' own pg_dump and pg_restore, as an administrator would.
+With Postgres' own pg_dump and pg_restore, like an administrator.
 """
 
 import contextlib
@@ -36,7 +36,7 @@ def serving(url: str) -> Iterator[tuple[Service, Client]]:
 
 
 class Database:
-    """One that can be backed up and restored."""
+    """A database that tests back up and restore."""
 
     def __init__(self, url: str, backup: Path) -> None:
         self.url = url
@@ -47,7 +47,7 @@ class Database:
         self._run("pg_dump", "--format=custom", f"--file={self.backup}", self.url)
 
     def restore(self) -> None:
-        """In the place of what is there now."""
+        """Replaces the present contents."""
         with psycopg.connect(self.url, autocommit=True) as connection:
             connection.execute("DROP SCHEMA counterpoise, counterpoise_log CASCADE")
         self._run("pg_restore", "--exit-on-error", f"--dbname={self.url}", self.backup)
@@ -103,7 +103,7 @@ def epochs(client: Client) -> dict[int, int]:
 
 
 @pytest.mark.long
-def test_what_was_granted_after_the_backup_is_fenced(migrated_url: str, tmp_path: Path) -> None:
+def test_grants_after_the_backup_are_fenced(migrated_url: str, tmp_path: Path) -> None:
     database = Database(migrated_url, tmp_path / "backup")
     with serving(database.url) as (service, client):
         client.create_queue("orders", 4, rebalance_delay=0, max_handoff_time=3600)
@@ -137,7 +137,7 @@ def test_what_was_granted_after_the_backup_is_fenced(migrated_url: str, tmp_path
 
     incarnations = [incarnation]
     for _ in range(2):
-        # The same backup twice: what was granted in between is fenced as well.
+        # The same backup again: grants in between are fenced as well.
         database.restore()
         assert database.incarnation() == incarnation
         refused = run(["serve", "--port", "0", "--database-url", database.url])
@@ -179,7 +179,7 @@ def test_what_was_granted_after_the_backup_is_fenced(migrated_url: str, tmp_path
     assert len(set(incarnations)) == 3
 
 
-def test_epochs_are_above_the_one_that_is_given(migrated_url: str) -> None:
+def test_epochs_are_above_the_given_one(migrated_url: str) -> None:
     with serving(migrated_url) as (_, client):
         client.create_queue("orders", 2)
     highest = 2**60

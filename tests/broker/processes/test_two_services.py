@@ -18,7 +18,7 @@ pytestmark = pytest.mark.xdist_group("processes")
 
 Pair = tuple[ServeProcess, ServeProcess]
 
-# Of a crowd of about twenty: whatever can change comes up a dozen times.
+# With a crowd of about twenty, every kind of change happens a dozen times.
 CHANGES = 120
 
 
@@ -63,7 +63,7 @@ async def test_a_large_crowd_that_changes_all_the_time(pair: Pair, crowd_of: Cro
             crowd.join()
         counts = [60, 40, 80, 60]
         for _ in range(CHANGES):
-            # The same as the rebalance delay on average, so that some fall amid handoffs.
+            # On average as long as the rebalance delay, so that some fall into handoffs.
             await asyncio.sleep(crowd.rng.random() / 2)
             crowd.check()
             await _something(crowd, [first, second], counts)
@@ -77,7 +77,7 @@ async def test_a_large_crowd_that_changes_all_the_time(pair: Pair, crowd_of: Cro
 @pytest.mark.long
 @pytest.mark.timeout(300)
 async def test_services_that_are_killed_one_after_the_other(pair: Pair, crowd_of: CrowdOf) -> None:
-    """What was acknowledged is there (the checker looks), and nobody who lives loses anything."""
+    """Acknowledged commits are there (the checker looks), and no live flow loses anything."""
     urls = [service.url for service in pair]
     async with AsyncClient(urls[0]) as first, AsyncClient(urls[1]) as second:
         await first.create_queue("orders", 40, rebalance_delay=0.2, max_handoff_time=2.0)
@@ -89,7 +89,7 @@ async def test_services_that_are_killed_one_after_the_other(pair: Pair, crowd_of
             victim = pair[turn % 2]
             await _something(crowd, [first, second], [])
             await asyncio.sleep(0.1 + crowd.rng.random() * 0.3)
-            # Amid handoffs.
+            # During handoffs.
             await asyncio.to_thread(victim.end, signal.SIGKILL)
             crowd.join()
             await asyncio.sleep(1)
@@ -103,8 +103,8 @@ async def test_services_that_are_killed_one_after_the_other(pair: Pair, crowd_of
 
 @pytest.mark.long
 @pytest.mark.timeout(300)
-async def test_services_that_are_frozen_expire_nobody(pair: Pair, crowd_of: CrowdOf) -> None:
-    """Their leases are shorter than the freeze; the database's clock goes on."""
+async def test_frozen_services_expire_no_flow(pair: Pair, crowd_of: CrowdOf) -> None:
+    """The leases are shorter than the freeze; the database's clock runs on."""
     urls = [service.url for service in pair]
     async with AsyncClient(urls[0]) as first, AsyncClient(urls[1]) as second:
         await first.create_queue("orders", 12, rebalance_delay=0.2, max_handoff_time=4.0)
@@ -152,7 +152,7 @@ async def _something(crowd: Crowd, clients: list[AsyncClient], counts: list[int]
 
 
 async def peace(clients: list[AsyncClient], queue: str, crowd: Crowd, seconds: float = 120) -> None:
-    """Sooner or later the queue is balanced, and everybody knows: services and consumers."""
+    """In the end the queue is balanced, and all services and consumers know it."""
     deadline = time.monotonic() + seconds
     while (problem := await _problem(clients, queue, crowd)) is not None:
         crowd.check()
@@ -172,7 +172,7 @@ async def _problem(clients: list[AsyncClient], queue: str, crowd: Crowd) -> str 
         if flows != here:
             return f"bound: {sorted(flows)}, in the crowd: {sorted(here)}"
         partitions = await client.partitions(queue)
-        # What draining flows let go has no owner while there is nobody to take it.
+        # Partitions released by draining flows have no owner while no flow can take them.
         takers = any(not flow.draining for flow in bound)
         owners = {p.partition: (p.owner, p.epoch) for p in partitions if p.owner or takers}
         told = {

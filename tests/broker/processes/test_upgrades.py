@@ -1,4 +1,4 @@
-"""A release that migrates takes the place of the one before, replica by replica, at work."""
+"""A release with migrations replaces the one before, replica by replica, while consumers work."""
 
 import threading
 from collections.abc import Callable
@@ -17,12 +17,12 @@ from tests.service import ServeProcess, eventually
 pytestmark = pytest.mark.xdist_group("processes")
 
 REPLICAS = 2
-# Longer than a replica takes to be replaced, also on a machine that is busy.
+# Longer than the replacement of a replica takes, even on a busy machine.
 LEASE_SECONDS = 90.0
 
 
 class Worker:
-    """A consumer that commits one position after another of whatever it owns."""
+    """A consumer that commits one position after another in all its partitions."""
 
     def __init__(self, url: str, stack: ExitStack) -> None:
         self.lost: list[object] = []
@@ -82,7 +82,8 @@ def test_no_flow_loses_a_partition(migrated_url: str, tmp_path: Path) -> None:
         assert None not in {owner for owner, _ in before.values()}
 
         for replica in replicas:
-            # The first of the new release migrates at its start, while the other one is still old.
+            # The first replica of the new release migrates at its start, while the other is still
+            # old.
             replica.end()
             replica.program = release.program
             replica.start()
@@ -94,7 +95,8 @@ def test_no_flow_loses_a_partition(migrated_url: str, tmp_path: Path) -> None:
             found = connection.execute("SELECT version_num FROM counterpoise.alembic_version")
             assert found.fetchone() == ("control_next",)
 
-        # One of the old release may come back until the tables are contracted; then not any more.
+        # A replica of the old release may come back until the tables are contracted; then not any
+        # more.
         old = ServeProcess(tmp_path / "old.log", [*arguments, "--no-migrate"])
         with old:
             assert httpx.get(f"{old.url}/readyz", timeout=15).status_code == 200

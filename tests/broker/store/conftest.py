@@ -1,4 +1,4 @@
-"""`ground` is every store in turn; `postgres` is the real one alone.
+"""`ground` is each store in turn; `postgres` is only the real one.
 
 All tests share one migrated database, emptied before each: migrating takes longer than most tests.
 """

@@ -1,7 +1,8 @@
-"""What the contract suite stands on: a ground for each store, a replica that decides and commits.
+"""Support for the contract suite: a database for each store, and a replica that decides and
+commits.
 
-A ground makes stores on one database (each is one replica) and lets time pass in that database, so
-no test waits for a lease to end.
+A ground makes stores on one database (each is one replica's) and lets time pass in that database,
+so no test waits for a lease to end.
 """
 
 from __future__ import annotations
@@ -30,25 +31,25 @@ _numbers = count(1)
 
 
 class Ground(Protocol):
-    """One database, and the time in it."""
+    """One database, with control over its time."""
 
     async def store(self) -> Store:
-        """A store of its own on the database, started; stopped with the ground."""
+        """A new store on the database, started; it stops with the ground."""
 
     def holding(
         self, flow_ids: Sequence[str], partitions: Sequence[tuple[str, int]] = ()
     ) -> AbstractContextManager[None]:
-        """Somebody's transaction holds these flows, and partitions as (queue, number)."""
+        """Another transaction holds these flows, and partitions as (queue, number)."""
 
     def pass_time(self, seconds: float) -> None:
-        """Whatever was to happen in the future is nearer by so much, the last stamp farther.
+        """Deadlines come nearer by so many seconds, and the last stamp gets older.
 
         Negative: the database's clock goes back.
         """
 
 
 class MemoryGround:
-    """A database in memory, with a clock that stands still until told."""
+    """A database in memory, with a clock that the test moves."""
 
     def __init__(self) -> None:
         self.now = 1_000_000.0
@@ -71,7 +72,7 @@ class MemoryGround:
 
 
 class PostgresGround:
-    """A database in Postgres. Its clock goes on by itself; `pass_time` moves what is stored."""
+    """A database in Postgres. Its clock runs by itself; `pass_time` changes the stored times."""
 
     def __init__(self, url: str, stack: AsyncExitStack) -> None:
         self.url = url
@@ -118,14 +119,14 @@ class PostgresGround:
             )
 
     async def until_waiting(self) -> None:
-        """Until somebody waits for a lock."""
+        """Until a session waits for a lock."""
         waiting = "SELECT 1 FROM pg_stat_activity WHERE wait_event_type = 'Lock'"
         async with asyncio.timeout(30):
             while not self.sql(waiting):  # noqa: ASYNC110 - the database's state
                 await asyncio.sleep(0.02)
 
     def sql(self, statement: str, *parameters: Any) -> list[tuple[Any, ...]]:
-        """Runs a statement as an administrator might; its rows."""
+        """Runs a statement like an administrator; returns its rows."""
         with psycopg.connect(self.url) as connection:
             cursor = connection.execute(statement, parameters or None)
             return cursor.fetchall() if cursor.description else []
@@ -145,7 +146,7 @@ class Replica:
         return self.queue.id
 
     async def create(self, partitions: int = 4, name: str | None = None, **settings: Any) -> Commit:
-        """Creates a queue; `rebalance_delay` is 0 unless given."""
+        """Creates a queue; `rebalance_delay` is 0 by default."""
         settings = {"rebalance_delay": 0.0, "log": "builtin:orders", **settings}
         self.queue = Queue(
             str(uuid4()),
@@ -166,7 +167,7 @@ class Replica:
         return self
 
     async def catch_up(self) -> None:
-        """Replays what others have committed."""
+        """Replays the commits of others."""
         follow(self.queue, await self.store.entries_after(self.id, self.queue.revision))
         self.settle()
 
@@ -177,14 +178,14 @@ class Replica:
         return Entry(revision, self.now, tuple(records), rebalance_id)
 
     def decide(self, *commands: c.Command) -> list[Entry]:
-        """Decides commands, applied to the queue in memory only."""
+        """Decides commands; they are applied to the queue in memory only."""
         self._mark = self.queue.journal.mark()
         return [
             entry for command in commands for entry in decide(self.queue, command, self.now).entries
         ]
 
     def commit_of(self, *entries: Entry, seen: int | None = None, **more: Any) -> Commit:
-        """The transaction with all that changed since the queue was last settled."""
+        """The transaction with all changes since the queue was last settled."""
         queue = self.queue
         changed = list(queue.journal.changed_since(self._mark))
         partitions = {p.number: p for p in changed if isinstance(p, Partition)}
@@ -213,17 +214,17 @@ class Replica:
         )
 
     def settle(self) -> None:
-        """Makes what was decided final in memory."""
+        """Makes the decided changes final in memory."""
         self.queue.journal.forget()
         self.queue.touched = set()
         self._mark = 0
 
     def take_back(self) -> None:
-        """Forgets what was decided since."""
+        """Undoes the decisions since then."""
         self.queue.journal.undo(self._mark)
 
     async def do(self, *commands: c.Command, **more: Any) -> Commit:
-        """Decides and commits; what fails is taken back."""
+        """Decides and commits; undoes the decision if that fails."""
         commit = self.commit_of(*self.decide(*commands), **more)
         try:
             await self.store.commit(commit)
@@ -234,7 +235,7 @@ class Replica:
         return commit
 
     async def bind(self, *names: str, lease: float = 10.0, warmup: bool = False) -> Commit:
-        """Flows bind, in one commit; ids and instances are made of the names."""
+        """Flows bind, in one commit; ids and instances are derived from the names."""
         return await self.do(*(bind(name, lease=lease, warmup=warmup) for name in names))
 
     def position(
@@ -246,7 +247,7 @@ class Replica:
         epoch: int | None = None,
         seq: int | None = None,
     ) -> PositionCommit:
-        """A commit of one position, in the partition's epoch unless given."""
+        """A commit of one position, by default in the partition's present epoch."""
         if epoch is None:
             epoch = self.queue.partitions[partition].epoch
         return PositionCommit(self.id, flow_id, seq, partition, epoch, position)
@@ -256,9 +257,10 @@ class Replica:
 
 
 async def serve(ground: Ground, store: Store, seconds: float) -> None:
-    """Lets time pass while somebody serves; `seconds` is whole.
+    """Lets time pass while a replica serves; `seconds` is whole.
 
-    In steps well below what counts as an outage, so that a stall of the machine is none.
+    In steps well below the size of an outage, so that a stall of the machine does not look like
+    one.
     """
     for _ in range(round(seconds)):
         ground.pass_time(1)
@@ -268,17 +270,17 @@ async def serve(ground: Ground, store: Store, seconds: float) -> None:
 def bind(
     name: str, instance: str | None = None, *, lease: float = 10.0, warmup: bool = False
 ) -> c.Bind:
-    """The command by which a flow of this name binds."""
+    """The bind command of a flow of this name."""
     return c.Bind(name, instance or f"i-{name}", f"client {name}", lease, warmup)
 
 
 def token_hash(flow_id: str) -> bytes:
-    """What the tests take for a hash of the flow's token."""
+    """A fake hash of the flow's token."""
     return b"hash of " + flow_id.encode()
 
 
 async def outcomes(calls: Iterable[Callable[[], Awaitable[object]]]) -> list[str]:
-    """What each call ends with, by name of its exception."""
+    """The result of each call; for an error, the name of its exception."""
     ends = []
     for call in calls:
         try:

@@ -1,7 +1,7 @@
-"""The database's clock is set: what waits for a time is not kept waiting, and nobody loses a lease.
+"""The database's clock is set: waits do not become longer, and no flow loses its lease.
 
-Postgres's clock goes on while a test runs and a machine may stall, so a gap is long here and a step
-of the clock longer.
+Postgres' clock runs while a test does, and a machine may stall. So a gap is long here and a step of
+the clock longer.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def near(seconds: float) -> object:
 
 
 async def pulse(store: Store) -> tuple[float, Outage | None]:
-    """Stamps; the time, and the latest outage."""
+    """Stamps; returns the time, and the latest outage."""
     told = await store.pulse(GAP_SECONDS)
     return told.now, told.outage
 
@@ -49,7 +49,7 @@ async def test_a_clock_that_goes_back_prolongs_no_lease(
     assert (await store.expiries(orders.id)).expired == ("A",)
 
 
-async def test_who_renewed_after_the_clock_went_back_lives(
+async def test_a_flow_that_renewed_after_the_clock_went_back_stays_bound(
     ground: Ground, store: Store, orders: Replica
 ) -> None:
     await pulse(store)
@@ -61,10 +61,10 @@ async def test_who_renewed_after_the_clock_went_back_lives(
     assert await store.leases(["A"]) == {"A": near(now + 200)}
 
 
-async def test_who_was_dead_when_the_clock_went_back_is_missed_a_lease_later(
+async def test_a_flow_that_was_dead_when_the_clock_went_back_expires_a_lease_later(
     ground: Ground, store: Store, orders: Replica
 ) -> None:
-    """Nobody can tell it from who renewed since; but it does not live for an hour."""
+    """It looks like a flow that has renewed since; but it does not stay for an hour."""
     await pulse(store)
     await orders.bind("A", lease=60.0)
     ground.pass_time(90)
@@ -86,17 +86,17 @@ async def test_one_of_all_replicas_notices_that_the_clock_went_back(
     assert await store.outages(0) == [told[0][1]]
 
 
-async def test_a_small_step_of_the_clock_is_none(ground: Ground, store: Store) -> None:
+async def test_a_small_step_of_the_clock_is_ignored(ground: Ground, store: Store) -> None:
     await pulse(store)
     for seconds in (-30.0, 30.0):
         ground.pass_time(seconds)
         assert (await pulse(store))[1] is None
 
 
-async def test_what_waits_by_a_clock_that_went_back_is_due_until_it_has_moved(
+async def test_a_queue_is_due_until_its_deadlines_moved_with_the_clock(
     ground: Ground, store: Store
 ) -> None:
-    """Whoever had it in memory may be dead."""
+    """All replicas that had it in memory may be dead."""
     now, _ = await pulse(store)
     orders, quiet = Replica(store, now), Replica(store, now)
     await orders.create(2, rebalance_delay=200.0)
@@ -117,10 +117,10 @@ async def test_what_waits_by_a_clock_that_went_back_is_due_until_it_has_moved(
     assert await store.due(10) == [orders.id]
 
 
-async def test_who_had_to_wait_to_stamp_takes_no_later_stamp_for_a_step(
+async def test_a_replica_that_waited_to_stamp_sees_no_step_of_the_clock(
     postgres: PostgresGround,
 ) -> None:
-    """While one replica dealt with an outage, another had asked for the time already."""
+    """While one replica dealt with an outage, another had read the time already."""
     store = await postgres.store()
     await store.pulse()
     postgres.pass_time(60)

@@ -1,4 +1,4 @@
-"""Creating, changing and deleting queues: who is first wins, and nothing is written by halves."""
+"""Creating, changing and deleting queues: the first commit wins, and nothing is half written."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ async def test_a_commit_that_comes_late_writes_nothing(store: Store, orders: Rep
 async def test_a_commit_decided_by_a_later_time_writes_nothing(
     store: Store, orders: Replica
 ) -> None:
-    """The clock went back since, so nobody knows how long ago that was."""
+    """The clock went back since, so the age of the decision is unknown."""
     now = (await store.pulse()).now
     with pytest.raises(Overdue):
         await orders.do(bind("A"), valid=(now + 57, now + 61))
@@ -81,7 +81,7 @@ async def test_a_commit_decided_by_a_later_time_writes_nothing(
 
 
 async def test_a_wait_for_a_lock_makes_a_commit_late(postgres: PostgresGround) -> None:
-    """Also if who held the lock has changed nothing."""
+    """Even if the holder of the lock has changed nothing."""
     store = await postgres.store()
     orders = Replica(store)
     await orders.create(2)
@@ -96,14 +96,14 @@ async def test_a_wait_for_a_lock_makes_a_commit_late(postgres: PostgresGround) -
     assert not (await store.load(orders.id)).flows
 
 
-async def test_a_loaded_queue_is_nobody_elses(store: Store, orders: Replica) -> None:
+async def test_loaded_queues_share_no_objects(store: Store, orders: Replica) -> None:
     loaded = await store.load(orders.id)
     loaded.partitions[0].epoch = 99
     loaded.settings.partition_count = 99
     assert snapshot(await store.load(orders.id)) == snapshot(orders.queue)
 
 
-async def test_whoever_has_not_seen_the_last_commit_conflicts(
+async def test_a_commit_without_the_last_revision_conflicts(
     ground: Ground, orders: Replica
 ) -> None:
     late = await Replica(await ground.store()).follow(orders.id)
@@ -297,7 +297,7 @@ async def test_a_listed_queue_has_its_counts(store: Store, orders: Replica) -> N
     assert row.flow_count == 4
 
 
-async def test_what_fails_writes_nothing(store: Store, orders: Replica) -> None:
+async def test_a_failed_commit_writes_nothing(store: Store, orders: Replica) -> None:
     """Here the last of the fences holds, after everything else of the commit was written."""
     await orders.bind("A", "B")
     before = snapshot(await store.load(orders.id))

@@ -1,4 +1,4 @@
-"""What the database refuses by itself, whatever the service or an administrator tries."""
+"""Changes that the database itself refuses, whether by the service or by an administrator."""
 
 from __future__ import annotations
 
@@ -114,7 +114,9 @@ async def test_a_queue_or_flow_cannot_become_impossible(
     assert refused.value.diag.constraint_name in (rule, "end_of_holddown", "open_rebalance")
 
 
-async def test_who_left_does_not_come_back(postgres: PostgresGround, orders: Replica) -> None:
+async def test_a_flow_that_left_cannot_be_bound_again(
+    postgres: PostgresGround, orders: Replica
+) -> None:
     await orders.do(c.Unbind("B"))
     for change in ("reason = NULL, left_at = NULL", "lease_expires_at = 9e9"):
         with pytest.raises(psycopg.errors.CheckViolation):
@@ -178,7 +180,7 @@ async def test_the_service_cannot_own_without_a_state(store: Store) -> None:
 async def test_positions_and_leases_touch_no_index(
     postgres: PostgresGround, orders: Replica
 ) -> None:
-    """So Postgres can update rows in place (HOT): most of what happens costs it little."""
+    """So Postgres can update rows in place (HOT), which makes frequent changes cheap."""
     counts = (
         "SELECT sum(n_tup_upd)::int, sum(n_tup_hot_upd)::int FROM pg_stat_user_tables"
         " WHERE schemaname = 'counterpoise' AND relname IN ('partitions', 'flows')"
@@ -187,7 +189,7 @@ async def test_positions_and_leases_touch_no_index(
     for n in range(20):
         await orders.store.commit_positions([orders.position("A", 0, str(n))])
     await orders.store.stop()
-    # Backends report what they did when they end.
+    # Server processes report their statistics when they end.
     for _ in range(500):
         [(updated_then, hot_then)] = postgres.sql(counts)
         if updated_then >= updated + 40:

@@ -1,4 +1,4 @@
-"""What somebody's transaction holds is left out, and holds up nobody else."""
+"""Rows that another transaction holds are left out, and delay no other rows."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from broker.store.ports import Commit, StoreUnavailable
 from tests.broker.store.support import Ground, PostgresGround, Replica
 from tests.core.oracle import snapshot
 
-# Less than a lock is waited for in the database (10 s), and more than a transaction may be idle
-# there (2 s).
+# Less than the limit for lock waits in the database (10 s), and more than the limit for idle
+# transactions (2 s).
 SOON_SECONDS = 9.0
 
 
-async def test_a_renewal_waits_for_nobody(ground: Ground, orders: Replica) -> None:
+async def test_a_renewal_waits_for_no_lock(ground: Ground, orders: Replica) -> None:
     await orders.bind("A", "B")
     with ground.holding(["A"]):
         async with asyncio.timeout(SOON_SECONDS):
@@ -31,7 +31,7 @@ async def test_a_renewal_waits_for_nobody(ground: Ground, orders: Replica) -> No
     assert (await orders.store.renew(["A"]))["A"] is not None
 
 
-async def test_a_commit_of_positions_waits_for_nobody(ground: Ground, orders: Replica) -> None:
+async def test_a_commit_of_positions_waits_for_no_lock(ground: Ground, orders: Replica) -> None:
     other, store = Replica(orders.store), orders.store
     await other.create(1)
     await orders.bind("A")
@@ -63,7 +63,7 @@ async def test_without_its_renewal_nothing_of_a_flow_is_committed(
     assert await orders.store.positions(orders.id, [0]) == {0: (1, None)}
 
 
-async def test_who_freezes_in_a_transaction_is_not_waited_for_long(
+async def test_the_locks_of_a_frozen_transaction_end_soon(
     postgres: PostgresGround,
 ) -> None:
     """The database ends the transaction, and with it its locks."""
@@ -81,7 +81,7 @@ async def test_who_freezes_in_a_transaction_is_not_waited_for_long(
 async def test_a_commit_that_the_database_has_ended_is_made_again(
     postgres: PostgresGround, monkeypatch: pytest.MonkeyPatch, times: int
 ) -> None:
-    """A loop that had much else to do; but not for ever."""
+    """As by a busy event loop; but not without end."""
     store = await postgres.store()
     orders = Replica(store)
     await orders.create(2)

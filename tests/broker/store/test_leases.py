@@ -1,4 +1,4 @@
-"""Leases: begun anew by what a client does, over only while somebody serves, fenced both ways."""
+"""Leases: renewed by calls of the client, over only while replicas serve, fenced both ways."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from tests.broker.store.support import Ground, Replica, bind
 
 
 def near(seconds: float) -> object:
-    """A time of the store's clock: Postgres's goes on while a test runs, and a machine stalls."""
+    """A time of the store's clock: Postgres' clock runs on, and a machine may stall."""
     return pytest.approx(seconds, abs=10.0)
 
 
-# A time without a stamp that is no outage yet, for tests that let less than that pass at once.
+# A time without a stamp that is not an outage yet, for tests that let less pass at once.
 GAP_SECONDS = 60.0
 
 
@@ -44,19 +44,19 @@ async def test_renewing_begins_a_lease_anew(ground: Ground, store: Store, orders
     assert await store.leases(["A"]) == {"A": leases["A"].expires_at}
 
 
-async def test_nothing_is_renewed_for_nobody(store: Store) -> None:
+async def test_renewing_no_flows_changes_nothing(store: Store) -> None:
     assert await store.renew([]) == {}
     assert await store.leases([]) == {}
 
 
-async def test_who_left_renews_nothing(store: Store, orders: Replica) -> None:
+async def test_a_flow_that_left_renews_nothing(store: Store, orders: Replica) -> None:
     await orders.bind("A", "B")
     await orders.do(c.Unbind("A"))
     assert (await store.renew(["A", "B"])).keys() == {"B"}
     assert (await store.leases(["A", "B"])).keys() == {"B"}
 
 
-async def test_expiries_name_the_dead_and_when_the_next_may_die(
+async def test_expiries_name_expired_flows_and_the_next_expiry(
     ground: Ground, store: Store, orders: Replica
 ) -> None:
     assert await store.expiries(orders.id) == await store.expiries("no queue")
@@ -82,7 +82,7 @@ async def test_a_lease_that_is_over_ends_the_flow(
     assert row.reason == "lease_expired"
 
 
-async def test_who_renewed_in_time_is_spared_and_nothing_committed(
+async def test_a_flow_that_renewed_in_time_stays_and_nothing_is_committed(
     ground: Ground, store: Store, orders: Replica
 ) -> None:
     await store.pulse(gap_seconds=GAP_SECONDS)
@@ -131,7 +131,7 @@ async def test_a_call_in_a_commit_brings_an_expired_flow_back(
     assert (await store.expiries(orders.id)).expired == ("B",)
 
 
-async def test_no_lease_is_over_before_somebody_serves(ground: Ground) -> None:
+async def test_no_lease_is_over_before_the_first_pulse(ground: Ground) -> None:
     store = await ground.store()
     orders = Replica(store)
     await orders.create(2)
@@ -143,10 +143,10 @@ async def test_no_lease_is_over_before_somebody_serves(ground: Ground) -> None:
     assert (await store.expiries(orders.id)).expired == ("A",)
 
 
-# Times in which nobody serves
+# Times in which no replica serves
 
 
-async def test_leases_do_not_run_while_nobody_serves(
+async def test_leases_do_not_run_while_no_replica_serves(
     ground: Ground, store: Store, orders: Replica
 ) -> None:
     await orders.bind("A", lease=20.0)
@@ -163,7 +163,7 @@ async def test_leases_do_not_run_while_nobody_serves(
     assert (await store.expiries(orders.id)).expired == ()
 
 
-async def test_who_was_dead_before_the_outage_stays_dead(
+async def test_a_flow_that_was_expired_before_the_outage_stays_expired(
     ground: Ground, store: Store, orders: Replica
 ) -> None:
     await store.pulse(gap_seconds=GAP_SECONDS)
@@ -221,7 +221,7 @@ async def test_the_gap_is_the_callers(ground: Ground, store: Store) -> None:
     assert (await store.pulse(gap_seconds=5)).outage is not None
 
 
-# What is due
+# Due queues
 
 
 async def test_queues_are_due_by_their_deadlines_and_leases(ground: Ground, store: Store) -> None:

@@ -1,4 +1,4 @@
-"""A queue loaded from its rows equals the one that replayed its records, whatever happened."""
+"""A queue loaded from its rows equals one that replayed its records, after any commands."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.core.test_sequences import SETTINGS, STEPS, Player
 from tests.core.world import World
 
 
-# What is generated does not depend on what the store does, so few examples go far.
+# Generated examples do not depend on the store's code, so few examples are enough.
 @settings(
     max_examples=25,
     derandomize=True,
@@ -36,7 +36,7 @@ async def test_loading_equals_replaying(
     steps: list[tuple[Any, ...]],
     sizes: list[int],
 ) -> None:
-    """Several decisions go into one commit, as in the mailbox; `sizes` says how many."""
+    """Several decisions go into one commit, as in the mailbox; `sizes` are their numbers."""
     world = World(partitions, checked=False, **chosen)
     player = Player(world)
     for step in [("bind", True), ("bind", False), *steps]:
@@ -96,7 +96,7 @@ async def test_a_loaded_queue_has_nothing_to_take_back(store: Store, orders: Rep
 
 
 async def test_text_of_any_kind_comes_back(store: Store) -> None:
-    """Names are the clients' own words, and go into arrays and into JSON."""
+    """Clients choose these texts, and they are stored in arrays and in JSON."""
     orders = Replica(store)
     await orders.create(2)
     words = ["", " ", "NULL", "{a,b}", '"quoted"', "back\\slash", "snow ☃ 𝄞", "a\nb\tc", "%(x)s :y"]

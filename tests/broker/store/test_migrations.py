@@ -18,7 +18,7 @@ from broker.store.tables import SCHEMA, metadata
 
 
 def config(url: str) -> Config:
-    """How alembic is told of the tree and the database."""
+    """Alembic's configuration for the tree and the database."""
     config = Config()
     config.set_main_option("script_location", "migrations:control")
     config.set_main_option("sqlalchemy.url", url.replace("%", "%%"))
@@ -26,10 +26,10 @@ def config(url: str) -> Config:
 
 
 def differences(url: str) -> list[Any]:
-    """What autogenerate would still change to make the database's tables those of the metadata."""
+    """The changes that autogenerate would still make for the metadata."""
     engine = create_engine(
         make_url(url).set(drivername="postgresql+psycopg"),
-        # The user has the name of the schema, which would make it the default one.
+        # The user has the name of the schema, which would make that the default schema.
         connect_args={"options": "-csearch_path=public"},
         poolclass=NullPool,
     )
@@ -52,7 +52,7 @@ def test_an_empty_database_gets_the_tables_that_the_store_knows(database_url: st
     assert differences(database_url) == []
 
 
-def test_what_is_done_can_be_undone(database_url: str) -> None:
+def test_every_migration_can_be_undone(database_url: str) -> None:
     command.upgrade(config(database_url), "head")
     command.downgrade(config(database_url), "base")
     with psycopg.connect(database_url) as connection:

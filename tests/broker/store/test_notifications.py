@@ -1,4 +1,4 @@
-"""Wake-ups between replicas: heard by all others, by nobody twice, and a loss is noticed."""
+"""Wake-ups between replicas: all others hear each once, and a loss is noticed."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ QUIET_SECONDS = 0.2
 
 
 class Listening:
-    """A replica that listens, from the first resync on."""
+    """A replica that listens, after the first None."""
 
     def __init__(self, store: Store) -> None:
         self.store = store
@@ -50,7 +50,7 @@ class Listening:
 
 @pytest.fixture
 async def pair(ground: Ground) -> AsyncIterator[tuple[Listening, Listening]]:
-    """Two replicas that listen; both were told to look at everything."""
+    """Two replicas that listen; both have received the first None."""
     replicas = [Listening(await ground.store()) for _ in range(2)]
     for replica in replicas:
         assert await replica.next() is None
@@ -60,7 +60,7 @@ async def pair(ground: Ground) -> AsyncIterator[tuple[Listening, Listening]]:
         await replica.end()
 
 
-async def test_others_hear_what_a_replica_changed(pair: tuple[Listening, Listening]) -> None:
+async def test_other_replicas_hear_of_a_change(pair: tuple[Listening, Listening]) -> None:
     first, second = pair
     await first.store.notify(["q1", "q2"])
     assert await second.all(2) == {"q1", "q2"}
@@ -69,7 +69,7 @@ async def test_others_hear_what_a_replica_changed(pair: tuple[Listening, Listeni
     assert await second.quiet()
 
 
-async def test_nothing_is_said_of_nothing(pair: tuple[Listening, Listening]) -> None:
+async def test_notifying_no_queues_sends_nothing(pair: tuple[Listening, Listening]) -> None:
     first, second = pair
     await first.store.notify([])
     assert await second.quiet()
@@ -82,7 +82,7 @@ async def test_more_names_than_a_payload_holds(pair: tuple[Listening, Listening]
     assert await second.all(1000) == set(queue_ids)
 
 
-async def test_what_is_not_fetched_yet_is_told_once(ground: Ground) -> None:
+async def test_pending_notifications_name_each_queue_once(ground: Ground) -> None:
     speaker, hearer = await ground.store(), await ground.store()
     listening = hearer.listen()
     async with asyncio.timeout(HEARING_SECONDS):
@@ -123,7 +123,7 @@ async def test_a_listener_whose_connection_is_ended_connects_again(
     await listening.end()
 
 
-async def test_what_others_say_on_the_channel_harms_nobody(postgres: PostgresGround) -> None:
+async def test_foreign_payloads_on_the_channel_are_ignored(postgres: PostgresGround) -> None:
     speaker = await postgres.store()
     listening = Listening(await postgres.store())
     assert await listening.next() is None

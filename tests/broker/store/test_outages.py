@@ -1,4 +1,4 @@
-"""Postgres goes away and comes back: callers are told in time, and nobody has to do anything."""
+"""Postgres goes away and comes back: callers get an error in time, and all resumes by itself."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ async def test_connections_that_were_ended_are_replaced_unnoticed(
         "SELECT pg_terminate_backend(pid, 30000) FROM pg_stat_activity"
         " WHERE datname = current_database() AND pid <> pg_backend_pid()",
     )
-    # Their sockets are closed: the loop has only to come round to them.
+    # Their sockets are closed; the event loop only has to notice it.
     for _ in range(10):
         await asyncio.sleep(0)
     await asyncio.gather(*(store.pulse() for _ in range(5)))
@@ -100,7 +100,7 @@ async def test_a_commit_that_is_cut_off_writes_nothing_or_all(postgres: Postgres
     await orders.bind("A")
 
 
-async def test_a_lock_that_somebody_holds_is_waited_for_in_bounds(
+async def test_waits_for_locks_are_limited(
     postgres: PostgresGround,
 ) -> None:
     store = PostgresStore(postgres.url, answer_seconds=1.0)
@@ -136,7 +136,7 @@ async def test_too_many_connections_are_unavailable(postgres_url: str) -> None:
         ({"netloc": "nobody:wrong@127.0.0.1:1"}, "onnect"),
     ],
 )
-async def test_what_is_wrong_is_said_in_one_line(
+async def test_an_error_is_reported_in_one_line(
     postgres_url: str, change: dict[str, str], said: str
 ) -> None:
     parts = urlsplit(postgres_url)
@@ -159,7 +159,7 @@ async def test_a_database_without_tables_is_unavailable(database_url: str) -> No
 
 
 class Network:
-    """A way to Postgres that can be made to swallow everything."""
+    """A connection to Postgres that can swallow everything."""
 
     def __init__(self, url: str) -> None:
         self._target = urlsplit(url)
@@ -196,7 +196,7 @@ class Network:
 
 
 @pytest.mark.long
-async def test_a_network_that_swallows_everything_holds_nobody_for_ever(
+async def test_calls_end_even_if_the_network_swallows_everything(
     postgres: PostgresGround,
 ) -> None:
     network = Network(postgres.url)
@@ -219,8 +219,8 @@ async def test_a_network_that_swallows_everything_holds_nobody_for_ever(
         await store.stop()
 
 
-async def test_through_a_pooler_nothing_needs_a_session(postgres: PostgresGround) -> None:
-    """No named statements outlive a transaction; the rest of the suite needs nothing else."""
+async def test_no_statement_needs_a_session_through_a_pooler(postgres: PostgresGround) -> None:
+    """No named statement outlives a transaction; the rest of the suite covers everything else."""
     store = PostgresStore(postgres.url, transaction_pooling=True)
     orders = Replica(store)
     await orders.create(3)

@@ -1,9 +1,9 @@
-"""How Postgres carries out the statements for many rows, whatever it knows of the tables.
+"""How Postgres executes the statements for many rows, whatever it knows of the tables.
 
-What is looked at are the generic plans: those which it makes once for a prepared statement and
-keeps, for ten rows in each array. A plan must find each row by its key. It must not join the rows
-that are given with a table in any other way, for what is cheap for ten of them and for a small
-table is quadratic for a thousand and a large one.
+The generic plans are checked: Postgres makes one for a prepared statement and keeps it, assuming
+ten rows in each array. A plan must find each row by its key and must not join the given rows with a
+table in any other way: a join that is cheap for ten rows and a small table is quadratic for a
+thousand rows and a large table.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ STATEMENTS = {
     "flows that are bound": leases.BOUND,
     "leases after an outage": leases.RENEW_ALIVE,
 }
-# What can be looked up: the table and the columns of its key.
+# Tables that may be looked up, with the columns of their keys.
 KEYS = {"partitions": ("queue_id", "number"), "flows": ("id",)}
 
 
@@ -49,14 +49,14 @@ def plan_of(connection: psycopg.Connection[Any], statement: Any) -> dict[str, An
 
 
 def nodes(plan: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """The node and all below it."""
+    """The node and all nodes below it."""
     yield plan
     for part in plan.get("Plans", ()):
         yield from nodes(part)
 
 
 def quadratic(plan: dict[str, Any]) -> list[str]:
-    """What in the plan would run through many rows for each of many rows."""
+    """The parts of the plan that would scan many rows for each of many rows."""
     found = []
     for node in nodes(plan):
         if node["Node Type"] == "Seq Scan" and node["Relation Name"] in KEYS:
@@ -95,7 +95,7 @@ def looks_up(node: dict[str, Any]) -> bool:
 async def connection(
     request: pytest.FixtureRequest, postgres: PostgresGround
 ) -> AsyncIterator[psycopg.Connection[Any]]:
-    """A connection with the settings of the store's, to tables of which Postgres knows this."""
+    """A connection with the settings of the store's, to tables with these statistics."""
     store = await postgres.store()
     sizes = {"small": [4], "many small queues": [2] * 100, "one large queue": [5_000]}
     for place, size in enumerate(sizes.get(request.param, [])):
@@ -119,8 +119,8 @@ async def test_rows_are_found_by_their_keys(connection: psycopg.Connection[Any],
 
 
 @pytest.mark.parametrize("connection", ["many small queues"], indirect=True)
-def test_a_join_with_the_rows_is_found_out(connection: psycopg.Connection[Any]) -> None:
-    """What the statements must not be."""
+def test_a_join_with_the_given_rows_is_detected(connection: psycopg.Connection[Any]) -> None:
+    """The statements must not be like this."""
     rows = bulk.Rows("row", [("number", Integer()), ("position", Text())])
     locked = (
         select(*rows.c)

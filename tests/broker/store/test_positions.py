@@ -1,4 +1,4 @@
-"""Positions: a write names the flow and the epoch it acts for, and is refused where they are past.
+"""Positions: a write names its flow and epoch, and is refused if these are over.
 
 Outcomes in the contract's order: `no_such_partition`, `stale_epoch`, `not_owner`, `ok`.
 """
@@ -86,7 +86,7 @@ async def test_the_first_outcome_that_applies_is_told(store: Store, orders: Repl
     assert await position(orders, 0) == "y"
 
 
-async def test_a_partition_that_nobody_owns_takes_no_commit(store: Store) -> None:
+async def test_an_unassigned_partition_accepts_no_commit(store: Store) -> None:
     orders = Replica(store)
     await orders.create(2, rebalance_delay=5.0)
     await orders.bind("A")
@@ -94,7 +94,7 @@ async def test_a_partition_that_nobody_owns_takes_no_commit(store: Store) -> Non
     assert await position(orders, 0) is None
 
 
-async def test_who_left_commits_nothing(store: Store, orders: Replica) -> None:
+async def test_a_flow_that_left_commits_nothing(store: Store, orders: Replica) -> None:
     await orders.bind("A")
     item = orders.position("A", 0, "3")
     await orders.do(c.Unbind("A"))
@@ -159,7 +159,7 @@ async def test_one_call_serves_several_queues(store: Store) -> None:
 
 
 async def revoked(replica: Replica) -> int:
-    """The partition that A, alone so far, hands to B."""
+    """The partition that A, the only flow so far, hands to B."""
     await replica.bind("A")
     await replica.bind("B")
     return max(replica.queue.handoffs)
@@ -258,7 +258,7 @@ async def test_removed_partitions_are_among_all(store: Store, orders: Replica) -
 
 
 async def test_a_commit_and_the_end_of_an_epoch_agree(ground: Ground, orders: Replica) -> None:
-    """Whichever is first: a position that was acknowledged is what the next owner starts from."""
+    """Whichever comes first: the next owner starts from the acknowledged position."""
     other = await ground.store()
     await orders.bind("A")
     for n in range(8):
@@ -266,7 +266,7 @@ async def test_a_commit_and_the_end_of_an_epoch_agree(ground: Ground, orders: Re
         [result], _ = await asyncio.gather(
             other.commit_positions([item]), orders.do(c.RaiseEpochs((0,)))
         )
-        # Or nothing was done, because the other held the row.
+        # Or nothing was done, because the other transaction held the row.
         ok = result is not None and result.outcome is Outcome.OK
         assert ok is (await position(orders, 0) == f"at {n}")
 
@@ -274,7 +274,7 @@ async def test_a_commit_and_the_end_of_an_epoch_agree(ground: Ground, orders: Re
 async def test_calls_of_all_kinds_at_once_do_not_lock_each_other_out(
     ground: Ground, store: Store
 ) -> None:
-    """Each locks in the one order; else Postgres would end one of two that wait in a ring."""
+    """All lock in the same order; otherwise Postgres would end one of two in a deadlock."""
     orders = Replica(store)
     await orders.create(30)
     names = [f"F{n}" for n in range(10)]
@@ -319,7 +319,7 @@ async def test_a_position_can_come_with_a_new_partition(store: Store, orders: Re
 async def test_partitions_without_a_position_begin_at_a_first_one(
     store: Store, orders: Replica
 ) -> None:
-    """New ones, and numbers used again that never had one; what is set at once counts more."""
+    """New partitions, and reused numbers without a position; a set position has precedence."""
     count = orders.queue.settings.partition_count
     await orders.bind("A")
     await store.commit_positions([orders.position("A", count - 1, "30")])

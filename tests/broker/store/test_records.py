@@ -1,4 +1,4 @@
-"""Records: kept by revision, for replicas that missed them, the event stream and the history."""
+"""Records: stored by revision, for replicas that missed them, the event stream and the history."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ async def test_a_replica_catches_up_by_records(store: Store, orders: Replica) ->
     assert snapshot(late.queue) == snapshot(orders.queue) == snapshot(await store.load(orders.id))
 
 
-async def test_entries_are_what_was_committed(store: Store, orders: Replica) -> None:
+async def test_entries_equal_the_commits(store: Store, orders: Replica) -> None:
     commit = await orders.bind("A", "B")
     entries = await store.entries_after(orders.id, 1)
     assert entries == [
@@ -52,7 +52,7 @@ async def test_the_history_is_read_by_rebalance_newest_first(store: Store, order
     assert await store.history("no queue", 2, None) == []
 
 
-async def test_what_is_old_is_forgotten(store: Store, orders: Replica) -> None:
+async def test_old_flows_and_records_are_deleted(store: Store, orders: Replica) -> None:
     now = (await store.pulse()).now
     await orders.bind("A", "B")
     await orders.do(c.Unbind("A"))

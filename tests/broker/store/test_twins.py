@@ -1,8 +1,8 @@
-"""The store in memory is Postgres' twin: what replicas ask in the simulation, both answer alike.
+"""The store in memory equals Postgres for all calls of replicas in the simulation.
 
-Runs of the simulation are played again on both (`twins.Twins`), under one clock, with mischief in
-between: odd questions, calls of flows that own nothing, commits that come too late or for the
-second time, another clock, other queues. A failure names its seed.
+Runs of the simulation are played again on both (`twins.Twins`), under one clock, with disturbances
+in between: unusual questions, calls of flows that own nothing, commits that are late or repeated, a
+moved clock, other queues. A failure names its seed.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ EVERY_OUTCOME = {
     *(("delete", "FlowsBound"), ("delete", "QueueGone")),
     *(("entries_after", "KeyError"), ("entries_after", "QueueGone")),
 }
-# Names that other rules than their bytes' would put into another order.
+# Names whose order differs between collations and bytes.
 NAMES = ("a-b", "aB", "a.b", "ab", "A_b", "B", "a", "orders-2")
 
 
@@ -69,7 +69,7 @@ async def twins_on(url: str, memory: Any = MemoryDatabase) -> AsyncIterator[Twin
 
 
 class Mischief:
-    """What nobody would ask in order, about what there is and what there is not."""
+    """Unusual calls, about existing and unknown queues and flows."""
 
     def __init__(self, twins: Twins, rng: random.Random) -> None:
         self.twins, self.rng = twins, rng
@@ -80,7 +80,7 @@ class Mischief:
         self.partitions = 13
 
     def learn(self, call: Call) -> None:
-        """What a call of a replica was about, which others may be about later."""
+        """Remember the queues and flows of a replica's call, for later disturbances."""
         if call.method in ("create", "commit"):
             commit: Commit = call.args[0]
             self.commits.append(commit)
@@ -89,7 +89,7 @@ class Mischief:
             self.flow_ids += [flow for flow in commit.token_hashes if flow not in self.flow_ids]
 
     async def ask(self) -> None:
-        """Something that changes nothing."""
+        """A call that changes nothing."""
         rng, twins = self.rng, self.twins
         queue_id, revision = rng.choice(self.queue_ids), rng.randint(0, 40)
         numbers = rng.choices(range(self.partitions), k=rng.randint(0, 4))
@@ -110,7 +110,7 @@ class Mischief:
         await refused(rng.choice(questions)())
 
     async def spoil(self, commit: Commit) -> None:
-        """The commit, so that it is refused: it comes too late or too early at the least."""
+        """The commit, changed so that it is refused: at least it comes too late or too early."""
         rng = self.rng
         changed = {partition.number for partition in commit.partitions}
         numbers = [n for n in range(len(commit.queue.partitions)) if n not in changed]
@@ -136,7 +136,7 @@ class Mischief:
         )
 
     async def harm(self) -> None:
-        """Something that changes what the run's own calls will find."""
+        """A call that changes what the run's own calls will find."""
         rng, twins = self.rng, self.twins
         deeds: list[Callable[[], Awaitable[Any]]] = [
             lambda: twins.commit_positions([self._item() for _ in range(rng.randint(1, 6))]),
@@ -155,7 +155,7 @@ class Mischief:
         await refused(rng.choice(deeds)())
 
     async def end(self) -> None:
-        """Everything is deleted."""
+        """Delete everything."""
         for queue_id in self.queue_ids:
             await refused(self.twins.delete(queue_id, force=False))
             await refused(self.twins.delete(queue_id, force=True))
@@ -166,14 +166,14 @@ class Mischief:
         await self.twins.due(100)
 
     async def _serve(self) -> None:
-        """Leases run out, and nobody does anything about it."""
+        """Leases run out, and no replica acts on it."""
         for _ in range(self.rng.randint(1, 3)):
             self.twins.set(self.twins.now + 2)
             await self.twins.pulse()
         await self.twins.due(self.rng.randint(1, 3))
 
     async def _other(self) -> None:
-        """A queue of its own, or what happens to one."""
+        """Creates another queue, or changes one."""
         rng, twins = self.rng, self.twins
         if not self.others or rng.random() < 0.3:
             replica = Replica(cast(Store, twins), twins.now)
@@ -195,7 +195,7 @@ class Mischief:
             await replica.bind(name, lease=rng.choice((1.0, 4.0, 10.0)))
             self.flow_ids.append(name)
         else:
-            # Somebody who follows, and is first.
+            # Another replica commits first.
             other = await Replica(cast(Store, twins), twins.now).follow(replica.id)
             await other.bind(name)
             self.flow_ids.append(name)
@@ -204,7 +204,7 @@ class Mischief:
         return self.rng.sample(of, self.rng.randint(0, min(4, len(of))))
 
     def _item(self) -> PositionCommit:
-        """A commit by the owner, often, or by anybody."""
+        """A commit, often by the owner, otherwise by any flow."""
         rng = self.rng
         seq, position = rng.choice((None, rng.randint(1, 40))), str(rng.randint(0, 99))
         owned = self.twins.owned()
@@ -226,7 +226,7 @@ class Mischief:
 
 
 async def refused(asked: Awaitable[Any]) -> None:
-    """Whatever it answers; that the twins agree is what counts."""
+    """Any answer is fine, as long as the twins agree."""
     try:
         await asked
     except Differ:
@@ -236,8 +236,7 @@ async def refused(asked: Awaitable[Any]) -> None:
 
 
 async def play(seed: int, calls: Sequence[Call], url: str, memory: Any) -> Twins:
-    """A run of the simulation, with mischief that leaves it as it is, from somewhere on with
-    mischief that does not."""
+    """A run of the simulation with disturbances: harmless at first, later harmful."""
     rng = random.Random(seed)
     async with twins_on(url, memory) as twins:
         mischief = Mischief(twins, rng)
@@ -263,7 +262,7 @@ async def play(seed: int, calls: Sequence[Call], url: str, memory: Any) -> Twins
 
 
 def outcomes_of(url: str, seeds: Iterable[int], memory: Any = MemoryDatabase) -> Outcomes:
-    """How often which call had which outcome."""
+    """How often each call had each outcome."""
     found: Outcomes = Counter()
     for seed in seeds:
         calls = recorded(seed)
@@ -274,7 +273,7 @@ def outcomes_of(url: str, seeds: Iterable[int], memory: Any = MemoryDatabase) ->
     return found
 
 
-def test_what_replicas_ask_in_the_simulation_both_answer_alike(twins_url: str) -> None:
+def test_both_stores_answer_the_simulations_calls_alike(twins_url: str) -> None:
     found = outcomes_of(twins_url, range(3))
     assert found["commit", "ok"] > 20
 
@@ -288,7 +287,7 @@ def test_many_runs_with_every_answer_that_a_store_can_give(twins_url: str) -> No
 
 
 class Unserved(MemoryDatabase):
-    """Leases run while nobody serves."""
+    """Leases run while no replica serves."""
 
     def _over(self, flow: Any) -> bool:
         return flow.reason is None and flow.lease_expires_at <= self.clock()
@@ -302,14 +301,14 @@ class Unfenced(MemoryDatabase):
 
 
 class Immortal(MemoryDatabase):
-    """A lease that was to end within a commit is not looked at again."""
+    """The expiry of a lease is not checked again within a commit."""
 
     def commit(self, commit: Commit) -> None:
         super().commit(replace(commit, expired=frozenset()))
 
 
 class Eager(MemoryDatabase):
-    """Leases that were over when the outage began begin anew as well."""
+    """Leases that were over when the outage began begin anew too."""
 
     def pulse(self, gap_seconds: float) -> Any:
         outages = len(self.outages)
@@ -320,7 +319,7 @@ class Eager(MemoryDatabase):
 
 
 class Unordered(MemoryDatabase):
-    """Who waits longest does not come first."""
+    """The queue that has waited longest does not come first."""
 
     def due(self, limit: int) -> Sequence[str]:
         return sorted(super().due(10**6))[:limit]
@@ -340,6 +339,6 @@ class Forgetful(MemoryDatabase):
 @pytest.mark.parametrize(
     "memory", [Unserved, Unfenced, Immortal, Eager, Unordered, Forgetful], ids=lambda m: m.__name__
 )
-def test_a_twin_that_is_another_is_found_out(twins_url: str, memory: Any) -> None:
+def test_a_twin_that_differs_is_detected(twins_url: str, memory: Any) -> None:
     with pytest.raises(Differ):
         outcomes_of(twins_url, range(100, 112), memory)

@@ -1,8 +1,8 @@
-"""Two stores that are asked the same at the same time, and must answer the same.
+"""Two stores that get the same calls at the same time, and must give the same answers.
 
-`Twins` is a `Store`: each call goes to Postgres and to its twin in memory, under one clock that
-stands still until it is set. The simulation's proof rests on the twin, so whatever the simulation
-asks of it can be recorded (`recorded`) and asked of both.
+`Twins` is a `Store`: each call goes to Postgres and to its twin in memory, under one clock that the
+test sets. The simulation's proof relies on the twin. So the calls of the simulation can be recorded
+(`recorded`) and made to both.
 """
 
 from __future__ import annotations
@@ -28,12 +28,11 @@ from tests.simulation.service import Observed
 from tests.twin.store import MemoryDatabase, MemoryStore
 from tests.world.store import picture
 
-# Fractions of a second that Postgres' timestamps and floats tell exactly.
+# Fractions of a second that Postgres' timestamps and floats represent exactly.
 TICKS_PER_SECOND = 64
 EPOCH = 1_700_000_000.0
 
-# What Postgres takes for the time in this database: functions of a schema that is looked at before
-# the one with its own.
+# Replaces the time in this database: functions in a schema that is searched before Postgres' own.
 _CLOCK = """
 CREATE SCHEMA twins;
 CREATE TABLE twins.clock (at double precision);
@@ -51,7 +50,7 @@ WRITES = ("pulse", "create", "delete", "commit", "renew", "commit_positions", "p
 
 
 def install_clock(url: str) -> None:
-    """Make the clock that `Twins` sets; for connections that are opened afterwards."""
+    """Install the clock that `Twins` sets, for connections that are opened afterwards."""
     with psycopg.connect(url) as connection:
         connection.execute(_CLOCK)
         row = connection.execute("SELECT current_database()").fetchone()
@@ -64,7 +63,7 @@ class Differ(AssertionError):
 
 
 class Twins:
-    """One store, twice. `calls` counts what was asked, `outcomes` what came of it."""
+    """One store, twice. `outcomes` counts the results by method."""
 
     def __init__(
         self, url: str, memory: Callable[[Callable[[], float]], MemoryDatabase] = MemoryDatabase
@@ -78,7 +77,7 @@ class Twins:
         self.set(EPOCH)
 
     def set(self, now: float) -> None:
-        """What time it is, to 1/64 s."""
+        """Set the time, rounded to 1/64 s."""
         self.now = round(now * TICKS_PER_SECOND) / TICKS_PER_SECOND
         self._connection.execute("UPDATE twins.clock SET at = %s", [self.now])
 
@@ -87,10 +86,10 @@ class Twins:
         await self._postgres.stop()
 
     async def ask(self, method: str, *args: Any, **named: Any) -> Any:
-        """What both answer; raises what both raise, and Differ if they do not agree."""
+        """The common answer or error of both; raises Differ if they do not agree."""
         answers = []
         for store in (self._memory, self._postgres):
-            # A commit has a queue in it, which must not become the store's.
+            # A commit contains a queue, which must not become the store's own.
             given = copy.deepcopy(args) if method in ("create", "commit") else args
             answers.append(await _outcome(getattr(store, method)(*given, **named)))
         memory, postgres = answers
@@ -115,7 +114,7 @@ class Twins:
         return ask
 
     def owned(self) -> list[tuple[str, str, int, int]]:
-        """Who owns what at present: queue, flow, partition, epoch."""
+        """The present owners: queue, flow, partition, epoch."""
         return [
             (queue_id, partition.owner, number, partition.epoch)
             for queue_id, queue in self._memory.database.queues.items()
@@ -124,7 +123,7 @@ class Twins:
         ]
 
     async def compare(self) -> None:
-        """Look at everything there is."""
+        """Compare everything."""
         database = self._memory.database
         queue_ids = sorted(database.queues)
         flow_ids = sorted(database.flows)
@@ -145,24 +144,24 @@ class Twins:
 
 
 def _said(answer: tuple[Any, Any]) -> str:
-    """What an answer is compared by, and what is in the exception."""
+    """The compared form of an answer and its text for the exception."""
     return f"{answer[0]} {answer[1] if isinstance(answer[1], Exception) else ''}".rstrip()
 
 
 async def _outcome(call: Awaitable[Any]) -> tuple[Any, Any]:
-    """What a call ends with, to be compared, and as it is."""
+    """The result of a call, in comparable form and as it is."""
     try:
         answer = await call
     except (StoreError, KeyError) as error:
         return ("raised", type(error).__name__, plain(vars(error))), error
     except AssertionError as error:
-        # A constraint: each store has its own words for it.
+        # A constraint violation: each store words it differently.
         return ("raised", "AssertionError"), error
     return plain(answer), answer
 
 
 def plain(value: Any) -> Any:
-    """To be compared, whatever it is made of."""
+    """A value of any type in comparable form."""
     if isinstance(value, Queue):
         return plain(picture(value))
     if is_dataclass(value) and not isinstance(value, type):
@@ -179,7 +178,7 @@ def plain(value: Any) -> Any:
 
 
 class Call(NamedTuple):
-    """What a replica of the simulation asked of its store."""
+    """A call of a simulated replica to its store."""
 
     at: float
     method: str
@@ -189,7 +188,7 @@ class Call(NamedTuple):
 
 @functools.cache
 def recorded(seed: int) -> list[Call]:
-    """All that was asked of the database in a simulated run, in its order."""
+    """All calls to the database in a simulated run, in order."""
     calls: list[Call] = []
 
     class Recorder(Observed):
@@ -201,7 +200,7 @@ def recorded(seed: int) -> list[Call]:
 
         def ask(self: Recorder, *args: Any, **named: Any) -> Any:
             if self._asked:
-                # By another method, whose part it is.
+                # Another method calls it as a part of itself.
                 return carry_out(self, *args, **named)
             calls.append(Call(self.clock(), method, copy.deepcopy(args), named))
             self._asked = True

@@ -57,7 +57,7 @@ def test_resize_says_what_happens_to_order(run):
     assert "To keep the order of keys" in run("queues", "resize", "--help").output
 
 
-def test_status_and_flows_say_who_owns_what(run, service):
+def test_status_and_flows_show_the_owners(run, service):
     run("queues", "create", "a", "-p", "3", "--rebalance-delay", "0", "--max-handoff-time", "60")
     assert "no flow is bound" in run("status", "a").output
     with Client(service.url) as client:
@@ -297,7 +297,7 @@ def test_a_reader_that_goes_away_ends_a_consumer(run, start):
 # ------------------------------------------------------------------ failures
 
 
-def test_what_goes_wrong_is_one_line_and_exit_code_1(run):
+def test_an_error_is_one_line_and_exit_code_1(run):
     for arguments in (["queues", "show", "nowhere"], ["status", "nowhere"], ["consume", "nowhere"]):
         said = run(*arguments, code=1).stderr
         assert said.startswith("counterpoise: No queue is named 'nowhere'")

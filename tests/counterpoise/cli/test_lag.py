@@ -17,7 +17,7 @@ from tests.service import Service
 
 
 @pytest.mark.long
-def test_it_says_what_is_left_of_what_was_published(
+def test_it_shows_the_unprocessed_part_of_the_published_messages(
     service: Service, log_settings: Callable[[int], dict[str, Any]]
 ) -> None:
     def lag(*options: str) -> str:

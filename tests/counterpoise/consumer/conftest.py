@@ -3,6 +3,7 @@
 import threading
 from collections import defaultdict
 
+import psycopg
 import pytest
 
 from counterpoise.client import Client
@@ -27,6 +28,17 @@ def publish(service, client):
                 publisher.publish(str(number).encode(), f"k{number % 7}", {"number": str(number)})
 
     return publish_numbers
+
+
+@pytest.fixture
+def postgres_of(migrated_url):
+    """`postgres_of(statement)`: executed in the service's database."""
+
+    def execute(statement):
+        with psycopg.connect(migrated_url, autocommit=True) as connection:
+            connection.execute(statement)
+
+    return execute
 
 
 class InThread:

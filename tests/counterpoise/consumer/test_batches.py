@@ -104,7 +104,7 @@ def test_it_ends_after_a_limit_and_not_one_message_later(service, client, publis
     assert numbers(one, another) == list(range(50))
 
 
-def test_what_the_program_raises_ends_it_and_loses_nothing(service, client, publish):
+def test_an_exception_of_the_program_ends_it_and_loses_nothing(service, client, publish):
     publish(range(20))
 
     def fail(owned, batch):
@@ -117,7 +117,7 @@ def test_what_the_program_raises_ends_it_and_loses_nothing(service, client, publ
         eventually(lambda: len(one.handled) == 20)
 
 
-def test_a_queue_that_is_not_there_or_goes_away(service, client, caplog):
+def test_an_unknown_or_deleted_queue_ends_the_consumer(service, client, caplog):
     with pytest.raises(QueueNotFound):
         Consumer("trains", lambda owned, batch: None, url=service.url).run()
     one = Running(service.url)
@@ -142,7 +142,7 @@ def test_a_handler_that_misses_a_queue_is_not_taken_for_the_end(service, client,
         Consumer("flights", handle, url=service.url).run()
 
 
-def test_a_queue_made_again_is_not_taken_for_the_one_that_was_consumed(service, client, publish):
+def test_a_recreated_queue_is_not_mistaken_for_the_consumed_one(service, client, publish):
     publish(range(20))
     well = [True]
     one = Running(service.url, lease_seconds=1, renew_while=lambda: well[0])

@@ -27,7 +27,7 @@ def test_a_loop_gets_whole_messages_in_the_order_of_their_keys(service, client, 
     assert client.flows("flights") == []
 
 
-def test_what_the_body_raises_on_comes_again_and_what_was_before_does_not(service, client, publish):
+def test_a_failed_message_comes_again_and_earlier_ones_do_not(service, client, publish):
     publish(range(30))
     seen: list[int] = []
 
@@ -73,7 +73,7 @@ def test_a_with_block_ends_a_loop_that_something_keeps_alive(service, client, pu
     assert len(consume(service, 4)) == 4
 
 
-def test_a_loop_is_not_given_what_a_loop_cannot_do(service):
+def test_options_that_iteration_does_not_support_are_refused(service):
     for options in ({"workers": 2}, {"on_poison": DeadLetter("dead")}, {"attempts": 2}):
         with pytest.raises(ValueError, match="give each=function"):
             iter(Consumer("flights", url=service.url, **options))

@@ -101,7 +101,7 @@ def test_a_piece_left_in_the_middle_goes_on_there():
     assert lanes.to_commit() == (CommitItem(0, 1, "2"),)
 
 
-def test_a_lane_in_hand_is_given_to_nobody_else():
+def test_a_lane_in_work_is_not_given_to_another_worker():
     lanes = make(View(0, 1))
     fill(lanes)
     first, second = lanes.take(3, 0), lanes.take(3, 0)
@@ -126,7 +126,7 @@ def test_a_new_grant_waits_until_the_hands_are_off_the_old_one():
     assert (new.lane.epoch, new.chunk.start) == (2, "0")
 
 
-def test_a_revoked_lane_is_released_when_the_hand_is_off_with_what_was_handled():
+def test_a_revoked_lane_is_released_with_its_position_after_the_work():
     view = View(0)
     lanes = make(view)
     fill(lanes)
@@ -144,7 +144,7 @@ def test_a_revoked_lane_is_released_when_the_hand_is_off_with_what_was_handled()
     assert lanes.snapshot() == []  # Though the view has it until the service is heard.
 
 
-def test_what_waits_is_bounded_in_messages_and_bytes():
+def test_waiting_messages_are_bounded_in_number_and_bytes():
     lanes = make(View(0, 1), max_messages=10, max_bytes=10**6)
     for _ in range(3):
         fill(lanes)
@@ -157,7 +157,7 @@ def test_what_waits_is_bounded_in_messages_and_bytes():
     assert all(lane.waiting_messages == 50 for lane in tight.snapshot())
 
 
-def test_a_limit_counts_what_waits_and_what_is_in_hand():
+def test_a_limit_counts_waiting_messages_and_those_in_work():
     view = View(0, 1)
     lanes = make(view, limit=15)
     fill(lanes)
@@ -208,7 +208,7 @@ def rest_of(lanes):
     return given
 
 
-def test_what_was_being_read_when_a_lane_was_quarantined_is_not_added_behind_a_hole():
+def test_a_read_that_began_before_a_quarantine_adds_nothing_after_it():
     lanes = make(View(0))
     fill(lanes)
     piece = lanes.take(10, 0)
@@ -323,7 +323,7 @@ def test_nothing_is_begun_while_paused_or_after_the_end():
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_whatever_happens_each_partition_is_handled_in_order_once_per_epoch(seed):
+def test_any_sequence_handles_each_partition_in_order_once_per_epoch(seed):
     """Workers, a reader, quarantines that are soon ended, and ownership that comes and goes."""
     rng = random.Random(seed)
     view = View(*range(4))

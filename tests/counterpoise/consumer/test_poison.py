@@ -51,7 +51,7 @@ def dead(client):
     return letters
 
 
-def test_halt_names_the_place_and_commits_nothing_from_there_on(client, running, publish):
+def test_halt_names_the_position_and_commits_nothing_from_there_on(client, running, publish):
     publish(range(60))
     one = running(Picky(), attempts=2, backoff_seconds=0.01)
     one.thread.start()
@@ -66,7 +66,7 @@ def test_halt_names_the_place_and_commits_nothing_from_there_on(client, running,
     assert f"partition {message.partition} epoch 1 position {message.position}" in note
 
 
-def test_what_succeeds_in_the_end_was_no_poison(running, publish):
+def test_a_message_that_succeeds_in_the_end_is_not_poison(running, publish):
     publish(range(60))
     picky = Picky(times=2)
     with running(picky, attempts=3, backoff_seconds=0.01) as one:
@@ -90,7 +90,7 @@ def all_others_done(one):
     return sum(lane.waiting_messages > 0 or lane.in_hand > 0 for lane in lanes) == 1
 
 
-def test_quarantine_stops_one_partition_until_somebody_tries_again(
+def test_quarantine_stops_one_partition_until_a_retry_is_requested(
     client, running, publish, caplog
 ):
     publish(range(60))
@@ -187,7 +187,7 @@ def test_a_function_can_take_dead_letters_and_is_tried_again_when_it_cannot_now(
     assert picky.asked[POISON] == 1
 
 
-def test_what_cannot_be_stored_is_not_passed(client, running, publish):
+def test_a_message_that_cannot_be_stored_is_not_passed(client, running, publish):
     publish(range(60))
 
     def store(message, failure):
@@ -202,7 +202,7 @@ def test_what_cannot_be_stored_is_not_passed(client, running, publish):
     assert POISON in two.numbers
 
 
-def test_what_kept_a_letter_from_being_stored_names_the_place_and_the_poison(running, publish):
+def test_a_storage_error_names_the_position_and_the_failure(running, publish):
     publish(range(60))
 
     def store(message, failure):

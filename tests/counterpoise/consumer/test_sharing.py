@@ -4,7 +4,6 @@ import threading
 from collections import Counter
 from typing import Any
 
-import psycopg
 import pytest
 
 from counterpoise.client import Client
@@ -221,12 +220,3 @@ def test_a_partition_whose_log_ends_too_early_waits_and_the_others_go_on(
     postgres_of("UPDATE counterpoise.partitions SET position = '2000' WHERE number = 0")
     with pytest.raises(PositionAhead, match="reset the queue's positions"):
         Consumer("flights", print, url=service.url).run()
-
-
-@pytest.fixture
-def postgres_of(migrated_url):
-    def execute(statement):
-        with psycopg.connect(migrated_url, autocommit=True) as connection:
-            connection.execute(statement)
-
-    return execute

@@ -23,7 +23,7 @@ def one_partition(service, client):
 
 @pytest.mark.long
 @pytest.mark.timeout(300)
-def test_others_take_over_from_who_is_stuck_and_nothing_stale_follows(
+def test_others_take_over_from_a_stuck_consumer_without_stale_writes(
     client, running, publish, caplog
 ):
     publish(range(200))
@@ -61,7 +61,7 @@ def test_others_take_over_from_who_is_stuck_and_nothing_stale_follows(
     assert "orphaned" in outcomes
 
 
-def test_who_is_done_in_time_goes_on_as_if_nothing_had_been(client, one_partition, running, caplog):
+def test_a_handler_that_ends_in_time_continues_normally(client, one_partition, running, caplog):
     go_on = threading.Event()
 
     def act(message):
@@ -93,7 +93,7 @@ Consumer("one", each=handle, url=sys.argv[1], lease_seconds=1, commit_seconds=0)
 
 @pytest.mark.long
 @pytest.mark.timeout(300)
-def test_a_process_that_was_stopped_begins_nothing_that_others_took(service, client, running):
+def test_a_suspended_process_begins_no_message_of_lost_partitions(service, client, running):
     client.create_queue("one", 1, rebalance_delay=0)
     with Publisher("one", url=service.url) as publisher:
         for number in range(400):

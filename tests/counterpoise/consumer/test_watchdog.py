@@ -40,7 +40,7 @@ def test_a_stuck_hand_stops_the_renewing_and_all_work_and_is_told_once(dog):
     assert not dog.may_work(1049.0)
 
 
-def test_who_was_stuck_works_again_once_it_has_been_heard(dog):
+def test_a_stuck_consumer_works_again_after_the_service_has_answered(dog):
     hand = dog.hand()
     hand.since = 1000.0
     watch(dog, 1000, 1050)
@@ -53,7 +53,7 @@ def test_who_was_stuck_works_again_once_it_has_been_heard(dog):
     assert dog.may_work(1052.0)
 
 
-def test_who_stood_still_begins_nothing_before_it_has_been_heard(dog):
+def test_a_suspended_process_begins_nothing_before_the_service_has_answered(dog):
     watch(dog, 1000, 1010)
     assert not dog.may_work(1020.0)
     assert not dog.may_work(1021.0)
@@ -63,14 +63,14 @@ def test_who_stood_still_begins_nothing_before_it_has_been_heard(dog):
     assert dog.may_work(1022.0)
 
 
-def test_being_cut_off_is_not_standing_still(dog):
+def test_a_lost_connection_is_not_a_suspension(dog):
     for now in range(1000, 1100):
         dog.look(float(now), 1000.0)
         assert dog.may_work(now)
         assert dog.may_renew(now)
 
 
-def test_without_a_limit_nobody_is_stuck():
+def test_without_a_limit_no_consumer_counts_as_stuck():
     dog = Watchdog(10.0, None, 0.0)
     dog.hand().since = 1.0
     assert dog.may_renew(1e9)

@@ -92,7 +92,7 @@ def test_a_sabotaged_demo_ends_with_a_bad_verdict(demos: list[Demo]) -> None:
 
 @pytest.mark.xdist_group("flights")
 @pytest.mark.parametrize("sabotage", BAD)
-def test_what_a_sabotaged_demo_left_gets_a_bad_verdict(sabotage: str) -> None:
+def test_the_evidence_of_a_sabotaged_demo_gets_a_bad_verdict(sabotage: str) -> None:
     said = io.StringIO()
     verdict = judge(read(RECORDED / f"{sabotage}.json.xz"))
     report(Console(file=said, width=PLAIN_WIDTH), verdict, 0.0)
@@ -105,7 +105,7 @@ def test_what_a_sabotaged_demo_left_gets_a_bad_verdict(sabotage: str) -> None:
 @pytest.mark.timeout(900)
 @pytest.mark.xdist_group("spark 3")
 @pytest.mark.parametrize(("how", "code"), [(signal.SIGINT, 130), (signal.SIGKILL, -9)])
-def test_whatever_ends_the_demo_ends_all_it_started(
+def test_every_end_of_the_demo_ends_its_processes(
     demos: list[Demo], how: signal.Signals, code: int
 ) -> None:
     demo = start()

@@ -53,7 +53,7 @@ def test_fewer_rows_are_the_first_of_them(flights: list[Flight]) -> None:
     assert load(1000) == flights[:1000]
 
 
-def test_the_message_says_all_there_is(flights: list[Flight]) -> None:
+def test_the_message_has_all_fields(flights: list[Flight]) -> None:
     assert Flight.of(flights[0].value()) == flights[0]
 
 

@@ -76,7 +76,7 @@ def test_a_stop_takes_what_the_process_leaves_behind(start: Start) -> None:
     assert child.exit_code == -15
 
 
-def test_one_that_does_not_stop_is_killed_after_its_grace(start: Start) -> None:
+def test_a_process_that_does_not_stop_is_killed_after_its_grace(start: Start) -> None:
     children = [start("stubborn"), start("stubborn")]
     for child in children:
         until(lambda child=child: child.said("ignoring"))  # type: ignore[misc]
@@ -105,7 +105,7 @@ def test_other_processes_are_left_alone(start: Start) -> None:
         other.terminate()
 
 
-def test_what_a_process_says_is_in_its_log(start: Start) -> None:
+def test_the_output_of_a_process_is_in_its_log(start: Start) -> None:
     child = start()
     until(lambda: "something to read" in child.tail())
     assert "ready" in child.tail()

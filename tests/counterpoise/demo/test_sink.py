@@ -59,7 +59,7 @@ def test_statistics_are_those_that_are_expected(files: Files) -> None:
     assert files.record.counted() == files.record.messages() == 400
 
 
-def test_the_journal_says_what_came_when_from_where_and_to_whom(files: Files) -> None:
+def test_the_journal_has_message_time_place_and_consumer(files: Files) -> None:
     before = time.time()
     files.sink("alpha").write(7, [part(0, 1, epoch=3, partition=2)])
     (entry,) = files.record.journal()
@@ -71,7 +71,7 @@ def test_the_journal_says_what_came_when_from_where_and_to_whom(files: Files) ->
     assert before <= entry.time <= time.time()
 
 
-def test_what_comes_again_is_journaled_again_and_counted_once(files: Files) -> None:
+def test_a_repeated_message_is_journaled_again_and_counted_once(files: Files) -> None:
     files.sink("alpha").write(0, [part(0, 100)])
     files.sink("beta").write(0, [part(50, 400, epoch=2)])
     assert len(journaled(files)) == 450

@@ -111,7 +111,7 @@ def test_a_released_publisher_publishes_all_in_order(
     assert queue.flights == [flight.flight for flight in FLIGHTS]
 
 
-def test_what_goes_wrong_is_told(queue: Queue, publisher: ThrottledPublisher) -> None:
+def test_errors_are_reported(queue: Queue, publisher: ThrottledPublisher) -> None:
     queue.fail = True
     publisher.start()
     wait_for(lambda: publisher.error is not None)

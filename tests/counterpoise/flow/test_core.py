@@ -36,7 +36,7 @@ def take(flow, view, now=0.0, flow_id="f1"):
 # ------------------------------------------------------------------ 1. the view
 
 
-def test_what_is_granted_at_bind_is_told():
+def test_grants_in_the_answer_to_bind_are_told():
     flow = core()
     flow.open()
     flow.bind_answered(bound(7, partition(0, 1), partition(1, 4)), sent_at=0.0, now=0.0)
@@ -124,7 +124,7 @@ def test_warming_is_told_for_each_epoch_and_ends_with_the_grant_or_when_called_o
     assert told(flow) == ["warmingended 4@6"]
 
 
-def test_asked_again_the_same_view_tells_how_far_the_owner_has_come():
+def test_a_refresh_of_the_same_view_shows_the_owners_position():
     flow = bound_core(1, partition(0, 2, "warming", position="5"))
     flow_id, call = flow.refresh_call()
     assert call.query["after"] == "0"
@@ -176,7 +176,7 @@ def test_the_lease_runs_from_when_the_renewing_call_was_sent():
 
 
 @pytest.mark.parametrize("error", [Unreachable("cut"), NotCounterpoise("a proxy's page")])
-def test_cut_off_the_flow_goes_on_with_what_it_owns(error):
+def test_without_the_service_the_flow_keeps_its_partitions(error):
     flow = bound_core(7, partition(0, 1))
     flow.call_failed("f1", error)
     assert (flow.status, flow.last_error) == ("bound", error)
@@ -268,7 +268,7 @@ def test_a_bind_that_is_refused_ends_the_flow_and_one_that_fails_does_not():
     [NotCounterpoise("default backend - 404"), Refused("a gateway", 404, {"code": 5})],
     ids=["no problem document", "a problem document of somebody else"],
 )
-def test_what_answers_in_the_services_place_does_not_end_a_flow_that_binds_again(error):
+def test_an_answer_of_a_proxy_does_not_end_a_flow_that_binds_again(error):
     flow = bound_core(7, partition(0, 1))
     flow.call_failed("f1", gone("lease_expired"))
     flow.call_failed(None, error)
@@ -285,14 +285,14 @@ def test_what_answers_in_the_services_place_does_not_end_a_flow_that_binds_again
         gone("replaced"),
     ],
 )
-def test_what_the_service_itself_refuses_ends_a_flow_that_binds_again(error):
+def test_a_refusal_of_the_service_ends_a_flow_that_binds_again(error):
     flow = bound_core(7, partition(0, 1))
     flow.call_failed("f1", gone("lease_expired"))
     flow.call_failed(None, error)
     assert (flow.status, flow.error) == ("gone", error)
 
 
-def test_left_while_a_bind_was_under_way_it_unbinds_what_it_got():
+def test_a_flow_closed_during_a_bind_unbinds_the_new_flow():
     flow = core()
     flow.open()
     assert flow.leave() is None
@@ -361,7 +361,7 @@ def revoked_core():
     return flow, flow.release([ReleaseItem(0, 1, "9")])
 
 
-def test_what_was_released_is_not_told_as_lost():
+def test_a_released_partition_is_not_reported_as_lost():
     flow, request = revoked_core()
     flow.answered(request, results((0, "ok"), view=update(8, partition(1, 1))), 1.0, 1.0)
     assert told(flow) == []
@@ -466,7 +466,7 @@ def test_credentials_are_renewed_an_hour_before_they_expire_by_the_service_s_clo
     assert flow.log_access_ends_soon(3601.0)
 
 
-def test_each_bind_has_a_number_by_which_a_late_one_is_known():
+def test_each_bind_has_an_attempt_number():
     flow = core(binder="me")
     flow.open()
     first, second = flow.bind_call(), flow.bind_call()

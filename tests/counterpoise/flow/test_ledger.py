@@ -37,7 +37,7 @@ def following(*views: dict[int, Owned]) -> Ledger:
     return ledger
 
 
-def test_what_is_done_is_committed_until_the_service_has_it() -> None:
+def test_done_positions_are_committed_until_confirmed() -> None:
     ledger = following(owned())
     assert not ledger.due()
     ledger.done(0, 1, "5")
@@ -129,7 +129,7 @@ def test_a_refused_grant_is_over_though_the_view_still_has_it(outcome: str) -> N
         (3, 2, "replaced", False),
     ],
 )
-def test_what_was_done_counts_only_if_nobody_was_between(
+def test_work_under_an_earlier_epoch_counts_only_without_another_owner_between(
     under: int, now: int, how: str, counts: bool
 ) -> None:
     view = owned(now, position="2", how=how)

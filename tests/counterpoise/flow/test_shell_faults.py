@@ -322,7 +322,7 @@ def test_a_service_that_answers_polls_at_once_is_not_hammered(faulty, make):
         assert seen[19].at - seen[0].at >= 0.6
 
 
-def test_closing_ends_in_time_when_nobody_answers(faulty, make):
+def test_closing_ends_in_time_without_an_answer(faulty, make):
     with make() as flow:
         faulty.script = lambda _: Stall(30)
         started = time.monotonic()

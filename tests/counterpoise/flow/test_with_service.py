@@ -185,7 +185,7 @@ def test_a_flow_drains_and_the_others_take_over(flow):
     owns(second, 4)
 
 
-def test_the_last_flow_may_let_go_in_order_too(flow, flights):
+def test_the_last_flow_can_release_in_order_too(flow, flights):
     first = flow()
     owns(first, 4)
     first.drain()

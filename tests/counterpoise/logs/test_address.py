@@ -59,7 +59,7 @@ def test_logs_of_other_kinds_may_have_settings_that_are_no_secrets():
         "flights",
     ],
 )
-def test_what_names_no_log_is_refused(log):
+def test_a_text_that_names_no_log_is_refused(log):
     with pytest.raises(InvalidLog):
         parse_log(log)
 

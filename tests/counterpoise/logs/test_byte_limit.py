@@ -57,7 +57,7 @@ def test_both_limits_hold(log: Log) -> None:
     assert sum(map(len, sizes(log, starts, max_messages=0, max_bytes=KB).values())) == 0
 
 
-def test_a_message_larger_than_the_limit_comes_all_the_same(log: Log) -> None:
+def test_a_message_larger_than_the_limit_is_read_nevertheless(log: Log) -> None:
     starts = fill(log, [40 * KB, 40 * KB])
     found = sizes(log, starts, max_bytes=KB)
     assert found[0], "a message that is too large must not stop the partition for ever"

@@ -90,14 +90,14 @@ UNFIT = [
 ]
 
 
-def test_what_no_log_can_hold_is_refused_with_a_reason(any_log):
+def test_a_message_that_no_log_can_hold_is_refused_with_a_reason(any_log):
     for message, complaint in UNFIT:
         with pytest.raises(InvalidMessage, match=complaint):
             any_log.append(AppendBatch("p", 0, 4, [0, 0], [Message(b"before"), message]))
     assert texts(any_log, 0) == []
 
 
-def test_a_partition_that_does_not_exist_spoils_the_whole_batch(any_log, kit):
+def test_an_unknown_partition_refuses_the_whole_batch(any_log, kit):
     with pytest.raises(InvalidMessage, match="out of range"):
         any_log.append(AppendBatch("p", 0, 4, [0, 4], [Message(b"a"), Message(b"b")]))
     assert texts(any_log, 0) == []

@@ -186,7 +186,7 @@ def test_several_threads_may_use_one_log(any_log):
 
 
 @needs("trimming")
-def test_reading_what_was_trimmed_fails_instead_of_skipping_it(any_log, kit):
+def test_reading_trimmed_messages_fails_instead_of_skipping_them(any_log, kit):
     append(any_log, "a", "b", "c")
     kit.trim({0: "2"})
     assert texts(any_log, 0, "2") == ["c"]
@@ -219,7 +219,7 @@ def test_trimming_never_goes_past_the_end_nor_back(any_log, kit):
 
 
 @needs("shrinking")
-def test_what_was_discarded_is_passed_over_without_an_error_and_positions_go_on(any_log, kit):
+def test_discarded_messages_are_passed_without_an_error_and_positions_continue(any_log, kit):
     """A micro-batch planned before a resize with discard must not fail its query."""
     append(any_log, "a", "b", partition=3)
     kit.resize(3)
@@ -282,7 +282,7 @@ def test_limit_plans_ends_that_hold_no_more_than_asked(any_log, kit):
     assert any_log.limit({0: "0"}, 3, any_log.bounds([0])) == {0: "3"}
 
 
-def test_the_backlog_is_what_lies_between_position_and_end(any_log, kit):
+def test_the_backlog_is_the_number_of_messages_from_position_to_end(any_log, kit):
     append(any_log, "a", "b", "c")
     bounds = any_log.bounds([0, 1])
     second = next(any_log.read(0, "0", None, max_messages=1))["position"][0].as_py()

@@ -114,7 +114,7 @@ def test_a_log_that_lost_its_last_messages_goes_on_behind_what_was_read(log):
         texts(log, 0, "4")
 
 
-def test_what_a_log_still_has_can_be_read_up_to_what_it_lost(log):
+def test_a_log_can_be_read_up_to_its_lost_messages(log):
     append(log, "a", "b", "c")
     log.ensure(4, OWNER, {0: "1000"})
     append(log, "d", first=3)
@@ -139,7 +139,7 @@ def test_a_time_is_found_behind_what_a_log_lost(log):
     assert log.position_at(20.0)[0] == "5000"
 
 
-def test_a_log_that_lost_everything_tells_those_who_had_read_nothing(log, redis_server):
+def test_a_log_that_lost_everything_also_fails_new_readers(log, redis_server):
     log.ensure(4, OWNER, {0: "5"})
     append(log, "f")
     with pytest.raises(PositionTrimmed):
@@ -201,7 +201,7 @@ def as_user(server, log, name, rights):
     return open_managed(log._log, f"redis://{name}:pw@{server.address}", timeout_seconds=5)
 
 
-def test_who_may_only_read_can_read_and_not_append(redis_server, log):
+def test_a_read_only_user_can_read_and_not_append(redis_server, log):
     append(log, "a")
     reader = as_user(redis_server, log, "reader", READER)
     assert texts(reader, 0) == ["a"]
@@ -328,7 +328,7 @@ def answering(line):
         ("ERR max number of clients reached", "maxclients"),
     ],
 )
-def test_what_passes_by_itself_is_worth_another_try(line, why):
+def test_transient_errors_are_unavailable_errors(line, why):
     with answering(f"-{line}\r\n".encode()) as url:
         log = open_log(url, timeout_seconds=5)
         with pytest.raises(LogUnavailable, match=why):

@@ -15,7 +15,7 @@ def test_shares_use_all_they_may_and_no_more(backlogs, most):
 
 
 @given(backlogs, st.integers(0, 1000))
-def test_nobody_gets_more_than_one_above_another_that_still_has_messages(backlogs, most):
+def test_no_share_is_more_than_one_above_another_with_messages_left(backlogs, most):
     shares = fair_shares(backlogs, most)
     for hungry in backlogs:
         if shares[hungry] < backlogs[hungry]:

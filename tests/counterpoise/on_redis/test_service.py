@@ -174,7 +174,7 @@ def test_a_log_that_redis_has_lost_is_made_anew_and_messages_are_not_mistaken(wo
     assert consume(world, "flights", 1) == ["d"]
 
 
-def test_what_a_queue_has_not_processed_stays_when_redis_loses_what_another_had(world):
+def test_unprocessed_messages_stay_when_redis_loses_those_of_another_queue(world):
     world.client.create_queue("flights", 1, log=world.log, rebalance_delay=0)
     world.client.create_queue("copy", log=world.log, rebalance_delay=0)
     publish(world, "flights", [f"v{n}" for n in range(10)])
@@ -203,7 +203,7 @@ def test_what_a_queue_has_not_processed_stays_when_redis_loses_what_another_had(
     log.close()
 
 
-def test_a_position_that_no_log_can_have_stops_nobodys_upkeep(world):
+def test_an_impossible_position_does_not_stop_the_upkeep_of_other_logs(world):
     world.client.create_queue("flights", 2, log=world.log, rebalance_delay=0)
     publish(world, "flights", [f"v{n}" for n in range(20)])
     log = open_managed(world.log, world.access, timeout_seconds=5)
@@ -239,7 +239,7 @@ def test_an_upkeep_does_not_bring_the_log_of_a_deleted_queue_back(world, monkeyp
     world.client.create_queue("flights", 1, log=world.log)
 
 
-def test_a_log_of_somebody_else_is_not_taken(world):
+def test_a_log_of_another_owner_is_not_taken(world):
     world.client.create_queue("flights", 2, log=world.log)
     with world.redis.client() as admin:
         admin.hset(

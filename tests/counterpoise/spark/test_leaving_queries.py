@@ -93,7 +93,7 @@ def _of(metrics: dict[str, float], name: str, label: str) -> float | None:
     return found[0] if found else None
 
 
-def test_what_is_in_the_commit_log_is_committed_without_waiting_for_the_trigger(
+def test_batches_in_the_commit_log_are_committed_without_waiting_for_the_trigger(
     spark: SparkSession, service: Service, client: Client, start: Callable[..., StreamingQuery]
 ) -> None:
     client.create_queue("flights", 2, rebalance_delay=0, max_handoff_time=60)
@@ -182,9 +182,7 @@ def test_a_drain_that_times_out_says_what_is_left_and_stops(
 
 
 @pytest.mark.long
-def test_queries_of_other_sources_are_not_waited_for_whatever_they_have_read(
-    spark: SparkSession, tmp_path: Path
-) -> None:
+def test_queries_of_other_sources_are_not_waited_for(spark: SparkSession, tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     counting = spark.readStream.format("rate").load()
     idle = spark.readStream.text(str(tmp_path / "empty"))

@@ -41,7 +41,7 @@ def make(client: Client, service: Service, messages: int) -> None:
 
 
 @pytest.mark.long
-def test_what_a_query_has_read_of_the_old_queue_is_not_committed_to_the_new_one(
+def test_work_of_a_deleted_queue_is_not_committed_to_its_successor(
     reader: CounterpoiseStreamReader, service: Service, client: Client
 ) -> None:
     make(client, service, 40)

@@ -187,7 +187,7 @@ def test_learners_and_owners_come_go_and_die(stage: WarmStage) -> None:
 
 
 @pytest.mark.parametrize("kind", ["replay", "snapshot"])
-def test_three_from_empty_and_down_to_one_while_those_who_stay_learn(
+def test_three_applications_start_and_leave_while_the_others_warm_up(
     stage: WarmStage, kind: str
 ) -> None:
     """Who leaves works until those who stay have learned; a learner dies, then one who leaves."""

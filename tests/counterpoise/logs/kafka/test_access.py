@@ -19,7 +19,7 @@ def test_without_an_access_the_logs_own_servers_are_used():
     assert properties(None, "kafka://one/orders") == {"bootstrap.servers": "one:9092"}
 
 
-def test_a_password_is_not_sent_in_the_clear_unless_somebody_says_so():
+def test_a_password_is_not_sent_unencrypted_unless_configured():
     found = properties("kafka://u:p%2F%40%3A@one:9094")
     assert found == {
         "bootstrap.servers": "one:9094",
@@ -39,7 +39,7 @@ def test_a_password_is_not_sent_in_the_clear_unless_somebody_says_so():
     ("setting", "hint"),
     [("security.protcol=x", "did you mean security.protocol"), ("isolation.level=x", "takes no")],
 )
-def test_what_an_access_may_not_set_is_refused_by_name_with_the_nearest_valid_one(setting, hint):
+def test_forbidden_settings_are_refused_with_the_nearest_valid_name(setting, hint):
     with pytest.raises(LogError, match=hint) as refusal:
         open_log(LOG, f"kafka://u:geheim@one?{setting}")
     assert "geheim" not in str(refusal.value)

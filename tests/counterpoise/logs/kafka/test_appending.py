@@ -275,7 +275,7 @@ def appender(producers, found=()):
     return Appender("orders", producers.pop, lambda publisher, deadline: list(found), trouble)
 
 
-def test_what_the_cluster_finds_too_large_is_the_publishers_to_change():
+def test_a_message_too_large_for_the_cluster_is_the_publishers_error():
     producer = Refusing([None, KafkaError(KafkaError.MSG_SIZE_TOO_LARGE), None, None])
     one = appender([producer])
     with pytest.raises(InvalidMessage):
@@ -307,7 +307,7 @@ class Silent(Refusing):
             on_delivery(KafkaError(KafkaError._PURGE_INFLIGHT), None)
 
 
-def test_what_was_on_its_way_when_the_log_was_closed_is_looked_for():
+def test_records_on_their_way_at_the_close_are_searched_for():
     second = Refusing([None])
     one = appender([second, Silent([])], found=[(0, 0)])
     with pytest.raises(LogUnavailable):

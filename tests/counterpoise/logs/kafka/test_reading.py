@@ -174,7 +174,7 @@ def test_a_partition_that_stays_shorter_than_promised_is_an_error_and_not_a_shor
     assert (refusal.value.end, refusal.value.wanted) == ("2", "4")
 
 
-def test_what_is_read_before_a_failure_comes_first():
+def test_records_read_before_a_failure_come_first():
     def trim(partition):
         partition.first, partition.at = 9, 3
 
@@ -216,7 +216,7 @@ def test_passing_trouble_does_not_end_a_reading_and_is_the_reason_when_time_is_u
         list(reading(Troubled((), 0, 1), 0, 5).batches(9, None))
 
 
-def test_what_librdkafka_answers_is_said_in_the_logs_words():
+def test_errors_of_librdkafka_become_errors_of_the_log():
     trouble = Trouble(parse_access("kafka://h/orders", None), "orders")
     named = {
         KafkaError.MSG_SIZE_TOO_LARGE: "invalid_message",
@@ -231,7 +231,7 @@ def test_what_librdkafka_answers_is_said_in_the_logs_words():
 # ------------------------------------------------------------------ the mock cluster
 
 
-def test_what_retention_has_removed_is_said_and_not_skipped(kafka, topic, log):
+def test_records_removed_by_retention_raise_and_are_not_skipped(kafka, topic, log):
     append(log, *map(str, range(10)))
     kafka.delete_records(topic, 0, 4)
     assert texts(log, 0, "4", "6") == ["4", "5"]
@@ -291,7 +291,7 @@ def test_a_partition_that_the_topic_does_not_have_ends_a_reading_with_a_reason(l
     ],
     ids=["bounds", "a position by its time", "a limit"],
 )
-def test_what_a_broker_did_not_answer_is_no_offset(kafka, topic, log, ask):
+def test_a_missing_answer_of_a_broker_is_not_an_offset(kafka, topic, log, ask):
     append(log, "a", "b")
     answer = ask(log)
     # One connection is cut: of the partitions that the other broker leads the answer comes.

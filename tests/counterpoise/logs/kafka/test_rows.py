@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from counterpoise.keys import partition_of
 from counterpoise.logs import AppendBatch, Message
 from counterpoise.logs.kafka import raw_bytes
-from counterpoise.logs.kafka.rows import text_of
+from counterpoise.logs.rows import text_of
 
 
 @pytest.fixture
@@ -38,7 +38,7 @@ def test_bytes_come_back_from_the_text_they_are_shown_as(raw):
 
 
 @given(st.binary(max_size=20))
-def test_what_bytes_are_shown_as_can_be_published(raw):
+def test_the_text_form_of_bytes_can_be_published(raw):
     Message(b"", text_of(raw)).size_bytes()
 
 
@@ -54,7 +54,9 @@ def test_a_key_that_is_not_text_is_shown_in_base64_and_only_it(log, topic, forei
     assert [row["key"] for row in rows(log)] == ["plain", "base64:/wA=", None]
 
 
-def test_what_is_read_can_be_published_also_the_numbers_of_java_serializers(log, topic, foreign):
+def test_every_key_that_is_read_can_be_published_also_numbers_of_java_serializers(
+    log, topic, foreign
+):
     """A NUL is a character of UTF-8, and yet no log holds it in a text."""
     for number in (7, 0x41424344):
         raw = number.to_bytes(4, "big")

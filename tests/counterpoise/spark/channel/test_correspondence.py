@@ -85,7 +85,7 @@ def test_it_says_what_it_holds_as_it_changes(talk: Talk, log: PostgresLog) -> No
     assert talk.driver.get("view") is None, "nothing is said of a query that is over"
 
 
-def test_what_is_in_the_commit_log_is_committed_and_released_before_spark_asks(
+def test_batches_in_the_commit_log_are_committed_and_released_before_spark_asks(
     talk: Talk, log: PostgresLog
 ) -> None:
     append(log, "a", "b", "c")
@@ -186,7 +186,7 @@ def test_a_service_that_is_away_is_told_of_the_drain_again(talk: Talk, log: Post
     assert talk.owner(0) is None
 
 
-def test_who_may_not_ask_who_is_there_leaves_in_half_of_the_time(
+def test_without_the_right_to_list_flows_leaving_takes_half_of_the_time(
     talk: Talk, log: PostgresLog
 ) -> None:
     def refused() -> bool:

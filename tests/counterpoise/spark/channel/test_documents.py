@@ -27,9 +27,7 @@ from counterpoise.spark.driver.done import DoneListener
     "instance_id",
     ["orders-1", "../../etc/passwd", "a/b\\c:d*?", "", " ", "日本 ☃", "\udcff", "x" * 5000],
 )
-def test_what_is_said_is_heard_whatever_the_instance_is_called(
-    tmp_path: Path, instance_id: str
-) -> None:
+def test_documents_arrive_with_any_instance_name(tmp_path: Path, instance_id: str) -> None:
     said = {"instance": instance_id.encode(errors="replace").decode(), "partitions": {"3": 1}}
     Channel(tmp_path, instance_id).put("view", said)
     assert Channel(tmp_path, instance_id).get("view") == said
@@ -65,7 +63,7 @@ def test_a_document_is_replaced_as_a_whole_also_while_it_is_read(tmp_path: Path)
     assert seen == sorted(seen), "a later reading is never older"
 
 
-def test_what_cannot_be_written_leaves_what_was_said(tmp_path: Path) -> None:
+def test_a_failed_write_leaves_the_earlier_document(tmp_path: Path) -> None:
     channel = Channel(tmp_path, "me")
     channel.put("view", {"a": 1})
     with pytest.raises(TypeError):
@@ -123,7 +121,7 @@ def test_the_driver_hears_the_source_that_speaks_for_the_instance_now(tmp_path: 
     assert driver.stamp("drain") == now.stamp("drain")
 
 
-def test_of_a_source_that_is_over_nothing_stays(tmp_path: Path) -> None:
+def test_nothing_remains_of_a_source_that_has_ended(tmp_path: Path) -> None:
     for number in range(3):
         source_end(tmp_path, "me", "me").put("view", {"number": number})
     assert len(list(tmp_path.glob("*/view.json"))) == 1
@@ -146,7 +144,7 @@ def test_a_source_that_cannot_say_its_name_is_not_taken_for_the_one_before(
     assert DriverEnd(tmp_path, "me").get("plan") is None
 
 
-def test_what_is_done_is_told_to_the_source_that_speaks_now(tmp_path: Path) -> None:
+def test_done_batches_are_told_to_the_present_source(tmp_path: Path) -> None:
     now = source_end(tmp_path, "named", "me")
     listener = DoneListener(tmp_path)
     end = {"counterpoise": 1, "queue": "flights", "instance": "me", "partitions": {}}

@@ -89,7 +89,7 @@ def test_all_queries_are_told_at_once_and_stopped_when_they_have_left(
     assert 5 < (query.channel.get("drain") or {})["timeout_seconds"] <= 10
 
 
-def test_what_is_still_held_is_told_and_the_query_stopped(query: Query) -> None:
+def test_a_drain_reports_partitions_still_held_and_stops_the_query(query: Query) -> None:
     with pytest.raises(DrainTimedOut) as told:
         drain(given(query), 0.1)
     assert told.value.held == {"flights": {3: "owned", 4: "revoking"}}

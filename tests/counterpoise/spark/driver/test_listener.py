@@ -131,5 +131,5 @@ def test_a_callback_that_fails_is_logged(caplog: pytest.LogCaptureFixture) -> No
 @pytest.mark.parametrize(
     "sources", [None, [], [None], ["x"], [{}], [{"endOffset": "7"}], [{"endOffset": {"a": 1}}]]
 )
-def test_what_is_not_ours_is_passed_over(sources: object) -> None:
+def test_progress_of_other_sources_is_ignored(sources: object) -> None:
     assert ours({"sources": sources}) == []

@@ -78,7 +78,7 @@ def obliging(flow: BoundFlow | Flow, condition: Callable[[], object], seconds: f
     until(holds, seconds)
 
 
-def test_n_flows_hold_n_shares_and_everything_is_told_to_the_one_that_holds_it(
+def test_n_flows_hold_n_shares_and_each_call_goes_to_the_holding_flow(
     service: Service, client: Client, bound: Binder
 ) -> None:
     flows = bound(2)
@@ -114,7 +114,7 @@ def test_a_restart_takes_the_places_of_all_and_the_ones_before_are_over(
     assert first.gone_reason == "replaced"
 
 
-def test_one_that_an_administrator_unbinds_is_left_out_and_the_last_one_ends_it(
+def test_a_flow_that_an_administrator_unbinds_is_left_out_and_the_last_ends_the_query(
     client: Client, bound: Binder, caplog: pytest.LogCaptureFixture
 ) -> None:
     flows = bound(2)
@@ -140,7 +140,7 @@ def test_drain_and_close_reach_all(client: Client, bound: Binder) -> None:
     assert client.flows("flights") == []
 
 
-def test_a_service_that_is_away_is_said_once_all_were_told(service: Service, bound: Binder) -> None:
+def test_an_unavailable_service_is_raised_after_all_calls(service: Service, bound: Binder) -> None:
     flows = bound(2)
     until(lambda: len(flows.partitions) == 6)
     service.stop()
@@ -230,14 +230,14 @@ def test_a_partition_on_its_way_is_seen_once_under_the_epoch_that_counts() -> No
     assert before.told[-1] == (2, 1, "8")
 
 
-def test_while_one_is_being_bound_it_is_not_known_what_all_hold() -> None:
+def test_while_one_flow_binds_the_partitions_of_all_are_uncertain() -> None:
     assert together(fixed(), fixed("binding")).status == "binding"
     assert together(fixed(), fixed("gone", "lease_expired")).status == "bound"
     assert together(fixed("binding"), fixed("gone", "replaced")).status == "gone"
     assert together(fixed(), fixed("gone", "queue_not_found")).gone_reason == "queue_not_found"
 
 
-def test_what_is_told_to_one_that_is_left_out_changes_nothing_and_stops_nobody() -> None:
+def test_calls_to_a_flow_that_is_left_out_have_no_effect() -> None:
     class Over(Fixed):
         def commit(self, positions: Any, *, timeout_seconds: float | None = None) -> Any:
             raise ServiceUnavailable("gone")

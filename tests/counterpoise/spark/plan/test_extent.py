@@ -95,6 +95,6 @@ def test_ranges_that_cannot_be(log: NumberLog, starting: str, ending: str, said:
         '{"0": "1"',
     ],
 )
-def test_what_is_no_edge_is_refused_with_an_example(text: str) -> None:
+def test_an_invalid_edge_is_refused_with_an_example(text: str) -> None:
     with pytest.raises(InvalidOption, match=re.escape('{"0": "12", "1": "earliest"}')):
         starting_edge(text)

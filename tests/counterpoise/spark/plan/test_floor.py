@@ -26,7 +26,7 @@ NOON = datetime(2026, 11, 20, 12, tzinfo=UTC)
         ("0", Floor(messages=0)),
     ],
 )
-def test_what_an_option_says(text: str, floor: Floor) -> None:
+def test_every_form_of_the_option_is_read(text: str, floor: Floor) -> None:
     assert floor_of(text) == floor
 
 
@@ -36,7 +36,7 @@ def test_a_time_longer_than_any_log_means_all_there_is(text: str) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "latest", "-5", "5 h", "1w", "1.5h", "9" * 5000 + "d"])
-def test_what_no_option_may_say(text: str) -> None:
+def test_invalid_forms_of_the_option_are_refused(text: str) -> None:
     with pytest.raises(ValueError, match="earliest, a number"):
         floor_of(text)
 

@@ -111,7 +111,7 @@ def test_once_granted_the_rest_comes_before_anything_new(log: NumberLog) -> None
     assert first.replays == {}
 
 
-def test_the_tenure_is_that_of_the_chain_whatever_the_epoch_became(log: NumberLog) -> None:
+def test_the_tenure_stays_that_of_the_chain_under_any_epoch(log: NumberLog) -> None:
     """The owner was restarted during the warm-up, so the grant came two epochs later."""
     start = Offset("q", {}, "me", "log-1", {0: Replay(3, "10", "20")})
     view = held("20", epoch=5)
@@ -135,7 +135,7 @@ def test_granted_without_warm_up_all_history_comes_first(log: NumberLog) -> None
     assert (planned.ranges, planned.replays) == ({}, {0: Replay(3, "0", "5")})
 
 
-def test_what_nobody_has_processed_has_no_history(log: NumberLog) -> None:
+def test_an_unprocessed_partition_has_no_history(log: NumberLog) -> None:
     view = held(None, epoch=1)
     progress = progress_at(Offset("q"), view)
     assert progress.restores(view, {}) == ()
@@ -199,7 +199,7 @@ def test_trimmed_history_is_passed_over_and_told(log: NumberLog) -> None:
     assert (first.begin, first.gap) == ("30", ("0", "30"))
 
 
-def test_what_changed_while_the_log_was_asked_is_left_out(log: NumberLog) -> None:
+def test_partitions_that_changed_during_the_question_are_left_out(log: NumberLog) -> None:
     progress = progress_at(Offset("q"), NOBODY)
     restores = progress.restores(NOBODY, coming("50"))
     question = Question({}, max_messages=10, restores=restores)

@@ -33,14 +33,14 @@ def test_an_offset_comes_back_as_it_was(offset: Offset) -> None:
     assert offset_of(json.loads(json.dumps(offset.to_json())), "q") == offset
 
 
-def test_a_batch_reads_what_the_end_has_and_the_start_has_not() -> None:
+def test_a_batch_reads_ranges_of_the_end_that_the_start_lacks() -> None:
     end = Offset("q", {2: Range(1, "4", "6"), 3: Range(1, "0", "2"), 10: Range(2, "5", "9")})
     assert slices(FULL, end) == [Slice(2, 1, "4", "6"), Slice(3, 1, "0", "2")]
     assert slices(FULL, FULL) == []
     assert slices(Offset("q"), FULL) == [Slice(2, 1, "0", "4"), Slice(10, 2, "5", "9")]
 
 
-def test_history_is_apart_from_what_is_to_be_processed() -> None:
+def test_history_is_separate_from_work() -> None:
     start = Offset("q", {2: Range(1, "0", "4")}, replays={5: Replay(3, "0", "9")})
     end = Offset(
         "q",

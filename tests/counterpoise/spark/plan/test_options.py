@@ -62,7 +62,7 @@ def test_bytes_may_be_unlimited() -> None:
 @pytest.mark.parametrize(
     "name", ["instanceId", "clientName", "leaseSeconds", "maxBytesPerTrigger", "warmup", "flows"]
 )
-def test_a_batch_read_refuses_what_only_a_stream_has(name: str) -> None:
+def test_a_batch_read_refuses_options_of_streams(name: str) -> None:
     options = read_options({"queue": "q", name: {"warmup": "true"}.get(name, "5")})
     options.for_stream()
     with pytest.raises(InvalidOption, match=f"'{name}' belongs to a stream"):
@@ -70,7 +70,7 @@ def test_a_batch_read_refuses_what_only_a_stream_has(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["startingPositions", "endingPositions"])
-def test_a_stream_refuses_what_only_a_batch_read_has(name: str) -> None:
+def test_a_stream_refuses_options_of_batch_reads(name: str) -> None:
     options = read_options({"queue": "q", name: "committed"})
     options.for_batch()
     with pytest.raises(InvalidOption, match=f"'{name}' belongs to a batch read"):
@@ -108,7 +108,7 @@ def test_a_stream_refuses_what_only_a_batch_read_has(name: str) -> None:
         ({"queue": "q", "url": "https://u:hunter2@x"}, "COUNTERPOISE_TOKEN"),
     ],
 )
-def test_what_is_wrong_is_said(given: dict[str, str], said: str) -> None:
+def test_an_error_names_the_option_and_the_reason(given: dict[str, str], said: str) -> None:
     with pytest.raises(InvalidOption, match=said):
         read_options(given)
 

@@ -13,7 +13,7 @@ def test_a_log_made_anew_does_not_fit_an_old_checkpoint() -> None:
         Place("q", "log-2").check(Offset("q", {}, "me", "log-1"))
 
 
-def test_nor_does_a_queue_made_anew_whose_log_outlived_it() -> None:
+def test_a_recreated_queue_on_the_old_log_does_not_fit_an_old_checkpoint() -> None:
     old = Offset("q", {}, "me", "log-1", queue_id="first")
     Place("q", "log-1", "first").check(old)
     Place("q", "log-1").check(old)

@@ -32,7 +32,7 @@ def test_without_knowing_all_slices_are_read() -> None:
     assert sort_out(planned, None).read == planned
 
 
-def test_an_offset_keeps_what_is_held_and_drops_what_is_not() -> None:
+def test_an_offset_keeps_held_partitions_and_drops_others() -> None:
     start = Offset("q", {n: Range(1, "0", "5") for n in range(3)})
     view = {0: held(0, 1), 1: held(1, 1)}
     planned = plan(start, view, {0: "5", 1: "5"}, {0: "8", 1: "5"}, "me", "log-1")
@@ -50,7 +50,7 @@ def test_a_partition_that_ends_before_its_position_is_left_out_and_the_others_ar
     assert answer.ahead == {0: ("6", "5")}
 
 
-def test_what_is_read_up_to_its_target_does_not_wait_for_a_log_that_ends_before_it() -> None:
+def test_a_partition_at_its_target_does_not_wait_for_a_log_that_ends_early() -> None:
     log = NumberLog(3)
     for number in range(3):
         log.publish(number, 5)
@@ -79,7 +79,7 @@ def test_no_state_is_taken_for_restored_while_the_log_ends_before_the_position(
     assert answer.history.replays == {0: Replay(2, "8", "10")}
 
 
-def test_no_position_means_what_the_queue_starts_with() -> None:
+def test_a_null_position_means_the_queues_start() -> None:
     log = NumberLog(1)
     log.publish(0, 5)
     log.starts[0] = 2
@@ -88,7 +88,7 @@ def test_no_position_means_what_the_queue_starts_with() -> None:
     assert answer_to(Question({0: None}, latest=True), log, bounds).begins == {0: "5"}
 
 
-def test_targets_bound_what_is_read_and_the_limit_is_shared_below_them() -> None:
+def test_targets_bound_the_ranges_and_the_limit_is_shared_below_them() -> None:
     log = NumberLog(3)
     for number in range(3):
         log.publish(number, 100)

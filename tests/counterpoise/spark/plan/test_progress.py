@@ -28,7 +28,7 @@ def after(done: Offset, view: dict[int, Owned]) -> Progress:
     return progress
 
 
-def test_what_is_done_is_committed_once() -> None:
+def test_done_positions_are_committed_once() -> None:
     view = owned()
     progress = after(offset("0", "9"), view)
     todo = progress.todo(view)
@@ -44,7 +44,7 @@ def test_an_idle_owner_releases_at_once_with_its_position() -> None:
     assert after(Offset("q"), view).todo(view).releases == (ReleaseItem(0, 1, "3"),)
 
 
-def test_nothing_is_released_before_spark_said_what_is_done() -> None:
+def test_nothing_is_released_before_sparks_first_offset() -> None:
     assert not Progress().todo(owned(state="revoking"))
 
 
@@ -70,7 +70,7 @@ def test_a_skipped_slice_does_not_count_as_done() -> None:
     assert progress.wanted(view) == {0: "4"}
 
 
-def test_what_was_read_for_nothing_is_told_once() -> None:
+def test_slices_read_in_vain_are_reported_once() -> None:
     view = owned()
     progress = after(offset("0", "9"), view)
     lost = progress.finished(offset("9", "12"), owned(epoch=3, how="graceful"))
@@ -146,7 +146,7 @@ def test_a_release_whose_answer_was_lost_is_due_until_it_is_answered() -> None:
     assert not progress.todo(back).releases
 
 
-def test_what_latest_was_is_committed() -> None:
+def test_the_resolved_latest_position_is_committed() -> None:
     view = owned()
     log = NumberLog(1)
     log.publish(0, 7)

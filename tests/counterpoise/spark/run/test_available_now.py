@@ -165,7 +165,7 @@ def test_a_flow_that_is_bound_again_reads_on_to_the_end(world: World) -> None:
     assert world.settled == 2
 
 
-def test_what_has_gone_to_others_is_theirs(world: World) -> None:
+def test_partitions_handed_to_other_flows_are_not_awaited(world: World) -> None:
     world.aim()
     world.flow.lose()
     world.flow.queue.partitions[3].grant("other")
@@ -173,7 +173,7 @@ def test_what_has_gone_to_others_is_theirs(world: World) -> None:
     assert world.read(EMPTY) == {number: ALL[number] for number in "012"}
 
 
-def test_a_process_that_stood_still_waits_to_hear_what_it_holds(world: World) -> None:
+def test_a_suspended_process_first_learns_its_partitions(world: World) -> None:
     world.aim()
     world.flow.lease_expires_at = world.now - 1
 
@@ -207,7 +207,7 @@ def test_a_lease_that_stays_in_doubt_is_an_error(world: World) -> None:
         world.read(EMPTY)
 
 
-def test_what_is_done_is_told_although_the_query_cannot_go_on(world: World) -> None:
+def test_done_positions_are_committed_although_the_query_cannot_continue(world: World) -> None:
     world.aim()
     first = world.consumption.next_offset(EMPTY, 4)
     world.flow.lease_expires_at = world.now - 1
@@ -229,7 +229,7 @@ def test_a_flow_that_is_over_ends_the_query_at_once(world: World) -> None:
         world.read(EMPTY)
 
 
-def test_the_aim_is_taken_of_what_the_flow_gets_in_the_end(world: World) -> None:
+def test_targets_are_those_of_the_finally_granted_partitions(world: World) -> None:
     world.flow.lose()
     world.steps = [lambda: world.flow.bind_again(0, 1, 2, 3)]
     world.aim()
@@ -269,7 +269,7 @@ def test_a_log_that_ends_earlier_for_a_while_is_waited_for(world: World) -> None
     assert world.read(start) == {str(number): ("2", "3") for number in range(4)}
 
 
-def test_so_is_one_that_did_when_the_query_began(world: World) -> None:
+def test_a_log_that_ended_early_at_the_start_of_the_query_is_waited_for(world: World) -> None:
     world.log.next[3] = 1
     world.aim()
     world.steps = [*[lambda: None] * 90, lambda: world.log.publish(3, 5)]
@@ -277,7 +277,7 @@ def test_so_is_one_that_did_when_the_query_began(world: World) -> None:
     assert world.settled == 1
 
 
-def test_one_that_goes_on_to_do_so_is_an_error_in_the_end(world: World) -> None:
+def test_a_log_that_keeps_ending_early_is_an_error_in_the_end(world: World) -> None:
     world.log.next[3] = 1
     world.aim()
     with pytest.raises(AheadOfLog):

@@ -284,7 +284,7 @@ def test_while_it_binds_again_planned_slices_are_read(
     assert [one.partition for one in group.slices] == [0]
 
 
-def test_a_process_that_stood_still_plans_nothing_before_it_has_renewed(
+def test_a_suspended_process_plans_nothing_before_it_has_renewed(
     consumption: Consumption, flow: FlowDouble, log: PostgresLog
 ) -> None:
     append(log, "a")

@@ -156,7 +156,7 @@ def test_without_the_option_nothing_is_replayed(flow: FlowDouble, log: PostgresL
         consumption.stop()
 
 
-def test_with_snapshots_the_driver_says_who_is_ready(
+def test_with_snapshots_the_driver_reports_ready_partitions(
     flow: FlowDouble, log: PostgresLog, tmp_path: Path
 ) -> None:
     channel = Channel(tmp_path, "me")
@@ -196,7 +196,7 @@ class TwoFlows(FlowDouble):
 
 
 @pytest.mark.parametrize("snapshot", [False, True])
-def test_what_comes_from_another_flow_of_ours_is_ready_at_once(
+def test_a_partition_from_another_flow_of_the_query_is_ready_at_once(
     log_url: str, log: PostgresLog, snapshot: bool
 ) -> None:
     flow = TwoFlows(Queue.of(2), threading.Event(), log_url)

@@ -44,20 +44,17 @@ def test_a_queue_whose_holddown_is_not_over_in_time_has_given_nothing_yet(
             until_settled(read_options(options), cast(BoundFlow, flow))
 
 
-def test_a_queue_made_again_between_the_bind_and_the_first_look_is_not_taken_for_the_old_one(
+def test_a_queue_made_again_between_the_first_look_and_the_bind_is_not_taken_for_the_old_one(
     service: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its id goes into the checkpoint and the sink's rows; the epochs are the other queue's."""
 
-    def bind_and_lose(*arguments: Any, **named: Any) -> BoundFlow:
-        flow = bind(*arguments, **named)
+    def lose_and_bind(*arguments: Any, **named: Any) -> BoundFlow:
         client.delete_queue("flights", force=True)
         client.create_queue("flights", 4)
-        return flow
+        return bind(*arguments, **named)
 
-    monkeypatch.setattr("counterpoise.spark.run.opening.bind", bind_and_lose)
-    bounds = SimpleNamespace(incarnation="log-1")
-    monkeypatch.setattr("counterpoise.spark.run.opening.ask_bounds", lambda *_: (bounds, None))
+    monkeypatch.setattr("counterpoise.spark.run.opening.bind", lose_and_bind)
     with Client(service.url) as client:
         client.create_queue("flights", 4)
         options = read_options({"queue": "flights", "url": service.url})
@@ -66,7 +63,36 @@ def test_a_queue_made_again_between_the_bind_and_the_first_look_is_not_taken_for
         assert not client.flows("flights")
 
 
-def test_what_is_there_now_is_asked_of_a_view_that_is_up_to_date(service: Service) -> None:
+@pytest.mark.parametrize(
+    ("log_url", "says"),
+    [
+        ("postgresql://reader:wrong@{place}", "no log within"),  # refused
+        ("postgresql://reader:wrong@127.0.0.1:9/postgres", "no log within"),  # not there
+        ("redis://127.0.0.1:9", "not one to a log of this kind"),
+    ],
+)
+def test_a_query_that_cannot_reach_its_log_never_binds(
+    service: Service, log_url: str, says: str
+) -> None:
+    with Client(service.url) as client:
+        client.create_queue("flights", 4)
+        before = client.rebalance_status("flights")
+        access = client.log_access("flights", "read").access
+        assert access is not None
+        options = read_options(
+            {
+                "queue": "flights",
+                "url": service.url,
+                "logUrl": log_url.format(place=access.url.rpartition("@")[2]),
+                "startTimeoutSeconds": "1",
+            }
+        )
+        with pytest.raises(CannotStart, match=says):
+            open_consumption(options, "app", 1, renew_while=lambda: True)
+        assert client.rebalance_status("flights") == before, "a bind would begin a holddown"
+
+
+def test_available_now_uses_an_up_to_date_view(service: Service) -> None:
     with Client(service.url) as client:
         client.create_queue("flights", 4, rebalance_delay=0.0)
         flow = LateFlow(client.bind("flights", "late").flow_id)

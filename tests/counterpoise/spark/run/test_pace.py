@@ -6,7 +6,7 @@ def cycle(pace: Pace, seconds: float, at: float = 0.0) -> None:
     pace.asked(at + seconds)
 
 
-def test_the_first_batch_says_nothing() -> None:
+def test_the_first_batch_is_not_measured() -> None:
     pace = Pace()
     cycle(pace, 60)
     assert pace.cycle_seconds is None
@@ -30,7 +30,7 @@ def test_a_handoff_time_below_two_cycles_is_warned_of_once() -> None:
     assert pace.warning("flights", 3) is not None
 
 
-def test_nothing_is_said_where_nothing_is_known() -> None:
+def test_without_measurements_there_is_no_warning() -> None:
     pace = Pace()
     pace.asked(3)
     assert pace.warning("flights", 1) is None

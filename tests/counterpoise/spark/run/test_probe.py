@@ -63,7 +63,9 @@ def probe_of(log: Log, clock: Callable[[], float] = time.monotonic) -> LogProbe:
     return probe
 
 
-def test_a_log_slower_than_a_call_waits_is_read_all_the_same(log: SlowLog, probe: LogProbe) -> None:
+def test_a_log_slower_than_the_calls_patience_is_read_nevertheless(
+    log: SlowLog, probe: LogProbe
+) -> None:
     log.publish(0, 3)
     question = Question({0: "0"})
     assert probe.ask(question, max_age=0.0, patience=0.01) is None
@@ -110,7 +112,7 @@ class DefectiveLog(NumberLog):
         pass
 
 
-def test_an_error_that_nobody_has_foreseen_is_shown_and_does_not_end_the_thread(
+def test_an_unforeseen_error_is_shown_and_does_not_end_the_thread(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     log = DefectiveLog()

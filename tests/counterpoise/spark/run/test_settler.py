@@ -56,7 +56,7 @@ def settler_of(flow: Tells, progress: Progress, beside: Callable[[], None]) -> S
     return Settler(flow, books, beside)
 
 
-def test_an_error_that_nobody_has_foreseen_is_shown_and_does_not_end_the_thread(
+def test_an_unforeseen_error_is_shown_and_does_not_end_the_thread(
     flow: FlowDouble, caplog: pytest.LogCaptureFixture
 ) -> None:
     defect = Defect()
@@ -72,7 +72,7 @@ def test_an_error_that_nobody_has_foreseen_is_shown_and_does_not_end_the_thread(
     settler.close(1.0)
 
 
-def test_closing_survives_an_error_that_nobody_has_foreseen(
+def test_closing_survives_an_unforeseen_error(
     flow: FlowDouble, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def todo(*_: object, **__: object) -> None:

@@ -91,7 +91,7 @@ def _progress(*ends: Json) -> Any:
 
 
 @pytest.mark.parametrize("driver", ["the same", "another"])
-def test_replayed_under_another_instance_it_is_what_the_source_reads_now(
+def test_under_another_instance_a_replayed_batch_is_the_sources_present_plan(
     source: Source, running: Callable[[Json], RunningBatch], tmp_path: Any, driver: str
 ) -> None:
     """Row c of the table in docs, *The fenced sink*: what is skipped must not be taken for read."""

@@ -27,7 +27,7 @@ def test_a_range_after_holes_of_the_log_is_no_gap() -> None:
 
 
 @pytest.mark.parametrize("epoch", [4, 5])
-def test_what_was_written_is_dropped_and_what_follows_is_written(epoch: int) -> None:
+def test_written_rows_are_dropped_and_later_ones_written(epoch: int) -> None:
     verdict = judge(HighWater(4, "90"), of(epoch, 80, 99))
     assert verdict == Verdict("written", "90", HighWater(epoch, "99"))
 
@@ -41,7 +41,7 @@ def test_a_range_of_a_new_owner_fences_the_old_one_even_if_it_was_written() -> N
 
 
 @pytest.mark.parametrize(("start", "end"), [(0, 90), (80, 99), (90, 99), (200, 300)])
-def test_a_lower_epoch_writes_nothing_whatever_it_has(start: int, end: int) -> None:
+def test_a_lower_epoch_writes_nothing(start: int, end: int) -> None:
     assert judge(HighWater(4, "90"), of(3, start, end)) == Verdict("superseded", None, None)
 
 
@@ -68,6 +68,6 @@ def test_positions_are_compared_as_numbers() -> None:
 
 
 @pytest.mark.parametrize("position", ["", "-1", "1.5", "7-0", "٣"])
-def test_what_is_no_position_is_refused(position: str) -> None:
+def test_an_invalid_position_is_refused(position: str) -> None:
     with pytest.raises(InvalidPosition):
         judge(HighWater(1, position), of(1, 0, 1))

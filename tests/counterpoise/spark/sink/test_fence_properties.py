@@ -177,7 +177,7 @@ def lives(writing: Writing) -> type[Lives]:
     return Lives
 
 
-def test_whatever_happens_each_message_is_there_once_and_in_order(
+def test_any_sequence_writes_each_message_once_and_in_order(
     lives: type[Lives],
 ) -> None:
     run_state_machine_as_test(

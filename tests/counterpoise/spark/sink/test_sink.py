@@ -175,7 +175,7 @@ def test_rows_that_were_shuffled_are_brought_together_again(stage: Stage) -> Non
 
 
 @pytest.mark.long
-def test_what_was_written_and_comes_again_is_dropped(stage: Stage) -> None:
+def test_a_repeated_message_is_dropped(stage: Stage) -> None:
     """The query fails after the sink, before Spark's commit log, and starts again."""
     sink = FencedSink.to_table(stage.url, "events")
     reports = []
@@ -327,7 +327,7 @@ def test_wrong_arguments_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     FencedSink(None, write, name="n")
 
 
-def test_what_the_source_plans_is_said_before_the_batch_runs(tmp_path: Path) -> None:
+def test_the_plan_is_known_before_the_batch_runs(tmp_path: Path) -> None:
     """(c): what is skipped is not among what is read; history is in neither."""
     channel = Channel(tmp_path, "one")
     start, end = {"queue": "flights"}, {"queue": "flights", "partitions": {}}

@@ -127,7 +127,7 @@ def failure(messages: DataFrame) -> str:
         ({"url": "http://127.0.0.1:9", **SOON}, "no service within"),
     ],
 )
-def test_what_cannot_be_read_says_what_to_do(
+def test_an_unreadable_queue_is_refused_with_advice(
     spark: SparkSession,
     service: Service,
     queue: str,
@@ -139,7 +139,7 @@ def test_what_cannot_be_read_says_what_to_do(
     assert "hunter2" not in message
 
 
-def test_a_range_that_was_trimmed_fails_unless_the_user_wants_what_is_left(
+def test_a_trimmed_range_fails_unless_the_user_accepts_the_rest(
     spark: SparkSession, service: Service, client: Client, queue: str
 ) -> None:
     assert service.settings.database_url is not None

@@ -56,7 +56,7 @@ def test_the_rows_are_those_of_the_source(spark: SparkSession) -> None:
         rows_of(rows.drop("headers"))
 
 
-def test_a_query_that_begins_anew_hears_again_who_is_ready(tmp_path: Path) -> None:
+def test_a_restarted_query_learns_the_ready_partitions_again(tmp_path: Path) -> None:
     """It clears the channel, and the handler is the same."""
     channel = Channel(driver_home(), "again")
     options = {"queue": "q", "instanceId": "again", "warmup": "true", "warmupFrom": "snapshot"}

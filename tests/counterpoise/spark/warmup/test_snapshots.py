@@ -28,7 +28,7 @@ def file_of(snapshots: Snapshots) -> Path:
     return path
 
 
-def test_what_is_published_is_found_and_comes_back(snapshots: Snapshots) -> None:
+def test_a_published_snapshot_is_found_and_loads(snapshots: Snapshots) -> None:
     assert snapshots.found("queue-1", "log-1", 3) == []
     state = {"a": os.urandom(5_000_000), "b": list(range(1000))}
     put(snapshots, ONE, state)
@@ -75,7 +75,7 @@ def test_a_file_that_was_cut_off_is_noticed(snapshots: Snapshots, left: int) -> 
         snapshots.load(ONE, pickle.load)
 
 
-def test_what_cannot_be_loaded_is_as_good_as_damaged(snapshots: Snapshots) -> None:
+def test_a_snapshot_that_cannot_be_loaded_counts_as_damaged(snapshots: Snapshots) -> None:
     def write(file: BinaryIO) -> None:
         file.write(b"no pickle")
 
@@ -97,7 +97,7 @@ def test_a_snapshot_that_fails_half_way_is_never_seen(snapshots: Snapshots) -> N
     assert list(snapshots.directory.rglob(".new-*")) == []
 
 
-def test_old_ones_and_what_the_dead_have_left_are_deleted(snapshots: Snapshots) -> None:
+def test_old_snapshots_and_files_of_dead_processes_are_deleted(snapshots: Snapshots) -> None:
     put(snapshots, ONE, 1)
     left = file_of(snapshots).parent / ".new-left"
     left.touch()

@@ -102,7 +102,7 @@ def test_from_the_newest_snapshot_that_is_not_ahead(
     assert cell.published == "9"
 
 
-def test_what_was_just_loaded_is_not_published_at_once(
+def test_a_loaded_state_is_not_published_at_once(
     restorer: Restorer[list[str]], incarnation: str
 ) -> None:
     published = at(restorer, "5")
@@ -149,7 +149,7 @@ def test_a_snapshot_of_another_log_or_queue_is_not_ours(
     assert how.loaded == 0
 
 
-def test_what_a_failure_has_touched_is_not_used(
+def test_a_state_touched_by_a_failure_is_not_used(
     restorer: Restorer[list[str]], incarnation: str, how: Letters
 ) -> None:
     restorer.publish(at(restorer, "5"), 1, incarnation)

@@ -1,0 +1,75 @@
+"""A consumer reaches its log before it binds: what it could not read stays with others."""
+
+import logging
+
+import pytest
+
+from counterpoise.consumer import Consumer
+from counterpoise.logs import LogError
+from tests.counterpoise.consumer.conftest import Running
+from tests.service import eventually
+
+NOT_THERE = "postgresql://reader:secret@127.0.0.1:9/postgres"
+
+
+@pytest.fixture
+def undisturbed(client):
+    """`undisturbed()`: nobody has been bound to the queue since the test began."""
+    before = client.rebalance_status("flights")
+    return lambda: client.rebalance_status("flights") == before
+
+
+def test_a_consumer_that_cannot_reach_its_log_takes_no_partition(service, undisturbed, caplog):
+    with (
+        caplog.at_level(logging.WARNING, "counterpoise.consumer"),
+        Running(service.url, log_url=NOT_THERE) as one,
+    ):
+        eventually(lambda: one.consumer.status().log_away)
+        one.stop()  # also while it waits, and without a bind
+        assert one.consumer.flow.status == "new"
+    assert undisturbed()
+    assert "the log is not to be reached" in caplog.text
+    assert "secret" not in caplog.text
+
+
+def test_refused_credentials_take_no_partition(service, client, undisturbed):
+    url = client.log_access("flights", "read").access.url
+    place = url.rpartition("@")[2]
+    with Running(service.url, log_url=f"postgresql://reader:wrong@{place}") as one:
+        eventually(lambda: one.consumer.status().log_away)
+    assert undisturbed()
+
+
+def test_it_binds_when_the_log_is_reachable(service, client, publish, undisturbed, postgres_of):
+    publish(range(3))
+    postgres_of("UPDATE counterpoise_log.logs SET name = 'elsewhere' WHERE name = 'flights'")
+    with Running(service.url) as one:
+        eventually(lambda: one.consumer.status().log_away)
+        assert undisturbed()
+        postgres_of("UPDATE counterpoise_log.logs SET name = 'flights' WHERE name = 'elsewhere'")
+        eventually(lambda: len(one.seen) == 3)
+
+
+def test_permanent_errors_are_raised_before_the_bind(service, undisturbed):
+    with pytest.raises(LogError, match="not one to a log of this kind"):
+        Consumer("flights", print, url=service.url, log_url="redis://127.0.0.1:9").run()
+    assert undisturbed()
+
+
+def test_the_programs_own_condition_ends_the_waiting(service, undisturbed):
+    asked = []
+
+    def until():
+        asked.append(True)
+        return len(asked) > 2
+
+    Consumer("flights", print, url=service.url, log_url=NOT_THERE).run(until)
+    assert len(asked) == 3
+    assert undisturbed()
+
+
+def test_a_loop_waits_and_stops_alike(service, undisturbed):
+    consumer = Consumer("flights", url=service.url, log_url=NOT_THERE)
+    consumer.stop()
+    assert list(consumer) == []
+    assert undisturbed()
