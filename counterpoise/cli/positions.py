@@ -127,14 +127,21 @@ def set_positions(
 def _target(text: str) -> Target:
     if text in ("earliest", "latest"):
         return "earliest" if text == "earliest" else "latest"
-    ago = AGO.fullmatch(text)
     try:
-        if ago is not None:
-            return datetime.now(UTC) - timedelta(**{UNITS[ago[2]]: int(ago[1])})
-        # A time without an offset is one of this machine's time zone.
-        return datetime.fromisoformat(text).astimezone(UTC)
+        return moment(text)
     except (ValueError, OverflowError):
         raise typer.BadParameter(f"{text!r} is none of: {FORMS}", param_hint="TO") from None
+
+
+def moment(text: str) -> datetime:
+    """A time as people write it; one without an offset is of this machine's time zone.
+
+    Raises ValueError, OverflowError.
+    """
+    ago = AGO.fullmatch(text)
+    if ago is not None:
+        return datetime.now(UTC) - timedelta(**{UNITS[ago[2]]: int(ago[1])})
+    return datetime.fromisoformat(text).astimezone(UTC)
 
 
 def _positions_in(file: Path | None) -> Target:

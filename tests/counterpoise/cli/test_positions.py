@@ -5,7 +5,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from counterpoise.cli.positions import _target
+from counterpoise.cli.positions import moment
 from counterpoise.client import Client
 
 
@@ -67,14 +67,14 @@ def test_a_time_skips_what_was_published_before_it(run, consumed, service):
 
 def test_times_are_read_as_people_write_them():
     def seconds(text):
-        return abs((_target(text) - datetime.now(UTC)).total_seconds())
+        return abs((moment(text) - datetime.now(UTC)).total_seconds())
 
     assert 5399 < seconds("90m") < 5460
     assert 7 * 86400 - 1 < seconds("7d") < 7 * 86400 + 60
-    assert _target("2026-11-20T10:00:00Z") == datetime(2026, 11, 20, 10, tzinfo=UTC)
+    assert moment("2026-11-20T10:00:00Z") == datetime(2026, 11, 20, 10, tzinfo=UTC)
     # Without an offset it is a time of this machine.
     local = datetime(2026, 11, 20, 10).astimezone()
-    assert _target("2026-11-20 10:00") == local
+    assert moment("2026-11-20 10:00") == local
 
 
 @pytest.mark.parametrize(
@@ -91,7 +91,7 @@ def test_times_are_read_as_people_write_them():
         ([], '{"partitions": [{"partition": 0}]}'),
     ],
 )
-def test_wrong_targets_are_refused_before_anything_is_asked(run, tmp_path, arguments, content):
+def test_wrongmoments_are_refused_before_anything_is_asked(run, tmp_path, arguments, content):
     if content is not None:
         file = tmp_path / "positions.json"
         file.write_text(content)
