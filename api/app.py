@@ -8,18 +8,18 @@ from starlette.routing import BaseRoute
 
 from api.connections.crowd import Crowd
 from api.http import problems
-from api.http.limits import RequestLimits
+from api.http.limits import Budget, RequestLimits
 from api.http.metrics import CountRequests, Metrics
 from api.http.rates import LimitRates, LimitWork, Rates
 from api.http.streams import OpenCalls
-from api.routes import flows, queue_events, queues, service
+from api.routes import access, flows, queue_events, queues, service
 from broker.service import Broker
 from broker.settings import Settings
 
 
 def all_routes() -> list[BaseRoute]:
     """Every route, the most called first, because they are tried in order."""
-    parts = (flows, queues, queue_events, service)
+    parts = (flows, queues, queue_events, service, access)
     return [route for part in parts for route in part.ROUTER.routes]
 
 
@@ -62,7 +62,11 @@ def create_app(broker: Broker, settings: Settings) -> FastAPI:
     service.share_probes(app.state)
     problems.add_handlers(app)
     app.add_middleware(LimitWork, rates=app.state.rates)
-    app.add_middleware(RequestLimits, limit_bytes=settings.request_limit_bytes)
+    limit_bytes = settings.request_limit_bytes
+    app.state.budget = Budget(settings.body_budget_bytes, limit_bytes)
+    app.add_middleware(
+        RequestLimits, limit_bytes=limit_bytes, budget=app.state.budget, rates=app.state.rates
+    )
     app.add_middleware(LimitRates, rates=app.state.rates)
     app.add_middleware(CountRequests, metrics=app.state.metrics)
     return app

@@ -68,6 +68,14 @@ def serve(
             show_default=False,
         ),
     ] = None,
+    keys_optional: Annotated[
+        bool,
+        typer.Option(
+            "--keys-optional",
+            help="Callers without a key may do everything although there are keys: while keys are "
+            "handed out. \\[env: COUNTERPOISE_KEYS_OPTIONAL]",
+        ),
+    ] = False,
     insecure: Annotated[
         bool,
         typer.Option(
@@ -93,6 +101,7 @@ def serve(
         tls_cert=tls_cert,
         tls_key=tls_key,
         allowed_hosts=allowed_hosts,
+        keys_optional=True if keys_optional else None,
         insecure=True if insecure else None,
         log_level=log_level,
     )

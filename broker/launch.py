@@ -18,7 +18,8 @@ from typing import NamedTuple, NoReturn
 import structlog
 from pydantic import SecretStr
 
-from broker import exposure
+from broker import exposure, keys
+from broker.core.errors import Invalid
 from broker.postgres import migrations, pooling, restoring
 from broker.postgres.embedded import (
     DataDirectoryInUse,
@@ -27,6 +28,7 @@ from broker.postgres.embedded import (
     EmbeddedPostgres,
     EmbeddedPostgresError,
     default_data_dir,
+    url_of_running,
 )
 from broker.postgres.keeper import PostgresKeeper
 from broker.settings import Settings, SettingsError, load
@@ -50,6 +52,7 @@ class Exit(IntEnum):
     SERVED = 7
     NOT_FENCED = 8
     EXPOSED = 9
+    KEY = 10
 
 
 def serve(**given: object) -> None:
@@ -90,6 +93,29 @@ def migrate(
                 yield f"{step.tree}: {step.before or 'nothing'} -> {step.after}"
         if restored is not None:
             yield from _fenced(settings, restored)
+
+
+@contextlib.contextmanager
+def reached(*, migrates: bool = False, **given: object) -> Iterator[str]:
+    """The URL of the control tables for a command on keys, within the block.
+
+    The service's own Postgres may be running for a service. What goes wrong is one line on stderr,
+    in the block too. `migrates`: as at the start of the service.
+    """
+    settings = _settings(**given)
+    configure_logging("warning", settings.log_format)
+    with _ends_on_signals(), _database(settings, running_may=True) as settings:
+        url, log_url = _urls(settings)
+        try:
+            if migrates and settings.auto_migrate:
+                _migrated(settings)
+            if unfit := migrations.unfit(url, log_url):
+                _fail(Exit.MIGRATION, " ".join(each.why for each in unfit))
+            yield url
+        except migrations.DatabaseUnreachable as error:
+            _fail(Exit.DATABASE, f"cannot reach the database: {error}")
+        except (keys.NoSuchKey, Invalid) as error:
+            _fail(Exit.KEY, str(error))
 
 
 def _fenced(settings: Settings, restored: Restored) -> Iterator[str]:
@@ -151,15 +177,25 @@ def _listen(host: str, port: int) -> socket.socket:
 
 
 @contextlib.contextmanager
-def _database(settings: Settings) -> Iterator[Settings]:
-    """The settings with a database: the given one, or the embedded one within the block."""
+def _database(settings: Settings, *, running_may: bool = False) -> Iterator[Settings]:
+    """The settings with a database: the given one, or the embedded one within the block.
+
+    `running_may`: the one of a running service will do.
+    """
     if settings.database_url is not None:
         yield settings
         return
-    postgres = EmbeddedPostgres(settings.data_dir or default_data_dir())
+    directory = settings.data_dir or default_data_dir()
+    postgres = EmbeddedPostgres(directory)
     try:
         url = postgres.start()
-    except (DataDirectoryInUse, DataDirectoryUnwritable, DataDirectoryOfAnotherVersion) as error:
+    except DataDirectoryInUse as error:
+        running = url_of_running(directory) if running_may else None
+        if running is None:
+            _fail(Exit.DATA_DIRECTORY, str(error))
+        yield settings.model_copy(update={"database_url": SecretStr(running)})
+        return
+    except (DataDirectoryUnwritable, DataDirectoryOfAnotherVersion) as error:
         _fail(Exit.DATA_DIRECTORY, str(error))
     except EmbeddedPostgresError as error:
         _fail(Exit.DATABASE, str(error))
@@ -195,7 +231,10 @@ def _prepare(settings: Settings) -> None:
 
 def _refuse_exposure(settings: Settings) -> None:
     """End if the service would be open to other machines and is not prepared for that."""
-    has_keys = False
+    try:
+        has_keys = keys.any_made(_urls(settings)[0])
+    except migrations.DatabaseUnreachable as error:
+        _fail(Exit.DATABASE, f"cannot reach the database: {error}")
     refusal = exposure.refusal(settings, has_keys=has_keys)
     if refusal is not None:
         _fail(Exit.EXPOSED, refusal)

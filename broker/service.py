@@ -10,6 +10,7 @@ import structlog
 
 from broker.calls import views
 from broker.calls.facade import Calls
+from broker.calls.keys import LOOK_SECONDS
 from broker.core.errors import BrokerError
 from broker.logs.builtin import BuiltinLogs
 from broker.logs.by_kind import LogsByKind
@@ -66,6 +67,7 @@ class Broker:
             settings.log_keep_messages,
         )
         calls = Calls(self._replica, self._logs_by_kind)
+        self.keys = calls.keys
         self.queues = calls.queues
         self.flows = calls.flows
         self.updates = calls.updates
@@ -76,6 +78,8 @@ class Broker:
     async def start(self) -> None:
         """Begins to serve. Raises StoreUnavailable."""
         await self._replica.start()
+        await self.keys.look()
+        self._alarms.every("keys", LOOK_SECONDS, self.keys.look)
         self._alarms.every("upkeep", UPKEEP_SECONDS, self.upkeep)
 
     async def stop(self) -> None:
@@ -94,6 +98,7 @@ class Broker:
             now = self._replica.clock.now()
             kept = self._settings.history_days * 86400
             await self._replica.store.purge(now - GONE_SECONDS, now - kept)
+            await self._replica.store.keys.purge(now - self._settings.audit_days * 86400)
         except (BrokerError, StoreUnavailable) as error:
             _log.warning("the upkeep was cut short", error=str(error))
 

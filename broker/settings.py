@@ -78,8 +78,22 @@ class Settings(BaseSettings):
         description="Listen beyond this machine without keys or without TLS. Without keys, "
         "everybody who reaches the service may administer it.",
     )
+    keys_optional: bool = Field(
+        default=False,
+        description="Callers without a key may still do everything, although there are keys: for "
+        "the time in which keys are handed out.",
+    )
+    audit_days: float = Field(
+        default=90.0, gt=0, description="How long the audit of administrative calls is kept."
+    )
     request_limit_bytes: Annotated[int, Field(ge=1024, le=2**30)] = Field(
         default=8 * 2**20, description="The largest request body."
+    )
+    body_budget_bytes: int = Field(
+        default=64 * 2**20,
+        ge=1024,
+        description="All request bodies that are read or wait for their turn, together; one "
+        "caller has a quarter of it.",
     )
     flow_requests_per_second: float = Field(
         default=100.0,

@@ -202,6 +202,12 @@ def rebalances(name: str, max_items: int | None = 20) -> Listing[wire.Rebalance]
     return _listing(_queue_path(name, "/rebalances"), reading.rebalance, max_items, {})
 
 
+def audit(queue: str | None = None, max_items: int | None = 100) -> Listing[wire.AuditItem]:
+    """The administrative calls on queues that the key is for, newest first; `queue`: of one."""
+    query = {} if queue is None else {"queue": queue}
+    return _listing("/audit", reading.audit_item, max_items, query)
+
+
 def set_positions(
     name: str,
     to: Mapping[int, str | None] | Literal["earliest", "latest"] | datetime,

@@ -170,6 +170,7 @@ class Client:
     partitions = _listing(calls.partitions)
     flows = _listing(calls.flows)
     rebalances = _listing(calls.rebalances)
+    audit = _listing(calls.audit)
     set_positions = _method(calls.set_positions)
     log_access = _method(calls.log_access)
 
@@ -308,6 +309,7 @@ class AsyncClient:
     partitions = _async_listing(calls.partitions)
     flows = _async_listing(calls.flows)
     rebalances = _async_listing(calls.rebalances)
+    audit = _async_listing(calls.audit)
     set_positions = _async_method(calls.set_positions)
     log_access = _async_method(calls.log_access)
 

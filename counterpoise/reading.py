@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 from counterpoise.errors import BadAnswer
 from counterpoise.limits import MOST_CURSOR_CHARACTERS, is_token
 from counterpoise.wire import (
+    AuditItem,
     Bound,
     FlowSummary,
     Handoff,
@@ -177,6 +178,22 @@ def rebalance(body: Json) -> Rebalance:
         forced=int(body.get("forced", 0)),
         granted=int(body.get("granted", 0)),
         moves=tuple(move(item) for item in body.get("moves") or ()),
+    )
+
+
+def audit_item(body: Json) -> AuditItem:
+    return AuditItem(
+        id=int(body["id"]),
+        at=time_of(body.get("at")),
+        call=str(body["call"]),
+        queue=_text(body.get("queue")),
+        flow_id=_text(body.get("flow_id")),
+        key_id=_text(body.get("key_id")),
+        key_name=_text(body.get("key_name")),
+        address=_text(body.get("address")),
+        before=body.get("before"),
+        after=body.get("after"),
+        raw=body,
     )
 
 

@@ -121,6 +121,23 @@ class Rebalance:
 
 
 @dataclass(frozen=True)
+class AuditItem:
+    """An administrative call: who made it from where, on what, and the state before and after."""
+
+    id: int
+    at: datetime | None
+    call: str
+    queue: str | None
+    flow_id: str | None
+    key_id: str | None
+    key_name: str | None
+    address: str | None
+    before: Json | None
+    after: Json | None
+    raw: Json = field(repr=False, compare=False)
+
+
+@dataclass(frozen=True)
 class RebalanceStatus:
     """The status of a queue (`Ready`, `Holddown` or `Rebalancing`) and its trigger."""
 

@@ -65,16 +65,16 @@ class Acceptor:
         self._crowd = crowd
         self._connect = connect
         self._tls = tls
-        self._loop = asyncio.get_running_loop()
+        self.loop = asyncio.get_running_loop()
         self._opening: set[asyncio.Task[None]] = set()
         self._resuming: asyncio.TimerHandle | None = None
         listener.setblocking(False)
-        self._loop.add_reader(listener.fileno(), self._accept)
+        self.loop.add_reader(listener.fileno(), self._accept)
 
     def close(self) -> None:
         """Accept no more. Connections that are open go on."""
         if self._listener.fileno() >= 0:
-            self._loop.remove_reader(self._listener.fileno())
+            self.loop.remove_reader(self._listener.fileno())
         if self._resuming is not None:
             self._resuming.cancel()
         for task in self._opening:
@@ -101,7 +101,7 @@ class Acceptor:
             if not self._crowd.joins(connection):
                 peer.close()
                 continue
-            task = self._loop.create_task(self._open(connection, peer))
+            task = self.loop.create_task(self._open(connection, peer))
             connection.opening = task
             self._opening.add(task)
             # Not within the task: one that is ended before it begins never runs.
@@ -111,7 +111,7 @@ class Acceptor:
         # Small answers must not wait for acknowledgements.
         with contextlib.suppress(OSError):
             peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        await self._loop.connect_accepted_socket(
+        await self.loop.connect_accepted_socket(
             lambda: connection,
             peer,
             ssl=self._tls,
@@ -138,9 +138,9 @@ class Acceptor:
         self._crowd.out_of_files(str(error))
         for _ in range(MOST_AT_ONCE):
             self._crowd.make_room()
-        self._loop.remove_reader(self._listener.fileno())
-        self._resuming = self._loop.call_later(PAUSE_SECONDS, self._resume)
+        self.loop.remove_reader(self._listener.fileno())
+        self._resuming = self.loop.call_later(PAUSE_SECONDS, self._resume)
 
     def _resume(self) -> None:
         self._resuming = None
-        self._loop.add_reader(self._listener.fileno(), self._accept)
+        self.loop.add_reader(self._listener.fileno(), self._accept)

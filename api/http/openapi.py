@@ -14,7 +14,7 @@ from starlette.routing import BaseRoute
 
 from api.http import problems
 from api.http.routing import Route
-from api.http.security import Role
+from api.http.security import Also
 from api.schemas.common import AnswerModel, RequestModel
 
 VERSION = "1"
@@ -30,10 +30,10 @@ a lost or repeated one does no harm.
 **Errors** are RFC 9457 problem documents. `code` is stable and meant for programs; `detail` says
 what to do.
 
-**Permissions**: each call names a role (`x-role`). A flow sends the token that bind answered as
-`Authorization: Bearer`. On a service that listens on a loopback address every caller without a
-token is an administrator, unless its request came through a proxy. On any other address no caller
-is one, unless the service was started with `--insecure`.
+**Permissions**: each call names its callers (`x-callers`): roles of keys, `flow`, or `anyone`. A
+key, or the token that bind answered, is sent as `Authorization: Bearer`. A key is for the queues
+that match its patterns. While a service has no keys, each caller without a token is an
+administrator on a loopback address (unless its request came through a proxy) and with `--insecure`.
 
 Times are RFC 3339, in UTC. Clients must ignore unknown fields of answers; the service refuses
 unknown fields and parameters of requests.
@@ -42,6 +42,7 @@ TAGS = [
     {"name": "Queues", "description": "A queue is a named set of partitions, numbered from 0."},
     {"name": "Rebalancing", "description": "Which partitions move, why, and the progress."},
     {"name": "Flows", "description": "A flow is one consumer's binding to a queue."},
+    {"name": "Access", "description": "Who calls, and who changed what."},
     {"name": "Service", "description": "The service itself."},
 ]
 
@@ -69,7 +70,19 @@ def document(routes: Sequence[BaseRoute]) -> dict[str, Any]:
             "type": "http",
             "scheme": "bearer",
             "description": "The `flow_token` that bind answered.",
-        }
+        },
+        "key": {
+            "type": "http",
+            "scheme": "bearer",
+            "description": "`cp_<id>_<secret>`, as `counterpoise keys create` shows it.",
+        },
+        "session": {
+            "type": "apiKey",
+            "in": "cookie",
+            "name": "counterpoise_session",
+            "description": "Set by `POST /v1/session`; for `GET` only. With TLS the cookie is "
+            "called `__Host-counterpoise`.",
+        },
     }
     for route in described:
         for method in route.methods or ():
@@ -86,13 +99,16 @@ def document(routes: Sequence[BaseRoute]) -> dict[str, Any]:
 
 def _describe(operation: dict[str, Any], route: Route, shared: dict[str, Any]) -> None:
     """Add what FastAPI cannot know: roles, and the shared problem documents for errors."""
-    role = route.requirement.role
+    callers = route.requirement.callers
     operation["operationId"] = route.name
-    operation["x-role"] = role.value
-    if role is Role.FLOW:
-        operation["security"] = [{"flowToken": []}]
-    elif role is Role.FLOW_OR_ADMIN:
-        operation["security"] = [{"flowToken": []}, {}]
+    operation["x-callers"] = callers
+    rights = route.requirement.rights
+    operation["security"] = [
+        *([{"key": []}, {"session": []}] if rights else ()),
+        *([{"flowToken": []}] if Also.FLOW in callers else ()),
+        # On a service without keys, callers need no credential.
+        *([{}] if rights or Also.ANYONE in callers else ()),
+    ]
     for status, response in operation["responses"].items():
         if codes := response.pop("x-codes", None):
             name = "_or_".join(codes)

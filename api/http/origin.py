@@ -61,6 +61,11 @@ def check_origin(request: Request) -> None:
                 "This request came through a proxy, so it may come from another machine: it needs "
                 "a key. Call the service directly, on the machine where it runs."
             )
+    check_site(request)
+
+
+def check_site(request: Request) -> None:
+    """Raise `Forbidden` if a browser says that the request comes from another site's page."""
     site = request.headers.get("sec-fetch-site", "none")
     origin = request.headers.get("origin")
     if site not in ("none", "same-origin") or (

@@ -4,6 +4,7 @@ One table has the status and title of every code; handlers, the OpenAPI document
 """
 
 import difflib
+import itertools
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -24,6 +25,9 @@ from broker.core import errors
 
 log = structlog.get_logger("api")
 
+MOST_PROBLEMS = 50
+# Longer than every name that is known.
+MOST_NAME_CHARACTERS = 100
 MEDIA_TYPE = "application/problem+json"
 TYPE_PREFIX = "urn:counterpoise:problem:"
 
@@ -195,8 +199,8 @@ async def _validation_error(request: Request, error: Exception) -> Response:
 
 
 def invalid(found: Iterable[FieldProblem]) -> Response:
-    """422 that names every wrong field."""
-    problems = list(found)
+    """422 that names every wrong field, at most `MOST_PROBLEMS`."""
+    problems = list(itertools.islice(found, MOST_PROBLEMS))
     detail = "; ".join(f"{item.field}: {item.message}" for item in problems[:5])
     if len(problems) > 5:
         detail += f"; and {len(problems) - 5} more"
@@ -206,6 +210,8 @@ def invalid(found: Iterable[FieldProblem]) -> Response:
 def unknown_name(name: str, known: Iterable[str]) -> str:
     """The message for an unknown field or parameter: it names the nearest valid one."""
     names = sorted(known)
+    if len(name) > MOST_NAME_CHARACTERS:
+        return "unknown"
     nearest = difflib.get_close_matches(name, names, n=1)
     if nearest:
         return f"unknown; did you mean {nearest[0]!r}?"
@@ -215,7 +221,7 @@ def unknown_name(name: str, known: Iterable[str]) -> str:
 def _field_problem(item: Mapping[str, Any], body_model: object) -> FieldProblem:
     """One of pydantic's errors in words that help the caller."""
     where, *path = item["loc"]
-    field = ".".join(str(part) for part in path) or str(where)
+    field = ".".join(shown(str(part)) for part in path) or str(where)
     kind, message = item["type"], str(item["msg"])
     if kind == "extra_forbidden":
         message = unknown_name(str(path[-1]), _fields_at(body_model, path[:-1]))
@@ -226,6 +232,11 @@ def _field_problem(item: Mapping[str, Any], body_model: object) -> FieldProblem:
     elif kind == "value_error":
         message = message.removeprefix("Value error, ")
     return FieldProblem(field=field, message=message)
+
+
+def shown(name: str) -> str:
+    """A name of the caller's, short enough to be sent back."""
+    return name if len(name) <= MOST_NAME_CHARACTERS else f"{name[:MOST_NAME_CHARACTERS]}…"
 
 
 def _fields_at(model: object, path: Iterable[object]) -> Iterable[str]:
@@ -249,7 +260,7 @@ async def _http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     if error.status_code == 404:
         return problem(
-            "not_found", f"There is nothing at {request.url.path}; /docs lists every call."
+            "not_found", f"There is nothing at {shown(request.url.path)}; /docs lists every call."
         )
     if error.status_code == 405:
         methods = _methods_at(request)

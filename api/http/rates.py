@@ -113,10 +113,10 @@ class Rates:
         self._big: set[object] = set()
         self._limit_bytes = limit_bytes
         self._monotonic = monotonic
-        self._refused = Counter(
+        self.refused = Counter(
             "counterpoise_http_refused",
-            "Requests answered 429, by the exceeded limit: the rate of a flow, of an address, or "
-            "the limit of the service.",
+            "Requests answered 429, by the exceeded limit: the rate of a flow, of an address, the "
+            "limit of the service, or the budget of bodies.",
             ("limit",),
             registry=registry,
         )
@@ -133,22 +133,26 @@ class Rates:
         if token in self.flows:
             wait = self.flows.take(token, requests, now)
             if wait:
-                self._refused.labels("flow").inc()
+                self.refused.labels("flow").inc()
             return wait
         # Counted separately, so that a flood from the same address affects neither probes nor
         # flows whose token this replica does not know yet.
         kind = "probe" if scope["path"] in _PROBES else "token" if token else "open"
         wait = self.addresses.take((_network(scope), kind), requests, now)
         if wait:
-            self._refused.labels("address").inc()
+            self.refused.labels("address").inc()
         return wait
+
+    def caller(self, scope: Scope) -> object:
+        """Whose request this is: a flow's by its token, else its address's."""
+        token = _token_and_length(scope)[0]
+        return token if token in self.flows else _network(scope)
 
     def begin_big(self, scope: Scope) -> object | None:
         """The sender of this big body, for `end_big`; None if it has another one in progress."""
-        token = _token_and_length(scope)[0]
-        caller = token if token in self.flows else _network(scope)
+        caller = self.caller(scope)
         if caller in self._big:
-            self._refused.labels("flow" if caller is token else "address").inc()
+            self.refused.labels("flow" if caller in self.flows else "address").inc()
             return None
         self._big.add(caller)
         return caller
@@ -172,7 +176,7 @@ class Rates:
             return False
         if path.endswith(_RENEWALS) and _token_and_length(scope)[0] in self.flows:
             return False
-        self._refused.labels("service").inc()
+        self.refused.labels("service").inc()
         return True
 
 
@@ -191,8 +195,8 @@ class LimitRates:
         if wait_seconds:
             # The body is not read, so the connection cannot be used again.
             headers = {"Connection": "close"} if _has_body(scope) else {}
-            refusal = await _refusal(self.rates, wait_seconds, headers)
-            await refusal(scope, receive, send)
+            answer = await refusal(self.rates, wait_seconds, headers)
+            await answer(scope, receive, send)
         else:
             await self.app(scope, receive, send)
 
@@ -208,8 +212,8 @@ class LimitWork:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
         elif self.rates.too_much(scope):
-            refusal = await _refusal(self.rates, 1.0, {})
-            await refusal(scope, receive, send)
+            answer = await refusal(self.rates, 1.0, {})
+            await answer(scope, receive, send)
         elif scope["path"].endswith(_WAITING) or scope["path"] in _PROBES:
             await self.app(scope, receive, send)
         else:
@@ -223,8 +227,8 @@ class LimitWork:
             if is_big:
                 caller = rates.begin_big(scope)
                 if caller is None:
-                    refusal = await _refusal(rates, 1.0, {})
-                    await refusal(scope, receive, send)
+                    answer = await refusal(rates, 1.0, {})
+                    await answer(scope, receive, send)
                     return
                 held.callback(rates.end_big, caller)
             rates.begin_work()
@@ -239,7 +243,7 @@ class LimitWork:
             await self.app(scope, receive, answered)
 
 
-async def _refusal(rates: Rates, wait_seconds: float, headers: dict[str, str]) -> Response:
+async def refusal(rates: Rates, wait_seconds: float, headers: dict[str, str]) -> Response:
     """The answer 429, after `HOLD_SECONDS`."""
     if rates.held < MOST_HELD:
         rates.held += 1

@@ -7,14 +7,16 @@ processor time per request: `@served_by(handler)` on the documented signature na
 
 import re
 from collections.abc import Awaitable, Callable, Coroutine
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args
 
 from fastapi.routing import APIRoute
+from pydantic import BaseModel
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import request_response
 
-from api.http.problems import unknown_name
+from api.http import bodies
+from api.http.problems import shown, unknown_name
 from api.http.security import Requirement, authorize, requirement_of
 from api.schemas.common import FLOW_ID_PATTERN, QUEUE_NAME_PATTERN
 from broker.core.errors import Invalid
@@ -22,6 +24,8 @@ from broker.core.errors import Invalid
 Handler = Callable[[Request], Awaitable[Response]]
 Endpoint = TypeVar("Endpoint", bound=Callable[..., object])
 
+# What a call names up to 100,000 partitions in.
+LARGE_FIELDS = ("partitions", "positions")
 _PATH_PARAMETERS = {
     "queue": (re.compile(QUEUE_NAME_PATTERN), "1 to 200 of the characters A-Z a-z 0-9 . _ -"),
     "flow": (re.compile(FLOW_ID_PATTERN), "a flow_id as bind answered it"),
@@ -52,7 +56,27 @@ class Route(APIRoute):
             self.app = request_response(self._guarded(self.handler))
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-        return self._guarded(super().get_route_handler())
+        handler = super().get_route_handler()
+        model = self._body_model()
+        if model is None:
+            return self._guarded(handler)
+        name = next((name for name in LARGE_FIELDS if name in model.model_fields), None)
+        large = None if name is None else bodies.Large(model, name)
+
+        async def read(request: Request) -> Response:
+            return await handler(await bodies.read(request, model, large))
+
+        return self._guarded(read)
+
+    def _body_model(self) -> type[BaseModel] | None:
+        """The model of the route's body; None if it has none."""
+        if self.body_field is None:
+            return None
+        annotation = self.body_field.field_info.annotation
+        candidates = (annotation, *get_args(annotation))
+        return next(
+            one for one in candidates if isinstance(one, type) and issubclass(one, BaseModel)
+        )
 
     def _guarded(self, handler: Handler) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         async def guarded(request: Request) -> Response:
@@ -74,6 +98,7 @@ class Route(APIRoute):
                 message = "given more than once"
             else:
                 continue
+            name = shown(name)
             raise Invalid(f"Query parameter {name}: {message}", [(name, message)])
 
 

@@ -1,10 +1,13 @@
-"""Permissions: every route names the role that it requires, and one function checks it.
+"""Permissions: every route names who may call it, and one function checks it.
 
-A route without a role cannot be built (`api.routing.Route`), and only `authorize` looks at
-credentials. Until API keys exist there are two kinds of caller:
+A route that names nobody cannot be built (`api.routing.Route`), and only `authorize` looks at
+credentials. The contract, *Who may call what*, has the table; callers, roles and rights are in
+`broker.core.access`. A caller is known by
 
-- a flow, identified by its token from the bind (`Authorization: Bearer <flow_token>`);
-- an administrator: every caller without a token whose origin permits it (`api.http.origin`).
+- a key (`Authorization: Bearer cp_…`);
+- the token of a flow (`Authorization: Bearer <flow_token>`);
+- the cookie of a session, with which a browser may only read;
+- nothing, on a service without keys: its origin must permit it (`api.http.origin`).
 """
 
 from collections.abc import Callable
@@ -13,86 +16,193 @@ from typing import NamedTuple, TypeVar
 
 from starlette.requests import Request
 
-from api.http.origin import check_host, check_origin
-from broker.core.errors import FlowGone, Forbidden, Unauthorized
+from api.http.origin import check_host, check_origin, check_site
+from broker.core.access import RIGHTS, Caller, Right, Role, anybody, flow_caller, key_id_of
+from broker.core.errors import (
+    FlowGone,
+    FlowNotFound,
+    Forbidden,
+    QueueNotFound,
+    Unauthorized,
+    Unavailable,
+)
+from broker.service import Broker
+from broker.settings import Settings
 
 Endpoint = TypeVar("Endpoint", bound=Callable[..., object])
 
 
-class Role(StrEnum):
-    """What a route requires of its caller."""
+class Also(StrEnum):
+    """Who may call besides the holders of keys."""
 
-    ANYONE = "anyone"  # no requirement: health, metrics, the dashboard's page, the documentation
-    VIEWER = "viewer"  # may read queues
-    CONSUMER = "consumer"  # may bind
-    PUBLISHER = "publisher"  # may publish
-    FLOW = "flow"  # the flow in the path, by its token
-    FLOW_OR_ADMIN = "flow_or_admin"
-    ADMIN = "admin"
+    ANYONE = "anyone"  # no credential: health, the pages without data, the documentation
+    FLOW = "flow"  # the flow in the path; without one there, a flow of the queue in the path
 
 
 class Requirement(NamedTuple):
-    """`gone_may`: the token of a flow that has left is still accepted (a repeated unbind)."""
+    """Who may call: callers with one of `rights`, and `also`.
 
-    role: Role
+    `gone_may`: the token of a flow that has left is still accepted (a repeated unbind).
+    `stale_may`: without the database, what this replica knew last of keys counts (a call that then
+    shows nothing of queues).
+    """
+
+    rights: frozenset[Right]
+    also: Also | None = None
     gone_may: bool = False
+    stale_may: bool = False
+
+    @property
+    def callers(self) -> list[str]:
+        """The roles of keys that may call, and who else may."""
+        roles = [role.value for role in Role if RIGHTS[role] & self.rights]
+        return [*([self.also.value] if self.also else ()), *roles]
 
 
-def allow(role: Role, *, gone_may: bool = False) -> Callable[[Endpoint], Endpoint]:
-    """Name the role that a route's endpoint requires."""
+def allow(
+    *callers: Right | Also, gone_may: bool = False, stale_may: bool = False
+) -> Callable[[Endpoint], Endpoint]:
+    """Name who may call a route's endpoint."""
+    rights = frozenset(caller for caller in callers if isinstance(caller, Right))
+    also = next((caller for caller in callers if isinstance(caller, Also)), None)
+    requirement = Requirement(rights, also, gone_may, stale_may)
+    assert requirement.callers
 
     def mark(endpoint: Endpoint) -> Endpoint:
-        vars(endpoint)["requirement"] = Requirement(role, gone_may)
+        vars(endpoint)["requirement"] = requirement
         return endpoint
 
     return mark
 
 
 def requirement_of(endpoint: Callable[..., object]) -> Requirement:
-    """The role that `allow` set; a route without one must not exist."""
+    """What `allow` set; a route without it must not exist."""
     requirement = vars(endpoint).get("requirement")
     if not isinstance(requirement, Requirement):
-        raise TypeError(f"{endpoint!r} names no role; decorate it with @allow(Role.…)")
+        raise TypeError(f"{endpoint!r} names nobody who may call it; decorate it with @allow(…)")
     return requirement
 
 
 async def authorize(request: Request, requirement: Requirement) -> None:
-    """Raise `Unauthorized`, `Forbidden` or `FlowGone` unless the caller has the role."""
-    role = requirement.role
-    token = None if role is Role.ANYONE else _bearer_token(request)
-    check_host(request, has_key=token is not None)
-    if role is Role.ANYONE:
+    """Raise `Unauthorized`, `Forbidden`, `FlowGone` or `FlowNotFound` unless the caller may call.
+
+    Afterwards `caller_of` tells who calls.
+    """
+    broker: Broker = request.app.state.broker
+    if requirement.also is Also.ANYONE:
+        check_host(request, has_key=broker.keys.some_known)
         return
-    if role in (Role.FLOW, Role.FLOW_OR_ADMIN) and token is not None:
-        try:
-            await request.app.state.broker.flows.authenticate(
-                request.path_params["queue"], request.path_params["flow"], token
-            )
-            request.app.state.rates.admit(token)
-        except FlowGone:
-            if not requirement.gone_may:
-                raise
-        request.state.by_flow = True
-        return
-    if role is Role.FLOW:
-        raise Unauthorized(
+    token = bearer_token(request)
+    queue = request.path_params.get("queue")
+    flow_id = request.path_params.get("flow")
+    for_flows = requirement.also is Also.FLOW
+    if for_flows and flow_id is not None and token is not None and key_id_of(token) is None:
+        check_host(request, has_key=True)
+        caller = await _flow(request, str(queue), flow_id, token, requirement)
+    else:
+        caller = await _caller(request, token, queue, requirement)
+        _check(caller, request, queue, requirement)
+    request.state.caller = caller
+
+
+def _check(caller: Caller, request: Request, queue: str | None, requirement: Requirement) -> None:
+    """Raise unless this caller may make the call."""
+    if caller.flow_id is not None:
+        if requirement.also is not Also.FLOW:
+            raise Forbidden("A flow's token is valid only for this flow and its own queue.")
+    elif not requirement.rights:
+        message = (
             "This call is the flow's own; send 'Authorization: Bearer <flow_token>' with the token "
             "that bind answered."
         )
+        raise Unauthorized(message) if caller.key_id is None else Forbidden(message)
+    elif caller.reads_only and request.method != "GET":
+        raise Forbidden("A session only reads; send the key itself as bearer token.")
+    else:
+        caller.require(*requirement.rights, queue=queue)
+
+
+def caller_of(request: Request) -> Caller:
+    """Who makes an authorized call; not for routes that are for anyone."""
+    caller: Caller = request.state.caller
+    return caller
+
+
+async def _flow(
+    request: Request, queue: str, flow_id: str, token: str, requirement: Requirement
+) -> Caller:
+    """The flow in the path, by its token."""
+    broker: Broker = request.app.state.broker
+    try:
+        await broker.flows.authenticate(queue, flow_id, token)
+        request.app.state.rates.admit(token)
+    except FlowGone:
+        if not requirement.gone_may:
+            raise
+    except QueueNotFound:
+        if not await _is_closed(request):
+            raise
+        # A stranger may not learn which queues exist.
+        raise FlowNotFound(flow_id) from None
+    return flow_caller(flow_id, queue, None, address_of(request))
+
+
+async def _caller(
+    request: Request, token: str | None, queue: str | None, requirement: Requirement
+) -> Caller:
+    """Who calls, by whatever credential."""
+    broker: Broker = request.app.state.broker
+    address = address_of(request)
     if token is not None:
-        raise Forbidden(
-            "A flow's token is valid only for that flow's own calls, and this service has no API "
-            "keys; call without a token."
+        check_host(request, has_key=True)
+        if key_id_of(token) is not None:
+            return await broker.keys.by_key(token, address, stale_may=requirement.stale_may)
+        return await broker.keys.by_flow_token(token, queue, address)
+    closed = await _is_closed(request, requirement.stale_may)
+    check_host(request, has_key=closed)
+    if not closed:
+        check_origin(request)
+        return anybody(address)
+    session = session_of(request)
+    if session is None:
+        raise Unauthorized(
+            "This service needs a key: send 'Authorization: Bearer <key>' (our clients take it "
+            "from COUNTERPOISE_TOKEN). 'counterpoise keys create' makes one."
         )
-    check_origin(request)
+    check_site(request)
+    return await broker.keys.by_session(session, address)
 
 
-def by_flow(request: Request) -> bool:
-    """Whether an authorized caller is the flow in the path itself, and not an administrator."""
-    return getattr(request.state, "by_flow", False)
+async def _is_closed(request: Request, stale_may: bool = False) -> bool:
+    """Whether callers without a credential are refused."""
+    settings: Settings = request.app.state.settings
+    broker: Broker = request.app.state.broker
+    if settings.keys_optional:
+        return False
+    try:
+        return await broker.keys.any_made()
+    except Unavailable:
+        if stale_may:
+            return broker.keys.some_known
+        raise
 
 
-def _bearer_token(request: Request) -> str | None:
+def address_of(request: Request) -> str | None:
+    """The caller's network address."""
+    return request.client.host if request.client else None
+
+
+def session_cookie(request: Request) -> str:
+    """The name of the session's cookie. With TLS browsers let no other host set this one."""
+    return "__Host-counterpoise" if request.url.scheme == "https" else "counterpoise_session"
+
+
+def session_of(request: Request) -> str | None:
+    """The token of the session that the browser sends, if any."""
+    return request.cookies.get(session_cookie(request)) or None
+
+
+def bearer_token(request: Request) -> str | None:
     """The token, None without an Authorization header; another scheme is refused."""
     header = request.headers.get("authorization")
     if header is None:

@@ -19,7 +19,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from api.http.problems import of_broker_error
-from broker.core.errors import BrokerError
+from broker.core.errors import BrokerError, Unauthorized
 
 T = TypeVar("T")
 
@@ -86,7 +86,9 @@ class EventStream(Response, Generic[T]):
         encode: Callable[[T], bytes],
         open_calls: OpenCalls,
         keep_alive_seconds: float = KEEP_ALIVE_SECONDS,
+        until: Callable[[], Coroutine[Any, Any, None]] | None = None,
     ) -> None:
+        """`until` returns when the reader's credential ends, and the stream with it."""
         self.status_code = 200
         self.background = None
         self.init_headers({"Cache-Control": "no-store", "X-Accel-Buffering": "no"})
@@ -94,32 +96,40 @@ class EventStream(Response, Generic[T]):
         self._encode = encode
         self._open_calls = open_calls
         self._keep_alive_seconds = keep_alive_seconds
+        self._until = until
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await send(
             {"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers}
         )
         hang_up = asyncio.ensure_future(_hang_up(receive))
+        ended = asyncio.ensure_future(self._until()) if self._until else None
         try:
-            await self._open_calls.waiting(self._send_events(send, hang_up))
+            await self._open_calls.waiting(self._send_events(send, hang_up, ended))
         finally:
             hang_up.cancel()
+            if ended is not None:
+                ended.cancel()
         with contextlib.suppress(OSError):
             await _body(send, b"", more=False)
 
-    async def _send_events(self, send: Send, hang_up: asyncio.Future[None]) -> None:
+    async def _send_events(
+        self, send: Send, hang_up: asyncio.Future[None], ended: asyncio.Future[None] | None
+    ) -> None:
         upcoming: asyncio.Future[T] | None = None
         try:
             await _body(send, b"retry: %d\n\n" % RETRY_MILLISECONDS)
             while True:
                 upcoming = upcoming or asyncio.ensure_future(anext(self._source))
                 await asyncio.wait(
-                    (upcoming, hang_up),
+                    [each for each in (upcoming, hang_up, ended) if each is not None],
                     timeout=self._keep_alive_seconds,
                     return_when=asyncio.FIRST_COMPLETED,
                 )
                 if hang_up.done():
                     return
+                if ended is not None and ended.done():
+                    raise Unauthorized("The credential of this stream has ended.")
                 if not upcoming.done():
                     await _body(send, b":\n\n")
                     continue

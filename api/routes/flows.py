@@ -11,12 +11,13 @@ from starlette.requests import Request
 
 from api.http import problems
 from api.http.routing import Route, number, served_by, whole_number
-from api.http.security import Role, allow, by_flow
+from api.http.security import Also, allow, caller_of
 from api.http.streams import EventStream, OpenCalls, event
 from api.routes.parameters import Name, broker_of, last_event_id
 from api.schemas import common
 from api.schemas import flows as flow_schemas
 from broker.calls import views
+from broker.core.access import Right
 
 ROUTER = APIRouter(prefix="/v1/queues/{queue}/flows", route_class=Route, tags=["Flows"])
 FlowId = Annotated[
@@ -54,7 +55,7 @@ async def _serve_heartbeat(request: Request) -> Response:
     response_description="The time at which the lease expires now.",
     responses=problems.document(*ON_A_FLOW),
 )
-@allow(Role.FLOW)
+@allow(Also.FLOW)
 @served_by(_serve_heartbeat)
 async def heartbeat(queue: Name, flow: FlowId) -> None:
     """Renew the flow's lease.
@@ -115,7 +116,7 @@ def _update_event(view: views.UpdateView) -> bytes:
         ]
     },
 )
-@allow(Role.FLOW)
+@allow(Also.FLOW)
 @served_by(_serve_updates)
 async def updates(
     queue: Name,
@@ -158,7 +159,7 @@ async def updates(
     response_description="The flow, its token, and its first view.",
     responses=problems.document(*CREDENTIALS, "overtaken", *problems.OF_A_BODY),
 )
-@allow(Role.CONSUMER)
+@allow(Right.CONSUME)
 async def bind(request: Request, queue: Name, body: flow_schemas.BindRequest) -> views.BoundView:
     """Bind a consumer to a queue as a flow.
 
@@ -174,6 +175,7 @@ async def bind(request: Request, queue: Name, body: flow_schemas.BindRequest) ->
         body.warmup,
         body.binder,
         body.attempt,
+        caller_of(request).key_id,
     )
     request.app.state.rates.admit(bound.flow_token)
     return bound
@@ -187,14 +189,14 @@ async def bind(request: Request, queue: Name, body: flow_schemas.BindRequest) ->
     response_description="The flow is unbound, now or already before.",
     responses=problems.document(*CREDENTIALS, "flow_not_found"),
 )
-@allow(Role.FLOW_OR_ADMIN, gone_may=True)
+@allow(Right.ADMINISTER, Also.FLOW, gone_may=True)
 async def unbind(request: Request, queue: Name, flow: FlowId) -> None:
     """Unbind a flow; its partitions have no owner until they are granted again.
 
     The call may be repeated, also for a flow that left in another way. To leave in order, drain
     first.
     """
-    await broker_of(request).flows.unbind(queue, flow)
+    await broker_of(request).flows.unbind(queue, flow, caller_of(request))
 
 
 @ROUTER.post(
@@ -204,7 +206,7 @@ async def unbind(request: Request, queue: Name, flow: FlowId) -> None:
     response_description="The result of each item.",
     responses=problems.document(*ON_A_FLOW, *problems.OF_A_BODY),
 )
-@allow(Role.FLOW)
+@allow(Also.FLOW)
 async def commit(
     request: Request, queue: Name, flow: FlowId, body: flow_schemas.CommitRequest
 ) -> views.ResultsView:
@@ -227,7 +229,7 @@ async def commit(
     response_description="The result of each item.",
     responses=problems.document(*ON_A_FLOW, *problems.OF_A_BODY),
 )
-@allow(Role.FLOW)
+@allow(Also.FLOW)
 async def release(
     request: Request, queue: Name, flow: FlowId, body: flow_schemas.ReleaseRequest
 ) -> views.ResultsView:
@@ -252,7 +254,7 @@ async def release(
     response_description="The result of each item.",
     responses=problems.document(*ON_A_FLOW, *problems.OF_A_BODY),
 )
-@allow(Role.FLOW)
+@allow(Also.FLOW)
 async def ready(
     request: Request, queue: Name, flow: FlowId, body: flow_schemas.ReadyRequest
 ) -> views.ResultsView:
@@ -271,7 +273,7 @@ async def ready(
     response_description="The flow's view, draining.",
     responses=problems.document(*ON_A_FLOW, *problems.OF_A_BODY),
 )
-@allow(Role.FLOW_OR_ADMIN)
+@allow(Right.ADMINISTER, Also.FLOW)
 async def drain(
     request: Request, queue: Name, flow: FlowId, body: flow_schemas.DrainRequest | None = None
 ) -> views.UpdateView:
@@ -281,4 +283,4 @@ async def drain(
     drained when it is draining and not active: unbind it then. Cannot be undone.
     """
     timeout_seconds = None if body is None else body.timeout_seconds
-    return await broker_of(request).flows.drain(queue, flow, timeout_seconds, by_flow(request))
+    return await broker_of(request).flows.drain(queue, flow, timeout_seconds, caller_of(request))

@@ -9,12 +9,13 @@ from starlette.requests import Request
 
 from api.http import problems
 from api.http.routing import Route, served_by
-from api.http.security import Role, allow
+from api.http.security import allow, caller_of
 from api.http.streams import EventStream, event
 from api.routes.parameters import Name, broker_of, last_event_id
 from api.routes.queues import ON_A_QUEUE
 from api.schemas import common
 from broker.calls import views
+from broker.core.access import Right
 
 ROUTER = APIRouter(prefix="/v1/queues", route_class=Route)
 
@@ -25,7 +26,12 @@ async def _serve_events(request: Request) -> Response:
     await broker.queues.get(queue)
     after = last_event_id(request)
     encode = partial(_change_event, queue)
-    return EventStream(broker.monitoring.events(queue, after), encode, request.app.state.open_calls)
+    return EventStream(
+        broker.monitoring.events(queue, after),
+        encode,
+        request.app.state.open_calls,
+        until=partial(broker.keys.until_ended, caller_of(request)),
+    )
 
 
 @ROUTER.get(
@@ -59,7 +65,7 @@ async def _serve_events(request: Request) -> Response:
         ]
     },
 )
-@allow(Role.VIEWER)
+@allow(Right.SEE)
 @served_by(_serve_events)
 async def events(queue: Name) -> None:
     """Every change as it is committed, for dashboards: one event for each revision.

@@ -8,11 +8,12 @@ from starlette.requests import Request
 
 from api.http import problems
 from api.http.routing import Route
-from api.http.security import Role, allow
+from api.http.security import Also, allow, caller_of
 from api.routes.parameters import Cursor, Flag, Limit, Name, broker_of
 from api.schemas import queues as queue_schemas
 from api.schemas import rebalances as rebalance_schemas
 from broker.calls import views
+from broker.core.access import Right
 
 ROUTER = APIRouter(prefix="/v1/queues", route_class=Route)
 
@@ -29,12 +30,13 @@ ON_A_QUEUE = (*ADMINISTRATION, "queue_not_found")
     response_description="The queue.",
     responses={**problems.document(*ADMINISTRATION, "queue_exists", *problems.OF_A_BODY)},
 )
-@allow(Role.ADMIN)
+@allow(Right.ADMINISTER)
 async def create_queue(request: Request, body: queue_schemas.QueueCreate) -> views.QueueView:
     """Create a queue with its partitions 0..N-1; they get owners when flows bind."""
-    return await broker_of(request).queues.create(
-        views.QueueSpec(**body.model_dump(exclude_unset=True))
-    )
+    caller = caller_of(request)
+    caller.require(Right.ADMINISTER, queue=body.name)
+    spec = views.QueueSpec(**body.model_dump(exclude_unset=True))
+    return await broker_of(request).queues.create(spec, caller)
 
 
 @ROUTER.get(
@@ -45,12 +47,12 @@ async def create_queue(request: Request, body: queue_schemas.QueueCreate) -> vie
     response_description="A page of queues, by name.",
     responses=problems.document(*ADMINISTRATION),
 )
-@allow(Role.VIEWER)
+@allow(Right.SEE)
 async def list_queues(
     request: Request, limit: Limit = 100, cursor: Cursor = None
 ) -> views.Page[views.QueueView]:
-    """All queues by name, page by page."""
-    return await broker_of(request).queues.list(limit, cursor)
+    """The queues that the caller may see, by name, page by page."""
+    return await broker_of(request).queues.list(limit, cursor, caller_of(request).patterns)
 
 
 @ROUTER.get(
@@ -61,7 +63,7 @@ async def list_queues(
     response_description="The queue.",
     responses=problems.document(*ON_A_QUEUE),
 )
-@allow(Role.VIEWER)
+@allow(Right.SEE, Also.FLOW)
 async def show_queue(request: Request, queue: Name) -> views.QueueView:
     """A queue's settings and its state."""
     return await broker_of(request).queues.get(queue)
@@ -75,7 +77,7 @@ async def show_queue(request: Request, queue: Name) -> views.QueueView:
     response_description="The queue after the change.",
     responses=problems.document(*ON_A_QUEUE, *problems.OF_A_BODY),
 )
-@allow(Role.ADMIN)
+@allow(Right.ADMINISTER)
 async def change_queue(
     request: Request,
     queue: Name,
@@ -91,7 +93,7 @@ async def change_queue(
     surplus partitions drain them first, so that nothing is lost, unless `discard` is given.
     """
     changes = body.model_dump(exclude_unset=True)
-    return await broker_of(request).queues.change(queue, changes, discard)
+    return await broker_of(request).queues.change(queue, changes, discard, caller_of(request))
 
 
 @ROUTER.delete(
@@ -103,14 +105,14 @@ async def change_queue(
     response_description="The queue is deleted.",
     responses=problems.document(*ON_A_QUEUE, "queue_in_use"),
 )
-@allow(Role.ADMIN)
+@allow(Right.ADMINISTER)
 async def delete_queue(
     request: Request,
     queue: Name,
     force: Annotated[Flag, Query(description="Delete it even while flows are bound.")] = False,
 ) -> None:
     """Delete a queue and its built-in log; refused while another queue reads that log."""
-    await broker_of(request).queues.delete(queue, force)
+    await broker_of(request).queues.delete(queue, force, caller_of(request))
 
 
 @ROUTER.get(
@@ -121,7 +123,7 @@ async def delete_queue(
     response_description="The status.",
     responses=problems.document(*ON_A_QUEUE),
 )
-@allow(Role.VIEWER)
+@allow(Right.SEE, Also.FLOW)
 async def rebalance_status(request: Request, queue: Name) -> views.RebalanceStatusView:
     """The status (Ready, Holddown or Rebalancing), its trigger, its begin, and the handoffs."""
     return await broker_of(request).monitoring.rebalance_status(queue)
@@ -136,10 +138,10 @@ async def rebalance_status(request: Request, queue: Name) -> views.RebalanceStat
     response_description="The status immediately after the call.",
     responses=problems.document(*ON_A_QUEUE),
 )
-@allow(Role.ADMIN)
+@allow(Right.ADMINISTER)
 async def rebalance_now(request: Request, queue: Name) -> views.RebalanceStatusView:
     """Rebalance at once, skipping the holddown. In a balanced queue no partition moves."""
-    return await broker_of(request).queues.rebalance(queue)
+    return await broker_of(request).queues.rebalance(queue, caller_of(request))
 
 
 @ROUTER.get(
@@ -150,7 +152,7 @@ async def rebalance_now(request: Request, queue: Name) -> views.RebalanceStatusV
     response_description="A page of the history, newest first.",
     responses=problems.document(*ON_A_QUEUE),
 )
-@allow(Role.VIEWER)
+@allow(Right.SEE)
 async def rebalances(
     request: Request, queue: Name, limit: Limit = 100, cursor: Cursor = None
 ) -> views.Page[views.RebalanceView]:
@@ -166,7 +168,7 @@ async def rebalances(
     response_description="A page of partitions, by number.",
     responses=problems.document(*ON_A_QUEUE),
 )
-@allow(Role.VIEWER)
+@allow(Right.SEE, Also.FLOW)
 async def partitions(
     request: Request, queue: Name, limit: Limit = 100, cursor: Cursor = None
 ) -> views.Page[views.PartitionView]:
@@ -182,7 +184,7 @@ async def partitions(
     response_description="A page of flows, in the order of binding.",
     responses=problems.document(*ON_A_QUEUE),
 )
-@allow(Role.VIEWER)
+@allow(Right.SEE)
 async def flows(
     request: Request, queue: Name, limit: Limit = 100, cursor: Cursor = None
 ) -> views.Page[views.FlowSummaryView]:
@@ -198,7 +200,7 @@ async def flows(
     response_description="The partitions that were set, with their raised epochs.",
     responses=problems.document(*ON_A_QUEUE, *problems.OF_A_BODY),
 )
-@allow(Role.ADMIN)
+@allow(Right.ADMINISTER)
 async def set_positions(
     request: Request,
     queue: Name,
@@ -216,7 +218,9 @@ async def set_positions(
         target = {int(number): position for number, position in body.positions.items()}
     else:
         target = body.to.timestamp() if isinstance(body.to, datetime) else body.to
-    return await broker_of(request).logs.set_positions(queue, target, dry_run=dry_run)
+    return await broker_of(request).logs.set_positions(
+        queue, target, caller_of(request), dry_run=dry_run
+    )
 
 
 @ROUTER.post(
@@ -227,7 +231,7 @@ async def set_positions(
     response_description="The log's address; credentials if the service can give them.",
     responses=problems.document(*ON_A_QUEUE, *problems.OF_A_BODY),
 )
-@allow(Role.PUBLISHER)
+@allow(Right.PUBLISH, Right.CONSUME, Also.FLOW)
 async def log_access(
     request: Request, queue: Name, body: queue_schemas.LogAccessRequest
 ) -> views.LogAccessView:
@@ -236,4 +240,6 @@ async def log_access(
     Publishers call it before they publish, and when an append is refused because the partition
     count has changed. Consumers call it when the credentials from the bind are about to expire.
     """
-    return await broker_of(request).logs.access(queue, body.purpose)
+    caller = caller_of(request)
+    caller.require(Right.PUBLISH if body.purpose == "publish" else Right.CONSUME)
+    return await broker_of(request).logs.access(queue, body.purpose, caller)

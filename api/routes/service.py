@@ -1,7 +1,9 @@
 """The calls on the service itself: health, readiness, metrics, the dashboard, the documentation."""
 
 import contextlib
+import functools
 import importlib.resources
+import secrets
 
 import orjson
 from fastapi import APIRouter, Response
@@ -13,9 +15,10 @@ from api.http.cached import Cached
 from api.http.metrics import Metrics
 from api.http.openapi import document
 from api.http.routing import Route
-from api.http.security import Role, allow
+from api.http.security import Also, allow, caller_of
 from api.schemas import common
 from broker.calls.views import QueueView, ReadyCheck
+from broker.core.access import Right
 from broker.core.errors import Unavailable
 from broker.service import Broker
 
@@ -23,33 +26,43 @@ ROUTER = APIRouter(route_class=Route, tags=["Service"])
 
 # Beyond this number, queues are not exported one by one.
 MOST_QUEUES_IN_METRICS = 1000
-# These calls have no role, and each costs a query of the database.
+MOST_EXPOSITIONS = 100
+# These calls are made all the time, and each costs a query of the database.
 METRICS_SECONDS = 1.0
 READY_SECONDS = 0.2
 
 _PAGES = importlib.resources.files("api") / "dashboard"
 _PAGE_HEADERS = {
-    "Cache-Control": "no-cache",
-    "Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'; "
-    "script-src 'unsafe-inline'; connect-src 'self'; img-src data:; base-uri 'none'; "
-    "form-action 'none'; frame-ancestors 'none'",
+    "Cache-Control": "no-store",
     "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
     "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Opener-Policy": "same-origin",
 }
+# Only what carries this answer's nonce is run: text that gets into the page does nothing.
+_POLICY = (
+    "default-src 'none'; style-src 'nonce-{0}'; script-src 'nonce-{0}'; connect-src 'self'; "
+    "img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
 
 
 def share_probes(state: State) -> None:
     """Share one answer of `/metrics` and `/readyz` among simultaneous callers."""
     broker: Broker = state.broker
 
-    async def exposition() -> bytes:
-        queues: tuple[QueueView, ...] = ()
-        with contextlib.suppress(Unavailable):
-            queues = (await broker.queues.list(MOST_QUEUES_IN_METRICS, None)).items
-        metrics: Metrics = state.metrics
-        return metrics.exposition(queues)
+    metrics: Metrics = state.metrics
 
-    state.exposition = Cached(exposition, METRICS_SECONDS)
+    def exposition_for(patterns: tuple[str, ...]) -> Cached[bytes]:
+        async def exposition() -> bytes:
+            queues: tuple[QueueView, ...] = ()
+            with contextlib.suppress(Unavailable):
+                queues = (await broker.queues.list(MOST_QUEUES_IN_METRICS, None, patterns)).items
+            return metrics.exposition(queues)
+
+        return Cached(exposition, METRICS_SECONDS)
+
+    # Callers who see the same queues share an answer.
+    state.expositions = functools.lru_cache(MOST_EXPOSITIONS)(exposition_for)
     state.readiness = Cached(broker.ready_check, READY_SECONDS)
 
 
@@ -59,7 +72,7 @@ def share_probes(state: State) -> None:
     summary="Is the process alive?",
     response_description="The process is alive.",
 )
-@allow(Role.ANYONE)
+@allow(Also.ANYONE)
 async def healthz() -> dict[str, str]:
     """Answers as long as the process runs, also without a database."""
     return {"status": "ok"}
@@ -72,7 +85,7 @@ async def healthz() -> dict[str, str]:
     response_description="The database is reachable and its migrations are current.",
     responses=problems.document("unavailable"),
 )
-@allow(Role.ANYONE)
+@allow(Also.ANYONE)
 async def readyz(request: Request) -> dict[str, str]:
     """Whether this replica can serve: the database is reachable, its migrations are current."""
     check: ReadyCheck = await request.app.state.readiness.get()
@@ -86,36 +99,42 @@ async def readyz(request: Request) -> dict[str, str]:
     response_class=Response,
     summary="Metrics for Prometheus",
     response_description="Prometheus' text format.",
-    responses={200: {"content": {"text/plain": {"schema": {"type": "string"}}}}},
+    responses={
+        **problems.document("unauthorized", "forbidden", "unavailable"),
+        200: {"content": {"text/plain": {"schema": {"type": "string"}}}},
+    },
 )
-@allow(Role.ANYONE)
+@allow(Right.SEE, stale_may=True)
 async def metrics(request: Request) -> Response:
-    """Requests, results and queues, up to a second old. Without a database the queues are left
-    out."""
-    content = await request.app.state.exposition.get()
+    """Requests and results, and the queues that the caller may see, up to a second old. Without a
+    database the queues are left out."""
+    content = await request.app.state.expositions(caller_of(request).patterns).get()
     return Response(content, media_type="text/plain; version=0.0.4; charset=utf-8")
 
 
 @ROUTER.get("/", include_in_schema=False)
-@allow(Role.ANYONE)
+@allow(Also.ANYONE)
 async def dashboard() -> Response:
     """The dashboard: queues, their status, the owners of their partitions."""
     return _page("index.html")
 
 
 @ROUTER.get("/docs", include_in_schema=False)
-@allow(Role.ANYONE)
+@allow(Also.ANYONE)
 async def docs() -> Response:
     """Every call for readers; the page makes it from /openapi.json."""
     return _page("docs.html")
 
 
 @ROUTER.get("/openapi.json", include_in_schema=False)
-@allow(Role.ANYONE)
+@allow(Also.ANYONE)
 async def openapi(request: Request) -> Response:
     return Response(orjson.dumps(document(request.app.routes)), media_type="application/json")
 
 
 def _page(name: str) -> Response:
-    content = (_PAGES / name).read_bytes()
-    return Response(content, media_type="text/html; charset=utf-8", headers=_PAGE_HEADERS)
+    """A page without data, with a nonce in the place of each `{{nonce}}`."""
+    nonce = secrets.token_urlsafe(16)
+    content = (_PAGES / name).read_text("utf-8").replace("{{nonce}}", nonce)
+    headers = {**_PAGE_HEADERS, "Content-Security-Policy": _POLICY.format(nonce)}
+    return Response(content, media_type="text/html; charset=utf-8", headers=headers)

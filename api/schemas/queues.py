@@ -232,6 +232,9 @@ class FlowSummary(AnswerModel):
     active: bool = Field(description="Owns at least one partition.")
     draining: bool
     partitions: int = Field(description="The number of partitions that it owns.")
+    key_id: str | None = Field(
+        description="The public id of the key that bound it; null: bound without one."
+    )
     bound_at: Time
     lease_expires_at: Time
 

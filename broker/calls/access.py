@@ -5,14 +5,30 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
+from broker.core.access import Caller
 from broker.core.errors import QueueNotFound
 from broker.core.state.queue import Queue
 from broker.mailbox.coordinator import Coordinator
 from broker.mailbox.replica import Replica
 from broker.mailbox.turns import Ask
+from broker.store.key_ports import Act
 from broker.store.ports import Store
 
 T = TypeVar("T")
+
+
+def act_of(caller: Caller | None, call: str, queue: str, flow_id: str | None = None) -> Act | None:
+    """An administrative call for the audit; None for what the service does by itself."""
+    if caller is None:
+        return None
+    return Act(
+        call,
+        queue,
+        flow_id,
+        key_id=caller.key_id,
+        key_name=caller.key_name,
+        address=caller.address,
+    )
 
 
 class QueueAccess:

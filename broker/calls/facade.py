@@ -5,6 +5,7 @@ from __future__ import annotations
 from broker.calls.access import QueueAccess
 from broker.calls.flow_rows import FlowRows
 from broker.calls.flows import FlowCalls
+from broker.calls.keys import KeyCalls
 from broker.calls.log_readers import LogReaders
 from broker.calls.logs import LogCalls
 from broker.calls.monitoring import MonitoringCalls
@@ -23,6 +24,7 @@ class Calls:
 
     def __init__(self, replica: Replica, logs: Logs) -> None:
         access = QueueAccess(replica)
+        self.keys = KeyCalls(access)
         readers = LogReaders(access)
         rows = FlowRows(access)
         self.queues = QueueCalls(access, logs, readers)

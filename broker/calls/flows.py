@@ -6,19 +6,20 @@ queue's mailbox.
 
 from __future__ import annotations
 
-import hashlib
 import hmac
 import secrets
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from typing import Any
 from uuid import uuid4
 
 from broker.calls import views
-from broker.calls.access import QueueAccess
+from broker.calls.access import QueueAccess, act_of
 from broker.calls.flow_rows import FlowRows, Held
 from broker.calls.updates import UpdateCalls
 from broker.core import commands as c
+from broker.core.access import Caller, digest
 from broker.core.errors import (
     FlowGone,
     FlowNotFound,
@@ -26,10 +27,12 @@ from broker.core.errors import (
     Invalid,
     Unauthorized,
 )
+from broker.core.state.queue import Queue
 from broker.logs.ports import Logs
 from broker.mailbox.batches import Batcher
 from broker.mailbox.coordinator import Coordinator
 from broker.mailbox.turns import Ask, slices
+from broker.store.key_ports import Act
 from broker.store.ports import PositionCommit
 
 
@@ -56,16 +59,19 @@ class FlowCalls:
         warmup: bool,
         binder: str | None = None,
         attempt: int = 0,
+        key_id: str | None = None,
     ) -> views.BoundView:
-        """Binds a flow.
+        """Binds a flow, with the key of this id.
 
         Raises QueueNotFound, Unavailable, Overtaken, and FlowGone if the same instance was bound
         again at the same time.
         """
         flow_id, token = str(uuid4()), secrets.token_urlsafe(32)
         instance_id = instance_id or str(uuid4())
-        command = c.Bind(flow_id, instance_id, client_name, lease_seconds, warmup, binder, attempt)
-        digest = hashlib.sha256(token.encode()).digest()
+        command = c.Bind(
+            flow_id, instance_id, client_name, lease_seconds, warmup, binder, attempt, key_id
+        )
+        token_hash = digest(token)
 
         async def work(coordinator: Coordinator) -> views.BoundView:
             log, start = await coordinator.read(
@@ -73,8 +79,8 @@ class FlowCalls:
             )
             # Steps that may fail come first: a bind without an answer would be repeated for ever.
             access = await self._logs.access(log, "read")
-            await coordinator.ask(Ask(command, token_hash=digest))
-            self._rows.remember(flow_id, coordinator.queue_id, digest)
+            await coordinator.ask(Ask(command, token_hash=token_hash))
+            self._rows.remember(flow_id, coordinator.queue_id, token_hash)
             return views.BoundView(
                 flow_id=flow_id,
                 flow_token=token,
@@ -101,21 +107,26 @@ class FlowCalls:
             known, reason = (row.queue_id, row.token_hash), row.reason
             if reason is None:
                 self._rows.remember(flow_id, *known)
-        queue_id, digest = known
+        queue_id, token_hash = known
         await self._rows.of_queue(name, flow_id, queue_id)
         if not token:
             raise Unauthorized("Send 'Authorization: Bearer <flow_token>' with the token of bind.")
-        if not hmac.compare_digest(hashlib.sha256(token.encode()).digest(), digest):
+        if not hmac.compare_digest(digest(token), token_hash):
             raise Forbidden(
                 "This token is not this flow's; use the flow_token that its bind answered."
             )
         if reason is not None:
             raise FlowGone(flow_id, reason)
 
-    async def unbind(self, name: str, flow_id: str, reason: str = "unbound") -> None:
-        """Unbinds the flow unless it has left already. Raises QueueNotFound, FlowNotFound."""
+    async def unbind(self, name: str, flow_id: str, caller: Caller | None = None) -> None:
+        """Unbinds the flow unless it has left already. Raises QueueNotFound, FlowNotFound.
+
+        `caller` None: the flow itself.
+        """
+        act = _act_on(caller, "unbind", name, flow_id)
+        shown = partial(_shown, flow_id)
         try:
-            await self._queues.ask(name, lambda: Ask(c.Unbind(flow_id, reason)))
+            await self._queues.ask(name, lambda: Ask(c.Unbind(flow_id), act=act, shown=shown))
         except FlowNotFound:
             row = await self._rows.row(flow_id)
             if row is None or row.reason is None or not await self._rows.is_of(name, row):
@@ -172,16 +183,23 @@ class FlowCalls:
         return await self._work(name, flow_id, asks)
 
     async def drain(
-        self, name: str, flow_id: str, timeout_seconds: float | None, by_flow: bool = True
+        self,
+        name: str,
+        flow_id: str,
+        timeout_seconds: float | None,
+        caller: Caller | None = None,
     ) -> views.UpdateView:
         """Begins to hand over all partitions of the flow. Raises FlowGone, FlowNotFound.
 
-        An administrator's call (not `by_flow`) is no sign of life of the flow, so it does not
-        renew the lease (the contract, *Flow*).
+        `caller` None: the flow itself. An administrator's call is no sign of life of the flow, so
+        it does not renew the lease (the contract, *Flow*).
         """
         command = c.Drain(flow_id, timeout_seconds)
-        renews = flow_id if by_flow else None
-        done = await self._work(name, flow_id, [partial(Ask, command, renews=renews)])
+        act = _act_on(caller, "drain", name, flow_id)
+        renews = flow_id if act is None else None
+        shown = partial(_shown, flow_id)
+        ask = partial(Ask, command, renews=renews, act=act, shown=shown)
+        done = await self._work(name, flow_id, [ask])
         return done.update
 
     async def _work(
@@ -254,6 +272,26 @@ class FlowCalls:
                 answers[place] = [next(results) for _ in call]
             waiting = later
         return answers
+
+
+def _act_on(caller: Caller | None, call: str, queue: str, flow_id: str) -> Act | None:
+    """The call on a flow for the audit; None if it is the flow's own."""
+    by_flow = caller is None or caller.flow_id is not None
+    return None if by_flow else act_of(caller, call, queue, flow_id)
+
+
+def _shown(flow_id: str, queue: Queue) -> Mapping[str, Any] | None:
+    """A flow in the audit; None if it is not bound."""
+    flow = queue.flows.get(flow_id)
+    if flow is None:
+        return None
+    return {
+        "client_name": flow.client_name,
+        "instance_id": flow.instance_id,
+        "key_id": flow.key_id,
+        "partitions": len(flow.owned),
+        "draining": flow.draining,
+    }
 
 
 def _refuse_repetitions(numbers: Sequence[int]) -> None:

@@ -9,12 +9,15 @@ from broker.calls import views
 from broker.calls.access import QueueAccess
 from broker.calls.rendering import queue_row_view, queue_view
 from broker.core import commands as c
-from broker.core.errors import Invalid, QueueNotFound
+from broker.core.access import Caller, Right
+from broker.core.errors import Forbidden, Invalid, QueueNotFound
 from broker.core.state.queue import Queue
 from broker.logs.names import builtin_name, canonical, decides_count, has_owner
 from broker.logs.ports import LogOwner
 from broker.mailbox.availability import store_available
 from broker.mailbox.turns import Ask
+from broker.store.key_ports import Act
+from counterpoise.logs.address import kind_of, parse_log
 
 AT_ONCE = 500
 
@@ -99,12 +102,27 @@ class LogReaders:
                 [("partition_count", f"follows the queue {owner.name!r}")],
             )
 
-    async def follow(self, name: str, partition_count: int, discard: bool) -> None:
+    async def refuse_foreign(self, log: str, name: str, caller: Caller, right: Right) -> None:
+        """Raises Forbidden unless the caller has the right on the log, too, that the queue `name`
+        reads: on the name of the log, and on the queue that owns it.
+        """
+        if kind_of(log) is None or "*" in caller.patterns:
+            return
+        owners = [] if builtin_name(log) is not None else [each.name for each in await self.of(log)]
+        for other in (parse_log(log).name, *owners[:1]):
+            if not caller.has(right, other):
+                raise Forbidden(
+                    f"The queue {name!r} reads a log of other queues that your key is not for."
+                )
+
+    async def follow(
+        self, name: str, partition_count: int, discard: bool, act: Act | None = None
+    ) -> None:
         """A queue that reads another's log has that queue's partition count."""
         changes = {"partition_count": partition_count}
         # A queue that was deleted meanwhile follows no other.
         with suppress(QueueNotFound):
-            await self._queues.ask(name, lambda: Ask(c.Change(changes, discard)))
+            await self._queues.ask(name, lambda: Ask(c.Change(changes, discard), act=act))
 
 
 def log_owner(queue: Queue | views.QueueView) -> LogOwner:

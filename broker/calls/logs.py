@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Literal, TypeAlias
+from dataclasses import replace
+from typing import Any, Literal, TypeAlias
 
 import structlog
 
 from broker.calls import views
-from broker.calls.access import QueueAccess
+from broker.calls.access import QueueAccess, act_of
 from broker.calls.log_readers import LogReaders, log_owner, owner_among
 from broker.calls.monitoring import DECIMAL
 from broker.calls.rendering import queue_view
 from broker.core import commands as c
+from broker.core.access import Caller, Right
 from broker.core.errors import Invalid
 from broker.core.state.queue import Queue
 from broker.logs.names import builtin_name, canonical, decides_count
@@ -24,6 +26,9 @@ from counterpoise.logs.address import kind_of
 
 Where: TypeAlias = Mapping[int, str | None] | Literal["earliest", "latest"] | float
 """Positions, an end of the log, or a time in Unix seconds."""
+
+# Of a call that sets the positions of many partitions, so many are in the audit.
+MOST_IN_AUDIT = 1000
 
 _log = structlog.get_logger()
 
@@ -37,7 +42,7 @@ class LogCalls:
         self._readers = readers
 
     async def set_positions(
-        self, name: str, where: Where, *, dry_run: bool = False
+        self, name: str, where: Where, caller: Caller | None = None, *, dry_run: bool = False
     ) -> views.PositionsView:
         """Sets positions and raises the epochs. Raises QueueNotFound, Invalid, Unavailable.
 
@@ -47,7 +52,13 @@ class LogCalls:
         if dry_run:
             return await self._preview(name, positions)
         command = c.RaiseEpochs(tuple(sorted(positions)))
-        await self._queues.ask(name, lambda: Ask(command, positions=positions))
+        act = act_of(caller, "set_positions", name)
+        if act is not None:
+            before = await self._positions(name, sorted(positions)[:MOST_IN_AUDIT])
+            after = {number: positions[number] for number in before}
+            count = len(positions)
+            act = replace(act, before=_shown(before, count), after=_shown(after, count))
+        await self._queues.ask(name, lambda: Ask(command, positions=positions, act=act))
 
         def look(queue: Queue) -> views.PositionsView:
             return views.PositionsView(
@@ -121,9 +132,23 @@ class LogCalls:
 
         return await self._queues.on(name, work)
 
-    async def access(self, name: str, purpose: Literal["read", "publish"]) -> views.LogAccessView:
-        """A queue's log, and credentials for it. Raises QueueNotFound, Unavailable."""
+    async def _positions(self, name: str, numbers: Sequence[int]) -> dict[int, str | None]:
+        queue_id = await self._queues.read(name, lambda queue: queue.id)
+        with store_available():
+            rows = await self._queues.store.positions(queue_id, numbers)
+        return {number: rows[number][1] for number in numbers if number in rows}
+
+    async def access(
+        self, name: str, purpose: Literal["read", "publish"], caller: Caller | None = None
+    ) -> views.LogAccessView:
+        """A queue's log, and credentials for it. Raises QueueNotFound, Forbidden, Unavailable.
+
+        The right on the queue must have been checked. Who reads a log of another queue was allowed
+        to when the queue was made; who publishes to it must have that right there, too.
+        """
         queue = await self._queues.read(name, queue_view)
+        if purpose == "publish" and caller is not None:
+            await self._readers.refuse_foreign(queue.log, name, caller, Right.PUBLISH)
         return views.LogAccessView(
             log=queue.log,
             log_name=builtin_name(queue.log),
@@ -181,6 +206,12 @@ class LogCalls:
         than the others'."""
         rows = await self._queues.store.positions(queue.id)
         return {number: position for number, (_, position) in rows.items()}
+
+
+def _shown(positions: Mapping[int, str | None], count: int) -> Mapping[str, Any]:
+    """Positions in the audit, the first ones of many."""
+    shown = {str(number): position for number, position in positions.items()}
+    return {"partitions": count, "positions": shown}
 
 
 def _refuse_nonsense(positions: Mapping[int, str | None]) -> None:

@@ -45,7 +45,7 @@ class MonitoringCalls:
         self, name: str, limit: int, cursor: str | None
     ) -> views.Page[views.RebalanceView]:
         """The history, newest first; the cursor is the last id of the previous page."""
-        before = None if cursor is None else _number(cursor)
+        before = None if cursor is None else number_of(cursor)
         queue_id = await self._queues.read(name, lambda queue: queue.id)
         with store_available():
             try:
@@ -63,7 +63,7 @@ class MonitoringCalls:
 
         Waits a moment for the log to report their ends.
         """
-        after = -1 if cursor is None else _number(cursor)
+        after = -1 if cursor is None else number_of(cursor)
 
         def numbers(queue: Queue) -> list[int]:
             following = (p.number for p in queue.existing() if p.number > after)
@@ -107,7 +107,7 @@ class MonitoringCalls:
         self, name: str, limit: int, cursor: str | None
     ) -> views.Page[views.FlowSummaryView]:
         """Bound flows in the order of binding; the cursor is the last seat of the page before."""
-        after = -1 if cursor is None else _number(cursor)
+        after = -1 if cursor is None else number_of(cursor)
 
         def look(queue: Queue) -> list[tuple[int, views.FlowSummaryView]]:
             seats = sorted(seat for seat in queue.by_seat if seat > after)[: limit + 1]
@@ -152,7 +152,8 @@ class MonitoringCalls:
                     await changed.wait()
 
 
-def _number(cursor: str) -> int:
+def number_of(cursor: str) -> int:
+    """A cursor that is a number. Raises Invalid."""
     if not DECIMAL.fullmatch(cursor):
         raise Invalid(
             "This cursor does not come from this call; leave it out to start anew.",

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import fields
+from dataclasses import asdict, fields, replace
 from typing import Any
 from uuid import uuid4
 
 from broker.calls import views
-from broker.calls.access import QueueAccess
+from broker.calls.access import QueueAccess, act_of
 from broker.calls.log_readers import LogReaders, log_owner
 from broker.calls.rendering import queue_row_view, queue_view, status_view
 from broker.core import commands as c
+from broker.core.access import ALL_QUEUES, Caller, Right
 from broker.core.errors import Invalid, QueueExists, QueueInUse, QueueNotFound
 from broker.core.state import records as r
 from broker.core.state.model import Settings
@@ -40,10 +41,12 @@ class QueueCalls:
         self._logs = logs
         self._readers = readers
 
-    async def create(self, spec: views.QueueSpec) -> views.QueueView:
-        """Creates a queue. Raises QueueExists, Invalid, Unavailable."""
+    async def create(self, spec: views.QueueSpec, caller: Caller | None = None) -> views.QueueView:
+        """Creates a queue. Raises QueueExists, Invalid, Forbidden, Unavailable."""
         log = spec.log or f"builtin:{spec.name}"
         check_log(log)
+        if caller is not None:
+            await self._readers.refuse_foreign(log, spec.name, caller, Right.ADMINISTER)
         with store_available():
             if await self._store.find(spec.name) is not None:
                 raise QueueExists(spec.name)
@@ -67,7 +70,9 @@ class QueueCalls:
         # Earlier outages do not concern it.
         queue.outage_seen = self._replica.clock.outage_id
         entry = Entry(1, now, (added,), commit_id=uuid4().hex)
-        commit = Commit(queue, 0, entry.commit_id, (entry,), partitions=queue.partitions)
+        act = act_of(caller, "create_queue", spec.name)
+        acts = () if act is None else (replace(act, after=_shown(queue)),)
+        commit = Commit(queue, 0, entry.commit_id, (entry,), partitions=queue.partitions, acts=acts)
         if spec.start == "latest":
             numbers = range(settings.partition_count)
             commit.first_positions = {number: ends.get(number, EARLIEST) for number in numbers}
@@ -81,7 +86,8 @@ class QueueCalls:
                 await self._logs.ensure(log, settings.partition_count, log_owner(queue))
             except BaseException:
                 with suppress(StoreUnavailable, QueueGone):
-                    await self._store.delete(queue.id, force=True)
+                    undone = act_of(caller, "delete_queue", spec.name)
+                    await self._store.delete(queue.id, force=True, act=undone)
                 raise
         view = queue_view(queue)
         self._replica.adopt(queue)
@@ -132,7 +138,11 @@ class QueueCalls:
         return await self._queues.read(name, queue_view)
 
     async def change(
-        self, name: str, changes: Mapping[str, object], discard: bool
+        self,
+        name: str,
+        changes: Mapping[str, object],
+        discard: bool,
+        caller: Caller | None = None,
     ) -> views.QueueView:
         """Changes settings.
 
@@ -157,11 +167,16 @@ class QueueCalls:
         begins: Mapping[int, str] = {}
         if changes.get("start", before.start) != before.start and changes["start"] == "latest":
             begins = await self._logs.positions(before.log, "latest")
-        await self._change(name, changes, discard, begins)
+        await self._change(name, changes, discard, begins, caller)
         return await self.get(name)
 
     async def _change(
-        self, name: str, changes: Mapping[str, Any], discard: bool, begins: Mapping[int, str]
+        self,
+        name: str,
+        changes: Mapping[str, Any],
+        discard: bool,
+        begins: Mapping[int, str],
+        caller: Caller | None,
     ) -> None:
         """Carries out a change, and its consequences for the log and its other readers.
 
@@ -174,7 +189,8 @@ class QueueCalls:
             of = log_owner(queue)
             return of, queue.settings.log, queue.settings.partition_count, queue.revision, removed
 
-        await self._queues.ask(name, lambda: Ask(c.Change(changes, discard), begins=begins))
+        command, act = c.Change(changes, discard), act_of(caller, "change_queue", name)
+        await self._queues.ask(name, lambda: Ask(command, begins=begins, act=act, shown=_shown))
         owner, log, count, revision, removed = await self._queues.read(name, look, fresh=False)
         if "partition_count" not in changes or not await self._readers.owns(name, log):
             return
@@ -182,21 +198,25 @@ class QueueCalls:
             log, count, revision, owner, removed if discard else ()
         )
         for follower in await self._readers.followers(name, log):
-            await self._readers.follow(follower, count, discard)
+            act = act_of(caller, "change_queue", follower)
+            await self._readers.follow(follower, count, discard, act)
 
-    async def delete(self, name: str, force: bool) -> None:
+    async def delete(self, name: str, force: bool, caller: Caller | None = None) -> None:
         """Deletes a queue, and the log it owns. Raises QueueNotFound, QueueInUse."""
         before = await self.get(name)
         owns = await self._readers.owns(name, before.log)
         followers = await self._readers.followers(name, before.log) if owns else []
         if followers:
-            raise QueueInUse(
-                f"The queue {followers[0]!r} reads the log of {name!r}; delete that queue first."
-            )
+            shown = [each for each in followers if caller is None or caller.sees(each)]
+            which = f"The queue {shown[0]!r}" if shown else "Another queue"
+            raise QueueInUse(f"{which} reads the log of {name!r}; delete that queue first.")
         coordinator = await self._replica.coordinator(name)
+        act = act_of(caller, "delete_queue", name)
+        if act is not None:
+            act = replace(act, before=await coordinator.read(_shown))
         try:
             with store_available():
-                await self._store.delete(coordinator.queue_id, force=force)
+                await self._store.delete(coordinator.queue_id, force=force, act=act)
         except FlowsBound:
             raise QueueInUse(
                 "Flows are bound to this queue; stop them first, or delete with ?force=true."
@@ -210,14 +230,28 @@ class QueueCalls:
         if owns:
             await self._logs.drop(before.log, log_owner(before))
 
-    async def rebalance(self, name: str) -> views.RebalanceStatusView:
+    async def rebalance(self, name: str, caller: Caller | None = None) -> views.RebalanceStatusView:
         """Rebalances at once, ending any holddown. Raises QueueNotFound."""
-        await self._queues.ask(name, lambda: Ask(c.RebalanceNow()))
+        act = act_of(caller, "rebalance_now", name)
+
+        def shown(queue: Queue) -> Mapping[str, Any]:
+            return {"status": queue.status.value, "revision": queue.revision}
+
+        await self._queues.ask(name, lambda: Ask(c.RebalanceNow(), act=act, shown=shown))
         return await self._queues.read(name, status_view)
 
-    async def list(self, limit: int, cursor: str | None) -> views.Page[views.QueueView]:
-        """Queues by name; the cursor is the last name of the previous page."""
+    async def list(
+        self, limit: int, cursor: str | None, patterns: Sequence[str] = ALL_QUEUES
+    ) -> views.Page[views.QueueView]:
+        """The queues that match a pattern, by name; the cursor is the last name of the previous
+        page.
+        """
         with store_available():
-            rows = await self._store.list(limit + 1, cursor)
+            rows = await self._store.list(limit + 1, cursor, patterns)
         items = tuple(queue_row_view(row) for row in rows[:limit])
         return views.Page(items, items[-1].name if len(rows) > limit else None)
+
+
+def _shown(queue: Queue) -> Mapping[str, Any]:
+    """A queue in the audit."""
+    return {"id": queue.id, "revision": queue.revision, **asdict(queue.settings)}

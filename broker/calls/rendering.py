@@ -113,6 +113,7 @@ def flow_view(flow: Flow, lease_expires_at: float) -> views.FlowSummaryView:
         flow_id=flow.id,
         client_name=flow.client_name,
         instance_id=flow.instance_id,
+        key_id=flow.key_id,
         active=flow.active,
         draining=flow.draining,
         partitions=len(flow.owned),

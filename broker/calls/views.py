@@ -94,6 +94,7 @@ class FlowSummaryView:
     flow_id: str
     client_name: str
     instance_id: str
+    key_id: str | None
     active: bool
     draining: bool
     partitions: int
@@ -249,6 +250,28 @@ class ResultsView:
 
     results: tuple[Result, ...]
     update: UpdateView
+
+
+# The audit
+
+
+@dataclass(frozen=True, slots=True)
+class AuditView:
+    """An administrative call: who made it, and the state before and after, JSON-ready.
+
+    `queue` and `flow_id` name what it was about; `key_id` is None for a caller without a key.
+    """
+
+    id: int
+    at: float
+    call: str
+    queue: str | None
+    flow_id: str | None
+    key_id: str | None
+    key_name: str | None
+    address: str | None
+    before: Mapping[str, object] | None
+    after: Mapping[str, object] | None
 
 
 # Positions, log access, events, readiness

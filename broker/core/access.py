@@ -10,6 +10,7 @@ Names are checked, never queues: whether a queue exists is not asked before the 
 
 from __future__ import annotations
 
+import hashlib
 import re
 from dataclasses import dataclass
 from enum import StrEnum
@@ -20,6 +21,8 @@ from broker.core.errors import Forbidden, Invalid
 # A queue's name, with `*` and `?`.
 _PATTERN = re.compile(r"[A-Za-z0-9._*?-]{1,200}")
 ALL_QUEUES = ("*",)
+# A flow's token is shorter, so no text is both.
+_KEY = re.compile(r"cp_([0-9a-f]{12})_[0-9a-f]{64}")
 
 
 class Right(StrEnum):
@@ -49,6 +52,27 @@ RIGHTS: dict[Role, frozenset[Right]] = {
 FLOW_RIGHTS = frozenset({Right.SEE, Right.CONSUME})
 
 
+def key_of(id: str, secret: str) -> str:
+    """The key as its holder sends it; `secret` is 64 hexadecimal digits."""
+    key = f"cp_{id}_{secret}"
+    assert _KEY.fullmatch(key)
+    return key
+
+
+def key_id_of(token: str) -> str | None:
+    """The public id in a token that is a key by its form; None for any other token."""
+    found = _KEY.fullmatch(token)
+    return found and found[1]
+
+
+def digest(token: str) -> bytes:
+    """What is stored of a key, a flow's token or a session: SHA-256.
+
+    A fast hash is right, because each has 256 random bits: nobody can guess one, at any speed.
+    """
+    return hashlib.sha256(token.encode()).digest()
+
+
 def check_patterns(patterns: tuple[str, ...]) -> None:
     """Raises Invalid for a text that is no pattern of queue names, and for none at all."""
     if not patterns:
@@ -72,7 +96,8 @@ class Caller:
 
     `key_id` is None for a caller on a service without keys, and for a flow that was bound there;
     `role` is None for a flow. `flow_id` is set for a flow, whose only pattern is the name of its
-    queue. `address` is the caller's network address, for the audit.
+    queue. `ends_at`: when the credential ends, in Unix seconds of the store. `address` is the
+    caller's network address, for the audit. `reads_only`: a browser's session.
     """
 
     rights: frozenset[Right]
@@ -81,11 +106,17 @@ class Caller:
     key_id: str | None = None
     key_name: str | None = None
     flow_id: str | None = None
+    ends_at: float | None = None
     address: str | None = None
+    reads_only: bool = False
 
     def sees(self, queue: str) -> bool:
         """Whether the queue of this name is in the caller's lists."""
-        return Right.SEE in self.rights and matches(self.patterns, queue)
+        return self.has(Right.SEE, queue)
+
+    def has(self, right: Right, queue: str) -> bool:
+        """Whether the caller has this right on the queue of this name."""
+        return right in self.rights and matches(self.patterns, queue)
 
     def require(self, *rights: Right, queue: str | None = None) -> None:
         """Raises Forbidden unless the caller has one of these rights, for this queue if named."""

@@ -23,10 +23,11 @@ def bind(command: c.Bind, draft: Draft) -> None:
     """A consumer joins (rules 1, 2 and 12). Raises Overtaken."""
     queue = draft.queue
     before = queue.takers
-    predecessor = queue.by_instance.get(command.instance_id)
+    instance = (command.key_id, command.instance_id)
+    predecessor = queue.by_instance.get(instance)
     if predecessor is not None and _is_overtaken(command, predecessor):
         raise Overtaken(command.instance_id)
-    departed = queue.departed.get(command.instance_id)
+    departed = queue.departed.get(instance)
     seat = predecessor.seat if predecessor else departed.seat if departed else queue.next_seat
     draft.emit(
         r.FlowBound(
@@ -39,6 +40,7 @@ def bind(command: c.Bind, draft: Draft) -> None:
             draft.now,
             command.binder,
             command.attempt,
+            command.key_id,
         )
     )
     flow = queue.flows[command.flow_id]

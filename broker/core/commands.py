@@ -53,6 +53,7 @@ class Bind:
 
     `flow_id` is new; an instance that is bound already is replaced, but not by a bind that the same
     program (`binder`) sent before the one that it is bound by: `attempt` is one higher with each.
+    An instance belongs to the key that bound it (None: bound without one).
     Answer: None. Raises Overtaken.
     """
 
@@ -63,6 +64,7 @@ class Bind:
     warmup: bool = False
     binder: str | None = None
     attempt: int = 0
+    key_id: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,8 +18,7 @@ anew (`Overdue`): otherwise an owner might be forced before it was told to relea
 
 **A large decision comes in slices** (`broker.core.rebalancer`). The replica that committed one goes
 on with the next in a turn of its own, which takes in what was asked meanwhile. A replica that sees
-a slice of another one leaves the rest to it, and what is due with it. If that one dies, a sweep
-finds the queue due.
+a slice of another one leaves it the rest and what is due. If that one dies, a sweep finds it due.
 """
 
 from __future__ import annotations
@@ -301,8 +300,9 @@ class Coordinator:
                     self._on_commit(commit.entries)
                 elif asks and await self._replay_missed(queue):
                     continue
-                elif turn.renewed:
+                else:
                     await renew(self._store, turn.renewed)
+                    await self._store.keys.record(turn.commit.acts)
                 break
             except Conflict:
                 turn.take_back()

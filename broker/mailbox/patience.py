@@ -32,6 +32,8 @@ def pauses() -> Iterator[float]:
 
 async def renew(store: Store, flow_ids: Sequence[str]) -> None:
     """Renews leases, again for those whose rows are held. Raises StoreUnavailable."""
+    if not flow_ids:
+        return
     for pause in pauses():
         leases = await store.renew(flow_ids)
         flow_ids = [flow_id for flow_id, lease in leases.items() if lease is None]

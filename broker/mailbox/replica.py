@@ -50,7 +50,7 @@ class Replica:
         self.tally = Tally()
         self._alarms = alarms
         self._new_id = new_id
-        self._monotonic = monotonic
+        self.monotonic = monotonic
         self._ids: dict[str, str] = {}
         self._finds: Batcher[str, str | None] = Batcher(self._find)
         self._coordinators: dict[str, Coordinator] = {}
@@ -130,8 +130,12 @@ class Replica:
             )
         elif name:
             coordinator.name = name
-        self._used[queue_id] = self._monotonic()
+        self._used[queue_id] = self.monotonic()
         return coordinator
+
+    def coordinator_of(self, queue_id: str) -> Coordinator:
+        """The coordinator of the queue with this id, which may be gone."""
+        return self._of(queue_id)
 
     def adopt(self, queue: Queue) -> None:
         """A queue that was just created here, which will be used soon."""
@@ -261,7 +265,7 @@ class Replica:
 
         Should a lease end in one, the sweep finds it.
         """
-        horizon = self._monotonic() - IDLE_SECONDS
+        horizon = self.monotonic() - IDLE_SECONDS
         for queue_id, used in list(self._used.items()):
             coordinator = self._coordinators[queue_id]
             watched = queue_id in self._watchers

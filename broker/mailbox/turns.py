@@ -7,8 +7,8 @@ ahead of the store until the turn is committed. It can be taken back as a whole.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, TypeVar
 
 from broker.core import commands as c
@@ -18,6 +18,7 @@ from broker.core.rebalancer import decide
 from broker.core.state.model import Flow
 from broker.core.state.queue import Queue
 from broker.core.state.records import Entry
+from broker.store.key_ports import Act
 from broker.store.ports import Commit, PositionWrite
 
 T = TypeVar("T")
@@ -39,7 +40,8 @@ class Ask:
 
     `token_hash` goes with a bind, `renews` names the flow whose lease begins anew, `seq` and
     `released` (position by partition) go with a release, `positions` with raised epochs, `begins`
-    (for partitions without a position) with a change of `start` to `latest`.
+    (for partitions without a position) with a change of `start` to `latest`. `act` is recorded
+    unless the command is refused, with what `shown` shows of the queue before and after.
     """
 
     command: c.Command
@@ -49,6 +51,8 @@ class Ask:
     released: Mapping[int, str | None] = field(default_factory=dict)
     positions: Mapping[int, str | None] = field(default_factory=dict)
     begins: Mapping[int, str] = field(default_factory=dict)
+    act: Act | None = None
+    shown: Callable[[Queue], Mapping[str, Any] | None] | None = None
     answer: asyncio.Future[Any] = field(default_factory=asyncio.Future)
 
 
@@ -95,6 +99,7 @@ class Turn:
         self._first_positions: dict[int, str] = {}
         self._renewed: set[str] = set()
         self._raised: set[int] = set()
+        self._acts: list[Act] = []
         self._revokes = False
         self.commit = Commit(
             queue,
@@ -106,6 +111,7 @@ class Turn:
             writes=self._writes,
             positions=self._positions,
             first_positions=self._first_positions,
+            acts=self._acts,
         )
 
     @property
@@ -169,6 +175,7 @@ class Turn:
     def answer(self, ask: Ask, behind: frozenset[Late]) -> Any:
         """Decides what was asked, but not what is `behind`; raises its BrokerError."""
         command = ask.command
+        before = ask.shown and ask.shown(self.queue)
         earliest = self.queue.settings.start == "earliest"
         if isinstance(command, c.Release):
             answer = self._release(ask, command, behind)
@@ -187,6 +194,11 @@ class Turn:
             for number, position in ask.positions.items()
             if self.queue.exists(number)
         )
+        if ask.act is not None:
+            act = ask.act
+            if ask.shown is not None:
+                act = replace(act, before=before, after=ask.shown(self.queue))
+            self._acts.append(act)
         if ask.renews is not None and ask.renews in self.queue.flows:
             self._renewed.add(ask.renews)
         return answer

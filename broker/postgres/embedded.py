@@ -71,6 +71,7 @@ __all__ = [
     "PostgresNotInstalled",
     "PostgresNotRunnable",
     "default_data_dir",
+    "url_of_running",
 ]
 
 HOST = "127.0.0.1"
@@ -108,6 +109,17 @@ def default_data_dir() -> Path:
     # The XDG base directory specification: a relative path is invalid and must be ignored.
     root = Path(base) if os.path.isabs(base) else Path.home() / ".local" / "share"
     return root / "counterpoise"
+
+
+def url_of_running(data_dir: Path) -> str | None:
+    """The URL of the Postgres that a running service has in this directory; None if unknown."""
+    directory = Path(data_dir).absolute()
+    try:
+        password = (directory / "password").read_text("ascii").strip()
+    except OSError:
+        return None
+    port = _read_port(directory / "port")
+    return f"postgresql://{USER}:{password}@{HOST}:{port}/{DATABASE}" if port else None
 
 
 class EmbeddedPostgres:

@@ -26,10 +26,12 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from broker.core.access import ALL_QUEUES
 from broker.core.commands import Result
 from broker.core.state.model import Flow, Partition
 from broker.core.state.queue import Queue
 from broker.core.state.records import Entry
+from broker.store.key_ports import Act, KeyStore
 
 
 class StoreError(Exception):
@@ -113,6 +115,7 @@ class Commit:
       rows change.
     - `positions`: positions set by an administrator, unfenced.
     - `first_positions`: the first positions of partitions that have none yet.
+    - `acts`: administrative calls that were carried out, for the audit.
     - `next_deadline`: when the queue must be advanced, for the sweep.
     - `valid`: the commit takes effect only if the store carries it out between these times (by its
       clock, waits for locks included), because its deadlines run from the time of the decision.
@@ -131,6 +134,7 @@ class Commit:
     writes: Sequence[PositionWrite] = ()
     positions: Mapping[int, str | None] = field(default_factory=dict)
     first_positions: Mapping[int, str] = field(default_factory=dict)
+    acts: Sequence[Act] = ()
     next_deadline: float | None = None
     valid: tuple[float, float] | None = None
 
@@ -208,6 +212,10 @@ class Expiry:
 class Store(Protocol):
     """Queues, flows, partitions and their records."""
 
+    @property
+    def keys(self) -> KeyStore:
+        """Keys, sessions and the audit."""
+
     async def start(self) -> None:
         """Opens connections. Raises StoreUnavailable."""
 
@@ -226,14 +234,19 @@ class Store(Protocol):
     async def create(self, commit: Commit) -> None:
         """Inserts a new queue with its partitions and first records. Raises NameTaken."""
 
-    async def delete(self, queue_id: str, *, force: bool) -> None:
-        """Deletes a queue with everything in it. Raises FlowsBound unless `force`, QueueGone."""
+    async def delete(self, queue_id: str, *, force: bool, act: Act | None = None) -> None:
+        """Deletes a queue with everything in it, and records the act.
+
+        Raises FlowsBound unless `force`, QueueGone.
+        """
 
     async def find(self, name: str) -> str | None:
         """The id of the queue of this name."""
 
-    async def list(self, limit: int, after: str | None) -> Sequence[QueueRow]:
-        """Queues by name, those after the name `after`."""
+    async def list(
+        self, limit: int, after: str | None, patterns: Sequence[str] = ALL_QUEUES
+    ) -> Sequence[QueueRow]:
+        """Queues by name, those after the name `after` that match one of the patterns."""
 
     async def load(self, queue_id: str) -> Queue:
         """The whole queue from its rows, journal empty. Raises QueueGone."""

@@ -29,12 +29,15 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from sqlalchemy.sql import Executable
 from sqlalchemy.sql.elements import ColumnElement
 
+from broker.core.access import ALL_QUEUES
 from broker.core.commands import Result
 from broker.core.state.queue import Queue
 from broker.core.state.records import Entry
 from broker.store import writing
 from broker.store.bulk import any_of
 from broker.store.connections import Connections
+from broker.store.key_ports import Act
+from broker.store.keys import PostgresKeys, matching
 from broker.store.leases import BOUND, DUE, EXPIRIES, RENEW, STAMP, outage_of, pulse_after_gap
 from broker.store.notifications import Notifications
 from broker.store.ports import (
@@ -85,6 +88,7 @@ class PostgresStore:
             connect_seconds=connect_seconds,
             answer_seconds=answer_seconds,
         )
+        self.keys = PostgresKeys(self._connections)
         listening = self._connections if listen_url is None else Connections(listen_url, 1)
         self._notifications = Notifications(
             listening.connect, uuid4().hex, heartbeat_seconds=heartbeat_seconds
@@ -117,7 +121,7 @@ class PostgresStore:
     async def commit(self, commit: Commit) -> None:
         await self._connections.carry_out(lambda one: writing.write(one, commit))
 
-    async def delete(self, queue_id: str, *, force: bool) -> None:
+    async def delete(self, queue_id: str, *, force: bool, act: Act | None = None) -> None:
         lock = select(queues.c.id).where(queues.c.id == queue_id).with_for_update()
         in_use = select(flows.c.id).where(flows.c.queue_id == queue_id, bound).limit(1)
         async with self._connections.transaction() as connection:
@@ -128,6 +132,7 @@ class PostgresStore:
             await self._lock_all(connection, queue_id)
             await connection.execute(delete(partitions).where(partitions.c.queue_id == queue_id))
             await connection.execute(delete(queues).where(queues.c.id == queue_id))
+            await writing.record_acts(connection, () if act is None else (act,))
 
     async def _lock_all(self, connection: AsyncConnection, queue_id: str) -> None:
         for table, key in ((flows, flows.c.id), (partitions, partitions.c.number)):
@@ -144,7 +149,9 @@ class PostgresStore:
         found = await self._all(select(queues.c.id).where(queues.c.name == name))
         return found[0].id if found else None
 
-    async def list(self, limit: int, after: str | None) -> Sequence[QueueRow]:
+    async def list(
+        self, limit: int, after: str | None, patterns: Sequence[str] = ALL_QUEUES
+    ) -> Sequence[QueueRow]:
         of_queue = and_(flows.c.queue_id == queues.c.id, bound)
         query = (
             select(
@@ -160,6 +167,8 @@ class PostgresStore:
         )
         if after is not None:
             query = query.where(queues.c.name > after)
+        if "*" not in patterns:
+            query = query.where(matching(queues.c.name, patterns))
         return [
             queue_row(row.id, row._asdict(), row.flow_count, row.active_flow_count)
             for row in await self._all(query)

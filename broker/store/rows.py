@@ -18,6 +18,7 @@ from broker.core.state.model import (
     Flow,
     HandedOver,
     Handoff,
+    Instance,
     Partition,
     Rebalance,
     Settings,
@@ -60,6 +61,7 @@ class FlowValues(NamedTuple):
     drain_deadline: float | None
     view_revision: int
     active: bool
+    key_id: str | None
 
 
 class PartitionValues(NamedTuple):
@@ -95,10 +97,7 @@ def queue_values(queue: Queue, next_deadline: float | None) -> dict[str, Any]:
         "revision": queue.revision,
         "status": queue.status.value,
         **{name: getattr(queue, name) for name in PLAIN},
-        "departed": {
-            instance: [departed.seat, list(departed.partitions)]
-            for instance, departed in queue.departed.items()
-        },
+        "departed": _departed_values(queue),
         "rebalance": queue.rebalance and asdict(queue.rebalance),
         "last_rebalance": queue.last_rebalance and asdict(queue.last_rebalance),
         "retiring_count": len(queue.retiring),
@@ -122,6 +121,7 @@ def flow_values(flow: Flow) -> FlowValues:
         flow.drain_deadline,
         flow.view_revision,
         flow.active,
+        flow.key_id,
     )
 
 
@@ -159,12 +159,28 @@ def restore_head(queue_id: str, row: Mapping[str, Any]) -> Queue:
     for name in PLAIN:
         setattr(queue, name, row[name])
     queue.departed = {
-        instance: Departed(seat, tuple((number, epoch) for number, epoch in held))
-        for instance, (seat, held) in (row["departed"] or {}).items()
+        _instance(name): Departed(seat, tuple((number, epoch) for number, epoch in held))
+        for name, (seat, held) in (row["departed"] or {}).items()
     }
     queue.rebalance = Rebalance(**row["rebalance"]) if row["rebalance"] else None
     queue.last_rebalance = Rebalance(**row["last_rebalance"]) if row["last_rebalance"] else None
     return queue
+
+
+def _departed_values(queue: Queue) -> dict[str, Any]:
+    """By instance: its name, after the id of its key and a line feed, which no name contains."""
+    return {
+        instance if key_id is None else f"{key_id}\n{instance}": [
+            departed.seat,
+            list(departed.partitions),
+        ]
+        for (key_id, instance), departed in queue.departed.items()
+    }
+
+
+def _instance(name: str) -> Instance:
+    key_id, separator, instance = name.partition("\n")
+    return (key_id, instance) if separator else (None, name)
 
 
 def encode(records: Iterable[Record]) -> bytes:
@@ -241,6 +257,7 @@ def _restore_flow(queue: Queue, values: FlowValues) -> None:
         values.bound_at,
         values.binder,
         values.attempt,
+        values.key_id,
     )
     flow.view_revision = values.view_revision
     queue.enter(flow)

@@ -9,7 +9,8 @@ are.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from typing import Any
 
 from sqlalchemy import (
@@ -28,13 +29,14 @@ from sqlalchemy import (
 from sqlalchemy.dialects.postgresql import insert as postgresql_insert
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from broker.store.bulk import Rows
+from broker.store.bulk import NOW, Rows
 from broker.store.connections import IDLE_SECONDS
 from broker.store.flow_writes import insert_flows, update_flows
+from broker.store.key_ports import Act
 from broker.store.partition_writes import insert_partitions, write_partitions
 from broker.store.ports import Commit, Conflict, NameTaken, Overdue, QueueGone
 from broker.store.rows import encode, queue_values
-from broker.store.tables import queues, records
+from broker.store.tables import audit, queues, records
 
 # The queue's row, if it has the expected revision, and then the records.
 
@@ -105,6 +107,13 @@ TAKE_TIME = select(
 )
 
 
+async def record_acts(connection: AsyncConnection, acts: Sequence[Act]) -> None:
+    """Writes the audit, one row for each act, in the transaction of what was done."""
+    if acts:
+        rows = [{"at": NOW, **asdict(act)} for act in acts]
+        await connection.execute(insert(audit).values(rows))
+
+
 def _idle_limit(commit: Commit) -> str:
     seconds = IDLE_SECONDS + len(commit.partitions) / LARGE_ROWS_PER_SECOND
     return f"{int(seconds * 1000)}ms"
@@ -120,6 +129,7 @@ async def create(connection: AsyncConnection, commit: Commit) -> None:
     )
     await insert_flows(connection, commit)
     await insert_partitions(connection, commit)
+    await record_acts(connection, commit.acts)
 
 
 async def write(connection: AsyncConnection, commit: Commit) -> None:
@@ -133,6 +143,7 @@ async def write(connection: AsyncConnection, commit: Commit) -> None:
     await update_flows(connection, commit)
     await insert_flows(connection, commit)
     await write_partitions(connection, commit)
+    await record_acts(connection, commit.acts)
     if commit.valid is not None:
         # At the end, after all waits for locks.
         first, last = commit.valid

@@ -14,7 +14,17 @@ from typing import Annotated, Any, NoReturn
 import typer
 from typer.core import TyperGroup
 
-from counterpoise.cli import doctor, flows, lag, messages, plugins, positions, queues, status
+from counterpoise.cli import (
+    audit,
+    doctor,
+    flows,
+    lag,
+    messages,
+    plugins,
+    positions,
+    queues,
+    status,
+)
 from counterpoise.client import package_version
 from counterpoise.errors import (
     CounterpoiseError,
@@ -145,6 +155,7 @@ app.command(name="doctor")(doctor.doctor)
 app.command(name="status")(status.show_status)
 app.command(name="rebalance")(status.rebalance)
 app.command(name="lag")(lag.show_lag)
+app.command(name="audit")(audit.show_audit)
 app.command(name="publish")(messages.publish)
 app.command(name="consume")(messages.consume)
 

@@ -20,6 +20,7 @@ GROUP = "counterpoise.commands"
 ELSEWHERE: Mapping[str, str] = {
     "serve": "counterpoise-server",
     "migrate": "counterpoise-server",
+    "keys": "counterpoise-server",
 }
 
 

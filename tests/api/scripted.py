@@ -10,7 +10,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any, cast
 
 from broker.calls import views
-from broker.core.errors import Forbidden, QueueNotFound
+from broker.core.access import Caller, flow_caller
+from broker.core.errors import Forbidden, QueueNotFound, Unauthorized
 from broker.mailbox.tally import Tally
 from broker.service import Broker
 
@@ -61,6 +62,7 @@ class ScriptedBroker:
     def __init__(self) -> None:
         self.watching = 0
         self.tally = Tally()
+        self.keys = Keys(self, "keys")
         self.queues = Part(self, "queues")
         self.flows = Flows(self, "flows")
         self.updates = Updates(self, "updates")
@@ -104,6 +106,28 @@ class Part:
             return await _default(name, *arguments)
 
         return call
+
+
+class Keys(Part):
+    """A service without keys."""
+
+    some_known = False
+
+    async def any_made(self) -> bool:
+        return False
+
+    async def by_flow_token(self, token: str, queue: str | None, address: str | None) -> Caller:
+        if token != TOKEN:
+            raise Unauthorized("no flow's token")
+        if queue != QUEUE.name:
+            raise Forbidden("not this flow's queue")
+        return flow_caller(FLOW, QUEUE.name, None, address)
+
+    async def by_key(self, *_: object, **__: object) -> Caller:
+        raise Unauthorized("no key")
+
+    async def until_ended(self, _: Caller) -> None:
+        await asyncio.Event().wait()
 
 
 class Flows(Part):

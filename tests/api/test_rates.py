@@ -13,7 +13,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 from starlette.types import Message, Receive, Scope, Send
 
-from api.http.limits import RequestLimits
+from api.http.limits import Budget, RequestLimits
 from api.http.rates import MOST_AT_WORK, Bucket, LimitWork, Rates
 from broker.service import Broker
 from counterpoise.client import Client
@@ -290,12 +290,33 @@ async def test_a_body_that_does_not_come_is_not_waited_for() -> None:
     async def refuse(*_: object) -> None:
         raise AssertionError
 
-    limits = RequestLimits(refuse, limit_bytes=1000, body_seconds=0.01)
+    budget, rates = Budget(1000, 1000), Rates(0, 0, CollectorRegistry())
+    limits = RequestLimits(refuse, 1000, budget, rates, body_seconds=0.01)
     scope = request(length=10)
     scope["headers"].append((b"content-type", b"application/json"))
     await limits(scope, never, send)
     assert said[0]["status"] == 408
     assert json.loads(said[1]["body"])["code"] == "body_timeout"
+    assert budget.taken == 0
+
+
+def test_a_budget_leaves_room_for_others() -> None:
+    budget = Budget(total=4000, largest=500)
+    assert budget.take("greedy", 600)
+    assert budget.take("greedy", 400)
+    assert not budget.take("greedy", 1)
+    assert all(budget.take(name, 1000) for name in ("a", "b", "c"))
+    assert not budget.take("d", 1)
+    budget.give_back("greedy", 600)
+    assert budget.take("d", 600)
+    for name, size in (("greedy", 400), ("a", 1000), ("b", 1000), ("c", 1000), ("d", 600)):
+        budget.give_back(name, size)
+    assert budget.taken == 0
+    assert budget.take("d", 1000)
+
+
+def test_the_largest_body_always_fits_the_budget() -> None:
+    assert Budget(total=10, largest=1000).take("any", 1000)
 
 
 def test_a_slow_reader_gets_only_the_latest_view(service: Service) -> None:

@@ -1,11 +1,11 @@
-"""One hook decides who may call, and every route names the role it requires."""
+"""One hook decides who may call, and every route names its callers."""
 
 import httpx
 import pytest
 
 from api.app import all_routes, create_app
 from api.http.routing import Route
-from api.http.security import Requirement, Role
+from api.http.security import Also, Requirement
 from broker.core.errors import FlowGone
 from broker.settings import Settings, load
 from tests.api.conftest import AS_FLOW
@@ -15,25 +15,25 @@ from tests.api.test_problems import problem
 FLOW = "/v1/queues/flights/flows/f-1"
 
 
-def test_every_route_names_a_role() -> None:
+def test_every_route_names_its_callers() -> None:
     app = create_app(ScriptedBroker().as_broker(), load())
     for route in app.routes:
         assert isinstance(route, Route), f"{route} is served without the authorization hook"
         assert isinstance(route.requirement, Requirement)
 
 
-def test_a_route_without_a_role_cannot_be_built() -> None:
+def test_a_route_without_callers_cannot_be_built() -> None:
     async def careless() -> None: ...
 
-    with pytest.raises(TypeError, match="names no role"):
+    with pytest.raises(TypeError, match="names nobody"):
         Route("/careless", careless)
 
 
-def test_nothing_changes_without_a_role() -> None:
-    """Only what tells nothing about queues is for anyone."""
+def test_nothing_changes_for_anyone() -> None:
+    """Only what tells nothing about queues is for anyone, and to log in and out."""
     for route in all_routes():
         assert isinstance(route, Route)
-        if route.requirement.role is Role.ANYONE:
+        if route.requirement.also is Also.ANYONE and route.path != "/v1/session":
             assert route.methods == {"GET"}
             assert not route.path.startswith("/v1")
 
@@ -84,10 +84,11 @@ def test_the_broker_learns_whether_an_administrator_drains(
     http: httpx.Client, broker: ScriptedBroker
 ) -> None:
     """An administrator's drain must not pass for a sign of life."""
-    for headers, by_flow in (({}, False), (AS_FLOW, True)):
+    for headers, flow_id in (({}, None), (AS_FLOW, "f-1")):
         broker.calls.clear()
         http.post("/queues/flights/flows/f-1/drain", headers=headers)
-        assert ("flows.drain", ("flights", "f-1", None, by_flow)) in broker.calls
+        [caller] = [call[1][-1] for call in broker.calls if call[0] == "flows.drain"]
+        assert caller.flow_id == flow_id
 
 
 def test_a_repeated_unbind_is_harmless(http: httpx.Client, broker: ScriptedBroker) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from broker.service import Broker
+from tests.api.access import Guarded, guarded
 from tests.attacks.bystander import Bystander
 from tests.databases import Databases
 from tests.service import Service, running, settings_for
@@ -35,3 +36,10 @@ def bystander(target: Service, name_of_a_queue: Callable[[], str]) -> Iterator[B
     yield somebody
     somebody.leave()
     assert not somebody.faults
+
+
+@pytest.fixture(scope="session")
+def house(databases: Databases) -> Iterator[Guarded]:
+    """A live service with keys, shared by all attacks with keys."""
+    with databases.lend() as url, guarded(url) as house:
+        yield house

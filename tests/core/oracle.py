@@ -144,7 +144,7 @@ def _check_sets(queue: Queue) -> None:
             assert handoff.successor.warmup
             assert handoff.warm
     assert len({f.instance_id for f in queue.flows.values()}) == len(queue.flows)
-    assert queue.by_instance == {f.instance_id: f for f in queue.flows.values()}
+    assert queue.by_instance == {f.instance: f for f in queue.flows.values()}
     assert queue.by_seat == {f.seat: f for f in queue.flows.values()}
     assert all(f.seat < queue.next_seat for f in queue.flows.values())
     deadlines = [handoff.deadline for handoff in queue.handoffs.values()]

@@ -1,4 +1,4 @@
-"""Services for the tests of what users import, queues with logs of every kind, and Sparks."""
+"""Services for the tests of the consumers' package, queues with logs of every kind, and Sparks."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ __all__ = ["kafka", "redis_server"]
 
 @pytest.fixture(params=["builtin", "redis", "kafka"])
 def log_settings(request: pytest.FixtureRequest) -> Callable[[int], dict[str, Any]]:
-    """What `create_queue` is told of a log of each kind, with so many partitions."""
+    """The arguments of `create_queue` for a log of each kind, with so many partitions."""
 
     def settings(partitions: int) -> dict[str, Any]:
         name = uuid.uuid4().hex
         if request.param == "kafka":
-            # The count is the topic's.
+            # The topic determines the count.
             topics = request.getfixturevalue("kafka")
             topics.create_topic(name, partitions)
             return {"log": topics.log(name)}
@@ -52,7 +52,7 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     spark.stop()
 
 
-# What a test needs at a time, with one that gets warm for it: two applications, one of them killed.
+# A test needs two applications at most, one of them killed, and a third driver that gets warm.
 DRIVERS = 3
 
 

@@ -1,7 +1,7 @@
-"""A small HTTP server that misbehaves on request, for what no healthy service does.
+"""A small HTTP server that misbehaves on request, in ways that no healthy service does.
 
-It has one flow on the queue `flights`, which owns partition 0 at epoch 1; `server.script` may
-answer a request otherwise first. Everything else is tested against the real service.
+It has one flow on the queue `flights`, which owns partition 0 at epoch 1. `server.script` can
+answer a request differently first. Everything else is tested against the real service.
 """
 
 import contextlib
@@ -31,7 +31,7 @@ class Cut:
 
 @dataclass
 class Stall:
-    """Answer nothing for so long, then close; `drip` is sent again and again meanwhile."""
+    """Answer nothing for so long, then close; meanwhile `drip` is sent repeatedly."""
 
     seconds: float
     first: bytes = b""
@@ -63,7 +63,7 @@ class FaultyService:
         self.view: dict[str, Any] = {"revision": 1, "partitions": [self.owned(0, 1)]}
         self.binds = 0
         self.lease_seconds = 3.0
-        # Of the queue that answers now; None: a service that does not say.
+        # The id of the present queue; None: a service that does not send it.
         self.queue_id: str | None = None
         self.changed = threading.Condition()
         self.stopped = False
@@ -97,7 +97,7 @@ class FaultyService:
         }
 
     def requests(self, verb: str) -> list[Seen]:
-        """The requests whose path ends so, without its query."""
+        """The requests whose path, without its query, ends like this."""
         return [one for one in self.seen if one.path.partition("?")[0].endswith(verb)]
 
     def behave(self, seen: Seen) -> Behaviour:

@@ -1,4 +1,4 @@
-"""What the client sends is what `openapi.yaml` describes, which binds both sides."""
+"""The client's calls fit `openapi.yaml`, which both sides follow."""
 
 import re
 from datetime import UTC, datetime
@@ -51,7 +51,7 @@ SENT: dict[str, Call | Listing] = {
 
 
 def operation(call):
-    """The operation of the document that a call is for."""
+    """The operation of the document for a call."""
     for template, item in DOCUMENT["paths"].items():
         if re.fullmatch(re.sub(r"{\w+}", "[^/]+", template), "/v1" + call.path):
             assert call.method.lower() in item, f"{call.method} {template} is not described"
@@ -69,7 +69,7 @@ def resolve(schema):
 
 
 def fits(value, schema, where):
-    """Whether the names in `value` are those of the schema; types are the service's to check."""
+    """Whether the names in `value` are those of the schema; the service checks the types."""
     schema = resolve(schema)
     options = schema.get("anyOf") or schema.get("oneOf")
     if options:

@@ -128,7 +128,7 @@ def test_access_to_the_log_is_given_and_never_shown(client):
 
 @contextlib.contextmanager
 def changing_the_queue(client):
-    """Give the event stream something to tell, again and again."""
+    """Change the queue repeatedly, so that the event stream has events."""
     told = threading.Event()
 
     def change():
@@ -149,7 +149,7 @@ def changing_the_queue(client):
 def test_events_are_told_as_they_are_committed(client):
     client.create_queue("a", 1, rebalance_delay=0)
     events = client.events("a")
-    # The stream tells what happens from when it is open, and only it knows when that is.
+    # The stream begins with its opening, and only the stream knows when that is.
     with changing_the_queue(client), contextlib.closing(events):
         event = next(events)
     assert event.revision is not None

@@ -1,4 +1,4 @@
-"""What the clients make of answers that no healthy service gives, and that they always end."""
+"""The clients' reactions to answers that no healthy service gives; every call ends."""
 
 import asyncio
 import socket
@@ -29,7 +29,7 @@ def faulty():
 
 @pytest.fixture(params=["blocking", "asyncio"])
 def ask(request):
-    """`ask(url)` asks for a queue, with the one client or the other."""
+    """`ask(url)` asks for a queue, with either client."""
 
     def blocking(url, **options):
         with Client(url, **options) as client:

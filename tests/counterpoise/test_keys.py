@@ -6,7 +6,7 @@ from counterpoise.keys import partition_of
 
 
 def test_known_keys_go_where_other_programs_send_them():
-    # The check value that every description of CRC-32 gives.
+    # The standard check value of CRC-32.
     assert partition_of("123456789", 2**32) == 0xCBF43926
     assert partition_of("", 7) == 0
 

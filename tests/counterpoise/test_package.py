@@ -1,4 +1,4 @@
-"""What `import counterpoise` gives, and what it does not cost."""
+"""The names in `import counterpoise`, and the modules that it does not load."""
 
 import subprocess
 import sys

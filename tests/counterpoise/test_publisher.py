@@ -1,4 +1,4 @@
-"""The publisher against a real log, and a service that is there, away, or of another opinion."""
+"""The publisher against a real log, and a service that is available, away, or behind the log."""
 
 import itertools
 import json
@@ -107,7 +107,7 @@ def kill_all_other_sessions(url):
         )
 
 
-# ------------------------------------------------------------------ the plain way
+# ------------------------------------------------------------------ normal operation
 
 
 def test_messages_go_to_the_partition_of_their_key_in_order(publisher, log):
@@ -214,7 +214,7 @@ def test_a_resize_is_followed_without_loss_or_repetition(publisher, service, log
             sent.append(f"{count}-{number}")
             publisher.publish(sent[-1].encode(), key=f"k{number}")
         publisher.flush()
-    # The service went on saying 4 all the while: the log's word is what counts.
+    # The service said 4 all the while: the log's count is decisive.
     assert Counter(everything(log)) == Counter(sent)
     assert all(
         text in texts(log, partition_of(f"k{text.split('-')[1]}", 6))
@@ -279,12 +279,12 @@ def test_a_queue_that_does_not_exist_is_said_to_be_missing(service, log):
 
 
 def test_connections_that_are_killed_lose_and_repeat_nothing(service, log, log_url):
-    """Again and again in the middle of appends, so that some commit without our knowing."""
+    """Repeatedly during appends, so that some commit without an answer."""
     stop = threading.Event()
     kills = 0
 
     def kill():
-        # Ever more seldom, so that there is an end to it however slow the machine is.
+        # More and more rarely, so that it ends however slow the machine is.
         nonlocal kills
         while not stop.wait(0.02 + 0.002 * kills):
             kill_all_other_sessions(log_url)
@@ -305,7 +305,7 @@ def test_connections_that_are_killed_lose_and_repeat_nothing(service, log, log_u
 
 
 class Forgetful:
-    """A log whose answers get lost: every second append is done and then fails."""
+    """A log whose answers get lost: every second append takes effect and then fails."""
 
     def __init__(self, log):
         self.log = log
@@ -352,7 +352,7 @@ def test_a_background_error_is_raised_by_the_next_call_and_then_retried(service,
 
 def test_close_says_how_many_messages_are_not_known_to_be_in_the_log(service):
     service.stop()
-    # It tries nothing before it is closed.
+    # It does not connect before it is closed.
     publisher = Publisher("flights", url=service.url, timeout_seconds=0.3, linger_seconds=3600)
     publisher.publish(b"a")
     publisher.publish(b"b")

@@ -7,6 +7,7 @@ import random
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any
 
+from broker.core.access import anybody
 from broker.core.errors import BrokerError, Unavailable
 from tests.simulation.consumers import Consumer
 from tests.simulation.plan import Event
@@ -69,7 +70,7 @@ class Happenings:
         if flow_id is None:
             return
         if gently:
-            self._administer(lambda calls: calls.flows.drain(QUEUE, flow_id, None, by_flow=False))
+            self._administer(lambda calls: calls.flows.drain(QUEUE, flow_id, None, anybody()))
         else:
             self.world.checker.sent("unbind", flow_id)
             self._administer(lambda calls: calls.flows.unbind(QUEUE, flow_id))

@@ -14,10 +14,12 @@ from typing import Any, Protocol
 
 import orjson
 
+from broker.core.access import ALL_QUEUES, matches
 from broker.core.commands import Outcome, Result
 from broker.core.state.queue import Queue
 from broker.core.state.records import Entry
 from broker.core.state.transitions import State
+from broker.store.key_ports import Act
 from broker.store.ports import (
     Commit,
     Conflict,
@@ -47,6 +49,7 @@ from broker.store.rows import (
     queue_values,
     restore,
 )
+from tests.twin.key_tables import KeyTables
 
 OWNED_STATES = (State.OWNED, State.WARMING, State.REVOKING)
 
@@ -84,6 +87,7 @@ class MemoryDatabase:
     def __init__(self, clock: Callable[[], float] = time.time) -> None:
         self.clock = clock
         self.queues: dict[str, _Queue] = {}
+        self.key_tables = KeyTables()
         self.flows: dict[str, _Flow] = {}
         self.stamped_at: float | None = None
         self.gap_seconds = 3.0
@@ -138,21 +142,25 @@ class MemoryDatabase:
         self._write(commit, stored)
         self.queues[commit.queue.id] = stored
 
-    def delete(self, queue_id: str, *, force: bool) -> None:
+    def delete(self, queue_id: str, *, force: bool, act: Act | None = None) -> None:
         self._queue(queue_id)
         flows = self._flows_of(queue_id)
         if not force and any(flow.reason is None for flow in flows):
             raise FlowsBound(queue_id)
         del self.queues[queue_id]
+        self.key_tables.record(() if act is None else (act,), self.clock())
         for flow in flows:
             del self.flows[flow.values.id]
 
-    def list(self, limit: int, after: str | None) -> Sequence[QueueRow]:
+    def list(
+        self, limit: int, after: str | None, patterns: Sequence[str] = ALL_QUEUES
+    ) -> Sequence[QueueRow]:
         queues = sorted(self.queues.items(), key=lambda item: str(item[1].row["name"]))
         return [
             self._queue_row(queue_id, queue)
             for queue_id, queue in queues
-            if after is None or queue.row["name"] > after
+            if (after is None or queue.row["name"] > after)
+            and matches(tuple(patterns), queue.row["name"])
         ][:limit]
 
     def _queue_row(self, queue_id: str, stored: _Queue) -> QueueRow:
@@ -266,6 +274,7 @@ class MemoryDatabase:
             stored.positions[number] = (first if position is None else position, seq)
         for number, position in commit.positions.items():
             stored.positions[number] = (position, stored.positions[number][1])
+        self.key_tables.record(commit.acts, self.clock())
         for entry in commit.entries:
             kept = Entry(entry.revision, entry.at, (), entry.rebalance_id, commit.commit_id)
             stored.entries.append((kept, encode(entry.records)))

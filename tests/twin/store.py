@@ -13,9 +13,11 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequenc
 from enum import Enum
 from typing import TypeVar
 
+from broker.core.access import ALL_QUEUES
 from broker.core.commands import Result
 from broker.core.state.queue import Queue
 from broker.core.state.records import Entry
+from broker.store.key_ports import Act
 from broker.store.ports import (
     Commit,
     Expiry,
@@ -29,6 +31,7 @@ from broker.store.ports import (
     StoreUnavailable,
 )
 from tests.twin.database import MemoryDatabase
+from tests.twin.keys import MemoryKeys
 
 __all__ = ["Fault", "Hook", "MemoryDatabase", "MemoryStore"]
 
@@ -56,6 +59,7 @@ class MemoryStore:
     ) -> None:
         self.database = database or MemoryDatabase(clock)
         self.hook = hook
+        self.keys = MemoryKeys(self.database, self._call)
         self._listening: list[_Listening] = []
 
     async def start(self) -> None:
@@ -70,14 +74,16 @@ class MemoryStore:
     async def create(self, commit: Commit) -> None:
         await self._call("create", lambda: self.database.create(commit))
 
-    async def delete(self, queue_id: str, *, force: bool) -> None:
-        await self._call("delete", lambda: self.database.delete(queue_id, force=force))
+    async def delete(self, queue_id: str, *, force: bool, act: Act | None = None) -> None:
+        await self._call("delete", lambda: self.database.delete(queue_id, force=force, act=act))
 
     async def find(self, name: str) -> str | None:
         return await self._call("find", lambda: self.database.find(name))
 
-    async def list(self, limit: int, after: str | None) -> Sequence[QueueRow]:
-        return await self._call("list", lambda: self.database.list(limit, after))
+    async def list(
+        self, limit: int, after: str | None, patterns: Sequence[str] = ALL_QUEUES
+    ) -> Sequence[QueueRow]:
+        return await self._call("list", lambda: self.database.list(limit, after, patterns))
 
     async def load(self, queue_id: str) -> Queue:
         return await self._call("load", lambda: self.database.load(queue_id))

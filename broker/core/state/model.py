@@ -10,9 +10,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import TypeAlias
 
 from broker.core.state.heap import Heap
 from broker.core.state.transitions import Life, State
+
+# The key of a flow (None: bound without one), and its `instance_id`.
+Instance: TypeAlias = tuple[str | None, str]
 
 
 class AccessType(StrEnum):
@@ -103,6 +107,7 @@ class Flow:
         "id",
         "incoming",
         "instance_id",
+        "key_id",
         "lease_seconds",
         "load",
         "offers",
@@ -124,6 +129,7 @@ class Flow:
         bound_at: float,
         binder: str | None = None,
         attempt: int = 0,
+        key_id: str | None = None,
     ) -> None:
         self.id = id
         self.instance_id = instance_id
@@ -134,6 +140,7 @@ class Flow:
         self.bound_at = bound_at
         self.binder = binder
         self.attempt = attempt
+        self.key_id = key_id
         self.draining = False
         self.drain_deadline: float | None = None
         self.view_revision = 0
@@ -142,6 +149,11 @@ class Flow:
         self.offers: Heap[int] = Heap()
         self.load = 0
         self.outgoing = 0
+
+    @property
+    def instance(self) -> Instance:
+        """The same name under two keys is two instances."""
+        return self.key_id, self.instance_id
 
     @property
     def active(self) -> bool:

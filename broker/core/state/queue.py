@@ -23,6 +23,7 @@ from broker.core.state.model import (
     Departed,
     Flow,
     Handoff,
+    Instance,
     Partition,
     Rebalance,
     Settings,
@@ -61,7 +62,7 @@ class Queue:
         self.since = created_at
         self.holddown_until: float | None = None
         self.flows_before = 0
-        self.departed: dict[str, Departed] = {}
+        self.departed: dict[Instance, Departed] = {}
         self.rebalance: Rebalance | None = None
         self.last_rebalance: Rebalance | None = None
         self.growing = False
@@ -69,7 +70,7 @@ class Queue:
         self.outage_seen = 0
         self.next_seat = 0
         self.flows: dict[str, Flow] = {}
-        self.by_instance: dict[str, Flow] = {}
+        self.by_instance: dict[Instance, Flow] = {}
         self.by_seat: dict[int, Flow] = {}
         self.partitions: list[Partition] = []
         self.retiring: set[int] = set()
@@ -288,7 +289,7 @@ class Queue:
         if predecessor is not None:
             self._unrank(predecessor)
         self.journal.put(self.flows, flow.id, flow)
-        self.journal.put(self.by_instance, flow.instance_id, flow)
+        self.journal.put(self.by_instance, flow.instance, flow)
         self.journal.put(self.by_seat, flow.seat, flow)
         if flow.seat >= self.next_seat:
             self.set("next_seat", flow.seat + 1)
@@ -299,8 +300,8 @@ class Queue:
         assert not flow.owned
         assert not flow.incoming
         self.journal.drop(self.flows, flow.id)
-        if self.by_instance.get(flow.instance_id) is flow:
-            self.journal.drop(self.by_instance, flow.instance_id)
+        if self.by_instance.get(flow.instance) is flow:
+            self.journal.drop(self.by_instance, flow.instance)
         self._unrank(flow)
         if self.by_seat.get(flow.seat) is flow:
             self.journal.drop(self.by_seat, flow.seat)

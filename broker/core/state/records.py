@@ -78,6 +78,7 @@ class FlowBound:
     at: float
     binder: str | None = None
     attempt: int = 0
+    key_id: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -324,6 +325,9 @@ class Entry:
 
 _KINDS: dict[str, type[Any]] = {kind.__name__: kind for kind in Record.__args__}
 _FIELDS = {kind: frozenset(field.name for field in fields(kind)) for kind in _KINDS.values()}
+# Fields that replicas of the release before do not know. They are left out where there are no keys,
+# and there are none before all replicas are of this release (docs, *Upgrade*).
+_LEFT_OUT = frozenset({"key_id"})
 _ITEMS: dict[str, type[Any]] = {
     "grants": Grant,
     "moves": Move,
@@ -343,6 +347,8 @@ def to_json(record: Record) -> dict[str, Any]:
     values: dict[str, Any] = {"kind": type(record).__name__}
     for field in fields(record):
         value = getattr(record, field.name)
+        if value is None and field.name in _LEFT_OUT:
+            continue
         values[field.name] = [tuple(item) for item in value] if field.name in _ITEMS else value
     return values
 

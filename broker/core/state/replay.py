@@ -85,8 +85,9 @@ def _(record: r.FlowBound, queue: Queue) -> None:
         record.at,
         record.binder,
         record.attempt,
+        record.key_id,
     )
-    queue.journal.drop(queue.departed, record.instance_id)
+    queue.journal.drop(queue.departed, flow.instance)
     queue.enter(flow)
     queue.touch(flow)
 
@@ -97,7 +98,7 @@ def _(record: r.FlowLeft, queue: Queue) -> None:
     if record.remember:
         held = ((number, queue.partitions[number].epoch) for number in sorted(flow.owned))
         departed = Departed(flow.seat, tuple(held))
-        queue.journal.put(queue.departed, flow.instance_id, departed)
+        queue.journal.put(queue.departed, flow.instance, departed)
     for number in sorted(flow.owned):
         partition = queue.partitions[number]
         _touch_successor(queue, queue.handoffs.get(number))

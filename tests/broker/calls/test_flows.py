@@ -5,6 +5,7 @@ import asyncio
 import pytest
 
 from broker.calls import views
+from broker.core.access import anybody
 from broker.core.errors import (
     FlowGone,
     FlowNotFound,
@@ -73,12 +74,12 @@ class TestFollowing:
         frozen = await one.join("orders", "frozen", lease=4)
         alive = await one.join("orders", "alive", lease=4)
         await asyncio.sleep(3)
-        await one.drain("orders", frozen, None, False)
-        await one.drain("orders", alive, None, True)
+        await one.drain("orders", frozen, None, anybody())
+        await one.drain("orders", alive, None)
         await asyncio.sleep(2)
         assert (await one.update("orders", alive)).draining
         with pytest.raises(FlowGone, match="expired"):
-            await one.drain("orders", frozen, None, False)
+            await one.drain("orders", frozen, None, anybody())
 
     @pytest.mark.parametrize("reason", ["unbound", "replaced", "lease_expired"])
     @virtual
@@ -284,7 +285,7 @@ class TestWorking:
         await one.create_queue(spec("other"))
         flow = await one.join("orders", "first", lease=60)
         await one.unbind("orders", flow)
-        for call in (one.unbind("other", flow), one.drain("other", flow, None, False)):
+        for call in (one.unbind("other", flow), one.drain("other", flow, None, anybody())):
             with pytest.raises(FlowNotFound):
                 await call
 

@@ -1,4 +1,4 @@
-"""The command line against the real service, and how it fails."""
+"""The command line against the real service, and its failures."""
 
 import json
 import os
@@ -94,6 +94,7 @@ def test_a_flow_is_drained_and_unbound_from_the_outside(run, service):
             assert "first owns no partition any more" in done.stderr
             assert [one.partitions for one in client.flows("a")] == [0, 4]
             assert done.stderr.startswith("first owns ")
+            # No flow is left to take them over.
             late = run("flows", "drain", "a", "second", "--timeout", "0.3", code=1)
             assert "nobody can take over, because no other consumer is bound" in late.stderr
             assert "second still owns 4 partitions after" in late.stderr
@@ -113,7 +114,7 @@ SCREEN = {"TERM": "xterm", "COLUMNS": "200", "LINES": "50"}
 
 @contextmanager
 def terminal():
-    """A terminal: its screen to be read, and what a process within it writes to."""
+    """A terminal: a test reads its screen, and a process writes to it."""
     screen, within = os.openpty()
     try:
         yield screen, within
@@ -123,7 +124,7 @@ def terminal():
 
 
 def read_until(screen, text, after="", seconds=30):
-    """Read what a terminal shows until there is `text`, behind `after`."""
+    """Read what a terminal shows until `text` appears, after `behind` bytes."""
     deadline = time.monotonic() + seconds
     shown = ""
     while text not in (shown.partition(after)[2] if after else shown):
@@ -142,7 +143,7 @@ def test_watching_ends_with_an_interrupt_and_outlives_the_service(run, service, 
         read_until(screen, "no service answers")
         assert watching.poll() is None
         watching.send_signal(signal.SIGINT)
-        # The screen of before is back, with the last picture on it.
+        # The earlier screen is back, with the last picture on it.
         read_until(screen, "no service answers", after="\x1b[?1049l")
         _, err = watching.communicate(timeout=30)
     assert watching.returncode == 0, err
@@ -245,7 +246,7 @@ def test_an_interrupted_publish_without_its_log_says_what_may_be_lost(run, monke
         raise LogUnavailable("no log answers")
 
     monkeypatch.setattr(Delivery, "_append", nowhere)
-    # It tries nothing before it is closed.
+    # It does not connect before it is closed.
     hasty = partial(Publisher, timeout_seconds=0.3, linger_seconds=3600)
     monkeypatch.setattr("counterpoise.publisher.Publisher", hasty)
     monkeypatch.setattr(messages, "_input", lambda file: nullcontext(interrupted([b"1\n", b"2\n"])))
@@ -253,7 +254,7 @@ def test_an_interrupted_publish_without_its_log_says_what_may_be_lost(run, monke
     assert said == (
         "counterpoise: interrupted after 2 messages, 2 of them not known to be in the log\n"
     )
-    # What ends it otherwise says so too.
+    # Another error that ends it is reported too.
     monkeypatch.setattr(messages, "_input", lambda file: nullcontext([b"1\n", b"2\n"]))
     said = run("publish", "a", code=1).stderr
     assert said == "counterpoise: no log answers; 2 messages are not known to be in the log\n"
@@ -276,7 +277,7 @@ def test_a_consumer_told_to_end_hands_over_in_order(run, service, start, signum)
         assert first.returncode == 0, err
         assert "being handed off" in err
         eventually(lambda: owned() == [4])
-        # The last one has nobody to hand over to and need not wait for anybody.
+        # The last consumer has no successor and does not wait for one.
         second.send_signal(signum)
         assert second.wait(30) == 0
         assert owned() == []

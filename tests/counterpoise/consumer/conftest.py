@@ -1,4 +1,4 @@
-"""A queue on a real service, and what publishes to it."""
+"""A queue on a real service, and its publisher."""
 
 import threading
 from collections import defaultdict
@@ -20,7 +20,7 @@ def client(service):
 
 @pytest.fixture
 def publish(service, client):
-    """`publish(numbers)`: one message each, the number for its value, number % 7 in its key."""
+    """`publish(numbers)`: one message each, the number as its value, number % 7 in its key."""
 
     def publish_numbers(numbers, queue="flights"):
         with Publisher(queue, url=service.url) as publisher:
@@ -42,7 +42,7 @@ def postgres_of(migrated_url):
 
 
 class InThread:
-    """A consumer in a thread; what ends it is raised by `stop`."""
+    """A consumer in a thread; `stop` raises its error."""
 
     consumer: Consumer
 
@@ -116,7 +116,7 @@ def running(service):
 
 
 def in_order(*many):
-    """Whether each of them saw the numbers of each key in order."""
+    """Whether each consumer saw the numbers of each key in order."""
     for one in many:
         by_key = defaultdict(list)
         for message in one.seen:

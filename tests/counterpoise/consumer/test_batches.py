@@ -1,4 +1,4 @@
-"""The plain consumer on a real queue: everything once, in order, whoever comes and goes."""
+"""The plain consumer on a real queue: each message once, in order, while consumers come and go."""
 
 import time
 from collections import defaultdict
@@ -15,7 +15,7 @@ from tests.service import eventually
 
 
 class Running(InThread):
-    """What it has handled: (key, number) in order."""
+    """The messages that it has handled: (key, number) in order."""
 
     def __init__(self, url, slow_seconds=0.0, **options):
         super().__init__()

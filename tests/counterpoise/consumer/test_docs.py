@@ -1,4 +1,4 @@
-"""The example of docs/consumer.md runs as it stands."""
+"""The example of docs/consumer.md runs unchanged."""
 
 import os
 import re

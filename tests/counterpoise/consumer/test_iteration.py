@@ -1,4 +1,4 @@
-"""Iterating: what counts as handled, and how a loop ends."""
+"""Iteration: which messages count as handled, and how a loop ends."""
 
 import pytest
 

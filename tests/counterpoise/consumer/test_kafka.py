@@ -1,4 +1,4 @@
-"""A topic of Kafka between a publisher and consumers that share it: in order, and each once."""
+"""A topic of Kafka between a publisher and consumers that share it: in order, each message once."""
 
 import uuid
 
@@ -21,7 +21,7 @@ def topic(kafka):
 
 @pytest.fixture
 def client(service, kafka, topic):
-    """The queue's name is not the topic's, and its partition count is."""
+    """The queue has another name than the topic, and its partition count."""
     with Client(service.url) as client:
         queue = client.create_queue(
             "flights", log=kafka.log(topic), rebalance_delay=0, max_handoff_time=60

@@ -1,4 +1,4 @@
-"""Lanes: one at a time, in order, a prefix handled, and never more than so much in memory."""
+"""Lanes: one worker at a time, in order, without gaps, and with bounded memory."""
 
 import random
 import threading
@@ -21,7 +21,7 @@ from counterpoise.wire import CommitItem
 
 
 class View:
-    """What a flow owns, changed at will."""
+    """The partitions that a flow owns, changed by the test."""
 
     def __init__(self, *numbers):
         self.partitions: MappingProxyType[int, Owned] = MappingProxyType({})
@@ -66,7 +66,7 @@ def make(view, **options):
 
 
 def fill(lanes, most=10**9):
-    """Read into all that want, as the reader does."""
+    """Read into all lanes that want messages, like the reader."""
     for lane in lanes.wanting():
         start = int(lane.read_to)
         count = min(most, lanes.room(lane)[0])
@@ -75,12 +75,12 @@ def fill(lanes, most=10**9):
 
 
 def read(lanes, lane, start, end):
-    """What a reader that began at `start` brings."""
+    """The result of a reader that began at `start`."""
     lanes.add(lane, str(start), [chunk_of(lane.partition, start, end)], str(end), more=True)
 
 
 def handle(piece, count=None):
-    """Move the position over the first `count` messages, as a worker does; returns the count."""
+    """Move the position over the first `count` messages, like a worker; returns the count."""
     positions = piece.chunk.batch.column("position").to_pylist()
     count = len(positions) if count is None else count
     ends = [*positions[1:], piece.chunk.end]
@@ -141,7 +141,7 @@ def test_a_revoked_lane_is_released_with_its_position_after_the_work():
     assert lanes.take(5, 0) is None
     lanes.answered(item, "ok")
     lanes.follow()
-    assert lanes.snapshot() == []  # Though the view has it until the service is heard.
+    assert lanes.snapshot() == []  # The view still has it until the service has answered.
 
 
 def test_waiting_messages_are_bounded_in_number_and_bytes():
@@ -167,7 +167,7 @@ def test_a_limit_counts_waiting_messages_and_those_in_work():
     assert lanes.room(lanes.snapshot()[0])[0] == 0
     view.lose(1)
     lanes.follow()
-    assert lanes.room(lanes.snapshot()[0])[0] == 4  # Of 5 given back; 6 wait already.
+    assert lanes.room(lanes.snapshot()[0])[0] == 4  # 5 are given back; 6 wait already.
 
 
 def test_a_pausing_lane_lets_the_others_go_first():
@@ -200,7 +200,7 @@ def test_a_quarantined_lane_keeps_its_position_and_can_be_resumed():
 
 
 def rest_of(lanes):
-    """The positions that workers are given from now on."""
+    """The positions that workers get from now on."""
     given = []
     while (piece := lanes.take(3, 0)) is not None:
         given += [int(one) for one in piece.chunk.batch.column("position").to_pylist()]
@@ -214,7 +214,7 @@ def test_a_read_that_began_before_a_quarantine_adds_nothing_after_it():
     piece = lanes.take(10, 0)
     lane, start = piece.lane, int(piece.lane.read_to)
     assert start == 10
-    # The log is being read from 10 on: meanwhile this happens.
+    # The log is being read from 10 on when this happens.
     done = handle(piece, 4)
     lanes.quarantine(lane)
     lanes.put_back(piece, done)
@@ -227,7 +227,7 @@ def test_a_read_that_began_before_a_quarantine_adds_nothing_after_it():
 
 @pytest.mark.parametrize("read_meanwhile", [False, True])
 def test_a_lane_can_be_resumed_before_the_hand_is_off(read_meanwhile):
-    """As `on_quarantined` does, or somebody who sees it in `status`."""
+    """As from `on_quarantined`, or by a program that sees it in `status`."""
     lanes = make(View(0))
     fill(lanes)
     piece = lanes.take(5, 0)
@@ -254,7 +254,7 @@ def test_a_retiring_lane_that_is_taken_back_is_read_on():
     assert lanes.wanting() == []
     view.own(0)
     lanes.follow()
-    assert lanes.wanting() == []  # The service may have taken the release before.
+    assert lanes.wanting() == []  # The service may have accepted the release before.
     (again,) = lanes.to_release()
     assert not again.finished
     lanes.answered(again, "not_revoking")
@@ -324,7 +324,7 @@ def test_nothing_is_begun_while_paused_or_after_the_end():
 
 @pytest.mark.parametrize("seed", range(6))
 def test_any_sequence_handles_each_partition_in_order_once_per_epoch(seed):
-    """Workers, a reader, quarantines that are soon ended, and ownership that comes and goes."""
+    """Workers, a reader, quarantines that end soon, and changing ownership."""
     rng = random.Random(seed)
     view = View(*range(4))
     lanes = make(view, max_messages=8)
@@ -376,7 +376,7 @@ def test_any_sequence_handles_each_partition_in_order_once_per_epoch(seed):
             if what < 0.1:
                 view.own(number, epoch=epochs[number], state="revoking")
             elif what < 0.15:
-                epochs[number] += 1  # By force: from what was committed.
+                epochs[number] += 1  # By force: from the committed position.
                 view.own(number, epoch=epochs[number], position=str(committed[number]))
             lanes.follow()
             for item in lanes.to_commit():
@@ -405,7 +405,7 @@ def test_any_sequence_handles_each_partition_in_order_once_per_epoch(seed):
         assert positions == list(range(positions[0], positions[0] + len(positions)))
     for partition in range(4):
         seen = {p for (number, _), some in handled.items() if number == partition for p in some}
-        assert set(range(committed[partition])) <= seen  # Nothing is committed unhandled.
+        assert set(range(committed[partition])) <= seen  # No unhandled message is committed.
 
 
 # ------------------------------------------------------------------ reading ranges
@@ -442,7 +442,7 @@ def test_a_range_with_holes_is_read_piece_by_piece_without_a_gap(max_messages, m
 
 
 def test_a_range_that_the_log_has_not_got_whole_is_not_taken_for_read():
-    """What comes later would be passed over; the reader asks anew where the partition ends."""
+    """Later messages would be skipped; so the reader asks again where the partition ends."""
 
     class Behind(HoleyLog):
         def read(self, partition, start, end, *, max_messages, max_bytes=None):

@@ -24,7 +24,7 @@ POISON = 23
 
 
 class Picky:
-    """Refuses one number so many times, and counts how often it was asked."""
+    """Refuses one number so many times, and counts the attempts."""
 
     def __init__(self, number=POISON, times=10**9):
         self.number, self.times = number, times
@@ -105,14 +105,14 @@ def test_quarantine_stops_one_partition_until_a_retry_is_requested(
         assert "quarantined after 1 attempts" in caplog.text
         eventually(lambda: told)
         assert [(partition, failure.attempts) for partition, failure in told] == [(number, 1)]
-        # The others go on, and this one stays ours, its position before the message.
+        # The others continue, and this partition stays owned, with its position before the message.
         publish(range(60, 120))
         before = [m for m in one.seen if m.partition == number]
         eventually(lambda: positions(client)[number] == told[0][1].position)
         eventually(lambda: len([n for n in one.numbers if n >= 60 and n % 7 != 2]) > 30)
         assert [m for m in one.seen if m.partition == number] == before
         assert number in one.partitions
-        # Tried again here, once it is mended, or by the next owner.
+        # It is tried again here when it is resumed, or by the next owner.
         picky.number = -1
         assert one.consumer.resume(number)
         eventually(lambda: len(one.seen) == 120)
@@ -221,7 +221,7 @@ def test_a_storage_error_names_the_position_and_the_failure(running, publish):
 def test_a_letter_that_another_consumer_stores_at_the_same_time_is_stored(
     service, client, dead, monkeypatch
 ):
-    """After a forced handoff both may have the message in hand."""
+    """After a forced handoff both consumers may be handling the message."""
     both_have_asked = threading.Barrier(2)
     asked = Delivery.next_sequence
 
@@ -301,7 +301,7 @@ def test_a_kill_between_dead_letter_and_commit_loses_and_doubles_nothing(
         eventually(lambda: positions(client, "one") == {0: "5"})
     (letter,) = dead(1, service)
     assert letter.value == b"1"
-    # And no second one behind it.
+    # And there is no second letter after it.
     with Publisher("dead", url=service.url) as publisher:
         for key in ("a", "b", "c", "d"):
             publisher.publish(b"last", key=key)

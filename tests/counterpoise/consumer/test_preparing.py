@@ -1,4 +1,4 @@
-"""A consumer reaches its log before it binds: what it could not read stays with others."""
+"""A consumer reaches its log before it binds: it takes no partition that it cannot read."""
 
 import logging
 
@@ -14,7 +14,7 @@ NOT_THERE = "postgresql://reader:secret@127.0.0.1:9/postgres"
 
 @pytest.fixture
 def undisturbed(client):
-    """`undisturbed()`: nobody has been bound to the queue since the test began."""
+    """`undisturbed()`: no flow has been bound to the queue since the test began."""
     before = client.rebalance_status("flights")
     return lambda: client.rebalance_status("flights") == before
 

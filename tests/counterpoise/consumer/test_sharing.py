@@ -1,4 +1,4 @@
-"""Workers and consumers that share: in parallel, in order, handed over in time or by force."""
+"""Workers and consumers share a queue: in parallel, in order, with timely or forced handoffs."""
 
 import threading
 from collections import Counter
@@ -21,7 +21,7 @@ def test_workers_work_in_parallel_and_keep_the_order(running, publish):
 
     def act(message):
         if not hasattr(first, "met"):
-            first.met = together.wait()  # Returns only if three workers are at it at once.
+            first.met = together.wait()  # Returns only if three workers handle messages at once.
 
     with running(act, workers=3) as one:
         eventually(lambda: len(one.seen) == 400)
@@ -55,7 +55,7 @@ def test_a_slow_partition_stops_no_other_and_does_not_fill_the_memory(service, r
 
 
 def count_by_partition(service, queue="flights"):
-    """How many messages each partition has, from the log."""
+    """The number of messages in each partition of the log."""
     with Client(service.url) as client:
         view = client.log_access(queue, "read")
     log = open_log(view.log, view.access)
@@ -140,7 +140,7 @@ def test_the_only_consumer_that_is_drained_from_outside_finishes_and_leaves(
 
 
 class Slow:
-    """Handles the first message until told to go on, and notes the time it had left."""
+    """Handles the first message until the test releases it, and notes the remaining time."""
 
     def __init__(self):
         self.begun, self.go_on = threading.Event(), threading.Event()
@@ -258,7 +258,7 @@ def test_the_log_of_a_new_queue_is_waited_for(service, client, running, publish,
 def test_a_partition_whose_log_ends_too_early_waits_and_the_others_go_on(
     service, client, running, publish, postgres_of, monkeypatch
 ):
-    """As after a Redis has lost its last messages: the log lacks what was processed."""
+    """As after a Redis has lost its last messages: the log lacks processed messages."""
     postgres_of("UPDATE counterpoise.partitions SET position = '20' WHERE number = 0")
     publish(range(70))
     ends = {one.partition: int(one.end) for one in client.partitions("flights")}

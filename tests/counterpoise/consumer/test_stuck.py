@@ -1,4 +1,4 @@
-"""Who is stuck or stood still: others take over, and nothing stale is begun afterwards."""
+"""Stuck and suspended consumers: others take over, and no stale work begins afterwards."""
 
 import os
 import signal
@@ -40,21 +40,21 @@ def test_others_take_over_from_a_stuck_consumer_without_stale_writes(
         assert stuck.wait(60)
         with running() as two:
             eventually(lambda: "the lease is not renewed any more" in caplog.text)
-            assert "go_on.wait" in caplog.text  # It says where it is stuck.
+            assert "go_on.wait" in caplog.text  # It reports where it is stuck.
             assert one.consumer.status().stuck
             seen = len(one.seen)
             eventually(lambda: len(two.partitions) == 4)
             eventually(lambda: sum(int(p or 0) for p in positions(client).values()) == 200)
             assert len(one.seen) == seen
             go_on.set()
-            # It binds again and gets its share; what it had in hand or read ahead is over.
+            # It binds again and gets its share; earlier messages in work or read ahead are dropped.
             eventually(lambda: len(one.partitions) == 2)
             eventually(lambda: not one.consumer.status().stuck)
             publish(range(200, 300))
             eventually(lambda: {*one.numbers, *two.numbers} == set(range(300)))
     before = one.numbers[: seen + 1]
     assert before[-1] == 100
-    # Only what was in hand came twice: all else had been committed.
+    # Only the message in work came twice: all others had been committed.
     taken_over = [number for number in [*one.numbers, *two.numbers] if number < 200]
     assert sorted(taken_over) == sorted([*range(200), 100])
     outcomes = {move.outcome for r in client.rebalances("flights") for move in r.moves}
@@ -107,7 +107,7 @@ def test_a_suspended_process_begins_no_message_of_lost_partitions(service, clien
     assert process.stdin is not None
     assert process.stdout is not None
     try:
-        # It has message 9 in hand, and would go on with 10 as soon as that is done.
+        # It is handling message 9, and would continue with 10.
         assert any(line == "9\n" for line in process.stdout)
         os.kill(process.pid, signal.SIGSTOP)
         with running(queue="one") as two:
@@ -115,7 +115,7 @@ def test_a_suspended_process_begins_no_message_of_lost_partitions(service, clien
             process.stdin.write("go on\n")
             process.stdin.flush()
             os.kill(process.pid, signal.SIGCONT)
-            # Bound again: then it has heard that it owns nothing.
+            # Bound again: so it has learned that it owns nothing.
             eventually(lambda: len(client.flows("one")) == 2)
             process.kill()
             begun = process.stdout.read()

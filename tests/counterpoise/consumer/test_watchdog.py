@@ -1,4 +1,4 @@
-"""The watchdog, in made-up time."""
+"""The watchdog, in virtual time."""
 
 import pytest
 
@@ -11,7 +11,7 @@ def dog():
 
 
 def watch(dog, start, end, renewed=True):
-    """Look every second; returns the hand that was found stuck."""
+    """Check every second; returns the worker that was found stuck."""
     found = [
         dog.look(float(now), float(now) - 0.1 if renewed else None) for now in range(start, end)
     ]
@@ -48,7 +48,7 @@ def test_a_stuck_consumer_works_again_after_the_service_has_answered(dog):
     assert dog.may_renew(1050.0)
     dog.look(1050.0, 1031.0)
     dog.look(1051.0, 1049.9)
-    assert not dog.may_work(1051.0)  # Sent before: it does not know what was lost meanwhile.
+    assert not dog.may_work(1051.0)  # Sent before, so its answer misses later losses.
     dog.look(1052.0, 1050.5)
     assert dog.may_work(1052.0)
 

@@ -1,13 +1,13 @@
-"""What a demo leaves for its verdict, kept in a file: `recorded/SABOTAGE.json.xz`.
+"""The evidence that a demo leaves for its verdict, in a file: `recorded/SABOTAGE.json.xz`.
 
-After a change of the demo that the files no longer show they are recorded anew, on a machine that
-does little else, by
+If the demo changes so that the files no longer represent it, record them again, on a machine
+without other load:
 
     .venv/bin/python -m tests.counterpoise.demo.evidence [SABOTAGE ...]
 
-which plays a demo with each sabotage, a minute or two each. A file has what the data set does not
-say: the journal by columns, with flights by their number in the data set, the statistics that
-differ from the right ones, grants and events. Times are in milliseconds from the first event.
+This plays a demo with each sabotage, a minute or two each. A file has what the data set does not
+contain: the journal by columns, with flights by their number in the data set; the statistics that
+differ from the right ones; grants and events. Times are in milliseconds from the first event.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ COLUMNS = tuple(name for name in Entry._fields if name not in OF_THE_FLIGHT)
 
 
 def write(path: Path, evidence: Evidence) -> None:
-    """Write it to a file."""
+    """Write the evidence to a file."""
     began = evidence.events[0].time
     numbers = {flight.flight: number for number, flight in enumerate(evidence.flights)}
     right = expected_statistics(evidence.flights)
@@ -61,7 +61,7 @@ def write(path: Path, evidence: Evidence) -> None:
 
 
 def read(path: Path) -> Evidence:
-    """What `write` has written."""
+    """The evidence that `write` has written."""
     document = json.loads(lzma.decompress(path.read_bytes()))
     began = document["began"]
     flights = _flights(document["rows"])
@@ -89,7 +89,7 @@ def read(path: Path) -> Evidence:
     )
 
 
-# It takes seconds, whatever the number of rows.
+# It takes seconds, whatever the number of rows is.
 _flights = functools.cache(load)
 
 
@@ -102,7 +102,7 @@ def _seconds(column: str, values: list[Any], began: float) -> list[Any]:
 
 
 def record(sabotage: str) -> None:
-    """Play a demo, write what it leaves, and say what is broken in it."""
+    """Play a demo, write its evidence, and return the promises that it breaks."""
     with tempfile.TemporaryDirectory() as directory:
         evidence = play(Path(directory), Console(), LEAST_ROWS, sabotage)
     path = RECORDED / f"{sabotage}.json.xz"

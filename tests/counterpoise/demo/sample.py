@@ -1,7 +1,7 @@
 """`flights(count)`: flights like those of the data set, which takes seconds to read.
 
-As there, an aircraft flies often, one flight in a hundred names none, airports change, and some
-delays and air times are not recorded.
+As in the data set, an aircraft flies often, one flight in a hundred names no aircraft, airports
+change, and some delays and air times are missing.
 """
 
 from collections import Counter

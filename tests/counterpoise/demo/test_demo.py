@@ -1,7 +1,8 @@
-"""The demo as a whole, on few flights: good as it is, bad with each sabotage, gone when told so.
+"""The whole demo, on few flights: a good verdict as it is, a bad one with each sabotage, and a
+clean end.
 
-Two are played to their end: as it is, and with the sabotage that works by all its parts. The
-verdict on the others, and on this one again, is on what they left when they were recorded.
+Two demos are played to their end: one as it is, and one with the sabotage that involves all parts.
+The other sabotages, and this one again, are judged by recorded evidence.
 """
 
 from __future__ import annotations
@@ -30,8 +31,8 @@ BAD = {
     "reorder": "order kept for every aircraft",
     "unfenced": "one owner at a time",
 }
-# The zombie writes in any case; how others write meanwhile is up to the machine, and decides
-# whether they are two owners at a time, or the next one has it all again.
+# The zombie always writes. The timing of the other writers depends on the machine, and decides
+# whether there are two owners at a time or the next owner repeats everything.
 UNFENCED = "one owner at a time|no duplicates from graceful handoffs"
 
 Demo = subprocess.Popen[str]
@@ -51,7 +52,7 @@ def start(*arguments: str) -> Demo:
 
 @pytest.fixture
 def demos() -> Iterator[list[Demo]]:
-    """Those still running at the end are ended, and with them what they have started."""
+    """Demos that still run at the end are ended, with all their processes."""
     demos: list[Demo] = []
     yield demos
     for demo in demos:
@@ -117,7 +118,7 @@ def test_every_end_of_the_demo_ends_its_processes(
     children: set[Process] = set()
 
     def all_are_there() -> bool:
-        # What they start in turn is to end as well.
+        # The processes that they start must end too.
         now = descendants(demo.pid)
         children.update(now)
         return len(children) >= 4 and "java" in {process.name for process in now}
@@ -125,7 +126,7 @@ def test_every_end_of_the_demo_ends_its_processes(
     until(all_are_there, 180)
     demo.send_signal(how)
     assert demo.wait(120) == code
-    # An application that was about to start notices once it has.
+    # An application that was about to start notices the end once it runs.
     until(lambda: not children & running(), 240)
 
 

@@ -1,4 +1,4 @@
-"""What is shown: lines where nobody watches, a picture on a terminal, the verdict on both."""
+"""The display: lines without a terminal, a picture on a terminal, the verdict on both."""
 
 import io
 import re

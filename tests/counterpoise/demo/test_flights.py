@@ -1,4 +1,4 @@
-"""The data set is what the demo says it is."""
+"""The data set has the documented contents."""
 
 from collections import defaultdict
 
@@ -33,7 +33,7 @@ def test_the_name_of_a_flight_identifies_it(flights: list[Flight]) -> None:
 
 
 def test_flights_are_in_the_order_of_their_scheduled_time_in_utc(flights: list[Flight]) -> None:
-    # The first departure was scheduled for 5:15 in New York, five hours behind.
+    # The first departure was scheduled for 5:15 in New York, five hours behind UTC.
     assert flights[0].flight == "2013-01-01T10:15Z UA1545 EWR"
     times = [flight.flight.split(" ")[0] for flight in flights]
     assert times == sorted(times)

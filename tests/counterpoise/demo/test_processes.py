@@ -1,4 +1,4 @@
-"""The demo ends what it started, all of it, and nothing else."""
+"""The demo ends all processes that it started, and no others."""
 
 import os
 import subprocess
@@ -12,7 +12,7 @@ import pytest
 from counterpoise.demo.processes import Child, session, stop_all
 from tests.log_support import until
 
-# Starts a child of its own, in a process group of its own as Spark's workers are, and waits.
+# Starts a child in a process group of its own, like Spark's workers, and waits.
 PARENT = """
 import os, signal, subprocess, sys
 child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"], process_group=0)
@@ -26,7 +26,7 @@ sys.stderr.flush()
 sys.stdin.read()
 """
 
-# Ends with the number of times it was asked to, some time after the first.
+# Exits with the number of stop requests, some time after the first.
 COUNTING = """
 import signal, sys, time
 asked = []
@@ -87,7 +87,7 @@ def test_a_process_that_does_not_stop_is_killed_after_its_grace(start: Start) ->
 
 
 def test_each_is_asked_to_stop_just_once(tmp_path: Path) -> None:
-    """Also the second one, whose turn comes when the first has ended."""
+    """Also the second process, whose turn comes when the first has ended."""
     children = []
     for name, seconds in (("quick", 0.0), ("slow", 0.5)):
         program = COUNTING.replace("SECONDS", str(seconds))

@@ -1,4 +1,4 @@
-"""What a sabotaged application does to its micro-batches."""
+"""The changes that a sabotaged application makes to its micro-batches."""
 
 from collections.abc import Sequence
 

@@ -1,4 +1,4 @@
-"""The sink counts every message once and journals it as often as it comes."""
+"""The sink counts every message once and journals every delivery."""
 
 import subprocess
 import sys

@@ -47,7 +47,7 @@ def test_the_rate_can_be_read_at_any_moment(tmp_path: Path) -> None:
 
 
 class Queue:
-    """Takes the place of the publisher, and counts what waits in each partition."""
+    """Replaces the publisher, and counts the waiting messages of each partition."""
 
     def __init__(self) -> None:
         self.backlog: Counter[int] = Counter(dict.fromkeys(range(12), 0))
@@ -89,7 +89,7 @@ def test_the_publisher_is_ahead_in_every_partition_and_waits_there(
     queue: Queue, publisher: ThrottledPublisher
 ) -> None:
     publisher.start()
-    # Behind a whole chunk, not within one.
+    # Between chunks, not within one.
     wait_for(
         lambda: min(queue.backlog.values()) >= 50 and publisher.published == len(queue.flights)
     )

@@ -1,4 +1,4 @@
-"""A good run gets a good verdict; each kind of violation, planted, gets a bad one.
+"""A good run gets a good verdict; each planted kind of violation gets a bad one.
 
 The run is made by hand: twelve hundred flights over four partitions, worked on in micro-batches of
 30 per partition. alpha and beta share them; gamma joins and takes one from each; alpha is drained;
@@ -45,7 +45,7 @@ def make_flights(count: int = 1200) -> list[Flight]:
 
 
 class Run:
-    """Writes a journal as applications would."""
+    """Writes a journal like applications do."""
 
     def __init__(self, flights: Sequence[Flight]) -> None:
         self.log: dict[int, list[Flight]] = {partition: [] for partition in range(PARTITIONS)}
@@ -71,7 +71,7 @@ class Run:
         self.events.append(Event(kind, application, self.now))  # type: ignore[arg-type]
 
     def work(self, application: str, *, commit: bool = True) -> None:
-        """One micro-batch of all that the application owns."""
+        """One micro-batch of all partitions that the application owns."""
         self.now += 1.0
         self.batches[application] += 1
         for partition in [p for p, owner in self.owner.items() if owner == application]:
@@ -180,7 +180,7 @@ def changed(good: Evidence, change: Callable[[list[Entry]], None]) -> Verdict:
 
 
 def find(journal: Sequence[Entry], application: str, batch: int) -> list[int]:
-    """Where a micro-batch stands in the journal."""
+    """The place of a micro-batch in the journal."""
     return [
         index
         for index, entry in enumerate(journal)

@@ -1,4 +1,4 @@
-"""Short ways to write what the service says, for tests of the flow without one."""
+"""Short ways to write answers of the service, for tests of the flow without one."""
 
 from datetime import UTC, datetime, timedelta
 
@@ -49,7 +49,7 @@ def core(**settings):
 
 
 def bound_core(revision, *partitions, **settings):
-    """A core that bound at our time 0, its first notices taken."""
+    """A core that bound at its time 0, with its first notices taken."""
     flow = core(**settings)
     flow.open()
     flow.bind_answered(bound(revision, *partitions), sent_at=0.0, now=0.0)

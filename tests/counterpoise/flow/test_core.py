@@ -133,7 +133,7 @@ def test_a_refresh_of_the_same_view_shows_the_owners_position():
     assert flow.view.warming[0].position == "9"
     assert flow.version > version
     assert told(flow) == []
-    # A position goes with an epoch.
+    # A position belongs to an epoch.
     flow.poll_answered(flow_id, update(1, partition(0, 1, "warming", position="3")), 1.0, 1.0)
     assert flow.view.warming[0].position == "9"
 
@@ -208,7 +208,7 @@ def test_an_expired_flow_binds_again_with_the_same_instance(error):
     assert flow.status == "binding"
     assert told(flow) == ["lost 0@1"]
     assert flow.bind_call().body["instance_id"] == "i1"
-    # The new flow's revisions are compared with nothing of the old one's.
+    # The new flow's revisions are not compared with the old one's.
     flow.bind_answered(bound(3, partition(0, 2), flow_id="f2"), sent_at=1.0, now=1.0)
     assert told(flow) == ["granted 0@2"]
     assert flow.gone_reason is None
@@ -454,13 +454,13 @@ def test_a_service_that_does_not_name_the_queue_is_taken_at_its_word(first, seco
     assert (flow.status, flow.queue_id) == ("bound", first or second)
 
 
-# ------------------------------------------------------------------ the way to the log
+# ------------------------------------------------------------------ access to the log
 
 
 def test_credentials_are_renewed_an_hour_before_they_expire_by_the_service_s_clock():
     flow = bound_core(7)
     assert not flow.log_access_ends_soon(0.0)
-    # The service's clock shows EPOCH at our time 0; handed out for two hours.
+    # The service's clock shows EPOCH at the flow's time 0; the credentials last two hours.
     flow.log_access = LogAccess("postgresql://u@h/d", EPOCH + timedelta(hours=2))
     assert not flow.log_access_ends_soon(3599.0)
     assert flow.log_access_ends_soon(3601.0)
@@ -475,7 +475,9 @@ def test_each_bind_has_an_attempt_number():
 
 
 def test_a_bind_that_was_overtaken_is_tried_again():
-    """It was sent twice on the way, say by a proxy: nobody else knows of the flow that it made."""
+    """It was sent twice, for example by a proxy: the client does not know the flow of the first
+    bind.
+    """
     flow = core(binder="me")
     flow.open()
     flow.call_failed(None, error_of(409, {"code": "overtaken", "detail": "late"}))

@@ -1,4 +1,4 @@
-"""Whatever the service decides and however its answers are delayed, lost, repeated or reordered."""
+"""The flow's rules hold for all decisions, and all delays, losses, repetitions and reorderings."""
 
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -19,7 +19,7 @@ NUMBERS = range(2)
 
 
 class Service:
-    """One flow's part of a queue, decided at random: epochs only rise, a view per revision."""
+    """One flow's part of a queue, decided at random: epochs only rise, one view per revision."""
 
     def __init__(self):
         self.epochs = dict.fromkeys(NUMBERS, 0)
@@ -67,7 +67,7 @@ class Service:
 
 
 class Program:
-    """Believes what it is told, and complains if that makes no sense."""
+    """Believes its notices, and fails if they contradict each other."""
 
     def __init__(self):
         self.held = {}
@@ -92,7 +92,7 @@ numbers = st.sampled_from(list(NUMBERS))
 
 
 class WhatAProgramIsTold(RuleBasedStateMachine):
-    """It is consistent at every step, and true once the latest update has arrived."""
+    """The notices are consistent at every step, and true once the latest update has arrived."""
 
     def __init__(self):
         super().__init__()
@@ -120,7 +120,7 @@ class WhatAProgramIsTold(RuleBasedStateMachine):
             self.flow.answered(request, results((number, outcome), view=view), 0.0, 0.0)
         self.hear()
 
-    # ---------------------------------------------------------- what the service decides
+    # ---------------------------------------------------------- decisions of the service
 
     def decided(self, deliver):
         self.updates.append(self.service.view())
@@ -153,7 +153,7 @@ class WhatAProgramIsTold(RuleBasedStateMachine):
         anew = bound(self.service.revision, flow_id=self.service.flow_id)
         self.flow.bind_answered(anew, sent_at=0.0, now=0.0)
 
-    # ---------------------------------------------------------- what arrives, and when
+    # ---------------------------------------------------------- arrivals
 
     @rule(age=st.integers(0, 5))
     def deliver_some_update_late_or_again(self, age):

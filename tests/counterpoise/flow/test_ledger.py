@@ -1,8 +1,8 @@
-"""The ledger says at each step what a naive model says that keeps all history and nothing else.
+"""The ledger equals, at each step, a naive model that stores the whole history and nothing else.
 
-The model writes down what happened, in order, and answers each question by reading the whole list
-again. The service is one of its own: it grants, revokes, retires, takes back and refuses; answers
-may be lost. Besides equality, the rules of the ledger's docstring are checked as they stand there.
+The model records all events in order, and answers each question by reading the whole list again.
+Its service grants, revokes, retires, takes back and refuses, and answers may be lost. Besides
+equality, the rules of the ledger's docstring are checked as written.
 """
 
 from __future__ import annotations
@@ -123,9 +123,9 @@ def test_a_refused_grant_is_over_though_the_view_still_has_it(outcome: str) -> N
         (3, 3, "graceful", True),
         (3, 4, "replaced", True),
         (3, 4, "graceful", False),
-        (3, 4, "forced", False),  # an administrator's positions come like this
+        (3, 4, "forced", False),  # an administrator's positions look like this
         (3, 4, "orphaned", False),
-        (3, 5, "replaced", False),  # another consumer may have been between
+        (3, 5, "replaced", False),  # another consumer may have owned it in between
         (3, 2, "replaced", False),
     ],
 )
@@ -176,7 +176,7 @@ def test_a_draining_flow_parts_from_all_that_is_not_in_flight() -> None:
 
 @dataclass(frozen=True)
 class Viewed:
-    """The flow was told that it owns this."""
+    """The flow was told that it owns this partition."""
 
     view: dict[int, Owned]
 
@@ -191,7 +191,7 @@ class Did:
 
 @dataclass(frozen=True)
 class Bounded:
-    """The log said where the partition starts and finally ends (None: not finally)."""
+    """The log said where the partition starts and finally ends (None: it may grow)."""
 
     partition: int
     start: str
@@ -219,7 +219,7 @@ class Answered:
 
 @dataclass
 class History:
-    """All that happened. Nothing is remembered but this list."""
+    """All events. Nothing else is stored."""
 
     events: list[Viewed | Did | Bounded | Decided | Answered] = field(default_factory=list)
 
@@ -229,7 +229,7 @@ class History:
         return views[-1] if views else {}
 
     def since_grant(self, key: Key) -> list[Viewed | Did | Bounded | Decided | Answered]:
-        """The events from the view on that brought the grant."""
+        """The events since the view that brought the grant."""
         number, epoch = key
         for at, one in enumerate(self.events):
             if isinstance(one, Viewed) and number in one.view and one.view[number].epoch == epoch:
@@ -313,7 +313,7 @@ class History:
 
 
 class AgainstHistory(RuleBasedStateMachine):
-    """Whatever happens, the ledger says what the history says."""
+    """After any events, the ledger says what the history says."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -338,7 +338,7 @@ class AgainstHistory(RuleBasedStateMachine):
         state=st.sampled_from(["owned", "owned", "revoking"]),
     )
     def grant(self, number: int, skipped: int, how: str, position: str | None, state: str) -> None:
-        """Granted, or granted anew, with others in between or not."""
+        """Granted, or granted again, with or without other owners in between."""
         self.epochs[number] += skipped
         self.show({number: Owned(number, self.epochs[number], state, position, how)})
 
@@ -358,7 +358,7 @@ class AgainstHistory(RuleBasedStateMachine):
 
     @rule(number=st.sampled_from(PARTITIONS), position=st.integers(0, 4))
     def confirm(self, number: int, position: int) -> None:
-        """A view names another position: that of a commit whose answer was lost, say."""
+        """A view names another position, for example that of a commit whose answer was lost."""
         held = self.history.view.get(number)
         if held is not None:
             self.show({number: replace(held, position=str(position))})
@@ -375,7 +375,7 @@ class AgainstHistory(RuleBasedStateMachine):
         if grant is None or number in self.in_flight:
             return
         assert held is not None
-        # Rules 2 and 3: nothing is handed out of what stops, was released or is over.
+        # Rules 2 and 3: no message of a grant is handed out that is revoked, released or over.
         assert held.state != "revoking"
         assert not self.history.releasing(grant.key)
         assert not self.history.over(grant.key)
@@ -412,7 +412,7 @@ class AgainstHistory(RuleBasedStateMachine):
         parting=st.booleans(),
     )
     def tell(self, outcome: str, parting: bool) -> None:
-        """Send what is due; each answer is the same, or is lost."""
+        """Send the due calls; each has the usual answer, or its answer is lost."""
         due = self.ledger.due(parting=parting)
         self.ledger.decide(due.releases)
         self.history.events += [Decided((one.partition, one.epoch)) for one in due.releases]
@@ -425,7 +425,7 @@ class AgainstHistory(RuleBasedStateMachine):
 
     @rule(number=st.sampled_from(PARTITIONS), back=st.integers(1, 2))
     def late_answer(self, number: int, back: int) -> None:
-        """The answer to what was sent under an earlier epoch changes nothing."""
+        """The answer to a call under an earlier epoch changes nothing."""
         before = self.ledger.due()
         late = CommitItem(number, self.epochs[number] - back, "9")
         assert self.ledger.answered(late, "stale_epoch") is None

@@ -1,4 +1,4 @@
-"""Both shells of the flow against a service that cuts, stalls and talks nonsense."""
+"""Both shells of the flow against a service that cuts, stalls and sends nonsense."""
 
 import asyncio
 import logging
@@ -29,7 +29,7 @@ def faulty():
 
 
 class Awaited:
-    """An `AsyncFlow` on a loop in a thread, with the methods of `Flow`: one test for both."""
+    """An `AsyncFlow` on a loop in a thread, with the methods of `Flow`: so one test covers both."""
 
     def __init__(self, *args, **options):
         self._loop = asyncio.new_event_loop()

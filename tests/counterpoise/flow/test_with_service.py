@@ -1,4 +1,4 @@
-"""Flows against the real service: they share a queue, come and go, and survive what happens."""
+"""Flows against the real service: they share a queue, come and go, and survive failures."""
 
 import asyncio
 import time
@@ -62,7 +62,7 @@ def test_a_flow_that_joins_gets_its_share_in_order(flow):
         number: (owned.epoch, owned.position, owned.handed_over)
         for number, owned in second.partitions.items()
     } == {2: (2, "20", "graceful"), 3: (2, "30", "graceful")}
-    # What is over is refused, and spoils nothing beside it.
+    # A call under an old epoch is refused, and does not affect the others.
     assert first.commit([(0, 1, "5"), (3, 1, "31")]) == {0: "ok", 3: "stale_epoch"}
 
 

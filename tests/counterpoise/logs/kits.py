@@ -1,17 +1,17 @@
-"""What the contract suite needs of each kind of log, beside the log itself: to act as the service.
+"""The service's side of each kind of log, for the contract suite.
 
-A kit makes one log, `flights`-like, with as many partitions as asked for. What a kind of log cannot
-do it says in `lacks`, and a test of that promise leaves it out (`needs`):
+A kit makes one log with the requested number of partitions. `lacks` names the promises that a kind
+of log does not give; tests of these promises leave it out (`needs`):
 
 * `idempotence`: a repeated append is dropped by (publisher, sequence)
 * `atomicity`: a batch is appended as a whole or not at all
 * `staleness`: an append with another partition count is refused in the log
-* `shrinking`: the count can fall, and what is outside can be discarded
+* `shrinking`: the count can fall, and partitions outside of it can be discarded
 * `trimming`: the service trims it
 * `density`: positions have no holes, so that counts are exact
 * `dropping`: the service can drop and make it again
-* `memory`: who repeats an append or asks for sequences need not be who appended
-* `microseconds`: times come back exactly, from whatever century
+* `memory`: another process can repeat an append or ask for sequences
+* `microseconds`: times come back exactly, from any century
 * `times`: positions are found by time
 """
 
@@ -30,12 +30,12 @@ from tests.redis_server import RedisServer
 
 
 class LogKit(Protocol):
-    """One log that does not exist yet, and what the service would do with it."""
+    """One log that does not exist yet, and the service's actions on it."""
 
     lacks: frozenset[str]
 
     def open(self, timeout_seconds: float = 10) -> Log:
-        """A log object of its own, to be closed by `close`; any number of them."""
+        """A new log object, which `close` closes; any number of them."""
         ...
 
     def close(self) -> None: ...
@@ -101,7 +101,7 @@ class PostgresKit(_Opening):
 
 
 class RedisKit(_Opening):
-    """A log in Redis, under a name that nothing else uses."""
+    """A log in Redis, under a unique name."""
 
     lacks: frozenset[str] = frozenset()
 
@@ -134,9 +134,9 @@ class RedisKit(_Opening):
 
 
 class KafkaKit(_Opening):
-    """A topic of librdkafka's mock cluster, under a name that nothing else uses.
+    """A topic of librdkafka's mock cluster, under a unique name.
 
-    The mock leaves no holes, so what is said of dense positions holds here too.
+    The mock leaves no holes, so promises about dense positions hold here too.
     """
 
     lacks = frozenset(
@@ -145,7 +145,7 @@ class KafkaKit(_Opening):
             "memory",
             "microseconds",
             "shrinking",
-            "times",  # the mock's: Kafka has them
+            "times",  # true of the mock: Kafka has them
             "trimming",
         }
     )

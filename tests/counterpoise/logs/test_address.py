@@ -1,4 +1,4 @@
-"""Names of logs and access to them: what is refused, what fits, and that secrets stay secret."""
+"""Names of logs and access to them: refusals, matches, and secrets that stay secret."""
 
 import sys
 

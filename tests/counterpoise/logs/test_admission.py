@@ -1,4 +1,4 @@
-"""The built-in log knows the size of every message: who is admitted is exact."""
+"""The built-in log knows the size of every message, so admission by bytes is exact."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.log_support import log as builtin_log
 
 __all__ = ["builtin_log", "log_url"]
 
-# The sizes of all messages; what a case takes of them is a range.
+# The sizes of all messages; each case uses a range of them.
 SIZES = [[3, 0, 7, 1, 1, 9, 2, 2, 40, 1], [1] * 30, [25, 25, 25], [0] * 12]
 
 
@@ -72,7 +72,7 @@ def test_the_lowest_level_of_bytes_comes_first(
     if first >= 10_000:
         shares = fair_shares(backlogs, max_messages)
         assert ends == model(starts, shares, backlogs, max_bytes)
-    # However many messages were looked at: too little only where messages are the limit.
+    # However many messages were examined, too little is admitted only if messages are the limit.
     sizes = [SIZES[n][start : ends[n]] for n, start in starts.items()]
     messages, total = sum(map(len, sizes)), sum(map(sum, sizes))
     last = max((one[-1] for one in sizes if one), default=0)
@@ -82,7 +82,7 @@ def test_the_lowest_level_of_bytes_comes_first(
 
 
 def test_messages_trimmed_since_the_bounds_were_asked_stay_planned(filled: PostgresLog) -> None:
-    """Reading them says that they are gone; leaving them out would hang the query."""
+    """Reading them raises the loss; leaving them out would block the query for ever."""
     bounds = filled.bounds([0, 1])
     filled.trim({1: "10"})
     assert filled.limit({1: "0"}, 1000, bounds, max_bytes=1000) == {1: "30"}

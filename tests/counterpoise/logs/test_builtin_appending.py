@@ -1,4 +1,4 @@
-"""What only the built-in log has to show of appends: transactions, locks, broken connections."""
+"""Appends that only the built-in log has: transactions, locks, broken connections."""
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -54,7 +54,7 @@ def test_a_message_is_never_seen_before_one_with_a_lower_position(log, log_url):
         until(lambda: waiters(log_url) == 1)
         assert texts(log, 0) == ["first"]
         assert log.bounds([0]).ends == {0: "1"}
-        # Another partition is not held up.
+        # Another partition is not delayed.
         append(log, "elsewhere", partition=1, publisher="third")
         assert log.bounds([0, 1]).ends == {0: "1", 1: "1"}
         assert not fast.done()
@@ -73,14 +73,14 @@ def test_positions_of_an_append_that_is_rolled_back_are_used_by_the_next(log, lo
 
 
 def test_an_append_locks_partitions_in_ascending_order(log, log_url):
-    """So that two that share partitions cannot wait for each other."""
+    """So that two appends with common partitions cannot wait for each other."""
     other = PostgresLog("flights", log_url)
     with psycopg.connect(log_url) as holding, ThreadPoolExecutor() as pool:
         holding.execute(OPEN_APPEND, [4, "slow", 0, [1], [b"slow"]])
         batch = AppendBatch("both", 0, 4, [2, 1], [Message(b"2"), Message(b"1")])
         waiting = pool.submit(other.append, batch)
         until(lambda: waiters(log_url) == 1)
-        # It waits for partition 1 and has not taken 2.
+        # It waits for partition 1 and has not locked 2.
         append(log, "free", partition=2)
         holding.commit()
         waiting.result(10)
@@ -100,9 +100,9 @@ def test_a_transaction_with_a_fixed_snapshot_is_refused(log, log_url):
 
 
 def test_a_repetition_waits_for_its_first_attempt_and_then_is_a_duplicate(log, log_url):
-    """The connection broke, the server is still at it: the retry must not overtake."""
+    """The connection broke, but the server still works on it: the retry must not overtake."""
     for sequence in (0, 1):
-        # The first one of a publisher has no row to wait for, so that is another case.
+        # The first append of a publisher has no row to wait for, so that is another case.
         with psycopg.connect(log_url) as holding, ThreadPoolExecutor() as pool:
             holding.execute(OPEN_APPEND, [4, "p", sequence, [0], [b"a"]])
             repeated = pool.submit(append, log, "a", first=sequence)
@@ -123,7 +123,7 @@ def test_next_sequence_waits_for_an_append_that_is_under_way(log, log_url):
 
 
 def test_an_append_whose_connection_is_killed_is_unknown_and_repeating_it_is_safe(log, log_url):
-    """Killed before it is done: nothing of it remains, and the same log object goes on."""
+    """Killed before it is done: nothing of it remains, and the same log object continues."""
     append(log, "first", publisher="q")
     with psycopg.connect(log_url) as holding, ThreadPoolExecutor() as pool:
         holding.execute("SELECT FROM counterpoise_log.partitions WHERE partition = 0 FOR UPDATE")

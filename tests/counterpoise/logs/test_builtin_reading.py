@@ -1,4 +1,4 @@
-"""What only the built-in log has to show of reading: connections, the schema; and opening logs."""
+"""Reading that only the built-in log has: connections and schema; and opening logs."""
 
 import socket
 import time

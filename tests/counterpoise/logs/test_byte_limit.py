@@ -1,4 +1,4 @@
-"""What every log promises of `limit` with `max_bytes`, however well it knows the sizes."""
+"""The promises of every log for `limit` with `max_bytes`, however exactly it knows the sizes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def log(any_log: Log) -> Log:
 
 
 def fill(log: Log, *sizes_of_partitions: list[int]) -> dict[int, str]:
-    """Append values of these sizes, a list for each partition; where each begins."""
+    """Append values of these sizes, a list for each partition; returns the starts."""
     messages, partitions = [], []
     for partition, sizes in enumerate(sizes_of_partitions):
         messages += [Message(b"x" * size) for size in sizes]

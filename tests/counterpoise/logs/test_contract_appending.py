@@ -1,4 +1,4 @@
-"""What every log promises about appends: once, all or nothing, refused when stale."""
+"""The promises of every log about appends: once, all or nothing, refused when stale."""
 
 import itertools
 import threading
@@ -70,7 +70,7 @@ def test_every_column_comes_back_as_it_went_in(any_log, kit, routed):
 
 
 def _in_milliseconds(message):
-    """The message at a time that any log can hold."""
+    """The message with a time that any log can store."""
     at = message.published_at
     if at is None:
         return message
@@ -121,14 +121,14 @@ def test_a_batch_over_many_partitions_is_appended_in_order_within_each(any_log):
 
 
 def test_a_reader_that_follows_the_end_misses_nothing_while_many_append(any_log, kit):
-    """Every end that is seen can be read completely at once, while four publishers append."""
+    """Every visible end can be read completely at once, while four publishers append."""
     done = threading.Event()
 
     def publish(name):
         own = kit.open()
         for number in range(20):
             values = [f"{name}-{number * 3 + place}" for place in range(3)]
-            # Every second batch takes the partitions in the other order.
+            # Every second batch has the partitions in the other order.
             partitions = [0, 1, 0] if number % 2 else [1, 0, 1]
             batch = [Message(value.encode()) for value in values]
             own.append(AppendBatch(name, number * 3, 4, partitions, batch))
@@ -222,7 +222,7 @@ def test_a_resize_that_comes_late_changes_nothing(any_log, kit):
     assert kit.resize(6, revision=9)
     assert not kit.resize(3, revision=8)
     assert any_log.bounds([]).partition_count == 6
-    # The same again is no other.
+    # Repeating it changes nothing.
     assert kit.resize(6, revision=9)
 
 
@@ -232,7 +232,7 @@ def test_a_resize_that_comes_late_changes_nothing(any_log, kit):
 @given(st.lists(st.integers(1, 4), min_size=1, max_size=4))
 @needs("shrinking", "staleness")
 def test_nothing_is_appended_behind_an_end_that_was_final(any_log, kit, counts):
-    """Two publishers race resizes; what bounds() called final must never grow."""
+    """Two publishers race resizes; an end that bounds() called final must never grow."""
     stop = threading.Event()
     publisher = uuid.uuid4().hex
 

@@ -1,4 +1,4 @@
-"""What every log promises about reading: in order, complete, bounded, nothing skipped silently."""
+"""What every log promises about reading: in order, complete, bounded, nothing silently skipped."""
 
 import threading
 import time
@@ -57,7 +57,7 @@ def test_any_range_in_any_chunks_is_exactly_those_messages(
         append(any_log, *values)
     chunk(fetched)
     if end == 30 and start <= 20:
-        # No more than is there, or it would be waited for (see the test after this one).
+        # Only existing messages, because the log would wait for others (see the next test).
         most = min(most, max(0, 20 - start))
     if (end is None and start > 20) or (end is not None and 20 < start < end):
         with pytest.raises(PositionAhead):
@@ -68,14 +68,14 @@ def test_any_range_in_any_chunks_is_exactly_those_messages(
     found = [value.decode() for batch in batches for value in batch["value"].to_pylist()]
     expected = values[start:end][:most]
     if most_bytes is not None:
-        # Messages follow as long as fewer than that many bytes have come before.
+        # Messages follow as long as fewer bytes than that have come before.
         expected = expected[: (most_bytes + 1) // 2]
     assert found == expected
     assert all(batch.num_rows > 0 for batch in batches)
 
 
 def until_behind(log, start, end):
-    """What comes of a range before LogBehind, and that; again where the log is only slow."""
+    """The messages of a range before LogBehind, and the error; repeated if the log is slow."""
     for _ in range(30):
         found = []
         try:
@@ -95,7 +95,7 @@ def test_a_range_that_reaches_beyond_the_end_is_never_cut_short(any_log, kit, ch
     append(any_log, *map(str, range(4)))
     assert texts(any_log, 0, "0", "4") == ["0", "1", "2", "3"]
     chunk(fetched)
-    # Some logs wait for what is missing.
+    # Some logs wait for missing messages.
     hasty = kit.open(timeout_seconds=0.5)
     for start in ("2", "4"):
         found, refusal = until_behind(hasty, start, "6")
@@ -229,7 +229,7 @@ def test_discarded_messages_are_passed_without_an_error_and_positions_continue(a
     append(any_log, "c", partition=3, first=2)
     assert texts(any_log, 3, "1", "3") == ["c"]
     assert any_log.bounds([3]).ends == {3: "3"}
-    # One that is in use again is left alone.
+    # A partition that is in use again is left alone.
     assert kit.discard([3]) == frozenset()
     assert texts(any_log, 3, "2") == ["c"]
 
@@ -302,7 +302,7 @@ def test_the_backlog_is_the_number_of_messages_from_position_to_end(any_log, kit
 @given(st.lists(st.integers(0, 9), max_size=15), st.integers(0, 10), st.integers(0, 5))
 @needs("times")
 def test_from_a_time_on_nothing_published_since_is_missed(any_log, kit, seconds, asked, trimmed):
-    """Also where publishers give times that are not in order: the first that is late enough."""
+    """Also if publishers' times are not in order: the first message that is late enough."""
     base = datetime(2026, 1, 1, tzinfo=UTC)
     begin = any_log.bounds([0]).ends[0]
     if "trimming" not in kit.lacks:

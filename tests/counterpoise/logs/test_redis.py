@@ -1,4 +1,4 @@
-"""What only a log in Redis has to show: restarts, refusals, memory, clusters, connections."""
+"""What only a log in Redis has: restarts, refusals, memory, clusters, connections."""
 
 import os
 import socket
@@ -48,7 +48,7 @@ def made(url, access=None, count=4, seconds=5.0):
 
 @pytest.fixture
 def own_server(tmp_path):
-    """A server that the test may kill, with every append on disk before it is answered."""
+    """A server that the test may kill; every append is on disk before it is answered."""
     with RedisServer(tmp_path, appendonly="yes", appendfsync="always") as server:
         yield server
 
@@ -97,7 +97,7 @@ def test_a_server_that_lost_its_data_has_no_log_until_it_is_made_anew_behind_wha
         assert log.ensure(4, OWNER, {0: "4"}) != before
         append(log, "f", first=5)
         assert texts(log, 0, "4") == ["f"]
-        # Never another message under a position that somebody knows.
+        # A known position never gets another message.
         with pytest.raises(PositionTrimmed):
             texts(log, 0, "3")
 
@@ -121,7 +121,7 @@ def test_a_log_can_be_read_up_to_its_lost_messages(log):
     assert log.bounds([0]).starts == {0: "0"}
     reading = log.read(0, "0", None, max_messages=100)
     assert next(reading)["value"].to_pylist() == [b"a", b"b", b"c"]
-    # Nobody passes over what is gone without being told where it goes on.
+    # No reader passes over lost messages without being told where the log continues.
     with pytest.raises(PositionTrimmed) as gone:
         next(reading)
     assert (gone.value.position, gone.value.first) == ("3", "1000")
@@ -144,7 +144,7 @@ def test_a_log_that_lost_everything_also_fails_new_readers(log, redis_server):
     append(log, "f")
     with pytest.raises(PositionTrimmed):
         texts(log, 0, log.bounds([0]).starts[0])
-    # Once all have processed something, nobody looks for what is gone any more.
+    # Once every queue is past the loss, no reader looks for the lost messages any more.
     log.trim({0: "3"})
     assert log.bounds([0]).starts == {0: "5"}
     assert texts(log, 0, "5") == ["f"]
@@ -193,7 +193,7 @@ SERVICE = f"{PUBLISHER} +xtrim +unlink +info"
 
 
 def as_user(server, log, name, rights):
-    """The log as a user with just these rights (docs/logs.md, *Rights*) sees it."""
+    """The log for a user with just these rights (docs/logs.md, *Rights*)."""
     with server.client() as admin:
         admin.execute_command(
             "ACL", "SETUSER", name, "reset", "on", ">pw", "~counterpoise:*", *rights.split()
@@ -232,7 +232,7 @@ def test_publisher_and_service_need_the_rights_that_are_documented(redis_server,
 
 
 def test_a_late_call_of_a_queue_that_is_gone_touches_nothing(redis_server, log):
-    """Its name is another queue's by now, and so is the log; revisions have begun anew."""
+    """Its name belongs to another queue by now, and so does the log; revisions have begun anew."""
     append(log, "a", "b", "c")
     service = open_managed(redis_server.log(log.name), None, timeout_seconds=10)
     gone = LogOwner("gone", OWNER.queue, 0.0)
@@ -289,7 +289,7 @@ def test_a_replica_says_that_it_takes_no_messages(redis_server, tmp_path, log):
 
 @contextmanager
 def answering(line):
-    """A server of one line: it says this to every script, and OK to all else."""
+    """A server that answers every script with this line, and all else with OK."""
 
     class Answer(socketserver.StreamRequestHandler):
         def handle(self):
@@ -310,7 +310,7 @@ def answering(line):
             thread.join()
 
 
-# From Redis 7 on the code comes first inside scripts too, and the client takes it off.
+# From Redis 7 on the code comes first inside scripts too, and the client removes it.
 @pytest.mark.parametrize(
     ("line", "why"),
     [
@@ -371,7 +371,7 @@ def test_dropping_leaves_no_messages_behind(log, redis_server):
     log.drop(OWNER)
     with redis_server.client() as admin:
         left = set(admin.scan_iter(f"counterpoise:{{{log.name}}}:*"))
-    # What is known of publishers expires by itself, and belongs to the other incarnation.
+    # Data on publishers expires by itself, and belongs to the other incarnation.
     assert {key.rpartition(b":")[0].rpartition(b":")[2] for key in left} == {b"publisher"}
     assert log.ensure(4, OWNER)
     assert append(log, "a") == AppendResult(1, 0)
@@ -434,7 +434,7 @@ def test_a_forked_child_uses_connections_of_its_own(log):
 
 
 def settled(node):
-    """Whether a node of a cluster knows who has which slots."""
+    """Whether a node of a cluster knows the owners of all slots."""
     return b"cluster_state:ok" in node.execute_command("CLUSTER", "INFO")
 
 
@@ -456,7 +456,7 @@ def test_in_a_cluster_the_log_is_found_on_its_node(tmp_path):
         for one in clients:
             eventually(partial(settled, one), 60)
         for name in ("q", "r", "s", "t"):
-            # All are asked at the first node; about half are on the second.
+            # All are asked through the first node; about half are on the second.
             log = made(nodes[0].log(name))
             append(log, "a", "b")
             assert texts(log, 0) == ["a", "b"]

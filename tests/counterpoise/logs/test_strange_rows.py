@@ -1,7 +1,7 @@
 """Rows that no publisher of ours has written: each can be read, shown and published again.
 
-A row that reading raised for would stop every consumer of its partition, for good: reading is
-outside of what a consumer does about poison messages.
+If reading a row raised, every consumer of its partition would stop for good, because a consumer's
+handling of poison messages begins after reading.
 """
 
 import json
@@ -39,7 +39,7 @@ FAR_EAST, FAR_WEST = timezone(timedelta(hours=14)), timezone(timedelta(hours=-12
 
 
 class Row(NamedTuple):
-    """A row as another program writes it. `time`: what the kind of log takes for one."""
+    """A row as another program writes it. `time`: in the form of this kind of log."""
 
     value: bytes | None
     key: Any
@@ -60,7 +60,7 @@ def as_message(row: dict[str, Any]) -> Message:
 
 
 def hold(log: Log, start: str, written: int) -> list[dict[str, Any]]:
-    """The rows written from `start` on, which everybody can show and publish again."""
+    """The rows written from `start` on, which every consumer can show and publish again."""
     rows = rows_of(log, start=start)
     assert [int(row["position"]) - int(start) for row in rows] == list(range(written))
     for row in rows:
@@ -71,7 +71,7 @@ def hold(log: Log, start: str, written: int) -> list[dict[str, Any]]:
 
 
 def hold_again(log: Log, rows: Sequence[dict[str, Any]]) -> None:
-    """What was read can be published, and comes back as it was shown."""
+    """A message that was read can be published, and comes back as it was shown."""
     start = log.bounds([1]).ends[1]
     messages = [as_message(row) for row in rows]
     log.append(AppendBatch(uuid.uuid4().hex, 0, 4, [1] * len(rows), messages))
@@ -129,7 +129,7 @@ def test_rows_of_the_builtin_log(log: Log, log_url: str, rows: Sequence[Row]) ->
 
 
 def test_the_builtin_log_takes_nothing_that_a_consumer_cannot_show(log: Log, log_url: str) -> None:
-    """Also from who calls its function by himself."""
+    """Also if its SQL function is called directly."""
     append = """SELECT counterpoise_log.append('flights', 4, 'p', 0, ARRAY[0], ARRAY[''::bytea],
         %s::text[], %s::text[], %s::timestamptz[])"""
     refused: list[tuple[Any, Any, Any]] = [
@@ -197,7 +197,7 @@ def test_rows_of_redis(
 
 @pytest.mark.parametrize("kit", ["redis"], indirect=True)
 def test_redis_takes_no_time_that_is_none(any_log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
-    """And nothing of the batch."""
+    """And no other message of the batch is stored."""
     monkeypatch.setattr("counterpoise.logs.redis.log.microseconds", lambda time: str(time))
     for time in ("abc", "nan", "1e5", "9" * 20):
         messages: Any = [Message(b""), _Unchecked(b"", None, None, time)]  # type: ignore[arg-type]
@@ -348,7 +348,7 @@ def test_the_largest_message_still_fits_with_the_headers_of_a_dead_letter() -> N
 
 
 def test_keys_and_headers_take_memory_too(any_log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Batches are bounded by all that a message holds, not by its value alone."""
+    """Batches are bounded by everything that a message holds, not by its value alone."""
     for module in ("postgres", "redis.log", "kafka.reader"):
         monkeypatch.setattr(f"counterpoise.logs.{module}.CHUNK_BYTES", 20_000)
     large = Message(b"v", "k" * 2000, {"h": "x" * 2000})

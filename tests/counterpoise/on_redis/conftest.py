@@ -1,4 +1,4 @@
-"""A service and a Redis with a password, which service and consumers know from their settings."""
+"""A service and a Redis with a password, which service and consumers have in their settings."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ SECRET = "hunter2"
 
 @dataclass
 class World:
-    """Where everything is. `access` is a secret."""
+    """The addresses. `access` is a secret."""
 
     service: Service
     client: Client
@@ -25,16 +25,16 @@ class World:
     log: str
 
     def http(self, method: str, path: str, body: object = None) -> httpx.Response:
-        """A call as any program makes it."""
+        """A call like any program makes it."""
         return httpx.request(method, f"{self.service.url}/v1{path}", json=body, timeout=30)
 
     def lag(self, queue: str) -> int | None:
-        """Of all partitions; None while the log has not answered the service in time."""
+        """The lag of all partitions; None while the log has not answered the service in time."""
         lags = [lag for _, lag in self.ends(queue)]
         return None if None in lags else sum(filter(None, lags))
 
     def ends(self, queue: str) -> list[tuple[str | None, int | None]]:
-        """`end` and `lag` of each partition as the API shows them."""
+        """`end` and `lag` of each partition in the API."""
         return [(one.end, one.lag) for one in self.client.partitions(queue)]
 
 
@@ -50,11 +50,11 @@ def world(
     locked_redis: RedisServer,
     monkeypatch: pytest.MonkeyPatch,
 ) -> Iterator[World]:
-    """A service that reaches a Redis, empty; consumers reach it by their environment."""
+    """A service with access to an empty Redis; consumers have it in their environment."""
     access = f"redis://:{SECRET}@{locked_redis.address}"
     with locked_redis.client() as admin:
         admin.flushall()
-    # One for another log comes first; it is not taken.
+    # An access for another log comes first; it is not used.
     monkeypatch.setenv("COUNTERPOISE_LOG_URL", f"redis://:wrong@elsewhere {access}")
     settings = settings_for(migrated_url, log_urls=access)
     broker = Broker(settings)

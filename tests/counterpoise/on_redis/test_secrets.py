@@ -1,7 +1,7 @@
-"""Nothing that Spark shows or writes has a secret in it: pages, event log, checkpoints, plans, log.
+"""Nothing that Spark shows or writes contains a secret: pages, event log, checkpoints, plans, log.
 
-The secrets: the passwords of log and sink, which the application gives, and those that it gets from
-the service: the tokens of its flows, and the password of the built-in log.
+The secrets are the passwords of log and sink, which the application has, and the secrets that the
+service gives it: the tokens of its flows and the password of the built-in log.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ pytestmark = pytest.mark.xdist_group("spark 1")
 
 SINK_SECRET = "sesame-open-yourself"
 GIVEN = re.compile(r'"flow_token":"([^"]+)"|postgresql://[^:"]+:([^@"]+)@')
-# What Spark's own programs ask, with all that can be asked for.
+# The requests of Spark's own programs, with all their parameters.
 REST = (
     *("environment", "allexecutors", "storage/rdd"),
     *("jobs", "stages?details=true&withSummaries=true", "sql?details=true&planDescription=true"),
 )
-# Not pages but acts; and one that stops the JVM for long.
+# These are actions, not pages; and one that stops the JVM for long.
 LEFT_OUT = re.compile(r"/kill|terminate|heapHistogram|threadDump")
 MOST_PAGES = 300
 
 
 @pytest.fixture
 def told(monkeypatch: pytest.MonkeyPatch) -> set[str]:
-    """The secrets that the service has given to anybody."""
+    """The secrets that the service has given out."""
     secrets: set[str] = set()
     make_app = create_app
 
@@ -53,7 +53,7 @@ def told(monkeypatch: pytest.MonkeyPatch) -> set[str]:
 
 
 class Listening:
-    """Remembers the secrets in what goes out."""
+    """Collects the secrets in the service's answers."""
 
     def __init__(self, app: Any, secrets: set[str]) -> None:
         self.app = app
@@ -89,7 +89,7 @@ def pages_of(url: str) -> dict[str, str]:
                 whole = urldefrag(urljoin(str(answer.url), link.replace("&amp;", "&"))).url
                 there = urlsplit(whole)
                 outside = f"{there.scheme}://{there.netloc}" != url or "/static/" in there.path
-                # Tables sorted and paged otherwise say the same.
+                # Tables in another order or on other pages contain the same.
                 again = re.search(r"[.](sort|pageSize|desc|page)=", there.query)
                 if not (outside or again or LEFT_OUT.search(whole) or whole in known):
                     known.add(whole)
@@ -150,7 +150,7 @@ def test_nothing_that_spark_shows_or_writes_has_a_secret_in_it(
     shown |= texts_under(application.home / "checkpoints")
     shown["its log"] = application.said()
 
-    # What is looked at has been there: pages of all kinds, failures, plans, offsets.
+    # The inspected places were really filled: pages of all kinds, failures, plans, offsets.
     for kind in ("/jobs/job/", "/stages/stage/", "/SQL/execution/", "/StreamingQuery/statistics"):
         assert any(page.startswith(kind) for page in shown), (kind, sorted(shown))
     for text, where in (

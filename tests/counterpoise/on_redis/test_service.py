@@ -42,7 +42,7 @@ def consume(world, queue, count, **options):
 
 
 def keep(world, **settings):
-    """The regular upkeep, now, by another replica of the service."""
+    """Run the regular upkeep now, by another replica of the service."""
 
     async def upkeep():
         broker = Broker(world.service.settings.model_copy(update=settings))
@@ -77,7 +77,7 @@ def test_messages_come_through_once_also_while_the_queue_grows_and_shrinks(world
             for number, value in enumerate(values):
                 publisher.publish(value.encode(), key=value)
                 if number in (200, 400):
-                    # What is buffered was routed for the old count and is routed again.
+                    # Buffered messages were routed for the old count and are routed again.
                     count = 5 if number == 200 else 3
                     world.client.change_queue("flights", partition_count=count)
         eventually(lambda: len(seen) >= len(values))
@@ -149,7 +149,7 @@ def test_a_second_queue_on_the_log_follows_the_first(world):
     assert world.client.queue("copy").partition_count == 3
     publish(world, "copy", ["a", "b", "c"])
     assert consume(world, "copy", 3) == ["a", "b", "c"]
-    # What `flights` has not processed is kept.
+    # Messages that `flights` has not processed are kept.
     keep(world)
     assert consume(world, "flights", 3) == ["a", "b", "c"]
     world.client.delete_queue("copy")
@@ -170,7 +170,8 @@ def test_a_log_that_redis_has_lost_is_made_anew_and_messages_are_not_mistaken(wo
     assert world.ends("flights") == [(None, None)]
     keep(world)
     publish(world, "flights", ["d"])
-    # Position 2 was committed, where `c` was; now `d` is there, and nothing was skipped or doubled.
+    # Position 2 was committed, where `c` was. Now `d` is there, and nothing was skipped or
+    # repeated.
     assert consume(world, "flights", 1) == ["d"]
 
 
@@ -194,7 +195,7 @@ def test_unprocessed_messages_stay_when_redis_loses_those_of_another_queue(world
     assert log.bounds([0]).starts == {0: "0"}
     assert consume(world, "flights", 1) == ["new"]
     assert consume(world, "copy", 5) == [f"v{n}" for n in range(5)]
-    # Whoever has not processed what is gone is told so and passes over nothing.
+    # A queue that has not processed lost messages gets an error and skips nothing.
     with pytest.raises(PositionTrimmed):
         consume(world, "copy", 1)
     world.client.set_positions("copy", {0: "10"})
@@ -259,7 +260,7 @@ def test_a_log_of_another_owner_is_not_taken(world):
 
 def test_a_log_out_of_reach_refuses_a_queue_and_shows_no_lag(world, tmp_path):
     for log in ("redis://127.0.0.1:1/0/q", f"redis://localhost:{world.redis.port}/0/q"):
-        # Nobody listens there; and there are no credentials for the other spelling of the host.
+        # No server listens there; and there are no credentials for the other spelling of the host.
         with pytest.raises(Invalid, match="cannot have this log"):
             world.client.create_queue("q", 1, log=log)
     assert world.client.queues() == []

@@ -78,7 +78,7 @@ def test_a_query_reads_everything_once_across_a_restart_and_shows_no_secret(
 def test_an_application_on_a_cluster_shares_it_and_leaves_in_order_when_told_to_end(
     world: World, drivers: Drivers, tmp_path: Path
 ) -> None:
-    """Its executors have the way to the log, with the password, from the tasks alone."""
+    """Its executors get the log's address and the password from the tasks alone."""
     with contextlib.ExitStack() as ending:
         stage = Stage(world.service, world.client, tmp_path, drivers)
         ending.callback(stage.end)
@@ -89,7 +89,7 @@ def test_an_application_on_a_cluster_shares_it_and_leaves_in_order_when_told_to_
 
         def leave() -> None:
             first.hold("after")
-            stage.publish(200)  # it may have worked off what was there
+            stage.publish(200)  # it may have processed everything before
             until(first.held, "a micro-batch in flight")
             first.terminate()
             until(lambda: any(one.draining for one in world.client.flows("flights")), "it drains")

@@ -1,8 +1,8 @@
-"""An application with Spark's pages, its event log and its log at INFO, in which much goes wrong.
+"""An application with Spark's pages, its event log and its log at INFO, which has many failures.
 
-It reads a queue in Redis into a fenced sink, reads it and another queue as batches, and fails where
-secrets are at hand: a task whose log refuses the password, a query whose sink is out of reach. What
-it plans it explains. Then it waits to be told to end, so that somebody can look at its pages.
+It reads a queue in Redis into a fenced sink, reads it and another queue as batches, and fails near
+secrets: a task whose log refuses the password, a query whose sink is unreachable. It explains its
+plans. Then it waits for the order to end, so that a test can read its pages.
 """
 
 from __future__ import annotations
@@ -52,10 +52,10 @@ COLUMNS = ("partition", "position", "value")
 
 
 class WatchedApplication(Application):
-    """`_sink`: the sink's database. `_away`: the same, where nobody listens."""
+    """`_sink`: the sink's database. `_away`: the same, with an address where no server listens."""
 
     module = "tests.counterpoise.on_redis.watched"
-    patience_seconds = 300.0  # it starts when all is done
+    patience_seconds = 300.0  # it starts after everything else
 
     def setup(self) -> Setup:
         events = self.home / "events"
@@ -67,11 +67,11 @@ class WatchedApplication(Application):
             "spark__eventLog__dir": events.as_uri(),
             "spark__driver__extraJavaOptions": java,
         }
-        # Its pages are to show the application alone.
+        # Its pages must show the application alone.
         return Setup(config={**WATCHED, **at_start}, first_query=False)
 
     def page(self) -> str:
-        """The address of its pages, once all is done."""
+        """The address of its pages, once everything is done."""
         return (self.home / "page").read_text()
 
 
@@ -82,7 +82,7 @@ def explained(frame: DataFrame) -> DataFrame:
 
 
 def failed(exception: BaseException | None, with_text: str) -> None:
-    """Show it as programs do; it has to be the one that was meant."""
+    """Show the failure like programs do; it must be the intended one."""
     assert exception is not None, f"nothing has failed with {with_text}"
     traceback.print_exception(exception)
     assert with_text in str(exception)
@@ -90,7 +90,7 @@ def failed(exception: BaseException | None, with_text: str) -> None:
 
 @contextlib.contextmanager
 def another_password(access: str) -> Any:
-    """Redis takes another password than that of `access`, and knows nobody any more."""
+    """Redis gets another password than that of `access`, and accepts no old connection."""
     with redis.Redis.from_url(access) as admin:
         before = admin.config_get("requirepass")["requirepass"]
         admin.config_set("requirepass", "another")

@@ -1,8 +1,8 @@
-"""A PySpark application for the tests, and what drives it: `Application`.
+"""A PySpark application for the tests, and its control: `Application`.
 
-Its sink appends every message to a journal, one line of JSON per micro-batch. A file tells it what
-to do, so that a test can stop it at a given place: while `hold` exists the sink waits, before or
-after it has written.
+Its sink appends every message to a journal, one line of JSON per micro-batch. A test controls it by
+a file and can stop it at a given place: while `hold` exists the sink waits, before or after it has
+written.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Row:
 
 
 class Application:
-    """The application: in each of its lives a job of a driver."""
+    """The application: each of its lives is a job of a driver."""
 
     module = "tests.counterpoise.spark.application"
     patience_seconds = WARM_SECONDS
@@ -73,7 +73,7 @@ class Application:
         self._said = b""
 
     def settings(self) -> dict[str, Any]:
-        """What its job is told."""
+        """The settings of its job."""
         return {
             "name": self.name,
             "home": str(self.home),
@@ -82,11 +82,11 @@ class Application:
         }
 
     def setup(self) -> Setup | None:
-        """What its drivers are to have; None: those that all tests use will do."""
+        """The setup of its drivers; None: the drivers that all tests use."""
         return None if self._master == LOCAL else on_a_cluster(self.home)
 
     def prepare(self) -> None:
-        """Have the driver of its next life get warm, beside this one."""
+        """Start a driver for its next life in the background, so that it gets warm."""
         if (setup := self.setup()) is None:
             self._drivers.replace()
         elif self._prepared is None:
@@ -111,7 +111,7 @@ class Application:
         driver.start(Job(self.module, self.settings(), self._ends_driver))
 
     def until_started(self) -> Application:
-        """Wait until its query runs; fail with what it said if it ends instead."""
+        """Wait until its query runs; if it ends instead, fail with its output."""
         driver = self._driver
         assert driver is not None
         until(
@@ -131,7 +131,7 @@ class Application:
         return self._driver is None or self._driver.over()
 
     def said(self) -> str:
-        """All that it said, in all its lives."""
+        """All its output, in all its lives."""
         now = self._driver.said() if self._driver is not None else b""
         return (self._said + now).decode(errors="replace")
 
@@ -146,16 +146,16 @@ class Application:
         (self.home / "hold").unlink(missing_ok=True)
 
     def rows(self) -> list[Row]:
-        """Everything its sink got, over all its lives, in order."""
+        """Everything that its sink got, over all its lives, in order."""
         journal = self.home / "journal"
-        # What follows the last end of a line is being written.
+        # Text after the last line end is still being written.
         *lines, _ = journal.read_text().split("\n") if journal.exists() else [""]
         return [Row(self.name, *row) for line in lines for row in json.loads(line)]
 
     def stop(self) -> int:
         """`query.stop()`, and the end of the application. Returns its exit code.
 
-        Raises LeftBehind if it has left something in a driver that others are to use.
+        Raises LeftBehind if it has left something in a driver that others will use.
         """
         if self._driver is None:
             return 0
@@ -180,14 +180,16 @@ class Application:
         return code
 
     def kill(self) -> None:
-        """SIGKILL to all of it: driver, JVM, and the Python workers, which left their group."""
+        """SIGKILL to all its processes: driver, JVM, and the Python workers, which left their
+        group.
+        """
         if self._driver is not None:
             self._driver.kill()
             self._drivers.lose(self._leave())
         (self.home / "held").unlink(missing_ok=True)
 
     def end(self) -> None:
-        """Leave nothing of it, nor of what was prepared."""
+        """End all its processes, and those that were prepared."""
         self.kill()
         if self._prepared is not None:
             self._prepared.kill()
@@ -201,7 +203,7 @@ class Application:
 
 
 class Sink:
-    """Runs in the application: appends the micro-batch to the journal, and holds where told."""
+    """Runs in the application: appends the micro-batch to the journal, and holds when told."""
 
     def __init__(self, home: Path) -> None:
         self.home = home
@@ -220,13 +222,13 @@ class Sink:
     def put(self, rows: list[list[Any]]) -> None:
         """Append rows: batch, partition, position, epoch, key, value.
 
-        A query that owns nothing yet has an empty first micro-batch, which is not to be held.
+        A query that owns nothing yet has an empty first micro-batch, which is not held.
         """
         if not rows:
             return
         self.wait_if("before")
         with (self.home / "journal").open("ab", buffering=0) as journal:
-            journal.write(json.dumps(rows).encode() + b"\n")  # whole, also when killed
+            journal.write(json.dumps(rows).encode() + b"\n")  # complete, even after a kill
         self.wait_if("after")
 
     def wait_if(self, where: str) -> None:
@@ -239,7 +241,7 @@ class Sink:
 
 def on_a_cluster(home: Path) -> Setup:
     """For an application whose executors are processes of their own."""
-    # Workers leave their directories in Spark's home: it has one of its own.
+    # Workers write their directories into Spark's home, so it has one of its own.
     spark_home = home / "spark-home"
     if not spark_home.exists():
         spark_home.mkdir()

@@ -1,4 +1,4 @@
-"""Doubles for what the source talks to: a log of numbers, and a queue with its broker in brief."""
+"""Doubles for the source's peers: a log of numbers, and a queue with a simplified broker."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from counterpoise.wire import CommitItem, ReleaseItem
 
 
 class NumberLog(PostgresLog):
-    """The arithmetic of the built-in log over ends that a test sets; nothing can be read."""
+    """The arithmetic of the built-in log over ends that a test sets; it holds no messages."""
 
     def __init__(self, partition_count: int) -> None:
         self.partition_count = partition_count
@@ -34,7 +34,7 @@ class NumberLog(PostgresLog):
 
 @dataclass
 class Partition:
-    """What the broker knows of one partition. `owner` names a consumer or is None."""
+    """The broker's state of one partition. `owner` names a consumer or is None."""
 
     number: int
     epoch: int = 0
@@ -43,9 +43,9 @@ class Partition:
     position: str | None = None
     handed_over: str = "initial"
     let_go: str = "initial"
-    # The consumer whose flow left last, while its instance may still have it back (rule 12).
+    # The last consumer whose flow left, while its instance may get the partition back (rule 12).
     left: str | None = None
-    # Who warms up for it while the owner goes on.
+    # The consumer that warms up for it while the owner keeps working.
     learner: str | None = None
 
     def grant(self, owner: str, handed_over: str | None = None) -> None:
@@ -66,7 +66,7 @@ class Queue:
     """Partitions and their owners, fenced by epoch like the real one."""
 
     partitions: dict[int, Partition] = field(default_factory=dict)
-    # Whether the consumers drain: they may release whatever they own then.
+    # Whether the consumers drain: then they may release all their partitions.
     draining: bool = False
 
     @classmethod

@@ -1,4 +1,4 @@
-"""Queries of the tests' own Spark session, and what they need of a queue."""
+"""Queries of the tests' own Spark session, and helpers for their queues."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class Collected:
-    """A sink in this process: what came, batch by batch."""
+    """A sink in this process: the rows, batch by batch."""
 
     def __init__(self) -> None:
         self.rows: list[Any] = []

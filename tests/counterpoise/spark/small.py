@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 LOCAL = "local[2]"
-# Two executors with a JVM and a core each, to which tasks go over the network as on any cluster.
+# Two executors with a JVM and a core each; tasks reach them over the network as on any cluster.
 CLUSTER = "local-cluster[2,1,1024]"
 SMALL_JAVA = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1"
 SMALL = {
@@ -30,6 +30,6 @@ SMALL_EXECUTORS = {
 
 
 def with_small_java() -> dict[str, str]:
-    """The environment for a program that makes sessions of its own."""
+    """The environment for a program that creates its own sessions."""
     submit = f"--conf 'spark.driver.defaultJavaOptions={SMALL_JAVA}' pyspark-shell"
     return {**os.environ, "PYSPARK_SUBMIT_ARGS": submit}

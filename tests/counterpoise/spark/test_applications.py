@@ -1,7 +1,7 @@
 """Applications that share a queue: each is a process with a Spark of its own, the service is real.
 
-Tests wait for what has happened (a sink that holds, a position that is committed, an owner that the
-service names), never for time to pass.
+Tests wait for events (a sink that holds, a position that is committed, an owner that the service
+names), never for time to pass.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ App = TypeVar("App", bound=Application)
 
 
 class Stage:
-    """A queue, who publishes to it, and the applications on it."""
+    """A queue, its publisher, and the applications on it."""
 
     def __init__(
         self, service: Service | ServeProcess, client: Client, directory: Path, drivers: Drivers
@@ -59,7 +59,7 @@ class Stage:
         drain_seconds: float | None = None,
         **options: Any,
     ) -> Application:
-        """To be started when the test has come to it."""
+        """Prepared now, and started later by the test."""
         application = Application(
             name,
             self.directory,
@@ -73,7 +73,7 @@ class Stage:
         return self.add(application)
 
     def add(self, application: App) -> App:
-        """What it needs of its own is prepared from now on; it is ended with the stage."""
+        """Its own driver is prepared from now on; it ends with the stage."""
         application.prepare()
         self.applications.append(application)
         return application
@@ -81,7 +81,7 @@ class Stage:
     def end(self) -> None:
         for application in self.applications:
             application.end()
-            # Shown by pytest if the test has failed.
+            # pytest shows this if the test has failed.
             print(f"--- {application.name}:\n{application.said()[-5000:]}")
 
     def rows(self) -> list[Row]:
@@ -125,12 +125,12 @@ def stage(service: Service, drivers: Drivers, tmp_path: Path) -> Iterator[Stage]
 
 
 def duplicates(rows: list[Row]) -> dict[int, int]:
-    """The messages that came more than once, and how often."""
+    """The repeated messages, and how often each came."""
     return {value: n for value, n in Counter(int(row.value) for row in rows).items() if n > 1}
 
 
 def check_order(rows: list[Row]) -> None:
-    """Within a partition, by epoch and then as each owner got them: positions rise by one."""
+    """Within a partition, by epoch and then in each owner's order: positions rise by one."""
     by_partition: dict[int, list[Row]] = {}
     for row in rows:
         by_partition.setdefault(row.partition, []).append(row)
@@ -156,7 +156,7 @@ def test_a_second_application_joins_and_the_first_leaves_without_a_trace(stage: 
 def check_joining_and_leaving(
     stage: Stage, first: Application, second: Application, leave: Callable[[], None]
 ) -> None:
-    """On an empty queue of four partitions; `leave`: the first drains, and has ended with 0."""
+    """On an empty queue of four partitions. `leave`: the first drains, and exits with 0."""
     stage.publish(400)
     first.hold("after")
     first.start()
@@ -179,7 +179,8 @@ def check_joining_and_leaving(
     until(lambda: stage.owned("second") == 4, "the second owns all")
     until(lambda: len(stage.client.flows("flights")) == 1, "the first has left")
     stage.publish(100)
-    # Stopped before Spark has its last micro-batch in the commit log, it would be read again.
+    # If it were stopped before the last micro-batch is in Spark's commit log, that would be
+    # repeated.
     until(lambda: stage.committed() == stage.published, "everything is committed")
     assert second.stop() == 0
     rows = stage.rows()
@@ -213,7 +214,7 @@ def test_told_to_end_an_application_finishes_hands_over_and_exits_with_0(stage: 
     assert duplicates(stage.rows()) == {}
     check_order(stage.rows())
     assert set(stage.moves()) <= {"graceful", "initial", "orphaned"}
-    # The last one too leaves in order, or at once when told so again.
+    # The last one also leaves in order, or at once at a second signal.
     second.hold("after")
     stage.publish(40)
     until(second.held, "a micro-batch in flight")
@@ -228,7 +229,7 @@ def test_told_to_end_an_application_finishes_hands_over_and_exits_with_0(stage: 
 def test_killed_and_restarted_it_replays_the_batch_that_was_planned(
     stage: Stage, where: str
 ) -> None:
-    """No other consumer, so the restart within the lease gets all back (`replaced`)."""
+    """There is no other consumer, so a restart within the lease gets all back (`replaced`)."""
     stage.queue(3, rebalance_delay=0.2)
     stage.publish(60)
     one = stage.application("one", maxMessagesPerTrigger=20, leaseSeconds=120).start()
@@ -254,7 +255,7 @@ def test_killed_and_restarted_it_replays_the_batch_that_was_planned(
         assert repeated == {}
         check_order(rows)
     else:
-        # Exactly the batch that was written and not in Spark's commit log.
+        # Exactly the batch that was written and is not in Spark's commit log.
         last = max(row.batch for row in written)
         in_flight = [row for row in written if row.batch == last]
         assert set(repeated) == {int(row.value) for row in in_flight}
@@ -267,7 +268,7 @@ def test_killed_and_restarted_it_replays_the_batch_that_was_planned(
 def test_killed_while_others_go_on_its_planned_slices_are_skipped_and_reported(
     stage: Stage,
 ) -> None:
-    """Restarted after its lease, when somebody else has read on: nothing is read behind."""
+    """Restarted after its lease, when another has read on: nothing is read twice."""
     stage.queue(2, rebalance_delay=0, max_handoff_time=60)
     stage.publish(40)
     one = stage.application("one", leaseSeconds=10)
@@ -324,7 +325,7 @@ def test_a_batch_that_outlasts_the_handoff_loses_to_the_successor(stage: Stage) 
     until(lambda: stage.committed() == stage.published, "everything is committed")
     assert slow.stop() == 0
     assert other.stop() == 0
-    # What was in flight came twice, and nothing else; nobody read behind the successor.
+    # Only messages in flight came twice; nothing was read behind the successor.
     rows = stage.rows()
     twice = duplicates(rows)
     in_flight = {int(row.value) for row in slow.rows() if row.partition == moved and row.epoch == 1}
@@ -381,7 +382,7 @@ def test_a_service_that_is_away_for_a_while_does_not_end_the_query(
     until(one.held, "a micro-batch in flight")
     served.kill()
     one.go_on()
-    # It goes on with what it owns: the messages are read and written although nobody serves.
+    # It continues with its partitions: messages are read and written although no replica serves.
     until(lambda: len(stage.seen()) == stage.published, "everything is seen")
     assert not one.over()
     served.start()

@@ -1,4 +1,4 @@
-"""The examples under docs/examples do what they say, on a machine that has nothing but this."""
+"""The examples under docs/examples work as described, on a machine with nothing else installed."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from tests.counterpoise.spark.small import with_small_java
 
 EXAMPLES = Path(__file__).parents[3] / "docs" / "examples"
 
-# About half a minute each where nothing else runs; most of it is Spark's start.
+# About half a minute each on an idle machine; most of it is Spark's start.
 pytestmark = [pytest.mark.long, pytest.mark.timeout(600), pytest.mark.xdist_group("spark 3")]
 
 
 def play(example: str, directory: Path) -> str:
-    """Run the example as a user would, and return its last line."""
+    """Run the example like a user, and return its last line."""
     ran = subprocess.run(
         [sys.executable, str(EXAMPLES / example), "--mock", "--directory", str(directory)],
         cwd=directory,

@@ -1,4 +1,4 @@
-"""A topic of Kafka read by Spark: through the stream, as a batch, and with its secret kept."""
+"""Spark reads a topic of Kafka: as a stream, as a batch, and without showing its secret."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_a_query_reads_a_topic_in_order_goes_on_after_a_restart_and_shows_no_sec
     spark: SparkSession, service: Service, client: Client, kafka: MockKafka, tmp_path: Path
 ) -> None:
     rows: list[Any] = []
-    # Nobody asks for the password, but nothing knows that.
+    # The mock does not check the password, but the client does not know that.
     secret = f"kafka://user:geheim@{kafka.bootstrap}?security.protocol=PLAINTEXT"
 
     def take(batch: DataFrame, _: int) -> None:

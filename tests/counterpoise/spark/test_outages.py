@@ -1,4 +1,4 @@
-"""A service or a log that goes away never ends a query, and never stops the other of the two."""
+"""An unavailable service or log never ends a query, and never blocks the other one."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ pytestmark = pytest.mark.xdist_group("spark 1")
 
 
 class Sink:
-    """Collects, and lets a test act between the planning of a micro-batch and its tasks."""
+    """Collects rows, and lets a test act between the planning of a micro-batch and its tasks."""
 
     def __init__(self) -> None:
         self.values: list[int] = []
@@ -39,7 +39,7 @@ class Sink:
 
 
 def shown(query: StreamingQuery) -> str:
-    """What went wrong, as the query's progress says it; empty when all is well."""
+    """The error in the query's progress; empty without one."""
     progress = query.lastProgress
     if progress is None:
         return ""
@@ -56,7 +56,7 @@ def test_neither_the_service_nor_the_log_being_away_ends_a_query(
     assert access is not None
     to_service, to_log = Proxy(service.url), Proxy(access.url)
     sink = Sink()
-    # Without this an idle query says how it is every ten seconds.
+    # Otherwise an idle query reports only every ten seconds.
     spark.conf.set("spark.sql.streaming.noDataProgressEventInterval", "100")
     query = start(
         spark,
@@ -81,7 +81,7 @@ def test_neither_the_service_nor_the_log_being_away_ends_a_query(
     try:
         come(10)
         done(10)
-        # The service goes when a micro-batch is planned: its tasks do not need it.
+        # The service stops when a micro-batch is planned: its tasks do not need it.
         sink.before_tasks = to_service.cut
         publish(service, "flights", 10, first=10)
         come(20)
@@ -93,7 +93,7 @@ def test_neither_the_service_nor_the_log_being_away_ends_a_query(
         done(30)
         until(lambda: not shown(query), "all is well")
 
-        # The log goes when nothing is in flight.
+        # The log stops when nothing is in flight.
         to_log.cut()
         publish(service, "flights", 10, first=30)
         until(lambda: shown(query), "the log's absence is shown")
@@ -102,7 +102,7 @@ def test_neither_the_service_nor_the_log_being_away_ends_a_query(
         come(40)
         until(lambda: not shown(query), "all is well")
 
-        # The log goes when a micro-batch is planned: its tasks wait for it.
+        # The log stops when a micro-batch is planned: its tasks wait for it.
         def cut_for_a_while() -> None:
             to_log.cut()
             seen = to_log.refused
@@ -129,7 +129,7 @@ def test_neither_the_service_nor_the_log_being_away_ends_a_query(
 def test_a_micro_batch_in_the_checkpoint_is_never_cut_short_by_a_log_that_ends_before_it(
     spark: SparkSession, service: Service, client: Client, migrated_url: str, tmp_path: Path
 ) -> None:
-    """As a standby that lags shows it, and a failover that has yet to get back what it lost."""
+    """As a lagging standby shows it, or a failover before it has recovered lost messages."""
     client.create_queue("flights", 1, rebalance_delay=0)
     publish(service, "flights", 20)
     access = client.log_access("flights", "read").access
@@ -144,7 +144,7 @@ def test_a_micro_batch_in_the_checkpoint_is_never_cut_short_by_a_log_that_ends_b
     }
 
     def fail() -> None:
-        # A holddown that outlasts the restart: what it owned waits for it.
+        # A holddown that outlasts the restart: its partitions wait for it.
         client.change_queue("flights", rebalance_delay=600)
         raise RuntimeError("amid the micro-batch")
 
@@ -161,7 +161,7 @@ def test_a_micro_batch_in_the_checkpoint_is_never_cut_short_by_a_log_that_ends_b
 
     def come_back() -> None:
         before = to_log.passed_on
-        # One connection at most is the first of the task.
+        # Of several connections, at most one is the first of the task.
         until(lambda: to_log.passed_on > before + 2, "a task has tried in vain", 60)
         connection.execute("INSERT INTO counterpoise_log.messages SELECT * FROM lost")
         connection.execute("UPDATE counterpoise_log.partitions SET next_position = 20")

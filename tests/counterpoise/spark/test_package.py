@@ -1,4 +1,4 @@
-"""What `import counterpoise.spark` gives, and what each of Spark's processes has to load of it."""
+"""The names in `import counterpoise.spark`, and the modules that each Spark process loads."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from counterpoise.spark.plan.offsets import Slice
 from counterpoise.spark.source.data_source import CounterpoiseDataSource
 from counterpoise.spark.tasks.executor import ARROW_SCHEMA, LogPartition, LogSource
 
-# What only the query's own process and the sink have a use for.
+# Modules that only the query's own process and the sink use.
 ELSEWHERE = {
     "counterpoise.client",
     "counterpoise.flow",
@@ -29,11 +29,11 @@ ELSEWHERE = {
     "sqlalchemy",
 }
 ARROW = {"numpy", "pyarrow"}
-# A log's own module is loaded by `open_log`, for its kind alone.
+# `open_log` loads a log's own module, only for its kind.
 SERVERS = {"confluent_kafka", "psycopg", "redis"}
 
 SCHEMA = from_arrow_schema(ARROW_SCHEMA)
-# As `register` makes one: a class that is pickled whole, on ours, which is pickled by name.
+# Like the class that `register` makes: pickled by value, on one of ours, pickled by name.
 REGISTERED = type("SessionDataSource", (CounterpoiseDataSource,), {"cores": 2, "home": "/home"})
 SOURCE = REGISTERED({"queue": "flights", "url": "http://127.0.0.1:1"})
 PARTITION = LogPartition(LogSource("builtin:flights", None), (Slice(0, 1, "0", "9"),))
@@ -91,6 +91,6 @@ def test_the_process_that_plans_a_stream_does_not_load_the_flow() -> None:
 
 @pytest.mark.parametrize("reader", [SOURCE.streamReader(SCHEMA), SOURCE.reader(SCHEMA)])
 def test_a_task_does_not_load_the_services_client(reader: Any) -> None:
-    """Spark makes a process for each task of a micro-batch, and none of them begins with this."""
+    """Spark makes a process for each task of a micro-batch, each without these modules at first."""
     act = "assert objects[0].read(objects[2])"
     assert not loaded("pyspark.worker", act, reader, SOURCE, PARTITION) & {*ELSEWHERE, *SERVERS}

@@ -1,4 +1,4 @@
-"""A queue that is deleted and made again while a query sleeps, on a real service without Spark."""
+"""A queue that is deleted and created again while a query sleeps, on a real service."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_work_of_a_deleted_queue_is_not_committed_to_its_successor(
 
     until(plans)
     reader.partitions(start, planned[0])
-    # The micro-batch takes longer than it may, and nobody renews.
+    # The micro-batch takes longer than allowed, so the lease is not renewed.
     until(lambda: client.flows("flights") == [])
     client.delete_queue("flights")
     make(client, service, 60)

@@ -1,7 +1,7 @@
-"""Stateful applications that share a queue: whatever comes and goes, every count is right.
+"""Stateful applications that share a queue: every count is right, whatever applications do.
 
-Each row that an application puts out names its message's number and what its key's count was. The
-number says what the count must be; so each row checks all the state before it.
+Each output row has its message's number and the count of its key at that moment. The number implies
+the right count, so each row checks all the state before it.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ pytestmark = [pytest.mark.long, pytest.mark.timeout(600), pytest.mark.xdist_grou
 
 class WarmStage(Stage):
     def learning_queue(self, partitions: int, **settings: object) -> None:
-        """The queue, and another that holds the history (docs, *What the log must keep*)."""
+        """The queue, and another one that keeps the history (docs, *What the log must keep*)."""
         self.queue(partitions, **{"rebalance_delay": 0, "max_handoff_time": 60, **settings})
         self.client.create_queue("flights-history", partitions, log="builtin:flights")
 
@@ -51,7 +51,7 @@ class WarmStage(Stage):
         return [one.phase for one in self.client.rebalance_status("flights").handoffs]
 
     def done(self, name: str) -> bool:
-        """Whether all messages of the partitions that it owns are processed, and there are some."""
+        """Whether all messages of its partitions are processed, and there are some."""
         owners = self.owners()
         left = [
             one.lag for one in self.client.partitions("flights") if owners[one.partition] == name
@@ -62,9 +62,9 @@ class WarmStage(Stage):
         return self.ready() and self.all_seen() and self.committed() == self.published
 
     def work(self, count: int) -> None:
-        """Publish, and wait until it is done."""
+        """Publish, and wait until everything is processed."""
         self.publish(count)
-        # The first micro-batch starts whatever Spark needs on its executors.
+        # The first micro-batch starts Spark's processes on its executors.
         until(self.seen_or_over, f"{self.published} messages are seen", 180)
         assert self.all_seen(), "an application has failed"
         until(lambda: self.committed() == self.published, "and committed")
@@ -99,14 +99,14 @@ def drained(stage: WarmStage, name: str) -> None:
 def there_and_back(
     stage: WarmStage, kind: str, master: str = LOCAL
 ) -> tuple[StatefulApplication, StatefulApplication]:
-    """A → B → A, of which A runs on `master`: nothing of its first tenure is left in its second."""
+    """A → B → A, with A on `master`: nothing of its first tenure is left in its second."""
     stage.learning_queue(2)
     first = stage.stateful("first", kind, master=master)
     second = stage.stateful("second", kind)
     first.start()
     stage.work(600)
     second.start()
-    # While the second learns, the first goes on as if nothing was.
+    # While the second learns, the first continues undisturbed.
     stage.work(300)
     until(lambda: stage.ready() and stage.owned("second") == 1, "the second has its share")
     stage.work(300)
@@ -127,7 +127,7 @@ def check_there_and_back(stage: WarmStage, graceful: int) -> None:
 @pytest.mark.parametrize("kind", ["replay", "snapshot"])
 def test_there_and_back_again_the_state_is_right(stage: WarmStage, kind: str) -> None:
     first, second = there_and_back(stage, kind)
-    # And once more, so that the second comes back as well.
+    # And once more, so that the second also comes back.
     second.start()
     until(lambda: stage.ready() and stage.owned("second") == 1, "the second is back")
     stage.work(300)
@@ -145,9 +145,9 @@ def test_there_and_back_again_on_a_cluster_the_state_is_right(stage: WarmStage) 
 
 
 def test_learners_and_owners_come_go_and_die(stage: WarmStage) -> None:
-    """The examples of the streams literature, with a learner that is held while it learns."""
+    """The examples of the literature on streams, with a learner that is held while it learns."""
     stage.learning_queue(3)
-    # From an empty group.
+    # From an empty queue.
     owner, *joiners = [
         stage.stateful(name, "snapshot", leaseSeconds=10) for name in ("owner", "one", "two")
     ]
@@ -160,18 +160,18 @@ def test_learners_and_owners_come_go_and_die(stage: WarmStage) -> None:
     one, two = joiners
     until(lambda: one.held() and two.held(), "both learn")
     assert stage.phases() == ["warming", "warming"]
-    # The owner notices nothing: it owns all, and works.
+    # The owner notices nothing: it owns all partitions, and works.
     stage.work(300)
     assert stage.owned("owner") == 3
     assert stage.phases() == ["warming", "warming"]
-    # A learner dies: the other goes on.
+    # A learner dies: the other continues.
     two.kill()
     until(lambda: len(stage.client.flows("flights")) == 2, "its lease expires")
     stage.work(100)
     one.go_on()
     until(lambda: stage.ready() and stage.owned("one") == 1, "the other has learned")
     stage.work(300)
-    # It comes back, and while it learns the owner dies: granted at once, though not warm.
+    # It comes back, and while it learns the owner dies: granted at once, although not warm.
     two.hold("warm")
     two.start()
     until(two.held, "it learns again")
@@ -190,7 +190,9 @@ def test_learners_and_owners_come_go_and_die(stage: WarmStage) -> None:
 def test_three_applications_start_and_leave_while_the_others_warm_up(
     stage: WarmStage, kind: str
 ) -> None:
-    """Who leaves works until those who stay have learned; a learner dies, then one who leaves."""
+    """A leaving application works until the others have learned; a learner dies, then a leaving
+    one.
+    """
     stage.learning_queue(6, rebalance_delay=600)
     stage.publish(300)
     applications = [stage.stateful(name, kind, leaseSeconds=5) for name in ("one", "two", "three")]
@@ -203,10 +205,10 @@ def test_three_applications_start_and_leave_while_the_others_warm_up(
     stage.client.change_queue("flights", rebalance_delay=0)
     stage.client.rebalance_now("flights")
     until(stage.settled, "all from empty")
-    # Nobody had a state, so nobody has learned.
+    # There was no state yet, so there was nothing to learn.
     assert stage.moves() == {"initial": 6}
     assert [stage.owned(name) for name in ("one", "two", "three")] == [2, 2, 2]
-    # Scale down: each of those who stay learns one of the leaver's partitions.
+    # Scale down: each remaining application learns one of the leaving one's partitions.
     for survivor in (two, three):
         survivor.hold("warm")
     drained(stage, "one")
@@ -216,7 +218,7 @@ def test_three_applications_start_and_leave_while_the_others_warm_up(
     until(lambda: stage.done("one"), "the leaver works")
     assert stage.phases() == ["warming", "warming"]
     assert stage.owned("one") == 2
-    # A learner dies: what it was learning goes to the other, what it owned is granted at once.
+    # A learner dies: the other takes over its warm-ups, its own partitions are granted at once.
     two.kill()
     until(lambda: stage.owned("three") == 4, "its lease expires")
     stage.publish(100)
@@ -237,7 +239,7 @@ def test_three_applications_start_and_leave_while_the_others_warm_up(
     assert stage.owned("three") == 6
     two.go_on()
     until(lambda: stage.owned("two") == 3 and stage.ready(), "the joiner has learned")
-    # Scale down again, and who leaves dies: granted at once, though not warm.
+    # Scale down again, and the leaving application dies: granted at once, although not warm.
     three.hold("warm")
     drained(stage, "two")
     until(lambda: stage.phases() == ["warming"] * 3, "the other is to learn")

@@ -1,4 +1,4 @@
-"""How these tests wait: for what has happened, never for time to pass."""
+"""How these tests wait: for an event, never for time to pass."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How Kafka is reached: what a URL means, what it may not say, and that its secrets stay secret."""
+"""Access to Kafka: the meaning of URLs, their limits, and secrets that stay secret."""
 
 import logging
 

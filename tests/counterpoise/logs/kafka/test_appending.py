@@ -1,4 +1,4 @@
-"""Appending to a topic: each message once, also when answers are lost or the publisher dies."""
+"""Appending to a topic: each message once, even if answers are lost or the publisher dies."""
 
 import subprocess
 import sys
@@ -66,7 +66,7 @@ def test_an_append_that_runs_out_of_time_is_repeated_without_a_second_message(ka
     log = opened(timeout_seconds=10)
     log.append(spread(0, 40))
     log._timeout_seconds = 1
-    # Past the look at the partition count, so that the messages are on their way.
+    # Past the check of the partition count, so that the messages are on their way.
     shape = log._topic.shape(float("inf"))
     log._topic.shape = lambda deadline: shape
     kafka.stop_brokers()
@@ -111,7 +111,7 @@ def test_a_log_that_is_closed_amid_an_append_looks_what_has_arrived(kafka, opene
     st.integers(0, 10),
 )
 def test_the_records_tell_what_of_the_last_append_is_missing(appends, lost, forgotten):
-    """All appends but the last have arrived; of that some; and the tail holds those two."""
+    """All appends but the last have arrived, and a part of the last; the tail holds those two."""
     records, first = [], 0
     for count in appends:
         records.append([(sequence, first) for sequence in range(first, first + count)])
@@ -129,7 +129,7 @@ def test_the_records_tell_what_of_the_last_append_is_missing(appends, lost, forg
 
 def test_after_a_crash_amid_an_append_the_rest_follows_and_nothing_twice(kafka, topic, opened):
     opened().append(spread(0, 100))
-    # The process died when of 100..119 only these had arrived.
+    # The process died when only these of 100..119 had arrived.
     died = Producer({"bootstrap.servers": kafka.bootstrap})
     arrived = [100, 103, 104, 107, 111, 119]
     for number in arrived:
@@ -164,7 +164,7 @@ def test_others_records_do_not_count(opened):
 
 
 def test_only_the_tails_are_looked_at(opened, monkeypatch):
-    """Documented: who has been silent for so long is not found."""
+    """Documented: a publisher that was silent for so long is not found."""
     monkeypatch.setattr(tails, "TAIL_RECORDS", 40)
     monkeypatch.setattr(tails, "LEAST_RECORDS_PER_PARTITION", 5)
     log = opened()
@@ -221,7 +221,7 @@ def test_a_publisher_that_is_killed_again_and_again_publishes_each_message_once(
         assert texts(opened(), partition) == sorted(texts(opened(), partition))
 
 
-# ------------------------------------------------------------------ what cannot be appended
+# ------------------------------------------------------------------ refused messages
 
 
 def test_a_partition_out_of_range_is_refused_before_anything_is_appended(opened):
@@ -243,7 +243,7 @@ def test_times_before_1970_are_refused(opened):
 
 
 class Refusing:
-    """A producer whose cluster answers each message with the next of these errors (None: taken)."""
+    """A producer whose cluster answers messages with these errors in turn (None: accepted)."""
 
     def __init__(self, answers):
         self.answers = list(answers)
@@ -280,7 +280,7 @@ def test_a_message_too_large_for_the_cluster_is_the_publishers_error():
     one = appender([producer])
     with pytest.raises(InvalidMessage):
         one.append(batch_of(3), float("inf"))
-    # Those that were taken are not sent again with the one that is missing.
+    # Accepted messages are not sent again together with the missing one.
     assert one.append(batch_of(3), float("inf")) == AppendResult(3, 0)
     assert producer.taken == [b"0", b"2", b"1"]
 
@@ -297,7 +297,7 @@ def test_after_a_fatal_error_another_producer_sends_what_has_not_arrived():
 
 
 class Silent(Refusing):
-    """A producer that hears nothing, and calls all failed when it is told to give up."""
+    """A producer without answers, which reports all as failed when it is told to give up."""
 
     def poll(self, _seconds):
         pass

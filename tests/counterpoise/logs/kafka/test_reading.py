@@ -1,7 +1,7 @@
-"""Reading ranges of a topic: to the end also where holes are, or a reason why not, in time.
+"""Reading ranges of a topic: to the end even with holes, or a reason why not, in time.
 
-The mock cluster writes no markers of transactions and does not compact, so holes are tried on a
-partition made up here, which tells what a consumer with `enable.partition.eof` is told.
+The mock cluster writes no transaction markers and does not compact. So holes are tested on a
+simulated partition, which sends the events of a consumer with `enable.partition.eof`.
 """
 
 import contextlib
@@ -37,7 +37,7 @@ from tests.service import eventually
 
 
 class Event:
-    """A record, or an error, as librdkafka gives it."""
+    """A record or an error, in librdkafka's form."""
 
     def __init__(self, offset, error=None, value=b""):
         self._offset, self._error, self._value = offset, error, value
@@ -64,7 +64,7 @@ class Event:
 class Partition:
     """A consumer of one partition that has these offsets, and ends at `end` (the last stable one).
 
-    What is below `first` is gone. `script` says at the n-th poll what happens before it.
+    Offsets below `first` are gone. `script` acts before the n-th poll.
     """
 
     def __init__(self, offsets, end, *, first=0, at_hand=3, script=()):
@@ -108,7 +108,7 @@ class Partition:
 
 
 class Clock:
-    """Time that passes by looking at it."""
+    """Time that passes when it is read."""
 
     def __init__(self):
         self.now = 0.0
@@ -154,7 +154,7 @@ def test_a_range_with_holes_is_all_that_is_in_it_and_ends(existing, start, end, 
 def test_an_end_behind_the_last_record_is_reached_when_the_partition_ends_there():
     # 3 and 4 are markers of transactions.
     assert offsets(reading(Partition({0, 1, 2}, 5), 0, 5).batches(99, None)) == [0, 1, 2]
-    # Nothing but holes.
+    # Only holes.
     assert offsets(reading(Partition({0, 1, 2}, 5), 3, 5).batches(99, None)) == []
 
 
@@ -197,7 +197,7 @@ def test_an_offset_out_of_range_for_a_moment_is_tried_again():
 
 
 class Troubled(Partition):
-    """Tells of a broken connection `times` times before anything else, then of what there is."""
+    """Reports a broken connection `times` times, then the records."""
 
     def __init__(self, offsets, end, times):
         super().__init__(offsets, end)
@@ -294,7 +294,7 @@ def test_a_partition_that_the_topic_does_not_have_ends_a_reading_with_a_reason(l
 def test_a_missing_answer_of_a_broker_is_not_an_offset(kafka, topic, log, ask):
     append(log, "a", "b")
     answer = ask(log)
-    # One connection is cut: of the partitions that the other broker leads the answer comes.
+    # One connection is cut: the answer for the partitions of the other broker's leader comes.
     kafka.cut_instead_of_answering(LIST_OFFSETS)
     with pytest.raises(LogUnavailable):
         ask(log)

@@ -1,4 +1,4 @@
-"""What comes of records that other programs wrote: bytes that are no text, tombstones, headers."""
+"""Records of other programs: bytes that are not text, tombstones, headers."""
 
 from datetime import UTC, datetime
 
@@ -15,7 +15,7 @@ from counterpoise.logs.rows import text_of
 
 @pytest.fixture
 def foreign(kafka):
-    """A producer that knows nothing of Counterpoise, with librdkafka's consistent partitioner."""
+    """A producer unrelated to Counterpoise, with librdkafka's consistent partitioner."""
     producer = Producer(
         {
             "bootstrap.servers": kafka.bootstrap,

@@ -1,8 +1,7 @@
 """A PySpark application on a cluster of two executors with a JVM each (`local-cluster`).
 
-Its executors run a Python that does not have `counterpoise`: what they use is what was shipped to
-them, in one of the two ways that docs/cluster.md describes. The sink writes down from where each
-executor has it.
+Its executors run a Python without `counterpoise`: they use the package that was shipped to them, in
+one of the two ways of docs/cluster.md. The sink records from where each executor loads it.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class ClusterApplication(Application):
-    """`ship`: `py_file` or `archive`; `file`: what is shipped; `python`: that of the executors."""
+    """`ship`: `py_file` or `archive`; `file`: the shipped file; `python`: the executors' Python."""
 
     module = "tests.counterpoise.spark.cluster.application"
 
@@ -46,20 +45,20 @@ class ClusterApplication(Application):
 
     def setup(self) -> Setup:
         cluster = on_a_cluster(self.home)
-        # Nothing of the driver's own surroundings is to reach the executors.
+        # Nothing of the driver's own environment may reach the executors.
         environment = {**cluster.environment, "PYTHONPATH": None, "PYSPARK_PYTHON": self._python}
         if self._ship == "archive":
             config = {"spark__archives": f"{self._file}#environment"}
         else:
-            # The source's own process, on the driver's machine, is none of the executors'.
+            # The source's own process runs on the driver's machine, not on an executor's.
             environment["PYTHONPATH"] = self._file
             config = {"spark__executorEnv__PYTHONPATH": ""}
         return replace(
             cluster,
             config=config,
             environment=environment,
-            directory=self.home,  # a relative Python is looked for from here
-            first_query=False,  # the executors do not have what it uses
+            directory=self.home,  # a relative path of Python starts here
+            first_query=False,  # the executors do not have the package
         )
 
     def settings(self) -> dict[str, Any]:
@@ -80,7 +79,7 @@ def run(spark: SparkSession, settings: Mapping[str, Any], control: Control) -> N
     home = Path(settings["home"])
     if settings["ship"] == "py_file":
         spark.sparkContext.addPyFile(settings["file"])
-        register(spark)  # with what was shipped
+        register(spark)  # with the shipped package
     messages = spark.readStream.format("counterpoise").options(**settings["options"]).load()
     query = started(
         messages.writeStream.foreachBatch(Sink(home)).option(

@@ -1,4 +1,4 @@
-"""Applications whose executors are processes of their own, with what was shipped to them.
+"""Applications whose executors are processes of their own, with shipped packages.
 
 `local-cluster` is a standalone cluster within one machine: a master, workers, and executors with a
 JVM each, to which tasks and files go over the network as on any cluster.
@@ -42,11 +42,12 @@ def stage(service: Service, drivers: Drivers, tmp_path: Path) -> Iterator[Stage]
 def environment(directory: Path, *, with_package: bool) -> Path:
     """A Python environment with all libraries, and `counterpoise` only if asked for.
 
-    It is compiled and has run once: Spark gives the process of a source ten seconds to connect.
+    It is compiled and has run once, because Spark gives the process of a source ten seconds to
+    connect.
     """
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", directory], check=True)
     (packages,) = directory.glob("lib/python*/site-packages")
-    # The libraries only: the line that makes an editable package known is not followed from here.
+    # Only the libraries: an editable package's .pth line has no effect from here.
     (packages / "libraries.pth").write_text(sysconfig.get_path("purelib") + "\n")
     if with_package:
         shutil.copytree(
@@ -69,7 +70,7 @@ def bare_python(tmp_path: Path) -> str:
 
 
 def check(stage: Stage, application: ClusterApplication, ending: str) -> None:
-    """It reads everything, on executors that have what was shipped, and hands over in order."""
+    """It reads everything, on executors with the shipped package, and hands over in order."""
     local = stage.application("local")
     stage.publish(300)
     until(lambda: stage.all_seen() or application.over(), "everything is seen", 240)
@@ -79,7 +80,7 @@ def check(stage: Stage, application: ClusterApplication, ending: str) -> None:
     for _, file in executors:
         assert not Path(file).is_relative_to(PACKAGE)
         assert ending in file
-    # Another application takes over its share while messages come.
+    # Another application takes over its share while messages arrive.
     local.start()
     stage.publish(300)
     until(lambda: stage.owned("local") == 2 and stage.ready(), "shared")

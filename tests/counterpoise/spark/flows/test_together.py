@@ -1,4 +1,4 @@
-"""Several flows of one application, seen as one: on a real service."""
+"""Several flows of one application, seen as one, on a real service."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def bound(service: Service, client: Client) -> Iterator[Binder]:
 
 
 def obliging(flow: BoundFlow | Flow, condition: Callable[[], object], seconds: float = 10) -> None:
-    """Wait until the condition holds; meanwhile release what is being revoked."""
+    """Wait until the condition holds; meanwhile release revoked partitions."""
 
     def holds() -> object:
         items = [
@@ -96,7 +96,7 @@ def test_n_flows_hold_n_shares_and_each_call_goes_to_the_holding_flow(
         assert summaries["app"].partitions == summaries["app#2"].partitions == 2
         assert {summaries["app"].client_name, summaries["app#2"].client_name} == {"app", "app#2"}
     assert len(flows.flow_ids) == 2
-    # Nothing changes: the source compares what it sees by identity.
+    # Nothing changes: the source compares views by identity.
     obliging(flows, lambda: len(flows.partitions) == 6)
     assert flows.partitions is flows.partitions
 
@@ -165,7 +165,7 @@ def test_an_unknown_queue_leaves_no_flow_behind(service: Service, client: Client
         )
 
 
-# ------------------------------------------------------------------ on the way between our own
+# ------------------------------------------------------------------ between flows of one query
 
 
 def test_flows_that_were_bound_to_two_queues_of_one_name_are_not_taken_for_one() -> None:
@@ -194,7 +194,7 @@ def test_flows_that_were_bound_to_two_queues_of_one_name_are_not_taken_for_one()
 
 
 class Fixed(SimpleNamespace):
-    """A flow that stands still, with a view."""
+    """A flow that does nothing, with a fixed view."""
 
     def commit(
         self, positions: list[tuple[int, int, str]], *, timeout_seconds: float | None = None
@@ -223,7 +223,7 @@ def test_a_partition_on_its_way_is_seen_once_under_the_epoch_that_counts() -> No
     flows.commit([(1, 4, "7")])
     assert before.told == [(1, 3, "5"), (2, 1, "6")]
     assert after.told == [(1, 4, "7")]
-    # Also when the one that held it does not hold it any more.
+    # Also after the former holder has lost it.
     before.partitions = {}
     assert set(flows.partitions) == {1}
     flows.commit([(2, 1, "8")])
@@ -279,10 +279,11 @@ def test_an_application_with_two_flows_works_for_two_also_after_a_restart(
             until(lambda: {row.partition for row in sink.rows} | theirs == set(range(6)), 60)
             ours = {row.partition for row in sink.rows}
             assert len(ours) == 4
-            # A holddown that outlasts the restart: what it owned waits for it.
+            # A holddown that outlasts the restart: its partitions wait for it.
             client.change_queue("flights", rebalance_delay=60)
             epochs = {one.partition: one.epoch for one in client.partitions("flights")}
-            # Stopped before Spark has its last micro-batch in the commit log, it would come again.
+            # If it were stopped before the last micro-batch is in Spark's commit log, that would be
+            # repeated.
             until(lambda: committed_by_us() == len(sink.rows), 60)
         finally:
             query.stop()

@@ -45,17 +45,18 @@ from tests.processes import kill_family, running
 
 ROOT = Path(__file__).resolve().parents[4]
 PROGRAM = "tests.counterpoise.spark.jobs.program"
-# What a machine may need that has much else to do.
+# The limit for a machine that is busy with other work.
 WARM_SECONDS = 240.0
 STOP_SECONDS = 60.0
 
 
 @dataclass(frozen=True)
 class Setup:
-    """What has to be settled before a driver starts.
+    """The settings of a driver that must be made before it starts.
 
-    `config`: settings of Spark, with `__` for dots. `environment`: None takes a variable away.
-    `directory`: where it works, if that matters. `first_query`: whether it runs one to get warm.
+    `config`: settings of Spark, with `__` for dots. `environment`: None removes a variable.
+    `directory`: its working directory, if that matters. `first_query`: whether it runs one to get
+    warm.
     """
 
     master: str = LOCAL
@@ -67,7 +68,7 @@ class Setup:
 
 @dataclass(frozen=True)
 class Job:
-    """`module`: whose function `run` does it. `last`: the driver ends with it, as programs do."""
+    """`module`: its function `run` is the job. `last`: the driver ends with it, like a program."""
 
     module: str
     settings: Mapping[str, Any]
@@ -88,9 +89,9 @@ class Started:
 
 @dataclass(frozen=True)
 class Ended:
-    """The job is over, and was not the last. `failure`: its traceback, if it has failed.
+    """The job has ended, and was not the last. `failure`: its traceback, if it has failed.
 
-    `left`: what it has not cleared away.
+    `left`: what it has left behind.
     """
 
     failure: str | None
@@ -105,9 +106,10 @@ class Driver:
     """One driver, seen from the tests."""
 
     def __init__(self, directory: Path, setup: Setup) -> None:
-        """Starts it; `warm` says when it is. It lives in `directory`, and ends with this process.
+        """Starts it; `warm` tells when it is warm. It lives in `directory`, and ends with this
+        process.
 
-        No setting of Counterpoise gets there from the environment.
+        It gets no Counterpoise setting from the environment.
         """
         directory.mkdir(parents=True)
         self.log = directory / "log"
@@ -136,11 +138,11 @@ class Driver:
 
     @property
     def connection(self) -> Connection:
-        """Readable when there is news."""
+        """Readable when there is a message."""
         return self._connection
 
     def until_warm(self) -> None:
-        """Wait until it is. Raises AssertionError with all that it said if it ends instead."""
+        """Wait until it is warm. If it ends instead, raises AssertionError with its output."""
 
         def is_settled() -> bool:
             self.listen()
@@ -150,14 +152,14 @@ class Driver:
         assert self.is_warm, self.log.read_text(errors="replace")
 
     def start(self, job: Job) -> None:
-        """Begin a job; it has to be warm, and without one."""
+        """Begin a job; the driver must be warm and idle."""
         assert self.is_warm, "not warm"
         self._started, self._ended = False, None
         self._said_before = self.log.stat().st_size
         self._send(job)
 
     def listen(self, seconds: float = 0.0) -> None:
-        """Take in what it has said; wait for so long if it has said nothing."""
+        """Receive its messages; wait for so long if there is none."""
         with contextlib.suppress(EOFError, ConnectionResetError):
             while not self._gone and self._connection.poll(seconds):
                 match self._connection.recv():
@@ -185,7 +187,7 @@ class Driver:
             self._send(STOP)
 
     def until_job_ended(self) -> Ended:
-        """Wait until it has, if it is not the last. It is killed if it takes too long."""
+        """Wait until a job that is not the last has ended. A job that takes too long is killed."""
         try:
             until(self.over, "the job has ended", STOP_SECONDS)
         finally:
@@ -195,7 +197,7 @@ class Driver:
         return self._ended
 
     def said(self) -> bytes:
-        """What the job has said, on standard output and error."""
+        """The job's output, on standard output and error."""
         with self.log.open("rb") as log:
             log.seek(self._said_before)
             return log.read()
@@ -208,7 +210,9 @@ class Driver:
             self.kill()
 
     def kill(self) -> None:
-        """SIGKILL to all of it: driver, JVM, and the Python workers, which left their group."""
+        """SIGKILL to all its processes: driver, JVM, and the Python workers, which left their
+        group.
+        """
         if self._gone:
             return
         victims = kill_family(self.pid)
@@ -220,12 +224,12 @@ class Driver:
         self._gone = True
 
     def _send(self, message: object) -> None:
-        with contextlib.suppress(BrokenPipeError):  # it has died, which whoever waits for it sees
+        with contextlib.suppress(BrokenPipeError):  # it has died; its user will notice
             self._connection.send(message)
 
 
 class Drivers:
-    """Keeps `count` drivers; more while more are in use. The first `take` or `replace` begins."""
+    """Keeps `count` idle drivers, and more in use. The first `take` or `replace` begins."""
 
     def __init__(self, directory: Path, count: int) -> None:
         self._directory = directory
@@ -236,7 +240,7 @@ class Drivers:
         self._taken: set[Driver] = set()
 
     def replace(self) -> None:
-        """Have as many as are to be kept; does not wait for them."""
+        """Start the missing drivers; does not wait for them."""
         while len(self._free) + len(self._taken) < self._count:
             self._free.append(self.own(Setup()))
 
@@ -266,7 +270,7 @@ class Drivers:
             assert ready, f"no driver gets warm: {usable[0].log.read_text(errors='replace')}"
 
     def give_back(self, driver: Driver, ended: Ended) -> None:
-        """After a job. Raises LeftBehind if the job has left something; then it is killed."""
+        """After a job. If it has left something: kills the driver and raises LeftBehind."""
         if ended.left:
             self.lose(driver)
             raise LeftBehind(", ".join(ended.left))

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
 
-# How long what ends by itself may take to do so.
+# The time limit for things that end by themselves.
 CLEAR_SECONDS = 15.0
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 SOURCE_PROCESS = b"python_streaming_source_runner"
@@ -53,7 +53,7 @@ class OneByOne(DataSourceStreamReader):
 
 
 class Numbers(DataSource):
-    """A source in Python, which Spark asks in processes of its own."""
+    """A source in Python, for which Spark starts processes."""
 
     def schema(self) -> str:
         return "number long"
@@ -73,13 +73,13 @@ def use_a_source(spark: SparkSession) -> None:
 
 
 class Control:
-    """The job's end of the line to the test."""
+    """The job's connection to the test."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
 
     def run(self, query: StreamingQuery) -> None:
-        """Say that the query runs; stop it when told so, raise what ends it before."""
+        """Report that the query runs; stop it when told, raise its own error."""
         self._connection.send(Started())
         while query.isActive and not self._told():
             pass
@@ -93,13 +93,13 @@ class Control:
         try:
             self._connection.recv()
         except EOFError:
-            os._exit(1)  # the tests have ended; a sink that holds would hold this too
+            os._exit(1)  # the tests have ended; a sink that holds would hold this program too
         return True
 
 
 @dataclass(frozen=True)
 class Surroundings:
-    """What a job finds and has to leave as it is."""
+    """The surroundings that a job finds and must not change."""
 
     environment: Mapping[str, str]
     directory: str
@@ -112,12 +112,12 @@ class Surroundings:
             dict(os.environ),
             os.getcwd(),
             {one.name: signal.getsignal(one) for one in SIGNALS},
-            # Those of the bridge to the JVM come and go with what is called.
+            # Threads of the bridge to the JVM come and go with calls.
             frozenset(one.name for one in threading.enumerate() if "counterpoise" in one.name),
         )
 
     def changed(self) -> list[str]:
-        """What is not as it was."""
+        """The differences from before."""
         now = Surroundings.now()
         found = []
         for name, value in vars(self).items():
@@ -133,7 +133,7 @@ def _difference(before: Any, after: Any) -> str:
 
 
 def in_use(spark: SparkSession) -> list[str]:
-    """What runs or is kept in the JVM, in whatever session."""
+    """What runs or is cached in the JVM, in any session."""
     queries = spark._jsparkSession.sharedState().activeStreamingQueries()
     found = [f"a query runs: {run}" for run in map(str, queries)]
     cached = spark.sparkContext._jsc.getPersistentRDDs().size()
@@ -189,7 +189,7 @@ class Program:
         self._spark.stop()
 
     def _do(self, job: Job) -> Ended:
-        """A job after which there may be others."""
+        """A job after which others may follow."""
         before = Surroundings.now()
         failure = None
         try:
@@ -197,7 +197,7 @@ class Program:
         except Exception:
             failure = traceback.format_exc()
             print(failure, file=sys.stderr, flush=True)
-        with contextlib.suppress(AssertionError):  # then it is told
+        with contextlib.suppress(AssertionError):  # then the next job is told
             until(lambda: not in_use(self._spark), "nothing of the job runs", CLEAR_SECONDS)
         return Ended(failure, (*in_use(self._spark), *before.changed()))
 
@@ -208,10 +208,10 @@ class Program:
 
         module = importlib.import_module(job.module)
         spark = self._spark.newSession()
-        # Else a source that is known to the session before would be refused in this one.
+        # Otherwise a source that the earlier session knows would be refused in this one.
         spark._jsparkSession.setActiveSession(spark._jsparkSession)
         register(spark)
-        # What it defines goes to executors as that of a program does, by value.
+        # Its definitions go to executors by value, like those of a program.
         register_pickle_by_value(module)
         try:
             module.run(spark, job.settings, Control(self._connection))

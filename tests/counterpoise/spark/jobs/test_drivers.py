@@ -1,6 +1,6 @@
 """The drivers that tests share: what is left in one fails the test, and a dead one is replaced.
 
-This module is the module of its jobs, too: what one does is in its settings.
+This module is also the module of its jobs; the settings say what a job does.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ PARTITIONS = "spark.sql.shuffle.partitions"
 
 
 class Careless(Application):
-    """An application of numbers. `does`: what it does besides."""
+    """An application of numbers. `does`: what else it does."""
 
     module = "tests.counterpoise.spark.jobs.test_drivers"
 
@@ -132,13 +132,13 @@ def test_an_application_that_comes_back_has_another_driver(careless: Any) -> Non
 
 @pytest.mark.long
 def test_a_driver_that_died_is_replaced(drivers: Drivers, careless: Any) -> None:
-    # Once while nobody uses it, with its JVM or without a word of it.
+    # Once while it is idle, with its JVM or without any message.
     application = careless().start()
     idle = application.pid()
     assert application.stop() == 0
     os.kill(idle, signal.SIGKILL)
     until(lambda: not lives(idle), "it is dead")
-    # Once amid a job, which its test notices.
+    # Once during a job, whose test notices it.
     application.start()
     used = application.pid()
     assert used != idle
@@ -147,7 +147,7 @@ def test_a_driver_that_died_is_replaced(drivers: Drivers, careless: Any) -> None
     with pytest.raises(AssertionError, match="the driver died with -9"):
         application.stop()
     application.end()
-    # All that are there can be used.
+    # All drivers in the pool are usable.
     taken = [drivers.take() for _ in range(3)]
     assert {idle, used}.isdisjoint(driver.pid for driver in taken)
     for driver in taken:

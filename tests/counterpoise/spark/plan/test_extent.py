@@ -1,4 +1,4 @@
-"""What a batch read covers, from the options and what there is."""
+"""The ranges of a batch read, from the options and the state of the queue."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def ranges(
         ('{"0": "12", "1": "earliest"}', '{"0": "13", "1": "latest"}', {0: (12, 13), 1: (0, 5)}),
         (None, '{"0": "committed"}', {0: (10, 25)}),
         ('{"2": "0"}', None, {}),
-        # What was trimmed is noticed on reading, where onTrimmed decides.
+        # A trimmed start is detected when reading, where onTrimmed decides.
         ('{"0": "3"}', '{"0": "7"}', {0: (3, 7)}),
     ],
 )

@@ -1,4 +1,4 @@
-"""Where history begins, on the arithmetic of a log and on a real one."""
+"""The start of the history, with a log's arithmetic and on a real log."""
 
 from datetime import UTC, datetime, timedelta
 

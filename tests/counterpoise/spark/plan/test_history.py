@@ -1,4 +1,4 @@
-"""Which history is replayed, case by case; the properties are tested beside this."""
+"""Which history is replayed, case by case; see also `test_replay_properties`."""
 
 from collections.abc import Mapping
 
@@ -71,7 +71,7 @@ def test_near_is_where_the_owner_was_when_the_portion_was_planned(log: NumberLog
     _, planned = ask(progress, log, NOBODY, coming("8"))
     assert planned is not None
     progress.finished(planned, NOBODY)
-    # The owner has moved on meanwhile; that goes on being replayed.
+    # The owner has moved on meanwhile, and replaying continues.
     _, following = ask(progress, log, NOBODY, coming("15"))
     assert progress.near == {(0, 2)}
     assert following is not None
@@ -84,14 +84,14 @@ def test_owned_partitions_come_first_and_warm_up_gets_what_they_leave(log: Numbe
     progress = progress_at(start, view)
     _, planned = ask(progress, log, view, coming("90"), most=100)
     assert planned is not None
-    # 80 messages are there for work, 20 are left for history.
+    # 80 messages are for work, 20 are left for history.
     assert planned.ranges[1] == Range(1, "20", "100")
     assert planned.replays == {0: Replay(3, "0", "20")}
     log.publish(1, 1000)
     progress = progress_at(start, view)
     _, planned = ask(progress, log, view, coming("90"), most=100)
     assert planned is not None
-    # The work takes all; history gets a tenth beside it.
+    # The work uses the limit; history gets a tenth on top.
     assert planned.ranges[1] == Range(1, "20", "120")
     assert planned.replays == {0: Replay(3, "0", "10")}
 
@@ -103,7 +103,7 @@ def test_once_granted_the_rest_comes_before_anything_new(log: NumberLog) -> None
     _, planned = ask(progress, log, view, {})
     assert planned is not None
     assert (planned.ranges, planned.replays) == ({}, {0: Replay(3, "20", "25")})
-    assert progress.in_flight == frozenset()  # history is never in the way of a release
+    assert progress.in_flight == frozenset()  # history never delays a release
     progress.finished(planned, view)
     _, first = ask(progress, log, view, {})
     assert first is not None
@@ -119,7 +119,7 @@ def test_the_tenure_stays_that_of_the_chain_under_any_epoch(log: NumberLog) -> N
     _, planned = ask(progress, log, view, {})
     assert planned is not None
     assert planned.ranges == {0: Range(5, "20", "30", tenure=3)}
-    # And goes on over a restart of ours.
+    # It also continues after a restart of this query.
     again = {0: Owned(0, 6, "owned", "20", "replaced")}
     progress = progress_at(planned, again)
     _, following = ask(progress, log, again, {})
@@ -149,7 +149,7 @@ def test_our_own_work_goes_on_without_history(log: NumberLog) -> None:
 
 
 def test_the_same_partition_in_another_tenure_starts_anew(log: NumberLog) -> None:
-    """A → B → A: what A knows of its first tenure is of no use."""
+    """A → B → A: A's state of its first tenure is not used."""
     start = Offset("q", {0: Range(1, "0", "20")}, "me", "log-1")
     progress = progress_at(start, NOBODY)
     _, planned = ask(progress, log, NOBODY, coming("30", epoch=2))

@@ -58,7 +58,7 @@ def test_a_partition_at_its_target_does_not_wait_for_a_log_that_ends_early() -> 
     question = Question({0: "6", 1: "8", 2: "6"}, targets=targets)
     answer = answer_to(question, log, log.bounds([0, 1, 2]))
     assert answer.ahead == {1: ("8", "5"), 2: ("6", "5")}
-    # A target that lies before the position is not believed: the log said it at such a moment.
+    # A target before the position is not believed: the log named it while it ended early.
     assert answer.beyond == {2}
 
 

@@ -1,4 +1,4 @@
-"""What is committed and released when, case by case; the properties are tested beside this."""
+"""What is committed and released when, case by case; see also `test_progress_properties`."""
 
 from counterpoise.flow.view import Owned
 from counterpoise.spark.plan.offsets import Offset, Range, Slice
@@ -40,7 +40,7 @@ def test_done_positions_are_committed_once() -> None:
 def test_an_idle_owner_releases_at_once_with_its_position() -> None:
     view = owned(state="revoking", position="3")
     assert after(offset("0", "9"), view).todo(view).releases == (ReleaseItem(0, 1, "9"),)
-    # Nothing was ever read: the position stays as it is.
+    # Nothing was ever read: the position stays.
     assert after(Offset("q"), view).todo(view).releases == (ReleaseItem(0, 1, "3"),)
 
 
@@ -85,7 +85,7 @@ def test_a_refused_epoch_is_left_alone() -> None:
     progress.answered(CommitItem(0, 1, "9"), "stale_epoch")
     assert not progress.todo(view)
     assert progress.wanted(view) == {}
-    # ... until the partition comes again.
+    # ... until the partition is granted again.
     anew = owned(epoch=3, position="20", how="graceful")
     assert progress.wanted(anew) == {0: "20"}
 
@@ -127,7 +127,7 @@ def test_a_retiring_partition_taken_back_is_read_on() -> None:
 
 
 def test_a_release_whose_answer_was_lost_is_due_until_it_is_answered() -> None:
-    """Though the log is not asked about the partition any more, and the others go on."""
+    """Even if the log is not asked about the partition any more, and the others continue."""
     view = owned(partition=2, state="retiring", position="5")
     progress = retire("5", 5, partition_count=2)
     (release,) = progress.todo(view).releases

@@ -1,11 +1,11 @@
-"""Whatever happens between queue, query and sink: nothing is skipped, and what is handed over
-gracefully comes once.
+"""Any events between queue, query and sink: nothing is skipped, and after a graceful handover
+nothing is repeated.
 
 The simulation is a query as Spark runs it (ask, plan, write-ahead log, read, sink, commit log, ask
 again), which can crash between any two steps and is started again from its checkpoint; a queue that
 grants, revokes, hands over by force, forgets and gives back; and another consumer. The sink is
-fenced as docs, *Spark*, tells (epoch and next position by partition) and fails on a gap. Whatever
-has happened, letting the query run to the end must bring every message to the sink.
+fenced as in docs, *Spark* (epoch and next position by partition), and fails on a gap. After any
+events, letting the query run to the end must bring every message to the sink.
 
 A failure names its seed and number of steps; `simulate(seed, calm, limit, steps)` replays it.
 """
@@ -33,7 +33,7 @@ PARTITIONS = 3
 
 @dataclass
 class FencedSink:
-    """Keeps each message once: a row per partition (epoch, next), changed with the data."""
+    """Stores each message once: a row per partition (epoch, next), in the same transaction."""
 
     epoch: dict[int, int] = field(default_factory=dict)
     next: dict[int, int] = field(default_factory=dict)
@@ -53,7 +53,7 @@ class FencedSink:
 
 @dataclass
 class Checkpoint:
-    """What Spark keeps: the offsets planned, and how many batches are committed."""
+    """Spark's checkpoint: the planned offsets, and how many batches are committed."""
 
     planned: list[dict[str, Any]] = field(default_factory=list)
     committed: int = 0
@@ -71,7 +71,7 @@ class Checkpoint:
 
 
 class World:
-    """`me` is the query; `other` is whoever else there is, and does its work all at once."""
+    """`me` is the query; `other` is the other consumer, which does its work all at once."""
 
     def __init__(self, limit: int | None) -> None:
         self.limit = limit
@@ -81,9 +81,9 @@ class World:
         self.checkpoint = Checkpoint()
         self.progress = Progress()
         self.bound = True
-        # What of the planned batch is to be written yet; None before Spark asked for its slices.
+        # The unwritten part of the planned batch; None before Spark asked for its slices.
         self.reading: list[Slice] | None = None
-        # What tasks of a process that died may still write.
+        # What tasks of a dead process may still write.
         self.undead: list[Slice] = []
 
     # ------------------------------------------------------------------ the queue
@@ -129,7 +129,7 @@ class World:
             one.grant("me", "forced")
 
     def lease_expires(self, _: int) -> None:
-        """The flow is gone; the query learns of it and has nothing until it is bound again."""
+        """The flow is gone; the query learns of it and has no partitions until it binds again."""
         if self.bound:
             self.bound = False
             self.lose_all(remember=True)
@@ -145,7 +145,7 @@ class World:
                 one.leave("orphaned", remember)
 
     def give_back(self) -> None:
-        """Rule 12: what nobody has taken meanwhile comes back as `replaced`."""
+        """Rule 12: partitions that are still unassigned come back as `replaced`."""
         for one in self.queue.partitions.values():
             if one.owner is None and one.left == "me":
                 one.grant("me", "replaced")
@@ -267,14 +267,14 @@ class World:
     def crash_slow(self, _: int) -> None:
         self.crash(fast=False)
 
-    # ------------------------------------------------------------------ what must hold
+    # ------------------------------------------------------------------ promises
 
     def check_delivered_once(self) -> None:
         twice = [key for key, times in self.sink.delivered.items() if times > 1]
         assert not twice, f"delivered twice: {twice}"
 
     def run_to_the_end(self) -> None:
-        """Let the query have everything and work until there is nothing left."""
+        """Give the query all partitions and let it work until there is nothing left."""
         self.bind_again()
         for one in self.queue.partitions.values():
             if one.owner == "other":

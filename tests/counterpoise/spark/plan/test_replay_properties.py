@@ -1,10 +1,10 @@
-"""Whatever happens: when a row is processed, the state of its partition is that of all rows before.
+"""After any events, a row is processed with the state of all rows before it.
 
-The world of `test_progress_properties`, with an owner beside us that keeps partitions for a while,
-warm-ups that begin and are called off, handoffs from one flow of ours to another, and a state store
-as Spark keeps it: a version for each micro-batch, so what one that did not end has done is undone.
-The state of a partition is the list of positions it was made of, with its tenure, kept as docs,
-*Warm-up*, ask of a processor: rows of another tenure find it empty.
+The world of `test_progress_properties`, with another owner that keeps partitions for a while,
+warm-ups that begin and are called off, handoffs between two flows of the query, and a state store
+like Spark's: a version for each micro-batch, so an unfinished micro-batch is undone. The state of a
+partition is the list of its processed positions, with its tenure. As docs, *Warm-up*, demand of a
+processor, rows of another tenure find it empty.
 """
 
 from __future__ import annotations
@@ -75,13 +75,13 @@ class LearningWorld(World):
             one.grant("me")
 
     def warm_within(self, number: int) -> None:
-        """Another flow of ours is to have what one of ours owns."""
+        """Another flow of the query gets a partition of the first."""
         one = self.queue.partitions[number]
         if one.owner == "me" and self.bound:
             one.learner = "second"
 
     def move_within(self, number: int) -> None:
-        """It was released, or its flow is gone: the other one of ours is granted it."""
+        """The partition was released, or its flow is gone: the query's other flow is granted it."""
         one = self.queue.partitions[number]
         if one.owner is None and one.learner == "second" and self.bound:
             one.grant("me")
@@ -92,9 +92,9 @@ class LearningWorld(World):
             one.grant("me", "forced")
 
     def reset(self, number: int) -> None:
-        """An administrator sets the position back; the owner goes on there under a new epoch.
+        """An administrator sets the position back; the owner continues there under a new epoch.
 
-        The sink takes what is below its next position as known.
+        The sink treats positions below its next one as known.
         """
         one = self.queue.partitions[number]
         if one.owner is not None and one.position is not None:
@@ -105,7 +105,7 @@ class LearningWorld(World):
 
     @property
     def coming(self) -> dict[int, Warming]:
-        """Also what our second flow has not been told yet that the first has released."""
+        """Also a partition that the first flow has released, before the second is told of it."""
         if not self.bound:
             return {}
         within = [one for one in self.queue.partitions.values() if one.learner == "second"]
@@ -153,7 +153,7 @@ class LearningWorld(World):
                 self.sink.write(one.partition, one.epoch, int(one.start), int(one.end))
 
     def crash(self, fast: bool) -> None:
-        # Nobody writes history to the sink.
+        # History is never written to the sink.
         self.reading = [one for one in self.reading or [] if not one.replay]
         super().crash(fast)
 
@@ -245,7 +245,7 @@ def test_the_simulation_does_replay_and_compare() -> None:
 
 
 def owning(messages_done: int) -> LearningWorld:
-    """Partition 0 is ours, so much of it is done, and the service knows."""
+    """The query owns partition 0, so much of it is done, and the service knows it."""
     world = LearningWorld(None)
     world.grant(0)
     for _ in range(messages_done // 3):

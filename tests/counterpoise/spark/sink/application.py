@@ -1,14 +1,14 @@
 """The tests' application with a fenced sink: its rows go to Postgres, in the tasks that read them.
 
-Where it holds is told by a file, as in the other application, but there are more places:
+A file says where it holds, as in the other application, but there are more places:
 
 * `before`: in `foreachBatch`, before the sink is called;
 * `inside P`: on an executor, in the transaction of partition P, after its rows were written;
-* `inside`: the same, of any partition, so that every task holds in its first;
+* `inside`: the same, of any partition, so every task holds in its first partition;
 * `after`: in `foreachBatch`, after the sink, before Spark's commit log.
 
-To stop it between Spark's commit log and its commit at the service it runs with a trigger interval
-and without Spark's events: then positions are committed when Spark asks for more, and not before.
+To stop it between Spark's commit log and its commit at the service, it runs with a trigger interval
+and without Spark's events. Then positions are committed only when Spark asks for more.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 
 class FencedApplication(Application):
-    """`interval_seconds`: its trigger's. With one, it hears none of Spark's events."""
+    """`interval_seconds`: of its trigger. With an interval, it gets none of Spark's events."""
 
     module = "tests.counterpoise.spark.sink.application"
 
@@ -68,7 +68,7 @@ class FencedApplication(Application):
         (self.home / "held").unlink(missing_ok=True)
 
     def executors(self) -> set[int]:
-        """The processes of Spark in whose tasks it has written."""
+        """The processes of Spark whose tasks have written."""
         return {jvm for _, jvm in self._writers()}
 
     def _writers(self) -> list[tuple[int, int]]:
@@ -77,7 +77,7 @@ class FencedApplication(Application):
         return [(int(partition), int(jvm)) for partition, jvm in map(str.split, lines)]
 
     def finished_batches(self) -> int:
-        """How many micro-batches are in Spark's commit log."""
+        """The number of micro-batches in Spark's commit log."""
         commits = self.home / "checkpoint" / "commits"
         return len([one for one in commits.glob("*") if one.name.isdecimal()])
 
@@ -129,7 +129,7 @@ class WriteEvents:
                 for row in rows.select(["position", "key", "value"]).to_pylist()
             ],
         )
-        daemon = find(os.getppid())  # Spark's, whose parent is the executor
+        daemon = find(os.getppid())  # a process of Spark, whose parent is the executor
         assert daemon is not None
         with (self.home / "writers").open("a") as writers:
             writers.write(f"{scope.partition} {daemon.parent}\n")

@@ -1,4 +1,4 @@
-"""Tasks as the executors run them, in this process, on a real database."""
+"""Tasks like on executors, in this process, on a real database."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def batch(rows: Rows) -> pa.RecordBatch:
 
 
 def insert(connection: Any, rows: pa.Table, scope: Any) -> None:
-    """Appends to `result`; the id is given under the lock of the partition's high-water."""
+    """Appends to `result`; the id is assigned under the lock of the partition's high-water."""
     with connection.connection.driver_connection.cursor() as cursor:
         cursor.executemany(
             "INSERT INTO result (partition, position, epoch, value) VALUES (%s, %s, %s, %s)",
@@ -41,7 +41,7 @@ def insert(connection: Any, rows: pa.Table, scope: Any) -> None:
 
 
 class Writing:
-    """Attempts of tasks, and what they left in the database."""
+    """Attempts of tasks, and their results in the database."""
 
     def __init__(self, url: str) -> None:
         self.url = url
@@ -75,7 +75,7 @@ class Writing:
             return connection.execute(statement).fetchall()
 
     def positions(self, partition: int) -> list[int]:
-        """What was written, in the order of writing."""
+        """The written positions, in the order of writing."""
         return [
             at
             for (at,) in self.query(
@@ -95,7 +95,7 @@ def writing(database_url: str) -> Writing:
 
 @pytest.fixture
 def messages() -> Callable[..., list[tuple[int, int, str]]]:
-    """Messages with values that are never the same."""
+    """Messages with unique values."""
     numbers = itertools.count()
 
     def make(partition: int, start: int, end: int) -> list[tuple[int, int, str]]:

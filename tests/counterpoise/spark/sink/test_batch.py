@@ -1,4 +1,4 @@
-"""Which plan is taken for the micro-batch that runs: sources on a real service, without Spark."""
+"""Which plan is used for the running micro-batch: sources on a real service, without Spark."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def source(service: Service, client: Client) -> Iterator[Source]:
 
 
 def planned_by(reader: CounterpoiseStreamReader) -> tuple[Json, Json]:
-    """Start and end of the first micro-batch, as they come to the checkpoint."""
+    """Start and end of the first micro-batch, as in the checkpoint."""
     start = reader.initialOffset()
     ends = []
 
@@ -61,7 +61,7 @@ def planned_by(reader: CounterpoiseStreamReader) -> tuple[Json, Json]:
 
 @pytest.fixture
 def running(monkeypatch: pytest.MonkeyPatch) -> Callable[[Json], RunningBatch]:
-    """What `foreachBatch` finds, called with the first micro-batch, up to this end."""
+    """The result of `RunningBatch.of`, for the first micro-batch up to this end."""
 
     def running(end: Json) -> RunningBatch:
         rdd = SimpleNamespace(getNumPartitions=lambda: 1)
@@ -94,7 +94,7 @@ def _progress(*ends: Json) -> Any:
 def test_under_another_instance_a_replayed_batch_is_the_sources_present_plan(
     source: Source, running: Callable[[Json], RunningBatch], tmp_path: Any, driver: str
 ) -> None:
-    """Row c of the table in docs, *The fenced sink*: what is skipped must not be taken for read."""
+    """Row c of the table in docs, *The fenced sink*: a skipped range must not count as read."""
     before = source(home=None if driver == "the same" else str(tmp_path))
     start, end = planned_by(before)
     before.partitions(start, end)
@@ -108,7 +108,7 @@ def test_under_another_instance_a_replayed_batch_is_the_sources_present_plan(
     batch = running(end)
     assert batch.planned.read == ()
     until(lambda: (batch.channel.get("view") or {}).get("instance") == named)
-    # What is in flight then is read again, under the instance's new name and as the new owner.
+    # The messages in flight are read again, under the instance's new name and as the new owner.
     again = after.latestOffset(end, ReadAllAvailable())
     until(lambda: len(after.latestOffset(end, ReadAllAvailable())["partitions"]) == 4)
     again = after.latestOffset(end, ReadAllAvailable())

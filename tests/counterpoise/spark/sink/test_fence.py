@@ -1,4 +1,4 @@
-"""The rule: what one range may do to the high-water of its partition."""
+"""The rule: how one range may change the high-water of its partition."""
 
 import pytest
 
@@ -21,7 +21,7 @@ def test_a_range_that_follows_is_written() -> None:
 
 
 def test_a_range_after_holes_of_the_log_is_no_gap() -> None:
-    """Ranges meet at positions; how many messages lie between two positions plays no part."""
+    """Ranges meet at positions; the number of messages between two positions does not matter."""
     before = judge(None, of(1, 0, 1000)).after
     assert judge(before, of(1, 1000, 5000)).outcome == "written"
 

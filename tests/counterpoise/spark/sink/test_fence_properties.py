@@ -1,9 +1,9 @@
 """Random lives of applications on one partition: the result has each message once, in order.
 
-The model is of what surrounds the fence: a service that grants epochs and takes commits of the
-current one, applications that plan ranges from the committed position, run them late, in part or
-again, die in any step and come back with what they had planned (`replaced`) or without. Rows are
-filtered at random. The fence and its transactions are the real ones, on a real Postgres.
+The model covers the fence's surroundings: a service that grants epochs and accepts commits of the
+current one, and applications that plan ranges from the committed position, run them late, in part
+or again, die in any step and come back with their plan (`replaced`) or without. Rows are filtered
+at random. The fence and its transactions are the real ones, on a real Postgres.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from tests.counterpoise.spark.sink.conftest import Writing
 
 
 def is_kept(position: int) -> bool:
-    """What the user's filter leaves: not so much that no range is without a row."""
+    """The user's filter; it leaves some ranges without a row."""
     return position % 7 > 3
 
 
 @dataclass
 class Application:
-    """One life of one: what it holds, and what it has planned and not committed."""
+    """One life of an application: its grant, and its planned, uncommitted ranges."""
 
     epoch: int
     done: int
@@ -37,7 +37,7 @@ class Application:
 
 
 class Lives(RuleBasedStateMachine):
-    """One partition. `owner` is who the service thinks it is; `zombies` do not know yet."""
+    """One partition. `owner` is the owner for the service; `zombies` do not know that they lost."""
 
     writing: Writing
 
@@ -55,7 +55,7 @@ class Lives(RuleBasedStateMachine):
         self.owner: Application | None = None
         self.zombies: list[Application] = []
 
-    # ---------------------------------------------------------------- who owns it
+    # ---------------------------------------------------------------- ownership
 
     def grant(self, done: int) -> None:
         self.epoch += 1
@@ -63,7 +63,7 @@ class Lives(RuleBasedStateMachine):
 
     @rule()
     def another_takes_over(self) -> None:
-        """Forced, or the lease expired: the one before does not know."""
+        """Forced, or the lease expired: the previous owner does not know."""
         if self.owner is not None:
             self.zombies.append(self.owner)
         self.grant(self.committed)
@@ -71,7 +71,7 @@ class Lives(RuleBasedStateMachine):
     @precondition(lambda self: self.owner is not None)
     @rule()
     def killed_and_restarted_at_once(self) -> None:
-        """The checkpoint has what was planned; it is replayed under the next epoch."""
+        """The checkpoint has the plan; it is replayed under the next epoch."""
         assert self.owner is not None
         before = self.owner
         self.grant(before.done)
@@ -84,7 +84,7 @@ class Lives(RuleBasedStateMachine):
     def a_zombie_ends(self, data: st.DataObject) -> None:
         self.zombies.pop(data.draw(st.integers(0, len(self.zombies) - 1)))
 
-    # ---------------------------------------------------------------- what it does
+    # ---------------------------------------------------------------- work
 
     @rule(count=st.integers(1, 9))
     def publish(self, count: int) -> None:
@@ -92,7 +92,7 @@ class Lives(RuleBasedStateMachine):
 
     @rule(data=st.data())
     def plan(self, data: st.DataObject) -> None:
-        """Also by zombies: they go on from what they did themselves."""
+        """Zombies plan too: they continue after their own work."""
         for one in self.everybody():
             if one.planned is None and one.done < self.end:
                 upto = data.draw(st.integers(one.done + 1, self.end))
@@ -117,7 +117,7 @@ class Lives(RuleBasedStateMachine):
     @precondition(lambda self: self.owner is not None and self.owner.wrote)
     @rule()
     def finish(self) -> None:
-        """Spark's commit log; the positions are not yet committed."""
+        """The batch is in Spark's commit log; its positions are not yet committed."""
         assert self.owner is not None
         if self.owner.planned is not None:
             self.owner.done = int(self.owner.planned.end)
@@ -133,11 +133,11 @@ class Lives(RuleBasedStateMachine):
     @precondition(lambda self: self.owner is not None)
     @rule()
     def commit(self) -> None:
-        """The service refuses it from anybody but the owner."""
+        """The service refuses it from any other than the owner."""
         assert self.owner is not None
         self.committed = self.owner.done
 
-    # ---------------------------------------------------------------- what must hold
+    # ---------------------------------------------------------------- promises
 
     def everybody(self) -> list[Application]:
         return [*self.zombies, *([self.owner] if self.owner is not None else [])]
@@ -160,7 +160,7 @@ class Lives(RuleBasedStateMachine):
         raise ZeroDivisionError
 
     def teardown(self) -> None:
-        """The last owner finishes; then nothing is twice, missing or out of order."""
+        """The last owner finishes; then no message is repeated, missing or out of order."""
         if self.end == 0:
             return
         self.another_takes_over()

@@ -1,8 +1,8 @@
-"""A service whose database was restored, and a sink that was not: the sink knows messages that are
-lost, and must not take those that have their positions now for them.
+"""The service's database was restored and the sink's was not: the sink knows lost messages, and
+must not mistake the messages that now have their positions for them.
 
-The source, the plan that it tells and the tasks of the sink are the real ones; only Spark, which
-would call them in this order, is not there.
+The source, its plan and the tasks of the sink are real. Only Spark, which would call them in this
+order, is missing.
 """
 
 from __future__ import annotations
@@ -45,7 +45,9 @@ class Result:
             )
 
     def take(self, service: Service, messages: int) -> list[dict[str, Any]]:
-        """What a query with a new checkpoint writes of so many messages; what its tasks say."""
+        """What a query with a new checkpoint writes of so many messages; returns the tasks'
+        reports.
+        """
         options = read_options({"queue": "orders", "url": service.url})
         reader = CounterpoiseStreamReader(options, cores=2, home=driver_home())
         try:
@@ -99,7 +101,7 @@ def test_messages_at_the_positions_of_lost_ones_are_written(
         database.dump()
         publish(client, service, *lost)
         assert [said["outcome"] for said in result.take(service, 5)] == ["written"]
-        # The same again is known.
+        # A repetition is recognized.
         assert [said["outcome"] for said in result.take(service, 5)] == ["repeated"]
     assert result.values() == lost
 

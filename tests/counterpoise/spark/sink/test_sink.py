@@ -1,4 +1,4 @@
-"""The sink within a real query: which ranges were read, and how rows come to one transaction."""
+"""The sink within a real query: the ranges that were read, and the rows of each transaction."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ class Stage:
         return query
 
     def until_committed(self, query: StreamingQuery) -> dict[int, str | None]:
-        """Wait until the service has the position of everything; returns the positions."""
+        """Wait until the service has the position of every message; returns the positions."""
 
         def positions() -> dict[int, str | None]:
             return {one.partition: one.position for one in self.client.partitions("flights")}
@@ -153,7 +153,7 @@ def test_rows_go_into_a_table_in_the_tasks_that_read_them(
 
 @pytest.mark.long
 def test_rows_that_were_shuffled_are_brought_together_again(stage: Stage) -> None:
-    """Two branches, in the wrong order; and of partitions without a row the high-water moves."""
+    """Two branches, in the wrong order; and the high-water of partitions without a row moves."""
     from pyspark.sql import functions
 
     sink = FencedSink.to_table(stage.url, "events", columns=["partition", "key", "value"])
@@ -196,10 +196,10 @@ def test_a_repeated_message_is_dropped(stage: Stage) -> None:
     check_order(stage.values())
     assert stage.high_water() == positions
     # It was unbound when it failed, so the planned ranges are skipped at first (c): the sink moves
-    # nothing for them. Then the messages come again, under another epoch.
+    # no high-water for them. Then the messages come again, under another epoch.
     outcomes = [(one.written, one.dropped) for one in reports if one is not None]
     assert outcomes == [(40, 0), (0, 0), (0, 40)]
-    # And once more from the beginning, as an administrator would have it.
+    # And once more from the beginning, as when an administrator resets the positions.
     assert sink.forget("flights") == 4
     assert set(stage.high_water().values()) == {None}
 
@@ -233,7 +233,7 @@ def test_two_sinks_of_one_name_are_refused(stage: Stage) -> None:
 
 @pytest.mark.long
 def test_an_epoch_that_the_service_never_granted_fails_the_query(stage: Stage) -> None:
-    """As after the service was restored from a backup: to drop what is read would lose it."""
+    """As after a restore of the service from a backup: dropping the rows would lose them."""
     sink = FencedSink.to_table(stage.url, "events", confirm_seconds=0.5)
     stage.publish(40)
     query = stage.start(sink)
@@ -262,7 +262,7 @@ def test_a_superseded_range_waits_until_the_source_has_heard_of_it(tmp_path: Pat
 
     def tick() -> float:
         now = next(clock)
-        if now == 4:  # the source hears of the second now
+        if now == 4:  # now the source learns of the second grant
             view(p1=(7, "owned"))
         return float(now)
 
@@ -275,7 +275,7 @@ def test_a_superseded_range_waits_until_the_source_has_heard_of_it(tmp_path: Pat
 
 
 def test_only_the_plan_of_the_batch_that_runs_is_taken(tmp_path: Path) -> None:
-    """Started again, Spark asks for a plan from the end to the end before that of the batch."""
+    """After a restart, Spark asks for a plan from the end to the end before that of the batch."""
     channel = Channel(tmp_path, "one")
     plans = Plans(channel, "id-1", "log-1")
     at = [{"queue": "flights", "partitions": {"0": number}} for number in range(3)]
@@ -328,7 +328,7 @@ def test_wrong_arguments_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_plan_is_known_before_the_batch_runs(tmp_path: Path) -> None:
-    """(c): what is skipped is not among what is read; history is in neither."""
+    """(c): skipped ranges are not among the read ones; history is in neither."""
     channel = Channel(tmp_path, "one")
     start, end = {"queue": "flights"}, {"queue": "flights", "partitions": {}}
     history = Slice(7, 3, "0", "9", replay=True)

@@ -1,4 +1,4 @@
-"""What a task writes, on a real Postgres: one transaction for each range, through the fence."""
+"""The writes of a task, on a real Postgres: one transaction for each range, through the fence."""
 
 from __future__ import annotations
 
@@ -39,14 +39,14 @@ def test_a_second_attempt_writes_nothing(writing: Writing) -> None:
 
 
 def test_a_range_whose_rows_were_all_filtered_moves_the_high_water(writing: Writing) -> None:
-    """(a): else the range after it would look like one after a gap."""
+    """(a): otherwise the next range would look like one after a gap."""
     writing.write([Slice(0, 1, "0", "5"), Slice(1, 1, "0", "5")], rows_of(1, 0, 5), mine=[0, 1])
     assert writing.high_water() == {0: (1, "5"), 1: (1, "5")}
     assert writing.write([Slice(0, 1, "5", "6")], rows_of(0, 5, 6)) == {0: "written"}
 
 
 def test_holes_in_the_log_are_no_gaps(writing: Writing) -> None:
-    """(b): positions 0, 7 and 40 are there, and nothing else in [0, 100)."""
+    """(b): only the positions 0, 7 and 40 of [0, 100) exist."""
     sparse = [(0, 0, "a"), (0, 7, "b"), (0, 40, "c")]
     assert writing.write([Slice(0, 1, "0", "100")], sparse) == {0: "written"}
     assert writing.write([Slice(0, 1, "100", "300")], [(0, 222, "d")]) == {0: "written"}
@@ -115,7 +115,7 @@ def test_a_write_that_commits_by_itself_fails(writing: Writing) -> None:
 
 
 class Held:
-    """A `write` that waits in its transaction until it is told to go on."""
+    """A `write` that waits in its transaction until the test releases it."""
 
     def __init__(self) -> None:
         self.inside = threading.Event()
@@ -130,7 +130,7 @@ class Held:
 def two_at_once(
     writing: Writing, first: Slice, second: Slice, *, fail: bool = False
 ) -> tuple[list[object], list[object]]:
-    """The second begins while the first is in its transaction. Returns what became of each."""
+    """The second begins while the first is in its transaction. Returns the outcome of each."""
     held = Held()
     results: tuple[list[object], list[object]] = ([], [])
 
@@ -208,7 +208,7 @@ def test_an_old_owner_is_refused_by_a_new_one_that_came_while_it_waited(writing:
 def test_a_frozen_writer_loses_its_transaction(
     writing: Writing, statement: str, bounds: Bounds
 ) -> None:
-    """Else it would keep its successor waiting for as long as it is frozen."""
+    """Otherwise it would block its successor for as long as it is frozen."""
     frozen, thaw = threading.Event(), threading.Event()
     errors: list[BaseException] = []
 

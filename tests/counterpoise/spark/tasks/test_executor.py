@@ -1,4 +1,4 @@
-"""What a task reads: from the real log, and from one that fails on the way."""
+"""The reads of a task: from the real log, and from a log that fails on the way."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ SOURCE = LogSource("builtin:flights", "postgresql://u:hunter2@h/d", timeout_seco
 
 
 class FailingLog(NumberLog):
-    """Gives one message per batch; fails before the batches whose positions are named."""
+    """Gives one message per batch; fails before the batches at the named positions."""
 
     def __init__(self, failures: dict[int, list[Exception]]) -> None:
         super().__init__(1)
@@ -65,7 +65,7 @@ class FailingLog(NumberLog):
 
 
 class Clock:
-    """Passes by sleeping; before the second sleep something may happen."""
+    """Time passes by sleeping; something may happen before the second sleep."""
 
     def __init__(self, happens: Callable[[], object] = lambda: None) -> None:
         self.now = 0.0
@@ -148,7 +148,7 @@ def test_a_log_that_stays_away_fails_the_task_after_its_time() -> None:
 
 
 def test_a_planned_range_is_waited_for_where_the_log_ends_before_it(log: PostgresLog) -> None:
-    """Never cut short: the micro-batch would count as done, and what comes later as read."""
+    """Never cut short: the micro-batch would count as done, and later messages as read."""
     for there in (("a", "b", "c"), ("c", "d")):
         start = log.bounds([0]).ends[0]
         append(log, *there, first=int(start))
@@ -159,7 +159,7 @@ def test_a_planned_range_is_waited_for_where_the_log_ends_before_it(log: Postgre
         wanted = int(start) + len(there) + 2
         table = read(log, Slice(0, 1, start, str(wanted)), clock=Clock(catch_up))
         assert table.column("value").to_pylist() == [*(t.encode() for t in there), b"e", b"f"]
-    # One that begins where the log ends.
+    # A range that begins where the log ends.
     end = int(log.bounds([0]).ends[0])
     clock = Clock(lambda: append(log, "g", first=end))
     assert positions(read(log, Slice(0, 1, str(end), str(end + 1)), clock=clock)) == [str(end)]
@@ -175,7 +175,7 @@ def test_a_log_that_lost_its_data_is_waited_for_until_it_is_made_anew() -> None:
     gone: list[Exception] = [LogNotFound("no log"), PositionAhead(0, "0", "0"), LogNotFound("no")]
     made_anew = FailingLog({0: list(gone), 2: list(gone)})
     assert positions(read(made_anew, Slice(0, 1, "0", "4"))) == ["0", "1", "2", "3"]
-    # What could not be kept is told like any other loss.
+    # A loss is reported like any other.
     lost = FailingLog({1: [LogNotFound("no log"), PositionTrimmed(0, "1", "4")]})
     with pytest.raises(Trimmed):
         read(lost, Slice(0, 1, "1", "6"))
@@ -191,7 +191,7 @@ def test_a_log_that_stays_lost_fails_the_task_in_the_time_the_probe_gives_it(
     with pytest.raises(type(lasting)):
         read(log, Slice(0, 1, "0", "6"), source=patient, clock=clock)
     assert AHEAD_SECONDS - 10 < clock.now <= AHEAD_SECONDS
-    # What it said before it was away does not count.
+    # What the log said before the outage does not count.
     clock = Clock()
     away: list[Exception] = [LogUnavailable("away") for _ in range(60)]
     log = FailingLog({0: [lasting, *away, lasting, lasting]})
@@ -215,7 +215,7 @@ def test_trimmed_messages_fail_the_task_or_are_passed_over() -> None:
     earliest = LogSource("builtin:flights", None, on_trimmed="earliest")
     assert positions(read(trimmed(), Slice(0, 1, "1", "6"), source=earliest)) == ["4", "5"]
     assert positions(read(trimmed(), Slice(0, 1, "1", "3"), source=earliest)) == []
-    # History that is gone is gone; the partition goes on.
+    # Lost history does not stop the partition.
     assert positions(read(trimmed(), Slice(0, 1, "1", "6", replay=True))) == ["4", "5"]
 
 

@@ -1,4 +1,4 @@
-"""The query's way to its log: credentials that are renewed while the service is there."""
+"""The query's connection to its log: credentials are renewed while the service is available."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.counterpoise.spark.doubles import NumberLog
 
 
 class Giver:
-    """Gives other credentials each time, unless it is away."""
+    """Gives new credentials each time, unless it is unavailable."""
 
     log = "builtin:flights"
 
@@ -40,7 +40,7 @@ class Opened(NumberLog):
 
 
 def test_a_service_that_is_away_is_not_asked_at_every_question_to_the_log(giver: Giver) -> None:
-    """Each call takes the time that a call may take, and the log is there."""
+    """A call to an unavailable service takes its full timeout, while the log is available."""
     now = [0.0]
     connection = LogConnection(
         giver, None, lambda name, access: cast(Log, Opened(1)), lambda: now[0]
@@ -51,7 +51,7 @@ def test_a_service_that_is_away_is_not_asked_at_every_question_to_the_log(giver:
         connection.open()
     assert giver.asked == 2
     assert connection.access == "postgresql://u1@h/d"
-    # Refused, they are of no use any more.
+    # Refused credentials are of no use any more.
     connection.open(fresh=True)
     assert giver.asked == 3
     giver.away = False

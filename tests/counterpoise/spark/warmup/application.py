@@ -1,9 +1,9 @@
 """A stateful PySpark application for the tests: it counts the messages of each key.
 
-For each message it puts out what its key's count was then, as the value `NUMBER:COUNT`, so that a
-state that lacks a message or has one twice shows in every row after. `kind` is `replay`
-(transformWithState) or `snapshot` (foreachBatch). While `hold` says `warm`, history waits: with
-replay the whole query does, which learns and works in the same micro-batches.
+For each message it outputs its key's count at that moment, as the value `NUMBER:COUNT`. So a
+missing or repeated message in the state shows in every later row. `kind` is `replay`
+(transformWithState) or `snapshot` (foreachBatch). While `hold` says `warm`, history waits. With
+replay the whole query waits, because it learns and works in the same micro-batches.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class StatefulApplication(Application):
 
 
 class Counts(PartitionState[Counter[str]]):
-    """The state of a partition: how often each key has come."""
+    """The state of a partition: the number of messages of each key."""
 
     def __init__(self, sink: Sink) -> None:
         self.sink = sink
@@ -95,7 +95,7 @@ class Counts(PartitionState[Counter[str]]):
 
 
 class KeyedCounts(TenuredProcessor):
-    """The state of a key: how often it has come."""
+    """The state of a key: its number of messages."""
 
     def __init__(self, sink: Sink) -> None:
         self.sink = sink

@@ -1,4 +1,4 @@
-"""What `StatefulForeachBatch` refuses; what it does is tested with applications."""
+"""The refusals of `StatefulForeachBatch`; its work is tested with applications."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_the_rows_are_those_of_the_source(spark: SparkSession) -> None:
 
 
 def test_a_restarted_query_learns_the_ready_partitions_again(tmp_path: Path) -> None:
-    """It clears the channel, and the handler is the same."""
+    """The restart clears the channel, and the handler is the same."""
     channel = Channel(driver_home(), "again")
     options = {"queue": "q", "instanceId": "again", "warmup": "true", "warmupFrom": "snapshot"}
     warming = {"epoch": 2, "state": "warming", "position": None, "handed_over": None}
@@ -94,12 +94,12 @@ def test_a_state_goes_on_when_its_partition_goes_to_another_flow_of_ours(
     try:
         state = prepared(1, "5")
         assert state == TEXTS[:5]
-        # One flow has released it, and the other has not been told yet.
+        # One flow has released it, and the other was not told yet.
         warming = {"epoch": 1, "state": "warming", "position": "4", "handed_over": None}
         channel.put("view", {"status": "bound", "partitions": {"0": warming}})
         until(lambda: channel.get("ready") == {"partitions": {"0": {"epoch": 1}}})
         assert prepared(2, "5") is state
-        # It was taken at another position; somebody else had it in between.
+        # It was taken at another position: another consumer had it in between.
         taken = prepared(3, "3")
         assert taken == TEXTS[:3]
         assert prepared(5, "3") is not taken

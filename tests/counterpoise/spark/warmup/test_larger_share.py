@@ -1,4 +1,4 @@
-"""Partitions that go from one flow of a query to another, on a real service without Spark."""
+"""Partitions that move between flows of a query, on a real service without Spark."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_a_restart_with_more_flows_shares_out_at_once_and_the_states_go_on(
     offsets: list[Any] = []
 
     def step(reader: CounterpoiseStreamReader) -> None:
-        """As Spark does: what was planned is done when it asks for the next."""
+        """Like Spark: the planned batch is done when it asks for the next."""
         offset = reader.latestOffset(offsets[-1], READ_ALL)
         if offset != offsets[-1]:
             reader.partitions(offsets[-1], offset)
@@ -62,7 +62,7 @@ def test_a_restart_with_more_flows_shares_out_at_once_and_the_states_go_on(
         step(reader)
         return [one.partitions for one in client.flows("flights")] == [2, 2]
 
-    # The first one dies without a word.
+    # The first one dies without unbinding.
     with reading(service, 1, floor) as first, reading(service, 2, floor) as second:
         offsets.append(first.initialOffset())
         until(lambda: all_done(first, 40))

@@ -1,4 +1,4 @@
-"""State of another tenure is dropped; history builds state and puts nothing out."""
+"""State of another tenure is dropped; history builds state and has no output."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from counterpoise.spark import TenuredProcessor, fresh
 
 
 class Value:
-    """A value state of one key, as Spark's."""
+    """A value state of one key, like Spark's."""
 
     def __init__(self) -> None:
         self.value: tuple[Any, ...] | None = None
@@ -81,7 +81,7 @@ def test_rows_come_in_the_order_of_their_positions(letters: Letters) -> None:
 
 
 def test_a_timer_changes_state_and_puts_nothing_out(letters: Letters) -> None:
-    """It fires also where the partition has gone from."""
+    """It fires even where the partition is not owned any more."""
     assert out(letters, row("a", 0, 1)) == ["a"]
     assert list(letters.handleExpiredTimer((0, "k"), None, None)) == []
     assert out(letters, row("b", 1, 1)) == ["b"]

@@ -1,4 +1,4 @@
-"""Snapshots in a directory: all or nothing, and damage is noticed."""
+"""Snapshots in a directory: all or nothing, and damage is detected."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The state of a partition is brought to exactly the position asked for, on the real log."""
+"""The state of a partition is brought exactly to a position, on the real log."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ TEXTS = [chr(ord("a") + n) for n in range(20)]
 
 
 class Letters(PartitionState[list[str]]):
-    """The state is every message, so that anything wrong with it shows."""
+    """The state is the list of all messages, so that any error shows."""
 
     def __init__(self) -> None:
         self.loaded = 0
@@ -106,7 +106,7 @@ def test_a_loaded_state_is_not_published_at_once(
     restorer: Restorer[list[str]], incarnation: str
 ) -> None:
     published = at(restorer, "5")
-    assert published.published_at == 0.0  # built from the log: nobody has it yet
+    assert published.published_at == 0.0  # built from the log, so no snapshot exists yet
     restorer.publish(published, 1, incarnation)
     began = time.monotonic()
     assert at(restorer, "9").published_at >= began
@@ -115,7 +115,7 @@ def test_a_loaded_state_is_not_published_at_once(
 def test_a_state_that_is_ahead_is_not_used(
     restorer: Restorer[list[str]], incarnation: str, how: Letters
 ) -> None:
-    """The owner was ahead of what it committed, and lost the partition."""
+    """The owner was ahead of its commit, and lost the partition."""
     restorer.publish(at(restorer, "5"), 1, incarnation)
     cell = at(restorer, "15")
     restorer.bring_to(cell, "8")

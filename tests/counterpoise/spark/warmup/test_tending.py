@@ -1,4 +1,4 @@
-"""The thread beside Spark's: trouble with one partition makes no other wait."""
+"""The background thread of states: a failure with one partition does not delay others."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ OPTIONS = {"queue": "q", "instanceId": "tending", "warmup": "true", "warmupFrom"
 
 
 class Brittle(Letters):
-    """Cannot apply, or dump, what belongs to these partitions."""
+    """Cannot apply, or dump, messages of these partitions."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -46,7 +46,7 @@ class Brittle(Letters):
 
 
 def reach(states: States[Any], log: PostgresLog, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let them have this log, without a service."""
+    """Give the states this log, without a service."""
     monkeypatch.setattr(states, "_queue_id", "queue-1")
     monkeypatch.setattr(states, "_log", lambda: log)
     monkeypatch.setattr(states, "_incarnation", log.bounds([]).incarnation)
@@ -82,7 +82,7 @@ def channel() -> Iterator[Channel]:
 
 @pytest.fixture
 def tending(states: States[list[str]], channel: Channel) -> Tending[list[str]]:
-    """Not started: the tests look for it, a look at a time."""
+    """Not started: the tests call it, one step at a time."""
     tending = Tending(read_options(OPTIONS), states, publish_seconds=3600.0)
     tending.channel = channel
     return tending
@@ -138,7 +138,7 @@ def test_a_state_that_cannot_be_dumped_holds_up_no_other(
     assert not list(snapshots.found("queue-1", incarnation, 0))
     assert [found.position for found in snapshots.found("queue-1", incarnation, 1)] == ["3"]
 
-    for _ in range(3):  # at once again: the one that failed is paused, the other has no news
+    for _ in range(3):  # at once again: the failed one pauses, the other has nothing new
         tending.follow(view(p0=one("revoking", "3"), p1=one("revoking", "3")))
     assert how.dumped == 2
 
@@ -149,7 +149,7 @@ def test_a_state_that_cannot_be_dumped_holds_up_no_other(
 def test_nothing_is_published_of_a_log_that_was_never_reached(
     how: Brittle, snapshots: Snapshots, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A micro-batch that did not find the log has made a cell, and no state."""
+    """A micro-batch that did not reach the log has made a cell without a state."""
     states = States(read_options(OPTIONS), how, snapshots, "replay")
     monkeypatch.setattr(states, "_queue_id", "queue-1")
     states.cell(0).epoch = 1

@@ -1,0 +1,76 @@
+"""Sessions and the audit on the wire."""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import ConfigDict, Field, StringConstraints
+
+from api.schemas.common import AnswerModel, Page, RequestModel, Time
+from broker.core.access import Role
+
+KeyId = Annotated[str, Field(examples=["3f9a0c51d7e2"])]
+
+
+class LogIn(RequestModel):
+    """The key to log in with."""
+
+    key: Annotated[str, StringConstraints(min_length=1, max_length=200)] = Field(
+        description="The whole key, `cp_<id>_<secret>`."
+    )
+
+
+class Session(AnswerModel):
+    """Who the caller is."""
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "examples": [
+                {
+                    "key_id": "3f9a0c51d7e2",
+                    "name": "grafana",
+                    "role": "viewer",
+                    "queues": ["team-a.*"],
+                    "expires_at": "2026-11-20T22:00:00.250Z",
+                }
+            ]
+        }
+    )
+
+    key_id: KeyId | None = Field(description="The public id of the key; null without one.")
+    name: str | None = Field(description="The name of the key; null without one.")
+    role: Role
+    queues: list[str] = Field(description="The patterns of the queues that the key is for.")
+    expires_at: Time | None = Field(
+        description="The end of the session, or of the key; null if it has none."
+    )
+
+
+AuditedCall = Literal[
+    "create_queue",
+    "change_queue",
+    "delete_queue",
+    "rebalance_now",
+    "set_positions",
+    "unbind",
+    "drain",
+    "create_key",
+    "revoke_key",
+]
+
+
+class AuditItem(AnswerModel):
+    """An administrative call."""
+
+    id: int
+    at: Time = Field(description="When it was committed.")
+    call: AuditedCall = Field(description="The operation; that of a key has no queue.")
+    queue: str | None
+    flow_id: str | None = Field(description="With `unbind` and `drain`.")
+    key_id: str | None = Field(description="The caller's key; null without one.")
+    key_name: str | None
+    address: str | None = Field(description="The caller's network address.")
+    before: dict[str, Any] | None = Field(description="The state before; null if there was none.")
+    after: dict[str, Any] | None = Field(description="The state after; null if there is none.")
+
+
+class AuditPage(Page[AuditItem]):
+    """Administrative calls, newest first."""

@@ -1,0 +1,274 @@
+"""Callers by their credentials: keys, sessions, tokens of flows (docs, *Security*).
+
+A replica has the keys that were used lately in memory, and reads them again once a second. A key
+that was not read again within `TRUSTED_SECONDS` is asked for at once, and if the store does not
+answer it is not accepted. So a key that ends is refused everywhere within that time, whatever
+happens to the replica or to its connection. What stays open (event streams) waits in `until_ended`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import secrets
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import asdict, replace
+from typing import NamedTuple
+
+import structlog
+
+from broker.calls import views
+from broker.calls.access import QueueAccess
+from broker.calls.monitoring import number_of
+from broker.core import commands as c
+from broker.core.access import (
+    RIGHTS,
+    Caller,
+    Role,
+    digest,
+    flow_caller,
+    key_id_of,
+)
+from broker.core.errors import BrokerError, Forbidden, QueueNotFound, Unauthorized, Unavailable
+from broker.mailbox.availability import store_available
+from broker.mailbox.batches import Batcher
+from broker.mailbox.turns import Ask
+from broker.store.key_ports import KeyRow
+from broker.store.ports import StoreUnavailable
+
+_log = structlog.get_logger()
+
+LOOK_SECONDS = 1.0
+TRUSTED_SECONDS = 4.0
+# A key that was not used for so long is forgotten here; its last use is written as often.
+IDLE_SECONDS = 600.0
+USED_SECONDS = 60.0
+SESSION_SECONDS = 12 * 3600.0
+MOST_SESSIONS = 100
+MOST_ENDED_AT_ONCE = 1000
+_UNKNOWN = "This key is not known here, was revoked, or has reached its end."
+
+
+class _Known(NamedTuple):
+    """A key as it was read, and the monotonic times of that and of its last use."""
+
+    row: KeyRow
+    read_at: float
+    used_at: float
+
+
+class KeyCalls:
+    """Who calls, on one replica."""
+
+    def __init__(self, queues: QueueAccess) -> None:
+        self._queues = queues
+        self._keys = queues.store.keys
+        self._monotonic = queues.replica.monotonic
+        self._known: dict[str, _Known] = {}
+        self._noted_at: dict[str, float] = {}
+        self._any_made = False
+        self._looked_at = float("-inf")
+        self._ended: dict[str | None, set[asyncio.Event]] = {}
+        self._looks: Batcher[str | None, KeyRow | None] = Batcher(self._look_many)
+
+    # Who calls
+
+    @property
+    def some_known(self) -> bool:
+        """Whether the service has ever had a key, as far as this replica knows."""
+        return self._any_made
+
+    async def any_made(self) -> bool:
+        """Whether the service has ever had a key. Raises Unavailable."""
+        if not self._any_made and self._monotonic() - self._looked_at > TRUSTED_SECONDS:
+            with store_available():
+                await self._looks.ask(None)
+        return self._any_made
+
+    async def by_key(
+        self, token: str, address: str | None = None, *, stale_may: bool = False
+    ) -> Caller:
+        """The holder of a key. Raises Unauthorized, Unavailable.
+
+        `stale_may`: without the store the key counts if it did when it was read last.
+        """
+        key_id = key_id_of(token)
+        row = None if key_id is None else await self._row(key_id, stale_may=stale_may)
+        if row is None or not hmac.compare_digest(row.hash, digest(token)):
+            raise Unauthorized(_UNKNOWN)
+        if (known := self._known.get(row.id)) is not None:
+            self._known[row.id] = known._replace(used_at=self._monotonic())
+        return _caller(row, address)
+
+    async def by_session(self, token: str, address: str | None = None) -> Caller:
+        """The holder of a session, who only reads. Raises Unauthorized, Unavailable."""
+        with store_available():
+            session = await self._keys.session(digest(token))
+        row = None if session is None else await self._row(session.key_id)
+        if session is None or row is None:
+            raise Unauthorized("This session has ended; log in again.")
+        caller = _caller(row, address)
+        ends = [time for time in (session.ends_at, caller.ends_at) if time is not None]
+        return replace(caller, ends_at=min(ends), reads_only=True)
+
+    async def by_flow_token(
+        self, token: str, queue: str | None, address: str | None = None
+    ) -> Caller:
+        """A bound flow, on a call that is not about this flow alone.
+
+        Raises Unauthorized, and Forbidden unless `queue` names the flow's queue.
+        """
+        with store_available():
+            found = await self._keys.flow_of_token(digest(token))
+        if found is None:
+            raise Unauthorized("This is neither a key nor the token of a bound flow.")
+        queue_id, flow_id, key_id = found
+        if queue is not None:
+            with suppress(QueueNotFound):
+                if (await self._queues.replica.coordinator(queue)).queue_id == queue_id:
+                    return flow_caller(flow_id, queue, key_id, address)
+        raise Forbidden("A flow's token is valid only for this flow and its own queue.")
+
+    async def _row(self, key_id: str, *, stale_may: bool = False) -> KeyRow | None:
+        known = self._known.get(key_id)
+        if known is not None and self._monotonic() - known.read_at <= TRUSTED_SECONDS:
+            return known.row
+        try:
+            with store_available():
+                return await self._looks.ask(key_id)
+        except Unavailable:
+            if stale_may and known is not None:
+                return known.row
+            raise
+
+    # Sessions
+
+    async def log_in(self, key: str, address: str | None) -> tuple[str, Caller]:
+        """A new session of a key: its token, and who it makes the caller. Raises Unauthorized."""
+        caller = await self.by_key(key, address)
+        assert caller.key_id is not None
+        token = secrets.token_urlsafe(32)
+        with store_available():
+            await self._keys.begin_session(
+                digest(token), caller.key_id, SESSION_SECONDS, MOST_SESSIONS
+            )
+        return token, await self.by_session(token, address)
+
+    async def log_out(self, token: str) -> None:
+        """Ends a session. Harmless when repeated."""
+        with store_available():
+            await self._keys.end_session(digest(token))
+
+    # The audit
+
+    async def audit(
+        self, caller: Caller, limit: int, cursor: str | None, queue: str | None
+    ) -> views.Page[views.AuditView]:
+        """Administrative calls on the queues of the caller, newest first; the cursor is the last id
+        of the previous page. Raises Invalid.
+        """
+        before = None if cursor is None else number_of(cursor)
+        with store_available():
+            rows = await self._keys.audit(limit + 1, before, caller.patterns, queue)
+        items = tuple(
+            views.AuditView(id=row.id, at=row.at, **asdict(row.act)) for row in rows[:limit]
+        )
+        return views.Page(items, str(items[-1].id) if len(rows) > limit else None)
+
+    # The end of keys
+
+    async def until_ended(self, caller: Caller) -> None:
+        """Returns when the caller's credential is no longer valid.
+
+        Without a credential: when the service has its first key.
+        """
+        event = asyncio.Event()
+        waiting = self._ended.setdefault(caller.key_id, set())
+        waiting.add(event)
+        try:
+            seconds = None
+            if caller.ends_at is not None:
+                seconds = max(0.0, caller.ends_at - self._queues.replica.clock.now())
+            with suppress(TimeoutError):
+                async with asyncio.timeout(seconds):
+                    await event.wait()
+        finally:
+            waiting.discard(event)
+            if not waiting:
+                self._ended.pop(caller.key_id, None)
+
+    async def look(self) -> None:
+        """Reads again the keys that are in use; called once a second."""
+        now = self._monotonic()
+        horizon = now - IDLE_SECONDS
+        idle = [id for id, known in self._known.items() if known.used_at < horizon]
+        for key_id in idle:
+            if key_id not in self._ended:
+                del self._known[key_id]
+        try:
+            await self._look_many([None, *self._known, *(id for id in self._ended if id)])
+            await self._note_uses(now)
+            if self._any_made:
+                await self._end_flows()
+        except StoreUnavailable as error:
+            _log.warning("keys cannot be read", error=str(error))
+
+    async def _look_many(self, key_ids: Sequence[str | None]) -> Sequence[KeyRow | None]:
+        began = self._monotonic()
+        ids = sorted({key_id for key_id in key_ids if key_id is not None})
+        found = await self._keys.look(ids)
+        self._looked_at = began
+        if found.any_made and not self._any_made:
+            self._any_made = True
+            self._wake(None)
+        for key_id in ids:
+            row, known = found.counting.get(key_id), self._known.get(key_id)
+            if row is None:
+                self._known.pop(key_id, None)
+                self._wake(key_id)
+            else:
+                self._known[key_id] = _Known(row, began, began if known is None else known.used_at)
+        return [None if id is None else found.counting.get(id) for id in key_ids]
+
+    def _wake(self, key_id: str | None) -> None:
+        for event in self._ended.get(key_id, ()):
+            event.set()
+
+    async def _note_uses(self, now: float) -> None:
+        used = [
+            id
+            for id, known in self._known.items()
+            if known.used_at > (noted := self._noted_at.get(id, float("-inf")))
+            and now - noted > USED_SECONDS
+        ]
+        if used:
+            await self._keys.used(used)
+            self._noted_at = {id: self._noted_at.get(id, now) for id in self._known}
+            self._noted_at.update(dict.fromkeys(used, now))
+
+    async def _end_flows(self) -> None:
+        """Unbinds flows whose key has ended."""
+        keyless = await self._keys.keyless(MOST_ENDED_AT_ONCE)
+        ended = [self._end_flow(queue_id, flow_id) for queue_id, flow_id in keyless]
+        for result in await asyncio.gather(*ended, return_exceptions=True):
+            # Another replica may have been first.
+            if isinstance(result, Exception) and not isinstance(result, BrokerError):
+                raise result
+
+    async def _end_flow(self, queue_id: str, flow_id: str) -> None:
+        coordinator = self._queues.replica.coordinator_of(queue_id)
+        await coordinator.ask(Ask(c.Unbind(flow_id, "key_ended")))
+
+
+def _caller(row: KeyRow, address: str | None) -> Caller:
+    role = Role(row.role)
+    return Caller(
+        RIGHTS[role],
+        tuple(row.queues),
+        role,
+        key_id=row.id,
+        key_name=row.name,
+        ends_at=row.ends_at,
+        address=address,
+    )

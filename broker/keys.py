@@ -1,0 +1,148 @@
+"""Makes, lists and revokes keys, on the database itself (docs, *Security*).
+
+The first administrator needs no service for this, and nobody does it without access to the
+database. Services learn of it by asking again (`broker.calls.keys`). Each function is one
+transaction, with its row in the audit, and blocks. Raises `DatabaseUnreachable`.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from typing import Any, NamedTuple, TypeAlias
+
+import psycopg
+from psycopg.rows import class_row
+from psycopg.types.json import Jsonb
+
+from broker.core.access import Role, check_patterns, digest, key_of
+from broker.core.errors import Invalid
+from broker.postgres.migrations import CONNECT_SECONDS, DatabaseUnreachable
+
+Connection: TypeAlias = psycopg.Connection[Any]
+
+_COLUMNS = "id, name, role, queues, created_at, ends_at, revoked_at, last_used_at"
+_NOW = "CAST(extract(epoch FROM clock_timestamp()) AS double precision)"
+MOST_NAME = 200
+
+
+class Key(NamedTuple):
+    """A key without its secret. Times are Unix seconds of the database, None for never."""
+
+    id: str
+    name: str
+    role: str
+    queues: Sequence[str]
+    created_at: float
+    ends_at: float | None
+    revoked_at: float | None
+    last_used_at: float | None
+    state: str  # valid, ended, revoked
+
+
+class Created(NamedTuple):
+    """A new key, with its text, which is stored nowhere. `is_first`: there was none before."""
+
+    key: Key
+    text: str
+    is_first: bool
+
+
+class NoSuchKey(Exception):
+    """No key has this id."""
+
+
+def create(
+    database_url: str,
+    role: Role,
+    queues: Sequence[str],
+    name: str,
+    ends_at: datetime | None = None,
+) -> Created:
+    """Make a key for the queues that match one of the patterns. Raises Invalid."""
+    check_patterns(tuple(queues))
+    if len(name) > MOST_NAME or not name.isprintable():
+        raise Invalid(f"A key's name is text in one line of at most {MOST_NAME} characters.")
+    if ends_at is not None and ends_at <= datetime.now(UTC):
+        raise Invalid("The end of the key has passed already.")
+    id, ends = secrets.token_hex(6), None if ends_at is None else ends_at.timestamp()
+    text = key_of(id, secrets.token_hex(32))
+    with _connected(database_url) as connection:
+        found = connection.execute("SELECT EXISTS (SELECT FROM counterpoise.keys)").fetchone()
+        is_first = found is not None and not found[0]
+        connection.execute(
+            "INSERT INTO counterpoise.keys (id, hash, name, role, queues, created_at, ends_at)"
+            f" VALUES (%s, %s, %s, %s, %s, {_NOW}, %s)",
+            (id, digest(text), name, role.value, list(dict.fromkeys(queues)), ends),
+        )
+        key = _key(connection, id)
+        _record(connection, "create_key", None, _shown(key))
+    return Created(key, text, is_first)
+
+
+def every(database_url: str) -> list[Key]:
+    """All keys there ever were, in the order in which they were made."""
+    with (
+        _connected(database_url) as connection,
+        connection.cursor(row_factory=class_row(Key)) as one,
+    ):
+        return one.execute(f"{_SELECT} ORDER BY created_at, id").fetchall()
+
+
+def revoke(database_url: str, id: str) -> Key:
+    """Revoke a key, for good. Harmless when repeated. Raises NoSuchKey."""
+    with _connected(database_url) as connection:
+        before = _key(connection, id, "FOR UPDATE")
+        if before.revoked_at is None:
+            connection.execute(
+                f"UPDATE counterpoise.keys SET revoked_at = {_NOW} WHERE id = %s", (id,)
+            )
+            _record(connection, "revoke_key", _shown(before), _shown(_key(connection, id)))
+        return _key(connection, id)
+
+
+def any_made(database_url: str) -> bool:
+    """Whether there ever was a key."""
+    with _connected(database_url) as connection:
+        found = connection.execute("SELECT EXISTS (SELECT FROM counterpoise.keys)").fetchone()
+        return found is not None and bool(found[0])
+
+
+_SELECT = f"""
+SELECT {_COLUMNS}, CASE WHEN revoked_at IS NOT NULL THEN 'revoked'
+    WHEN ends_at <= {_NOW} THEN 'ended' ELSE 'valid' END AS state
+FROM counterpoise.keys
+"""
+
+
+def _key(connection: Connection, id: str, lock: str = "") -> Key:
+    cursor = connection.cursor(row_factory=class_row(Key))
+    key = cursor.execute(f"{_SELECT} WHERE id = %s {lock}".encode(), (id,)).fetchone()
+    if key is None:
+        raise NoSuchKey(f"no key has the id {id!r}; 'counterpoise keys list' shows the keys")
+    return key
+
+
+def _record(connection: Connection, call: str, before: object, after: dict[str, Any]) -> None:
+    """A row of the audit; the database's user stands for the caller's key."""
+    connection.execute(
+        "INSERT INTO counterpoise.audit (at, call, before, after)"
+        f" VALUES ({_NOW}, %s, %s, %s || jsonb_build_object('database_user', session_user))",
+        (call, None if before is None else Jsonb(before), Jsonb(after)),
+    )
+
+
+def _shown(key: Key) -> dict[str, Any]:
+    shown = ("id", "name", "role", "queues", "ends_at", "revoked_at")
+    return {name: getattr(key, name) for name in shown}
+
+
+@contextmanager
+def _connected(url: str) -> Iterator[Connection]:
+    try:
+        with psycopg.connect(url, connect_timeout=CONNECT_SECONDS) as connection:
+            yield connection
+    except psycopg.OperationalError as error:
+        raise DatabaseUnreachable(str(error).strip().splitlines()[0]) from None

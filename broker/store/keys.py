@@ -1,0 +1,168 @@
+"""Keys, sessions and the audit in Postgres, see `broker.store.key_ports`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import fields
+from typing import Any
+
+from sqlalchemy import (
+    ColumnElement,
+    Double,
+    Text,
+    bindparam,
+    delete,
+    exists,
+    func,
+    insert,
+    literal,
+    or_,
+    select,
+    update,
+)
+from sqlalchemy.dialects.postgresql import ARRAY
+
+from broker.store.bulk import NOW, any_of
+from broker.store.connections import Connections
+from broker.store.key_ports import Act, AuditRow, KeyRow, Keys, SessionRow
+from broker.store.tables import audit, bound, flows, keys, sessions
+from broker.store.writing import record_acts
+
+PURGE_AT_ONCE = 10_000
+
+
+_COUNTS: ColumnElement[bool] = keys.c.revoked_at.is_(None) & or_(
+    keys.c.ends_at.is_(None), keys.c.ends_at > NOW
+)
+_KEYS = select(*(keys.c[name] for name in KeyRow._fields)).where(any_of(keys.c.id, "ids"), _COUNTS)
+_ANY = select(exists(select(keys.c.id)))
+# Few keys end, and flows of each are found by the index on their key.
+_ENDED = select(keys.c.id).where(
+    or_(keys.c.revoked_at.is_not(None), keys.c.ends_at.is_not(None) & (keys.c.ends_at <= NOW))
+)
+_KEYLESS = (
+    select(flows.c.queue_id, flows.c.id)
+    .where(
+        bound,
+        flows.c.key_id.is_not(None),
+        flows.c.key_id == func.any(func.array(_ENDED.scalar_subquery())),
+    )
+    .order_by(flows.c.id)
+    .limit(bindparam("most"))
+)
+USED_SECONDS = 60.0
+_USED = (
+    update(keys)
+    .where(
+        any_of(keys.c.id, "ids"),
+        or_(keys.c.last_used_at.is_(None), keys.c.last_used_at < NOW - USED_SECONDS),
+    )
+    .values(last_used_at=NOW)
+)
+_BEGIN = (
+    insert(sessions)
+    .from_select(
+        ["hash", "key_id", "created_at", "ends_at"],
+        select(
+            bindparam("hash", type_=sessions.c.hash.type),
+            bindparam("key", type_=Text),
+            NOW,
+            NOW + bindparam("seconds", type_=Double),
+        ),
+    )
+    .returning(sessions.c.ends_at)
+)
+_OLDEST = (
+    select(sessions.c.hash)
+    .where(sessions.c.key_id == bindparam("key"))
+    .order_by(sessions.c.created_at.desc())
+    .offset(bindparam("most"))
+)
+_ACT = [field.name for field in fields(Act)]
+
+
+class PostgresKeys:
+    """The tables of keys, sessions and audit."""
+
+    def __init__(self, connections: Connections) -> None:
+        self._connections = connections
+
+    async def look(self, key_ids: Sequence[str]) -> Keys:
+        async with self._connections.single() as one:
+            counting = (await one.execute(_KEYS, {"ids": [*key_ids]})).all()
+            any_made = bool((await one.execute(_ANY)).scalar_one())
+        return Keys(any_made, {row.id: KeyRow(*row) for row in counting})
+
+    async def keyless(self, limit: int) -> Sequence[tuple[str, str]]:
+        async with self._connections.single() as one:
+            found = await one.execute(_KEYLESS, {"most": limit})
+        return [(row.queue_id, row.id) for row in found]
+
+    async def used(self, key_ids: Sequence[str]) -> None:
+        async with self._connections.single() as one:
+            await one.execute(_USED, {"ids": [*key_ids]})
+
+    async def begin_session(self, hash: bytes, key_id: str, seconds: float, most: int) -> float:
+        values = {"hash": hash, "key": key_id, "seconds": seconds}
+        async with self._connections.transaction() as one:
+            ends_at: float = (await one.execute(_BEGIN, values)).scalar_one()
+            oldest = await one.execute(_OLDEST, {"key": key_id, "most": most})
+            if surplus := list(oldest.scalars()):
+                await one.execute(delete(sessions).where(sessions.c.hash.in_(surplus)))
+        return ends_at
+
+    async def session(self, hash: bytes) -> SessionRow | None:
+        query = select(sessions.c.key_id, sessions.c.ends_at).where(
+            sessions.c.hash == hash, sessions.c.ends_at > NOW
+        )
+        async with self._connections.single() as one:
+            row = (await one.execute(query)).first()
+        return None if row is None else SessionRow(*row)
+
+    async def end_session(self, hash: bytes) -> None:
+        async with self._connections.single() as one:
+            await one.execute(delete(sessions).where(sessions.c.hash == hash))
+
+    async def flow_of_token(self, hash: bytes) -> tuple[str, str, str | None] | None:
+        query = select(flows.c.queue_id, flows.c.id, flows.c.key_id).where(
+            flows.c.token_hash == hash, bound
+        )
+        async with self._connections.single() as one:
+            row = (await one.execute(query)).first()
+        return None if row is None else (row.queue_id, row.id, row.key_id)
+
+    async def record(self, acts: Sequence[Act]) -> None:
+        if acts:
+            async with self._connections.single() as one:
+                await record_acts(one, acts)
+
+    async def audit(
+        self, limit: int, before: int | None, patterns: Sequence[str], queue: str | None
+    ) -> Sequence[AuditRow]:
+        query = select(audit).order_by(audit.c.id.desc()).limit(limit)
+        if before is not None:
+            query = query.where(audit.c.id < before)
+        if queue is not None:
+            query = query.where(audit.c.queue == queue)
+        if "*" not in patterns:
+            query = query.where(matching(audit.c.queue, patterns))
+        async with self._connections.single() as one:
+            rows = (await one.execute(query)).all()
+        return [
+            AuditRow(row.id, row.at, Act(**{name: getattr(row, name) for name in _ACT}))
+            for row in rows
+        ]
+
+    async def purge(self, audit_before: float) -> None:
+        some = select(audit.c.id).where(audit.c.at < audit_before).limit(PURGE_AT_ONCE)
+        statement = delete(audit).where(audit.c.id.in_(some)).returning(literal(1))
+        async with self._connections.single() as one:
+            await one.execute(delete(sessions).where(sessions.c.ends_at <= NOW))
+            while len((await one.execute(statement)).all()) == PURGE_AT_ONCE:
+                pass
+
+
+def matching(name: ColumnElement[Any], patterns: Sequence[str]) -> ColumnElement[bool]:
+    """Whether a queue's name matches one of the patterns of `broker.core.access`."""
+    like = [each.replace("_", r"\_").replace("*", "%").replace("?", "_") for each in patterns]
+    return name.op("LIKE", is_comparison=True)(func.any(literal(like, ARRAY(Text))))

@@ -1,0 +1,253 @@
+"""Bodies that cost much: in time of the event loop, and in memory while they wait."""
+
+import contextlib
+import json
+import random
+from collections.abc import Callable, Iterator
+
+import httpx
+import pytest
+
+from api.app import all_routes
+from api.http.bodies import SMALL_BYTES
+from api.http.routing import Route
+from broker.service import Broker
+from tests.attacks.bystander import Bystander
+from tests.attacks.holding import MOST_SECONDS, as_in_a_process_of_its_own, shortest_hold
+from tests.attacks.wire import Wire
+from tests.databases import Databases
+from tests.service import Service, eventually, running, settings_for
+
+MOST_BYTES = 8 * 2**20
+ATTACKER = "127.0.0.66"
+
+
+@pytest.fixture(scope="module")
+def unlimited(databases: Databases) -> Iterator[Service]:
+    """A service without rates, so that many costly requests may follow each other."""
+    with databases.lend() as url:
+        settings = settings_for(url, address_requests_per_second=0, flow_requests_per_second=0)
+        with running(Broker(settings), settings) as service, as_in_a_process_of_its_own():
+            yield service
+
+
+@pytest.fixture(scope="module")
+def flow(unlimited: Service) -> tuple[str, dict[str, str]]:
+    """A flow's path, and its headers: it may make every call that names partitions."""
+    with unlimited.http as http:
+        http.post("/queues", json={"name": "q", "partition_count": 4, "rebalance_delay": 0})
+        bound = http.post("/queues/q/flows", json={"client_name": "c", "lease_seconds": 600})
+        answer = bound.json()
+        headers = {"Authorization": f"Bearer {answer['flow_token']}"}
+        return f"/v1/queues/q/flows/{answer['flow_id']}", headers
+
+
+def bodies(size: int) -> Iterator[tuple[str, bytes]]:
+    """Hostile bodies of at most `size` bytes, each with a name."""
+
+    def repeated(start: bytes, unit: bytes, end: bytes) -> bytes:
+        return start + unit * ((size - len(start) - len(end)) // len(unit)) + end
+
+    for field, opening, closing in ((b"partitions", b"[", b"]"), (b"positions", b"{", b"}")):
+        start, end = b'{"' + field + b'":' + opening, closing + b"}"
+        name = field.decode()
+        yield f"{name}: numbers", repeated(start, b"0,", b"0" + end)
+        yield f"{name}: floats", repeated(start, b"1.5e300,", b"0" + end)
+        yield f"{name}: lists", repeated(start, b"[],", b"[]" + end)
+        yield f"{name}: objects", repeated(start, b"{},", b"{}" + end)
+        yield f"{name}: wrong items", repeated(start, b'{"a":0,"b":[1]},', b"{}" + end)
+        yield f"{name}: wrong pairs", repeated(start, b'"x":0,', b'"0":1' + end)
+        yield f"{name}: right pairs", repeated(start, b'"7":"1",', b'"0":1' + end)
+        item = b'{"partition":1,"epoch":1,"position":"1"}'
+        yield f"{name}: right items", repeated(start, item + b",", item + end)
+        quoted = b'{"partition":1,"epoch":1,"position":"}\\",{]["},'
+        yield f"{name}: misleading items", repeated(start, quoted, item + end)
+        one = b'{"partition":1,"epoch":1,"position":"'
+        yield f"{name}: one large item", repeated(start + one, b"1", b'"}' + end)
+        yield f"{name}: one escaped item", repeated(start + one, b"\\u0031", b'"}' + end)
+        yield f"{name}: an item without end", repeated(start + one, b'\\"', b"")
+        many = b"".join(b'"k%x":0,' % number for number in range(size // 16))
+        yield f"{name}: one item of many fields", (start + b"{" + many + b'"z":0}' + end)[:size]
+    unknown = b",".join(b'"partition_coun%x":0' % number for number in range(size // 24))
+    yield "many unknown fields", b"{" + unknown + b"}"
+    yield "one field again and again", repeated(b"{", b'"name":"a",', b'"name":"a"}')
+    yield "deep lists", b"[" * size
+    yield "deep objects", repeated(b"", b'{"a":', b"")
+    yield "blanks", b" " * (size - 2) + b"{}"
+    yield "a long name", repeated(b'{"', b"n", b'":0}')
+    yield "a long text", repeated(b'{"client_name":"', b"n", b'"}')
+    yield "a long number", repeated(b'{"partition_count":', b"1", b"}")
+    yield "no JSON", b"\xff" * size
+    noise = random.Random(7)
+    for number in range(4):
+        text = "".join(noise.choices('{}[]",:\\0 ax', k=min(size, 2**18)))
+        yield f"noise {number}", ('{"partitions":[' + text).encode()
+
+
+def with_bodies() -> Iterator[tuple[str, str]]:
+    """Method and path of every call that has a body."""
+    for route in all_routes():
+        assert isinstance(route, Route)
+        if route.body_field is not None:
+            yield next(iter(route.methods or ())), route.path
+
+
+@pytest.mark.parametrize(
+    "size", [SMALL_BYTES, 2**20, pytest.param(MOST_BYTES, marks=pytest.mark.long)]
+)
+def test_no_body_holds_the_loop(
+    unlimited: Service, flow: tuple[str, dict[str, str]], size: int
+) -> None:
+    path_of_flow, token = flow
+    held: list[str] = []
+    calls = list(with_bodies())
+    assert len(calls) > 8
+    with httpx.Client(base_url=unlimited.url, timeout=60) as http:
+        for method, template in calls:
+            path = template.replace("/v1/queues/{queue}/flows/{flow}", path_of_flow)
+            path = path.replace("{queue}", "q")
+            headers = token if path.startswith(path_of_flow) else {}
+            # One call with a list and one with a mapping stand for all whose bodies may be large.
+            if size > SMALL_BYTES and not path.endswith(("/commit", "/positions")):
+                continue
+            for name, body in bodies(size):
+
+                def send(
+                    method: str = method,
+                    path: str = path,
+                    headers: dict[str, str] = headers,
+                    body: bytes = body,
+                ) -> None:
+                    content = {"Content-Type": "application/json", **headers}
+                    with contextlib.suppress(httpx.WriteError, httpx.ReadError):
+                        answer = http.request(method, path, content=body, headers=content)
+                        assert answer.status_code < 500
+                        assert len(answer.content) < 65536 or answer.status_code == 200
+
+                seconds = shortest_hold(unlimited, send)
+                if seconds > MOST_SECONDS:
+                    held.append(f"{seconds:.3f} s: {method} {path} {size} bytes, {name}")
+    assert not held
+
+
+def test_no_head_holds_the_loop(unlimited: Service) -> None:
+    held = []
+    with httpx.Client(base_url=unlimited.url, timeout=60) as http:
+        for path in (
+            "/v1/queues?" + "a=&" * 20000,
+            "/v1/queues?" + "limit=1&" * 7500,
+            "/v1/queues?" + "a" * 60000,
+            "/v1/queues?cursor=" + "%ff" * 20000,
+            "/v1/queues/" + "%61" * 20000,
+            "/v1/queues/" + "a/" * 30000,
+            "/v1" + "/" * 59000,
+        ):
+
+            def send(path: str = path) -> None:
+                answer = http.get(path)
+                assert answer.status_code < 500
+                assert len(answer.content) < 2000
+
+            seconds = shortest_hold(unlimited, send)
+            if seconds > MOST_SECONDS:
+                held.append(f"{seconds:.3f} s: {path[:40]}")
+    assert not held
+
+
+def test_unknown_fields_are_named_but_not_all(target: Service, bystander: Bystander) -> None:
+    body = {"name": "q", "partition_cound": 1, **{f"partition_coun{n}": 0 for n in range(1000)}}
+    with target.http as http:
+        answer = http.post("/queues", json=body)
+    assert answer.status_code == 422
+    found = answer.json()["errors"]
+    unknown = [item for item in found if "did you mean 'partition_count'" in item["message"]]
+    assert len(unknown) == 5
+    assert unknown[0]["field"] == "partition_cound"
+
+
+def test_wrong_items_of_a_large_body_are_named(
+    unlimited: Service, flow: tuple[str, dict[str, str]]
+) -> None:
+    """As those of a small one are, with their place in the whole."""
+    path, headers = flow
+    items: list[object] = [{"partition": 0, "epoch": 1, "position": "1"}] * 5000
+    for wrong, message in (
+        ({"partition": 0, "epoch": 1, "positions": "1"}, "did you mean 'position'"),
+        ({"partition": "0", "epoch": 1, "position": "1"}, "integer"),
+    ):
+        body = {"seq": 1, "partitions": [*items, wrong, *items]}
+        answer = httpx.post(f"{unlimited.url}{path}/commit", json=body, headers=headers)
+        assert answer.status_code == 422
+        found = answer.json()["errors"]
+        assert any(item["field"].startswith("partitions.5000.") for item in found)
+        assert any(message in item["message"] for item in found)
+    positions = {"positions": {**{str(n): "1" for n in range(6000)}, "7000": "", "x": "1"}}
+    answer = httpx.post(f"{unlimited.url}/v1/queues/q/positions", json=positions)
+    assert {item["field"] for item in answer.json()["errors"]} == {
+        "positions.7000",
+        "positions.x.[key]",
+    }
+
+
+def test_a_large_body_is_read_as_a_small_one(
+    unlimited: Service, flow: tuple[str, dict[str, str]]
+) -> None:
+    """Quotes, blanks and the order of fields mislead nobody."""
+    path, headers = flow
+    items = [
+        {"position": 'a}],{\\"[' + "x" * (number % 50), "epoch": 10**9, "partition": number}
+        for number in range(3000)
+    ]
+    for text in (
+        json.dumps({"partitions": items, "seq": 5}),
+        json.dumps({"seq": 5, "partitions": items}, indent=4),
+    ):
+        assert len(text) > SMALL_BYTES
+        content = {"Content-Type": "application/json", **headers}
+        answer = httpx.post(f"{unlimited.url}{path}/commit", content=text, headers=content)
+        assert answer.status_code == 200
+        results = answer.json()["results"]
+        assert [item["partition"] for item in results] == list(range(3000))
+        assert results[0]["outcome"] == "not_owner"
+        for spoiled in (text + "}", text[:-1], text.replace('"epoch"', "epoch", 1), "x" + text):
+            answer = httpx.post(f"{unlimited.url}{path}/commit", content=spoiled, headers=content)
+            assert answer.status_code == 422
+            assert answer.json()["errors"][0]["field"] == "body"
+
+
+def test_only_calls_on_partitions_have_large_bodies(target: Service) -> None:
+    with target.http as http:
+        answer = http.post("/queues", json={"name": "q" * SMALL_BYTES, "partition_count": 1})
+    assert answer.status_code == 413
+    assert str(SMALL_BYTES) in answer.json()["detail"]
+
+
+def test_bodies_that_wait_have_a_budget(
+    migrated_url: str, name_of_a_queue: Callable[[], str]
+) -> None:
+    """One address cannot fill it, and what it took is given back when it hangs up."""
+    settings = settings_for(migrated_url, request_limit_bytes=2**20, body_budget_bytes=2**22)
+    with running(Broker(settings), settings) as service, contextlib.ExitStack() as stack:
+        somebody = Bystander(service.url, name_of_a_queue())
+        budget = service.app.state.budget
+        wires = []
+        for number in range(8):
+            wire = stack.enter_context(Wire(service.url, ATTACKER))
+            length = {"content_length": str(2**19)}
+            if number % 2:
+                length = {"transfer_encoding": "chunked"}
+            path = "/v1/queues/q/positions"
+            wire.request("POST", path, b"", content_type="application/json", **length)
+            wires.append(wire)
+        # The first and the third; one that does not say its length counts as the largest.
+        eventually(lambda: budget.taken == 2**20)
+        answers = [wire.answer() for number, wire in enumerate(wires) if number not in (0, 2)]
+        assert all(answer is not None and answer.status == 429 for answer in answers)
+        body = {"positions": {str(n): "1" for n in range(10_000)}}
+        answer = httpx.post(f"{service.url}/v1/queues/missing/positions", json=body)
+        assert answer.status_code == 404
+        for wire in wires:
+            wire.socket.close()
+        eventually(lambda: budget.taken == 0)
+        somebody.leave()
+        assert not somebody.faults

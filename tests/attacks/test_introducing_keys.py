@@ -1,0 +1,117 @@
+"""Keys come to a service whose clients run; and what clients do with keys."""
+
+from __future__ import annotations
+
+import time
+from contextlib import ExitStack
+
+import httpx
+import pytest
+
+from broker import keys
+from broker.core.access import Role, key_id_of
+from broker.service import Broker
+from counterpoise.client import Client
+from counterpoise.errors import Forbidden, Unauthorized
+from counterpoise.flow import Flow
+from counterpoise.publisher import Publisher
+from tests.api.access import Guarded, bearer
+from tests.attacks.keys import END_SECONDS, within
+from tests.databases import Databases
+from tests.service import eventually, running, settings_for
+
+pytestmark = pytest.mark.xdist_group("access")
+
+
+def test_clients_work_with_their_keys(house: Guarded, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a consumer and a publisher have them: in the environment."""
+    house.create("orders")
+    url = house.service.url
+    monkeypatch.setenv("COUNTERPOISE_TOKEN", house.key("publisher", "orders"))
+    with Publisher("orders", url=url) as publisher:
+        publisher.publish(b"x", "k")
+    with pytest.raises(Forbidden), Flow("orders", url=url):
+        pass
+    monkeypatch.setenv("COUNTERPOISE_TOKEN", house.key("consumer", "orders"))
+    with Flow("orders", url=url) as flow:
+        eventually(lambda: len(flow.partitions) == 2)
+    with pytest.raises(Forbidden), Publisher("orders", url=url) as publisher:
+        publisher.publish(b"x", "k")
+    monkeypatch.delenv("COUNTERPOISE_TOKEN")
+    with pytest.raises(Unauthorized), Flow("orders", url=url):
+        pass
+
+
+def test_keys_come_while_clients_run(databases: Databases) -> None:
+    """The steps of docs/operations.md; the clients before them send no key."""
+    with databases.lend() as url, ExitStack() as stack:
+        optional = settings_for(url, keys_optional=True)
+        first = stack.enter_context(running(Broker(optional), optional))
+        with Client(first.url) as client:
+            client.create_queue("orders", 2, rebalance_delay=0)
+        old = stack.enter_context(Flow("orders", url=first.url, instance_id="etl-1"))
+        eventually(lambda: len(old.partitions) == 2)
+        key = keys.create(url, Role.CONSUMER, ("orders",), "etl").text
+
+        # Optional: whoever has no key goes on as before, and the key is valid.
+        required = settings_for(url)
+        closed = stack.enter_context(running(Broker(required), required))
+        with Client(first.url) as client:
+            client.queues()
+            client.log_access("orders", "read")
+        with Client(first.url, token=key) as client:
+            assert [queue.name for queue in client.queues()] == ["orders"]
+            with pytest.raises(Forbidden):
+                client.delete_queue("orders")
+
+        # Required: a flow that is bound goes on; all else needs the key.
+        def served() -> bool:
+            return httpx.get(f"{closed.url}/v1/queues").status_code == 401
+
+        eventually(served, END_SECONDS)
+        assert old.commit({0: "1"}) == {0: "ok"}
+        with Client(closed.url) as client, pytest.raises(Unauthorized):
+            client.log_access("orders", "read")
+        with Flow("orders", url=closed.url, instance_id="etl-1", token=key) as new:
+            eventually(lambda: len(new.partitions) == 1)
+            eventually(lambda: len(old.partitions) == 1)
+
+
+def test_the_first_key_closes_the_service(databases: Databases) -> None:
+    with databases.lend() as url:
+        settings = settings_for(url)
+        with running(Broker(settings), settings) as service, httpx.Client(timeout=30) as http:
+            address = f"{service.url}/v1/queues"
+            assert http.get(address).status_code == 200
+            made = http.post(address, json={"name": "open", "partition_count": 1})
+            assert made.status_code == 201
+            with http.stream("GET", f"{address}/open/events") as stream:
+                lines = stream.iter_lines()
+                next(lines)
+                key = keys.create(url, Role.VIEWER, ("*",), "first").key
+                deadline = time.monotonic() + END_SECONDS
+                assert next(line for line in lines if line) == "event: problem"
+            within(deadline, lambda: http.get(address).status_code == 401)
+            # For good.
+            keys.revoke(url, key.id)
+            assert http.get(address).status_code == 401
+
+
+def test_the_last_use_is_written_now_and_then(house: Guarded) -> None:
+    key = house.key("viewer")
+    id = key_id_of(key)
+
+    def used() -> float | None:
+        [found] = [each for each in keys.every(house.url) if each.id == id]
+        return found.last_used_at
+
+    assert used() is None
+    with house.http as http:
+        for _ in range(3):
+            http.get("/v1/queues", headers=bearer(key))
+        eventually(lambda: used() is not None, END_SECONDS)
+        first = used()
+        http.get("/v1/queues", headers=bearer(key))
+    assert first is not None
+    assert abs(first - time.time()) < 30
+    assert used() == first
