@@ -1,9 +1,9 @@
 """The settler: a thread that commits positions and releases partitions.
 
 It follows the flow's view, commits by time and number, releases a revoked lane as soon as no worker
-handles it, and drains the flow at the end. A flow that an administrator drains ends in the same way.
-The settler never waits for the log, and the reader never waits for the service. So if one of them is
-unavailable, work that needs only the other continues.
+handles it, and drains the flow at the end. A flow that an administrator drains ends like
+that, too. The settler never waits for the log, and the reader never waits for the service. So if
+one of them is unavailable, work that needs only the other continues.
 
 While a worker is stuck, the settler commits once more when all other workers are idle, and then is
 silent, because every call would renew the lease. When the watchdog doubts the view, the settler

@@ -356,7 +356,7 @@ def test_a_driver_that_drains_too_ends_the_query_itself(
     until(lambda: consumption.next_offset(first, None) is first and flow.closed is False)
     consumption.leave(30)
     until(lambda: flow.closed)
-    until(lambda: consumption.standing().status == "left")
+    until(lambda: consumption.status().status == "left")
     assert consumption.next_offset(first, None) is first
 
 
