@@ -35,7 +35,7 @@ def forced_keeps_the_epoch() -> Changes:
         forced = handed_over == HandedOver.FORCED
         return grant._replace(epoch=partition.epoch) if forced else grant
 
-    # The real database would refuse it; here the checker is to.
+    # The real database would refuse it; here the checker must find it.
     return [(Draft, "drawn_up", drawn_up), (MemoryDatabase, "_check", unchecked)]
 
 
@@ -62,7 +62,7 @@ def release_without_epoch() -> Changes:
 
 
 def ready_from_anybody() -> Changes:
-    """The epoch of a ready is not looked at, nor who says so."""
+    """Neither the epoch of a ready nor its sender is checked."""
 
     def refuse_ready(queue, flow, item):
         partition = queue.find(item.partition)
@@ -107,7 +107,7 @@ def failed_commit_is_kept() -> Changes:
 
 
 def answers_from_the_past() -> Changes:
-    """An answer that needs no commit is given without asking whether others have committed."""
+    """An answer without a commit is given without checking for commits of other replicas."""
     real = Coordinator._replay_missed
 
     async def replay_missed(self, queue):
@@ -156,7 +156,7 @@ def seq_ignored() -> Changes:
 
 
 def seq_ignored_after_a_reset() -> Changes:
-    """What was set once excuses nothing that happens afterwards."""
+    """After positions were set once, the seq of later commits is ignored."""
     [(_, _, unordered)] = seq_ignored()
     real, real_commit = MemoryDatabase._may_write, MemoryDatabase.commit
 

@@ -23,12 +23,12 @@ from tests.twin.database import MemoryDatabase
 
 
 def rest_is_dropped() -> Changes:
-    """What has no room in a slice is not done at all."""
+    """Work that does not fit into a slice is dropped."""
     return [(Draft, "cut_off", lambda self: setattr(self, "room", 0))]
 
 
 def cut_is_not_stored() -> Changes:
-    """Only replicas that live know that there is more to do."""
+    """Only running replicas know that there is more to do."""
     real = Turn.finish
 
     def finish(self, late_seconds):
@@ -48,7 +48,7 @@ def handoff_takes_longer() -> Changes:
     return [(broker.core.handoff, "revoke", revoke), (broker.core.working, "revoke", revoke)]
 
 
-# Who gets what
+# Grants and handoffs
 
 
 def revoke_taken_back() -> Changes:
@@ -112,7 +112,7 @@ def unsettled_is_ready() -> Changes:
 
 
 def retires_again_in_its_epoch() -> Changes:
-    """Was found by the simulation: a delayed `finished` passes, and messages are lost."""
+    """Found by the simulation: a delayed `finished` is accepted, and messages are lost."""
 
     def retire(draft, numbers):
         draft.emit(r.PartitionsRetired(numbers))
@@ -121,7 +121,7 @@ def retires_again_in_its_epoch() -> Changes:
 
 
 def latest_is_where_the_first_reader_looks() -> Changes:
-    """Was in the product: who takes over before the first commit begins at a later end."""
+    """Was in the product: an owner that takes over before the first commit starts later."""
 
     async def ends(self, log, owner):
         return {}
@@ -135,7 +135,7 @@ def latest_is_where_the_first_reader_looks() -> Changes:
 
 
 def latest_is_asked_too_late() -> Changes:
-    """The queue begins where its log ends after it was created."""
+    """The queue starts at the end that its log has after the creation."""
     real = QueueCalls.create
 
     async def create(self, spec):
@@ -149,7 +149,7 @@ def latest_is_asked_too_late() -> Changes:
 
 
 def added_partitions_begin_at_the_end() -> Changes:
-    """What is published to them before they are granted is lost."""
+    """Messages published to them before their grant are lost."""
     real = Turn.decide
 
     def decide(self, command):

@@ -15,8 +15,8 @@ Changes = list[tuple[Any, str, Any]]
 
 @dataclass(frozen=True)
 class Mutant:
-    """A bug: what it is, what is to be changed, and what the tables of transitions would have to
-    allow for it to be possible at all.
+    """A bug: its name, the attributes that it replaces, and the transitions that it needs in the
+    tables.
     """
 
     name: str
@@ -25,7 +25,7 @@ class Mutant:
 
     @contextmanager
     def planted(self) -> Iterator[None]:
-        """The product has the bug."""
+        """Within the block the product has the bug."""
         for table, pair, state in self.allows:
             table[pair] = state
         try:
@@ -37,4 +37,4 @@ class Mutant:
 
 
 def unchecked(self: MemoryDatabase, commit: Any, stored: Any) -> None:
-    """In the place of the database's constraints."""
+    """Replaces the database's constraints."""

@@ -63,7 +63,7 @@ def late_commit_is_taken() -> Changes:
 
 
 def only_the_last_outage_counts() -> Changes:
-    """Was in the product: of several outages before a commit the earlier ones were forgotten."""
+    """Was in the product: of several outages before a commit only the last was given back."""
 
     async def move_deadlines(self, turn):
         outage = self._clock.outage
@@ -74,7 +74,7 @@ def only_the_last_outage_counts() -> Changes:
 
 
 def clock_back_not_noticed() -> Changes:
-    """Was in the product: a stamp in the future is as good as a fresh one."""
+    """Was in the product: a stamp in the future counts as a fresh one."""
     real = MemoryDatabase.pulse
 
     def pulse(self, gap_seconds):
@@ -98,7 +98,7 @@ def deadlines_do_not_go_back() -> Changes:
 
 
 def time_from_before_a_step() -> Changes:
-    """Who has not looked since decides on a queue that has moved."""
+    """A replica that has not looked since decides on a queue whose deadlines have moved."""
 
     async def keep_time(self, outage_seen):
         return None
@@ -107,7 +107,7 @@ def time_from_before_a_step() -> Changes:
 
 
 def frozen_replica_trusts_its_clock() -> Changes:
-    """What is due is done by a clock that nobody looked at since, and leases by it too."""
+    """A frozen replica decides due actions and leases by its old time."""
     fresh = property(lambda self: self._asked_at is not None)
 
     def expiries(self, queue_id):
@@ -161,7 +161,7 @@ def late_bind_replaces() -> Changes:
 
 
 def no_sweep() -> Changes:
-    """Only what a replica hears and its own alarms bring it forward."""
+    """A replica acts only on notifications and its own alarms."""
 
     async def sweep(self):
         await self.clock.look(self.store)
@@ -170,7 +170,7 @@ def no_sweep() -> Changes:
 
 
 def not_looked_at_again() -> Changes:
-    """The shell decides and forgets when it is to look again."""
+    """The shell forgets to advance the queue at the time that a decision names."""
     real = Turn.decide
 
     def decide(self, command):

@@ -21,7 +21,7 @@ from tests.simulation.mutants.mutant import Changes
 
 
 def older_view_taken() -> Changes:
-    """The latest answer counts, also if it was made before one that is known."""
+    """The latest answer counts, even if it was made before a known one."""
 
     def take(self, update, now):
         if update.flow_id == self.bound.flow_id and update.revision != self.view.revision:
@@ -31,7 +31,7 @@ def older_view_taken() -> Changes:
 
 
 def waiting_flow_is_not_woken() -> Changes:
-    """Whose view has changed is not told until it asks, and then by what the replica knows."""
+    """A flow whose view has changed is told only when it asks, and by what its replica knows."""
     real = UpdateCalls._newer
 
     async def newer(self, coordinator, flow_id, after, at_least=0, fresh=False):
@@ -44,7 +44,7 @@ def waiting_flow_is_not_woken() -> Changes:
     ]
 
 
-# Who goes on working
+# Owners that wait
 
 
 def commits_wait_while(waits: Callable[[Queue, str], bool]) -> Changes:
@@ -63,12 +63,12 @@ def commits_wait_while(waits: Callable[[Queue, str], bool]) -> Changes:
 
 
 def commits_wait_for_handoffs() -> Changes:
-    """Whoever is to lose one partition commits nothing until that is over."""
+    """A flow that is to lose one partition commits nothing until the handoff is over."""
     return commits_wait_while(
         lambda queue, flow_id: any(n in queue.handoffs for n in queue.flows[flow_id].owned)
     )
 
 
 def commits_wait_for_rebalance() -> Changes:
-    """The world stops until everything is where it belongs."""
+    """No flow commits until the rebalance is over."""
     return commits_wait_while(lambda queue, flow_id: queue.status is Status.REBALANCING)
