@@ -222,13 +222,26 @@ def set_positions(
     return Call("POST", _queue_path(name, "/positions"), lambda answer: answer, body=body)
 
 
-def log_access(name: str, purpose: Literal["read", "publish"]) -> Call[wire.LogView]:
-    """The queue's log: address, partition count and, if there are any, credentials."""
+def log_access(
+    name: str,
+    purpose: Literal["read", "publish"],
+    *,
+    refused: bool = False,
+    flow_token: str | None = None,
+) -> Call[wire.LogView]:
+    """The queue's log: address, partition count and, if there are any, credentials.
+
+    `refused`: the log refused those that are at hand. With `flow_token` they are the flow's own.
+    """
+    body: dict[str, Any] = {"purpose": purpose}
+    if refused:
+        body["refused"] = True
     return Call(
         "POST",
         _queue_path(name, "/log-access"),
         reading.reading(reading.log_view),
-        body={"purpose": purpose},
+        body=body,
+        token=flow_token,
     )
 
 
