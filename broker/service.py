@@ -14,12 +14,14 @@ from broker.calls.keys import LOOK_SECONDS
 from broker.core.errors import BrokerError
 from broker.logs.builtin import BuiltinLogs
 from broker.logs.by_kind import LogsByKind
+from broker.logs.clients.roles import WATCH_SECONDS
 from broker.logs.engine import log_engine
 from broker.logs.external import ExternalLogs
 from broker.mailbox.alarms import Alarms, SchedulerAlarms
 from broker.mailbox.replica import Replica
 from broker.mailbox.tally import Tally
-from broker.postgres import migrations, restoring
+from broker.postgres import migrations, restoring, room
+from broker.postgres.reporting import REPORTER
 from broker.settings import Settings
 from broker.store.ports import Store, StoreUnavailable
 from broker.store.postgres import PostgresStore
@@ -27,11 +29,13 @@ from broker.store.postgres import PostgresStore
 _log = structlog.get_logger()
 
 UPKEEP_SECONDS = 60.0
+ENDED_KEYS_SECONDS = 2.0
 GONE_SECONDS = 24 * 3600.0
 # A retry that comes later than this would be appended a second time.
 PUBLISHER_SECONDS = 30 * 24 * 3600.0
-# How long it may take to notice that the tables were migrated past what this version serves.
-FIT_SECONDS = 10.0
+# How long it may take to notice that the tables were migrated past what this version serves, or
+# that the database cannot write.
+FIT_SECONDS = 5.0
 
 
 class Broker:
@@ -62,7 +66,12 @@ class Broker:
         self._log_engine = log_engine(address)
         log_urls = settings.log_urls.get_secret_value() if settings.log_urls else ""
         self._logs_by_kind = LogsByKind(
-            BuiltinLogs(self._log_engine, address),
+            BuiltinLogs(
+                self._log_engine,
+                address,
+                tls=settings.tls_cert is not None,
+                connections=settings.log_connections,
+            ),
             ExternalLogs(log_urls),
             settings.log_keep_messages,
         )
@@ -81,6 +90,8 @@ class Broker:
         await self.keys.look()
         self._alarms.every("keys", LOOK_SECONDS, self.keys.look)
         self._alarms.every("upkeep", UPKEEP_SECONDS, self.upkeep)
+        self._alarms.every("log sessions", WATCH_SECONDS, self._logs_by_kind.watch)
+        self._alarms.every("log credentials", ENDED_KEYS_SECONDS, self.logs.end_credentials_of_keys)
 
     async def stop(self) -> None:
         """Finishes what is under way and stops."""
@@ -94,6 +105,7 @@ class Broker:
         """
         try:
             await self.logs.maintain()
+            await self.logs.end_credentials()
             await self._logs_by_kind.forget(PUBLISHER_SECONDS)
             now = self._replica.clock.now()
             kept = self._settings.history_days * 86400
@@ -101,6 +113,10 @@ class Broker:
             await self._replica.store.keys.purge(now - self._settings.audit_days * 86400)
         except (BrokerError, StoreUnavailable) as error:
             _log.warning("the upkeep was cut short", error=str(error))
+
+    def is_reachable(self) -> bool:
+        """Whether the database has answered this replica's look, once a second, lately."""
+        return self._replica.clock.fresh
 
     @property
     def tally(self) -> Tally:
@@ -114,13 +130,17 @@ class Broker:
         except StoreUnavailable:
             return views.ReadyCheck(False, False, "The database cannot be reached.")
         if self._fit_until < monotonic():
+            # Anybody may ask, so no answer says where the database is or what it said.
             try:
                 unfit = await asyncio.to_thread(migrations.unfit, self._url, self._log_url)
                 moved = not unfit and await asyncio.to_thread(restoring.moved, self._url)
+                await asyncio.to_thread(room.try_write, self._url)
             except migrations.DatabaseUnreachable as error:
-                # Anybody may ask, so the answer does not say where the database is.
-                _log.warning("the database cannot be reached", error=str(error))
+                REPORTER.report(str(error), None)
                 return views.ReadyCheck(False, False, "The database cannot be reached.")
+            except room.CannotWrite as error:
+                REPORTER.report(str(error), error.code)
+                return views.ReadyCheck(True, False, "The database cannot write.")
             if unfit:
                 return views.ReadyCheck(True, False, " ".join(each.why for each in unfit))
             if moved:
