@@ -209,9 +209,14 @@ def audit(queue: str | None = None, max_items: int | None = 100) -> Listing[wire
 
 
 def set_positions(
-    name: str, to: Mapping[int, str | None] | Literal["earliest", "latest"] | datetime
+    name: str,
+    to: Mapping[int, str | None] | Literal["earliest", "latest"] | datetime,
+    dry_run: bool = False,
 ) -> Call[Any]:
-    """Set positions: an end of the log, a time, or a position each. Raises the epochs."""
+    """Set positions: an end of the log, a time, or a position each. Raises the epochs.
+
+    `dry_run`: changes nothing, and says what would be read again or skipped.
+    """
     body: dict[str, Any]
     if isinstance(to, datetime):
         body = {"to": to.isoformat()}
@@ -219,7 +224,13 @@ def set_positions(
         body = {"to": to}
     else:
         body = {"positions": {str(partition): position for partition, position in to.items()}}
-    return Call("POST", _queue_path(name, "/positions"), lambda answer: answer, body=body)
+    return Call(
+        "POST",
+        _queue_path(name, "/positions"),
+        lambda answer: answer,
+        query={"dry_run": "true"} if dry_run else {},
+        body=body,
+    )
 
 
 def log_access(

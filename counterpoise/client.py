@@ -17,6 +17,7 @@ import json
 import os
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 from urllib.parse import urlsplit
@@ -44,6 +45,15 @@ def package_version() -> str:
         return version("counterpoise")
     except PackageNotFoundError:
         return "unknown"
+
+
+@dataclass(frozen=True)
+class Probe:
+    """The answer of an address outside the base path; `date` as the server wrote it."""
+
+    status: int
+    date: str | None
+    text: str
 
 
 class _Settings:
@@ -191,6 +201,24 @@ class Client:
             if time.monotonic() > deadline:
                 raise self._settings.unreachable(None)
         return content.all()
+
+    def probe(self, path: str) -> Probe:
+        """GET of an address outside the base path (`/readyz`, `/metrics`), whatever its answer.
+
+        Raises `Unreachable`, and `BadAnswer` for one that is too large.
+        """
+        request = self._settings.request(Call("GET", "", lambda _: None))
+        request["url"] = self.url.removesuffix("/v1") + path
+        request["headers"]["Accept"] = "*/*"
+        deadline = time.monotonic() + self._settings.timeout_seconds
+        try:
+            with self._http.stream(**request) as response:
+                content = self._content(response, deadline)
+        except (httpx.HTTPError, httpx.StreamError) as error:
+            raise self._settings.unreachable(error) from error
+        return Probe(
+            response.status_code, response.headers.get("date"), content.decode(errors="replace")
+        )
 
     def events(self, name: str) -> Iterator[wire.Event]:
         """Every change of a queue as it is committed. Ends with `Unreachable` when cut off."""

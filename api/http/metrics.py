@@ -7,6 +7,7 @@ are route templates, never names: the number of series does not depend on the re
 import collections
 import time
 from collections.abc import Iterable
+from importlib.metadata import PackageNotFoundError, version
 
 from prometheus_client import (
     CollectorRegistry,
@@ -36,6 +37,12 @@ class Metrics:
             self.registry.register(collector)
         ProcessCollector(registry=self.registry)
         PlatformCollector(registry=self.registry)
+        Gauge(
+            "counterpoise_build_info",
+            "1; the label says which version of the service this is.",
+            ("version",),
+            registry=self.registry,
+        ).labels(_version()).set(1)
         self._requests = Counter(
             "counterpoise_http_requests",
             "Requests answered.",
@@ -124,3 +131,11 @@ class CountRequests:
 
 
 _METHODS = frozenset(("GET", "POST", "PATCH", "PUT", "DELETE", "HEAD", "OPTIONS"))
+
+
+def _version() -> str:
+    """The installed version of the service."""
+    try:
+        return version("counterpoise-server")
+    except PackageNotFoundError:
+        return "unknown"

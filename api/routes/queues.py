@@ -202,7 +202,12 @@ async def flows(
 )
 @allow(Right.ADMINISTER)
 async def set_positions(
-    request: Request, queue: Name, body: queue_schemas.PositionsRequest
+    request: Request,
+    queue: Name,
+    body: queue_schemas.PositionsRequest,
+    dry_run: Annotated[
+        Flag, Query(description="Change nothing, and say what would be read again or skipped.")
+    ] = False,
 ) -> views.PositionsView:
     """Set the positions from which consumers continue: an end of the log, a time, or positions.
 
@@ -213,7 +218,9 @@ async def set_positions(
         target = {int(number): position for number, position in body.positions.items()}
     else:
         target = body.to.timestamp() if isinstance(body.to, datetime) else body.to
-    return await broker_of(request).logs.set_positions(queue, target, caller_of(request))
+    return await broker_of(request).logs.set_positions(
+        queue, target, caller_of(request), dry_run=dry_run
+    )
 
 
 @ROUTER.post(

@@ -295,10 +295,24 @@ class PositionSet(AnswerModel):
     partition: PartitionNumber
     epoch: Epoch
     position: Position | None
+    previous: Position | None = Field(
+        default=None, description="In a dry run, the position as it is. Null without one."
+    )
+    read_again: int | None = Field(
+        default=None,
+        description="In a dry run, the most messages before `previous` that would be read again. "
+        "Null if the log does not answer.",
+    )
+    skipped: int | None = Field(
+        default=None,
+        description="In a dry run, the most messages that would never be read. Null if the log "
+        "does not answer.",
+    )
 
 
 class Positions(AnswerModel):
-    """The partitions whose position was set, each with its raised epoch."""
+    """The partitions whose position was set, each with its raised epoch; in a dry run, those whose
+    position would be set, each with its epoch as it is."""
 
     revision: int
     partitions: list[PositionSet]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 import structlog
 
@@ -21,8 +21,12 @@ from broker.core.state.queue import Queue
 from broker.logs.names import builtin_name, canonical, decides_count
 from broker.logs.ports import Holder, Logs, Purpose
 from broker.mailbox.availability import store_available
+from broker.mailbox.coordinator import Coordinator
 from broker.mailbox.turns import EARLIEST, Ask
 from counterpoise.logs.address import kind_of
+
+Where: TypeAlias = Mapping[int, str | None] | Literal["earliest", "latest"] | float
+"""Positions, an end of the log, or a time in Unix seconds."""
 
 # Of a call that sets the positions of many partitions, so many are in the audit.
 MOST_IN_AUDIT = 1000
@@ -39,36 +43,15 @@ class LogCalls:
         self._readers = readers
 
     async def set_positions(
-        self,
-        name: str,
-        where: Mapping[int, str | None] | Literal["earliest", "latest"] | float,
-        caller: Caller | None = None,
+        self, name: str, where: Where, caller: Caller | None = None, *, dry_run: bool = False
     ) -> views.PositionsView:
-        """Sets positions and raises the epochs. Raises QueueNotFound, Invalid, Unavailable."""
+        """Sets positions and raises the epochs. Raises QueueNotFound, Invalid, Unavailable.
 
-        def existing(queue: Queue) -> tuple[str, str, list[int]]:
-            numbers = [partition.number for partition in queue.existing()]
-            return queue.settings.log, queue.settings.start, numbers
-
-        log, start, numbers = await self._queues.read(name, existing)
-        if isinstance(where, Mapping):
-            unknown = sorted(set(where) - set(numbers))
-            if unknown:
-                raise Invalid(
-                    f"This queue has no partition {unknown[0]}.",
-                    [("positions", f"names {unknown}, which do not exist")],
-                )
-            if kind_of(log) is not None:
-                _refuse_nonsense(where)
-                _refuse_ahead(where, await self._logs.ends(log, sorted(where)))
-            positions: dict[int, str | None] = dict(where)
-            if start == "latest" and None in positions.values() and kind_of(log) is not None:
-                ends = await self._logs.positions(log, "latest")
-                for number in (n for n, position in where.items() if position is None):
-                    positions[number] = ends.get(number, EARLIEST)
-        else:
-            found = await self._logs.positions(log, where)
-            positions = {number: found.get(number, EARLIEST) for number in numbers}
+        `dry_run`: changes nothing, and says how far each partition would move.
+        """
+        positions = await self._wanted(name, where)
+        if dry_run:
+            return await self._preview(name, positions)
         command = c.RaiseEpochs(tuple(sorted(positions)))
         act = act_of(caller, "set_positions", name)
         if act is not None:
@@ -89,6 +72,66 @@ class LogCalls:
             )
 
         return await self._queues.read(name, look, fresh=False)
+
+    async def _wanted(self, name: str, where: Where) -> dict[int, str | None]:
+        """The position of each partition that `where` means now."""
+
+        def existing(queue: Queue) -> tuple[str, str, list[int]]:
+            numbers = [partition.number for partition in queue.existing()]
+            return queue.settings.log, queue.settings.start, numbers
+
+        log, start, numbers = await self._queues.read(name, existing)
+        if not isinstance(where, Mapping):
+            found = await self._logs.positions(log, where)
+            return {number: found.get(number, EARLIEST) for number in numbers}
+        unknown = sorted(set(where) - set(numbers))
+        if unknown:
+            raise Invalid(
+                f"This queue has no partition {unknown[0]}.",
+                [("positions", f"names {unknown}, which do not exist")],
+            )
+        if kind_of(log) is not None:
+            _refuse_nonsense(where)
+            _refuse_ahead(where, await self._logs.ends(log, sorted(where)))
+        positions = dict(where)
+        if start == "latest" and None in positions.values() and kind_of(log) is not None:
+            ends = await self._logs.positions(log, "latest")
+            for number in (n for n, position in where.items() if position is None):
+                positions[number] = ends.get(number, EARLIEST)
+        return positions
+
+    async def _preview(self, name: str, positions: Mapping[int, str | None]) -> views.PositionsView:
+        """How many messages would be read again or skipped, by the ends of this moment."""
+
+        def look(queue: Queue) -> tuple[views.QueueView, dict[int, int]]:
+            existing = (number for number in sorted(positions) if queue.exists(number))
+            return queue_view(queue), {
+                number: queue.partitions[number].epoch for number in existing
+            }
+
+        async def work(coordinator: Coordinator) -> views.PositionsView:
+            queue, epochs = await coordinator.read(look, fresh=True)
+            with store_available():
+                rows = await self._queues.store.positions(coordinator.queue_id, sorted(epochs))
+            before = {number: rows[number][1] if number in rows else None for number in epochs}
+            spans = await self._logs.spans(queue.log, before)
+
+            def one(number: int) -> views.PositionSet:
+                previous, span = before[number], spans.get(number)
+                again = skipped = None
+                if span is not None:
+                    # In a queue of an older version that starts at the latest position.
+                    is_at_end = previous is None and queue.start == "latest"
+                    left, ahead = 0 if is_at_end else span.lag, span.after(positions[number])
+                    if left is not None and ahead is not None:
+                        again, skipped = max(0, ahead - left), max(0, left - ahead)
+                return views.PositionSet(
+                    number, epochs[number], positions[number], previous, again, skipped
+                )
+
+            return views.PositionsView(queue.revision, tuple(map(one, epochs)))
+
+        return await self._queues.on(name, work)
 
     async def _positions(self, name: str, numbers: Sequence[int]) -> dict[int, str | None]:
         queue_id = await self._queues.read(name, lambda queue: queue.id)

@@ -279,11 +279,18 @@ class AuditView:
 
 @dataclass(frozen=True, slots=True)
 class PositionSet:
-    """The new position of a partition, and its raised epoch."""
+    """The new position of a partition, and its raised epoch.
+
+    Of a dry run: the epoch as it is, the position until then, and how many messages (at most) would
+    be read again or skipped; None where the log does not say.
+    """
 
     partition: int
     epoch: int
     position: str | None
+    previous: str | None = None
+    read_again: int | None = None
+    skipped: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,6 +20,7 @@ from broker.logs.ports import (
     Positions,
     Purpose,
     Span,
+    messages_after,
 )
 from broker.logs.trimming import trim_floor
 from counterpoise.logs import LogError, LogNotFound, LogUnavailable
@@ -177,7 +178,7 @@ class LogsByKind:
             number: Span(
                 found.starts[number],
                 found.ends[number],
-                _lag(found.starts[number], found.ends[number], at),
+                messages_after(found.starts[number], found.ends[number], at),
             )
             for number, at in positions.items()
         }
@@ -255,14 +256,6 @@ def _cannot_be_asked(error: LogError) -> BrokerError:
     if isinstance(error, LogUnavailable):
         return Unavailable(f"The log cannot be asked right now: {error}.")
     return Invalid(f"The log cannot be asked: {error}; send positions.")
-
-
-def _lag(start: str, end: str, position: str | None) -> int | None:
-    """The most messages from a position to the end; positions of known kinds are numbers."""
-    if position is not None and not position.isdecimal():
-        return None
-    at = int(start) if position is None else max(int(start), int(position))
-    return int(end) - at if at <= int(end) else None
 
 
 def _reached(committed: Sequence[Positions]) -> list[dict[int, str]]:

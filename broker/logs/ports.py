@@ -25,6 +25,7 @@ __all__ = [
     "Positions",
     "Purpose",
     "Span",
+    "messages_after",
 ]
 
 Positions = Mapping[int, str | None]
@@ -51,6 +52,18 @@ class Span:
     start: str
     end: str
     lag: int | None
+
+    def after(self, position: str | None) -> int | None:
+        """The most messages from a position to the end; None for one that the log cannot have."""
+        return messages_after(self.start, self.end, position)
+
+
+def messages_after(start: str, end: str, position: str | None) -> int | None:
+    """The most messages from a position to the end; positions of known kinds are numbers."""
+    if position is not None and not position.isdecimal():
+        return None
+    at = int(start) if position is None else max(int(start), int(position))
+    return int(end) - at if at <= int(end) else None
 
 
 class Logs(Protocol):

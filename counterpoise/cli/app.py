@@ -14,7 +14,17 @@ from typing import Annotated, Any, NoReturn
 import typer
 from typer.core import TyperGroup
 
-from counterpoise.cli import audit, flows, lag, messages, plugins, queues, status
+from counterpoise.cli import (
+    audit,
+    doctor,
+    flows,
+    lag,
+    messages,
+    plugins,
+    positions,
+    queues,
+    status,
+)
 from counterpoise.client import package_version
 from counterpoise.errors import (
     CounterpoiseError,
@@ -140,6 +150,8 @@ def demo(context: typer.Context) -> None:
 
 app.add_typer(queues.app, name="queues")
 app.add_typer(flows.app, name="flows")
+app.add_typer(positions.app, name="positions")
+app.command(name="doctor")(doctor.doctor)
 app.command(name="status")(status.show_status)
 app.command(name="rebalance")(status.rebalance)
 app.command(name="lag")(lag.show_lag)

@@ -85,6 +85,11 @@ def ranges(numbers: Iterable[int]) -> str:
     return " ".join(str(a) if a == b else f"{a}-{b}" for a, b in spans)
 
 
+def counted(number: int, noun: str) -> str:
+    """`1 message`, `2 messages`."""
+    return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
 def seconds_until(time: datetime | None, now: datetime | None = None) -> float | None:
     """Seconds until a time of the service, by our own clock."""
     return None if time is None else (time - (now or datetime.now(UTC))).total_seconds()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from typing import Annotated
 
 import typer
@@ -19,6 +18,7 @@ from counterpoise.cli.common import (
     seconds_until,
     table,
 )
+from counterpoise.cli.progress import WAIT_SECONDS, Drain, Steps
 from counterpoise.client import Client
 from counterpoise.wire import FlowSummary
 
@@ -32,7 +32,6 @@ FlowName = Annotated[
         show_default=False,
     ),
 ]
-LOOK_SECONDS = 0.2
 
 
 @app.command("list")
@@ -68,38 +67,47 @@ def drain(
     timeout: Annotated[
         float | None,
         typer.Option(
+            min=0.0,
             help="Seconds after which warm-ups of its successors are cut short, and after which "
-            "this command stops waiting."
+            "this command stops waiting.",
+            show_default=f"warm-ups take their time; the command waits {WAIT_SECONDS:.0f} s",
         ),
     ] = None,
     wait: Annotated[
         bool, typer.Option(help="Wait until it owns no partition, or has left.")
     ] = True,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress.")] = False,
     url: Url = None,
+    as_json: AsJson = False,
 ) -> None:
-    """Let a flow hand over all its partitions in order; it stays bound until its consumer leaves.
+    """Let a flow hand over all its partitions in order, and leave.
 
-    Exit code 1 if it still owns partitions after --timeout.
+    Exit code 1 if it still owns partitions when the time is over; the drain then
+    goes on without the command. It cannot be undone.
     """
     with Client(url) as client:
         chosen = _find(client, queue, flow)
         client.drain(queue, chosen.flow_id, timeout_seconds=timeout)
-        if not wait:
-            return
-        give_up_at = None if timeout is None else time.monotonic() + timeout
-        while left := _owned(client, queue, chosen.flow_id):
-            if give_up_at is not None and time.monotonic() > give_up_at:
-                say(f"{chosen.client_name} still owns {left} partitions")
-                raise typer.Exit(1)
-            time.sleep(LOOK_SECONDS)
-    say(f"{chosen.client_name} owns no partition any more")
+        drain = Drain(client, queue, chosen)
+        if wait:
+            with Steps(shown=not (quiet or as_json)) as steps:
+                drain.wait(WAIT_SECONDS if timeout is None else timeout, steps)
+    if as_json:
+        print_json(drain.document())
+    elif wait:
+        say(drain.result())
+    if wait and drain.left:
+        raise typer.Exit(1)
 
 
 @app.command()
-def unbind(queue: QueueName, flow: FlowName, url: Url = None) -> None:
+def unbind(queue: QueueName, flow: FlowName, url: Url = None, as_json: AsJson = False) -> None:
     """End a flow at once. Its messages in progress may be processed twice; `drain` avoids that."""
     with Client(url) as client:
-        client.unbind(queue, _find(client, queue, flow).flow_id)
+        chosen = _find(client, queue, flow)
+        client.unbind(queue, chosen.flow_id)
+    if as_json:
+        print_json({"queue": queue, "flow_id": chosen.flow_id, "client_name": chosen.client_name})
 
 
 def _find(client: Client, queue: str, name: str) -> FlowSummary:
@@ -111,7 +119,3 @@ def _find(client: Client, queue: str, name: str) -> FlowSummary:
         return found[0]
     problem = f"{len(found)} flows of this name: give the id" if found else "no such flow"
     raise typer.BadParameter(f"{problem} (counterpoise flows list {queue})", param_hint="FLOW")
-
-
-def _owned(client: Client, queue: str, flow_id: str) -> int:
-    return sum(flow.partitions for flow in client.flows(queue) if flow.flow_id == flow_id)

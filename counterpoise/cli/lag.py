@@ -35,9 +35,7 @@ class Behind:
 def show_lag(queue: QueueName, url: Url = None, as_json: AsJson = False) -> None:
     """Show how many messages of each partition are not processed yet."""
     with Client(url, timeout_seconds=TIMEOUT_SECONDS) as client:
-        view = client.log_access(queue, "read")
-        partitions = client.partitions(queue)
-    rows = _behind(view, partitions)
+        view, rows = lag_of(client, queue)
     if as_json:
         print_json(_document(queue, view, rows))
         return
@@ -62,8 +60,17 @@ def show_lag(queue: QueueName, url: Url = None, as_json: AsJson = False) -> None
     if any(row.lag is None for row in rows):
         console.print(
             "Some positions are beyond the end: the log was made anew or has lost messages. "
-            f"Reset them (POST /v1/queues/{queue}/positions)."
+            f"Set them: counterpoise positions set {queue} earliest --dry-run"
         )
+
+
+def lag_of(client: Client, queue: str) -> tuple[LogView, list[Behind]]:
+    """How far each partition is behind, as the log says it to this machine.
+
+    Raises LogError if this machine cannot read the log.
+    """
+    view = client.log_access(queue, "read")
+    return view, _behind(view, client.partitions(queue))
 
 
 def _behind(view: LogView, partitions: list[Partition]) -> list[Behind]:

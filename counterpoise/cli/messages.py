@@ -14,7 +14,9 @@ from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
 
 import typer
 
-from counterpoise.cli.common import QueueName, Url, ranges, say
+from counterpoise.cli.common import AsJson, QueueName, Url, counted, print_json, ranges, say
+from counterpoise.cli.progress import PublishProgress
+from counterpoise.client import Client
 from counterpoise.errors import CounterpoiseError, ServiceUnavailable
 from counterpoise.plain import plain, plain_json
 
@@ -62,6 +64,7 @@ def publish(
         bool, typer.Option("--quiet", "-q", help="Do not print the number of messages.")
     ] = False,
     url: Url = None,
+    as_json: AsJson = False,
 ) -> None:
     """Publish each line as a message; messages without a key are spread over the partitions."""
     from counterpoise.publisher import Publisher
@@ -70,21 +73,29 @@ def publish(
         raise typer.BadParameter("give either --key or --key-separator")
     separator = _separator(key_separator)
     count = 0
+    # A publisher waits for a service that is away; a command that cannot begin says so at once.
+    with Client(url) as client:
+        client.log_access(queue, "publish")
     publisher = Publisher(queue, url=url)
     try:
-        with publisher, _input(file) as lines:
-            for number, line in enumerate(lines, 1):
-                value = line.rstrip(b"\r\n")
-                publisher.publish(*_split(number, value, separator, key))
-                count = number
+        size_bytes = file.stat().st_size if file is not None and file.is_file() else None
+        with PublishProgress(queue, size_bytes, not quiet) as progress:
+            with publisher, _input(file) as lines:
+                for number, line in enumerate(lines, 1):
+                    value = line.rstrip(b"\r\n")
+                    publisher.publish(*_split(number, value, separator, key))
+                    count = number
+                    progress.took(len(line))
     except KeyboardInterrupt:
         # Closing may have failed or been interrupted.
         lacking = publisher.unconfirmed
         fate = f"{lacking} of them not known to be in the log" if lacking else "which are published"
         say(f"counterpoise: interrupted after {count} messages, {fate}")
         raise
-    if not quiet:
-        say(f"published {count} messages to {queue}")
+    if as_json:
+        print_json({"queue": queue, "published": count})
+    elif not quiet:
+        say(f"published {counted(count, 'message')} to {queue}")
 
 
 @contextmanager
@@ -183,6 +194,7 @@ def consume(
     _log_to_stderr()
     logging.getLogger("httpx").setLevel(logging.WARNING)
 
+    _say_if_away(queue, url)
     waiting = _Waiting(consumer, url)
 
     def until() -> bool:
@@ -193,7 +205,18 @@ def consume(
         consumer.run(until)
     notices.tell()
     if not quiet:
-        say(f"consumed {consumer.handled} messages of {queue}")
+        say(f"consumed {counted(consumer.handled, 'message')} of {queue}")
+    if consumer.flow.gone_reason == "queue_not_found":
+        raise typer.Exit(1)
+
+
+def _say_if_away(queue: str, url: str | None) -> None:
+    """A consumer waits for its service, because it may be started before it; a person is told."""
+    try:
+        with Client(url, timeout_seconds=5.0) as client:
+            client.rebalance_status(queue)
+    except ServiceUnavailable as error:
+        say(f"counterpoise: {error}; waiting for it")
 
 
 class _PlainFormatter(logging.Formatter):
@@ -261,8 +284,6 @@ class _Waiting:
         return now - self._waited_at
 
     def _is_unsettled(self) -> bool:
-        from counterpoise.client import Client
-
         try:
             with Client(self._url) as client:
                 return client.rebalance_status(self._consumer.queue).status != "Ready"

@@ -2,21 +2,41 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from enum import StrEnum
 from typing import Annotated, Any
 
 import typer
 
-from counterpoise.cli.common import AsJson, QueueName, Url, console, print_json, table
+from counterpoise.cli.common import AsJson, QueueName, Url, console, counted, print_json, table
 from counterpoise.client import Client
+from counterpoise.errors import CounterpoiseError
 from counterpoise.wire import Queue
 
 app = typer.Typer(no_args_is_help=True, help="Queues: list, create, show, change, resize, delete.")
 
 
+# Queues whose logs are asked at the same time: one that is away takes a second and a half.
+ASKED_AT_ONCE = 8
+
+
 class AccessType(StrEnum):
     EXCLUSIVE = "exclusive"
     NON_EXCLUSIVE = "non_exclusive"
+
+
+class Consumers(StrEnum):
+    PYTHON = "python"
+    SPARK = "spark"
+
+
+# A Spark application releases a partition between two micro-batches, so a handoff takes seconds. A
+# plain consumer releases it after the message in hand, and the defaults of the service fit.
+FITTING: Mapping[Consumers, Mapping[str, Any]] = {
+    Consumers.PYTHON: {},
+    Consumers.SPARK: {"max_handoff_time": 30.0},
+}
 
 
 class Start(StrEnum):
@@ -59,28 +79,63 @@ def _given(**settings: Any) -> dict[str, Any]:
 
 
 @app.command("list")
-def list_queues(url: Url = None, as_json: AsJson = False) -> None:
-    """List the queues."""
+def list_queues(
+    lag: Annotated[
+        bool, typer.Option(help="Ask the logs how many messages are not processed yet.")
+    ] = True,
+    url: Url = None,
+    as_json: AsJson = False,
+) -> None:
+    """List the queues, with their consumers and how far these are behind."""
     with Client(url) as client:
         queues = client.queues()
+        lags = _lags(client, queues) if lag else {}
     if as_json:
-        print_json([queue.raw for queue in queues])
+        print_json([{**queue.raw, "lag": lags.get(queue.name)} for queue in queues])
         return
     shown = table(
-        "QUEUE", "PARTITIONS", "FLOWS", "ACTIVE", "STATUS", "SCALE", "LOG",
-        right=("PARTITIONS", "FLOWS", "ACTIVE"),
+        "QUEUE", "STATUS", "PARTITIONS", "CONSUMERS", *(["LAG"] if lag else []), "LOG",
+        right=("PARTITIONS", "CONSUMERS", "LAG"),
     )  # fmt: skip
     for queue in queues:
+        behind = lags.get(queue.name)
         shown.add_row(
             queue.name,
+            _status(queue),
             _count(queue),
-            str(queue.flow_count),
-            str(queue.active_flow_count),
-            queue.rebalance_status,
-            queue.scale_status,
+            _consumers(queue),
+            *(["?" if behind is None else str(behind)] if lag else []),
             queue.log,
         )
     console.print(shown)
+    if not queues and console.is_terminal:
+        console.print("no queues yet: counterpoise queues create NAME --partitions N")
+
+
+def _lags(client: Client, queues: list[Queue]) -> dict[str, int | None]:
+    """How far each queue is behind, as its log tells the service; None where it does not say."""
+
+    def lag(queue: Queue) -> int | None:
+        try:
+            lags = [one.lag for one in client.partitions(queue.name)]
+        except CounterpoiseError:  # deleted meanwhile, for one
+            return None
+        known = [one for one in lags if one is not None]
+        return sum(known) if len(known) == len(lags) else None
+
+    with ThreadPoolExecutor(ASKED_AT_ONCE) as pool:
+        return dict(zip((queue.name for queue in queues), pool.map(lag, queues), strict=True))
+
+
+def _status(queue: Queue) -> str:
+    """`Ready`, or what is going on: `Rebalancing, ScalingDown`."""
+    states = (queue.rebalance_status, queue.scale_status)
+    return ", ".join(state for state in states if state != "Ready") or "Ready"
+
+
+def _consumers(queue: Queue) -> str:
+    standbys = queue.flow_count - queue.active_flow_count
+    return f"{queue.flow_count}" + (f" ({standbys} idle)" if standbys > 0 else "")
 
 
 @app.command("create")
@@ -95,6 +150,13 @@ def create_queue(
             show_default=False,
         ),
     ] = None,
+    consumers: Annotated[
+        Consumers,
+        typer.Option(
+            "--for",
+            help="Defaults that fit these consumers; with spark, --max-handoff-time is 30.",
+        ),
+    ] = Consumers.PYTHON,
     access_type: Access = None,
     rebalance_delay: RebalanceDelay = None,
     max_handoff_time: MaxHandoffTime = None,
@@ -116,7 +178,8 @@ def create_queue(
         start=start,
     )
     with Client(url) as client:
-        _show(client.create_queue(name, partitions, **settings), as_json)
+        created = client.create_queue(name, partitions, **{**FITTING[consumers], **settings})
+        _show(created, as_json)
 
 
 @app.command("show")
@@ -163,7 +226,13 @@ def resize_queue(
     url: Url = None,
     as_json: AsJson = False,
 ) -> None:
-    """Change the number of partitions; surplus ones are drained to their end first."""
+    """Change the number of partitions; surplus ones are drained to their end first.
+
+    Most keys get another partition then. So messages that are published after the
+    resize may be processed before older messages of their key that are still in
+    the old partition. To keep the order of keys: stop publishing, wait until
+    'counterpoise lag' shows 0, resize, and publish again.
+    """
     with Client(url) as client:
         _show(client.change_queue(name, discard, partition_count=partitions), as_json)
 
@@ -175,11 +244,20 @@ def delete_queue(
         bool, typer.Option("--force", help="Delete it even while flows are bound to it.")
     ] = False,
     url: Url = None,
+    as_json: AsJson = False,
 ) -> None:
-    """Delete a queue, and the messages of a built-in log that no other queue reads."""
+    """Delete a queue, and the messages of a built-in log that no other queue reads.
+
+    With --force, consumers that are bound end: each logs one line.
+    """
     with Client(url) as client:
+        consumers = client.queue(name).flow_count
         client.delete_queue(name, force)
-    typer.echo(f"{name} deleted")
+    if as_json:
+        print_json({"queue": name, "consumers_ended": consumers})
+        return
+    ended = f"; {counted(consumers, 'consumer')} of it will end" if consumers else ""
+    typer.echo(f"{name} deleted{ended}")
 
 
 def _count(queue: Queue) -> str:

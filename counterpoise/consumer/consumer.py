@@ -22,7 +22,7 @@ from counterpoise.consumer.status import LaneStatus, Status
 from counterpoise.consumer.waking import Waking
 from counterpoise.consumer.watchdog import Watchdog
 from counterpoise.consumer.work import Each, Handle, Rules, Worker
-from counterpoise.errors import CounterpoiseError
+from counterpoise.errors import CounterpoiseError, QueueNotFound
 from counterpoise.flow.blocking import Flow
 
 logger = logging.getLogger("counterpoise.consumer")
@@ -232,8 +232,20 @@ class Consumer:
                 self.flow.close()
                 for thread in threads[1:]:
                     thread.join(LEAVE_SECONDS)
-        if self._error is not None:
+        if self._error is not None and not self._ended_with_its_queue():
             raise self._error
+
+    def _ended_with_its_queue(self) -> bool:
+        """Whether the queue was deleted while it was consumed: an end, and no failure to raise."""
+        try:
+            self.flow.check()
+        except QueueNotFound as error:
+            if error is self._error and self.flow.queue_id is not None:
+                logger.warning("queue %s was deleted; the consumer has ended", self.queue)
+                return True
+        except CounterpoiseError:
+            pass
+        return False
 
     def _thread(self, name: str, work: Callable[[], None]) -> threading.Thread:
         def guarded() -> None:

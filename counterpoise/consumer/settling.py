@@ -1,8 +1,9 @@
 """The settler: a thread that commits positions and releases partitions.
 
 It follows the flow's view, commits by time and number, releases a revoked lane as soon as no worker
-handles it, and drains the flow at the end. It never waits for the log, and the reader never waits
-for the service. So if one of them is unavailable, work that needs only the other continues.
+handles it, and drains the flow at the end. A flow that an administrator drains ends like
+that, too. The settler never waits for the log, and the reader never waits for the service. So if
+one of them is unavailable, work that needs only the other continues.
 
 While a worker is stuck, the settler commits once more when all other workers are idle, and then is
 silent, because every call would renew the lease. When the watchdog doubts the view, the settler
@@ -57,6 +58,7 @@ class Settler:
         self._last_word = False
         self._drain_until: float | None = None
         self._next_look = 0.0
+        self._told_of_drain = False
         # Requests to end: hand over in order; do not wait for successors.
         self.stopping = False
         self.abandoning = False
@@ -151,7 +153,7 @@ class Settler:
     def _ended(self) -> bool:
         if self._lanes.reached_limit():
             self.stopping = self.abandoning = True
-        if not self.stopping:
+        if not self.stopping and not self._drained_from_outside():
             return False
         if self.abandoning or self._flow.status == "gone" or self._flow.drained:
             return True
@@ -161,15 +163,31 @@ class Settler:
             logger.warning("could not drain: %s", error)
         except (FlowGone, NotBound):
             return True
+        if not self.stopping:
+            return False
         return self._drain_until is None or time.monotonic() > self._drain_until
+
+    def _drained_from_outside(self) -> bool:
+        """Whether an administrator has drained the flow; told once.
+
+        There is no time of our own then: the service bounds the warm-ups of successors.
+        """
+        if self._flow.draining and not self._told_of_drain:
+            self._told_of_drain = True
+            logger.warning(
+                "queue %s: drained by an administrator; the consumer hands its partitions over "
+                "and ends",
+                self._flow.queue,
+            )
+        return self._flow.draining
 
     def _draining_ended(self) -> bool:
         """Begin to drain. Returns whether no successor is left."""
         now = time.monotonic()
-        if self._drain_until is None:
+        if self.stopping and self._drain_until is None:
             self._flow.drain(self._drain_seconds)
             self._drain_until = now + self._drain_seconds
-        if now > self._drain_until:
+        if self._drain_until is not None and now > self._drain_until:
             return True
         if now < self._next_look:
             return False

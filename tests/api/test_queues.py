@@ -7,6 +7,7 @@ from typing import Any
 import httpx
 import pytest
 
+from counterpoise.publisher import Publisher
 from tests.api.consumer import bind, create_queue
 from tests.api.test_problems import problem
 from tests.api.test_streams import events
@@ -248,6 +249,40 @@ def test_positions_are_set_and_raise_epochs(api: httpx.Client) -> None:
     for to in ("earliest", "latest", "2013-01-01T00:00:00Z", "2013-01-01T00:00:00+02:00"):
         everywhere = api.post("/queues/q/positions", json={"to": to}).json()
         assert [each["partition"] for each in everywhere["partitions"]] == [0, 1, 2]
+
+
+def test_a_dry_run_says_what_would_be_read_again_or_skipped(service: Service) -> None:
+    with service.http as api, Publisher("q", url=service.url) as publisher:
+        create_queue(api, "q", 2)
+        for number in range(6):
+            publisher.publish(b"v", key=f"k{number}")
+        publisher.flush()
+        consumer = bind(api, "q")
+        consumer.until("owned", 0, 1)
+        before = {one["partition"]: one for one in api.get("/queues/q/partitions").json()["items"]}
+        end = int(before[0]["end"])
+        assert end > 1
+        consumer.outcomes("commit", {"partition": 0, "epoch": 1, "position": str(end - 1)})
+
+        def preview(body: dict[str, Any]) -> list[tuple[Any, ...]]:
+            answer = api.post("/queues/q/positions?dry_run=true", json=body)
+            return [
+                (one["partition"], one["previous"], one["read_again"], one["skipped"])
+                for one in answer.json()["partitions"]
+            ]
+
+        other = before[1]["lag"]
+        assert preview({"to": "latest"}) == [(0, str(end - 1), 0, 1), (1, None, 0, other)]
+        assert preview({"to": "earliest"}) == [(0, str(end - 1), end - 1, 0), (1, None, 0, 0)]
+        assert preview({"positions": {"0": None}}) == [(0, str(end - 1), end - 1, 0)]
+        problem(
+            api.post("/queues/q/positions?dry_run=true", json={"positions": {"0": "77"}}),
+            422,
+            "invalid",
+        )
+        # Nothing has changed: the owner goes on under its epoch.
+        item = {"partition": 0, "epoch": 1, "position": str(end)}
+        assert consumer.outcomes("commit", item) == ["ok"]
 
 
 @pytest.mark.parametrize(

@@ -127,7 +127,7 @@ class Asking:
 
     def _measure(self) -> None:
         self._cycles.asked(self._clock())
-        warning = self._cycles.warning(self._max_handoff_seconds)
+        warning = self._cycles.warning(self._options.queue, self._max_handoff_seconds)
         if warning is not None:
             logger.warning("counterpoise: queue %s: %s", self._options.queue, warning)
 

@@ -8,6 +8,7 @@ order when the driver says so. Their shared state is in the books.
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -19,6 +20,7 @@ from counterpoise.spark.channel.handoffs import Handoffs
 from counterpoise.spark.channel.planned import Plans
 from counterpoise.spark.channel.status import QueryStatus
 from counterpoise.spark.driver.tracking import raise_if_refused
+from counterpoise.spark.errors import FlowEnded
 from counterpoise.spark.flows.bound import BoundFlow, raise_if_over
 from counterpoise.spark.plan.offsets import Json
 from counterpoise.spark.plan.options import SourceOptions
@@ -34,6 +36,12 @@ from counterpoise.spark.run.settler import Settler
 from counterpoise.spark.tasks.executor import LogPartition
 from counterpoise.spark.tasks.log_connection import LogConnection
 
+logger = logging.getLogger("counterpoise.spark")
+
+DRAINED_FROM_OUTSIDE = (
+    "an administrator has drained this consumer, and everything is handed over. Start the query "
+    "again to come back"
+)
 _STOP_SECONDS = 3.0
 # How long a stopping query with a micro-batch in flight waits to learn its outcome.
 _ENDED_SECONDS = 1.0
@@ -83,7 +91,7 @@ class Consumption:
         self._books = Books(flow, place, wake, handoffs or Handoffs())
         self._probe = LogProbe(connection, clock, options.warmup_from)
         self._learner = Learner(options, flow, self._books, clock)
-        self._settler = Settler(flow, self._books, also=self._learner.tell)
+        self._settler = Settler(flow, self._books, also=self._tell_more)
         self._asking = Asking(
             *(options, flow, self._books, self._probe, self._learner, self._cycles),
             max_handoff_seconds=self._queue.max_handoff_seconds,
@@ -94,6 +102,7 @@ class Consumption:
         self._batches = Batches(options, flow, self._books, connection, cores, plans, clock)
         self._correspondent = None if channel is None else Correspondent(channel, self)
         self._leaving: Leaving | None = None
+        self._drained_from_outside = False
         self._left = False
         self._stopped = False
 
@@ -115,6 +124,8 @@ class Consumption:
         if self._channel is not None:
             raise_if_refused(self._channel)
         if self._asking.over:
+            if self._drained_from_outside:
+                raise FlowEnded(f"queue {self._options.queue!r}: {DRAINED_FROM_OUTSIDE}")
             return start
         raise_if_over(self._flow, self._options.queue)
         return self._asking.next_offset(start, max_messages)
@@ -146,9 +157,27 @@ class Consumption:
 
     def leave(self, timeout_seconds: float) -> None:
         """Begin to hand over everything in order, and then unbind; see `Leaving`."""
+        self._drained_from_outside = False
         if self._leaving is None:
-            self._leaving = Leaving(self, self._flow, self._queue.nobody_else, timeout_seconds)
-            self._leaving.start()
+            self._begin_to_leave(timeout_seconds)
+        else:
+            self._leaving.within(timeout_seconds)
+
+    def _begin_to_leave(self, timeout_seconds: float | None) -> None:
+        self._leaving = Leaving(self, self._flow, self._queue.nobody_else, timeout_seconds)
+        self._leaving.start()
+
+    def _tell_more(self) -> None:
+        """What the settler does after each look: an administrator may have drained the flow."""
+        self._learner.tell()
+        if self._flow.draining and self._leaving is None and not self._stopped:
+            logger.warning(
+                "counterpoise: queue %s: drained by an administrator; the query hands its "
+                "partitions over, leaves, and ends",
+                self._options.queue,
+            )
+            self._drained_from_outside = True
+            self._begin_to_leave(None)
 
     def take_nothing_new(self) -> None:
         """Begin no micro-batch from now on; release idle partitions, and the others when they are
@@ -158,7 +187,9 @@ class Consumption:
         self._settler.hand_over_all()
 
     def left(self) -> None:
-        """Everything is handed over: unbind. The query continues and finds nothing to read."""
+        """Everything is handed over: unbind. The query continues and finds nothing to read, until
+        the driver stops it; if an administrator drained it, it ends by itself.
+        """
         self._asking.over = True
         self._flow.close(timeout_seconds=_STOP_SECONDS)
         self._left = True

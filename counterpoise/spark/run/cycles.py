@@ -8,6 +8,7 @@ max_handoff_time below two cycles makes forced handoffs likely.
 
 from __future__ import annotations
 
+import math
 from collections import deque
 
 # The first micro-batch of a query starts Python workers and compiles, so it is not typical.
@@ -45,7 +46,13 @@ class Cycles:
         """The longest of the last cycles; None before the first."""
         return max(self._seconds, default=None)
 
-    def warning(self, max_handoff_seconds: float | None) -> str | None:
+    @property
+    def needed_seconds(self) -> int | None:
+        """The max_handoff_time that two of the last cycles need, with a quarter to spare."""
+        cycle = self.cycle_seconds
+        return None if cycle is None else max(1, math.ceil(2 * cycle * 1.25))
+
+    def warning(self, queue: str, max_handoff_seconds: float | None) -> str | None:
         """A warning to the user, once for each time that cycles have become much longer."""
         cycle = self.cycle_seconds
         if cycle is None or max_handoff_seconds is None or 2 * cycle <= max_handoff_seconds:
@@ -56,6 +63,7 @@ class Cycles:
         return (
             f"a micro-batch and its trigger take up to {cycle:.1f} s here, and a handoff can need "
             f"two of them, but the queue's max_handoff_time is {max_handoff_seconds:g} s: handoffs "
-            "may be forced, and messages in flight delivered twice. Raise max_handoff_time, "
-            "or lower maxMessagesPerTrigger or the trigger interval"
+            "may be forced, and messages in flight delivered twice. Set it to "
+            f"{self.needed_seconds} (counterpoise queues change {queue} --max-handoff-time "
+            f"{self.needed_seconds}), or lower maxMessagesPerTrigger or the trigger interval"
         )

@@ -10,11 +10,16 @@
 
 If time is up before a micro-batch has ended, the driver stops the query, which commits what is done
 and unbinds.
+
+An administrator may drain the flow from outside. The same steps follow then, without the first one
+and without a time limit: the service bounds the warm-ups of successors. If the driver drains too,
+its time limit applies from then on.
 """
 
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -65,18 +70,26 @@ class Leaving:
         leaver: Leaver,
         flow: Drains,
         nobody_else: Callable[[], bool],
-        timeout_seconds: float,
+        timeout_seconds: float | None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        """`timeout_seconds` None: the flow is drained already, from outside."""
         self._leaver = leaver
         self._flow = flow
         self._nobody_else = nobody_else
         self._clock = clock
-        self._give_up_at = clock() + timeout_seconds
-        reserve = min(_LAST_SECONDS, _LAST_SHARE * timeout_seconds)
-        self._last_call_at = self._give_up_at - reserve
+        self._last_call_at = math.inf
+        self._to_tell = False
+        if timeout_seconds is not None:
+            self.within(timeout_seconds)
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._run, name="counterpoise-leaving", daemon=True)
+
+    def within(self, timeout_seconds: float) -> None:
+        """Leave within this time."""
+        reserve = min(_LAST_SECONDS, _LAST_SHARE * timeout_seconds)
+        self._last_call_at = self._clock() + timeout_seconds - reserve
+        self._to_tell = True
 
     def start(self) -> None:
         """Begin to leave."""
@@ -85,12 +98,12 @@ class Leaving:
     def close(self) -> None:
         """The query is being stopped: `stop` does the remaining steps."""
         self._closed.set()
-        self._thread.join(1.0)
+        if self._thread.ident is not None:  # else it is about to be started, and ends at once
+            self._thread.join(1.0)
 
     def _run(self) -> None:
         try:
-            if self._drain():
-                self._work_on()
+            if self._drain() and self._work_on():
                 self._leaver.take_nothing_new()
                 while self._owns() and not self._closed.wait(_LOOK_SECONDS):
                     pass
@@ -102,27 +115,39 @@ class Leaving:
             logger.exception("counterpoise: the query cannot leave in order")
 
     def _drain(self) -> bool:
-        """Tell the service. False if the flow is gone or the query is being stopped."""
+        """Tell the service, if there is something to tell. False if the flow is gone or the query
+        is being stopped.
+        """
+        if not self._to_tell:
+            return True
         while not self._closed.is_set() and self._flow.status != "gone":
             try:
                 if self._flow.status == "bound":
                     self._flow.drain(max(0.0, self._last_call_at - self._clock()))
+                    self._to_tell = False
                     return True
             except CounterpoiseError as error:
                 logger.info("counterpoise: the drain has to be repeated: %s", error)
             self._closed.wait(_ASK_SECONDS)
         return False
 
-    def _work_on(self) -> None:
-        """Until all is taken over, no other flow can take the rest, or the last call."""
+    def _work_on(self) -> bool:
+        """Until all is taken over, no other flow can take the rest, or the last call.
+
+        False if the flow is gone or the query is being stopped before the service has learned a
+        time limit that was set meanwhile.
+        """
         ask_at = self._clock()
         while self._owns() and self._clock() < self._last_call_at:
+            if self._to_tell and not self._drain():
+                return False
             if self._clock() >= ask_at:
                 if self._is_alone():
-                    return
+                    return True
                 ask_at = self._clock() + _ASK_SECONDS
             if self._closed.wait(_LOOK_SECONDS):
-                return
+                return True
+        return True
 
     def _is_alone(self) -> bool:
         try:

@@ -4,62 +4,22 @@ import json
 import os
 import select
 import signal
-import subprocess
 import sys
 import time
 from contextlib import contextmanager, nullcontext
 from functools import partial
 
 import pytest
-from typer.testing import CliRunner
 
 from counterpoise.cli import messages
-from counterpoise.cli.app import app
 from counterpoise.client import Client, package_version
 from counterpoise.flow import Flow
 from counterpoise.logs import LogUnavailable
 from counterpoise.publisher import Publisher
 from counterpoise.publisher.delivery import Delivery
 from counterpoise.wire import ReleaseItem
+from tests.counterpoise.cli.conftest import run_at
 from tests.service import eventually
-
-
-@pytest.fixture
-def run(service):
-    """`run("queues", "list")` runs a command against the service."""
-    return lambda *arguments, **options: run_at(service.url, *arguments, **options)
-
-
-def run_at(url, *arguments, code=0, stdin=None):
-    result = CliRunner().invoke(app, arguments, input=stdin, env={"COUNTERPOISE_URL": url})
-    assert result.exit_code == code, result.output
-    assert "Traceback" not in result.output
-    return result
-
-
-@pytest.fixture
-def start(service):
-    """`start("consume", …)` starts a command as a process; all are killed at the end."""
-    started = []
-
-    def start_process(*arguments, environment=None, stdout=subprocess.PIPE):
-        process = subprocess.Popen(
-            [sys.executable, "-m", "counterpoise.cli", *arguments],
-            env={**os.environ, "COUNTERPOISE_URL": service.url, **(environment or {})},
-            stdin=subprocess.PIPE,
-            stdout=stdout,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        started.append(process)
-        return process
-
-    yield start_process
-    for process in started:
-        if process.poll() is None:
-            process.kill()
-        process.communicate()
-
 
 # ------------------------------------------------------------------ queues, flows, status
 
@@ -71,7 +31,8 @@ def test_queues_are_made_shown_resized_and_deleted(run):
     assert document["start"] == "latest"
     assert "builtin:a" in run("queues", "show", "a").output
     listing = run("queues", "list").output.splitlines()
-    assert listing[1].split()[:5] == ["a", "3", "0", "0", "Ready"]
+    assert listing[0].split() == ["QUEUE", "STATUS", "PARTITIONS", "CONSUMERS", "LAG", "LOG"]
+    assert listing[1].split() == ["a", "Ready", "3", "0", "0", "builtin:a"]
     assert [one["name"] for one in json.loads(run("queues", "list", "--json").output)] == ["a"]
     run("queues", "resize", "a", "5")
     run("queues", "change", "a", "--max-handoff-time", "0")
@@ -79,6 +40,21 @@ def test_queues_are_made_shown_resized_and_deleted(run):
     assert (document["partition_count"], document["max_handoff_time"]) == (5, 0)
     run("queues", "delete", "a")
     assert json.loads(run("queues", "list", "--json").output) == []
+
+
+def test_a_queue_for_spark_has_times_that_fit_micro_batches(run):
+    def time_of(*options):
+        created = json.loads(run("queues", "create", *options, "-p", "3", "--json").output)
+        return created["max_handoff_time"]
+
+    assert time_of("a") == 3
+    assert time_of("b", "--for", "spark") == 30
+    assert time_of("c", "--for", "spark", "--max-handoff-time", "7") == 7
+    run("queues", "create", "d", "-p", "3", "--for", "flink", code=2)
+
+
+def test_resize_says_what_happens_to_order(run):
+    assert "To keep the order of keys" in run("queues", "resize", "--help").output
 
 
 def test_status_and_flows_show_the_owners(run, service):
@@ -117,10 +93,17 @@ def test_a_flow_is_drained_and_unbound_from_the_outside(run, service):
             done = run("flows", "drain", "a", "first", "--timeout", "30")
             assert "first owns no partition any more" in done.stderr
             assert [one.partitions for one in client.flows("a")] == [0, 4]
+            assert done.stderr.startswith("first owns ")
             # No flow is left to take them over.
             late = run("flows", "drain", "a", "second", "--timeout", "0.3", code=1)
-            assert "second still owns 4 partitions" in late.stderr
-            run("flows", "unbind", "a", second.flow_id)
+            assert "nobody can take over, because no other consumer is bound" in late.stderr
+            assert "second still owns 4 partitions after" in late.stderr
+            document = json.loads(
+                run("flows", "drain", "a", "second", "--timeout", "0", "--json", code=1).stdout
+            )
+            assert (document["partitions"], document["successors"]) == (4, False)
+            ended = run("flows", "unbind", "a", second.flow_id, "--json")
+            assert json.loads(ended.stdout)["client_name"] == "second"
             assert [one.client_name for one in client.flows("a")] == ["first"]
             unknown = run("flows", "unbind", "a", "nobody", code=2)
             assert "counterpoise flows list a" in unknown.stderr
@@ -192,6 +175,49 @@ def test_a_holddown_is_not_idleness(run):
     run("queues", "create", "a", "-p", "2", "--rebalance-delay", "5")
     run("publish", "a", "-q", stdin="one\n")
     assert run("consume", "a", "-n", "1", "--idle", "3", "-q").stdout == "one\n"
+
+
+def test_a_publish_tells_programs_how_many(run):
+    run("queues", "create", "a", "-p", "1")
+    done = run("publish", "a", "--json", stdin="one\ntwo\n")
+    assert json.loads(done.stdout) == {"queue": "a", "published": 2}
+    assert done.stderr == ""
+    # Progress is for terminals.
+    assert run("publish", "a", stdin="one\n").stderr == "published 1 message to a\n"
+
+
+def test_a_publish_shows_its_progress_on_a_terminal(run, start, tmp_path):
+    run("queues", "create", "a", "-p", "1")
+    file = tmp_path / "lines"
+    file.write_bytes(b"x\n" * 50_000)
+    with terminal() as (screen, within):
+        publishing = start("publish", "a", "-f", str(file), environment=SCREEN, stderr=within)
+        read_until(screen, " messages, ")
+        read_until(screen, "published 50000 messages to a")
+        assert publishing.wait(30) == 0
+
+
+@pytest.mark.parametrize("command", ["publish", "consume"])
+def test_a_service_that_is_away_is_said_at_once(start, command):
+    process = start(command, "a", "--url", "http://127.0.0.1:9")
+    said = process.stderr.readline()
+    assert "no service answers at http://127.0.0.1:9" in said
+    # A consumer may be started before its service, so it waits.
+    assert said.endswith("; waiting for it\n") == (command == "consume")
+
+
+def test_consumers_of_a_deleted_queue_end_with_a_line(run, service, start):
+    run("queues", "create", "a", "-p", "4", "--rebalance-delay", "0")
+    consumer = start("consume", "a", "-q")
+    with Client(service.url) as client:
+        eventually(lambda: [one.partitions for one in client.flows("a")] == [4])
+    assert "stop them first, or delete with --force" in run("queues", "delete", "a", code=1).stderr
+    done = json.loads(run("queues", "delete", "a", "--force", "--json").stdout)
+    assert done == {"queue": "a", "consumers_ended": 1}
+    _, err = consumer.communicate(timeout=30)
+    assert consumer.returncode == 1
+    assert err.splitlines()[-1] == "counterpoise: queue a was deleted; the consumer has ended"
+    assert "Traceback" not in err
 
 
 def test_a_line_that_cannot_be_published_is_named(run):

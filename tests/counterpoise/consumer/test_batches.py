@@ -117,7 +117,7 @@ def test_an_exception_of_the_program_ends_it_and_loses_nothing(service, client, 
         eventually(lambda: len(one.handled) == 20)
 
 
-def test_an_unknown_or_deleted_queue_ends_the_consumer(service, client):
+def test_an_unknown_or_deleted_queue_ends_the_consumer(service, client, caplog):
     with pytest.raises(QueueNotFound):
         Consumer("trains", lambda owned, batch: None, url=service.url).run()
     one = Running(service.url)
@@ -125,7 +125,21 @@ def test_an_unknown_or_deleted_queue_ends_the_consumer(service, client):
     eventually(lambda: one.partitions)
     client.delete_queue("flights", force=True)
     one.thread.join(10)
-    assert isinstance(one.error, QueueNotFound | FlowGone)
+    # It ends, and tells why; only what is wrong from the beginning is raised.
+    assert not one.thread.is_alive()
+    assert one.error is None
+    assert one.consumer.flow.gone_reason == "queue_not_found"
+    assert caplog.messages[-1] == "queue flights was deleted; the consumer has ended"
+
+
+def test_a_handler_that_misses_a_queue_is_not_taken_for_the_end(service, client, publish):
+    publish(range(1))
+
+    def handle(owned, batch):
+        client.queue("trains")
+
+    with pytest.raises(QueueNotFound):
+        Consumer("flights", handle, url=service.url).run()
 
 
 def test_a_recreated_queue_is_not_mistaken_for_the_consumed_one(service, client, publish):

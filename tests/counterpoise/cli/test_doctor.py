@@ -1,0 +1,120 @@
+"""`counterpoise doctor`: what is wrong, and what to do."""
+
+import json
+from datetime import UTC, datetime
+from email.utils import format_datetime
+
+import pytest
+
+from counterpoise.cli import doctor
+from counterpoise.client import package_version
+from tests.counterpoise.cli.conftest import run_at
+from tests.counterpoise.faulty import Answer, FaultyService, faulty_service
+
+
+def examined(url, *options, code=0):
+    """Each check's state and what was found, with the advice."""
+    found = json.loads(run_at(url, "doctor", "--json", *options, code=code).stdout)
+    return {one["check"]: (one["state"], f"{one['found']} {one['advice']}") for one in found}
+
+
+def test_where_everything_is_fine_it_says_so(run, service):
+    run("queues", "create", "a", "-p", "2", "--rebalance-delay", "0")
+    run("publish", "a", "-q", stdin="x\n")
+    found = examined(service.url)
+    assert {check: state for check, (state, _) in found.items()} == {
+        "program": "fine",
+        "service": "fine",
+        "database": "fine",
+        "clocks": "fine",
+        "versions": "fine",
+        "log of a": "warning",
+        "spark": "fine",
+        "java": "fine",
+    }
+    assert "1 message behind, and no consumer is bound" in found["log of a"][1]
+    assert package_version() in found["versions"][1]
+    assert "builtin:a can be read" in run("doctor").output
+
+
+def test_it_names_a_log_that_this_machine_does_not_reach(run, service):
+    run("queues", "create", "a", "-p", "2")
+    run("queues", "create", "b", "-p", "2")
+    elsewhere = {"COUNTERPOISE_LOG_URL": "postgresql://u:p@127.0.0.1:9/x"}
+    said = run("doctor", "--json", "--queue", "a", code=1, environment=elsewhere).stdout
+    found = json.loads(said)
+    [log] = [one for one in found if one["check"].startswith("log of")]
+    assert (log["check"], log["state"]) == ("log of a", "wrong")
+    assert "check that this machine reaches builtin:a" in log["found"]
+
+
+def test_it_names_a_queue_that_is_not_there(service):
+    state, said = examined(service.url, "--queue", "a", code=1)["queues"]
+    assert state == "wrong"
+    assert "counterpoise queues list" in said
+
+
+def test_without_a_service_it_says_how_to_start_one():
+    found = examined("http://127.0.0.1:9", code=1)
+    assert found["service"][0] == "wrong"
+    assert "start one with 'counterpoise serve'" in found["service"][1]
+    assert not {"database", "clocks", "versions", "queues"} & found.keys()
+
+
+@pytest.fixture
+def faulty():
+    with faulty_service() as server:
+        yield server
+
+
+def test_a_stranger_at_the_address_is_not_taken_for_the_service(faulty: FaultyService):
+    faulty.script = lambda seen: Answer(200, None, text="<html>hello</html>")
+    assert "does not look like Counterpoise" in examined(faulty.url, code=1)["service"][1]
+
+
+def test_a_service_without_its_database_and_of_another_version(faulty: FaultyService):
+    def script(seen):
+        if seen.path == "/readyz":
+            problem = {"code": "unavailable", "detail": "The database is not reachable."}
+            return Answer(503, problem)
+        if seen.path == "/metrics":
+            return Answer(200, None, text='counterpoise_build_info{version="0.0.9"} 1.0\n')
+        return Answer(401, {"code": "unauthorized", "detail": "No key was sent."})
+
+    faulty.script = script
+    found = examined(faulty.url, code=1)
+    assert found["database"][0] == "wrong"
+    assert "The database is not reachable." in found["database"][1]
+    assert found["versions"][0] == "warning"
+    assert f"the service is 0.0.9, this program is {package_version()}" in found["versions"][1]
+    assert found["queues"][0] == "wrong"
+    assert "set COUNTERPOISE_TOKEN" in found["queues"][1]
+
+
+@pytest.mark.parametrize(
+    ("ahead_seconds", "says"),
+    [
+        (0, "the same time"),
+        (2.5, "the same time"),
+        (300, "300 s ahead"),
+        (-300, "300 s behind"),
+    ],
+)
+def test_clocks_that_are_apart_are_named(ahead_seconds, says):
+    told = datetime(2026, 11, 20, 10, tzinfo=UTC)
+    # The time within the second that a `Date` names is not known.
+    asked_at = told.timestamp() + 0.5 + ahead_seconds
+    found = doctor._clocks(format_datetime(told, usegmt=True), asked_at - 0.1, asked_at + 0.1)
+    assert says in found.found
+    assert found.state == ("fine" if says == "the same time" else "warning")
+    assert doctor._clocks(None, 0, 0).state == "skipped"
+
+
+def test_spark_without_java_or_parts_of_it(monkeypatch, service):
+    monkeypatch.setattr("counterpoise.spark.driver.java.ensure_java", lambda: None)
+    monkeypatch.setattr(doctor, "_lacks", lambda module: module == "pandas")
+    found = examined(service.url, code=1)
+    assert "no Java 17 or newer" in found["java"][1]
+    assert "without pandas pip install" in found["spark"][1]
+    monkeypatch.setattr(doctor, "_installed", lambda package: None)
+    assert examined(service.url)["spark"][0] == "skipped"

@@ -1,0 +1,108 @@
+"""`counterpoise positions`: where consumers are, and where they continue."""
+
+import json
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from counterpoise.cli.positions import moment
+from counterpoise.client import Client
+
+
+@pytest.fixture
+def consumed(run):
+    """A queue of two partitions with six messages, four of them consumed."""
+    run("queues", "create", "a", "-p", "2", "--rebalance-delay", "0")
+    run("publish", "a", "-q", stdin="x\n" * 6)
+    run("consume", "a", "-n", "4", "-q")
+
+
+def shown(run):
+    return json.loads(run("positions", "show", "a", "--json").stdout)["partitions"]
+
+
+def test_a_dry_run_says_what_would_be_read_again_and_changes_nothing(run, consumed):
+    before = shown(run)
+    assert sum(int(one["position"] or 0) for one in before) == 4
+    said = run("positions", "set", "a", "earliest", "--dry-run").output
+    assert "4 messages would be read again, 0 would be skipped" in said
+    document = json.loads(run("positions", "set", "a", "latest", "--dry-run", "--json").stdout)
+    assert (document["dry_run"], document["read_again"], document["skipped"]) == (True, 0, 2)
+    assert shown(run) == before
+    table = run("positions", "show", "a").output.splitlines()
+    assert table[0].split() == ["PARTITION", "POSITION", "END", "LAG"]
+
+
+def test_positions_are_set_and_put_back_from_a_file(run, consumed, tmp_path):
+    kept = tmp_path / "positions.json"
+    kept.write_text(run("positions", "show", "a", "--json").stdout)
+    before = {one["partition"]: one["position"] or "0" for one in shown(run)}
+    assert (
+        "4 messages are read again, 0 are skipped"
+        in run("positions", "set", "a", "earliest").output
+    )
+    assert {one["position"] for one in shown(run)} == {"0"}
+    assert len(run("consume", "a", "-n", "6", "-q").stdout.splitlines()) == 6
+    assert (
+        "2 messages are read again, 0 are skipped"
+        in run("positions", "set", "a", "--file", str(kept)).output
+    )
+    assert {one["partition"]: one["position"] or "0" for one in shown(run)} == before
+    one_of_them = tmp_path / "one.json"
+    one_of_them.write_text('{"1": "0"}')
+    run("positions", "set", "a", "--file", str(one_of_them))
+    assert [one["position"] or "0" for one in shown(run)] == [before[0], "0"]
+
+
+def test_a_time_skips_what_was_published_before_it(run, consumed, service):
+    with Client(service.url) as client:
+        lag = sum(one.lag or 0 for one in client.partitions("a"))
+    future = (datetime.now(UTC) + timedelta(hours=1)).isoformat()
+    said = run("positions", "set", "a", future, "--dry-run").output
+    assert f"0 messages would be read again, {lag} would be skipped" in said
+    assert (
+        "4 messages would be read again" in run("positions", "set", "a", "2h", "--dry-run").output
+    )
+
+
+def test_times_are_read_as_people_write_them():
+    def seconds(text):
+        return abs((moment(text) - datetime.now(UTC)).total_seconds())
+
+    assert 5399 < seconds("90m") < 5460
+    assert 7 * 86400 - 1 < seconds("7d") < 7 * 86400 + 60
+    assert moment("2026-11-20T10:00:00Z") == datetime(2026, 11, 20, 10, tzinfo=UTC)
+    # Without an offset it is a time of this machine.
+    local = datetime(2026, 11, 20, 10).astimezone()
+    assert moment("2026-11-20 10:00") == local
+
+
+@pytest.mark.parametrize(
+    ("arguments", "content"),
+    [
+        ([], None),
+        (["yesterday"], None),
+        (["earliest"], '{"0": "1"}'),
+        ([], "nonsense"),
+        ([], "[]"),
+        ([], "{}"),
+        ([], '{"x": "1"}'),
+        ([], '{"0": 1}'),
+        ([], '{"partitions": [{"partition": 0}]}'),
+    ],
+)
+def test_wrongmoments_are_refused_before_anything_is_asked(run, tmp_path, arguments, content):
+    if content is not None:
+        file = tmp_path / "positions.json"
+        file.write_text(content)
+        arguments = [*arguments, "--file", str(file)]
+    run("positions", "set", "nowhere", *arguments, code=2)
+
+
+def test_positions_that_the_log_cannot_have_are_refused_by_name(run, consumed, tmp_path):
+    file = tmp_path / "positions.json"
+    file.write_text('{"0": "77"}')
+    before = shown(run)
+    said = run("positions", "set", "a", "-f", str(file), code=1).stderr
+    assert "77 is beyond that" in said
+    assert shown(run) == before
