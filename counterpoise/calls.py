@@ -242,18 +242,11 @@ def log_access(
 ) -> Call[wire.LogView]:
     """The queue's log: address, partition count and, if there are any, credentials.
 
-    `refused`: the log refused those that are at hand. With `flow_token` they are the flow's own.
+    `refused`: the log refused the last ones. With `flow_token` they are the flow's own.
     """
-    body: dict[str, Any] = {"purpose": purpose}
-    if refused:
-        body["refused"] = True
-    return Call(
-        "POST",
-        _queue_path(name, "/log-access"),
-        reading.reading(reading.log_view),
-        body=body,
-        token=flow_token,
-    )
+    body = {"purpose": purpose, **({"refused": True} if refused else {})}
+    read = reading.reading(reading.log_view)
+    return Call("POST", _queue_path(name, "/log-access"), read, body=body, token=flow_token)
 
 
 # ------------------------------------------------------------------ flows
