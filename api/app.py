@@ -59,7 +59,7 @@ def create_app(broker: Broker, settings: Settings) -> FastAPI:
         app.state.metrics.registry,
         settings.request_limit_bytes,
     )
-    service.share_probes(app.state)
+    service.share_answers(app)
     problems.add_handlers(app)
     app.add_middleware(LimitWork, rates=app.state.rates)
     limit_bytes = settings.request_limit_bytes

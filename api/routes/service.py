@@ -1,13 +1,14 @@
 """The calls on the service itself: health, readiness, metrics, the dashboard, the documentation."""
 
+import asyncio
 import contextlib
 import functools
 import importlib.resources
+import math
 import secrets
 
 import orjson
-from fastapi import APIRouter, Response
-from starlette.datastructures import State
+from fastapi import APIRouter, FastAPI, Response
 from starlette.requests import Request
 
 from api.http import patience, problems
@@ -46,8 +47,9 @@ _POLICY = (
 )
 
 
-def share_probes(state: State) -> None:
-    """Share one answer of `/metrics` and `/readyz` among simultaneous callers."""
+def share_answers(app: FastAPI) -> None:
+    """Share one answer of `/metrics`, `/readyz` and `/openapi.json` among callers."""
+    state = app.state
     broker: Broker = state.broker
 
     metrics: Metrics = state.metrics
@@ -72,6 +74,12 @@ def share_probes(state: State) -> None:
             return ReadyCheck(False, False, "The database does not answer.")
 
     state.readiness = Cached(readiness, READY_SECONDS)
+
+    async def description() -> bytes:
+        # In a thread: it takes longer than other calls should wait.
+        return await asyncio.to_thread(lambda: orjson.dumps(document(app.routes)))
+
+    state.description = Cached(description, math.inf)
 
 
 @ROUTER.get(
@@ -137,7 +145,8 @@ async def docs() -> Response:
 @ROUTER.get("/openapi.json", include_in_schema=False)
 @allow(Also.ANYONE)
 async def openapi(request: Request) -> Response:
-    return Response(orjson.dumps(document(request.app.routes)), media_type="application/json")
+    content = await request.app.state.description.get()
+    return Response(content, media_type="application/json")
 
 
 def _page(name: str) -> Response:

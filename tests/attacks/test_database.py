@@ -132,6 +132,9 @@ def test_a_data_directory_that_is_gone(ground: Ground) -> None:
     shutil.rmtree(ground.data_dir / "postgres" / "base")
     with structlog.testing.capture_logs() as logs:
         eventually(lambda: httpx.get(url).status_code == 503)
+    answer = httpx.get(url)
+    # Where the database is, and what it says, is for the log alone.
+    assert answer.json()["detail"] == "The database cannot be reached."
     said = [line for line in logs if line["event"] == "the database cannot be reached"]
     assert any(
         "No such file" in line["error"] or "does not exist" in line["error"] for line in said
