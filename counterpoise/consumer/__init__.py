@@ -1,4 +1,4 @@
-"""`Consumer`: works through a queue in plain Python, sharing it with whoever else does.
+"""`Consumer`: processes a queue in plain Python, and shares it with other consumers.
 
     for message in Consumer("flights"):
         print(message.partition, message.key, message.value)
@@ -7,44 +7,39 @@
 
     Consumer("flights", handle_batch).run()     # handle_batch(owned, batch): pyarrow.RecordBatch
 
-What it promises
-----------------
-**Order and at least once.** The messages of a partition are handled one after another, in their
-order, by one thread at a time; what is committed is a prefix of what was handled. What was handled
-and not committed when a process dies or a partition is taken by force is handled again by the next
-owner. A graceful handoff repeats nothing.
+What it promises ---------------- **Order and at least once.** The messages of a partition are
+handled one after another, in their order, by one thread at a time. Commits cover a prefix of the
+handled messages. If a process dies or a partition is taken by force, the next owner repeats the
+handled messages without a commit. A graceful handoff repeats nothing.
 
-**Partitions do not wait for each other**, but for workers. What is read ahead of each is bounded.
+**Partitions do not wait for each other**, only for workers. Reading ahead is bounded for each.
 
-**A revoked partition is released as soon as the message (or batch) in hand is done.** A handler
-that takes long asks `message.time_left()`; what it finishes after the deadline does not count.
+**A revoked partition is released as soon as its present message (or batch) is done.** A slow
+handler asks `message.time_left()`; a message finished after the deadline does not count.
 
-**A message that cannot be handled** stops all, stops its partition, or is put elsewhere
-(`counterpoise.consumer.poison`). It is never passed in silence.
+**A message that cannot be handled** stops the consumer, stops its partition, or is stored elsewhere
+(`counterpoise.consumer.poison`). It is never skipped silently.
 
-**Who is stuck loses the lease** (`counterpoise.consumer.watchdog`).
+**A stuck consumer loses its lease** (`counterpoise.consumer.watchdog`).
 
-How it goes
------------
+How it works -----------
     flow  ──view──►  settler  ──follow──►  lanes  ◄──fill──  reader  ◄──  log
                         ▲                  │   ▲
                         └──── positions ───┘   └── take, put back ──  workers ──►  handler
 
 Each grant of a partition is a *lane* (`lanes`: start reading there). The *reader* fills lanes from
 the log, *workers* take pieces from them, the *settler* follows the flow's view, commits and
-releases, and a *lookout* watches over the flow and the workers. They share nothing but the lanes,
-so a service, a log, or a handler that hangs stops only what needs it: while the service is away
-the consumer goes on with what it owns, while the log is away it waits.
+releases, and a *lookout* watches over the flow and the workers. They share nothing but the lanes.
+So a service, a log or a handler that hangs stops only what needs it: without the service the
+consumer continues with its partitions, without the log it waits.
 
-Iterating
----------
-A message counts as handled when the next one is asked for. So an exception in the body, or
-`break`, leaves the message in hand unhandled: it comes again. To end after the message in hand call
-`consumer.stop(now=True)` in the body and let the loop end by itself; after `consumer.stop()` it
-ends once all partitions have been handed over, and goes on with them meanwhile. The loop's body
-runs in the caller's thread, and leaving the loop by whatever way commits what was handled and
-unbinds. In a `with Consumer(...) as consumer:` block that happens at the latest at its end, also
-where a traceback keeps the loop alive.
+Iterating --------- A message counts as handled when the loop asks for the next one. So an exception
+in the body, or `break`, leaves the present message unhandled: it comes again. To end after the
+present message, call `consumer.stop(now=True)` in the body and let the loop end by itself. After
+`consumer.stop()` it ends once all partitions have been handed over, and works on them until then.
+The loop's body runs in the caller's thread. Every way of leaving the loop commits the handled
+messages and unbinds. In a `with Consumer(...) as consumer:` block this happens at the end of the
+block at the latest, even if a traceback keeps the loop alive.
 
 There is no `async for`: `AsyncFlow` is for programs with an event loop.
 """

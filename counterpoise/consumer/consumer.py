@@ -32,7 +32,7 @@ LEAVE_SECONDS = 2.0
 
 
 class Consumer:
-    """Works through a queue, sharing it with whoever else does. Runs once."""
+    """Processes a queue and shares it with other consumers. Runs once."""
 
     def __init__(
         self,
@@ -63,17 +63,18 @@ class Consumer:
         """Nothing is connected before it runs.
 
         `handle(owned, batch)` takes batches, `each(message)` single messages; with neither,
-        iterate. `workers`: that many threads, each with one partition at a time; 1 works in the
-        caller's thread. `max_messages`: the most of one partition that are read ahead (and the
-        most of a batch); `max_bytes`: the most of all partitions together. `limit`: end after so
-        many messages. `idle_seconds`: how often the log is asked when it has nothing.
+        iterate. `workers`: so many threads, each with one partition at a time; 1 works in the
+        caller's thread. `max_messages`: the limit of messages read ahead of one partition, and of a
+        batch; `max_bytes`: the limit of all partitions together. `limit`: end after so many
+        messages. `idle_seconds`: how often the log is asked when it has no new messages.
 
-        Committed is every `commit_seconds`, or after `commit_messages`. After `stop`, handing over
-        may take `drain_seconds`. `on_poison`, `attempts`, `backoff_seconds`, `on_quarantined`: see
-        `counterpoise.consumer.poison`. `max_processing_seconds`: see `...watchdog`; None: for ever.
-        `log_url` (or COUNTERPOISE_LOG_URL) replaces the access to the log that the service gives.
-        `log_appears_seconds`: how long the log of a new queue is waited for. `flow_options`, also
-        the callbacks `on_granted`, `on_revoking`, `on_lost`, ..., are those of `Flow`.
+        Positions are committed every `commit_seconds`, or after `commit_messages`. After `stop`,
+        the handover may take `drain_seconds`. `on_poison`, `attempts`, `backoff_seconds`,
+        `on_quarantined`: see `counterpoise.consumer.poison`. `max_processing_seconds`: see
+        `...watchdog`; None: no limit. `log_url` (or COUNTERPOISE_LOG_URL) replaces the access to
+        the log that the service gives. `log_appears_seconds`: how long to wait for the log of a new
+        queue. `flow_options`, also the callbacks `on_granted`, `on_revoking`, `on_lost`, ..., are
+        those of `Flow`.
         """
         _check(handle, each, workers, max_messages, attempts)
         self.queue = queue
@@ -119,17 +120,18 @@ class Consumer:
         self._error: BaseException | None = None
         self._iteration: Callable[[], Generator[Message, None, None] | None] = lambda: None
 
-    # -------------------------------------------------------------- using it
+    # -------------------------------------------------------------- use
 
     @property
     def handled(self) -> int:
-        """How many messages were handled, dead letters included."""
+        """The number of handled messages, dead letters included."""
         return self._lanes.handled
 
     def stop(self, *, now: bool = False) -> None:
-        """Finish what is in hand, hand everything over in order, and end. Safe in a signal handler.
+        """Finish the present messages, hand everything over in order, and end.
 
-        `now`: do not wait for successors; what is handled is still committed. Returns at once.
+        Safe in a signal handler. Returns at once. `now`: do not wait for successors; handled
+        messages are still committed.
         """
         if now:
             self._settler.abandoning = True
@@ -138,10 +140,10 @@ class Consumer:
         self._wake_settler.wake()
 
     def run(self, until: Callable[[], bool] = lambda: False) -> None:
-        """Work until stopped, or until `until`, asked about ten times a second, says so.
+        """Work until stopped, or until `until`, called about ten times a second, returns True.
 
-        Raises what the handler raises if the policy is to halt, what the service refuses the flow
-        with, and `LogError` when the log cannot be read from where the queue says.
+        Raises the handler's exception if the policy is to halt, the service's refusal of the flow,
+        and `LogError` if the log cannot be read from the queue's position.
         """
         if self._handle is None and self._each is None:
             raise TypeError("give the consumer handle= or each=, or iterate over it")
@@ -158,7 +160,7 @@ class Consumer:
                     self.stop(now=True)
 
     def __iter__(self) -> Iterator[Message]:
-        """The messages of all partitions owned; see the package's docstring, *Iterating*."""
+        """The messages of all owned partitions; see the package's docstring, *Iterating*."""
         if self._handle is not None or self._each is not None:
             raise TypeError("this consumer has a handler: call run()")
         if self._workers > 1 or self._policy != "halt" or self._rules.attempts > 1:
@@ -187,11 +189,11 @@ class Consumer:
             iteration.close()
 
     def resume(self, partition: int) -> bool:
-        """Try a quarantined partition again from where it stopped; False if it is not one."""
+        """Try a quarantined partition again from its position; False if it is not in quarantine."""
         return self._lanes.resume_lane(partition)
 
     def status(self) -> Status:
-        """What it is doing now. May be called by any thread."""
+        """The present state. Any thread may call it."""
         return Status(
             self.flow.status,
             self.handled,
@@ -204,7 +206,7 @@ class Consumer:
     # -------------------------------------------------------------- threads
 
     def _prepared(self, until: Callable[[], bool] = lambda: False) -> bool:
-        """Reach all that is needed before anything is bound; False if stopped before."""
+        """Reach everything that is needed, before the bind; False if stopped before."""
         if isinstance(self._policy, DeadLetter):
             self._policy.check(self.queue, self._url, self._token)
         return self._reader.reach(self._client, lambda: self._settler.stopping or until())
@@ -214,7 +216,7 @@ class Consumer:
 
     @contextmanager
     def _running(self) -> Iterator[threading.Thread]:
-        """Bound, with the threads at work; yields the settler's, which ends when all is told."""
+        """Bind and run the threads; yields the settler's thread, which ends when all is settled."""
         with self.flow:
             threads = [
                 self._thread("settler", self._settler.run),
@@ -283,7 +285,7 @@ class Consumer:
             thread.join(LEAVE_SECONDS)
 
     def _fail(self, error: BaseException) -> None:
-        """End because of this; the first one is raised."""
+        """End because of this error; the first one is raised."""
         if self._error is None and not isinstance(error, GeneratorExit):
             self._error = error
         self.stop(now=True)
@@ -295,7 +297,7 @@ class Consumer:
         return self._watchdog.may_renew(time.monotonic()) and (asked is None or asked())
 
     def _look_out(self) -> None:
-        """Tell the settler when the view changes, and the watchdog that time passes."""
+        """Wake the settler when the view changes, and call the watchdog regularly."""
         tick_seconds = min(0.25, self.flow.lease_seconds / 8)
         while self.flow.status != "gone":
             version = self.flow.version
@@ -318,7 +320,7 @@ class Consumer:
         working = self._watchdog.may_work(now)
         if working and self._lanes.paused:
             self._lanes.follow()
-            logger.warning("queue %s: going on with what is owned now", self.queue)
+            logger.warning("queue %s: continuing with the partitions owned now", self.queue)
         if working == self._lanes.paused:
             self._lanes.pause(not working)
 

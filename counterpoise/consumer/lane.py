@@ -1,6 +1,6 @@
-"""One lane: a grant of a partition, what is read ahead of it, and how far it is handled.
+"""One lane: a grant of a partition, its messages read ahead, and how far it is handled.
 
-See `counterpoise.consumer.lanes` for what holds for all of them.
+`counterpoise.consumer.lanes` has the rules for all lanes.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from counterpoise.flow.view import Key
 
 @dataclass(frozen=True)
 class Chunk:
-    """Consecutive messages of a partition; `end` is the position that follows the last."""
+    """Consecutive messages of a partition; `end` is the position after the last one."""
 
     batch: pa.RecordBatch
     end: str
@@ -43,7 +43,7 @@ class Chunk:
 
 @dataclass
 class Failure:
-    """The message at `position` has failed `attempts` times, at last with `error`."""
+    """The message at `position` has failed `attempts` times; `error` is the last error."""
 
     position: str
     attempts: int
@@ -52,9 +52,9 @@ class Failure:
 
 @dataclass(eq=False)
 class Lane:
-    """One grant, and what is read ahead of it. Guarded by `Lanes`.
+    """One grant, and its messages read ahead. Guarded by `Lanes`.
 
-    `grant.done` is the exception: the worker that has the lane in hand moves it.
+    `grant.done` is the exception: the worker that handles the lane moves it.
     """
 
     grant: Grant
@@ -66,15 +66,15 @@ class Lane:
     waiting_messages: int = 0
     waiting_bytes: int = 0
     in_hand: int = 0
-    # Whether there was more in the log when it was read last.
+    # Whether the log had more messages at the last read.
     more: bool = False
-    # How often what was read ahead was dropped: a piece taken before is not put back.
+    # How often waiting messages were dropped: a piece taken before is not put back.
     drops: int = 0
     queued: bool = False
     failure: Failure | None = None
     not_before: float = 0.0
     quarantined: bool = False
-    # Since when the log has ended before what is to be read next.
+    # Since when the log has ended before the next position to read.
     ahead_since: float | None = None
 
     @property
@@ -91,11 +91,11 @@ class Lane:
 
     @property
     def position(self) -> str | None:
-        """Up to where it is handled; None where the queue's `start` decides."""
+        """The position up to which it is handled; None: the queue's `start` decides."""
         return self.grant.done
 
     def drop_waiting(self) -> None:
-        """Forget what was read ahead; it can be read again."""
+        """Drop the messages read ahead; they can be read again."""
         self.waiting.clear()
         self.waiting_messages = self.waiting_bytes = 0
         self.drops += 1
@@ -105,7 +105,7 @@ class Lane:
 
 @dataclass(frozen=True)
 class Piece:
-    """What a worker has in hand: some messages of a lane, taken when it had so many `drops`."""
+    """Some messages of a lane that a worker handles, taken when the lane had so many `drops`."""
 
     lane: Lane
     chunk: Chunk

@@ -1,28 +1,28 @@
-"""Lanes: what is read ahead of each owned partition, and which worker is on it.
+"""Lanes: the messages read ahead of each owned partition, and the worker that handles them.
 
 A lane is one grant of the ledger (`counterpoise.flow.ledger`), which says how far it is done, what
-to commit and when to release it. What the ledger leaves to its caller is here: what was *read*. The
-places in a partition are kept in this order:
+to commit and when to release it. The ledger leaves *reading* to its caller, and that is here. The
+places in a partition are always in this order:
 
     committed  <=  done       <=  start of what waits  <=  read_to
                    (handled)      (read ahead)             (next to be read)
 
-1. **One at a time, in order.** A lane is in the hands of one worker at most, and a worker takes a
-   piece from its front. So `done` moves over each message once, in order, and only after the
-   message was handled. That holds for the *partition*: a grant that follows another of the same
-   partition waits until it is no longer in flight under the earlier one.
-2. **What is handled is a prefix.** A piece that is left in the middle (it failed, its turn was
-   over, the partition was revoked) goes back to the front of its lane from `done` on. If the
-   lane has dropped what waited meanwhile, it is to be read again from `done`: then neither a piece
-   taken before that goes back, nor is added what was being read.
-3. **Lanes know nothing of each other.** Those with something to do stand in a line; a worker
-   takes the first, and puts it back at the end when its turn is over. A lane that fails waits by
-   itself, in the time its policy gives it.
-4. **A lane whose grant is no longer open drops what waits at once.**
+1. **One at a time, in order.** At most one worker handles a lane, and it takes a piece from the
+   front. So `done` moves over each message once, in order, and only after the message was handled.
+   This holds for the *partition*: a later grant of the same partition waits until nothing is in
+   flight under the earlier one.
+2. **Handled messages are a prefix.** A piece that is left in the middle (it failed, its turn was
+   over, the partition was revoked) goes back to the front of its lane from `done` on. If the lane
+   has dropped its waiting messages meanwhile, it is read again from `done`: then a piece that was
+   taken before does not go back, and a read that began before adds nothing.
+3. **Lanes are independent.** Lanes with work stand in a queue. A worker takes the first, and puts
+   it back at the end when its turn is over. A lane that fails waits alone, as long as its policy
+   says.
+4. **A lane whose grant is no longer open drops its waiting messages at once.**
 
-How much is in memory is bounded: a lane is read on when less than half of `max_messages` waits, up
-to `max_messages`, or the lane's share of `max_bytes` if that is less (one message always may). The
-piece in hand comes on top, so of each partition there are never more than twice as many.
+Memory is bounded: a lane is read when less than half of `max_messages` waits, up to `max_messages`,
+or up to the lane's share of `max_bytes` if that is less (one message is always allowed). The piece
+in work comes on top, so each partition never has more than twice as many.
 
 All methods may be called by any thread. Nothing here reads a log or calls the service; the clock is
 an argument.
@@ -74,7 +74,7 @@ class Lanes:
     # -------------------------------------------------------------- what the flow owns
 
     def follow(self) -> None:
-        """Take up what was granted, stop what is revoked, drop what is over."""
+        """Take over new grants, stop revoked lanes, drop lanes that are over."""
         with self._changed:
             changes = self._ledger.follow(self._look())
             for grant in changes.gone:
@@ -105,7 +105,7 @@ class Lanes:
     # -------------------------------------------------------------- reading ahead
 
     def wanting(self) -> list[Lane]:
-        """The lanes to be read on, in the order of partitions."""
+        """The lanes that need more messages, in the order of partitions."""
         with self._changed:
             return [self._lanes[number] for number in sorted(self._lanes) if self._wants(number)]
 
@@ -147,10 +147,10 @@ class Lanes:
     def add(
         self, lane: Lane, start: str, chunks: Iterable[Chunk], read_to: str, *, more: bool
     ) -> None:
-        """What was read from `start`, which was `lane.read_to` then, up to `read_to`.
+        """Add the messages read from `start`, which was `lane.read_to` then, up to `read_to`.
 
-        If the lane has let go of what waited since, there is a hole before `start`: it is read
-        again from where the lane is now.
+        If the lane has dropped its waiting messages since, there is a hole before `start`: then
+        nothing is added, and the lane is read again from its present position.
         """
         with self._changed:
             if not lane.grant.open or lane.quarantined or lane.read_to != start:
@@ -158,18 +158,18 @@ class Lanes:
             for chunk in chunks:
                 lane.waiting.append(chunk)
                 self._count(lane, chunk, 1)
-            # What follows the last message may be a stretch without any.
+            # The range after the last message may have no messages.
             if lane.waiting:
                 lane.waiting[-1] = Chunk(lane.waiting[-1].batch, read_to)
             elif lane.partition in self._ledger.in_flight:
-                return  # found again when the hand is off
+                return  # found again when the worker is done
             else:
                 lane.grant.done = read_to
             lane.read_to, lane.more = read_to, more
             self._stand(lane)
 
     def came_to_end(self, lane: Lane, start: str, end: str) -> None:
-        """The log never has anything behind `end`; with that handled, the lane is finished."""
+        """The log ends at `end` for good. When that is handled, the lane is finished."""
         with self._changed:
             if lane.grant.open:
                 self._ledger.ends_at(lane.partition, start, end)
@@ -179,7 +179,7 @@ class Lanes:
     # -------------------------------------------------------------- working
 
     def take(self, most: int | None, wait_seconds: float) -> Piece | None:
-        """A piece of the lane whose turn it is, at most `most` messages; None if there is none."""
+        """A piece of the next lane in the queue, at most `most` messages; None if there is none."""
         with self._changed:
             self._changed.wait_for(
                 lambda: self.closed or (self._line and not self.paused), wait_seconds
@@ -200,7 +200,7 @@ class Lanes:
         )
 
     def _stand(self, lane: Lane) -> None:
-        """Let the lane stand in the line if there is something to do."""
+        """Put the lane into the queue if there is something to do."""
         if not lane.queued and self._can_work(lane):
             lane.queued = True
             self._line.append(lane)
@@ -225,9 +225,9 @@ class Lanes:
     def put_back(
         self, piece: Piece, handled: int, *, split: bool = False, not_before: float = 0.0
     ) -> None:
-        """The hand is off: the first `handled` messages of the piece are done, as `done` says.
+        """The worker is done with the piece: its first `handled` messages are done, as `done` says.
 
-        The others go back to the front, with `split` one by one; the lane then pauses until
+        The others go back to the front, with `split` one by one. The lane then pauses until
         `not_before` (monotonic seconds; see `call_due`).
         """
         lane, rows = piece.lane, piece.chunk.batch.num_rows
@@ -238,7 +238,7 @@ class Lanes:
             self._uncommitted += handled
             if not lane.grant.open or lane.quarantined:
                 lane.drop_waiting()
-            elif handled < rows and piece.drops == lane.drops:  # else it is read again
+            elif handled < rows and piece.drops == lane.drops:  # otherwise it is read again
                 rest = piece.chunk if handled == 0 else piece.chunk.split(handled)[1]
                 for chunk in reversed(rest.one_by_one() if split else [rest]):
                     lane.waiting.appendleft(chunk)
@@ -253,15 +253,16 @@ class Lanes:
             self._changed.notify_all()
 
     def quarantine(self, lane: Lane) -> None:
-        """Begin no message of the lane any more, but keep it. For whoever has it in hand."""
+        """Begin no more messages of the lane, but keep it. Called by the worker that handles it."""
         with self._changed:
             lane.quarantined = True
             lane.drop_waiting()
 
     def resume_lane(self, partition: int) -> bool:
-        """Work on a quarantined partition again, from its position; False if it is not one.
+        """Work on a quarantined partition again, from its position; False if it is not in
+        quarantine.
 
-        The hand that put it in quarantine may still be on it, and the reader amid a read of it.
+        The worker that quarantined it may still handle it, and the reader may be reading it.
         """
         with self._changed:
             lane = self._lanes.get(partition)
@@ -272,7 +273,7 @@ class Lanes:
             return True
 
     def call_due(self, now: float) -> float | None:
-        """Let lanes stand in the line whose pause is over; returns when the next one's is."""
+        """Put lanes whose pause is over into the queue. Returns when the next pause ends."""
         with self._changed:
             pausing = []
             for lane in self._lanes.values():
@@ -284,55 +285,55 @@ class Lanes:
             return min(pausing, default=None)
 
     def pause(self, paused: bool) -> None:
-        """Begin no message at all, or go on."""
+        """Begin no message at all, or continue."""
         with self._changed:
             self.paused = paused
             self._changed.notify_all()
 
     def close(self) -> None:
-        """Give out nothing any more. What is in hand may be finished."""
+        """Give out no more pieces. Pieces in work may be finished."""
         with self._changed:
             self.closed = True
             self._changed.notify_all()
 
     def hands(self) -> int:
-        """How many lanes are in the hands of a worker."""
+        """The number of lanes that a worker handles."""
         return len(self._ledger.in_flight)
 
     def wait_idle(self, timeout_seconds: float) -> bool:
-        """Wait until no hand is on any lane."""
+        """Wait until no worker handles a lane."""
         with self._changed:
             return self._changed.wait_for(lambda: not self._ledger.in_flight, timeout_seconds)
 
-    # -------------------------------------------------------------- what to tell the service
+    # -------------------------------------------------------------- calls to the service
 
     def enough_to_commit(self) -> bool:
-        """Whether as many messages as one commit is to cover have been handled since the last."""
+        """Whether enough messages for a commit have been handled since the last one."""
         return self._uncommitted >= self._commit_messages
 
     def reached_limit(self) -> bool:
         return self._limit is not None and self.handled >= self._limit
 
     def must_begin(self) -> bool:
-        """Whether there is a start to commit before its lane can be read."""
+        """Whether a lane has a start that must be committed before reading."""
         with self._changed:
             return any(lane.start_pending for lane in self._lanes.values())
 
     def to_commit(self, *, everything: bool = False) -> tuple[CommitItem, ...]:
-        """What has come further, or `everything`: what is committed already as well."""
+        """New positions to commit; `everything`: also repeat commits."""
         with self._changed:
             self._uncommitted = 0
             return self._ledger.commits(everything=everything)
 
     def to_release(self, *, parting: bool = False) -> tuple[ReleaseItem, ...]:
-        """What is to be released; `parting`: all that a draining flow may release."""
+        """Partitions to release; `parting`: all that a draining flow may release."""
         with self._changed:
             items = self._ledger.releases(parting=parting)
             self._ledger.decide(items)
             return items
 
     def answered(self, item: CommitItem | ReleaseItem, outcome: str) -> None:
-        """What the service has said to it."""
+        """The service's answer for the item."""
         with self._changed:
             grant = self._ledger.answered(item, outcome)
             lane = None if grant is None else self._lane_of(grant)
@@ -347,6 +348,6 @@ class Lanes:
                 self._wake_reader()
 
     def snapshot(self) -> list[Lane]:
-        """The lanes as they are, in the order of partitions; for showing."""
+        """The present lanes, in the order of partitions, for display."""
         with self._changed:
             return [self._lanes[number] for number in sorted(self._lanes)]

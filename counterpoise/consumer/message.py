@@ -1,4 +1,4 @@
-"""What a program is given to work on: messages, and the grant under which it may."""
+"""What a handler gets: messages, and the grant under which it handles them."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from counterpoise.flow.view import Owned
 
 
 class Ownership:
-    """One grant of a partition to this consumer, as it is at the moment it is asked.
+    """One grant of a partition to this consumer, with its present state.
 
     It has what `Owned` has (`partition`, `epoch`, `state`, `position`, `handed_over`, `deadline`),
-    but follows the flow's view instead of staying as it was. `state` is also `lost`: then whatever
-    is done for it is fenced by the epoch, and a careful sink refuses it.
+    but follows the flow's view. `state` can also be `lost`: then the epoch fences all work for it,
+    and a careful sink refuses it.
     """
 
     __slots__ = ("_granted", "_look")
 
     def __init__(self, granted: Owned, look: Callable[[], Mapping[int, Owned]]) -> None:
-        """`look` gives what the flow owns now."""
+        """`look` returns the present view of the flow."""
         self._granted = granted
         self._look = look
 
@@ -37,7 +37,7 @@ class Ownership:
 
     @property
     def handed_over(self) -> str | None:
-        """How the previous owner let go; see the contract, *FlowChangeUpdate*."""
+        """How the partition left its previous owner; see the contract, *FlowChangeUpdate*."""
         return self._granted.handed_over
 
     @property
@@ -48,7 +48,7 @@ class Ownership:
 
     @property
     def lost(self) -> bool:
-        """Whether this grant is over, as far as the flow has been told."""
+        """Whether this grant is over, as far as the flow knows."""
         return self._now() is None
 
     @property
@@ -58,15 +58,15 @@ class Ownership:
 
     @property
     def deadline(self) -> float | None:
-        """When a revoked partition goes to its successor regardless, by the monotonic clock."""
+        """The deadline of a revoked partition, by the monotonic clock."""
         owned = self._now()
         return None if owned is None else owned.deadline
 
     def time_left(self) -> float | None:
-        """Seconds until the partition is taken by force; None while nobody wants it.
+        """Seconds until the partition is taken by force; None: it is not revoked.
 
-        0.0 when the deadline has passed or the grant is over. What is finished within it is
-        committed and handed over in order; what is not comes again at the next owner.
+        0.0 when the deadline has passed or the grant is over. Messages finished before are
+        committed and handed over in order; the others come again at the next owner.
         """
         owned = self._now()
         if owned is None:

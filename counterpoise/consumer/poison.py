@@ -1,23 +1,24 @@
-"""What becomes of a message that cannot be handled: the poison policies.
+"""Poison policies: what happens to a message that cannot be handled.
 
-A handler that raises has failed the message. It is tried `attempts` times, with growing pauses in
-which the other partitions go on; the messages behind it wait, since their order counts. Then:
+If the handler raises, the message has failed. It is tried `attempts` times, with growing pauses in
+which other partitions continue; later messages of its partition wait, because their order counts.
+Then:
 
-- **halt**: the consumer ends and raises what the handler raised, with a note that names the place.
-  The message and all behind it stay uncommitted.
-- **quarantine**: this consumer begins no message of that partition any more; all others go on. It
-  keeps the partition, and the position stays before the message. The next owner, be it after a
-  handoff or a restart, tries again; so does this one after `Consumer.resume`. It is an alarm for
-  people: it is logged as an error, shown by `status`, and told to `on_quarantined`.
-- **dead-letter**: the message is put elsewhere *durably, before* the position passes it; then the
-  work goes on. A crash in between puts it there again, so a dead letter is delivered at least once.
-  With a queue for a target it is there once nevertheless: each dead letter is published under an
-  id made of its origin (log, incarnation, partition, position), and a log takes a sequence of a
-  publisher once.
+- **halt**: the consumer ends and raises the handler's exception, with a note that names the
+  position. The message and all after it stay uncommitted.
+- **quarantine**: this consumer begins no message of that partition any more; all others continue.
+  It keeps the partition, and the position stays before the message. The next owner, after a handoff
+  or a restart, tries again, and so does this one after `Consumer.resume`. Quarantine is an alarm
+  for people: it is logged as an error, shown by `status`, and passed to `on_quarantined`.
+- **dead-letter**: the message is stored elsewhere *durably, before* the position passes it. Then
+  the work continues. A crash in between stores it again, so a dead letter is delivered at least
+  once. A queue as the target gets it only once: each dead letter is published under an id made of
+  its origin (log, incarnation, partition, position), and a log accepts each sequence of a publisher
+  once.
 
-What cannot be stored as a dead letter is not passed. If that may pass by itself (the service or the
-log is away) it is tried again, as long as the partition is ours; else the consumer halts, with a
-note that names the place and what the handler raised.
+A message that cannot be stored as a dead letter is not passed. If the error can be temporary (the
+service or the log is unavailable), storing is tried again as long as the partition is owned.
+Otherwise the consumer halts, with a note that names the position and the handler's exception.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ class SameQueue(CounterpoiseError):
 
 @dataclass(frozen=True)
 class Origin:
-    """Where a dead letter comes from: the queue, and which log it is in which life."""
+    """The origin of a dead letter: the queue, and its log with the log's incarnation."""
 
     queue: str
     log: str
@@ -58,11 +59,11 @@ Store: TypeAlias = Callable[[Message, Failure], Any]
 
 
 class DeadLetter:
-    """Put poison messages elsewhere and go on.
+    """Store poison messages elsewhere and continue.
 
     `to`: the name of a queue, or a function called as `to(message, failure)`, which must return
-    only when the message is stored durably; what it raises halts the consumer, unless it is a
-    `ServiceUnavailable` or `LogUnavailable`. `url`, `token`, `log_url`: of that queue's service
+    only when the message is stored durably. Its exceptions halt the consumer, except
+    `ServiceUnavailable` and `LogUnavailable`. `url`, `token`, `log_url`: of that queue's service
     and log, by default the consumer's own service.
 
     The letter has the message's key, value and headers, and headers `counterpoise-dead-letter-…`:
@@ -81,7 +82,7 @@ class DeadLetter:
         self._url, self._token, self._log_url = url, token, log_url
 
     def check(self, queue: str, url: str | None, token: str | None) -> None:
-        """Find out before anything is handled whether there is such a queue.
+        """Check that the target queue exists, before any message is handled.
 
         Raises `SameQueue`, `QueueNotFound`, `ServiceUnavailable`.
         """
@@ -94,11 +95,11 @@ class DeadLetter:
             client.queue(self.to)
 
     def store(self, message: Message, failure: Failure, origin: Origin) -> None:
-        """Return when the message is where it belongs. Raises what prevented it."""
+        """Return when the message is stored. Raises the error that prevented it."""
         if not isinstance(self.to, str):
             self.to(message, failure)
             return
-        # In use: another consumer has stored this very letter since we looked.
+        # In use: another consumer has stored the same letter meanwhile.
         with (
             contextlib.suppress(PublisherIdInUse),
             Publisher(
@@ -123,7 +124,7 @@ POLICIES = ("halt", "quarantine")
 
 
 def checked(policy: Policy) -> Policy:
-    """The policy, or ValueError if it is none."""
+    """The policy; raises ValueError if it is invalid."""
     if isinstance(policy, DeadLetter) or policy in POLICIES:
         return policy
     raise ValueError(
@@ -132,7 +133,9 @@ def checked(policy: Policy) -> Policy:
 
 
 def letter_id(message: Message, origin: Origin) -> str:
-    """The publisher's id of a dead letter: the same for the same message, whoever stores it."""
+    """The publisher id of a dead letter: the same for the same message, whichever consumer stores
+    it.
+    """
     place = "\0".join(
         (origin.queue, origin.log, origin.incarnation, str(message.partition), message.position)
     )

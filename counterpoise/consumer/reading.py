@@ -1,16 +1,17 @@
-"""The reader: a thread that fills the lanes from the log, and waits when the log is away.
+"""The reader: a thread that fills the lanes from the log, and waits while the log is unavailable.
 
-A turn asks the log once where the wanting lanes end, then reads into each what it has room for.
 Before the flow is bound, `reach` opens the log with credentials that the service gives without a
 flow: a consumer that cannot reach its log takes no partition from others.
 
-The log may have holes between positions, so where a stretch ends is known from what follows it:
-one message more than there is room for is read, and its position is the end of those before it.
+A turn asks the log once for the ends of the lanes that want messages, then reads into each as much
+as fits. The log may have holes between positions, so the end of a range is only known from the next
+message: the reader reads one message more than fits, and its position is the end of those before
+it.
 
-That a queue's log is not there passes as well: a service that was stopped between storing a queue
-and making its log makes it when it comes back, at the latest a minute later. So does, mostly, that
-a partition ends before what is to be read next (`counterpoise.logs.patience`); it waits, and the
-others go on.
+A missing log can be temporary: if a service was stopped between storing a queue and creating its
+log, it creates the log when it comes back, at the latest a minute later. The same is mostly true of
+a partition that ends before the next position to read (`counterpoise.logs.patience`): it waits, and
+the other partitions continue.
 """
 
 from __future__ import annotations
@@ -49,8 +50,8 @@ logger = logging.getLogger("counterpoise.consumer")
 AWAY = Backoff(0.2, 2.0)
 LOG_APPEARS_SECONDS = 75.0
 CONFIRM_SECONDS = 5.0
-# Before the bind a service that is away is waited for as by `Flow.open`. `stop` waits for a call on
-# the log, so such a call is short.
+# Before the bind the reader waits for an unavailable service as long as `Flow.open`. `stop` waits
+# for a call to the log, so such a call is short.
 BIND_SECONDS = 30.0
 REACH_SECONDS = 5.0
 LOOK_SECONDS = 0.1
@@ -83,11 +84,11 @@ class Reader:
         self.incarnation = ""
 
     def reach(self, client: Callable[[], Client], over: Callable[[], bool]) -> bool:
-        """Wait until the log has answered once; False if it is `over` before.
+        """Wait until the log has answered once; False if `over` returns True before.
 
         The flow is not bound yet; `client` makes a client of the service. Raises ServiceUnavailable
-        when the service has not answered for as long as a bind would wait, and what no waiting
-        mends: QueueNotFound, LogNotFound after `log_appears_seconds`, LogError.
+        if the service has not answered for as long as a bind would wait, and permanent errors:
+        QueueNotFound, LogNotFound after `log_appears_seconds`, LogError.
         """
         unheard_since = time.monotonic()
         while True:
@@ -113,7 +114,7 @@ class Reader:
                 self._waking.wait(min(left, LOOK_SECONDS))
 
     def run(self) -> None:
-        """Raises what the log cannot be read for, unless it may pass."""
+        """Raises permanent errors of the log."""
         try:
             while not self._lanes.closed:
                 try:
@@ -129,7 +130,7 @@ class Reader:
                 self._log.close()
 
     def turn(self) -> bool:
-        """Read into all lanes that want it; False if there was nothing to read."""
+        """Read into all lanes that want messages; False if there was nothing to read."""
         lanes = self._lanes.wanting()
         if not lanes:
             return False
@@ -143,7 +144,7 @@ class Reader:
         if lane.read_to is None:
             latest = self._flow.start == "latest"
             begin = (bounds.ends if latest else bounds.starts)[lane.partition]
-            # A start at the end must not be looked up anew, further on, by the next owner.
+            # A start at the end must not be resolved again, later, by the next owner.
             self._lanes.begin_at(lane, begin, commit=latest)
             if latest:
                 return False
@@ -182,11 +183,11 @@ class Reader:
         now = time.monotonic()
         if lane.ahead_since is None:
             lane.ahead_since = now
-            logger.warning("the log is waited for: %s", error)
+            logger.warning("waiting for the log: %s", error)
         return now - lane.ahead_since < AHEAD_SECONDS
 
     def _is_ours(self, lane: Lane) -> bool:
-        """Ask the service: a successor may have gone on, and what we were about to read is gone."""
+        """Ask the service: a successor may have continued, and the next messages may be trimmed."""
         done = lane.grant.done
         if done is None or lane.grant.over:
             return not lane.grant.over
@@ -208,14 +209,14 @@ class Reader:
         return self._log
 
     def _failed(self, error: CounterpoiseError) -> None:
-        """The log is away, or the service that would give access to it."""
+        """The log is unavailable, or the service that would give access to it."""
         if isinstance(error, LogNotFound):
             now = time.monotonic()
             self._missing_since = now if self._missing_since is None else self._missing_since
             if now - self._missing_since > self._log_appears_seconds:
                 raise error
         if self._failures == 0:
-            logger.warning("the log is not to be reached, waiting: %s", error)
+            logger.warning("the log is unreachable, waiting: %s", error)
         self._failures += 1
         self._access_refused = isinstance(error, LogAccessRefused)
         if self._log is not None:
@@ -229,16 +230,16 @@ class Reader:
 
     @property
     def away(self) -> bool:
-        """Whether the log could not be reached the last time."""
+        """Whether the log was unreachable at the last attempt."""
         return self._failures > 0
 
 
 def read_range(
     log: Log, partition: int, start: str, end: str, max_messages: int, max_bytes: int
 ) -> tuple[list[Chunk], str]:
-    """Messages of [start, end), at most so many, and the position up to which that is all.
+    """At most `max_messages` of [start, end), and the position up to which they are complete.
 
-    Not much more than `max_bytes` of values, but at least one message if there is any.
+    Not much more than `max_bytes` in memory, but at least one message if there is any.
     """
     batches: list[pa.RecordBatch] = []
     memory_bytes = 0
@@ -252,14 +253,14 @@ def read_range(
             if memory_bytes >= max_bytes:
                 break
     except PositionTrimmed as gone:
-        # What came before the gap is processed first; who reads on there is told again.
+        # Messages before the gap are handled first. Reading at the gap then raises again.
         if not batches:
             raise
         return _chunks(batches, gone.position), gone.position
     count = sum(batch.num_rows for batch in batches)
     if count <= max_messages and memory_bytes < max_bytes:
         return _chunks(batches, end), end
-    if count == 1:  # one large message: what follows it?
+    if count == 1:  # one large message: what is the position after it?
         batches = list(log.read(partition, start, end, max_messages=2))
         count = sum(batch.num_rows for batch in batches)
         if count == 1:

@@ -1,13 +1,13 @@
-"""The settler: a thread that tells the service how far the lanes are, and lets go of partitions.
+"""The settler: a thread that commits positions and releases partitions.
 
-It follows the flow's view, commits by time and number, releases a revoked lane as soon as no hand
-is on it, and drains the flow at the end. A flow that an administrator drains ends in the same way.
-It never waits for the log, and the reader never waits for
-the service, so the one being away does not stop what needs only the other.
+It follows the flow's view, commits by time and number, releases a revoked lane as soon as no worker
+handles it, and drains the flow at the end. A flow that an administrator drains ends like
+that, too. The settler never waits for the log, and the reader never waits for the service. So if
+one of them is unavailable, work that needs only the other continues.
 
-While a hand is stuck it says one last time what is done, when the other hands are off, and then
-nothing: every call would renew the lease. When the watchdog doubts whether what we know is still
-true, it asks by committing again what is committed (`counterpoise.consumer.watchdog`).
+While a worker is stuck, the settler commits once more when all other workers are idle, and then is
+silent, because every call would renew the lease. When the watchdog doubts the view, the settler
+asks by repeating commits (`counterpoise.consumer.watchdog`).
 """
 
 from __future__ import annotations
@@ -59,12 +59,12 @@ class Settler:
         self._drain_until: float | None = None
         self._next_look = 0.0
         self._told_of_drain = False
-        # Set by whoever wants it to end: hand over in order; or do not wait for successors.
+        # Requests to end: hand over in order; do not wait for successors.
         self.stopping = False
         self.abandoning = False
 
     def run(self) -> None:
-        """Until stopped, and then until all is told. Raises what the flow is gone for."""
+        """Run until stopped, then until all is settled. Raises the reason if the flow is gone."""
         try:
             while not self._ended():
                 if not self.stopping:
@@ -99,12 +99,12 @@ class Settler:
         longest = min(LONGEST_WAIT_SECONDS, self._commit_seconds or LONGEST_WAIT_SECONDS)
         return longest if due is None else max(0.0, min(longest, due - now))
 
-    # -------------------------------------------------------------- telling
+    # -------------------------------------------------------------- calls
 
     def settle(self, *, at_once: bool = False, everything: bool = False) -> None:
-        """Release what may be released; commit what is due, `at_once` all that is done.
+        """Release what may be released; commit what is due, or with `at_once` all that is done.
 
-        `everything`: also what is committed already, to learn whether it is still ours.
+        `everything`: also repeat commits, to learn whether the partitions are still owned.
         """
         self._release(self._lanes.to_release())
         now = time.monotonic()
@@ -125,7 +125,7 @@ class Settler:
                 timeout_seconds=COMMIT_SECONDS,
             )
         except ServiceUnavailable as error:
-            logger.warning("could not commit, going on: %s", error)
+            logger.warning("could not commit, continuing: %s", error)
             return
         self._answered(items, outcomes)
 
@@ -182,7 +182,7 @@ class Settler:
         return self._flow.draining
 
     def _draining_ended(self) -> bool:
-        """Begin to drain; then whether there is nobody (any more) to hand over to."""
+        """Begin to drain. Returns whether no successor is left."""
         now = time.monotonic()
         if self.stopping and self._drain_until is None:
             self._flow.drain(self._drain_seconds)
@@ -193,11 +193,11 @@ class Settler:
             return False
         self._next_look = now + 1.0
         with self._client() as client:
-            # A drain that has a successor keeps the queue from being Ready.
+            # While a drain has a successor, the queue is not Ready.
             return client.rebalance_status(self._flow.queue).status == "Ready"
 
     def _let_go(self) -> None:
-        """Commit what was handled and release what may be released; the rest goes by unbinding."""
+        """Commit handled messages and release what may be released; the unbind ends the rest."""
         self.settle(at_once=True)
         if self._flow.draining:
             self._release(self._lanes.to_release(parting=True))

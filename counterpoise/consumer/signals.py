@@ -1,4 +1,4 @@
-"""Ending a consumer in order when the process is told to end."""
+"""Ending a consumer in order on SIGINT and SIGTERM."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ class Stoppable(Protocol):
 def stop_on_signals(consumer: Stoppable) -> Iterator[None]:
     """Hand over in order on the first SIGINT or SIGTERM, end without waiting on the second.
 
-    For the main thread; in another it does nothing. The handlers before are put back.
+    For the main thread; in another thread it does nothing. Afterwards the earlier handlers are
+    restored.
     """
     if threading.current_thread() is not threading.main_thread():
         yield

@@ -1,4 +1,4 @@
-"""What a consumer shows of itself."""
+"""The status that a consumer shows."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from counterpoise.consumer.lane import Lane
 
 @dataclass(frozen=True)
 class LaneStatus:
-    """One owned partition: how far it is handled, and what waits in memory.
+    """One owned partition: how far it is handled, and its waiting messages.
 
-    `attempts`: how often the message at `position` has failed. `quarantined`: with what error it
-    did in the end, if the partition is in quarantine.
+    `attempts`: how often the message at `position` has failed. `quarantined`: the last error, if
+    the partition is in quarantine.
     """
 
     epoch: int
@@ -27,7 +27,7 @@ class LaneStatus:
 
     @classmethod
     def of(cls, lane: Lane) -> LaneStatus:
-        """What the lane is like now."""
+        """The present status of the lane."""
         failure = lane.failure
         return cls(
             lane.epoch,
@@ -43,7 +43,7 @@ class LaneStatus:
 
 @dataclass(frozen=True)
 class Status:
-    """What a consumer is doing. `stuck`: the watchdog lets the lease lapse."""
+    """The status of a consumer. `stuck`: the watchdog lets the lease expire."""
 
     flow: str
     handled: int
@@ -54,7 +54,7 @@ class Status:
 
     @property
     def quarantined(self) -> Mapping[int, str]:
-        """The partitions in quarantine, and for each the error."""
+        """The partitions in quarantine, each with its error."""
         return {
             number: lane.quarantined
             for number, lane in self.partitions.items()

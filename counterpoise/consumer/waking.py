@@ -6,11 +6,11 @@ import queue
 
 
 class Waking:
-    """What one thread waits on and others wake it by.
+    """A thread waits on it, and others wake the thread.
 
-    Waking is remembered once, so one that comes before the wait is not lost. A `SimpleQueue` may
-    be used in a signal handler that interrupts the very thread that uses it; an `Event` may not:
-    it would wait for a lock that the interrupted thread holds.
+    One wake-up is remembered, so a wake-up before the wait is not lost. A `SimpleQueue` works in a
+    signal handler that interrupts the thread that uses it. An `Event` does not: it would wait for a
+    lock that the interrupted thread holds.
     """
 
     def __init__(self) -> None:
@@ -21,7 +21,7 @@ class Waking:
             self._calls.put(None)
 
     def wait(self, timeout_seconds: float) -> bool:
-        """Wait to be woken; False if that did not happen in time."""
+        """Wait for a wake-up; False if there was none in time."""
         try:
             self._calls.get(timeout=max(0.0, timeout_seconds))
         except queue.Empty:

@@ -1,13 +1,13 @@
 """A worker: takes pieces from lanes, one after another, and handles them.
 
 A *turn* is one piece: a batch as it was read, or up to `TURN_MESSAGES` single messages, which end
-early when `TURN_SECONDS` are over, so that a long backlog of one partition does not keep the
-others waiting. Between two messages it looks whether its lane is to stop.
+early when `TURN_SECONDS` are over, so that a long backlog of one partition does not keep the others
+waiting. Between two messages it checks whether its lane must stop.
 
 `done` of the grant moves over a message as soon as it has been handled; the settler commits it
-later. What the handler raises becomes a `Failure` of the lane, and after the last attempt the
-policy decides (`counterpoise.consumer.poison`). Of a batch that fails nobody knows which message it
-was: its messages are handed to the handler again one by one, in batches of one.
+later. An exception of the handler becomes a `Failure` of the lane, and after the last attempt the
+policy decides (`counterpoise.consumer.poison`). If a batch fails, the failed message is unknown, so
+the handler gets its messages again one by one, in batches of one.
 """
 
 from __future__ import annotations
@@ -42,19 +42,19 @@ logger = logging.getLogger("counterpoise.consumer")
 
 @dataclass(frozen=True)
 class Rules:
-    """What is done about messages that fail."""
+    """How failed messages are treated."""
 
     policy: Policy
     attempts: int
     backoff_seconds: float
     origin: Callable[[], Origin]
-    # Called when a partition has been quarantined, and when something has to end the consumer.
+    # Called when a partition has been quarantined, and when an error must end the consumer.
     quarantined: Callable[[Lane, Failure], None]
     halt: Callable[[BaseException], None]
 
 
 class Worker:
-    """One worker; used by one thread. Give `handle` or `each`, or drive `messages` oneself."""
+    """One worker, used by one thread. Give `handle` or `each`, or iterate over `messages`."""
 
     def __init__(
         self,
@@ -107,7 +107,7 @@ class Worker:
     def _take(self, wait_seconds: float) -> Piece | None:
         piece = self._lanes.take(None if self._handle is not None else TURN_MESSAGES, wait_seconds)
         if piece is not None and not self._watchdog.may_work(time.monotonic()):
-            # This process stood still: what it knows may be over. The watchdog sees to it.
+            # The process was suspended, so its view may be out of date. The watchdog resolves that.
             self._lanes.pause(True)
             self._lanes.put_back(piece, 0)
             return None
@@ -204,10 +204,10 @@ class Worker:
         return lane.failure
 
     def _pause_for(self, lane: Lane, failure: Failure, message: Message) -> float | None:
-        """What to do about the message: None to pass it, else until when its lane pauses."""
+        """What to do with the message. None: pass it; a time: its lane pauses until then."""
         rules, place = self._rules, _place(lane, failure.position)
         if lane.owned.lost:
-            return time.monotonic()  # Not ours any more: no attempt, no verdict.
+            return time.monotonic()  # Not owned any more: no attempt, no verdict.
         if failure.attempts < rules.attempts:
             logger.warning("%s: attempt %d failed: %r", place, failure.attempts, failure.error)
             return time.monotonic() + self._backoff(failure.attempts)

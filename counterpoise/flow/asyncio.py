@@ -95,7 +95,7 @@ class AsyncFlow(BaseFlow):
             return
         self._closed.set()
         if not await self._run(programs.leave(self._core, timeout_seconds)):
-            logger.warning("flow on %s: the service was not told of its end", self.queue)
+            logger.warning("flow on %s: the unbind did not reach the service", self.queue)
         self._to_tell.put_nowait(None)
         others = [
             task

@@ -131,7 +131,7 @@ class Flow(BaseFlow):
             return
         self._closing.set()
         if not self._run(programs.leave(self._core, timeout_seconds)):
-            logger.warning("flow on %s: the service was not told of its end", self.queue)
+            logger.warning("flow on %s: the unbind did not reach the service", self.queue)
         self._to_tell.put(None)
         for thread in (self._teller, self._keeper):
             if thread is not None and thread is not threading.current_thread():

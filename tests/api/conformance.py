@@ -1,8 +1,8 @@
-"""Holds every answer to openapi.yaml: its status is listed, its body is what the document says.
+"""Checks every answer against openapi.yaml: its status is listed, its body fits the schema.
 
     client = httpx.Client(event_hooks={"response": [conforms]})
 
-Stricter than the document: answers have no fields that it does not know.
+Stricter than the document: answers have no unlisted fields.
 """
 
 import functools
@@ -15,7 +15,7 @@ import yaml
 from jsonschema import Draft202012Validator, FormatChecker  # type: ignore[import-untyped]
 
 DOCUMENT = Path(__file__).parents[2] / "openapi.yaml"
-# The middleware's and the router's own, of any path.
+# Answers of the middleware and the router, on any path.
 EVERYWHERE = {404: "not_found", 405: "method_not_allowed"}
 
 

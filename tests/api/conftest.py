@@ -41,7 +41,7 @@ def http(broker: ScriptedBroker, scripted: Service) -> Iterator[httpx.Client]:
 
 @pytest.fixture
 def api(service: Service) -> Iterator[httpx.Client]:
-    """A client of a real service; every answer is held to openapi.yaml."""
+    """A client of a real service; every answer is checked against openapi.yaml."""
     with service.http as client:
         client.event_hooks["response"] = [conforms]
         yield client

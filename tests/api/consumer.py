@@ -1,4 +1,4 @@
-"""A consumer as plain HTTP, so that the tests depend on nothing but the contract."""
+"""A consumer in plain HTTP, so that the tests depend only on the contract."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -8,7 +8,7 @@ import httpx
 
 @dataclass
 class Consumer:
-    """A bound flow; `view` is the last FlowChangeUpdate it was told."""
+    """A bound flow; `view` is the last FlowChangeUpdate that it got."""
 
     http: httpx.Client
     queue: str
@@ -37,7 +37,7 @@ class Consumer:
         return self.http.post(f"{self.path}/{verb}", json=body, headers=self.headers)
 
     def outcomes(self, verb: str, *items: dict[str, Any], seq: int | None = None) -> list[str]:
-        """Commit, release or ready; takes over the view that comes back."""
+        """Commit, release or ready; takes over the view in the answer."""
         body: dict[str, Any] = {"partitions": list(items)}
         if seq is not None:
             body["seq"] = seq
@@ -51,7 +51,7 @@ class Consumer:
         return [each["outcome"] for each in answer["results"]]
 
     def poll(self, wait_seconds: float = 5.0) -> bool:
-        """Whether something new was told within the time."""
+        """Whether there was an update within the time."""
         response = self.http.get(
             f"{self.path}/updates",
             params={"after": self.view["revision"], "wait": wait_seconds},

@@ -1,6 +1,6 @@
-"""A broker that does what a test says, for what is the API's alone: reading, refusing, streaming.
+"""A broker scripted by tests, for the API's own part: reading, refusing, streaming.
 
-Everything that is about queues and flows is tested against the real one.
+Everything about queues and flows is tested against the real broker.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def update(revision: int) -> views.UpdateView:
 
 
 class ScriptedBroker:
-    """Knows one queue and one flow; each call is noted and may be replaced with `answers`."""
+    """Knows one queue and one flow. Each call is recorded, and `answers` may replace its result."""
 
     def __init__(self) -> None:
         self.watching = 0
@@ -71,7 +71,7 @@ class ScriptedBroker:
         self.reset()
 
     def reset(self) -> None:
-        """Forget what was called and what was scripted."""
+        """Forget the recorded calls and the script."""
         self.calls: list[tuple[str, tuple[Any, ...]]] = []
         self.answers: dict[str, Callable[..., Awaitable[Any]]] = {}
         self.stopped = False
@@ -89,7 +89,7 @@ class ScriptedBroker:
 
 
 class Part:
-    """One part of the broker; its calls are noted with the part's name."""
+    """One part of the broker; its calls are recorded with the part's name."""
 
     def __init__(self, broker: ScriptedBroker, name: str) -> None:
         self.broker, self.name = broker, name

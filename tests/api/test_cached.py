@@ -1,4 +1,4 @@
-"""What costs something is made once for all who ask at the same time."""
+"""An expensive result is computed once for all concurrent callers."""
 
 import asyncio
 

@@ -1,6 +1,6 @@
-"""Requests drawn from openapi.yaml, right and wrong: no 5xx, and every answer conforms.
+"""Requests drawn from openapi.yaml, valid and invalid: no 5xx, and every answer conforms.
 
-Twice: with whatever names are drawn, and on a queue and a flow that exist, with the flow's token.
+Twice: with random names, and on an existing queue and flow, with the flow's token.
 """
 
 from collections.abc import Iterator, Sequence
@@ -39,7 +39,7 @@ CHECKS = [
     negative_data_rejection,
     unsupported_method,
 ]
-# One service for all three.
+# All three tests share one service.
 pytestmark = pytest.mark.xdist_group("fuzzing")
 
 MOST_PARTITIONS = 40
@@ -47,10 +47,10 @@ LONGEST_WAIT_SECONDS = 0.05
 
 # The cases are made when a test begins, not when it is collected: that takes seconds.
 operations = schemathesis.pytest.from_fixture("openapi")
-# An endless answer cannot be fuzzed this way.
+# An endless answer cannot be fuzzed like this.
 everything = operations.exclude(path_regex="/events$")
 on_flows = everything.include(path_regex=r"\{queue\}").exclude(method="DELETE")
-# Every run tries other requests; what fails is printed as a command that repeats it.
+# Every run tries other requests; a failing one is printed as a command that repeats it.
 few = settings(
     max_examples=15,
     deadline=None,
@@ -68,7 +68,7 @@ def openapi() -> BaseSchema:
 
 @pytest.fixture(scope="module")
 def fuzzed(databases: Databases) -> Iterator[Service]:
-    """A service for the whole module; what was fuzzed before only makes it more interesting."""
+    """A service for the whole module; state from earlier requests makes the tests stronger."""
     with databases.lend() as url:
         given = settings_for(url)
         with running(Broker(given), given) as service:
@@ -83,7 +83,7 @@ def consumer(fuzzed: Service) -> Iterator[Consumer]:
 
 
 def _within_bounds(case: Case) -> None:
-    """Keep what is valid small, so that many requests fit into the time."""
+    """Keep valid values small, so that many requests fit into the time."""
     body: Any = case.body
     if isinstance(body, dict):
         count = body.get("partition_count")
@@ -114,7 +114,7 @@ def test_any_drawn_request_gets_a_documented_answer(case: Case, fuzzed: Service)
 @on_flows.parametrize()
 @few
 def test_on_a_queue_and_a_flow_that_exist(case: Case, fuzzed: Service, consumer: Consumer) -> None:
-    # Names and token are put right here, so a request may well be good that was not drawn as one.
+    # Names and token are corrected here, so an invalid draw may become a valid request.
     assert case.meta is not None
     put_right = any(
         part.mode.is_negative

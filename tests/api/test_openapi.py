@@ -1,4 +1,4 @@
-"""openapi.yaml is what the application serves, is valid, and reads well."""
+"""openapi.yaml is what the application serves, is valid, and is complete."""
 
 import re
 from pathlib import Path

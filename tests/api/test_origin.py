@@ -1,4 +1,4 @@
-"""Whose request is taken for an administrator's though it carries no key."""
+"""Which requests without a key count as an administrator's."""
 
 import httpx
 import pytest
@@ -44,7 +44,7 @@ async def test_on_an_insecure_service_every_caller_is_an_administrator() -> None
 
 
 async def test_a_name_that_was_rebound_is_refused() -> None:
-    """Its pages would be of the same origin as the service: only the name tells."""
+    """Its pages would have the same origin as the service; only the name differs."""
     async with from_afar(load(host="0.0.0.0", insecure=True)) as client:
         own = {"Origin": "http://queues.example.com:8640", "Sec-Fetch-Site": "same-origin"}
         for path in ("/v1/queues", "/metrics", "/"):
@@ -60,7 +60,7 @@ async def test_allowed_names() -> None:
         assert (await client.get("/v1/queues")).status_code == 200
     async with from_afar(load(host="0.0.0.0", insecure=True, allowed_hosts="a.org")) as client:
         problem(await client.get("/v1/queues"), 403, "forbidden")
-        # A list that was given holds for everybody.
+        # A given list applies to every request.
         problem(await client.post(f"{FLOW}/heartbeat", headers=AS_FLOW), 403, "forbidden")
     async with from_afar(load(host="0.0.0.0", insecure=True)) as client:
         assert (await client.post(f"{FLOW}/heartbeat", headers=AS_FLOW)).status_code == 200

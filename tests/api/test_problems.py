@@ -1,4 +1,4 @@
-"""Whatever is wrong with a request is answered by a problem document that says what to do."""
+"""Every error in a request is answered by a problem document that says what to do."""
 
 import json
 import re
@@ -17,7 +17,7 @@ from tests.service import Service
 
 
 def problem(response: httpx.Response, status: int, code: str) -> dict[str, Any]:
-    """The document, after checking what holds for all of them."""
+    """The document, after checks that apply to all of them."""
     assert response.status_code == status, response.text
     assert response.headers["content-type"] == "application/problem+json"
     document: dict[str, Any] = response.json()
@@ -217,7 +217,7 @@ def test_a_body_within_the_limit_passes_chunked(http: httpx.Client) -> None:
 
 
 def test_more_is_never_read_than_the_limit(scripted: Service) -> None:
-    """A client that goes on sending is cut off instead of being read to the end."""
+    """If a client keeps sending, the connection is cut instead of read to the end."""
     address = ("127.0.0.1", int(scripted.url.rpartition(":")[2]))
     with socket.create_connection(address, timeout=10) as connection:
         connection.sendall(

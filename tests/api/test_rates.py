@@ -1,4 +1,4 @@
-"""A flood harms its sender and nobody else: rates, refusals, and readers that are slow."""
+"""A flood harms only its sender: rates, refusals, and slow readers."""
 
 import asyncio
 import contextlib
@@ -38,7 +38,7 @@ def clock() -> Clock:
 
 @pytest.fixture
 def rates(clock: Clock) -> Rates:
-    """10 a second for a flow, 100 for an address; bursts are of ten times that."""
+    """10 a second for a flow, 100 for an address, with bursts of ten times as many."""
     return Rates(10, 100, CollectorRegistry(), 2**20, clock)
 
 
@@ -52,7 +52,7 @@ def request(
 
 
 def asked(rates: Rates, scope: Scope, times: int) -> int:
-    """How many of these requests were not refused."""
+    """The number of these requests that were not refused."""
     return sum(not rates.wait_seconds(scope) for _ in range(times))
 
 
@@ -145,7 +145,7 @@ def test_a_caller_has_one_big_body_on_its_way(rates: Rates) -> None:
 async def test_big_bodies_are_worked_on_one_at_a_time_and_small_ones_meanwhile(
     rates: Rates,
 ) -> None:
-    """Each has its turn until its answer begins, in the order in which they came."""
+    """Each waits for its turn until its answer begins, in the order of arrival."""
     turns: list[str] = []
     may_answer = {token: asyncio.Event() for token in ("a", "b", "c", "d")}
     answered: list[str] = []
@@ -264,7 +264,7 @@ def test_slow_bodies_do_not_block_other_callers(service: Service) -> None:
 
 
 def test_of_a_long_list_the_first_item_that_is_wrong_is_named(service: Service) -> None:
-    """An answer that named each would be larger than the request, and take longer."""
+    """An answer that named each error would be larger than the request, and take longer."""
     with service.http as http, Client(service.url) as client:
         client.create_queue("q", 1)
         bound = client.bind("q", "c")
@@ -320,7 +320,7 @@ def test_the_largest_body_always_fits_the_budget() -> None:
 
 
 def test_a_slow_reader_gets_only_the_latest_view(service: Service) -> None:
-    """What is sent to a reader that does not read is bounded by its connection's buffers."""
+    """For a reader that does not read, only its connection's buffers are filled."""
     changes = 60
     with Client(service.url) as client, contextlib.closing(socket.socket()) as reader:
         client.create_queue("q", 3000, rebalance_delay=0)

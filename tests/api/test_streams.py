@@ -1,4 +1,4 @@
-"""Long polls and event streams: what they say, when they end; nothing keeps the service."""
+"""Long polls and event streams: their content and their end; no stream delays the stop."""
 
 import asyncio
 import json
@@ -101,9 +101,9 @@ def test_the_source_ends_when_the_reader_hangs_up(
     http: httpx.Client, broker: ScriptedBroker, scripted: Service
 ) -> None:
     with http.stream("GET", UPDATES, headers=AS_STREAM) as response:
-        reading = events(response)  # httpx hangs up when nobody holds this
+        reading = events(response)  # httpx hangs up when this is not referenced
         next(reading)
-        # Those of earlier tests may still be about to notice that nobody reads.
+        # Streams of earlier tests may still be about to notice that their readers are gone.
         eventually(lambda: broker.watching == 1 and len(scripted.app.state.open_calls) == 1)
         reading.close()
     eventually(lambda: broker.watching == 0 and len(scripted.app.state.open_calls) == 0)

@@ -1,1 +1,1 @@
-"""What a query's own process and its driver tell each other, and by what means."""
+"""What a query's own process and its driver tell each other, and how."""

@@ -1,15 +1,15 @@
-"""The source's end of the channel: one thread that hears the driver and says what the flow holds.
+"""The source's end of the channel: a thread that reads the driver's documents and writes the view.
 
-It looks some twenty times a second, which costs next to nothing: what is said rarely changes, and
-a document's stamp tells. What it hears:
+It checks some twenty times a second. This is cheap, because documents rarely change and a stamp
+shows it. It reads:
 
-- `done` says up to where Spark's commit log has come, by the end offset of a micro-batch. Spark
-  itself tells the source only when it asks for the next offset, which is a trigger interval later,
-  and never when the query is stopped before.
-- `drain` says to leave.
-- `ready` says whose state the driver has restored (docs, *Warm-up*).
+- `done`: the end offset of the latest micro-batch in Spark's commit log. Spark itself tells the
+  source only when it asks for the next offset, which is a trigger interval later, and never when
+  the query is stopped before.
+- `drain`: the order to leave.
+- `ready`: the partitions whose state the driver has restored (docs, *Warm-up*).
 
-A channel that fails (a full disk) costs what it is for, never the query.
+If the channel fails (a full disk), its functions fail, but never the query.
 """
 
 from __future__ import annotations
@@ -22,22 +22,22 @@ from collections.abc import Callable
 from typing import Protocol
 
 from counterpoise.spark.channel.documents import Channel, Name
-from counterpoise.spark.channel.report import Standing
+from counterpoise.spark.channel.status import QueryStatus
 from counterpoise.spark.plan.offsets import Json
 
 logger = logging.getLogger("counterpoise.spark")
 
 LOOK_SECONDS = 0.05
-# How often a view is written of which only the figures have changed.
+# How often a view is written if only its figures have changed.
 REPORT_SECONDS = 0.2
 
 
 class Speaker(Protocol):
-    """Who is spoken for: the consumption."""
+    """The part of the consumption that the correspondent uses."""
 
     def held(self) -> tuple[object, ...]: ...
 
-    def standing(self) -> Standing: ...
+    def status(self) -> QueryStatus: ...
 
     def batch_done(self, end: Json) -> bool: ...
 
@@ -47,7 +47,7 @@ class Speaker(Protocol):
 
 
 class Correspondent:
-    """Hears and speaks for one source, by the channel that is this source's own."""
+    """Reads and writes for one source, on the channel of this source."""
 
     def __init__(self, channel: Channel, speaker: Speaker) -> None:
         self._channel = channel
@@ -64,17 +64,17 @@ class Correspondent:
         self._thread = threading.Thread(target=self._run, name="counterpoise-channel", daemon=True)
 
     def start(self) -> None:
-        """Begin to listen and to speak."""
+        """Start the thread."""
         self._thread.start()
 
     def close(self) -> None:
-        """Say no more, and take back what was said: nothing of it is true any longer."""
+        """Write no more, and remove the documents: they are not true any longer."""
         self._closed.set()
         self._thread.join(1.0)
         self._channel.drop("view", "plan", "ready", "drain", "done")
 
     def wait_ended(self, timeout_seconds: float) -> None:
-        """Wait until the driver has told all it will tell of this query, in about that time."""
+        """Wait until the driver has written its last word on this query, for about that time."""
         give_up_at = time.monotonic() + timeout_seconds
         while not self._ended and time.monotonic() < give_up_at:
             time.sleep(LOOK_SECONDS / 5)
@@ -91,7 +91,7 @@ class Correspondent:
         try:
             act()
         except Exception as error:
-            # Each kind once: it is tried again twenty times a second.
+            # Log each kind once, because it is tried again twenty times a second.
             if (act, type(error)) not in self._failed:
                 logger.exception("counterpoise: the channel to the driver fails")
             self._failed.add((act, type(error)))
@@ -118,7 +118,7 @@ class Correspondent:
             self._speaker.leave(float(document["timeout_seconds"]))
 
     def _news(self, name: Name) -> Json | None:
-        """The document, if it was said anew since it was read last."""
+        """The document, if it was written since it was last read."""
         stamp = self._channel.stamp(name)
         if stamp == self._seen.get(name):
             return None
@@ -131,8 +131,8 @@ class Correspondent:
         same = len(held) == len(self._held) and all(map(operator.is_, held, self._held))
         if same and now - self._said_at < REPORT_SECONDS:
             return
-        standing = self._speaker.standing()
-        document = {**standing.view(), "report": standing.report()}
+        status = self._speaker.status()
+        document = {**status.view(), "report": status.report()}
         self._held, self._said_at = held, now
         if document != self._said:
             self._channel.put("view", document)

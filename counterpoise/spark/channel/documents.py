@@ -1,16 +1,15 @@
-"""What a query's source and its driver tell each other.
+"""The documents that a query's source and its driver exchange.
 
-The flow lives in the source's own Python process, which Spark starts beside the driver and of which
-the driver's Python knows nothing. Both are on one machine, so they share a directory that
-`register` makes, private to the user: one subdirectory for each source that runs, in it one JSON
-document for each thing that can be said. A document always says what is true now (level-triggered):
-it is replaced as a whole and atomically, so a reader that is late, or reads twice, sees nothing but
-the latest.
+The flow lives in the source's own Python process, which Spark starts next to the driver and which
+the driver's Python does not know. Both are on one machine, so they share a directory that
+`register` creates, private to the user: one subdirectory for each running source, with one JSON
+document of each kind. A document always has the present state (level-triggered). It is replaced as
+a whole and atomically, so a reader that is late, or reads twice, only sees the latest.
 
 The driver knows a source by the instance in an offset, and a query that was restarted has another
-source of the same instance. So each source has documents of its own, and `alias` leads to those of
-the one that speaks for the instance now. What a run before has said, and not taken back because it
-was killed or has yet to end, is never heard as the word of this one.
+source of the same instance. So each source has its own documents, and `alias` leads to those of the
+instance's present source. Documents that an earlier run left, because it was killed or has yet to
+end, are never mistaken for those of this one.
 
 | document | written by | says |
 |---|---|---|
@@ -22,8 +21,8 @@ was killed or has yet to end, is never heard as the word of this one.
 | `done` | driver | which micro-batch is in Spark's commit log, and whether the query has ended |
 | `refusal` | driver | why the query must end: it runs in a way that is not supported |
 
-Nothing in them is a secret. The directory goes with the driver; what a dead one left is in the
-system's directory for temporary files.
+Nothing in them is a secret. The directory is removed with the driver; a killed driver leaves it in
+the system's directory for temporary files.
 """
 
 from __future__ import annotations
@@ -57,7 +56,7 @@ Name = Literal["plan", "view", "ready", "drain", "done", "refusal", "alias"]
 
 
 class NoChannel(SourceError):
-    """The query has no running source of ours, or the source was not made known by `register`."""
+    """The query has no running Counterpoise source, or `register` was not called."""
 
     code = "no_channel"
 
@@ -66,18 +65,18 @@ class Channel:
     """The documents under one name. The directory appears when needed."""
 
     def __init__(self, home: str | Path, name: str) -> None:
-        """`home` is what `make_home` returned; a name may be any text."""
+        """`home` is the result of `make_home`; a name may be any text."""
         self.name = name
         digest = hashlib.sha256(name.encode(errors="surrogatepass")).hexdigest()
         self._own = Path(home) / digest[:32]
 
     @property
     def directory(self) -> Path:
-        """Where the documents are."""
+        """The directory of the documents."""
         return self._own
 
     def put(self, name: Name, document: Json) -> None:
-        """Say it. Raises OSError when the disk does not take it."""
+        """Write the document. Raises OSError if the disk refuses it."""
         directory = self.directory
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         target = directory / f"{name}.json"
@@ -92,7 +91,7 @@ class Channel:
             raise
 
     def get(self, name: Name) -> Json | None:
-        """What was said last; None if nothing was."""
+        """The latest document; None if there is none."""
         try:
             text = (self.directory / f"{name}.json").read_text("utf-8")
         except FileNotFoundError:
@@ -101,7 +100,7 @@ class Channel:
         return document
 
     def stamp(self, name: Name) -> tuple[int, int] | None:
-        """Changes whenever the document is said anew, and costs next to nothing; None without."""
+        """Changes whenever the document is written; cheap to read. None: there is no document."""
         try:
             status = (self.directory / f"{name}.json").stat()
         except OSError:
@@ -109,21 +108,21 @@ class Channel:
         return status.st_ino, status.st_mtime_ns
 
     def drop(self, *names: Name) -> None:
-        """Take back what was said."""
+        """Remove these documents."""
         for name in names:
             with contextlib.suppress(OSError):
                 (self.directory / f"{name}.json").unlink()
 
     def clear(self) -> None:
-        """Forget everything that was said."""
+        """Remove all documents."""
         shutil.rmtree(self.directory, ignore_errors=True)
 
 
 class DriverEnd(Channel):
-    """The driver's end: at every word it leads to the source that speaks for the instance now."""
+    """The driver's end: every access follows the alias to the instance's present source."""
 
     def __init__(self, home: str | Path, instance_id: str) -> None:
-        """`instance_id` as it stands in an offset."""
+        """`instance_id` as it is in an offset."""
         super().__init__(home, instance_id)
         self._home = home
 
@@ -134,22 +133,23 @@ class DriverEnd(Channel):
 
 
 def source_end(home: str | Path, instance_id: str, known_as: str | None) -> Channel:
-    """The end of a source that begins: new, and from now on the one that speaks for the instance.
+    """The end of a new source, which becomes the instance's present source.
 
-    `known_as`: the instance in the checkpoint. A disk that does not take it costs the channel.
+    `known_as`: the instance in the checkpoint. If the disk refuses a file, the channel does not
+    work.
     """
     source = Channel(home, str(uuid.uuid4()))
     for name in {instance_id, known_as or instance_id}:
         instance = Channel(home, name)
         try:
             former = instance.get("alias")
-            # First, so that nobody is taken for the one before if what follows fails.
+            # First, so that after a failure nothing is mistaken for the earlier source.
             instance.drop("alias")
             if former is not None:
                 Channel(home, former["source"]).clear()
             instance.put("alias", {"source": source.name})
         except OSError as error:
-            logger.warning("counterpoise: the driver cannot be told of the source: %s", error)
+            logger.warning("counterpoise: the channel to the driver cannot be set up: %s", error)
     return source
 
 
@@ -162,14 +162,15 @@ def make_home() -> str:
 
 @functools.cache
 def driver_home() -> str:
-    """The directory of this driver: `register` gives it to every source, made on first use."""
+    """The directory of this driver, created on first use; `register` gives it to every source."""
     return make_home()
 
 
 def channels_of(query: StreamingQuery) -> list[Channel] | None:
-    """The channels to the sources of ours in the query; None before they have said an offset.
+    """The channels to the Counterpoise sources of the query; None before they have written an
+    offset.
 
-    An empty list says that it reads nothing of ours.
+    An empty list: the query has no Counterpoise source.
     """
     execution = _execution(query)
     if not _reads_ours(execution):
@@ -180,7 +181,7 @@ def channels_of(query: StreamingQuery) -> list[Channel] | None:
 
 
 def channel_to(instance_id: str) -> Channel:
-    """The driver's end of the channel to an instance, by the name it has in an offset."""
+    """The driver's end of the channel to an instance, by its name in an offset."""
     return DriverEnd(driver_home(), instance_id)
 
 
@@ -190,10 +191,10 @@ def _execution(query: StreamingQuery) -> Any:
 
 
 def _reads_ours(execution: Any) -> bool:
-    """Whether the query has a source of ours.
+    """Whether the query has a Counterpoise source.
 
-    Its plan says so from the start. Offsets do not: those of others are any text, and a source that
-    finds nothing (files in an empty directory) never has one.
+    Its plan shows that from the start. Offsets do not: those of other sources are any text, and a
+    source that finds nothing (files in an empty directory) never has one.
     """
     leaves = execution.analyzedPlan().collectLeaves().iterator()
     while leaves.hasNext():
@@ -204,7 +205,7 @@ def _reads_ours(execution: Any) -> bool:
 
 
 def _documents(progress: Any) -> Iterator[Json]:
-    """The offsets in a StreamProgress, as far as they are JSON objects."""
+    """The offsets in a StreamProgress that are JSON objects."""
     values = progress.values().iterator()
     while values.hasNext():
         with contextlib.suppress(ValueError):

@@ -1,12 +1,12 @@
-"""How the partitions of one query came and went, counted.
+"""Counts of the partitions that one query got and gave.
 
-*Graceful* is a partition that was released here. *Forced* is one that was being revoked and was
-taken away before it was released: its micro-batch outlasted the deadline, and what of it was not
-committed goes to the successor as well. *Lost* is everything else that went without a release: an
-expired lease, positions that were reset, partitions that were discarded.
+*Graceful*: the partition was released here. *Forced*: the partition was being revoked and was taken
+before its release, because its micro-batch outlasted the deadline; its uncommitted messages go to
+the successor too. *Lost*: every other end without a release: an expired lease, positions that were
+reset, partitions that were discarded.
 
-Slices that are *skipped* were planned under an epoch that is over, before a crash or a forced
-handoff, and are not read. What was *taken over* was read, and went on with somebody else meanwhile.
+*Skipped* slices were planned under an epoch that is over, before a crash or a forced handoff, and
+are not read. *Taken over*: the partition was read, and another owner continued it meanwhile.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ logger = logging.getLogger("counterpoise.spark")
 
 
 class Handoffs:
-    """Counts since the query started; to be told by any thread."""
+    """Counts since the query started; any thread may call."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -34,17 +34,17 @@ class Handoffs:
         self._taken: set[tuple[int, int]] = set()
 
     def granted(self, owned: Owned) -> None:
-        """The flow owns it from now on."""
+        """The flow owns the partition from now on."""
         with self._lock:
             self._received[owned.handed_over or "initial"] += 1
 
     def released(self, item: ReleaseItem) -> None:
-        """The service took the release."""
+        """The service accepted the release."""
         with self._lock:
             self._gone["finished" if item.finished else "graceful"] += 1
 
     def lost(self, owned: Owned) -> None:
-        """It is gone and was not released here (a flow does not tell this of its releases)."""
+        """The partition is gone without a release here (a flow does not report its releases)."""
         forced = owned.state == "revoking"
         with self._lock:
             self._gone["forced" if forced else "lost"] += 1
@@ -59,17 +59,17 @@ class Handoffs:
 
     @property
     def received(self) -> dict[str, int]:
-        """How many partitions came, by how their owners before had let go."""
+        """How many partitions came, by how they left their previous owners."""
         with self._lock:
             return dict(sorted(self._received.items()))
 
     @property
     def gone(self) -> dict[str, int]:
-        """How many went: `graceful`, `forced`, `lost`, `finished`."""
+        """How many partitions went: `graceful`, `forced`, `lost`, `finished`."""
         with self._lock:
             return {how: self._gone[how] for how in ("graceful", "forced", "lost", "finished")}
 
-    # ------------------------------------------------------------------ read by others instead
+    # ------------------------------------------------------------------ read by other owners
 
     def skipped(self, slices: Sequence[Slice]) -> None:
         """These slices of a micro-batch are not read."""
@@ -87,7 +87,7 @@ class Handoffs:
         )
 
     def taken_over(self, partition: int, epoch: int, position: str | None) -> None:
-        """What was read up to `position` cannot be committed: the epoch is over."""
+        """Messages up to `position` were read and cannot be committed: the epoch is over."""
         with self._lock:
             if (partition, epoch) in self._taken:
                 return
@@ -106,5 +106,5 @@ class Handoffs:
 
     @property
     def taken_over_count(self) -> int:
-        """How many grants ended while something was read under them."""
+        """How many grants ended while their messages were being read."""
         return len(self._taken)

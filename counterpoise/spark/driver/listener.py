@@ -1,13 +1,13 @@
-"""What people and monitoring see of the queries of a session: `QueueListener`.
+"""Reports on the queries of a session, for people and monitoring: `QueueListener`.
 
     listener = QueueListener(spark)
     spark.streams.addListener(listener)
     ...
     listener.metrics()   # {'counterpoise_source_lag_messages{queue="flights",...}': 120.0, ...}
 
-It hears of every micro-batch, and about every ten seconds of a query without work. What it says is
-what the source reports (`report`); asked for `reports` or `metrics` it looks at that moment, so
-they are right on an idle query too. Nothing it meets ends a query.
+It gets an event for every micro-batch, and about every ten seconds for a query without work. It
+passes on the source's reports (`report`). `reports` and `metrics` read the present state, so they
+are right for an idle query too. No failure here ends a query.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("counterpoise.spark")
 
-# What is worth a line in the log when it changes; lag and positions change all the time.
+# Values whose changes are logged; lag and positions change all the time.
 _NEWS = (
     *("status", "draining", "owned", "revoking", "retiring", "warming", "lastError"),
     *("handoffsGraceful", "handoffsForced", "partitionsLost", "skippedSlices", "takenOver"),
@@ -48,10 +48,10 @@ _HANDOFFS: Mapping[str, str] = {
 class QueueListener(EventListener):
     """Reports on the queues that the queries of a session read.
 
-    `callback` is called with each report, on a thread of Spark's: be brief. A report is what
-    `reportLatestOffset` says (docs, *Spark*) with `queue`, `instance`, `query` (its name or id) and
-    `batch` (None between micro-batches). What changes goes to the logger `counterpoise.spark` at
-    `level`. What the callback raises is logged.
+    `callback` is called with each report, on a thread of Spark's, so it must be quick. A report has
+    the values of `reportLatestOffset` (docs, *Spark*), with `queue`, `instance`, `query` (its name
+    or id) and `batch` (None between micro-batches). Changes are logged to `counterpoise.spark` at
+    `level`. Exceptions of the callback are logged.
     """
 
     def __init__(
@@ -67,10 +67,10 @@ class QueueListener(EventListener):
         self._told: dict[str, Json] = {}
         self._runs: dict[str, dict[str, Json]] = {}
 
-    # ------------------------------------------------------------------ asked
+    # ------------------------------------------------------------------ on request
 
     def reports(self) -> list[Json]:
-        """The present report of each source of ours in the session's running queries."""
+        """The present report of each Counterpoise source in the session's running queries."""
         active = self._session.streams.active
         return [report for query in active for report in _reports_of(query)]
 
@@ -86,7 +86,7 @@ class QueueListener(EventListener):
             samples.update(samples_of(report))
         return samples
 
-    # ------------------------------------------------------------------ told by Spark
+    # ------------------------------------------------------------------ from Spark's events
 
     def progressed(self, progress: Json) -> None:
         run = self._runs.setdefault(str(progress["runId"]), {})

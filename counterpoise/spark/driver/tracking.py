@@ -1,13 +1,13 @@
 """Asynchronous progress tracking (`asyncProgressTrackingEnabled`) is refused.
 
-Under it Spark writes offsets and commits later, and not all of them, while the source is told that
-what was read is done. What a query has committed to the service is then ahead of its checkpoint,
-and a restart delivers again what was committed before. Spark itself refuses it for `foreachBatch`,
-files and whatever has state; with the sinks that remain (Kafka, console, memory, noop) nothing but
-the class of its execution tells such a query.
+With it Spark writes offsets and commits later, and not all of them, while the source is told that
+its messages are done. Then commits to the service are ahead of the checkpoint, and a restart
+repeats messages that were committed before. Spark itself refuses it for `foreachBatch`, files and
+stateful queries. With the other sinks (Kafka, console, memory, noop) only the class of its
+execution identifies such a query.
 
-The driver sees that class when the query starts, and the source does not. So the driver says it
-through the channel as soon as it knows the source, and the source fails the query.
+The driver sees that class when the query starts, and the source does not. So the driver tells the
+source through the channel as soon as it knows the source, and the source fails the query.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ _WHY = (
 
 
 def refuse_asynchronous(spark: SparkSession, query_id: str) -> None:
-    """For a query that has just started: have it fail if it reads ours and tracks asynchronously.
+    """For a query that has just started: fail it if it has a Counterpoise source and tracks so.
 
-    Returns at once; it has no offsets yet.
+    Returns at once, because the query has no offsets yet.
     """
     query = _find(spark, query_id)
     if query is None or _EXECUTION not in query._jsq.streamingQuery().getClass().getName():
@@ -49,7 +49,7 @@ def refuse_asynchronous(spark: SparkSession, query_id: str) -> None:
 
 
 def raise_if_refused(channel: Channel) -> None:
-    """Raises Unsupported if the driver has said so to this source."""
+    """Raises Unsupported if the driver has told this source so."""
     if channel.stamp("refusal") is not None:
         raise Unsupported((channel.get("refusal") or {}).get("why", _WHY))
 
@@ -62,7 +62,7 @@ def _find(spark: SparkSession, query_id: str) -> Any:
 
 
 def _refuse(query: Any) -> None:
-    """Until it is over: a source that has begun anew speaks for the instance since."""
+    """Repeated until the query is over: a restarted source may speak for the instance since."""
     wait = threading.Event().wait
     try:
         while query.isActive:

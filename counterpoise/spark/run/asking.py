@@ -1,6 +1,6 @@
-"""What to read next: decided on the thread that Spark calls, which waits for nobody for long.
+"""Decides what to read next, on Spark's own thread, without waiting for anything for long.
 
-What fails in passing is answered with the offset that was given: there is nothing to read just now.
+On a transient failure the answer is the given offset: there is nothing to read just now.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from counterpoise.spark.plan.options import SourceOptions
 from counterpoise.spark.plan.planning import Question
 from counterpoise.spark.run.available_now import AvailableNow
 from counterpoise.spark.run.books import Books
+from counterpoise.spark.run.cycles import Cycles
 from counterpoise.spark.run.learner import Learner
-from counterpoise.spark.run.pace import Pace
 from counterpoise.spark.run.probe import LogProbe
 
 logger = logging.getLogger("counterpoise.spark")
 
-# How old what the log said may be, and how long to wait for something younger.
+# The maximum age of the log's answer, and how long to wait for a newer one.
 MAX_AGE_SECONDS = 0.05
 PATIENCE_SECONDS = 0.5
 
@@ -35,7 +35,7 @@ class Asking:
         books: Books,
         probe: LogProbe,
         learner: Learner,
-        pace: Pace,
+        cycles: Cycles,
         *,
         max_handoff_seconds: float | None,
         settled: Callable[[], None],
@@ -46,14 +46,14 @@ class Asking:
         self._books = books
         self._probe = probe
         self._learner = learner
-        self._pace = pace
+        self._cycles = cycles
         self._max_handoff_seconds = max_handoff_seconds
         self._clock = clock
         self._available_now = AvailableNow(
             *(options, flow, lambda: self._probe.last_error, settled, clock)
         )
         self._parsed: tuple[Json, Offset] | None = None
-        # The flow unbinds: nothing is asked any more.
+        # The flow unbinds: nothing more is planned.
         self.over = False
 
     def next_offset(self, start: Json, max_messages: int | None) -> Json:
@@ -69,12 +69,15 @@ class Asking:
         return self._available_now.until_known(lambda: self._surely_after(start, max_messages))
 
     def available_now(self, ends: Callable[[list[int]], Mapping[int, str]]) -> None:
-        """Read what is there now of what the flow gets now, and no more (Trigger.AvailableNow)."""
+        """Read the messages that exist now in the partitions of the flow, and no more.
+
+        For Trigger.AvailableNow.
+        """
         if not self.over:
             self._available_now.aim(ends)
 
     def _surely_after(self, start: Json, max_messages: int | None) -> Json | None:
-        """Like `_planned_after`; `start` only if it is certain that there is nothing to read."""
+        """Like `_planned_after`, but `start` only if there is certainly nothing to read."""
         if self.over:
             return start
         if not self._available_now.settle():
@@ -84,7 +87,7 @@ class Asking:
         return found if certain else None
 
     def _planned_after(self, start: Json, max_messages: int | None) -> Json | None:
-        """The offset after `start`, `start` when there is nothing to read, None: not known now."""
+        """The offset after `start`; `start`: nothing to read; None: unknown for now."""
         with self._books.locked() as progress:
             if self._books.is_closing():
                 return start
@@ -119,17 +122,17 @@ class Asking:
             self._books.wake.set()
         if document is None:
             return start if self._available_now.is_done(answer) else None
-        self._pace.planned(self._clock())
+        self._cycles.planned(self._clock())
         return document
 
     def _measure(self) -> None:
-        self._pace.asked(self._clock())
-        warning = self._pace.warning(self._options.queue, self._max_handoff_seconds)
+        self._cycles.asked(self._clock())
+        warning = self._cycles.warning(self._options.queue, self._max_handoff_seconds)
         if warning is not None:
             logger.warning("counterpoise: queue %s: %s", self._options.queue, warning)
 
     def _parse(self, document: Json) -> Offset:
-        """The offset; parsed once for the many times that an idle query asks."""
+        """The parsed offset; cached, because an idle query asks often from the same one."""
         if self._parsed is None or self._parsed[0] != document:
             self._parsed = (document, self._books.place.offset(document))
         return self._parsed[1]

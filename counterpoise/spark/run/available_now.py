@@ -1,9 +1,10 @@
-"""Trigger.AvailableNow: how far a query reads that ends by itself, and when that is surely done.
+"""Trigger.AvailableNow: how far a query that ends by itself reads, and when that is certainly done.
 
-To Spark, "nothing to read" is the end of such a query, and a success. So it is said only when it is
-certain. While the flow is being bound again, or the lease may be over, or the log does not answer,
-the query waits. What the flow gets back it reads up to where the log ended at the start; what has
-gone to others is theirs. What cannot be found out in time is an error.
+To Spark, "nothing to read" is the end of such a query, and a success. So the source answers it only
+when it is certain. While the flow is binding again, or the lease may be over, or the log does not
+answer, the query waits. Partitions that the flow gets back are read up to the log's end at the
+start; partitions that went to others are not awaited. If certainty does not come in time, that is
+an error.
 """
 
 from __future__ import annotations
@@ -25,10 +26,10 @@ PAUSE_SECONDS = 0.1
 
 
 class AvailableNow:
-    """What there was when the query began, and what is known of having read it.
+    """The targets of the query, and what is known about having read them.
 
-    `settled` waits until the queue has given its flows what they get. `log_error`: what is wrong
-    with the log just now. For the thread that Spark calls on.
+    `settled` waits until the queue has granted its flows their partitions. `log_error`: the present
+    error of the log. For the thread that Spark calls on.
     """
 
     def __init__(
@@ -44,21 +45,21 @@ class AvailableNow:
         self._log_error = log_error
         self._wait_settled = settled
         self._clock = clock
-        # A flow that is bound again has another id, and is given its partitions some time later.
+        # A flow that is bound again has another id, and gets its partitions some time later.
         self._settled_for: tuple[str, ...] | None = None
         self._corrected: frozenset[int] = frozenset()
         self._give_up_at = 0.0
         self.targets: Mapping[int, str] | None = None
 
     def aim(self, ends: Callable[[list[int]], Mapping[int, str]]) -> None:
-        """Stop where the log ends now, of what the flow gets now. Raises Unfinished, FlowEnded."""
+        """Stop at the log's present ends, by partition. Raises Unfinished, FlowEnded."""
         if self.targets is None:
             self.targets = ends(self.until_known(self._held))
 
     def until_known(self, look: Callable[[], T | None]) -> T:
-        """What `look` finds out. None: not known just now.
+        """The result of `look`. None means unknown for now.
 
-        Raises Unfinished when it is not for `startTimeoutSeconds` after something was heard.
+        Raises Unfinished if it stays unknown for `startTimeoutSeconds` after the last news.
         """
         self._heard()
         while (found := look()) is None:
@@ -69,11 +70,11 @@ class AvailableNow:
         return found
 
     def is_settled(self) -> bool:
-        """Whether what the flow holds is all that it gets; asks nobody."""
+        """Whether the flow has all its partitions; makes no call."""
         return self._is_bound() and tuple(self._flow.flow_ids) == self._settled_for
 
     def settle(self) -> bool:
-        """The same; waits for the queue if the flow was bound anew. Raises FlowEnded."""
+        """The same, but waits for the queue if the flow was bound again. Raises FlowEnded."""
         flow = self._flow
         raise_if_over(flow, self._options.queue)
         flow_ids = tuple(flow.flow_ids)
@@ -86,8 +87,8 @@ class AvailableNow:
     def is_done(self, answer: Answer) -> bool:
         """Whether the log says that nothing is left to read."""
         if answer.ahead:
-            self._heard()  # The probe sees to it that this has an end.
-        # The end that was taken for the target was one of a log that says less for a moment.
+            self._heard()  # The probe ensures that this ends.
+        # The target came from a log that ended early for a moment.
         wrong = answer.beyond - answer.ahead.keys() - self._corrected
         if wrong:
             ends = {number: answer.bounds.ends[number] for number in wrong}

@@ -1,6 +1,6 @@
-"""What a micro-batch reads, once Spark has written its offsets down.
+"""The slices that a micro-batch reads, once Spark has written its offsets down.
 
-The offsets alone say it; what was superseded since they were planned is left out.
+The offsets alone determine them. Slices that were superseded since they were planned are left out.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from counterpoise.spark.run.books import Books
 from counterpoise.spark.tasks.executor import LogPartition, log_partition
 from counterpoise.spark.tasks.log_connection import LogConnection
 
-# How long a micro-batch waits to know what the flow still holds, when that is not known.
+# How long a micro-batch waits for a certain view of the flow.
 SETTLE_SECONDS = 2.0
 
 
 class Batches:
-    """`cores`: how many tasks read at most. `plans`: tells the driver what each batch reads."""
+    """`cores`: the limit of reading tasks. `plans`: tells the driver the plan of each batch."""
 
     def __init__(
         self,
@@ -45,7 +45,7 @@ class Batches:
         self._last: tuple[Json, Json, list[LogPartition]] | None = None
 
     def partitions(self, start: Json, end: Json) -> list[LogPartition]:
-        """What the micro-batch from `start` to `end` reads. Superseded slices are left out."""
+        """The slices of the micro-batch from `start` to `end`, without superseded ones."""
         if self._last is not None and self._last[:2] == (start, end):
             return self._last[2]
         place = self._books.place
@@ -58,7 +58,7 @@ class Batches:
             progress.skip(sorted_out.skipped)
             self._books.planned = end
         self._books.handoffs.skipped(sorted_out.skipped)
-        # History is read whoever owns the partition now: the next offset builds on it.
+        # History is read under any owner, because the next offset builds on it.
         read = [*sorted_out.read, *replay_slices(before, after)]
         groups = [
             log_partition(self._connection, self._options, group)
@@ -70,7 +70,7 @@ class Batches:
         return groups
 
     def _known_view(self) -> View | None:
-        """What the flow holds, once that is certain; None if it does not become so for a while."""
+        """The flow's view, once it is certain; None if it stays uncertain for a while."""
         give_up_at = self._clock() + SETTLE_SECONDS
         while self._flow.status == "binding" or in_doubt(self._flow, self._clock()):
             left = give_up_at - self._clock()

@@ -1,8 +1,8 @@
-"""The progress of one query, kept for the threads that share it.
+"""The progress of one query, shared by its threads.
 
-Spark's thread plans and hears what is done, the channel's thread hears it too, the settler's tells
-the service. Each of them works under one lock, and looks at the flow's view only while it has it:
-so views come to the progress in the order in which they were.
+Spark's thread plans and learns what is done, the channel's thread learns it too, and the settler's
+thread tells the service. Each works under one lock, and reads the flow's view only while it holds
+the lock. So the progress sees the views in their order.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Books:
         self.place = place
         self.wake = wake
         self.handoffs = handoffs
-        # The offset that was given to Spark last: `done` of an older one counts for nothing.
+        # The offset that Spark got last: `done` of an older one is ignored.
         self.planned: Json | None = None
         self._closing = False
 
@@ -48,11 +48,11 @@ class Books:
 
     @property
     def in_flight(self) -> frozenset[int]:
-        """The partitions in flight; another object once that changes. Needs no lock."""
+        """The partitions in flight; a new object whenever that changes. Needs no lock."""
         return self._progress.in_flight
 
     def plan(self, planned: Offset) -> Json:
-        """Give this offset to Spark. With the lock."""
+        """Give this offset to Spark. Call it with the lock."""
         self.planned = replace(planned, queue_id=self.place.queue_id).to_json()
         return self.planned
 
@@ -62,13 +62,13 @@ class Books:
             self._closing = True
 
     def is_closing(self) -> bool:
-        """Whether no micro-batch is to be planned any more."""
+        """Whether no more micro-batches are planned."""
         return self._closing
 
     # ------------------------------------------------------------------ what is done
 
     def asked_from(self, offset: Offset) -> None:
-        """Spark asks for what comes after `offset`: all of it is in the sink."""
+        """Spark asks for the offset after `offset`: all of `offset` is in the sink."""
         lost: Sequence[Slice] = ()
         with self._lock:
             bound = self._flow.status == "bound"
@@ -81,7 +81,7 @@ class Books:
     def batch_done(self, end: Json) -> bool:
         """The micro-batch up to `end` is in Spark's commit log. It may come late.
 
-        It counts only for the micro-batch planned last: what Spark has said itself since is newer.
+        It counts only for the micro-batch planned last; otherwise Spark's own question is newer.
         """
         with self._lock:
             if not self._progress.in_flight or end != self.planned:

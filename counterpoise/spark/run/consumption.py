@@ -1,9 +1,9 @@
-"""One running query's side of the queue: its flow, its log, what is done. Lives in the query's own
-process, a child of the JVM, from the first offset on (docs, *Spark*).
+"""One running query's side of the queue: its flow, its log, its progress.
 
-Three threads run beside Spark's and the flow's: the probe asks the log, the settler tells the
-service what is done, and the correspondent talks with the driver. A fourth leaves the queue in
-order when the driver says so. What they share is in the books.
+It lives in the query's own process, a child of the JVM, from the first offset on (docs, *Spark*).
+In addition to Spark's and the flow's threads there are three: the probe asks the log, the settler
+commits and releases, and the correspondent talks with the driver. A fourth leaves the queue in
+order when the driver says so. Their shared state is in the books.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from counterpoise.spark.channel.correspondence import Correspondent
 from counterpoise.spark.channel.documents import Channel
 from counterpoise.spark.channel.handoffs import Handoffs
 from counterpoise.spark.channel.planned import Plans
-from counterpoise.spark.channel.report import Standing
+from counterpoise.spark.channel.status import QueryStatus
 from counterpoise.spark.driver.tracking import raise_if_refused
 from counterpoise.spark.errors import FlowEnded
 from counterpoise.spark.flows.bound import BoundFlow, raise_if_over
@@ -28,9 +28,9 @@ from counterpoise.spark.plan.place import Place
 from counterpoise.spark.run.asking import Asking
 from counterpoise.spark.run.batches import Batches
 from counterpoise.spark.run.books import Books
+from counterpoise.spark.run.cycles import Cycles
 from counterpoise.spark.run.learner import Learner
 from counterpoise.spark.run.leaving import Leaving
-from counterpoise.spark.run.pace import Pace
 from counterpoise.spark.run.probe import LogProbe
 from counterpoise.spark.run.settler import Settler
 from counterpoise.spark.tasks.executor import LogPartition
@@ -43,17 +43,17 @@ DRAINED_FROM_OUTSIDE = (
     "again to come back"
 )
 _STOP_SECONDS = 3.0
-# How long a query that is stopped with a micro-batch in flight waits to hear what became of it.
+# How long a stopping query with a micro-batch in flight waits to learn its outcome.
 _ENDED_SECONDS = 1.0
 
 
 @dataclass(frozen=True)
 class QueueState:
-    """What is known or can be asked of the queue, beside the flow.
+    """Facts and questions about the queue that the flow does not answer.
 
-    `max_handoff_seconds`: the queue's, None if not known. `settled` waits until the queue has given
-    its flows what they get. `nobody_else` asks whether a draining flow keeps what it has, because
-    nobody can take it. Both may raise CounterpoiseError.
+    `max_handoff_seconds`: the queue's, None if unknown. `settled` waits until the queue has granted
+    its flows their partitions. `nobody_else` asks whether a draining flow keeps its partitions
+    because no other flow can take them. Both may raise CounterpoiseError.
     """
 
     max_handoff_seconds: float | None = None
@@ -62,10 +62,10 @@ class QueueState:
 
 
 class Consumption:
-    """What runs from the first offset of a query to its end.
+    """A query's consumption, from its first offset to its end.
 
-    `flow` is bound, and sets `wake` whenever its view changes. `cores`: how many tasks read at
-    most. `channel`: to the driver. `handoffs` is told by the flow what comes and goes.
+    `flow` is bound, and sets `wake` whenever its view changes. `cores`: the limit of reading tasks.
+    `channel`: to the driver. The flow tells `handoffs` of grants and losses.
     """
 
     def __init__(
@@ -87,13 +87,13 @@ class Consumption:
         self._queue = queue or QueueState()
         self._channel = channel
         self._clock = clock
-        self._pace = Pace()
+        self._cycles = Cycles()
         self._books = Books(flow, place, wake, handoffs or Handoffs())
         self._probe = LogProbe(connection, clock, options.warmup_from)
         self._learner = Learner(options, flow, self._books, clock)
-        self._settler = Settler(flow, self._books, beside=self._tell_more)
+        self._settler = Settler(flow, self._books, also=self._tell_more)
         self._asking = Asking(
-            *(options, flow, self._books, self._probe, self._learner, self._pace),
+            *(options, flow, self._books, self._probe, self._learner, self._cycles),
             max_handoff_seconds=self._queue.max_handoff_seconds,
             settled=self._queue.settled,
             clock=clock,
@@ -107,18 +107,18 @@ class Consumption:
         self._stopped = False
 
     def start(self) -> None:
-        """Begin to ask the log and to tell the service."""
+        """Start the threads."""
         self._probe.start()
         self._settler.start()
         if self._correspondent is not None:
             self._correspondent.start()
 
-    # ------------------------------------------------------------------ what Spark asks
+    # ------------------------------------------------------------------ questions of Spark
 
     def next_offset(self, start: Json, max_messages: int | None) -> Json:
         """The offset after `start`, or `start` itself when there is nothing to read now.
 
-        Raises what ends the query: FlowEnded, AheadOfLog, InvalidPosition, InvalidOffset,
+        Errors that end the query: FlowEnded, AheadOfLog, InvalidPosition, InvalidOffset,
         Unfinished, Unsupported.
         """
         if self._channel is not None:
@@ -131,24 +131,27 @@ class Consumption:
         return self._asking.next_offset(start, max_messages)
 
     def available_now(self, ends: Callable[[list[int]], Mapping[int, str]]) -> None:
-        """Read what is there now of what the flow gets now, and no more (Trigger.AvailableNow)."""
+        """Read the messages that exist now in the partitions of the flow, and no more.
+
+        For Trigger.AvailableNow.
+        """
         self._asking.available_now(ends)
 
     def partitions(self, start: Json, end: Json) -> list[LogPartition]:
-        """What the micro-batch from `start` to `end` reads. Superseded slices are left out."""
+        """The slices of the micro-batch from `start` to `end`, without superseded ones."""
         return self._batches.partitions(start, end)
 
-    # ------------------------------------------------------------------ what the driver says
+    # ------------------------------------------------------------------ messages of the driver
 
     def batch_done(self, end: Json) -> bool:
         """The micro-batch up to `end` is in Spark's commit log. Any thread; may come late."""
         if not self._books.batch_done(end):
             return False
-        self._pace.done(self._clock())
+        self._cycles.done(self._clock())
         return True
 
     def restored(self, document: Json) -> None:
-        """The driver says whose state it has restored."""
+        """The driver has restored the states of these partitions."""
         if self._learner.heard(document):
             self._books.wake.set()
 
@@ -177,13 +180,16 @@ class Consumption:
             self._begin_to_leave(None)
 
     def take_nothing_new(self) -> None:
-        """No micro-batch from now on; release what is not in flight, the rest when it is done."""
+        """Begin no micro-batch from now on; release idle partitions, and the others when they are
+        done.
+        """
         self._books.take_nothing_new()
         self._settler.hand_over_all()
 
     def left(self) -> None:
-        """Everything is handed over: unbind. The query goes on and finds nothing to read, until the
-        driver stops it; if an administrator drained it, it ends by itself."""
+        """Everything is handed over: unbind. The query continues and finds nothing to read, until
+        the driver stops it; if an administrator drained it, it ends by itself.
+        """
         self._asking.over = True
         self._flow.close(timeout_seconds=_STOP_SECONDS)
         self._left = True
@@ -191,7 +197,7 @@ class Consumption:
     # ------------------------------------------------------------------ the end
 
     def stop(self) -> None:
-        """Commit what the sink has, hand over what may be, unbind. Never raises."""
+        """Commit what the sink has, release what may be released, unbind. Never raises."""
         if self._stopped:
             return
         self._stopped = True
@@ -205,20 +211,20 @@ class Consumption:
         self._probe.close()
         self._flow.close(timeout_seconds=_STOP_SECONDS)
 
-    # ------------------------------------------------------------------ what people see
+    # ------------------------------------------------------------------ status
 
     def held(self) -> tuple[object, ...]:
-        """Objects that are others as soon as what is held has changed."""
+        """Objects that are replaced whenever the view changes, to be compared by identity."""
         flow = self._flow
         state = (self._left, flow.status, flow.draining)
         return (flow.partitions, flow.warming, self._books.in_flight, *state)
 
-    def standing(self) -> Standing:
-        """How things are now."""
+    def status(self) -> QueryStatus:
+        """The present status."""
         flow = self._flow
         with self._books.locked() as progress:
             view = flow.partitions
-            return Standing(
+            return QueryStatus(
                 queue=self._options.queue,
                 url=self._options.url or "",
                 instance=flow.instance_id,
@@ -235,5 +241,5 @@ class Consumption:
             )
 
     def report(self) -> Json:
-        """For the query's progress: where the log ends, what is held, what went wrong."""
-        return self.standing().report()
+        """For the query's progress: ends of the log, held partitions, errors."""
+        return self.status().report()

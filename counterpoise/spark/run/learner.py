@@ -1,15 +1,15 @@
-"""The source's side of a warm-up: what is coming, whose state is to be restored, who is ready.
+"""The source's side of a warm-up: warming partitions, states to restore, and ready partitions.
 
-With history replayed, the source itself knows when a partition is near. With snapshots the driver
-restores the state, and says in the document `ready` of the channel what it has restored:
+With replayed history, the source itself knows when a partition is near. With snapshots the driver
+restores the state, and names the restored partitions in the document `ready` of the channel:
 
     {"partitions": {"3": {"epoch": 2}}}
 
-by the epoch of the present owner, which the driver was told. What comes from another flow of the
-same query is ready as it is: state is kept by query, so it is here already. In all cases the
-settler's thread tells the service; and asks it how far the owners have come, because no update says
-so. That renews the lease, so it is done only when Spark has asked for an offset since: a query that
-hangs must lose it.
+by the epoch of the present owner, which the driver was told. A partition from another flow of the
+same query is ready at once, because state belongs to the query and is here already. In all cases
+the settler's thread tells the service. It also asks for the owners' positions, because no update
+contains them. That call renews the lease. So it is made only if Spark has asked for an offset
+since, because a query that hangs must lose its lease.
 """
 
 from __future__ import annotations
@@ -51,23 +51,23 @@ class Learner:
         self._asked = False
         self._refresh_at = 0.0
 
-    # ------------------------------------------------------------------ for the thread of Spark
+    # ------------------------------------------------------------------ for Spark's thread
 
     def coming(self) -> Mapping[int, Warming]:
-        """What warms up here by replay."""
+        """The partitions that warm up here by replay."""
         return self._flow.warming if self._replays else {}
 
     def restores(self, progress: Progress, view: View) -> tuple[Restore, ...]:
-        """Whose state is to be restored from history. With the lock of the books."""
+        """The states to restore from history. Call it with the lock of the books."""
         self._asked = True
         return progress.restores(view, self._flow.warming) if self._replays else ()
 
     def has_news(self) -> bool:
-        """Whether the service is to be told that somebody is ready."""
+        """Whether partitions are ready that the service was not told of."""
         return not self._near() <= self._told
 
     def warn(self) -> None:
-        """Tell of history that is gone, once for each chain."""
+        """Warn of trimmed history, once for each chain."""
         with self._books.locked() as progress:
             gaps = dict(progress.gaps)
         for key, (begin, first) in gaps.items():
@@ -82,7 +82,7 @@ class Learner:
     # ------------------------------------------------------------------ for other threads
 
     def heard(self, document: Mapping[str, Any]) -> bool:
-        """The driver says what it has restored; whether that is news."""
+        """The driver has restored these partitions. Returns whether that is new."""
         restored = frozenset(
             (int(number), int(one["epoch"]))
             for number, one in document.get("partitions", {}).items()
@@ -92,7 +92,9 @@ class Learner:
         return bool(news)
 
     def tell(self) -> None:
-        """Tell the service who is ready, and ask how far the owners are. Raises its errors."""
+        """Tell the service which partitions are ready, and ask for the owners' positions. May
+        raise.
+        """
         warming = self._warming()
         live = {(number, one.epoch) for number, one in warming.items()}
         self._told &= live
@@ -118,7 +120,7 @@ class Learner:
         return restored | self._ours()
 
     def _ours(self) -> set[Key]:
-        """What the query owns already, by the flow that is to hand it to another of ours."""
+        """Warming partitions that another flow of this query owns."""
         warming = self._warming()
         owned = self._flow.partitions
         return {

@@ -1,19 +1,19 @@
 """Leaving in order: everything is handed over with its position before the flow unbinds.
 
-1. *Drain.* The service is told, and names successors. Until a partition is revoked it is worked as
-   before: it must not pause only because its owner means to leave.
-2. *The last call.* When nobody can take what is left (no other flow is bound that is not draining
-   too), or when the time left is just enough to finish, no new micro-batch is planned. What is not
-   in flight is released at once, what is in flight when its micro-batch is in Spark's commit log.
-   A partition without a successor has no owner then, and its next grant is graceful.
-3. *Left.* The flow owns nothing: it unbinds. The query still runs, and finds nothing to read.
+1. *Drain.* The service is told, and names successors. Until a partition is revoked it is processed
+   as before: it must not pause only because its owner is leaving.
+2. *The last call.* If no other flow can take the remaining partitions (all other bound flows drain
+   too), or if the remaining time is just enough to finish, no new micro-batch is planned. Idle
+   partitions are released at once, the others when their micro-batch is in Spark's
+   commit log. A partition without a successor is then unassigned, and its next grant is graceful.
+3. *Left.* The flow owns nothing, so it unbinds. The query still runs, and finds nothing to read.
 
-Time that is up before a micro-batch has ended is the driver's business: it stops the query, which
-commits what is done and unbinds.
+If time is up before a micro-batch has ended, the driver stops the query, which commits what is done
+and unbinds.
 
-An administrator may drain the flow from outside. The same happens then, without the first step and
-without a time of our own: the service bounds the warm-ups of successors. If the driver drains too,
-its time holds from then on.
+An administrator may drain the flow from outside. The same steps follow then, without the first one
+and without a time limit: the service bounds the warm-ups of successors. If the driver drains too,
+its time limit applies from then on.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ logger = logging.getLogger("counterpoise.spark")
 
 _ASK_SECONDS = 0.5
 _LOOK_SECONDS = 0.02
-# How much of the time is kept for the last call: a share of it, and no more than so much.
+# The time reserved for the last call: a share of the whole, with a limit.
 _LAST_SHARE = 0.5
 _LAST_SECONDS = 10.0
 
 
 class Leaver(Protocol):
-    """Who leaves: the consumption."""
+    """The part of the consumption that leaving uses."""
 
     def take_nothing_new(self) -> None: ...
 
@@ -48,7 +48,7 @@ class Leaver(Protocol):
 
 
 class Drains(Protocol):
-    """The part of a flow that is needed here."""
+    """The part of a flow that leaving uses."""
 
     @property
     def status(self) -> str: ...
@@ -63,7 +63,7 @@ class Drains(Protocol):
 
 
 class Leaving:
-    """One thread that carries it out. `nobody_else` asks the service; it may raise."""
+    """One thread that performs the steps. `nobody_else` asks the service; it may raise."""
 
     def __init__(
         self,
@@ -96,7 +96,7 @@ class Leaving:
         self._thread.start()
 
     def close(self) -> None:
-        """The query is being stopped: whatever is left to do, `stop` does."""
+        """The query is being stopped: `stop` does the remaining steps."""
         self._closed.set()
         if self._thread.ident is not None:  # else it is about to be started, and ends at once
             self._thread.join(1.0)
@@ -111,11 +111,13 @@ class Leaving:
                     self._leaver.left()
         except CounterpoiseError as error:
             logger.warning("counterpoise: the query cannot leave in order: %s", error)
-        except Exception:  # a defect of ours: say so rather than hang in silence
+        except Exception:  # a defect of ours: report it instead of hanging silently
             logger.exception("counterpoise: the query cannot leave in order")
 
     def _drain(self) -> bool:
-        """Tell the service, unless it said so. False when there is nobody to tell any more."""
+        """Tell the service, if there is something to tell. False if the flow is gone or the query
+        is being stopped.
+        """
         if not self._to_tell:
             return True
         while not self._closed.is_set() and self._flow.status != "gone":
@@ -130,9 +132,10 @@ class Leaving:
         return False
 
     def _work_on(self) -> bool:
-        """Until all is taken over, or nobody can take the rest, or the last call.
+        """Until all is taken over, no other flow can take the rest, or the last call.
 
-        False when there is nobody to tell of a time that was set meanwhile.
+        False if the flow is gone or the query is being stopped before the service has learned a
+        time limit that was set meanwhile.
         """
         ask_at = self._clock()
         while self._owns() and self._clock() < self._last_call_at:
@@ -154,14 +157,14 @@ class Leaving:
             return False
 
     def _owns(self) -> bool:
-        """Whether anything is left to hand over. A lease that expired while draining ends it."""
+        """Whether partitions are left to hand over; none if the lease expired while draining."""
         return bool(self._flow.partitions) and self._flow.status == "bound"
 
 
 def nobody_else(options: SourceOptions) -> bool:
-    """Whether no flow is there to take what a draining one owns. Raises CounterpoiseError.
+    """Whether no other flow can take the partitions of a draining one. Raises CounterpoiseError.
 
-    Either all others drain as well, or the queue is Ready although we own something.
+    Either all others drain too, or the queue is Ready although this flow owns partitions.
     """
     with Client(options.url, timeout_seconds=2.0) as client:
         if client.rebalance_status(options.queue).status == "Ready":

@@ -1,8 +1,9 @@
 """The start of a query: reach the log, then bind, and fail clearly if that cannot be done.
 
-*Prepared before bound.* A bind takes partitions from others. So all that may fail comes first: the
-queue is looked up, the service is asked for credentials (they do not need a flow), and the log is
-opened with them and asked for its partitions. A query that cannot reach its log never binds.
+*Prepare before binding.* A bind takes partitions from others. So the steps that may fail come
+first: the queue is looked up, the service is asked for credentials (they do not need a flow), and
+the log is opened with them and asked for its partitions. A query that cannot reach its log never
+binds.
 """
 
 from __future__ import annotations
@@ -30,20 +31,20 @@ from counterpoise.spark.tasks.log_connection import LogConnection, QueueAccess
 
 logger = logging.getLogger("counterpoise.spark")
 
-# A rebalance under way may include warm-ups; do not wait for those for ever.
+# A running rebalance may include warm-ups; the wait for them is limited.
 _SETTLE_SECONDS = 60.0
 
 
 @dataclass
 class Opened:
-    """A running consumption and what belongs to it."""
+    """A running consumption with its options and its log."""
 
     options: SourceOptions
     consumption: Consumption
     connection: LogConnection
 
     def aim_at_now(self) -> None:
-        """Trigger.AvailableNow: stop where the log ends now."""
+        """Trigger.AvailableNow: stop at the log's present ends."""
         self.consumption.available_now(self._ends)
 
     def _ends(self, partitions: list[int]) -> Mapping[int, str]:
@@ -64,10 +65,10 @@ def open_consumption(
     known_as: str | None = None,
     available_now: bool = False,
 ) -> Opened:
-    """Bind and start. `home`: where to talk with the driver. Raises CannotStart.
+    """Bind and start. `home`: the directory for talking with the driver. Raises CannotStart.
 
-    `known_as`: the instance in the checkpoint, by which the driver finds us too. `available_now`: a
-    query that ends by itself does not ask for warm-ups.
+    `known_as`: the instance in the checkpoint, by which the driver finds this source too.
+    `available_now`: a query that ends by itself requests no warm-ups.
     """
     give_up_at = time.monotonic() + options.start_timeout_seconds
     with Client(options.url) as client:
@@ -116,11 +117,11 @@ def open_consumption(
 
 
 def until_settled(options: SourceOptions, flow: BoundFlow) -> None:
-    """Wait until the queue has worked off what our bind has begun, and the flow has heard of it.
+    """Wait until the queue has finished the rebalance of this bind, and the flow knows the result.
 
-    The service is Ready before its update has come: what the flow holds by then may be nothing.
-    What is still on its way when time is up is worked by its owners. Raises Unfinished when nobody
-    may work it: in a holddown, or when the service does not say.
+    The service is Ready before its update has arrived; then the flow may seem to own nothing.
+    Partitions still on their way when time is up are processed by their owners. Raises Unfinished
+    if no flow may process them: in a holddown, or if the service does not answer.
     """
     waits_for = "the service does not answer"
     give_up_at = time.monotonic() + _SETTLE_SECONDS + options.start_timeout_seconds

@@ -1,7 +1,7 @@
-"""What is asked once, before a query or a read starts, and may have to wait for its turn.
+"""Calls that are made once, before a query or a read starts, with a limited wait.
 
-Once started, a query outlives a service or a log that is away for a while. Before that it tries for
-`startTimeoutSeconds` only: a wrong address looks the same as a service that is down.
+A running query survives an unavailable service or log. Before it runs, it tries only for
+`startTimeoutSeconds`, because a wrong address looks the same as a service that is down.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ PAUSE_SECONDS = 0.25
 
 
 def patiently(act: Callable[[], T], options: SourceOptions, give_up_at: float) -> T:
-    """What `act` returns, once neither the service nor the log is away any more.
+    """The result of `act`, once service and log are available.
 
-    Raises CannotStart when that does not come by `give_up_at` (monotonic), and for what no waiting
-    will mend; a SourceError of `act` is left as it is.
+    Raises CannotStart if that is not so by `give_up_at` (monotonic), and for permanent errors; a
+    SourceError of `act` is raised unchanged.
     """
     where = f"queue {options.queue!r}"
     while True:
         try:
             return act()
         except (ServiceUnavailable, LogUnavailable, LogNotFound) as error:
-            # Not found: the service makes a queue's log just after the queue.
+            # Not found may pass: the service creates a queue's log just after the queue.
             if time.monotonic() + PAUSE_SECONDS > give_up_at:
                 what = "service" if isinstance(error, ServiceUnavailable) else "log"
                 raise CannotStart(

@@ -1,9 +1,9 @@
-"""Asking the log where its partitions end, beside the thread that Spark waits for.
+"""Asks the log where its partitions end, on a thread of its own.
 
-Spark's call for the next offset must not block, and a log can take its time or be away. So a thread
-asks, and the call waits for a moment only: an answer that comes later serves a later call, however
-late that is. (What it says stays true: a log only grows. Were it thrown away, a log that takes
-longer than a call waits would never be read.)
+Spark's call for the next offset must not block, and a log can be slow or unavailable. So a thread
+asks, and the call waits only for a moment. A late answer serves a later call, however late it is.
+(It stays true, because a log only grows. If it were dropped, a log slower than the call's wait
+would never be read.)
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ logger = logging.getLogger("counterpoise.spark")
 
 _BACKOFF = Backoff(0.1, 2.0)
 
-# Few looks prove nothing, however far apart they are.
+# Fewer answers than this prove nothing, however far apart they are.
 _AHEAD_LOOKS = 3
 
 FATAL = (AheadOfLog, InvalidPosition)
@@ -42,7 +42,7 @@ FATAL = (AheadOfLog, InvalidPosition)
 
 @dataclass(frozen=True, slots=True)
 class _Ahead:
-    """Since when, and at how many looks in a row, the log ended at `end`, before `position`."""
+    """Since when, and in how many answers in a row, the log ended at `end`, before `position`."""
 
     position: str
     end: str
@@ -57,7 +57,7 @@ class _Ahead:
 
 
 class LogProbe:
-    """One thread that answers the question asked last."""
+    """One thread that answers the latest question."""
 
     def __init__(
         self,
@@ -81,20 +81,20 @@ class LogProbe:
         self._thread = threading.Thread(target=self._run, name="counterpoise-probe", daemon=True)
 
     def start(self) -> None:
-        """Begin to answer."""
+        """Start the thread."""
         self._thread.start()
 
     def close(self) -> None:
-        """Stop; a call that is under way ends by itself."""
+        """Stop; a call in progress ends by itself."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
 
     def ask(self, question: Question, max_age: float, patience: float) -> Answer | None:
-        """The answer if there is one not older than `max_age`, or comes within `patience`, seconds.
+        """The answer, if it is at most `max_age` seconds old or comes within `patience` seconds.
 
-        Else one that came too late for the call that asked, once. Raises what no waiting will
-        mend: AheadOfLog, once waiting has not mended it, and InvalidPosition.
+        Otherwise an answer that was too late for an earlier call, once. Raises permanent errors:
+        AheadOfLog, when waiting has not helped, and InvalidPosition.
         """
         with self._changed:
             now = self._clock()
@@ -164,7 +164,7 @@ class LogProbe:
             fatal = reason
         except CounterpoiseError as reason:
             error = reason
-        except Exception as reason:  # were the thread to end, the query would idle for ever
+        except Exception as reason:  # if the thread ended, the query would idle for ever
             if not isinstance(self.last_error, Unforeseen):
                 logger.exception("counterpoise: asking the log failed; it is tried again")
             error = Unforeseen(f"asking the log failed: {reason!r}")
@@ -179,7 +179,7 @@ class LogProbe:
             self._changed.notify_all()
 
     def _look_at(self, answer: Answer) -> CounterpoiseError | None:
-        """What to say of partitions that end before their position.
+        """The error to show for partitions that end before their position; None if there are none.
 
         Raises AheadOfLog when one has done so for too long.
         """
@@ -214,7 +214,7 @@ class LogProbe:
 
 
 def ask_bounds(connection: LogConnection, partitions: Sequence[int]) -> tuple[Bounds, Log]:
-    """The bounds, and the log they come from; with new credentials if the old ones are refused.
+    """The bounds and their log; with new credentials if the old ones are refused.
 
     Raises LogError.
     """

@@ -1,9 +1,9 @@
-"""Telling the service what is done, beside the thread that Spark waits for.
+"""Tells the service what is done, on a thread of its own.
 
-What there is to tell is worked out anew each time from the progress and the view (level-triggered):
-a call that failed, or whose answer was lost, is simply made again with what is true by then. So it
-is with what fails in a way that nobody has foreseen: were the thread to end, nothing would be
-committed or released any more while the query goes on as if all were well.
+What to tell is computed again each time from the progress and the view (level-triggered): a call
+that failed, or whose answer was lost, is made again with the values of that moment. The same holds
+for an unforeseen error. If the thread ended, nothing would be committed or released any more, while
+the query would seem to work.
 """
 
 from __future__ import annotations
@@ -29,33 +29,31 @@ _BACKOFF = Backoff(0.1, 2.0)
 
 
 class Settler:
-    """One thread that commits and releases whatever is due.
+    """One thread that commits and releases what is due.
 
-    `beside` is what else there is to tell; it may raise CounterpoiseError.
+    `also` makes other calls to the service; it may raise CounterpoiseError.
     """
 
-    def __init__(
-        self, flow: Tells, books: Books, beside: Callable[[], None] = lambda: None
-    ) -> None:
+    def __init__(self, flow: Tells, books: Books, also: Callable[[], None] = lambda: None) -> None:
         self._flow = flow
         self._books = books
-        self._beside = beside
+        self._also = also
         self._hand_over_all = False
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._run, name="counterpoise-settler", daemon=True)
         self.last_error: CounterpoiseError | None = None
 
     def start(self) -> None:
-        """Begin."""
+        """Start the thread."""
         self._thread.start()
 
     def hand_over_all(self) -> None:
-        """From now on release whatever is not in flight; the flow must be draining."""
+        """From now on release every partition that is not in flight; the flow must be draining."""
         self._hand_over_all = True
         self._books.wake.set()
 
     def close(self, timeout_seconds: float) -> None:
-        """Stop the thread and tell what is still due, once, in about `timeout_seconds`."""
+        """Stop the thread and make the remaining calls, once, in about `timeout_seconds`."""
         self._closed.set()
         self._books.wake.set()
         self._thread.join(timeout_seconds)
@@ -78,7 +76,7 @@ class Settler:
                 if self._closed.is_set() or not self._may_tell():
                     continue
                 self._settle(self._hand_over_all, _CALL_SECONDS)
-                self._beside()
+                self._also()
                 self.last_error = None
                 pauses.succeeded()
                 continue
@@ -92,8 +90,10 @@ class Settler:
             self._books.wake.set()
 
     def _may_tell(self) -> bool:
-        """Whether anybody is bound. Of several flows, those that are need not wait for the others:
-        what is held is only what they hold, and somebody may wait for it with a deadline."""
+        """Whether any flow is bound.
+
+        Of several flows, the bound ones need not wait for the others: only their partitions are
+        held, and their successors may have deadlines."""
         status = self._flow.status
         return status == "bound" or (status != "gone" and bool(self._flow.partitions))
 
@@ -104,7 +104,7 @@ class Settler:
         self._tell(todo, timeout_seconds)
 
     def _tell(self, todo: Todo, timeout_seconds: float) -> None:
-        """Releases first: somebody waits for them."""
+        """Releases first, because successors wait for them."""
         if todo.releases:
             outcomes = self._flow.release_many(todo.releases, timeout_seconds=timeout_seconds)
             self._answered(todo.releases, outcomes)
@@ -121,7 +121,7 @@ class Settler:
         for item in items:
             outcome = outcomes.get(item.partition, FLOW_GONE)
             if outcome == FLOW_GONE:
-                continue  # the flow is being bound again: under new epochs, if at all
+                continue  # the flow is binding again: under new epochs, if at all
             with self._books.locked() as progress:
                 progress.answered(item, outcome)
             if outcome == "ok" and isinstance(item, ReleaseItem):

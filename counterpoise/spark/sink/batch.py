@@ -50,7 +50,7 @@ class RunningBatch:
             planned = planned_for(channel, start, end)
         if planned is None:
             raise PlanMissing(
-                "the source has not said what this micro-batch reads: is the directory for "
+                "the source has not written the plan of this micro-batch: is the directory for "
                 "temporary files full, or counterpoise of another version than when it started?"
             )
         return cls(execution, str(execution.runId()), planned, channel)
@@ -88,7 +88,7 @@ def _execution(batch: DataFrame) -> Any:
         assert context._jvm is not None
         found = queries.get(context._jvm.java.util.UUID.fromString(query_id))
     if found is None:
-        raise NoChannel("the sink is to be called by foreachBatch, in the thread that Spark calls")
+        raise NoChannel("call the sink from foreachBatch, in the thread that Spark calls")
     return found
 
 

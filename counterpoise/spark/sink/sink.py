@@ -227,8 +227,8 @@ class FencedSink:
             )
         for partition, epoch in superseded:
             logger.warning(
-                "counterpoise: sink %s: partition %d has a new owner, who has written already: "
-                "what micro-batch %d has of it under epoch %d was dropped, the new owner reads it",
+                "counterpoise: sink %s: partition %d has a new owner, which has written already: "
+                "its rows of micro-batch %d under epoch %d were dropped, the new owner reads them",
                 *(self.name, partition, batch_id, epoch),
             )
         held = running.still_held(superseded, self._confirm_seconds)
@@ -253,7 +253,7 @@ def _check_columns(batch: DataFrame) -> None:
         wrong.append("position (string)")
     if wrong:
         raise MissingColumns(
-            f"the rows have no column {' and no column '.join(wrong)}: the fence goes by them, so "
+            f"the rows have no column {' and no column '.join(wrong)}: the fence needs them, so "
             "pass those of the source through, as in select('partition', 'position', …). Rows "
             "made of several messages have none: aggregate within the sink's write function"
         )

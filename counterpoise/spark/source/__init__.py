@@ -1,1 +1,1 @@
-"""What Spark calls: the data source and its readers."""
+"""The classes that Spark calls: the data source and its readers."""

@@ -1,8 +1,8 @@
 """The batch reader: `spark.read.format("counterpoise")`, a snapshot of a queue's log.
 
-It only looks: it binds no flow, counts for no balance, commits nothing. What is read is decided
-while Spark plans the read (`batch_planning`). The tasks are those of streams (`executor`); their
-rows are of no epoch (null), since nobody was granted what they read.
+It only reads: it binds no flow, does not take part in the balance and commits nothing. The ranges
+are decided while Spark plans the read (`batch_planning`). The tasks are those of streams
+(`executor`). Their rows have no epoch (null), because there was no grant.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from counterpoise.spark.tasks.executor import LogPartition, read_slices
 
 
 class CounterpoiseBatchReader(DataSourceReader):
-    """Reads what the options say of a queue's log."""
+    """Reads the chosen ranges of a queue's log."""
 
     def __init__(self, options: SourceOptions, cores: int) -> None:
-        """Raises InvalidOption for an option that only a stream has. Nothing else happens yet."""
+        """Raises InvalidOption for an option that only a stream has. Does nothing else."""
         self._options = options.for_batch()
         self._cores = cores
 
     def partitions(self) -> Sequence[InputPartition]:
-        """Plan the read. Raises CannotStart and InvalidOption, saying what to do."""
-        # The tasks load this module too, and ask nothing of the service.
+        """Plan the read. Raises CannotStart and InvalidOption, which say what to do."""
+        # The tasks load this module too, and never call the service.
         from counterpoise.spark.source.batch_planning import plan_batch
 
         return plan_batch(self._options, self._cores)
@@ -37,5 +37,5 @@ class CounterpoiseBatchReader(DataSourceReader):
         return read_slices(partition)
 
     def __getstate__(self) -> dict[str, Any]:
-        """For the tasks: options alone, and none of them a secret."""
+        """For the tasks: only options, and no secret."""
         return {"_options": self._options.for_tasks(), "_cores": self._cores}

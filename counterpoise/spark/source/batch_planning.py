@@ -1,8 +1,8 @@
-"""Planning a batch read: which ranges it covers, and how they are shared out among tasks.
+"""Planning a batch read: its ranges, and their distribution among tasks.
 
-What it needs of the service is asked here: the queue's partitions, and the way to its log. Where
-the ranges end is decided then too, so all tasks read what was there at one moment, however long
-they take and however often they are repeated.
+The service is asked here for the queue's partitions and the access to its log. The ends of the
+ranges are decided here too. So all tasks read the state of one moment, however long they take and
+however often they are repeated.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _CALL_SECONDS = 10.0
 
 
 def plan_batch(options: SourceOptions, cores: int) -> list[LogPartition]:
-    """What each task reads. Raises CannotStart and InvalidOption, saying what to do."""
+    """The slices of each task. Raises CannotStart and InvalidOption, which say what to do."""
     give_up_at = time.monotonic() + options.start_timeout_seconds
     timeout_seconds = max(0.1, min(_CALL_SECONDS, options.start_timeout_seconds))
     with Client(options.url, timeout_seconds=timeout_seconds) as client:

@@ -16,6 +16,7 @@ from pyspark.sql.types import StructType
 
 from counterpoise.spark.channel.documents import FORMAT, driver_home
 from counterpoise.spark.driver.done import listen
+from counterpoise.spark.driver.finishing import finish_batches
 from counterpoise.spark.driver.java import ensure_java
 from counterpoise.spark.errors import CannotStart, InvalidSchema
 from counterpoise.spark.plan.options import read_options
@@ -89,6 +90,7 @@ def register(spark: SparkSession) -> None:
     source = type("SessionDataSource", (CounterpoiseDataSource,), members)
     spark.dataSource.register(source)
     listen(spark, driver_home())
+    finish_batches()
 
 
 def session(app_name: str = "counterpoise", **config: str) -> SparkSession:

@@ -1,10 +1,10 @@
 """The reader that Spark drives: a thin shell on `Consumption`.
 
-Spark makes it in planner processes too and pickles it for the tasks, so making one does nothing.
-All methods but `read` are called in the query's own process, and the first that is told an offset
-opens the consumption there. Which that is matters: after a crash in the middle of a micro-batch it
-is `partitions`, with the offsets of that batch from the checkpoint; they name the instance as which
-to bind, and only then is it known which slices are still held (docs, *Spark*).
+Spark creates it in planner processes too and pickles it for the tasks, so its constructor does
+nothing. All methods except `read` are called in the query's own process, and the first call with an
+offset opens the consumption there. After a crash in the middle of a micro-batch this is
+`partitions`, with the offsets of that batch from the checkpoint. They name the instance to bind as,
+and only after the bind it is known which slices are still held (docs, *Spark*).
 """
 
 from __future__ import annotations
@@ -44,7 +44,8 @@ class CounterpoiseStreamReader(DataSourceStreamReader, SupportsTriggerAvailableN
         self._opened: Opened | None = None
         self._available_now = False
         self._fresh_instance = str(uuid.uuid4())
-        # When Spark last asked for an offset; the lease is renewed only for so long after.
+        # When Spark last asked for an offset; the lease is renewed only for a limited time after
+        # it.
         self._asked_at = 0.0
 
     # ------------------------------------------------------------------ called by Spark
@@ -59,13 +60,13 @@ class CounterpoiseStreamReader(DataSourceStreamReader, SupportsTriggerAvailableN
         return Offset(self._options.queue, instance=instance).to_json()
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
-        # Not bound yet: only the offsets to come say as which instance.
+        # Not bound yet: only later offsets tell the instance.
         self._available_now = True
 
     def latestOffset(self, start: Json, limit: ReadLimit) -> Json:  # noqa: N802
         most = limit.max_rows if isinstance(limit, ReadMaxRows) else None
         opened = self._open(start)
-        # Trigger.AvailableNow may wait here for longer than a micro-batch may take.
+        # With Trigger.AvailableNow this may wait longer than a micro-batch may take.
         self._asked_at = math.inf
         try:
             if self._available_now:
@@ -93,7 +94,7 @@ class CounterpoiseStreamReader(DataSourceStreamReader, SupportsTriggerAvailableN
 
     def _open(self, document: Json) -> Opened:
         if self._opened is None:
-            # The tasks load this module too, and have no use for a flow and its HTTP client.
+            # The tasks load this module too, and need neither a flow nor its HTTP client.
             from counterpoise.spark.run.opening import open_consumption
 
             offset = offset_of(document, self._options.queue)
@@ -115,7 +116,7 @@ class CounterpoiseStreamReader(DataSourceStreamReader, SupportsTriggerAvailableN
         return time.monotonic() - self._asked_at < self._options.max_batch_seconds
 
     def __getstate__(self) -> dict[str, Any]:
-        """For the tasks: options alone, and none of them a secret."""
+        """For the tasks: only options, and no secret."""
         return {"_options": self._options.for_tasks(), "_cores": self._cores}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -126,7 +127,7 @@ def ignore_signals() -> None:
     """Let Spark end this process by closing its socket, so that `stop` is reached.
 
     `query.stop()` also sends SIGTERM, which would end it before. Ctrl-C in a terminal reaches the
-    whole process group; what to do about it is the driver's to decide.
+    whole process group; the driver decides what to do about it.
     """
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, signal.SIG_IGN)

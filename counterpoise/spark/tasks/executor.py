@@ -161,17 +161,19 @@ def _read(
             if source.on_trimmed == "fail" and not one.replay:
                 overtaken = (
                     "if another flow has taken the partition over and read on while this query "
-                    "stood still, start the query again, and it skips them. If not, messages are "
-                    "gone unread: "
+                    "was suspended, start the query again, and it skips them. If not, messages "
+                    "were lost unread: "
                 )
                 raise Trimmed(
                     f"{error}: {'' if one.epoch == NO_EPOCH else overtaken}"
-                    "set the option onTrimmed to 'earliest' to go on with what is left"
+                    "set the option onTrimmed to 'earliest' to continue with the rest"
                 ) from error
             if one.replay:
-                logger.warning("counterpoise: %s; the state restored lacks what it held", error)
+                logger.warning("counterpoise: %s; the restored state lacks these messages", error)
             else:
-                logger.warning("counterpoise: %s; going on from there (onTrimmed=earliest)", error)
+                logger.warning(
+                    "counterpoise: %s; continuing from there (onTrimmed=earliest)", error
+                )
             if log.compare(error.first, one.end) >= 0:
                 return
             begin, given = error.first, False
@@ -196,10 +198,10 @@ def _what_to_do(error: LogError) -> str:
         )
     if isinstance(error, LogUnavailable) and not isinstance(error, LogBehind):
         return (
-            "this was waited for as long as readTimeoutSeconds says. Start the query again once "
+            "the task waited for readTimeoutSeconds. Start the query again once "
             "the log is back, and it goes on with the same messages"
         )
-    return "this was waited for, as it can pass; it has not"
+    return "the task waited, because this can be temporary, but it lasted"
 
 
 def _after(batch: pa.RecordBatch, last: str) -> pa.RecordBatch:

@@ -129,8 +129,8 @@ def rows_of(batch: DataFrame) -> pa.Table:
     """The micro-batch as rows of the source. Raises InvalidSchema if its columns were changed."""
     if batch.columns != ARROW_SCHEMA.names:
         raise InvalidSchema(
-            "StatefulForeachBatch takes the stream as it comes from the source, with the columns "
-            f"{', '.join(ARROW_SCHEMA.names)}, not {', '.join(batch.columns)}: history is read "
-            "past Spark, so select and filter within apply"
+            "StatefulForeachBatch needs the unchanged stream of the source, with the columns "
+            f"{', '.join(ARROW_SCHEMA.names)}, not {', '.join(batch.columns)}: history is "
+            "read from the log directly, so select and filter within apply"
         )
     return batch.toArrow().cast(ARROW_SCHEMA)

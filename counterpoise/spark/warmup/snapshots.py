@@ -137,9 +137,9 @@ class Snapshots:
             head = file.readline()
             begin, length = file.tell(), os.fstat(file.fileno()).st_size
             if json_or_none(head) != {"format": _FORMAT, **asdict(snapshot)}:
-                raise SnapshotDamaged(f"{path}: it is of something else")
+                raise SnapshotDamaged(f"{path}: its header does not fit its name")
             if length < begin + _TRAILER.size:
-                raise SnapshotDamaged(f"{path}: it is cut off")
+                raise SnapshotDamaged(f"{path}: it is truncated")
             body = _Checking(file, length - begin - _TRAILER.size)
             buffered = io.BufferedReader(body, _BUFFER_BYTES)
             failed: Exception | None = None
@@ -153,7 +153,7 @@ class Snapshots:
                 pass
             crc, size = _TRAILER.unpack(file.read(_TRAILER.size))
             if (crc, size) != (body.crc, body.size):
-                raise SnapshotDamaged(f"{path}: the sum of its bytes is wrong") from failed
+                raise SnapshotDamaged(f"{path}: its checksum is wrong") from failed
             if failed is not None:
                 raise SnapshotDamaged(f"{path}: it cannot be loaded: {failed!r}") from failed
             return state

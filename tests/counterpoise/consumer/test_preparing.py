@@ -28,7 +28,7 @@ def test_a_consumer_that_cannot_reach_its_log_takes_no_partition(service, undist
         one.stop()  # also while it waits, and without a bind
         assert one.consumer.flow.status == "new"
     assert undisturbed()
-    assert "the log is not to be reached" in caplog.text
+    assert "the log is unreachable" in caplog.text
     assert "secret" not in caplog.text
 
 

@@ -75,7 +75,7 @@ def test_a_handler_that_ends_in_time_continues_normally(client, one_partition, r
     assert one.numbers == list(range(10))
     assert [flow.partitions for flow in client.flows("one")] == []
     assert positions(client, "one") == {0: "10"}
-    assert "going on with what is owned now" in caplog.text
+    assert "continuing with the partitions owned now" in caplog.text
 
 
 STOPPED = """

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.xdist_group("spark 1")
 
 HOUR = "1 hour"
+CHECKPOINTS = "spark.sql.streaming.checkpointFileManagerClass"
 
 
 class Held(Collected):
@@ -119,6 +120,46 @@ def test_batches_in_the_commit_log_are_committed_without_waiting_for_the_trigger
     drain(query, 30)  # nor does this wait for the trigger
     until(lambda: not client.flows("flights"), "the flow unbinds")
     assert sink.batches == 1
+
+
+@pytest.fixture
+def users_checkpoints(spark: SparkSession) -> Iterator[None]:
+    """Checkpoints as they are unless a setting says otherwise; those of other tests are faster."""
+    before = spark.conf.get(CHECKPOINTS)
+    assert before is not None
+    spark.conf.set(CHECKPOINTS, before.replace("FileSystemBased", "FileContextBased"))
+    yield
+    spark.conf.set(CHECKPOINTS, before)
+
+
+@pytest.mark.usefixtures("users_checkpoints")
+def test_what_a_function_finishes_while_its_query_is_stopped_does_not_come_again(
+    service: Service, client: Client, start: Callable[..., StreamingQuery]
+) -> None:
+    """Neither to another owner nor to the query that is started again."""
+    client.create_queue("flights", 2, rebalance_delay=0, max_handoff_time=60)
+    publish(service, "flights", 20)
+    sink = Held()
+    query = started_with_rows(sink, lambda: start(sink, instanceId="me"))
+    until(lambda: all_committed(client, 20), "the first messages")
+    sink.go_on.clear()
+    publish(service, "flights", 20, first=20)
+    until(lambda: len(sink.rows) > 20, "a micro-batch in flight")
+    stopping = threading.Thread(target=query.stop)
+    stopping.start()
+    until(lambda: not query.isActive, "Spark has begun to stop it")
+    handed_out = len(sink.rows)
+    sink.go_on.set()
+    stopping.join(60)
+    assert not stopping.is_alive()
+    until(lambda: not client.flows("flights"), "the flow unbinds")
+    assert all_committed(client, handed_out)
+    again = Held()
+    start(again, instanceId="me")
+    publish(service, "flights", 1, first=40)
+    until(lambda: all_committed(client, 41), "all of it is read")
+    values = sorted(row.value for row in (*sink.rows, *again.rows))
+    assert values == sorted(f"v{number}".encode() for number in range(41))
 
 
 @pytest.mark.long

@@ -1,4 +1,7 @@
-"""A consumption that hears its driver: what is done, and when to leave. The flow is a double."""
+"""A consumption that gets its driver's documents: done batches, and the order to leave.
+
+The flow is a double.
+"""
 
 from __future__ import annotations
 
@@ -95,7 +98,7 @@ def test_batches_in_the_commit_log_are_committed_and_released_before_spark_asks(
     until(lambda: talk.position() == "1")
     second = next_offset(talk.consumption, first, limit=1)
     talk.flow.revoke(0)
-    # What came late, or says nothing of the micro-batch planned last, proves nothing.
+    # A late document, or one that is not about the last planned micro-batch, proves nothing.
     assert not talk.consumption.batch_done(first)
     assert not talk.consumption.batch_done({**second, "queue": "other"})
     assert talk.owner() == "me"
@@ -159,7 +162,7 @@ def test_while_others_are_there_it_works_until_they_take_over(talk: Talk, log: P
     talk.flow.revoke(1)
     until(lambda: talk.owner(1) is None)
     assert next_offset(talk.consumption, first, limit=1) != first, "partition 0 is still worked"
-    # The last call: half of the time is over, and still nobody has taken it.
+    # The last call: half of the time is over, and no other flow has taken it.
     leaving = talk.consumption._leaving
     assert leaving is not None
     leaving._last_call_at = 0.0
@@ -203,7 +206,7 @@ def test_without_the_right_to_list_flows_leaving_takes_half_of_the_time(
 
 
 def _replaced_by_a_file(channel: Channel) -> bool:
-    """As good as a full disk; the source may be about to write."""
+    """Has the effect of a full disk; the source may be about to write."""
     channel.clear()
     try:
         channel.directory.write_text("")

@@ -33,7 +33,7 @@ def test_documents_arrive_with_any_instance_name(tmp_path: Path, instance_id: st
     assert Channel(tmp_path, instance_id).get("view") == said
     assert Channel(tmp_path, instance_id).get("plan") is None
     assert Channel(tmp_path, instance_id + "2").get("view") is None
-    # Nothing outside its own directory, and nothing left over beside the document.
+    # Nothing outside its own directory, and no file left besides the document.
     assert [path.name for path in tmp_path.iterdir()] == [
         Channel(tmp_path, instance_id).directory.name
     ]
@@ -107,7 +107,7 @@ def test_the_driver_hears_the_source_that_speaks_for_the_instance_now(tmp_path: 
     driver = DriverEnd(tmp_path, "me")
     assert driver.get("plan") == {"of": "the run before"}
     driver.put("drain", {"timeout_seconds": 1})
-    # Killed, it has taken back nothing. The next one is called otherwise than in the checkpoint.
+    # It was killed and removed nothing. The next one has another name than in the checkpoint.
     now = source_end(tmp_path, "named", "me")
     assert now.get("drain") is None, "what was said to a query before is not for this one"
     for name in ("me", "named"):
@@ -138,7 +138,7 @@ def test_a_source_that_cannot_say_its_name_is_not_taken_for_the_one_before(
 
     with monkeypatch.context() as patched:
         patched.setattr(os, "replace", full)
-        now = source_end(tmp_path, "me", None)  # costs what it is for, and not the query
+        now = source_end(tmp_path, "me", None)  # the channel fails, but not the query
     assert "no space left" in caplog.text
     now.put("plan", {})
     assert DriverEnd(tmp_path, "me").get("plan") is None

@@ -1,4 +1,4 @@
-"""What the driver does while its queries leave. Queries are doubles; the channel is real."""
+"""The driver's part while its queries leave. Queries are doubles; the channel is real."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.log_support import until
 
 
 class Query:
-    """A query of one source, whose source's end of the channel is here too."""
+    """A query of one source, with the source's end of the channel."""
 
     def __init__(self, home: Path, name: str) -> None:
         self.channel = Channel(home, name)
@@ -41,7 +41,7 @@ class Query:
 
 
 def leaves(query: Query, after: Callable[[], object] = lambda: None) -> threading.Thread:
-    """Its source: leaves once told."""
+    """Its source: leaves when it gets the order."""
 
     def run() -> None:
         until(lambda: query.channel.get("drain") is not None)
@@ -67,7 +67,7 @@ def signalled() -> Iterator[signal.Signals]:
 
 
 def get_signals(*signals: signal.Signals) -> None:
-    """A program that gets them, and would go on for long."""
+    """A program that gets signals, and would run for long."""
     for one in signals:
         signal.raise_signal(one)
     threading.Event().wait(10)
@@ -82,7 +82,7 @@ def test_all_queries_are_told_at_once_and_stopped_when_they_have_left(
 ) -> None:
     other = Query(tmp_path, "two")
     second = leaves(other)
-    leaves(query, after=second.join)  # it would never leave if they were told one by one
+    leaves(query, after=second.join)  # it would never leave if the orders came one after the other
     drain(given(query, other), 10)
     assert query.stopped.is_set()
     assert other.stopped.is_set()

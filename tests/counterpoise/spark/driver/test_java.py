@@ -1,4 +1,4 @@
-"""Where Spark's Java comes from; the wheel's is really started, although there may be another."""
+"""Where Spark's Java comes from; the wheel's Java is really started, even if there is another."""
 
 import importlib.util
 import json

@@ -1,4 +1,4 @@
-"""What a QueueListener makes of reports and events, good and bad. No Spark."""
+"""A QueueListener's results for reports and events, good and bad. No Spark."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ import pytest
 from counterpoise.flow.view import Owned, Warming
 from counterpoise.logs import Bounds
 from counterpoise.spark.channel.handoffs import Handoffs
-from counterpoise.spark.channel.report import Standing
+from counterpoise.spark.channel.status import QueryStatus
 from counterpoise.spark.driver.events import ours
 from counterpoise.spark.driver.listener import QueueListener, samples_of
 from counterpoise.spark.plan.offsets import Offset
 from counterpoise.wire import ReleaseItem
 
-NO_SPARK: Any = None  # what is told needs none; what is asked for does (test_leaving_queries)
+NO_SPARK: Any = None  # only reports on request need one (test_leaving_queries)
 
 
-def standing(**changed: Any) -> Standing:
+def query_status(**changed: Any) -> QueryStatus:
     given: dict[str, Any] = {
         "queue": "flights",
         "url": "",
@@ -38,7 +38,7 @@ def standing(**changed: Any) -> Standing:
         "bounds": Bounds(5, "log", {0: "0", 3: "2"}, {0: "20", 3: "6"}),
         "handoffs": Handoffs(),
     }
-    return Standing(**{**given, **changed})
+    return QueryStatus(**{**given, **changed})
 
 
 def progress(report: dict[str, Any], batch: int = 0, run: str = "run") -> dict[str, Any]:
@@ -49,17 +49,17 @@ def progress(report: dict[str, Any], batch: int = 0, run: str = "run") -> dict[s
 
 
 def test_lag_is_counted_from_what_is_done_and_only_where_the_end_is_known() -> None:
-    report = standing().report()
+    report = query_status().report()
     # Partition 3 has no position yet: it starts at the log's start, which was trimmed to 2.
     assert report["lag"] == {"0": 12, "3": 4}
     assert report["lagTotal"] == 16
     assert report["ends"] == {"0": "20", "3": "6"}
     assert (report["owned"], report["revoking"], report["warming"]) == (4, 1, 1)
-    assert standing(bounds=None).report()["lag"] == {}
+    assert query_status(bounds=None).report()["lag"] == {}
 
 
 def test_a_view_has_the_newest_positions_and_says_what_is_warming_and_in_flight() -> None:
-    view = standing(in_flight=frozenset({1})).view()
+    view = query_status(in_flight=frozenset({1})).view()
     assert view["partitions"]["0"] == {
         "epoch": 1,
         "state": "owned",
@@ -80,7 +80,7 @@ def test_forced_handoffs_are_counted_and_warned_of(caplog: pytest.LogCaptureFixt
         assert not caplog.records
         handoffs.lost(Owned(2, 2, "revoking", "7", "graceful"))
     assert "partition 2 (epoch 2) was taken away at its deadline" in caplog.text
-    report = standing(handoffs=handoffs).report()
+    report = query_status(handoffs=handoffs).report()
     assert report["received"] == {"initial": 1}
     assert (report["handoffsGraceful"], report["handoffsForced"]) == (1, 1)
     assert (report["partitionsLost"], report["partitionsFinished"]) == (1, 1)
@@ -89,7 +89,7 @@ def test_forced_handoffs_are_counted_and_warned_of(caplog: pytest.LogCaptureFixt
 def test_reports_become_samples() -> None:
     handoffs = Handoffs()
     handoffs.granted(Owned(0, 1, "owned", None, "orphaned"))
-    report = {"queue": "flights", "instance": 'a"b\\c', **standing(handoffs=handoffs).report()}
+    report = {"queue": "flights", "instance": 'a"b\\c', **query_status(handoffs=handoffs).report()}
     samples = samples_of(report)
     labels = 'queue="flights",instance="a\\"b\\\\c"'
     assert samples[f"counterpoise_source_bound{{{labels}}}"] == 1
@@ -106,12 +106,12 @@ def test_the_callback_gets_every_report_and_the_log_what_has_changed(
     reports: list[dict[str, Any]] = []
     listener = QueueListener(NO_SPARK, reports.append)
     with caplog.at_level(logging.INFO, "counterpoise.spark"):
-        listener.progressed(progress(standing().report()))
+        listener.progressed(progress(query_status().report()))
         assert "owned=4" in caplog.text
         caplog.clear()
-        listener.progressed(progress(standing(positions={}).report(), batch=1))
+        listener.progressed(progress(query_status(positions={}).report(), batch=1))
         assert caplog.text == "", "lag alone is no news"
-        listener.progressed(progress(standing(partitions={}).report(), batch=2))
+        listener.progressed(progress(query_status(partitions={}).report(), batch=2))
         assert "owned=0, revoking=0" in caplog.text
         listener.terminated("run")
         listener.terminated("run")
@@ -124,7 +124,7 @@ def test_a_callback_that_fails_is_logged(caplog: pytest.LogCaptureFixture) -> No
     def fail(_: object) -> None:
         raise RuntimeError("no")
 
-    QueueListener(NO_SPARK, fail).progressed(progress(standing().report()))
+    QueueListener(NO_SPARK, fail).progressed(progress(query_status().report()))
     assert "callback of a QueueListener failed" in caplog.text
 
 

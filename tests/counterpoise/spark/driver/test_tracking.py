@@ -55,7 +55,7 @@ def test_a_query_that_tracks_its_progress_asynchronously_fails_and_says_what_to_
         assert query.exception() is None
     finally:
         query.stop()
-    # Where a sink of one's own is possible at all, Spark refuses it.
+    # Spark refuses it for sinks that users can write.
     stream = spark.readStream.format("counterpoise").options(url=service.url, queue="flights")
     writer = stream.load().writeStream.foreachBatch(lambda batch, number: None)
     writer = writer.option("asyncProgressTrackingEnabled", "true")

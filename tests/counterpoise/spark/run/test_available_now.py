@@ -1,6 +1,6 @@
-"""Trigger.AvailableNow: "nothing to read" is the end of the query, so it has to be certain.
+"""Trigger.AvailableNow: "nothing to read" is the end of the query, so it must be certain.
 
-The flow and the log are doubles in virtual time: a look at the log takes a second, and so does
+The flow and the log are doubles in virtual time: a question to the log takes a second, and so does
 waiting for the flow.
 """
 
@@ -34,7 +34,7 @@ Step = Callable[[], None]
 
 
 class World:
-    """One query on four partitions of two messages each. `steps`: what happens while it waits."""
+    """One query on four partitions of two messages each. `steps`: events while it waits."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -59,7 +59,7 @@ class World:
         )
 
     def settle(self) -> None:
-        """The queue gives its flows what they get; that takes longer than is waited for else."""
+        """The queue grants its flows their partitions; this takes longer than other waits."""
         self.settled += 1
         self.now += 60
         if self.flow.granted_late:
@@ -122,7 +122,7 @@ class TimedFlow(FlowDouble):
         return False
 
     def lose(self) -> None:
-        """The lease has expired, and the flow has noticed."""
+        """The lease has expired, and the flow knows it."""
         self.status = "binding"
         for one in self.queue.partitions.values():
             one.leave("orphaned")
@@ -159,7 +159,7 @@ def test_a_flow_that_is_bound_again_reads_on_to_the_end(world: World) -> None:
     for one in world.flow.queue.partitions.values():
         one.position = "1"
     world.flow.lose()
-    # Long enough that a binding without end would be given up; and the queue has a holddown.
+    # Longer than the limit for an endless binding; and the queue has a holddown.
     world.steps = [*[lambda: None] * 20, lambda: world.flow.bind_again(0, 1, 2, 3)]
     assert world.read(first) == {str(number): ("1", "2") for number in range(4)}
     assert world.settled == 2
@@ -192,7 +192,7 @@ def test_a_flow_that_is_not_bound_again_in_time_is_an_error(world: World, amid: 
 
     world.aim()
     if amid:
-        # Amid the look: what is held was gone before anybody said so.
+        # During the question: the partitions were gone before the flow knew it.
         world.steps = [lose]
     else:
         lose()

@@ -30,7 +30,7 @@ EMPTY = Offset("flights").to_json()
 
 
 class FlowDouble:
-    """A flow on a `Queue`, whose service can be away."""
+    """A flow on a `Queue`, whose service can become unavailable."""
 
     def __init__(self, queue: Queue, wake: threading.Event, access: str) -> None:
         self.queue = queue
@@ -116,7 +116,7 @@ class FlowDouble:
 
 
 class BrokenLog:
-    """A log that is away while `away` is set."""
+    """A log that is unavailable while `away` is set."""
 
     def __init__(self, log: PostgresLog) -> None:
         self._log = log
@@ -166,7 +166,7 @@ def ends(offset: Mapping[str, Any]) -> dict[str, tuple[str, str]]:
 def next_offset(
     consumption: Consumption, start: dict[str, Any], limit: int | None = None
 ) -> dict[str, Any]:
-    """Ask as an idle query does, until there is something."""
+    """Ask like an idle query, until there is something to read."""
     found: list[dict[str, Any]] = []
 
     def ask() -> bool:
@@ -192,7 +192,7 @@ def test_it_reads_what_it_owns_and_commits_when_asked_again(
     second = next_offset(consumption, first, limit=2)
     assert ends(second) == {"0": ("2", "3")}
     until(lambda: flow.queue.partitions[0].position == "2")
-    # Nothing new: the start comes back as it was, and the rest is committed.
+    # Nothing new: the start comes back unchanged, and the rest is committed.
     assert consumption.next_offset(second, 2) is second
     until(lambda: flow.queue.partitions[0].position == "3")
     assert consumption.report()["ends"] == {"0": "3"}
@@ -206,7 +206,8 @@ def test_a_revoked_partition_is_released_when_its_batch_is_done(
     first = next_offset(consumption, EMPTY)
     flow.revoke(0)
     flow.revoke(1)
-    # Nothing of partition 1 is in flight, so it goes at once, without Spark being asked.
+    # No message of partition 1 is in flight, so it is released at once, without a question of
+    # Spark.
     until(lambda: flow.queue.partitions[1].owner is None)
     assert flow.queue.partitions[0].owner == "me"
     append(log, "d", first=3)
@@ -248,7 +249,7 @@ def test_while_the_log_is_away_there_is_nothing_to_read(
         started = time.monotonic()
         consumption.next_offset(EMPTY, None)
         took_seconds.append(time.monotonic() - started)
-    # One that waits does so every time.
+    # It waits so at each call.
     assert min(took_seconds) < 0.2, "a log that is away must not be waited for each time"
     broken.away = False
     assert ends(next_offset(consumption, EMPTY)) == {"0": ("0", "1")}
@@ -291,7 +292,7 @@ def test_a_suspended_process_plans_nothing_before_it_has_renewed(
     flow.grant(0)
     flow.lease_expires_at = time.monotonic() - 1
     assert consumption.next_offset(EMPTY, None) is EMPTY
-    # Cut off is something else: it was tried.
+    # A lost connection is different: the call was tried.
     flow.last_error = ServiceUnavailable("away")
     assert next_offset(consumption, EMPTY)
 
@@ -355,7 +356,7 @@ def test_a_driver_that_drains_too_ends_the_query_itself(
     until(lambda: consumption.next_offset(first, None) is first and flow.closed is False)
     consumption.leave(30)
     until(lambda: flow.closed)
-    until(lambda: consumption.standing().status == "left")
+    until(lambda: consumption.status().status == "left")
     assert consumption.next_offset(first, None) is first
 
 

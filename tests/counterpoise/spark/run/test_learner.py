@@ -30,7 +30,7 @@ EMPTY = Offset("flights").to_json()
 
 @pytest.fixture
 def flow(log_url: str, log: PostgresLog) -> FlowDouble:
-    """Another consumer owns partition 0, at position 4 of 6, and we are to have it."""
+    """Another consumer owns partition 0, at position 4 of 6, and this query is its successor."""
     flow = FlowDouble(Queue.of(4), threading.Event(), log_url)
     append(log, "a", "b", "c", "d", "e", "f")
     one = flow.queue.partitions[0]
@@ -79,7 +79,7 @@ def test_it_replays_says_ready_and_goes_on_from_the_grant(
     assert flow.ready_told == []
     assert consumption.next_offset(second, 3) is second
     until(lambda: flow.ready_told == [(0, 1)])
-    # The owner does one more and hands over.
+    # The owner processes one more message and hands over.
     flow.queue.partitions[0].position = "5"
     flow.queue.partitions[0].leave("graceful")
     flow.grant(0)
@@ -94,7 +94,7 @@ def test_it_replays_says_ready_and_goes_on_from_the_grant(
 def test_how_far_the_owner_is_is_asked_only_while_spark_asks(
     consumption: Consumption, flow: FlowDouble, log: PostgresLog
 ) -> None:
-    """To ask renews the lease, and a query that hangs must lose it."""
+    """The question renews the lease, and a query that hangs must lose it."""
     offset = next_offset(consumption, EMPTY)
 
     def asked_again() -> bool:
@@ -169,15 +169,15 @@ def test_with_snapshots_the_driver_reports_ready_partitions(
         until(lambda: flow.ready_told == [(0, 1)])
         flow.queue.partitions[0].leave("graceful")
         flow.grant(0)
-        # Its state is the driver's affair.
+        # The driver is responsible for its state.
         assert ends(next_offset(consumption, EMPTY)) == {"0": ("4", "6")}
     finally:
         consumption.stop()
 
 
 class TwoFlows(FlowDouble):
-    """Two flows of ours, seen as one: the second learns, and the first may not know that its
-    ownership is over (`stale`)."""
+    """Two flows of the query, seen as one: the second warms up, and the first may not know yet that
+    it has lost the partition (`stale`)."""
 
     stale: Mapping[int, Owned] | None = None
 
@@ -213,9 +213,9 @@ def test_a_partition_from_another_flow_of_the_query_is_ready_at_once(
         flow.queue.partitions[0].learner = "second"
         flow.wake.set()
         until(lambda: flow.ready_told == [(0, 1)])
-        # Nothing is replayed of what is being worked here.
+        # A partition that this query processes is not replayed.
         assert consumption.next_offset(offset, None) is offset
-        # What somebody else has had since is not, and the epoch tells.
+        # A partition that another consumer has had since is, and the epoch shows it.
         flow.stale = dict(flow.partitions)
         flow.queue.partitions[0].grant("other")
         flow.queue.partitions[0].learner = "second"

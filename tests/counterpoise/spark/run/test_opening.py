@@ -1,4 +1,4 @@
-"""What a query waits for before it begins."""
+"""The waits of a query before it begins."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.service import Service
 
 
 class LateFlow:
-    """A flow whose update comes after the service has long been Ready."""
+    """A flow whose update comes long after the service is Ready."""
 
     status = "bound"
 
@@ -47,7 +47,7 @@ def test_a_queue_whose_holddown_is_not_over_in_time_has_given_nothing_yet(
 def test_a_queue_made_again_between_the_first_look_and_the_bind_is_not_taken_for_the_old_one(
     service: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its id goes into the checkpoint and the sink's rows; the epochs are the other queue's."""
+    """Its id goes into the checkpoint and the sink's rows, but the epochs are the other queue's."""
 
     def lose_and_bind(*arguments: Any, **named: Any) -> BoundFlow:
         client.delete_queue("flights", force=True)

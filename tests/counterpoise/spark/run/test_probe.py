@@ -1,4 +1,4 @@
-"""Asking the log beside the thread that Spark waits for."""
+"""The probe asks the log on a thread of its own."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.log_support import until
 
 
 class SlowLog(NumberLog):
-    """Answers when it is let to."""
+    """Answers when the test lets it."""
 
     def __init__(self) -> None:
         super().__init__(1)
@@ -79,7 +79,7 @@ def test_a_log_slower_than_the_calls_patience_is_read_nevertheless(
     until(answered)
     assert found[0] is not None
     assert found[0].ends == {0: "3"}
-    # Once only: what is given twice would be planned again while nothing new is known.
+    # Only once: an answer given twice would be planned again without news.
     assert probe.ask(question, max_age=0.0, patience=0.01) is None
     assert log.asked == 2
     log.may_answer.release(10)
@@ -97,7 +97,7 @@ def test_an_answer_to_another_question_is_not_given(log: SlowLog, probe: LogProb
 
 
 class DefectiveLog(NumberLog):
-    """Fails in a way that nobody has foreseen, while `defective`."""
+    """Fails with an unforeseen error while `defective`."""
 
     def __init__(self) -> None:
         super().__init__(1)
@@ -130,7 +130,7 @@ def test_an_unforeseen_error_is_shown_and_does_not_end_the_thread(
 
 
 class ShortLog(NumberLog):
-    """Its ends may be lowered; each time that it is asked, a virtual second has passed."""
+    """Its ends may be lowered; each question takes a virtual second."""
 
     def __init__(self) -> None:
         super().__init__(2)
@@ -156,7 +156,7 @@ def short() -> ShortLog:
 
 
 def look(probe: LogProbe, question: Question) -> Answer:
-    """What the log says when it is asked anew."""
+    """The log's next answer."""
     answer = probe.ask(question, max_age=-1.0, patience=10.0)
     assert answer is not None
     return answer
@@ -176,7 +176,7 @@ def test_a_log_that_ends_earlier_for_a_while_is_waited_for(short: ShortLog) -> N
     short.publish(0, 4)
     assert look(probe, question).ends == {0: "12", 1: "5"}
     assert probe.last_error is None
-    # Once it was right, the time counts from the start.
+    # Once an answer was right, the time counts from the start.
     short.next[0] = 8
     for _ in range(30):
         look(probe, question)
@@ -198,7 +198,7 @@ def test_two_looks_far_apart_do_not_prove_that_a_log_has_lost_messages(short: Sh
     look(probe, question)
     short.now += 3600
     look(probe, question)
-    # Nor does what was seen at another position.
+    # Nor do answers for another position.
     for position in range(20, 30):
         short.now += 100
         look(probe, Question({0: str(position)}))

@@ -1,4 +1,4 @@
-"""Telling the service what is done, beside the thread that Spark waits for."""
+"""The settler tells the service what is done, on a thread of its own."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.log_support import until
 
 
 class Defect:
-    """Something beside that fails in a way that nobody has foreseen, while `there`."""
+    """A call that fails with an unforeseen error, while `there`."""
 
     def __init__(self) -> None:
         self.there = True
@@ -43,17 +43,17 @@ def flow() -> FlowDouble:
 
 
 class NothingLost(Handoffs):
-    """The service takes all that it is told."""
+    """Fails if a grant counts as taken over."""
 
     def taken_over(self, partition: int, epoch: int, position: str | None) -> None:
         raise AssertionError(f"partition {partition}, epoch {epoch} was refused")
 
 
-def settler_of(flow: Tells, progress: Progress, beside: Callable[[], None]) -> Settler:
+def settler_of(flow: Tells, progress: Progress, also: Callable[[], None]) -> Settler:
     wake = threading.Event()
     wake.set()
     books = Books(flow, Place("flights", "log-1"), wake, NothingLost(), progress)
-    return Settler(flow, books, beside)
+    return Settler(flow, books, also)
 
 
 def test_an_unforeseen_error_is_shown_and_does_not_end_the_thread(
@@ -88,7 +88,7 @@ def test_closing_survives_an_unforeseen_error(
 
 
 def test_a_flow_that_is_being_bound_holds_up_none_of_the_others(flow: FlowDouble) -> None:
-    """Somebody waits for what they release, with a deadline."""
+    """Their successors wait with a deadline."""
     other = FlowDouble(Queue.of(1), threading.Event(), "")
     other.grant(0)
     other.status = "binding"
@@ -106,7 +106,7 @@ def test_a_flow_that_is_being_bound_holds_up_none_of_the_others(flow: FlowDouble
 
 @pytest.mark.parametrize("status", ["binding", "gone"])
 def test_nothing_is_told_by_a_flow_that_is_not_bound(flow: FlowDouble, status: str) -> None:
-    """Its calls would wait, or fail, for nothing."""
+    """Its calls would wait or fail in vain."""
     other = FlowDouble(Queue.of(1), threading.Event(), "")
     other.status, other.gone_reason = status, "replaced"
     flow.revoke(0)
@@ -123,7 +123,7 @@ def test_nothing_is_told_by_a_flow_that_is_not_bound(flow: FlowDouble, status: s
     flows = Watched([cast(BoundFlow, one) for one in members])
     settler = settler_of(flows, progress, Defect())
     settler.start()
-    # Looked at again: so it was through with the first look.
+    # The second check shows that the first one was complete.
     assert looked.acquire(timeout=30)
     assert looked.acquire(timeout=30)
     assert not flow.released

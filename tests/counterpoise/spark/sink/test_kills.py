@@ -306,7 +306,7 @@ def test_stuck_ones_that_wake_after_a_forced_handoff(stage: SinkStage) -> None:
     lost = {number for number, owner in stage.owners().items() if owner == "other"}
     until(lambda: stage.partitions_with(first) == lost, "the other writes what was in flight")
     stuck.go_on()
-    until(lambda: "has a new owner, who has written already" in stuck.said(), "it says so")
+    until(lambda: "has a new owner, which has written already" in stuck.said(), "it says so")
     assert not stage.partitions_with(first, "stuck") & lost
     until(
         lambda: stage.partitions_with(first, "stuck") == {0, 1, 2, 3} - lost,

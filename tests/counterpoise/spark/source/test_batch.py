@@ -150,7 +150,7 @@ def test_a_trimmed_range_fails_unless_the_user_accepts_the_rest(
     assert "set the option onTrimmed to 'earliest'" in said
     rows = load(spark, service, **whole, onTrimmed="earliest").collect()
     assert [int(row.position) for row in rows] == [5, 6, 7]
-    # A snapshot begins with what there is.
+    # A snapshot begins with the first existing message.
     assert load(spark, service, endingPositions='{"0": "8"}').count() == 3
 
 
@@ -185,7 +185,7 @@ def test_the_tasks_read_without_the_service(
     spark: SparkSession, service: Service, queue: str
 ) -> None:
     messages = load(spark, service)
-    # Spark plans a scan once; the number of partitions asks for that.
+    # Spark plans a scan once; asking for the number of partitions makes it plan.
     assert messages.rdd.getNumPartitions() == 2
     service.stop()
     assert messages.count() == 100

@@ -37,7 +37,7 @@ def test_messages_arrive_once_with_all_columns_and_are_committed(
     try:
         until(lambda: len(sink.rows) >= 100 or query.exception(), "all messages")
         assert query.exception() is None
-        # The position of the last micro-batch is committed although nothing more arrives.
+        # The position of the last micro-batch is committed although no more messages arrive.
         until(
             lambda: sum(int(at or 0) for at in committed(client, "flights").values()) == 100,
             "the commit of the last micro-batch",

@@ -1,8 +1,8 @@
-"""How long a partition that is to be handed off may have to wait, measured as the query runs.
+"""The cycles of a query: how long a partition may wait for its release, measured as the query runs.
 
 A partition is released when Spark asks for the next offset. In the worst case it is revoked just
-after a micro-batch with messages of it was planned, and released when Spark asks again: a *cycle*
-later, which is the micro-batch, or the trigger interval where that is longer. A queue's
+after a micro-batch with its messages was planned, and released when Spark asks again: a *cycle*
+later. A cycle is the micro-batch, or the trigger interval if that is longer. A queue's
 max_handoff_time below two cycles makes forced handoffs likely.
 """
 
@@ -11,18 +11,18 @@ from __future__ import annotations
 import math
 from collections import deque
 
-# The first micro-batch of a query starts Python workers and compiles: it says nothing of the rest.
-_WARM_UP_CYCLES = 1
+# The first micro-batch of a query starts Python workers and compiles, so it is not typical.
+_UNTYPICAL_CYCLES = 1
 _KEPT_CYCLES = 8
 
 
-class Pace:
-    """Times are seconds by any monotonic clock."""
+class Cycles:
+    """The latest cycles. Times are seconds by any monotonic clock."""
 
     def __init__(self) -> None:
         self._planned_at: float | None = None
         self._seen = 0
-        self._cycles: deque[float] = deque(maxlen=_KEPT_CYCLES)
+        self._seconds: deque[float] = deque(maxlen=_KEPT_CYCLES)
         self._warned_of = 0.0
 
     def planned(self, now: float) -> None:
@@ -30,21 +30,21 @@ class Pace:
         self._planned_at = now
 
     def done(self, now: float) -> None:
-        """The micro-batch is done, which was told before Spark asked for the next one."""
+        """The micro-batch is done; this was learned before Spark asked for the next one."""
         self.asked(now)
 
     def asked(self, now: float) -> None:
         """Spark asks for the next one."""
         if self._planned_at is not None:
             self._seen += 1
-            if self._seen > _WARM_UP_CYCLES:
-                self._cycles.append(now - self._planned_at)
+            if self._seen > _UNTYPICAL_CYCLES:
+                self._seconds.append(now - self._planned_at)
             self._planned_at = None
 
     @property
     def cycle_seconds(self) -> float | None:
-        """The longest of the last cycles; None before there was one."""
-        return max(self._cycles, default=None)
+        """The longest of the last cycles; None before the first."""
+        return max(self._seconds, default=None)
 
     @property
     def needed_seconds(self) -> int | None:
@@ -53,7 +53,7 @@ class Pace:
         return None if cycle is None else max(1, math.ceil(2 * cycle * 1.25))
 
     def warning(self, queue: str, max_handoff_seconds: float | None) -> str | None:
-        """What to tell the user, once for each time that it has become much worse."""
+        """A warning to the user, once for each time that cycles have become much longer."""
         cycle = self.cycle_seconds
         if cycle is None or max_handoff_seconds is None or 2 * cycle <= max_handoff_seconds:
             return None
@@ -63,7 +63,7 @@ class Pace:
         return (
             f"a micro-batch and its trigger take up to {cycle:.1f} s here, and a handoff can need "
             f"two of them, but the queue's max_handoff_time is {max_handoff_seconds:g} s: handoffs "
-            "may be forced, and what is in flight then is delivered twice. Set it to "
+            "may be forced, and messages in flight delivered twice. Set it to "
             f"{self.needed_seconds} (counterpoise queues change {queue} --max-handoff-time "
             f"{self.needed_seconds}), or lower maxMessagesPerTrigger or the trigger interval"
         )

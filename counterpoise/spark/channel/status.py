@@ -1,6 +1,6 @@
-"""What a query says of itself: in its progress, in the channel, to a `QueueListener`.
+"""The status of a query: in its progress, in the channel, for a `QueueListener`.
 
-Values are texts, numbers and objects of these, so that Spark shows them as they are.
+Values are texts, numbers and objects of these, so that Spark shows them unchanged.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from counterpoise.spark.plan.offsets import Json
 
 
 @dataclass(frozen=True)
-class Standing:
-    """How a query stands at one moment. `positions`: up to where its partitions are done."""
+class QueryStatus:
+    """The status of a query at one moment. `positions`: up to where its partitions are done."""
 
     queue: str
     url: str
@@ -34,7 +34,7 @@ class Standing:
     in_flight: frozenset[int] = field(default=frozenset())
 
     def report(self) -> Json:
-        """For people and metrics: counts, lag, what went wrong."""
+        """For people and metrics: counts, lag, errors."""
         states = [held.state for held in self.partitions.values()]
         lag = self.lag()
         gone = self.handoffs.gone
@@ -59,7 +59,7 @@ class Standing:
         }
 
     def ends(self) -> Json:
-        """Where the log ended when it was asked last, of what is held."""
+        """The log's ends of the held partitions, from the latest answer."""
         bounds = self.bounds
         if bounds is None:
             return {}
@@ -70,10 +70,10 @@ class Standing:
         }
 
     def lag(self) -> dict[int, int]:
-        """Messages between what is done and the end; in a log with holes that many at most.
+        """Messages between the done position and the end; with holes in the log, at most so many.
 
-        Of partitions only whose end is known: not while they are being revoked, and not yet when
-        they were just granted.
+        Only of partitions whose end is known: not while they are being revoked, and not directly
+        after the grant.
         """
         bounds = self.bounds
         behind: dict[int, int] = {}
@@ -87,7 +87,7 @@ class Standing:
         return behind
 
     def view(self) -> Json:
-        """What the flows hold, for the channel."""
+        """The partitions of the flows, for the channel."""
         return {
             "queue": self.queue,
             "url": self.url,
