@@ -5,7 +5,7 @@ revision, and where it applies the flow with its client, the partition with its 
 reason. Like the counters (`broker.mailbox.tally`), an event is told once, by the replica that
 committed it. What every handoff passes through (warm-up, revoke) is in the history and not here.
 
-One transaction may force thousands of handoffs. The first are told one by one, the rest as a number.
+One transaction may force thousands of handoffs: the first have a line each, the rest are counted.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ class Narration:
                 count = len(record.partitions)
                 _log.info("partitions removed", **place, partitions=count, reason=record.outcome)
             case r.SettingsChanged():
-                _log.info("settings changed", **place, **{"changes": dict(record.changes)})
+                _log.info("settings changed", **place, changes=dict(record.changes))
             case _:
                 assert isinstance(record, UNTOLD), record
 

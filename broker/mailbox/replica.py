@@ -19,6 +19,7 @@ import structlog
 
 from broker.core.errors import QueueNotFound
 from broker.core.state.queue import Queue
+from broker.core.state.records import Entry
 from broker.mailbox.alarms import Alarms
 from broker.mailbox.availability import store_available
 from broker.mailbox.batches import Batcher
