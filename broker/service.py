@@ -14,6 +14,7 @@ from broker.calls.keys import LOOK_SECONDS
 from broker.core.errors import BrokerError
 from broker.logs.builtin import BuiltinLogs
 from broker.logs.by_kind import LogsByKind
+from broker.logs.clients.roles import WATCH_SECONDS
 from broker.logs.engine import log_engine
 from broker.logs.external import ExternalLogs
 from broker.mailbox.alarms import Alarms, SchedulerAlarms
@@ -27,6 +28,7 @@ from broker.store.postgres import PostgresStore
 _log = structlog.get_logger()
 
 UPKEEP_SECONDS = 60.0
+ENDED_KEYS_SECONDS = 2.0
 GONE_SECONDS = 24 * 3600.0
 # A retry that comes later than this would be appended a second time.
 PUBLISHER_SECONDS = 30 * 24 * 3600.0
@@ -62,7 +64,12 @@ class Broker:
         self._log_engine = log_engine(address)
         log_urls = settings.log_urls.get_secret_value() if settings.log_urls else ""
         self._logs_by_kind = LogsByKind(
-            BuiltinLogs(self._log_engine, address),
+            BuiltinLogs(
+                self._log_engine,
+                address,
+                tls=settings.tls_cert is not None,
+                connections=settings.log_connections,
+            ),
             ExternalLogs(log_urls),
             settings.log_keep_messages,
         )
@@ -81,6 +88,8 @@ class Broker:
         await self.keys.look()
         self._alarms.every("keys", LOOK_SECONDS, self.keys.look)
         self._alarms.every("upkeep", UPKEEP_SECONDS, self.upkeep)
+        self._alarms.every("log sessions", WATCH_SECONDS, self._logs_by_kind.watch)
+        self._alarms.every("log credentials", ENDED_KEYS_SECONDS, self.logs.end_credentials_of_keys)
 
     async def stop(self) -> None:
         """Finishes what is under way and stops."""
@@ -94,6 +103,7 @@ class Broker:
         """
         try:
             await self.logs.maintain()
+            await self.logs.end_credentials()
             await self._logs_by_kind.forget(PUBLISHER_SECONDS)
             now = self._replica.clock.now()
             kept = self._settings.history_days * 86400

@@ -57,6 +57,13 @@ class Settings(BaseSettings):
         description="How many messages of each partition the built-in and Redis logs keep after "
         "every queue has processed them, for warm-ups and to set positions back.",
     )
+    log_connections: int = Field(
+        default=64,
+        ge=1,
+        le=10_000,
+        description="The most connections to the built-in log with the credentials of one flow, "
+        "or of one publishing caller. Each task of Spark that runs needs one.",
+    )
     database_pool_size: int = Field(default=10, ge=2, le=1000, description="The most connections.")
     auto_migrate: bool = Field(
         default=True, description="Bring the database up to date at start (see `migrate`)."

@@ -138,8 +138,9 @@ class FlowGone(Refused):
     """The flow has ended.
 
     `reason`: `lease_expired`, `replaced` (another bind used its `instance_id`),
-    `unbound` (by this program or by an administrator), `restored` (the service was restored from
-    a backup), or `queue_recreated` (the queue was deleted and made again).
+    `unbound` (by this program or by an administrator), `key_ended` (its key was revoked or
+    reached its end), `restored` (the service was restored from a backup), or `queue_recreated`
+    (the queue was deleted and made again).
     """
 
     code = "flow_gone"

@@ -1,9 +1,10 @@
 """Runs a tree of migrations; each tree's env.py calls `run` with its schema.
 
 The caller gives either `config.attributes["connection"]` (a SQLAlchemy connection, sync, not in a
-transaction) or `sqlalchemy.url`. A migration is one transaction under an advisory lock, so that
-processes that migrate at the same time take turns and the later ones have nothing to do. The
-version table is in the schema itself.
+transaction) or `sqlalchemy.url`. A migration is one transaction under a lock, so that processes
+that migrate at the same time take turns and the later ones have nothing to do. The lock is that of
+the version table, which is in the schema itself: clients of the log have no right to it. Only where
+the table is not there yet, and so no client either, it is an advisory lock, which anybody can take.
 
 Beside the revision, the version table lists the revisions whose code works with the tables
 (`serves`): replicas of the previous release do not know the newest revision and read this list. A
@@ -44,7 +45,7 @@ def run(schema: str) -> None:
 
 def _migrate(connection: Connection, schema: str) -> None:
     with connection.begin():
-        connection.execute(text("SELECT pg_advisory_xact_lock(:lock)"), {"lock": LOCK})
+        _lock(connection, schema)
         # Not IF NOT EXISTS: it requires the right to create schemas even if there is nothing to do.
         found = connection.execute(
             text("SELECT 1 FROM pg_namespace WHERE nspname = :schema"), {"schema": schema}
@@ -54,6 +55,16 @@ def _migrate(connection: Connection, schema: str) -> None:
         context.configure(connection=connection, version_table_schema=schema, target_metadata=None)
         context.run_migrations()
         _say_what_it_serves(connection, schema)
+
+
+def _lock(connection: Connection, schema: str) -> None:
+    """Wait for other processes; afterwards, what they have committed is seen."""
+    table = f"{schema}.alembic_version"
+    known = text("SELECT to_regclass(:table) IS NOT NULL")
+    if not connection.execute(known, {"table": table}).scalar():
+        connection.execute(text("SELECT pg_advisory_xact_lock(:lock)"), {"lock": LOCK})
+    if connection.execute(known, {"table": table}).scalar():
+        connection.execute(text(f"LOCK TABLE {table} IN SHARE ROW EXCLUSIVE MODE"))
 
 
 def _say_what_it_serves(connection: Connection, schema: str) -> None:

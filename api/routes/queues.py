@@ -242,4 +242,4 @@ async def log_access(
     """
     caller = caller_of(request)
     caller.require(Right.PUBLISH if body.purpose == "publish" else Right.CONSUME)
-    return await broker_of(request).logs.access(queue, body.purpose, caller)
+    return await broker_of(request).logs.access(queue, body.purpose, caller, refused=body.refused)

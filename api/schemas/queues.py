@@ -322,6 +322,10 @@ class LogAccessRequest(RequestModel):
     model_config = ConfigDict(json_schema_extra={"examples": [{"purpose": "publish"}]})
 
     purpose: Literal["read", "publish"]
+    refused: bool = Field(
+        default=False,
+        description="The log refused the credentials that the caller has: make others.",
+    )
 
 
 class LogCredentials(AnswerModel):

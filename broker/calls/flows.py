@@ -28,7 +28,7 @@ from broker.core.errors import (
     Unauthorized,
 )
 from broker.core.state.queue import Queue
-from broker.logs.ports import Logs
+from broker.logs.ports import Holder, Logs
 from broker.mailbox.batches import Batcher
 from broker.mailbox.coordinator import Coordinator
 from broker.mailbox.turns import Ask, slices
@@ -78,7 +78,8 @@ class FlowCalls:
                 lambda queue: (queue.settings.log, queue.settings.start)
             )
             # Steps that may fail come first: a bind without an answer would be repeated for ever.
-            access = await self._logs.access(log, "read")
+            holder = Holder.flow(flow_id, coordinator.queue_id, key_id)
+            access = await self._logs.access(log, "read", holder)
             await coordinator.ask(Ask(command, token_hash=token_hash))
             self._rows.remember(flow_id, coordinator.queue_id, token_hash)
             return views.BoundView(

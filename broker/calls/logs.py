@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any, Literal, TypeAlias
 
@@ -15,10 +16,10 @@ from broker.calls.monitoring import DECIMAL
 from broker.calls.rendering import queue_view
 from broker.core import commands as c
 from broker.core.access import Caller, Right
-from broker.core.errors import Invalid
+from broker.core.errors import Invalid, Unavailable
 from broker.core.state.queue import Queue
 from broker.logs.names import builtin_name, canonical, decides_count
-from broker.logs.ports import Logs
+from broker.logs.ports import Holder, Logs, Purpose
 from broker.mailbox.availability import store_available
 from broker.mailbox.coordinator import Coordinator
 from broker.mailbox.turns import EARLIEST, Ask
@@ -139,22 +140,25 @@ class LogCalls:
         return {number: rows[number][1] for number in numbers if number in rows}
 
     async def access(
-        self, name: str, purpose: Literal["read", "publish"], caller: Caller | None = None
+        self, name: str, purpose: Purpose, caller: Caller | None = None, *, refused: bool = False
     ) -> views.LogAccessView:
         """A queue's log, and credentials for it. Raises QueueNotFound, Forbidden, Unavailable.
 
         The right on the queue must have been checked. Who reads a log of another queue was allowed
-        to when the queue was made; who publishes to it must have that right there, too.
+        to when the queue was made; who publishes to it must have that right there, too. `refused`:
+        the log refused the caller's credentials.
         """
         queue = await self._queues.read(name, queue_view)
         if purpose == "publish" and caller is not None:
             await self._readers.refuse_foreign(queue.log, name, caller, Right.PUBLISH)
+        flow_id, key_id = (None, None) if caller is None else (caller.flow_id, caller.key_id)
+        holder = Holder.caller(queue.id, flow_id, key_id)
         return views.LogAccessView(
             log=queue.log,
             log_name=builtin_name(queue.log),
             partition_count=queue.partition_count,
             start=queue.start,
-            access=await self._logs.access(queue.log, purpose),
+            access=await self._logs.access(queue.log, purpose, holder, refused=refused),
         )
 
     async def maintain(self) -> None:
@@ -185,6 +189,30 @@ class LogCalls:
             for reader in reading:
                 if reader.partition_count != owner.partition_count:
                     await self._readers.follow(reader.name, owner.partition_count, discard=False)
+
+    async def end_credentials(self) -> None:
+        """End the credentials of flows that have left. Raises Unavailable."""
+        flows: dict[str, str] = {}
+        for name in await self._logs.holders():
+            flow_id = Holder.flow_id(name)
+            if flow_id is not None:
+                flows[flow_id] = name
+        with store_available():
+            bound = await self._queues.store.leases([*flows])
+        gone = [name for flow_id, name in flows.items() if flow_id not in bound]
+        if gone:
+            await self._logs.revoke(holders=gone)
+
+    async def end_credentials_of_keys(self) -> None:
+        """End the credentials that were made with keys which have ended. Best effort."""
+        with suppress(Unavailable):
+            keys = await self._logs.keys_in_use()
+            if not keys:
+                return
+            with store_available():
+                valid = (await self._queues.store.keys.look(sorted(keys))).counting
+            if ended := keys - set(valid):
+                await self._logs.revoke(keys=ended)
 
     async def _is_there(self, queue: views.QueueView) -> bool:
         """Whether this very queue still exists, not only another one of its name."""

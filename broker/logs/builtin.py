@@ -12,9 +12,17 @@ from sqlalchemy import text
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
-from broker.logs.credentials import LogCredentials
+from broker.logs.clients.credentials import CONNECTIONS, LogCredentials
+from broker.logs.clients.roles import EXPIRE_FOR_LOG, ClientRoles
 from broker.logs.engine import STATEMENT_SECONDS
-from broker.logs.ports import Bounds, LogAccess, LogDatabaseUnavailable, LogOwner, Purpose
+from broker.logs.ports import (
+    Bounds,
+    Holder,
+    LogAccess,
+    LogDatabaseUnavailable,
+    LogOwner,
+    Purpose,
+)
 from counterpoise.logs import LogNotFound
 from counterpoise.logs.address import parse_log
 
@@ -43,15 +51,55 @@ class BuiltinLogs:
     in time, raises LogDatabaseUnavailable.
     """
 
-    def __init__(self, engine: AsyncEngine, address: str) -> None:
-        """`address` is the database's URL as consumers and publishers reach it."""
-        self._engine = engine
-        self._credentials = LogCredentials(engine, address)
+    def __init__(
+        self,
+        engine: AsyncEngine,
+        address: str,
+        *,
+        tls: bool = False,
+        connections: int = CONNECTIONS,
+    ) -> None:
+        """`address` is the database's URL as consumers and publishers reach it.
 
-    async def access(self, purpose: Purpose) -> LogAccess | None:
-        """Short-lived credentials for all built-in logs; None if the service may not make roles."""
+        `tls`: the service speaks HTTPS. `connections`: the most of one client.
+        """
+        self._engine = engine
+        self._credentials = LogCredentials(engine, address, tls=tls, connections=connections)
+        self._roles = ClientRoles(engine)
+
+    async def access(
+        self, log: str, purpose: Purpose, holder: Holder, *, refused: bool = False
+    ) -> LogAccess | None:
+        """Short-lived credentials; None if the service may not make roles."""
         with _available():
-            return await self._credentials.get(purpose)
+            return await self._credentials.get(_name(log), purpose, holder, refused=refused)
+
+    async def holders(self) -> frozenset[str]:
+        """The names of all that have had credentials for a while."""
+        async with _within(CALL_SECONDS):
+            return await self._roles.holders()
+
+    async def keys_in_use(self) -> frozenset[str]:
+        """The ids of all keys with which credentials were made."""
+        async with _within(CALL_SECONDS):
+            return await self._roles.keys()
+
+    async def revoke(self, holders: Collection[str] = (), keys: Collection[str] = ()) -> None:
+        """End the credentials of these holders, or made with these keys, and their connections."""
+        self._credentials.forget(holders=frozenset(holders), keys=frozenset(keys))
+        async with _within(LONG_SECONDS):
+            await self._roles.revoke(holders, keys)
+
+    async def watch(self) -> None:
+        """End sessions that would be in the way of others (see `broker.logs.clients.roles`)."""
+        async with _within(CALL_SECONDS):
+            await self._roles.watch()
+
+    async def drop_expired_credentials(self) -> None:
+        """End expired roles, with their sessions."""
+        self._credentials.forget()
+        async with _within(LONG_SECONDS):
+            await self._roles.drop_expired()
 
     async def ensure(
         self,
@@ -74,11 +122,7 @@ class BuiltinLogs:
                         known["owner_created_at"].timestamp() > owner.created_at
                     ):
                         return False
-                    known = await self._lock(connection, name)
-                    await connection.execute(
-                        text("DELETE FROM counterpoise_log.logs WHERE log_id = :log_id"),
-                        {"log_id": known["log_id"]},
-                    )
+                    await self._drop(connection, await self._lock(connection, name))
                     await self._insert(connection, name, partition_count, owner)
             await self._add_partitions(connection, name)
             return True
@@ -159,13 +203,19 @@ class BuiltinLogs:
             async with self._transaction(LONG_SECONDS) as connection:
                 known = await self._lock(connection, _name(log))
                 if _may_touch(known, owner):
-                    await connection.execute(
-                        text("DELETE FROM counterpoise_log.logs WHERE log_id = :log_id"),
-                        {"log_id": known["log_id"]},
-                    )
+                    await self._drop(connection, known)
         except LogNotFound:
             pass
         await self.sweep_dropped()
+
+    async def _drop(self, connection: AsyncConnection, log: Mapping[str, Any]) -> None:
+        """Delete the locked log. Credentials for it are not good for a later one of its name."""
+        await connection.execute(
+            text("DELETE FROM counterpoise_log.logs WHERE log_id = :log_id"),
+            {"log_id": log["log_id"]},
+        )
+        await connection.execute(text(EXPIRE_FOR_LOG), {"log": log["name"]})
+        self._credentials.forget(log["name"])
 
     async def trim(self, log: str, below: Mapping[int, str], owner: LogOwner | None = None) -> None:
         """See `LogKind`; in short transactions."""
@@ -263,12 +313,11 @@ class BuiltinLogs:
     @asynccontextmanager
     async def _transaction(self, seconds: float | None = None) -> AsyncIterator[AsyncConnection]:
         """A transaction that ends after CALL_SECONDS, or the given seconds."""
-        with _available():
-            async with (
-                asyncio.timeout(CALL_SECONDS if seconds is None else seconds),
-                self._engine.begin() as connection,
-            ):
-                yield connection
+        async with (
+            _within(CALL_SECONDS if seconds is None else seconds),
+            self._engine.begin() as connection,
+        ):
+            yield connection
 
     async def _add_partitions(self, connection: AsyncConnection, name: str) -> None:
         await connection.execute(
@@ -338,3 +387,11 @@ def _available() -> Iterator[None]:
         raise LogDatabaseUnavailable("the log's database did not answer in time") from None
     except (SQLAlchemyError, OSError) as error:
         raise LogDatabaseUnavailable(str(error)) from error
+
+
+@asynccontextmanager
+async def _within(seconds: float) -> AsyncIterator[None]:
+    """Raises LogDatabaseUnavailable also if it takes longer."""
+    with _available():
+        async with asyncio.timeout(seconds):
+            yield

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from typing import Literal
 
 import structlog
@@ -11,6 +12,7 @@ from broker.core.errors import BrokerError, Invalid, Unavailable
 from broker.logs.builtin import BuiltinLogs
 from broker.logs.external import ExternalLogs
 from broker.logs.ports import (
+    Holder,
     LogAccess,
     LogDatabaseUnavailable,
     LogKind,
@@ -64,13 +66,46 @@ class LogsByKind:
         assert kind is not None, log
         return kind
 
-    async def access(self, log: str, purpose: Purpose) -> LogAccess | None:
+    async def access(
+        self, log: str, purpose: Purpose, holder: Holder, *, refused: bool = False
+    ) -> LogAccess | None:
         """See `Logs`."""
         kind = self._kind(log)
         try:
-            return None if kind is None else await kind.access(purpose)
+            if kind is None:
+                return None
+            return await kind.access(log, purpose, holder, refused=refused)
         except LogError as error:
             raise _cannot_be_asked(error) from None
+
+    async def holders(self) -> frozenset[str]:
+        """See `Logs`. Only the built-in log has credentials to give."""
+        try:
+            return await self._builtin.holders()
+        except LogError as error:
+            raise _cannot_be_asked(error) from None
+
+    async def keys_in_use(self) -> frozenset[str]:
+        """See `Logs`."""
+        try:
+            return await self._builtin.keys_in_use()
+        except LogError as error:
+            raise _cannot_be_asked(error) from None
+
+    async def revoke(self, holders: Collection[str] = (), keys: Collection[str] = ()) -> None:
+        """See `Logs`."""
+        try:
+            await self._builtin.revoke(holders, keys)
+        except LogError as error:
+            raise _cannot_be_asked(error) from None
+
+    async def watch(self) -> None:
+        """End sessions of clients that are in the way of others. Best effort, at short intervals.
+
+        A failure is not logged: the database is away, which others say.
+        """
+        with suppress(LogError):
+            await self._builtin.watch()
 
     async def ensure(self, log: str, partition_count: int, owner: LogOwner) -> None:
         """See `Logs`."""
@@ -184,13 +219,15 @@ class LogsByKind:
             _log.warning("a log could not be dropped", log=log, error=str(error))
 
     async def forget(self, publishers_idle_seconds: float) -> None:
-        """Deletes the rest of dropped built-in logs, and publishers that are silent for long.
+        """Deletes the rest of dropped built-in logs, publishers that are silent for long, and
+        credentials that have expired.
 
         Best effort: a failure is logged.
         """
         try:
             await self._builtin.sweep_dropped()
             await self._builtin.forget_publishers(publishers_idle_seconds)
+            await self._builtin.drop_expired_credentials()
         except LogError as error:
             _log.warning("the upkeep of the logs failed", error=str(error))
 

@@ -1,7 +1,7 @@
 """Connections to the database of the built-in log, which may be another than the service's own.
 
 No connection waits for ever for a database that neither answers nor refuses. Connecting is bounded
-here. The callers bound each call as a whole (see `builtin` and `credentials`), because the database
+here. The callers bound each call as a whole (see `builtin` and `clients`), because the database
 may fall silent at any step. The server itself ends abandoned statements, and with them the locks
 that make publishers and other replicas wait.
 """

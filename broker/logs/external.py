@@ -15,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
 from broker.logs.managed import ManagedLog, open_managed
-from broker.logs.ports import Bounds, LogOwner, Purpose
+from broker.logs.ports import Bounds, Holder, LogOwner, Purpose
 from counterpoise.logs import InvalidPosition, LogError, LogNotFound, LogUnavailable
 from counterpoise.logs.address import fitting
 
@@ -42,7 +42,9 @@ class ExternalLogs:
         self._away_until: dict[str, float] = {}
         self._threads = ThreadPoolExecutor(_THREADS, "external-logs")
 
-    async def access(self, purpose: Purpose) -> None:
+    async def access(
+        self, log: str, purpose: Purpose, holder: Holder, *, refused: bool = False
+    ) -> None:
         """None: consumers and publishers bring their own."""
 
     async def ensure(

@@ -8,13 +8,15 @@ are strings that only the log can compare; times are in Unix seconds.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal, Protocol
 
+from broker.logs.clients.holders import Holder, LogAccess, Purpose
 from counterpoise.logs import Bounds, LogUnavailable
 
 __all__ = [
     "Bounds",
+    "Holder",
     "LogAccess",
     "LogDatabaseUnavailable",
     "LogKind",
@@ -26,7 +28,6 @@ __all__ = [
     "messages_after",
 ]
 
-Purpose = Literal["read", "publish"]
 Positions = Mapping[int, str | None]
 """A queue's committed position of each partition; None without one."""
 
@@ -42,14 +43,6 @@ class LogOwner:
 
 class LogDatabaseUnavailable(LogUnavailable):
     """The database of the built-in log, which is the service's own, failed."""
-
-
-@dataclass(frozen=True, slots=True)
-class LogAccess:
-    """Short-lived credentials for the built-in log; the URL contains the password: never log it."""
-
-    url: str = field(repr=False)
-    expires_at: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,11 +69,25 @@ def messages_after(start: str, end: str, position: str | None) -> int | None:
 class Logs(Protocol):
     """The logs of all queues, as the calls of the service use them. For the event loop."""
 
-    async def access(self, log: str, purpose: Purpose) -> LogAccess | None:
+    async def access(
+        self, log: str, purpose: Purpose, holder: Holder, *, refused: bool = False
+    ) -> LogAccess | None:
         """Credentials for a log; None if consumers and publishers must bring their own.
 
-        Raises Unavailable.
+        `refused`: the log refused those that the holder has. Raises Unavailable.
         """
+        ...
+
+    async def holders(self) -> frozenset[str]:
+        """The names of all that have had credentials for a while. Raises Unavailable."""
+        ...
+
+    async def keys_in_use(self) -> frozenset[str]:
+        """The ids of all keys with which credentials were made. Raises Unavailable."""
+        ...
+
+    async def revoke(self, holders: Collection[str] = (), keys: Collection[str] = ()) -> None:
+        """End the credentials of these, and their connections, at once. Raises Unavailable."""
         ...
 
     async def ensure(self, log: str, partition_count: int, owner: LogOwner) -> None:
@@ -154,8 +161,10 @@ class LogKind(Protocol):
     A late call with an `owner` changes nothing if the log belongs to another queue.
     """
 
-    async def access(self, purpose: Purpose) -> LogAccess | None:
-        """Credentials for all logs of this kind; None if the service gives none."""
+    async def access(
+        self, log: str, purpose: Purpose, holder: Holder, *, refused: bool = False
+    ) -> LogAccess | None:
+        """Credentials for this log and this holder; None if the service gives none."""
         ...
 
     async def ensure(

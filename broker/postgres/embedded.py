@@ -79,7 +79,13 @@ HOST = "127.0.0.1"
 SETTINGS: Mapping[str, str] = {
     "listen_addresses": HOST,
     "unix_socket_directories": "",
-    "max_connections": "200",
+    "max_connections": "230",
+    # For the service itself: clients of the log cannot take these.
+    "superuser_reserved_connections": "30",
+    # No statement of a client fills the disk; the service's own may need more, and set it.
+    "temp_file_limit": "1GB",
+    # So the service knows that nobody else uses this server.
+    "counterpoise.own_server": "on",
     "password_encryption": "scram-sha-256",
     "fsync": "on",
     "timezone": "UTC",

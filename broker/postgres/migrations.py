@@ -15,6 +15,7 @@ removes what no code uses any more. From this follow these rules:
   of its own, and a database at an unknown revision if that one serves the needed revision.
 """
 
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -33,6 +34,9 @@ from sqlalchemy.pool import NullPool
 import migrations
 
 CONNECT_SECONDS = 10
+# A change of the log's tables waits for transactions of clients; for longer ones it does not.
+IN_THE_WAY_SECONDS = 5.0
+WATCH_SECONDS = 2.0
 
 
 class DatabaseUnreachable(Exception):
@@ -196,7 +200,8 @@ def _upgrade(tree: Tree, url: str, *, contract: bool) -> Step:
         if before.revision is not None and known:
             target = _target(tree, before.revision, contract=contract)
         try:
-            command.upgrade(config, target)
+            with _sessions_ended(tree, url):
+                command.upgrade(config, target)
         except CommandError as error:
             raise MigrationFailed(
                 f"the {tree.name} tables are at revision {before.revision}, which this version "
@@ -211,6 +216,38 @@ def _upgrade(tree: Tree, url: str, *, contract: bool) -> Step:
             raise MigrationFailed(_why(tree, after))
         assert after.revision is not None
         return Step(tree.name, before.revision, after.revision)
+
+
+@contextmanager
+def _sessions_ended(tree: Tree, url: str) -> Iterator[None]:
+    """Meanwhile, no client of the log is in the way for long with a transaction that it keeps open.
+
+    Replicas look after that, too (`broker.logs.clients.roles`), but perhaps none runs now.
+    """
+    if tree.name != LOG.name:
+        yield
+        return
+    over = threading.Event()
+    watch = threading.Thread(target=_end_sessions, args=(url, over), daemon=True)
+    watch.start()
+    try:
+        yield
+    finally:
+        over.set()
+        watch.join()
+
+
+def _end_sessions(url: str, over: threading.Event) -> None:
+    while not over.wait(WATCH_SECONDS):
+        try:
+            with _connected(url) as connection, connection.begin():
+                connection.execute(
+                    text("SELECT counterpoise_log.end_sessions(:seconds, :seconds)"),
+                    {"seconds": IN_THE_WAY_SECONDS},
+                )
+        except (DBAPIError, DatabaseUnreachable):
+            # The function may not be there yet, or the database be away: the migration says so.
+            continue
 
 
 def _config(tree: Tree) -> Config:

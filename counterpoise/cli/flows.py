@@ -18,8 +18,7 @@ from counterpoise.cli.common import (
     seconds_until,
     table,
 )
-from counterpoise.cli.draining import WAIT_SECONDS, Drain
-from counterpoise.cli.progress import Steps
+from counterpoise.cli.progress import WAIT_SECONDS, Drain, Steps
 from counterpoise.client import Client
 from counterpoise.wire import FlowSummary
 

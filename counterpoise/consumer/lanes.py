@@ -296,7 +296,7 @@ class Lanes:
             self.closed = True
             self._changed.notify_all()
 
-    def hands(self) -> int:
+    def in_work(self) -> int:
         """The number of lanes that a worker handles."""
         return len(self._ledger.in_flight)
 

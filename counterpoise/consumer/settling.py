@@ -82,7 +82,7 @@ class Settler:
 
     def _turn(self) -> None:
         if self._watchdog.stuck:
-            if not self._last_word and self._lanes.hands() <= self._watchdog.stuck_hands:
+            if not self._last_word and self._lanes.in_work() <= self._watchdog.stuck_count:
                 self._last_word = True
                 self.settle(at_once=True)
             return

@@ -27,7 +27,7 @@ from dataclasses import dataclass
 
 
 @dataclass(eq=False)
-class Hand:
+class Activity:
     """The message that a worker handles. Only that worker writes it; the watchdog reads it."""
 
     thread_id: int = 0
@@ -58,22 +58,24 @@ class Watchdog:
         self._looked_at = now
         # The view of the partitions must be confirmed by a call sent after this time.
         self._doubts_since: float | None = None
-        self._stuck: Hand | None = None
-        self.hands: list[Hand] = []
-        self.stuck_hands = 0
+        self._stuck: Activity | None = None
+        self.activities: list[Activity] = []
+        self.stuck_count = 0
 
-    def hand(self) -> Hand:
-        """The hand of a new worker."""
-        hand = Hand()
-        self.hands.append(hand)
-        return hand
+    def activity(self) -> Activity:
+        """The activity of a new worker."""
+        activity = Activity()
+        self.activities.append(activity)
+        return activity
 
-    def stuck_at(self, now: float) -> Hand | None:
-        """The hand that has handled one message for too long, if any."""
-        return next((hand for hand in self.hands if self._is_stuck(hand, now)), None)
+    def stuck_at(self, now: float) -> Activity | None:
+        """The activity of a worker that has handled one message for too long, if any."""
+        return next(
+            (activity for activity in self.activities if self._is_stuck(activity, now)), None
+        )
 
-    def _is_stuck(self, hand: Hand, now: float) -> bool:
-        since, longest = hand.since, self._max_processing_seconds
+    def _is_stuck(self, activity: Activity, now: float) -> bool:
+        since, longest = activity.since, self._max_processing_seconds
         return longest is not None and since > 0 and now - since > longest
 
     def stood_still(self, now: float) -> bool:
@@ -88,8 +90,8 @@ class Watchdog:
         """Whether a message may be begun."""
         return self._doubts_since is None and not self.stood_still(now)
 
-    def look(self, now: float, renewed_at: float | None) -> Hand | None:
-        """Check all hands. Returns the hand that is newly stuck, if any.
+    def look(self, now: float, renewed_at: float | None) -> Activity | None:
+        """Check all workers. Returns the activity that is newly stuck, if any.
 
         `renewed_at`: when the latest call that renewed the lease was sent.
         """
@@ -98,7 +100,7 @@ class Watchdog:
         self._looked_at = now
         stuck, before = self.stuck_at(now), self._stuck
         self._stuck = stuck
-        self.stuck_hands = sum(self._is_stuck(hand, now) for hand in self.hands)
+        self.stuck_count = sum(self._is_stuck(activity, now) for activity in self.activities)
         if stuck is not None or before is not None:
             self._doubts_since = now
         elif renewed_at is not None and renewed_at > (self._doubts_since or now):
@@ -112,5 +114,5 @@ class Watchdog:
 
     @property
     def stuck(self) -> bool:
-        """Whether a hand was stuck at the last `look`."""
+        """Whether a worker was stuck at the last `look`."""
         return self._stuck is not None

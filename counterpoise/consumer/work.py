@@ -67,7 +67,7 @@ class Worker:
     ) -> None:
         self._lanes = lanes
         self._watchdog = watchdog
-        self._hand = watchdog.hand()
+        self._activity = watchdog.activity()
         self._rules = rules
         self._handle = handle
         self._each = each
@@ -256,13 +256,13 @@ class Worker:
     # -------------------------------------------------------------- for the watchdog
 
     def _begin(self, piece: Piece, position: str) -> None:
-        hand = self._hand
-        hand.thread_id = threading.get_ident()
-        hand.place = (*piece.lane.key, position)
-        hand.since = time.monotonic()
+        activity = self._activity
+        activity.thread_id = threading.get_ident()
+        activity.place = (*piece.lane.key, position)
+        activity.since = time.monotonic()
 
     def _end(self) -> None:
-        self._hand.since = 0.0
+        self._activity.since = 0.0
 
 
 def _place(lane: Lane, position: str) -> str:

@@ -11,6 +11,7 @@ import pytest
 from counterpoise.client import Client
 from counterpoise.flow import Flow
 from counterpoise.publisher import Publisher
+from tests.api.access import guarded
 from tests.browser.chromium import Browser, Page, chromium
 from tests.service import Service, eventually
 
@@ -106,3 +107,30 @@ def test_it_says_that_the_service_is_away_and_goes_on_when_it_is_back(
     eventually(lambda: "does not answer" in page.text("#notice"))
     page.ask("Network.emulateNetworkConditions", {"offline": False, **offline})
     eventually(lambda: not page.text("#notice"))
+
+
+def test_it_asks_for_a_key_and_shows_the_queues_of_that_key_alone(
+    browser: Browser, migrated_url: str
+) -> None:
+    with guarded(migrated_url) as house:
+        house.create("team-a.orders")
+        house.create("team-b.orders")
+        key = house.keys["viewer"]
+        page = browser.open(house.service.url)
+        eventually(lambda: page.run("!document.querySelector('#login').hidden"))
+        assert page.run("document.querySelector('#main').hidden")
+        log_in = (
+            "document.querySelector('#key').value = {!r};"
+            "document.querySelector('#login button').click()"
+        )
+        page.run(log_in.format(key[:-1] + ("0" if key[-1] != "0" else "1")))
+        eventually(lambda: "not known" in page.text("#notice"))
+        page.run(log_in.format(key))
+        eventually(lambda: "team-a.orders" in page.text("#queues"))
+        eventually(lambda: "Ready" in page.text("#queue"))
+        assert "team-b" not in page.text("body")
+        assert "viewer" in page.text("#who")
+        assert key not in str(page.run("document.cookie + document.documentElement.outerHTML"))
+        page.run("document.querySelector('#leave').click()")
+        eventually(lambda: page.run("!document.querySelector('#login').hidden"))
+        assert "team-a" not in page.text("body")

@@ -308,7 +308,10 @@ class MemoryDatabase:
             bound[flow.id] = values
         left = [values for id, values in bound.items() if id not in commit.left]
         _hold(len({values.seat for values in left}) == len(left), "a seat is taken twice")
-        _hold(len({values.instance_id for values in left}) == len(left), "an instance is twice")
+        _hold(
+            len({(values.key_id, values.instance_id) for values in left}) == len(left),
+            "an instance is twice",
+        )
         for partition in commit.partitions:
             after = partition_values(commit.queue, partition)
             _check_partition(stored.partitions.get(after.number), after)

@@ -57,7 +57,7 @@ class MemoryKeys:
             now, sessions = self._database.clock(), self._database.key_tables.sessions
             sessions[hash] = (SessionRow(key_id, now + seconds), now)
             of_key = [hash for hash, (row, _) in sessions.items() if row.key_id == key_id]
-            for surplus in sorted(of_key, key=lambda hash: -sessions[hash][1])[most:]:
+            for surplus in of_key[: max(0, len(of_key) - most)]:
                 del sessions[surplus]
             return now + seconds
 

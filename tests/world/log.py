@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Protocol
 
 from broker.core.errors import BrokerError
-from broker.logs.ports import LogOwner, Positions
+from broker.logs.ports import Holder, LogOwner, Positions, Purpose
 from broker.logs.trimming import trim_floor
 
 
@@ -79,10 +79,23 @@ class Logs:
         """The log of this name, created if needed."""
         return self.by_name.setdefault(name, Log())
 
-    async def access(self, log: str, purpose: str) -> None:
+    async def access(
+        self, log: str, purpose: Purpose, holder: Holder, *, refused: bool = False
+    ) -> None:
         """No credentials are needed here."""
         if self.error is not None:
             raise self.error
+
+    async def holders(self) -> frozenset[str]:
+        """No credentials were given."""
+        return frozenset()
+
+    async def keys_in_use(self) -> frozenset[str]:
+        """As above."""
+        return frozenset()
+
+    async def revoke(self, holders: Collection[str] = (), keys: Collection[str] = ()) -> None:
+        self.told.append(("revoke", frozenset(holders), frozenset(keys)))
 
     async def ensure(self, log: str, partition_count: int, owner: LogOwner) -> None:
         self.told.append(("ensure", log, partition_count, owner))

@@ -100,6 +100,8 @@ def raise_if_over(flow: BoundFlow, queue: str) -> None:
         "replaced": "another consumer was bound with the same instanceId, so this one is over. "
         "Two queries at a time need two instanceIds (and two checkpoints)",
         "unbound": "an administrator has unbound this consumer. Start the query again to come back",
+        "key_ended": "its key was revoked or reached its end. Start the query again with another "
+        "key in COUNTERPOISE_TOKEN",
         "lease_expired": "its lease expired while it was being drained. Start the query again to "
         "come back",
         "queue_not_found": "the queue has been deleted. Make it again and start the query with "

@@ -11,12 +11,13 @@ import pytest
 from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncEngine
 
-from broker.logs import builtin, credentials
+from broker.logs import builtin
 from broker.logs import engine as log_engine
 from broker.logs.builtin import BuiltinLogs
-from broker.logs.credentials import LogCredentials
+from broker.logs.clients import credentials
+from broker.logs.clients.credentials import LogCredentials
 from broker.logs.engine import log_engine as make_engine
-from broker.logs.ports import LogDatabaseUnavailable, LogOwner
+from broker.logs.ports import Holder, LogDatabaseUnavailable, LogOwner
 from broker.service import Broker
 from tests.faults.proxy import Proxy
 from tests.log_support import log, log_url
@@ -26,6 +27,7 @@ __all__ = ["log", "log_url"]
 
 # A call that is given up releases its connection within two seconds.
 SOON_SECONDS = 20.0
+HOLDER = Holder.caller("queue", None, None)
 
 
 @contextlib.contextmanager
@@ -52,7 +54,12 @@ async def engine(proxy: Proxy) -> AsyncIterator[AsyncEngine]:
 
 
 CALLS: dict[str, Callable[[BuiltinLogs], Coroutine[Any, Any, object]]] = {
-    "access": lambda logs: logs.access("read"),
+    "access": lambda logs: logs.access("builtin:flights", "read", HOLDER),
+    "holders": lambda logs: logs.holders(),
+    "revoke": lambda logs: logs.revoke([HOLDER.name]),
+    "keys_in_use": lambda logs: logs.keys_in_use(),
+    "watch": lambda logs: logs.watch(),
+    "drop_expired_credentials": lambda logs: logs.drop_expired_credentials(),
     "ensure": lambda logs: logs.ensure("builtin:flights", 4),
     "set_partition_count": lambda logs: logs.set_partition_count("builtin:flights", 5),
     "discard": lambda logs: logs.discard("builtin:flights", [7]),
@@ -90,12 +97,12 @@ async def test_known_credentials_are_given_without_waiting(
 ) -> None:
     """While publishers' credentials are due and the database is silent, readers get theirs."""
     credentials = LogCredentials(engine, proxy.url)
-    known = await credentials.get("read")
+    known = await credentials.get("flights", "read", HOLDER)
     proxy.stall()
     with impatient():
-        due = asyncio.create_task(credentials.get("publish"))
+        due = asyncio.create_task(credentials.get("flights", "publish", HOLDER))
         await asyncio.sleep(0)
-        assert await credentials.get("read") == known
+        assert await credentials.get("flights", "read", HOLDER) == known
         assert not due.done()
         with pytest.raises(TimeoutError):
             await due
@@ -148,7 +155,7 @@ def test_a_bind_is_told_that_the_log_is_silent_and_the_service_stops(
         with running(Broker(settings), settings) as service, service.http as http:
             queue = {"name": "q", "partition_count": 2}
             assert http.post("/queues", json=queue).status_code == 201
-            for weather, status in ((proxy.stall, 503), (proxy.mend, 201), (proxy.stall, 201)):
+            for weather, status in ((proxy.stall, 503), (proxy.mend, 201), (proxy.stall, 503)):
                 weather()
                 bound = http.post("/queues/q/flows", json={"client_name": "a"}, timeout=30)
                 assert bound.status_code == status, bound.text

@@ -330,7 +330,7 @@ def test_any_sequence_handles_each_partition_in_order_once_per_epoch(seed):
     lanes = make(view, max_messages=8)
     committed = dict.fromkeys(range(4), 0)
     handled = defaultdict(list)  # (partition, epoch): positions
-    hands: defaultdict[int, threading.Lock] = defaultdict(threading.Lock)
+    workers: defaultdict[int, threading.Lock] = defaultdict(threading.Lock)
     wrong: list = []
     ended = threading.Event()
 
@@ -339,8 +339,8 @@ def test_any_sequence_handles_each_partition_in_order_once_per_epoch(seed):
             piece = lanes.take(rng.choice([None, 1, 3]), 0.01)
             if piece is None:
                 continue
-            if not hands[piece.lane.partition].acquire(blocking=False):
-                wrong.append(f"two hands on {piece.lane.partition}")
+            if not workers[piece.lane.partition].acquire(blocking=False):
+                wrong.append(f"two workers handle {piece.lane.partition}")
             done = 0
             positions = piece.chunk.batch.column("position").to_pylist()
             for position, end in zip(positions, [*positions[1:], piece.chunk.end], strict=True):
@@ -355,7 +355,7 @@ def test_any_sequence_handles_each_partition_in_order_once_per_epoch(seed):
                 lanes.quarantine(piece.lane)
                 if rng.random() < 0.5:
                     lanes.resume_lane(piece.lane.partition)
-            hands[piece.lane.partition].release()
+            workers[piece.lane.partition].release()
             lanes.put_back(piece, done, split=rng.random() < 0.1)
 
     threads = [

@@ -15,25 +15,25 @@ def watch(dog, start, end, renewed=True):
     found = [
         dog.look(float(now), float(now) - 0.1 if renewed else None) for now in range(start, end)
     ]
-    return next((hand for hand in found if hand is not None), None)
+    return next((activity for activity in found if activity is not None), None)
 
 
 def test_all_is_well_while_messages_get_done(dog):
-    hand = dog.hand()
+    activity = dog.activity()
     for now in range(1000, 1100):
-        hand.since = float(now - now % 20)
+        activity.since = float(now - now % 20)
         assert dog.look(float(now), float(now)) is None
         assert dog.may_renew(now)
         assert dog.may_work(now)
 
 
 def test_a_stuck_hand_stops_the_renewing_and_all_work_and_is_told_once(dog):
-    hand = dog.hand()
-    dog.hand()
-    hand.since = 1000.0
+    activity = dog.activity()
+    dog.activity()
+    activity.since = 1000.0
     assert watch(dog, 1000, 1031) is None
     assert dog.may_renew(1030.0)
-    assert watch(dog, 1031, 1040) is hand
+    assert watch(dog, 1031, 1040) is activity
     assert watch(dog, 1040, 1050) is None
     assert dog.stuck
     assert not dog.may_renew(1049.0)
@@ -41,10 +41,10 @@ def test_a_stuck_hand_stops_the_renewing_and_all_work_and_is_told_once(dog):
 
 
 def test_a_stuck_consumer_works_again_after_the_service_has_answered(dog):
-    hand = dog.hand()
-    hand.since = 1000.0
+    activity = dog.activity()
+    activity.since = 1000.0
     watch(dog, 1000, 1050)
-    hand.since = 0.0
+    activity.since = 0.0
     assert dog.may_renew(1050.0)
     dog.look(1050.0, 1031.0)
     dog.look(1051.0, 1049.9)
@@ -72,5 +72,5 @@ def test_a_lost_connection_is_not_a_suspension(dog):
 
 def test_without_a_limit_no_consumer_counts_as_stuck():
     dog = Watchdog(10.0, None, 0.0)
-    dog.hand().since = 1.0
+    dog.activity().since = 1.0
     assert dog.may_renew(1e9)

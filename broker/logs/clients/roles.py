@@ -1,0 +1,119 @@
+"""The ends of roles, and of what their sessions may do to others (see `credentials`).
+
+* A role that has expired, or whose holder has gone, cannot log in; its sessions are ended and it is
+  dropped, within a minute. A client that still needs the log connects again with new credentials.
+* A session that keeps a transaction open is ended: it keeps locks, and rows that VACUUM cannot
+  remove. Postgres lets each role change its own time limits, so the service looks (every
+  WATCH_SECONDS). Our clients' statements are transactions of their own and end in half a minute.
+* A role belongs to the whole server: a session in another database is ended, too.
+
+Every replica does all of it; what another one has done already is passed over. Without the right to
+end the sessions of a role, it waits until they have ended.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+
+import structlog
+from sqlalchemy import text
+from sqlalchemy.exc import DBAPIError
+from sqlalchemy.ext.asyncio import AsyncEngine
+
+_log = structlog.get_logger()
+
+WATCH_SECONDS = 5.0
+# The longest transaction of a client, and the longest time that it may do nothing within one.
+TRANSACTION_SECONDS = 60.0
+IDLE_SECONDS = 5.0
+# After a role has expired, before its sessions are ended.
+EXPIRED_SECONDS = 30.0
+# A role is made before its flow is bound: it is not without a holder yet.
+YOUNG_SECONDS = 60.0
+_AT_ONCE = 100
+
+# In the transaction that drops the log.
+EXPIRE_FOR_LOG = """
+UPDATE counterpoise_log.clients SET expires_at = least(expires_at, now()) WHERE log = :log
+"""
+_WATCH = "SELECT counterpoise_log.end_sessions(:transaction, :idle)"
+_HOLDERS = """
+SELECT DISTINCT holder FROM counterpoise_log.clients
+WHERE created_at < now() - make_interval(secs => :young)
+"""
+_EXPIRED = """
+SELECT CAST(role AS text) FROM counterpoise_log.clients
+WHERE expires_at < now() - make_interval(secs => :expired) ORDER BY role
+"""
+_OF_HOLDERS = """
+SELECT CAST(role AS text) FROM counterpoise_log.clients
+WHERE holder = ANY (CAST(:holders AS text[])) OR key_id = ANY (CAST(:keys AS text[])) ORDER BY role
+"""
+_KEYS = "SELECT DISTINCT key_id FROM counterpoise_log.clients WHERE key_id IS NOT NULL"
+# Roles that replicas of the release before log_0003 made, and share.
+_SHARED = """
+SELECT role FROM counterpoise_log.credentials
+WHERE valid_until < now() AND NOT EXISTS (SELECT FROM pg_stat_activity WHERE usename = role)
+"""
+
+
+class ClientRoles:
+    """The roles of one log database. All calls raise SQLAlchemy's errors and OSError."""
+
+    def __init__(self, engine: AsyncEngine) -> None:
+        self._engine = engine
+
+    async def watch(self) -> int:
+        """End the sessions that would be in the way of others. How many there were."""
+        limits = {"transaction": TRANSACTION_SECONDS, "idle": IDLE_SECONDS}
+        async with self._engine.begin() as connection:
+            ended = int(await connection.scalar(text(_WATCH), limits) or 0)
+        if ended:
+            _log.warning("ended sessions of clients that held a transaction open", sessions=ended)
+        return ended
+
+    async def holders(self) -> frozenset[str]:
+        """All that have had roles for a while."""
+        async with self._engine.connect() as connection:
+            found = await connection.scalars(text(_HOLDERS), {"young": YOUNG_SECONDS})
+            return frozenset(found)
+
+    async def keys(self) -> frozenset[str]:
+        """The ids of all keys with which roles were made."""
+        return frozenset(await self._roles(_KEYS, {}))
+
+    async def revoke(self, holders: Collection[str] = (), keys: Collection[str] = ()) -> None:
+        """End all roles of these holders, and those made with these keys, at once."""
+        which = {"holders": sorted(holders), "keys": sorted(keys)}
+        await self._end(await self._roles(_OF_HOLDERS, which))
+
+    async def drop_expired(self) -> None:
+        """End the roles that have expired."""
+        await self._end(await self._roles(_EXPIRED, {"expired": EXPIRED_SECONDS}))
+        for role in await self._roles(_SHARED, {}):
+            await self._drop_shared(role)
+
+    async def _roles(self, statement: str, parameters: Mapping[str, object]) -> Sequence[str]:
+        async with self._engine.connect() as connection:
+            return list(await connection.scalars(text(statement), parameters))
+
+    async def _end(self, roles: Sequence[str]) -> None:
+        for start in range(0, len(roles), _AT_ONCE):
+            some = {"roles": list(roles[start : start + _AT_ONCE])}
+            for step in ("lock_out_clients", "drop_clients"):
+                async with self._engine.begin() as connection:
+                    await connection.execute(
+                        text(f"SELECT counterpoise_log.{step}(CAST(:roles AS text[]))"), some
+                    )
+
+    async def _drop_shared(self, role: str) -> None:
+        try:
+            async with self._engine.begin() as connection:
+                await connection.execute(
+                    text("DELETE FROM counterpoise_log.credentials WHERE role = :role"),
+                    {"role": role},
+                )
+                await connection.execute(text(f'DROP ROLE IF EXISTS "{role}"'))
+        except DBAPIError:
+            # Another replica drops it, or the role owns an object (a temporary table).
+            return

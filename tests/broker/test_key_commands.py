@@ -1,0 +1,116 @@
+"""`counterpoise keys` as an operator meets it."""
+
+from __future__ import annotations
+
+import json
+import re
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+from typer.testing import CliRunner, Result
+
+from broker.core.access import digest, key_id_of
+from broker.key_commands import app
+from broker.launch import Exit
+from broker.postgres.embedded import EmbeddedPostgres
+from tests.broker.test_cli import run
+
+KEY = re.compile(r"cp_[0-9a-f]{12}_[0-9a-f]{64}")
+
+
+def keys(url: str, *arguments: str) -> Result:
+    return CliRunner().invoke(app, [arguments[0], "--database-url", url, *arguments[1:]])
+
+
+def document(result: Result) -> Any:
+    assert result.exit_code == 0, result.output
+    return json.loads(result.stdout)
+
+
+def test_a_key_is_shown_once_and_stored_as_a_hash(migrated_url: str) -> None:
+    made = keys(migrated_url, "create", "--role", "viewer", "--queue", "team-a.*", "--name", "etl")
+    assert made.exit_code == 0
+    [text] = made.stdout.splitlines()
+    assert KEY.fullmatch(text)
+    assert "first key" in made.stderr
+    with psycopg.connect(migrated_url) as connection:
+        [row] = connection.execute("SELECT id, hash, role, queues, name FROM counterpoise.keys")
+        everything = connection.execute("SELECT audit::text FROM counterpoise.audit").fetchall()
+    assert row == (key_id_of(text), digest(text), "viewer", ["team-a.*"], "etl")
+    assert text[16:] not in str(everything)
+    listed = keys(migrated_url, "list")
+    assert text[16:] not in listed.stdout
+    assert re.search(rf"{row[0]} +etl +viewer +team-a\.\* +valid +never +never", listed.stdout)
+    assert "first key" not in keys(migrated_url, "create", "--role", "admin").stderr
+
+
+def test_a_key_that_ends(migrated_url: str) -> None:
+    for given, expected in (
+        ("90d", datetime.now(UTC) + timedelta(days=90)),
+        ("30m", datetime.now(UTC) + timedelta(minutes=30)),
+        ("2100-01-01T00:00:00Z", datetime(2100, 1, 1, tzinfo=UTC)),
+        ("2100-01-01", datetime(2100, 1, 1, tzinfo=UTC)),
+    ):
+        made = document(
+            keys(migrated_url, "create", "--role", "consumer", "--ends", given, "--json")
+        )
+        ends_at = datetime.fromisoformat(made["ends_at"])
+        assert abs(ends_at - expected) < timedelta(seconds=60)
+        assert KEY.fullmatch(made["key"])
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--role", "owner"],
+        ["--role", "viewer", "--queue", "a b"],
+        ["--role", "viewer", "--queue", ""],
+        ["--role", "viewer", "--ends", "soon"],
+        ["--role", "viewer", "--ends", "2001-01-01"],
+        ["--role", "viewer", "--name", "a\nb"],
+        ["--role", "viewer", "--name", "x" * 201],
+        [],
+    ],
+)
+def test_what_is_no_key(migrated_url: str, arguments: list[str]) -> None:
+    refused = keys(migrated_url, "create", *arguments)
+    assert refused.exit_code in (2, Exit.KEY)
+    assert refused.stdout == ""
+    assert document(keys(migrated_url, "list", "--all", "--json")) == []
+
+
+def test_a_revoked_key_is_listed_on_request(migrated_url: str) -> None:
+    made = document(keys(migrated_url, "create", "--role", "viewer", "--json"))
+    for _ in range(2):
+        assert keys(migrated_url, "revoke", made["id"]).exit_code == 0
+    assert document(keys(migrated_url, "list", "--json")) == []
+    [listed] = document(keys(migrated_url, "list", "--all", "--json"))
+    assert (listed["id"], listed["state"]) == (made["id"], "revoked")
+    with psycopg.connect(migrated_url) as connection:
+        calls = connection.execute("SELECT call FROM counterpoise.audit ORDER BY id").fetchall()
+    assert calls == [("create_key",), ("revoke_key",)]
+
+
+def test_an_id_that_no_key_has(migrated_url: str) -> None:
+    refused = keys(migrated_url, "revoke", "nobody's")
+    assert refused.exit_code == Exit.KEY
+    assert "keys list" in refused.stderr
+
+
+def test_an_empty_database_gets_its_tables_and_its_first_key(database_url: str) -> None:
+    assert keys(database_url, "list").exit_code == Exit.MIGRATION
+    assert keys(database_url, "create", "--role", "admin").exit_code == 0
+    assert len(document(keys(database_url, "list", "--json"))) == 1
+
+
+def test_the_postgres_of_a_running_service(tmp_path: Path) -> None:
+    with EmbeddedPostgres(tmp_path, settings={"fsync": "off"}):
+        made = run(["keys", "create", "--role", "admin", "--data-dir", str(tmp_path)])
+        assert made.returncode == 0, made.stderr
+        assert KEY.fullmatch(made.stdout.strip())
+    # And without a service: the command starts it.
+    listed = run(["keys", "list", "--json", "--data-dir", str(tmp_path)])
+    assert [key["role"] for key in json.loads(listed.stdout)] == ["admin"]
