@@ -20,7 +20,8 @@ from broker.logs.external import ExternalLogs
 from broker.mailbox.alarms import Alarms, SchedulerAlarms
 from broker.mailbox.replica import Replica
 from broker.mailbox.tally import Tally
-from broker.postgres import migrations, restoring
+from broker.postgres import migrations, restoring, room
+from broker.postgres.reporting import REPORTER
 from broker.settings import Settings
 from broker.store.ports import Store, StoreUnavailable
 from broker.store.postgres import PostgresStore
@@ -32,8 +33,9 @@ ENDED_KEYS_SECONDS = 2.0
 GONE_SECONDS = 24 * 3600.0
 # A retry that comes later than this would be appended a second time.
 PUBLISHER_SECONDS = 30 * 24 * 3600.0
-# How long it may take to notice that the tables were migrated past what this version serves.
-FIT_SECONDS = 10.0
+# How long it may take to notice that the tables were migrated past what this version serves, or
+# that the database cannot write.
+FIT_SECONDS = 5.0
 
 
 class Broker:
@@ -112,6 +114,10 @@ class Broker:
         except (BrokerError, StoreUnavailable) as error:
             _log.warning("the upkeep was cut short", error=str(error))
 
+    def is_reachable(self) -> bool:
+        """Whether the database has answered this replica's look, once a second, lately."""
+        return self._replica.clock.fresh
+
     @property
     def tally(self) -> Tally:
         """What this replica has committed, for the metrics."""
@@ -124,13 +130,17 @@ class Broker:
         except StoreUnavailable:
             return views.ReadyCheck(False, False, "The database cannot be reached.")
         if self._fit_until < monotonic():
+            # Anybody may ask, so no answer says where the database is or what it said.
             try:
                 unfit = await asyncio.to_thread(migrations.unfit, self._url, self._log_url)
                 moved = not unfit and await asyncio.to_thread(restoring.moved, self._url)
+                await asyncio.to_thread(room.try_write, self._url)
             except migrations.DatabaseUnreachable as error:
-                # Anybody may ask, so the answer does not say where the database is.
-                _log.warning("the database cannot be reached", error=str(error))
+                REPORTER.report(str(error), None)
                 return views.ReadyCheck(False, False, "The database cannot be reached.")
+            except room.CannotWrite as error:
+                REPORTER.report(str(error), error.code)
+                return views.ReadyCheck(True, False, "The database cannot write.")
             if unfit:
                 return views.ReadyCheck(True, False, " ".join(each.why for each in unfit))
             if moved:

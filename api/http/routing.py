@@ -15,15 +15,17 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import request_response
 
-from api.http import bodies
+from api.http import bodies, patience
 from api.http.problems import shown, unknown_name
-from api.http.security import Requirement, authorize, requirement_of
+from api.http.security import Also, Requirement, authorize, requirement_of
 from api.schemas.common import FLOW_ID_PATTERN, QUEUE_NAME_PATTERN
 from broker.core.errors import Invalid
 
 Handler = Callable[[Request], Awaitable[Response]]
 Endpoint = TypeVar("Endpoint", bound=Callable[..., object])
 
+# Of a poll.
+LONGEST_WAIT_SECONDS = 60.0
 # What a call names up to 100,000 partitions in.
 LARGE_FIELDS = ("partitions", "positions")
 _PATH_PARAMETERS = {
@@ -81,6 +83,16 @@ class Route(APIRoute):
     def _guarded(self, handler: Handler) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         async def guarded(request: Request) -> Response:
             check_path(request)
+            requirement = self.requirement
+            is_open = requirement.also is Also.ANYONE and request.method == "GET"
+            if requirement.stale_may or is_open:
+                # Probes and pages have their own limit.
+                return await served(request)
+            return await patience.answered(
+                served(request), request.app.state.broker.is_reachable, _seconds(request)
+            )
+
+        async def served(request: Request) -> Response:
             await authorize(request, self.requirement)
             self._check_query(request)
             return await handler(request)
@@ -100,6 +112,13 @@ class Route(APIRoute):
                 continue
             name = shown(name)
             raise Invalid(f"Query parameter {name}: {message}", [(name, message)])
+
+
+def _seconds(request: Request) -> float:
+    """How long the call may take if the database does not answer; a poll may wait besides."""
+    wait = request.query_params.get("wait", "") if request.scope["query_string"] else ""
+    waits = float(wait) if _NUMBER.fullmatch(wait) else 0.0
+    return patience.ANSWER_SECONDS + max(0.0, min(waits, LONGEST_WAIT_SECONDS))
 
 
 def check_path(request: Request) -> None:

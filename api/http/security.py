@@ -10,6 +10,7 @@ credentials. The contract, *Who may call what*, has the table; callers, roles an
 - nothing, on a service without keys: its origin must permit it (`api.http.origin`).
 """
 
+import asyncio
 from collections.abc import Callable
 from enum import StrEnum
 from typing import NamedTuple, TypeVar
@@ -17,6 +18,7 @@ from typing import NamedTuple, TypeVar
 from starlette.requests import Request
 
 from api.http.origin import check_host, check_origin, check_site
+from broker.calls.keys import STALE_SECONDS
 from broker.core.access import RIGHTS, Caller, Right, Role, anybody, flow_caller, key_id_of
 from broker.core.errors import (
     FlowGone,
@@ -180,8 +182,9 @@ async def _is_closed(request: Request, stale_may: bool = False) -> bool:
     if settings.keys_optional:
         return False
     try:
-        return await broker.keys.any_made()
-    except Unavailable:
+        async with asyncio.timeout(STALE_SECONDS if stale_may else None):
+            return await broker.keys.any_made()
+    except (Unavailable, TimeoutError):
         if stale_may:
             return broker.keys.some_known
         raise

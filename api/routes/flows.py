@@ -10,7 +10,7 @@ from pydantic import BaseModel
 from starlette.requests import Request
 
 from api.http import problems
-from api.http.routing import Route, number, served_by, whole_number
+from api.http.routing import LONGEST_WAIT_SECONDS, Route, number, served_by, whole_number
 from api.http.security import Also, allow, caller_of
 from api.http.streams import EventStream, OpenCalls, event
 from api.routes.parameters import Name, broker_of, last_event_id
@@ -28,7 +28,6 @@ FlowId = Annotated[
         openapi_examples={"flow": {"value": common.EXAMPLE_FLOW}},
     ),
 ]
-LONGEST_WAIT_SECONDS = 60.0
 
 CREDENTIALS = ("unauthorized", "forbidden", "invalid", "unavailable", "queue_not_found")
 ON_A_FLOW = (*CREDENTIALS, "flow_not_found", "flow_gone")

@@ -10,7 +10,7 @@ from fastapi import APIRouter, Response
 from starlette.datastructures import State
 from starlette.requests import Request
 
-from api.http import problems
+from api.http import patience, problems
 from api.http.cached import Cached
 from api.http.metrics import Metrics
 from api.http.openapi import document
@@ -55,15 +55,23 @@ def share_probes(state: State) -> None:
     def exposition_for(patterns: tuple[str, ...]) -> Cached[bytes]:
         async def exposition() -> bytes:
             queues: tuple[QueueView, ...] = ()
-            with contextlib.suppress(Unavailable):
-                queues = (await broker.queues.list(MOST_QUEUES_IN_METRICS, None, patterns)).items
+            listed = broker.queues.list(MOST_QUEUES_IN_METRICS, None, patterns)
+            with contextlib.suppress(Unavailable, TimeoutError):
+                queues = (await patience.in_time(listed)).items
             return metrics.exposition(queues)
 
         return Cached(exposition, METRICS_SECONDS)
 
     # Callers who see the same queues share an answer.
     state.expositions = functools.lru_cache(MOST_EXPOSITIONS)(exposition_for)
-    state.readiness = Cached(broker.ready_check, READY_SECONDS)
+
+    async def readiness() -> ReadyCheck:
+        try:
+            return await patience.in_time(broker.ready_check())
+        except TimeoutError:
+            return ReadyCheck(False, False, "The database does not answer.")
+
+    state.readiness = Cached(readiness, READY_SECONDS)
 
 
 @ROUTER.get(

@@ -31,7 +31,7 @@ from broker.core.access import (
     key_id_of,
 )
 from broker.core.errors import BrokerError, Forbidden, QueueNotFound, Unauthorized, Unavailable
-from broker.mailbox.availability import store_available
+from broker.mailbox.availability import UNAVAILABLE, store_available
 from broker.mailbox.batches import Batcher
 from broker.mailbox.turns import Ask
 from broker.store.key_ports import KeyRow
@@ -41,6 +41,8 @@ _log = structlog.get_logger()
 
 LOOK_SECONDS = 1.0
 TRUSTED_SECONDS = 4.0
+# A call that may go by what is known waits no longer for a store that does not answer.
+STALE_SECONDS = 0.4
 # A key that was not used for so long is forgotten here; its last use is written as often.
 IDLE_SECONDS = 600.0
 USED_SECONDS = 60.0
@@ -136,11 +138,12 @@ class KeyCalls:
             return known.row
         try:
             with store_available():
-                return await self._looks.ask(key_id)
-        except Unavailable:
+                async with asyncio.timeout(STALE_SECONDS if stale_may else None):
+                    return await self._looks.ask(key_id)
+        except (Unavailable, TimeoutError):
             if stale_may and known is not None:
                 return known.row
-            raise
+            raise Unavailable(UNAVAILABLE) from None
 
     # Sessions
 

@@ -93,13 +93,15 @@ def update_view(queue: Queue, flow: Flow, positions: Positions, now: float) -> v
 def partition_view(queue: Queue, partition: Partition, positions: Positions) -> views.PartitionView:
     """A partition as administrators see it."""
     handoff = queue.handoffs.get(partition.number)
-    state = partition.state.value
-    if partition.retiring and partition.state is State.OWNED:
+    # What a flow that is gone owned is taken from it slice by slice.
+    owner = None if partition.owner is None or partition.owner.gone else partition.owner
+    state = (State.UNASSIGNED if owner is None and partition.owner else partition.state).value
+    if partition.retiring and partition.state is State.OWNED and owner is not None:
         state = "retiring"
     return views.PartitionView(
         partition=partition.number,
         epoch=partition.epoch,
-        owner=partition.owner.id if partition.owner else None,
+        owner=owner.id if owner else None,
         successor=handoff.successor.id if handoff and handoff.successor else None,
         state=state,
         position=positions.get(partition.number, (0, None))[1],

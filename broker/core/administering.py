@@ -4,14 +4,8 @@ from __future__ import annotations
 
 from broker.core import commands as c
 from broker.core.draft import Draft
-from broker.core.loop import (
-    force,
-    loop,
-    rebalance,
-    remove,
-    revoke,
-    take_up,
-)
+from broker.core.handoff import force, remove, revoke
+from broker.core.loop import loop, rebalance, take_up
 from broker.core.state import records as r
 from broker.core.state.model import HandedOver
 from broker.core.state.transitions import State, Status
@@ -95,7 +89,7 @@ def advance(command: c.Advance, draft: Draft) -> None:
         rebalance(draft, queue.trigger)
     else:
         resume(c.Resume(), draft)
-    while draft.room > 0:
+    while True:
         ended = [
             number
             for seat in queue.leaving.counts
@@ -103,22 +97,28 @@ def advance(command: c.Advance, draft: Draft) -> None:
             and flow.drain_deadline <= now
             for number in sorted(flow.owned & queue.warming)
         ]
-        due = queue.deadlines.due(now, draft.room)
+        due = queue.deadlines.due(now, max(0, draft.room))
         ended += [h.number for h in due if queue.partitions[h.number].state is State.WARMING]
         forced = [h for h in due if queue.partitions[h.number].state is State.REVOKING]
         if not ended and not forced:
             return
         if ended:
-            revoke(draft, tuple(dict.fromkeys(ended))[: draft.room], ready=False)
+            revoke(draft, tuple(dict.fromkeys(ended))[: max(0, draft.room)], ready=False)
         for handoff in forced[: max(0, draft.room)]:
             force(draft, handoff)
+        next_due = queue.next_deadline()
+        if draft.room <= 0 and next_due is not None and next_due <= now:
+            # The loop waits until everything that is due is done.
+            return
         loop(draft, changed=False)
+        if draft.room <= 0:
+            return
 
 
 def resume(command: c.Resume, draft: Draft) -> None:
     """The next slice of a decision that was cut off."""
-    if draft.resumes:
-        take_up(draft, changed=False)
+    if draft.resumes or draft.queue.gone:
+        take_up(draft, changed=False, happened=False)
 
 
 def move_deadlines(command: c.MoveDeadlines, draft: Draft) -> None:

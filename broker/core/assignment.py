@@ -28,7 +28,7 @@ from broker.core.state.ranking import Ranking
 
 def is_balanced(queue: Queue) -> bool:
     """Whether there is nothing to grant, nothing under way and nothing to hand off."""
-    if queue.handoffs:
+    if queue.handoffs or queue.gone:
         return False
     if not queue.takers:
         return True
@@ -209,7 +209,7 @@ def put_back(queue: Queue) -> Ranking:
             continue
         owner, successor = queue.partitions[handoff.number].owner, handoff.successor
         assert owner is not None
-        if successor is not None and not successor.draining:
+        if successor is not None:
             ranking.add(successor.seat, -1)
         if not owner.draining:
             ranking.add(owner.seat, 1)
@@ -245,7 +245,7 @@ def revise(queue: Queue, ranking: Ranking) -> Revision:
                 revision.called_off.append(number)
                 continue
             ranking.add(owner.seat, -1)
-        if successor is None or successor.draining:
+        if successor is None:
             astray.append(number)
         elif retiring:
             pass

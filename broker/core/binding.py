@@ -2,21 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from broker.core import commands as c
-from broker.core.assignment import is_balanced
+from broker.core.departing import leave, settle
 from broker.core.draft import Draft
 from broker.core.errors import Overtaken
-from broker.core.loop import (
-    grant_outside,
-    hold_down,
-    redirect,
-    take_up,
-)
+from broker.core.loop import grant_outside, hold_down, rebalance_if_replaced, take_up
 from broker.core.state import records as r
-from broker.core.state.model import Flow, HandedOver
-from broker.core.state.transitions import State, Status
+from broker.core.state.model import Flow
+from broker.core.state.transitions import Status
 
 
 def bind(command: c.Bind, draft: Draft) -> None:
@@ -45,16 +38,14 @@ def bind(command: c.Bind, draft: Draft) -> None:
     )
     flow = queue.flows[command.flow_id]
     if predecessor is not None:
-        _replace(draft, predecessor, flow)
-        if queue.status is Status.READY and not is_balanced(queue):
-            hold_down(draft, "replaced", before)
-            return
-    elif departed is not None:
-        _give_back(draft, flow, departed.partitions)
+        leave(draft, predecessor, "replaced", heir=flow)
+    settle(draft)
     if queue.status is not Status.READY:
         take_up(draft)
     elif predecessor is None and before < queue.share_count:
         hold_down(draft, "bind", before)
+    elif predecessor is not None:
+        rebalance_if_replaced(draft)
 
 
 def _is_overtaken(command: c.Bind, bound: Flow) -> bool:
@@ -65,86 +56,27 @@ def _is_overtaken(command: c.Bind, bound: Flow) -> bool:
     return same and command.attempt <= bound.attempt
 
 
-def _replace(draft: Draft, old: Flow, new: Flow) -> None:
-    """Rule 12: the new flow takes the old one's place, its partitions and its warm-ups at once."""
-    queue = draft.queue
-    for number in sorted(old.incoming):
-        if queue.partitions[number].state is State.WARMING:
-            redirect(draft, number, new)
-        else:
-            draft.emit(r.HandoffsRedirected((r.Redirect(number, new.id),), None, draft.now))
-    if old.owned:
-        draft.outside("replaced")
-    for number in sorted(old.owned):
-        partition = queue.partitions[number]
-        handoff = queue.handoffs.get(number)
-        if partition.state is State.REVOKING:
-            assert handoff is not None
-            successor = handoff.successor or new
-            same = successor is new
-            draft.grant(
-                partition,
-                successor,
-                HandedOver.REPLACED if same else HandedOver.ORPHANED,
-                by_handoff=not same,
-            )
-        else:
-            draft.grant(partition, new, HandedOver.REPLACED)
-    draft.emit(r.FlowLeft(old.id, "replaced", remember=False, at=draft.now))
-
-
-def _give_back(draft: Draft, flow: Flow, held: Sequence[tuple[int, int]]) -> None:
-    """Rule 12 within a holddown: an instance that left during it gets back what nobody owned since.
-
-    `held`: (partition, epoch) as it left them. If positions were set meanwhile (which raises the
-    epoch) it gets them back too, but is not told that it may go on as if nothing had been
-    (`replaced`).
-    """
-    queue = draft.queue
-    back = [
-        (queue.partitions[number], epoch)
-        for number, epoch in held
-        if number in queue.unassigned
-        and (
-            queue.partitions[number].epoch == epoch
-            or queue.partitions[number].let_go == HandedOver.FORCED
-        )
-    ]
-    if back:
-        draft.outside("replaced")
-    for partition, epoch in back:
-        same = partition.epoch == epoch
-        draft.grant(partition, flow, HandedOver.REPLACED if same else partition.let_go)
-
-
 def unbind(command: c.Unbind, draft: Draft) -> None:
     """A flow leaves (rules 3 to 5)."""
     queue = draft.queue
     flow = draft.flow(command.flow_id)
     trigger = "lease_expired" if command.reason == "lease_expired" else "unbind"
     before = queue.takers
-    for number in sorted(flow.owned):
-        handoff = queue.handoffs.get(number)
-        if handoff is not None and handoff.successor not in (None, flow):
-            assert handoff.successor is not None
-            draft.grant(
-                queue.partitions[number], handoff.successor, HandedOver.ORPHANED, by_handoff=True
-            )
-    left_alone = sorted(flow.owned)
-    after = before - (not flow.draining)
-    excess = after >= queue.share_count
+    excess = before - (not flow.draining) >= queue.share_count
+    owned = bool(flow.owned)
     # A drained flow is missed by nobody: F and the assignment are what they were without it.
-    missed = queue.status is Status.READY and bool(left_alone) and not excess
+    missed = queue.status is Status.READY and owned and not excess
     holddown = queue.status is Status.HOLDDOWN or (missed and queue.settings.rebalance_delay > 0)
-    draft.emit(r.FlowLeft(flow.id, command.reason, remember=holddown, at=draft.now))
-    if excess and left_alone and queue.status is not Status.REBALANCING:
-        # In one piece, like the departure itself: a Ready queue stays Ready.
-        draft.room = len(left_alone)
-        grant_outside(draft, trigger, left_alone)
+    left = leave(draft, flow, command.reason, remember=holddown)
+    if excess and owned and queue.status is not Status.REBALANCING:
+        draft.outside(trigger)
+        settle(draft)
+        grant_outside(draft, trigger, queue.lowest_unassigned() if left is None else left)
     if queue.status is not Status.READY:
         take_up(draft)
     elif missed:
         hold_down(draft, trigger, before)
+        settle(draft)
 
 
 def drain(command: c.Drain, draft: Draft) -> None:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import Any
 
 from broker.core.errors import FlowNotFound
 from broker.core.state import records as r
+from broker.core.state.lists import merged, size
 from broker.core.state.model import Flow, Handoff, Partition
 from broker.core.state.queue import Queue
 from broker.core.state.replay import begin, replay
@@ -74,7 +75,9 @@ class Draft:
     decision (rules 12 and 7); so each of them begins an entry under a revision of its own.
 
     `room` is how many partitions it may still change: it is one slice of what there is to do (see
-    `rebalancer`). `resumes`: the decision before was cut off.
+    `rebalancer`). `resumes`: the decision before was cut off. `granting` is the trigger of the
+    grants outside of a rebalance that are being made, also since the decision before;
+    `changed`: what that means for warm-ups under way, or for the holddown, is to be looked at.
     """
 
     def __init__(self, queue: Queue, now: float, room: int = SLICE) -> None:
@@ -83,6 +86,8 @@ class Draft:
         self.room = room
         self.records: list[r.Record] = []
         self.resumes = queue.unfinished_at is not None
+        self.granting = queue.granting
+        self.changed = queue.changed
         self._rest = self.resumes
         self._mark = queue.journal.mark()
         self._entries: list[r.Entry] = []
@@ -102,7 +107,7 @@ class Draft:
                 self._begin_entry()
             self._in_history = True
         self._note(record)
-        self.room -= r.size(record)
+        self.room -= size(record)
         self.records.append(record)
         replay(self.queue, record)
 
@@ -126,13 +131,17 @@ class Draft:
     def finish(self, answer: Any) -> Decision:
         """The decision; the queue is as before if it changes nothing."""
         queue = self.queue
-        if not self.records:
+        # That nothing is left of a decision that was cut off is an entry, if without records.
+        done = self.resumes and not self._rest
+        if not self.records and not self._entries and not done:
             self.take_back()
             return Decision(
                 (), frozenset(), queue.next_deadline(), rest=self.resumes, answer=answer
             )
         if self._rest:
-            self.emit(r.CutOff(self.now))
+            rebalancing = queue.status is Status.REBALANCING
+            granting = None if rebalancing else self.granting
+            self.emit(r.CutOff(self.now, granting, self.changed))
         self._end_entry()
         notices = frozenset(queue.touched)
         queue.set("touched", set())
@@ -162,7 +171,7 @@ class Draft:
     def _note(self, record: r.Record) -> None:
         """Remembers what the store has to know of a record that is about to be applied."""
         match record:
-            case r.FlowLeft():
+            case r.FlowLeft() | r.FlowDeparted():
                 self._left[record.flow_id] = record.reason
             case r.Granted():
                 self._raised.update(grant.partition for grant in record.grants)
@@ -221,48 +230,16 @@ class Draft:
         )
 
     def outside(self, trigger: str) -> None:
-        """Opens an entry of the history for grants outside of a rebalance; inside one this is
-        nothing, nor where the next slice goes on with them.
+        """Opens an entry of the history for grants outside of a rebalance, until `granted`.
+
+        Inside a rebalance this does nothing, nor where the entry is open already.
         """
-        resumes = self.resumes and not self.records
-        if self.queue.status is not Status.REBALANCING and not resumes:
-            self.emit(r.GrantedOutside(self.queue.next_rebalance_id, trigger, self.now))
-
-
-def merged(records: list[r.Record]) -> list[r.Record]:
-    """The same records, neighbours that say the same of several partitions made one."""
-    result: list[r.Record] = []
-    run: list[r.Record] = []
-
-    def flush() -> None:
-        if not run:
+        if self.queue.status is Status.REBALANCING or self.granting == trigger:
             return
-        head = run[0]
-        name = r.LISTS.get(type(head))
-        if name is None or len(run) == 1:
-            result.extend(run)
-        else:
-            values = {field.name: getattr(head, field.name) for field in fields(head)}
-            values[name] = tuple(item for record in run for item in getattr(record, name))
-            result.append(type(head)(**values))
-        run.clear()
+        self.granting = trigger
+        self.emit(r.GrantedOutside(self.queue.next_rebalance_id, trigger, self.now))
 
-    for record in records:
-        if run and not _alike(run[0], record):
-            flush()
-        run.append(record)
-    flush()
-    return result
-
-
-def _alike(one: r.Record, other: r.Record) -> bool:
-    name = r.LISTS.get(type(one))
-    return (
-        name is not None
-        and type(one) is type(other)
-        and all(
-            getattr(one, field.name) == getattr(other, field.name)
-            for field in fields(one)
-            if field.name != name
-        )
-    )
+    def granted(self) -> None:
+        """The grants outside of a rebalance are made, unless they were cut off."""
+        if not self._rest:
+            self.granting = None

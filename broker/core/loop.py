@@ -9,17 +9,21 @@ from collections.abc import Iterable
 from heapq import nsmallest
 
 from broker.core.assignment import Giving, is_balanced, put_back, revise, taker
+from broker.core.departing import settle
 from broker.core.draft import Draft
+from broker.core.handoff import redirect
 from broker.core.state import records as r
-from broker.core.state.model import Flow, HandedOver, Handoff
 from broker.core.state.ranking import Ranking
 from broker.core.state.transitions import Status
 
 
 def hold_down(draft: Draft, trigger: str, flows_before: int) -> None:
     """Begins the holddown that a trigger takes in a Ready queue (rules 1, 4, 8 and 11)."""
-    delay = draft.queue.settings.rebalance_delay
-    if delay > 0:
+    queue = draft.queue
+    delay = queue.settings.rebalance_delay
+    # What rule 3 grants at once does not wait for the end of another's holddown.
+    granting = draft.resumes and draft.granting not in (None, "replaced")
+    if delay > 0 and not granting:
         draft.emit(r.HolddownStarted(trigger, draft.now + delay, flows_before, draft.now))
     else:
         rebalance(draft, trigger)
@@ -35,19 +39,38 @@ def rebalance(draft: Draft, trigger: str) -> None:
     loop(draft, changed=True)
 
 
-def take_up(draft: Draft, *, changed: bool = True) -> None:
-    """Something happened: the holddown may settle (rule 7), a running loop takes it up (rule
-    10)."""
+def take_up(draft: Draft, *, changed: bool = True, happened: bool = True) -> None:
+    """Something happened: the holddown may settle (rule 7), a running loop takes it up (rule 10).
+
+    If not, what an earlier decision left is done.
+    """
     queue = draft.queue
+    if queue.status is Status.REBALANCING:
+        loop(draft, changed=changed)
+        return
     draft.takes_up()
-    if queue.status is Status.HOLDDOWN and queue.takers == queue.flows_before:
+    draft.changed = draft.changed or happened or draft.granting is not None
+    settle(draft)
+    if draft.granting is not None and not draft.is_cut_off:
+        grant_outside(draft, draft.granting, queue.lowest_unassigned())
+    if draft.is_cut_off:
+        return
+    if queue.status is Status.READY and draft.resumes:
+        rebalance_if_replaced(draft)
+    changed, draft.changed = draft.changed, False
+    if changed and queue.status is Status.HOLDDOWN and queue.takers == queue.flows_before:
         assert queue.trigger is not None
         if queue.unassigned:
             grant_outside(draft, queue.trigger, queue.lowest_unassigned())
         if is_balanced(queue):
             draft.emit(r.HolddownSettled(draft.now))
-    elif queue.status is Status.REBALANCING:
-        loop(draft, changed=changed)
+
+
+def rebalance_if_replaced(draft: Draft) -> None:
+    """A flow that was draining may have been replaced by one that is not (rule 12)."""
+    queue = draft.queue
+    if not draft.is_cut_off and not is_balanced(queue):
+        hold_down(draft, "replaced", queue.takers - 1)
 
 
 def grant_outside(draft: Draft, trigger: str, numbers: Iterable[int]) -> None:
@@ -56,6 +79,7 @@ def grant_outside(draft: Draft, trigger: str, numbers: Iterable[int]) -> None:
     if draft.queue.takers:
         draft.outside(trigger)
         _grant(draft, numbers, draft.queue.ranking)
+    draft.granted()
 
 
 def loop(draft: Draft, *, changed: bool) -> None:
@@ -65,10 +89,15 @@ def loop(draft: Draft, *, changed: bool) -> None:
     """
     queue = draft.queue
     draft.takes_up()
-    if queue.warming and (changed or queue.unassigned or queue.stranded):
+    draft.changed = draft.changed or changed
+    settle(draft)
+    if draft.is_cut_off:
+        return
+    if queue.warming and (draft.changed or queue.unassigned or queue.stranded):
         _revise(draft)
     else:
         _grant_all(draft, queue.ranking)
+        draft.changed = draft.changed and draft.is_cut_off
     if not draft.is_cut_off:
         _start_handoffs(draft)
     if is_balanced(queue):
@@ -119,22 +148,13 @@ def _revise(draft: Draft) -> None:
     ranking = put_back(queue)
     _grant_all(draft, ranking)
     if draft.is_cut_off:
-        # What is left to grant is reason enough to come back.
         return
+    draft.changed = False
     revision = revise(queue, ranking)
     for number in revision.called_off:
         draft.emit(r.HandoffsCalledOff((number,)))
     for number, flow in revision.redirected:
         redirect(draft, number, flow)
-
-
-def redirect(draft: Draft, number: int, flow: Flow) -> None:
-    """Gives a warming handoff another successor, which warms up anew, or takes the partition as it
-    is."""
-    deadline = draft.now + draft.queue.settings.max_warmup_time
-    draft.emit(r.HandoffsRedirected((r.Redirect(number, flow.id),), deadline, draft.now))
-    if not flow.warmup:
-        revoke(draft, (number,), ready=False)
 
 
 def _start_handoffs(draft: Draft) -> None:
@@ -159,37 +179,3 @@ def _start_handoffs(draft: Draft) -> None:
             draft.emit(r.WarmupsStarted(moves, now + queue.settings.max_warmup_time, now))
         else:
             draft.emit(r.RevokesStarted(moves, now + queue.settings.max_handoff_time, now))
-
-
-def revoke(draft: Draft, numbers: tuple[int, ...], *, ready: bool) -> None:
-    """Ends warm-ups: the owners are told to finish and release."""
-    deadline = draft.now + draft.queue.settings.max_handoff_time
-    draft.emit(r.WarmupsEnded(numbers, ready, deadline, draft.now))
-
-
-def remove(draft: Draft, numbers: tuple[int, ...], outcome: str) -> None:
-    """Removes partitions; handoffs of theirs end with them."""
-    queue = draft.queue
-    ended = tuple(
-        r.Ended(
-            number,
-            owner.id,
-            handoff.successor.id,
-            queue.partitions[number].epoch,
-            max(0.0, round(draft.now - handoff.since, 6)),
-        )
-        for number in numbers
-        if (handoff := queue.handoffs.get(number))
-        and handoff.successor
-        and (owner := queue.partitions[number].owner)
-    )
-    draft.emit(r.PartitionsRemoved(numbers, ended, outcome, draft.now))
-
-
-def force(draft: Draft, handoff: Handoff) -> None:
-    """The deadline has come: the successor gets the partition whatever the owner does, or the owner
-    gets it anew."""
-    partition = draft.queue.partitions[handoff.number]
-    flow = handoff.successor or partition.owner
-    assert flow is not None
-    draft.grant(partition, flow, HandedOver.FORCED, by_handoff=True)

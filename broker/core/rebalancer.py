@@ -19,12 +19,14 @@ queues cannot differ. Until it is committed the journal of the queue can take al
 
 **Slices.** What is large must not hold up other queues, so a decision changes at most so many
 partitions; then it is *cut off* (the record `CutOff`), and `Resume` decides the next slice. A cut
-falls only between two steps of the loop: before a grant, or before a handoff begins. There the
-queue is one that a loop without slices would have, too, if a change came just then: Rebalancing (or
-Holddown, rule 7), with partitions unassigned or an imbalance left. So every command may come
-between two slices and is taken up as always (rule 10). Each step depends on the queue alone, so the
-slices together are the decision. If the replica dies between two, the rest is due since the cut, as
-the column of the next deadline says, and the sweep of any replica goes on.
+falls only between two steps of the loop: before a grant, before a handoff begins, or while the
+partitions of a flow that left are taken from it (`departing`). There the queue is one that a loop
+without slices would have, too, if a change came just then: Rebalancing (or Holddown, rule 7), with
+partitions unassigned or an imbalance left. So every command may come between two slices and is
+taken up as always (rule 10). Each step depends on the queue alone, so the slices together are the
+decision. Of many deadlines that come at once a slice does as many as it has room for, and the loop
+runs after the last of them. If the replica dies between two slices, the rest is due since the cut,
+as the column of the next deadline says, and the sweep of any replica goes on.
 """
 
 from __future__ import annotations
@@ -43,7 +45,7 @@ from broker.core.state.replay import replay_all
 def decide(queue: Queue, command: c.Command, now: float, most: int = SLICE) -> Decision:
     """Decides a command at the time `now` (Unix seconds) and applies the decision to the queue.
 
-    `most` partitions get a new owner or begin their handoff with it; the rest is left to `Advance`.
+    It changes about `most` partitions; the rest is left to `Resume`, as `Decision.rest` says.
 
     The queue is as before if the decision has no entries, and if this raises. Raises FlowNotFound
     if the flow that the command speaks of is not bound (any more); Bind raises Overtaken.

@@ -8,11 +8,8 @@ from __future__ import annotations
 from broker.core import commands as c
 from broker.core.commands import Outcome, Result
 from broker.core.draft import Draft
-from broker.core.loop import (
-    remove,
-    revoke,
-    take_up,
-)
+from broker.core.handoff import remove, revoke
+from broker.core.loop import take_up
 from broker.core.state import records as r
 from broker.core.state.model import Flow, HandedOver, Partition
 from broker.core.state.queue import Queue
@@ -51,6 +48,9 @@ def _release(draft: Draft, flow: Flow, item: c.ReleaseItem) -> Result:
     elif handoff is not None and handoff.successor is not None:
         draft.grant(partition, handoff.successor, HandedOver.GRACEFUL, by_handoff=True)
     else:
+        if partition.state is State.WARMING:
+            # The successor has left, and no other was named yet.
+            draft.emit(r.HandoffsCalledOff((item.partition,)))
         draft.emit(r.Released(item.partition, flow.id, draft.now))
     return Result(item.partition, Outcome.OK)
 

@@ -27,6 +27,7 @@ from broker.mailbox.clock import StoreClock
 from broker.mailbox.coordinator import Coordinator
 from broker.mailbox.narration import Narration
 from broker.mailbox.tally import Tally
+from broker.postgres.reporting import REPORTER
 from broker.store.ports import Store, StoreUnavailable
 
 _log = structlog.get_logger()
@@ -237,7 +238,7 @@ class Replica:
         try:
             await self._sweep()
         except StoreUnavailable as error:
-            _log.warning("the database cannot be reached", error=str(error))
+            REPORTER.report(str(error), error.code)
 
     async def _sweep(self) -> None:
         pulse = await self.clock.look(self.store)

@@ -60,5 +60,5 @@ class Tally:
                             self._handoff_seconds.observe(grant.seconds)
                 case r.FlowBound():
                     self._bound.inc()
-                case r.FlowLeft():
+                case r.FlowLeft() | r.FlowDeparted():
                     self._left.labels(record.reason).inc()

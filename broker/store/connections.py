@@ -20,6 +20,7 @@ from sqlalchemy.exc import DBAPIError, DisconnectionError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 
+from broker.postgres.reporting import REPORTER
 from broker.store.ports import StoreUnavailable
 
 T = TypeVar("T")
@@ -41,6 +42,8 @@ UNAVAILABLE = (
     "25P03",
     "25006",
     "42P01",
+    "XX001",
+    "XX002",
 )
 # A constraint refused a statement of the service: a defect.
 CONSTRAINT_VIOLATION = "23"
@@ -52,6 +55,14 @@ IDLE_SECONDS = 2.0
 
 class TransactionLost(StoreUnavailable):
     """The connection ended before the commit, so nothing was written."""
+
+
+class _Refused(ConnectionRefusedError):
+    """The database takes no connection; `sqlstate` is its code for the reason."""
+
+    def __init__(self, reason: str, sqlstate: str | None) -> None:
+        super().__init__(reason)
+        self.sqlstate = sqlstate
 
 
 class Connections:
@@ -184,7 +195,7 @@ def _lost() -> Iterator[None]:
         yield
     except DBAPIError as error:
         if error.connection_invalidated:
-            raise TransactionLost(_reason(error)) from error
+            raise TransactionLost(_reason(error) or "", _state(error)) from error
         raise
 
 
@@ -193,12 +204,15 @@ def _unavailable() -> Iterator[None]:
     """Turns errors that mean that the database is unreachable into StoreUnavailable."""
     try:
         yield
-    except StoreUnavailable:
+    except StoreUnavailable as error:
+        REPORTER.report(str(error), error.code)
         raise
     except Exception as error:
         reason = _reason(error)
         if reason is not None:
-            raise StoreUnavailable(reason) from error
+            unavailable = StoreUnavailable(reason, _state(error))
+            REPORTER.report(reason, unavailable.code)
+            raise unavailable from error
         if isinstance(error, DBAPIError) and (sqlstate(error) or "").startswith(
             CONSTRAINT_VIOLATION
         ):
@@ -212,14 +226,20 @@ def sqlstate(error: DBAPIError) -> str | None:
     return state
 
 
+def _state(error: Exception) -> str | None:
+    """The SQLSTATE of whatever failed, None where the server has said none."""
+    if isinstance(error, DBAPIError):
+        return sqlstate(error)
+    state: str | None = getattr(error, "sqlstate", None)
+    return state
+
+
 def _reason(error: Exception) -> str | None:
     """One line that says why the database is unreachable; None: the error means something else."""
-    state: str | None
+    state = _state(error)
     if isinstance(error, DBAPIError):
-        state, lost = sqlstate(error), error.connection_invalidated
-        said = str(error.orig)
+        lost, said = error.connection_invalidated, str(error.orig)
     else:
-        state = getattr(error, "sqlstate", None)
         lost = isinstance(error, OSError | TimeoutError | PoolTimeoutError | asyncpg.InterfaceError)
         said = str(error) or type(error).__name__
     if lost or (state is not None and state.startswith(UNAVAILABLE)):

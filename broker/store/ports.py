@@ -39,7 +39,14 @@ class StoreError(Exception):
 
 
 class StoreUnavailable(StoreError):
-    """The store cannot be reached, or did not answer in time."""
+    """The store cannot be reached, or did not answer in time.
+
+    `code`: the database's own code for it (SQLSTATE), None if it said nothing.
+    """
+
+    def __init__(self, reason: str = "", code: str | None = None) -> None:
+        super().__init__(reason)
+        self.code = code
 
 
 class Conflict(StoreError):

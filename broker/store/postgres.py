@@ -54,7 +54,7 @@ from broker.store.ports import (
     StoreUnavailable,
 )
 from broker.store.positions import ALL_POSITIONS, POSITIONS, commit_positions, rounds
-from broker.store.rows import FlowValues, PartitionValues, decode, queue_row, restore
+from broker.store.rows import FlowValues, PartitionValues, decode, missing_flows, queue_row, restore
 from broker.store.tables import bound, flows, outages, partitions, queues, records
 
 PURGE_AT_ONCE = 10_000
@@ -176,10 +176,9 @@ class PostgresStore:
 
     async def load(self, queue_id: str) -> Queue:
         head = select(queues).where(queues.c.id == queue_id)
+        values = [flows.c[key] for key in FlowValues._fields]
         bound_flows = (
-            select(*(flows.c[key] for key in FlowValues._fields))
-            .where(flows.c.queue_id == queue_id, bound)
-            .order_by(flows.c.seat)
+            select(*values).where(flows.c.queue_id == queue_id, bound).order_by(flows.c.seat)
         )
         all_partitions = (
             select(*(partitions.c[key] for key in PartitionValues._fields))
@@ -190,14 +189,14 @@ class PostgresStore:
             row = (await connection.execute(head)).first()
             if row is None:
                 raise QueueGone(queue_id)
-            flow_rows = (await connection.execute(bound_flows)).all()
-            partition_rows = (await connection.execute(all_partitions)).all()
-        return restore(
-            queue_id,
-            row._asdict(),
-            starmap(FlowValues, flow_rows),
-            starmap(PartitionValues, partition_rows),
-        )
+            found = [*starmap(FlowValues, await connection.execute(bound_flows))]
+            owned = [*starmap(PartitionValues, await connection.execute(all_partitions))]
+            gone: list[FlowValues] = []
+            if missing := missing_flows(found, owned):
+                query = select(*values).where(any_of(flows.c.id, "flow_ids"))
+                rows = await connection.execute(query, {"flow_ids": sorted(missing)})
+                gone += starmap(FlowValues, rows)
+        return restore(queue_id, row._asdict(), found, owned, gone)
 
     async def revisions(self, queue_ids: Sequence[str]) -> Mapping[str, int]:
         query = select(queues.c.id, queues.c.revision).where(any_of(queues.c.id, "queue_ids"))

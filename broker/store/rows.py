@@ -129,7 +129,7 @@ def partition_values(queue: Queue, partition: Partition) -> PartitionValues:
     """The row of a partition."""
     number, owner = partition.number, partition.owner
     handoff = queue.handoffs.get(number)
-    successor = handoff.successor if handoff else None
+    successor = handoff.named if handoff else None
     warmed_by, warmed_epoch = queue.warmed.get(number, (None, None))
     return PartitionValues(
         number,
@@ -159,7 +159,7 @@ def restore_head(queue_id: str, row: Mapping[str, Any]) -> Queue:
     for name in PLAIN:
         setattr(queue, name, row[name])
     queue.departed = {
-        _instance(name): Departed(seat, tuple((number, epoch) for number, epoch in held))
+        _instance(name): Departed(seat, str(dict(held).get("flow", f"left by {name}")))
         for name, (seat, held) in (row["departed"] or {}).items()
     }
     queue.rebalance = Rebalance(**row["rebalance"]) if row["rebalance"] else None
@@ -172,7 +172,7 @@ def _departed_values(queue: Queue) -> dict[str, Any]:
     return {
         instance if key_id is None else f"{key_id}\n{instance}": [
             departed.seat,
-            list(departed.partitions),
+            [["flow", departed.flow_id]],
         ]
         for (key_id, instance), departed in queue.departed.items()
     }
@@ -223,30 +223,63 @@ def restore(
     row: Mapping[str, Any],
     flows: Iterable[FlowValues],
     partitions: Iterable[PartitionValues],
+    gone: Iterable[FlowValues] = (),
 ) -> Queue:
     """The queue from its rows: flows by seat, partitions by number; its journal is empty.
 
-    Flows and partitions enter through the same methods as in `replay`, so that all counts and
-    rankings are right.
+    `gone` are flows that left and are still named by partitions (`missing_flows`). Flows and
+    partitions enter through the same methods as in `replay`, so that all counts and rankings are
+    right.
     """
     queue = restore_head(queue_id, row)
+    left = [_restore_flow(queue, values) for values in gone]
     for values in flows:
         _restore_flow(queue, values)
     for place, partition in enumerate(partitions, start=1):
         _restore_partition(queue, partition)
         if place % _CHUNK == 0:
             queue.journal.forget()
+    for flow in left:
+        queue.leave(flow)
+    _restore_departed(queue, row)
     queue.next_seat = row["next_seat"]
     due, known = row["next_deadline"], queue.next_deadline()
     if due is not None and (known is None or due < known):
         # Nothing else in it is due by then, so it is the rest of a decision that was cut off.
-        queue.unfinished_at = due
+        queue.unfinished_at, queue.changed = due, True
     queue.touched = set()
     queue.journal.forget()
     return queue
 
 
-def _restore_flow(queue: Queue, values: FlowValues) -> None:
+def missing_flows(flows: Iterable[FlowValues], partitions: Iterable[PartitionValues]) -> set[str]:
+    """The flows that partitions name as owner or successor, and that are not among `flows`."""
+    named = {id for values in partitions for id in (values.owner, values.successor) if id}
+    return named.difference(values.id for values in flows)
+
+
+def _restore_departed(queue: Queue, row: Mapping[str, Any]) -> None:
+    """What is still there of the partitions of flows that left in this holddown.
+
+    A version before this one wrote (number, epoch) of each in the row of the queue.
+    """
+    for name, (_, held) in (row["departed"] or {}).items():
+        departed = queue.departed[_instance(name)]
+        for number, epoch in held:
+            partition = queue.find(number) if isinstance(number, int) else None
+            if partition is not None and number in queue.unassigned:
+                raised = partition.let_go == HandedOver.FORCED
+                if raised or (partition.let_go == HandedOver.ORPHANED and partition.epoch == epoch):
+                    partition.released_by = departed.flow_id
+    by_flow = {departed.flow_id: departed for departed in queue.departed.values()}
+    if by_flow:
+        for number in queue.unassigned:
+            of = by_flow.get(queue.partitions[number].released_by or "")
+            if of is not None:
+                of.left.push(number)
+
+
+def _restore_flow(queue: Queue, values: FlowValues) -> Flow:
     flow = Flow(
         values.id,
         values.instance_id,
@@ -263,6 +296,7 @@ def _restore_flow(queue: Queue, values: FlowValues) -> None:
     queue.enter(flow)
     if values.draining:
         queue.set_draining(flow, values.drain_deadline)
+    return flow
 
 
 def _restore_partition(queue: Queue, values: PartitionValues) -> None:

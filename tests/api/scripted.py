@@ -84,6 +84,9 @@ class ScriptedBroker:
     async def stop(self) -> None:
         self.stopped = True
 
+    def is_reachable(self) -> bool:
+        return True
+
     async def ready_check(self) -> views.ReadyCheck:
         return views.ReadyCheck(database=True, migrations=True)
 

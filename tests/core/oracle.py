@@ -16,7 +16,7 @@ from typing import Any
 from broker.core import commands as c
 from broker.core.draft import Decision
 from broker.core.state import records as r
-from broker.core.state.model import Flow, Partition
+from broker.core.state.model import Flow, Handoff, Partition
 from broker.core.state.queue import Queue
 from broker.core.state.ranking import Ranking
 from tests.judge import balance
@@ -26,22 +26,31 @@ IN_HANDOFF = ("warming", "revoking")
 
 
 # Compared in another form below, or not part of a queue's state.
-_APART = ("journal", "touched", "deadlines", "_lowest", "flows", "partitions", "handoffs")
+_APART = (
+    *("journal", "touched", "deadlines", "_lowest", "_counts"),
+    *("flows", "gone", "partitions", "handoffs"),
+)
 
 
 def snapshot(queue: Queue) -> dict[str, Any]:
     """The whole state of a queue as plain values: queues with equal snapshots are equal."""
     found = {name: _plain(value) for name, value in vars(queue).items() if name not in _APART}
     found["flows"] = {flow.id: _slots(flow) for flow in queue.flows.values()}
+    found["gone"] = {flow.id: _slots(flow) for flow in queue.gone.values()}
     found["partitions"] = [_slots(partition) for partition in queue.partitions]
     found["handoffs"] = {number: _slots(handoff) for number, handoff in queue.handoffs.items()}
     found["next_deadline"] = queue.next_deadline()
     return found
 
 
+_ALSO = {Handoff: ("successor",)}
+
+
 def _slots(thing: Any) -> dict[str, Any]:
     return {
-        name: _plain(getattr(thing, name)) for name in type(thing).__slots__ if name != "offers"
+        name: _plain(getattr(thing, name))
+        for name in (*type(thing).__slots__, *_ALSO.get(type(thing), ()))
+        if name not in ("offers", "left")
     }
 
 
@@ -78,7 +87,7 @@ def is_balanced(queue: Queue) -> bool:
     if not takers:
         return True
     existing = [p for p in queue.partitions if p.state != "removed"]
-    if any(p.owner is None or p.owner.draining for p in existing):
+    if any(p.owner is None or p.owner.draining or p.owner.gone for p in existing):
         return False
     held = Counter(p.owner.id for p in existing if not p.retiring and p.owner is not None)
     exclusive = queue.settings.access_type == "exclusive"
@@ -92,13 +101,19 @@ def is_balanced(queue: Queue) -> bool:
 def check_state(queue: Queue, now: float, *, advanced: bool = False) -> None:
     """Holds after any command: the counts are right, and the status fits the assignment."""
     _check_partitions(queue)
-    _check_sets(queue)
+    _check_sets(queue, now)
     _check_counts(queue)
-    _check_status(queue)
+    _check_status(queue, now)
     if advanced:
         # 8. A holddown or handoff outlives its deadline.
         deadline = queue.next_deadline()
         assert deadline is None or deadline > now, f"due at {deadline}, still there at {now}"
+
+
+def _is_pending(queue: Queue, now: float) -> bool:
+    """Whether the rest of a decision, or what is due, is left to the next slice."""
+    due = queue.next_deadline()
+    return queue.unfinished_at is not None or (due is not None and due <= now)
 
 
 def _check_partitions(queue: Queue) -> None:
@@ -116,7 +131,8 @@ def _check_partitions(queue: Queue) -> None:
         else:
             assert partition.state == "removed" or partition.retiring
         if partition.owner is not None:
-            assert queue.flows.get(partition.owner.id) is partition.owner
+            flows = queue.gone if partition.owner.gone else queue.flows
+            assert flows.get(partition.owner.id) is partition.owner
             assert partition.epoch >= 1
             assert partition.handed_over is not None
     assert len(queue.partitions) >= count
@@ -124,22 +140,22 @@ def _check_partitions(queue: Queue) -> None:
     assert queue.operational_partition_count == existing
 
 
-def _check_sets(queue: Queue) -> None:
+def _check_sets(queue: Queue, now: float) -> None:
     states = {p.number: p.state for p in queue.partitions}
     assert queue.warming == {n for n in queue.handoffs if states[n] == "warming"}
     assert queue.stranded == {
         n
         for n, handoff in queue.handoffs.items()
-        if handoff.successor is None and states[n] == "revoking"
+        if handoff.named is None and states[n] == "revoking"
     }
     for number, handoff in queue.handoffs.items():
         assert handoff.number == number
         if handoff.successor is not None:
             assert queue.flows.get(handoff.successor.id) is handoff.successor
             assert not handoff.successor.draining, "a draining flow is to be given a partition"
-        elif states[number] == "revoking" and queue.unfinished_at is None:
+        elif states[number] == "revoking" and not _is_pending(queue, now):
             assert not any(not f.draining for f in queue.flows.values()), "no successor was named"
-        if states[number] == "warming" and queue.unfinished_at is None:
+        if states[number] == "warming" and not _is_pending(queue, now):
             assert handoff.successor is not None
             assert handoff.successor.warmup
             assert handoff.warm
@@ -179,12 +195,16 @@ def _check_counts(queue: Queue) -> None:
         owned[partition.owner.id].add(partition.number)
         counted: Flow | None = partition.owner
         if partition.number in queue.handoffs:
-            counted = queue.handoffs[partition.number].successor
+            counted = queue.handoffs[partition.number].named
             if counted is not None:
                 incoming[counted.id].add(partition.number)
         if counted is not None and not partition.retiring:
             load[counted.id] += 1
     ranked, leaving = {}, {}
+    for flow in queue.gone.values():
+        assert queue.unfinished_at is not None, "its partitions are forgotten"
+        assert (flow.owned, flow.incoming) == (owned[flow.id], incoming[flow.id])
+        assert flow.owned or flow.incoming
     for flow in queue.flows.values():
         outgoing = sum(number in queue.handoffs for number in owned[flow.id])
         assert flow.owned == owned[flow.id]
@@ -204,19 +224,18 @@ def _check_counts(queue: Queue) -> None:
             assert ranking.most() == min(s for s, count in counts.items() if count == high)
 
 
-def _check_status(queue: Queue) -> None:
+def _check_status(queue: Queue, now: float) -> None:
     assert (queue.holddown_until is not None) == (queue.status == "Holddown")
     assert (queue.trigger is None) == (queue.status == "Ready")
     assert (queue.rebalance is not None) == (queue.status == "Rebalancing")
     if queue.status == "Ready":
-        assert queue.unfinished_at is None
-        assert is_balanced(queue), "Ready, but not balanced"
+        assert is_balanced(queue) or _is_pending(queue, now), "Ready, but not balanced"
         assert not queue.departed, "what left is remembered beyond the holddown"
     if queue.status != "Rebalancing":
         assert not queue.handoffs
         return
     # 9. A rebalance that never ends: a handoff with a deadline must be under way.
-    if queue.unfinished_at is not None:
+    if _is_pending(queue, now):
         return
     assert queue.handoffs, "Rebalancing, and nothing under way"
     most = queue.settings.max_concurrent_handoffs
@@ -277,7 +296,7 @@ class Oracle:
         done = not (self.sliced and decision.entries)
         check_state(queue, now, advanced=done and isinstance(command, c.Advance))
         assert decision.wake_at == after["next_deadline"]
-        if not decision.records:
+        if not decision.entries:
             assert after == before
             assert not decision.notices
             return
@@ -363,6 +382,7 @@ class Oracle:
         if (
             before["status"] == "Ready"
             and after["status"] == "Ready"
+            and before["unfinished_at"] is None
             and not isinstance(command, c.Bind | c.Unbind | c.RaiseEpochs | c.Change | c.Drain)
         ):
             ready = [(p["owner"], p["epoch"], p["state"]) for p in before["partitions"]]
@@ -381,6 +401,12 @@ class Oracle:
     ) -> None:
         """Deadlines follow the settings, and move only for outages."""
         settings = after["settings"]
+        raised = {
+            number
+            for record in decision.records
+            if isinstance(record, r.EpochsRaised)
+            for number in record.partitions
+        }
         for number, handoff in after["handoffs"].items():
             old = before["handoffs"].get(number)
             state = after["partitions"][number]["state"]
@@ -391,8 +417,12 @@ class Oracle:
             same = (
                 old is not None
                 and was["state"] == state
-                and (state == "revoking" or old["successor"] == handoff["successor"])
-                and (state == "warming" or was["epoch"] == after["partitions"][number]["epoch"])
+                and (state == "revoking" or handoff["successor"] in (None, old["successor"]))
+                and (
+                    state == "warming"
+                    or number in raised
+                    or was["epoch"] == after["partitions"][number]["epoch"]
+                )
             )
             if isinstance(command, c.RaiseEpochs | c.MoveDeadlines):
                 assert old is not None
@@ -443,7 +473,14 @@ class Oracle:
         if queue.status != "Rebalancing" and not started and before["status"] != "Rebalancing":
             self.fewest = None
             return
-        if started or unplanned or isinstance(command, c.Bind | c.Unbind | c.Drain | c.Change):
+        # Until all is settled that flows left, each slice is a change.
+        settling = self.sliced and bool(before["gone"] or before["departed"] or before["changed"])
+        if (
+            started
+            or unplanned
+            or settling
+            or isinstance(command, c.Bind | c.Unbind | c.Drain | c.Change)
+        ):
             self.fewest = self._fewest_from(before, queue, command, decision)
             self.revokes_since_change.clear()
         revoking = {n for n, p in enumerate(before["partitions"]) if p["state"] == "revoking"}
@@ -505,7 +542,7 @@ class Oracle:
         for partition in queue.partitions:
             number = partition.number
             owner = queue.flows.get(begun[number]) if number in begun else partition.owner
-            if owner is None or number in free:
+            if owner is None or owner.gone or number in free:
                 continue
             on_its_way = partition.state == "revoking" and number not in begun
             if owner.draining:
@@ -551,6 +588,8 @@ def _check_successors_of_the_leaver_own(
         gone = before["partitions"][number]["owner"] == f"flow {leaver}"
         if gone and handoff["successor"] not in (None, f"flow {leaver}"):
             partition = after["partitions"][number]
+            if leaver in after["gone"] and partition["owner"] == f"flow {leaver}":
+                continue
             assert partition["owner"] == handoff["successor"]
             assert partition["handed_over"] == "orphaned"
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from broker.core.draft import merged
 from broker.core.state import records as r
+from broker.core.state.lists import merged
 
 MOVE, GRANT = r.Move(1, "A", "B"), r.Grant(1, "A", "B", 2, "graceful", 0.5, True)
 
@@ -19,13 +19,15 @@ EVERY: list[r.Record] = [
     ),
     r.FlowBound("A", "i", "etl", 0, 10.0, True, 1.0),
     r.FlowLeft("A", "unbound", True, 1.0),
+    r.FlowDeparted("A", "lease_expired", False, 1.0),
+    r.Orphaned("A", (1, 2), 1.0),
     r.FlowDraining("A", None),
     r.HolddownStarted("bind", 5.0, 2, 0.0),
     r.HolddownSettled(1.0),
     r.RebalanceStarted(1, "bind", 1.0),
     r.RebalanceFinished(1.0),
     r.GrantedOutside(1, "unbind", 1.0),
-    r.CutOff(12.5),
+    r.CutOff(12.5, "bind"),
     r.Granted((GRANT,), 1.0),
     r.Released(1, "A", 1.0),
     r.WarmupsStarted((MOVE,), 9.0, 1.0),

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from broker.core import commands as c
-from broker.core.draft import Decision
+from broker.core.draft import SLICE, Decision
 from broker.core.rebalancer import decide
 from broker.core.state import records as r
 from broker.core.state.model import Settings
@@ -120,3 +120,38 @@ def size_of(root: Any) -> int:
 
 
 _CODE = (type, ModuleType, FunctionType, MethodType, BuiltinFunctionType, Enum)
+
+
+@pytest.mark.parametrize(
+    "partitions", [PARTITIONS // 4, pytest.param(1_000_000, marks=[pytest.mark.long])]
+)
+def test_a_slice_costs_the_same_however_large_the_queue(partitions: int) -> None:
+    """First owners, a second flow, the handoffs' deadlines, an expired lease, a flow that is back.
+
+    The bounds are for 250 partitions: lines of the core, and entries of the journal.
+    """
+    queue = Queue("id", "large", Settings(partition_count=partitions, rebalance_delay=0.0), 0.0)
+    commit(queue, (r.PartitionsAdded(0, partitions, 0.0),))
+    _check_slices(queue, c.Bind("a", "i-a", "test", 10.0), 1.0)
+    numbers = range(len(queue.flows["a"].owned), partitions)
+    grants = tuple(r.Grant(n, None, "a", 1, "initial", None, False) for n in numbers)
+    commit(queue, (r.Granted(grants, 1.0), r.RebalanceFinished(1.0)))
+    _check_slices(queue, c.Bind("b", "i-b", "test", 10.0), 2.0)
+    _check_slices(queue, c.Advance(), 10.0)
+    queue.settings.rebalance_delay = 5.0
+    _check_slices(queue, c.Unbind("a", "lease_expired"), 11.0)
+    _check_slices(queue, c.Bind("a2", "i-a", "test", 10.0), 11.0)
+
+
+def _check_slices(queue: Queue, command: c.Command, now: float) -> None:
+    """The first slices of a command that has far more of them."""
+    for _ in range(3):
+        decision, lines = cost(queue, lambda: decide(queue, command, now))  # noqa: B023
+        name = type(command).__name__
+        print(f"{name}: {lines} lines, {queue.journal.mark()} entries of the journal")
+        assert len(decision.effects.partitions) <= SLICE
+        assert lines < 400 * SLICE
+        assert queue.journal.mark() < 10 * SLICE
+        queue.journal.forget()
+        assert decision.rest or isinstance(command, c.Advance)
+        command = command if isinstance(command, c.Advance) else c.Resume()

@@ -143,7 +143,8 @@ class Player:
             number = revoking[which % len(revoking)]
             owner = self.world.owner(number)
             assert owner is not None
-            self._say(c.Release(owner, (c.ReleaseItem(number, self.world.epoch(number)),)))
+            if owner in self.world.queue.flows:
+                self._say(c.Release(owner, (c.ReleaseItem(number, self.world.epoch(number)),)))
 
     def _release_any(self, which: int, number: int, difference: int, finished: bool) -> None:
         if flow := self._flow(which):
@@ -162,14 +163,18 @@ class Player:
             number = retiring[which % len(retiring)]
             owner = self.world.owner(number)
             assert owner is not None
-            self._say(c.Release(owner, (c.ReleaseItem(number, self.world.epoch(number), True),)))
+            item = c.ReleaseItem(number, self.world.epoch(number), True)
+            if owner in self.world.queue.flows:
+                self._say(c.Release(owner, (item,)))
 
     def _ready(self, which: int) -> None:
         warming = sorted(self.world.queue.warming)
         if warming:
             number = warming[which % len(warming)]
             successor = self.world.successor(number)
-            assert successor is not None
+            assert successor is not None or self.world.queue.unfinished_at is not None
+            if successor is None:
+                return
             self._say(c.Ready(successor, (c.ReadyItem(number, self.world.epoch(number)),)))
 
     def _ready_any(self, which: int, number: int, difference: int) -> None:

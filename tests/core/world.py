@@ -234,6 +234,11 @@ def _from_store(entry: r.Entry) -> r.Entry:
     return replace(entry, records=tuple(map(r.from_json, stored)))
 
 
+def _stored(value: Any) -> Any:
+    """Without what follows from the flow that is named."""
+    return value if not isinstance(value, dict) else {**value, "successor": None}
+
+
 def _check_changes_are_known(before: dict[str, Any], queue: Queue, decision: Decision) -> None:
     """The effects must name every changed partition and flow, as only named rows are written."""
     changed = {flow.id for flow in decision.effects.flows}
@@ -241,7 +246,7 @@ def _check_changes_are_known(before: dict[str, Any], queue: Queue, decision: Dec
     for number, partition in enumerate(after["partitions"]):
         old = before["partitions"][number] if number < len(before["partitions"]) else None
         kept = [
-            state[name].get(number)
+            _stored(state[name].get(number))
             for state in (before, after)
             for name in ("handoffs", "unassigned", "warmed")
         ]

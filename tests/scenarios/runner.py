@@ -265,6 +265,12 @@ class _Teller:
                     del self._owners[number]
                 left = f", {_list(alone)} without an owner" if alone else ""
                 return [f"{record.flow_id} left ({record.reason}){left}"]
+            case r.FlowDeparted():
+                return [f"{record.flow_id} left ({record.reason}), its partitions follow"]
+            case r.Orphaned():
+                for number in record.partitions:
+                    del self._owners[number]
+                return [f"{_list(record.partitions)} of {record.flow_id} without an owner"]
             case r.FlowDraining(flow_id, deadline):
                 end = "" if deadline is None else f", its warm-ups end at {_seconds(deadline)}"
                 return [f"{flow_id} drains{end}"]

@@ -85,6 +85,10 @@ class Account:
         """Whether a partition may have been discarded and added again within this transaction."""
         return len(tx.revisions) > 1 and self.asked.discard(number)
 
+    def has_left(self, tx: Transaction, flow_id: str) -> bool:
+        """Whether the flow left with this transaction or before it."""
+        return flow_id in tx.left or flow_id in self.gone
+
     def balanced(self) -> bool:
         """*Balance*, counted from the rows."""
         takers = {id: 0 for id, row in self.flows.items() if not row.draining}

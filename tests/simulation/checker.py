@@ -197,9 +197,7 @@ class Checker(Account):
             if row.owner is not None:
                 self._own(row)
         self._leave(tx)
-        for row in tx.partitions:
-            if row.owner is not None and row.owner not in self.flows:
-                raise Violation(1, f"p{row.number} belongs to {row.owner}, which has left")
+        queues.check_owners(self, tx, old_partitions)
         queues.check_status(self, tx, queue)
         queues.check_handoffs(self, tx, queue, old_flows, old_partitions)
         queues.check_views(self)

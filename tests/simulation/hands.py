@@ -60,7 +60,7 @@ def _check_same_epoch(known: Account, tx: Transaction, old: Any, new: Any) -> No
         return
     if new.let_go == "graceful":
         _check_released(known, old)
-    elif old.owner not in tx.left and not known.discarded_between(tx, number):
+    elif not known.has_left(tx, old.owner) and not known.discarded_between(tx, number):
         raise Violation(5, f"p{number} lost its owner {old.owner} without a handoff")
 
 
@@ -82,7 +82,7 @@ def _check_grant(
     again = new.retiring and not old.retiring
     again = again or (len(tx.revisions) > 1 and known.asked.resize())
     raised = number in tx.reset or (again and new.owner == old.owner)
-    bound = old.owner is not None and old.owner not in tx.left
+    bound = old.owner is not None and not known.has_left(tx, old.owner)
     if new.epoch - old.epoch > 1:
         # No consumer was told of the epochs between, so no consumer can have released under one.
         if how in ("initial", "graceful"):
@@ -90,7 +90,7 @@ def _check_grant(
         if bound and not raised and not _may_lose(known, tx, old):
             raise Violation(5, f"p{number} was taken from {old.owner} in epoch {old.epoch}")
         return
-    if how == "forced" and not raised and old.owner is not None:
+    if how == "forced" and not raised and bound:
         _check_forced(known, tx, old, queue)
     if how == "graceful" and old.owner is not None:
         _check_released(known, old)

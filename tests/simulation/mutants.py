@@ -16,6 +16,7 @@ from typing import Any
 import broker.core.administering
 import broker.core.assignment
 import broker.core.binding
+import broker.core.handoff
 import broker.core.loop
 import broker.core.rebalancer
 import broker.core.working
@@ -404,7 +405,7 @@ def _handoff_takes_longer() -> Changes:
         deadline = draft.now + draft.queue.settings.max_handoff_time + 1.0
         draft.emit(r.WarmupsEnded(numbers, ready, deadline, draft.now))
 
-    return [(broker.core.loop, "revoke", revoke), (broker.core.working, "revoke", revoke)]
+    return [(broker.core.handoff, "revoke", revoke), (broker.core.working, "revoke", revoke)]
 
 
 # Who gets what
@@ -466,7 +467,6 @@ def _unsettled_is_ready() -> Changes:
 
     return [
         (broker.core.loop, "is_balanced", is_balanced),
-        (broker.core.binding, "is_balanced", is_balanced),
         (Giving, "next", next_unless_nearly),
     ]
 

@@ -44,6 +44,7 @@ from broker.store.rows import (
     encode,
     first_writes,
     flow_values,
+    missing_flows,
     partition_values,
     queue_row,
     queue_values,
@@ -175,11 +176,13 @@ class MemoryDatabase:
     def load(self, queue_id: str) -> Queue:
         stored = self._queue(queue_id)
         bound = [flow.values for flow in self._flows_of(queue_id) if flow.reason is None]
+        partitions = [stored.partitions[number] for number in sorted(stored.partitions)]
         return restore(
             queue_id,
             orjson.loads(orjson.dumps(stored.row)),
             sorted(bound, key=lambda values: values.seat),
-            (stored.partitions[number] for number in sorted(stored.partitions)),
+            partitions,
+            [self.flows[flow_id].values for flow_id in sorted(missing_flows(bound, partitions))],
         )
 
     # Records

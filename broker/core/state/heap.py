@@ -21,8 +21,8 @@ class Heap(Generic[T]):
 
     __slots__ = ("_entries",)
 
-    def __init__(self) -> None:
-        self._entries: list[T] = []
+    def __init__(self, entries: Iterable[T] = ()) -> None:
+        self._entries: list[T] = sorted(entries)
 
     def push(self, entry: T) -> None:
         """Adds an entry that holds."""

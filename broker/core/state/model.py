@@ -8,6 +8,7 @@ every commit and heartbeat, and live in the store alone.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import TypeAlias
@@ -57,8 +58,10 @@ class Partition:
     comes again.
 
     `let_go` says how the last owner let go; while there is an owner it is `replaced` if the
-    partition was taken back from retiring in this epoch, else it says nothing. `released_by` is the
-    flow whose release ended the latest epoch (so that a repeated release is recognized).
+    partition was taken back from retiring in this epoch, and `forced` if the owner is gone and the
+    epoch was raised since, else it says nothing. `released_by` is the flow whose release ended the
+    latest epoch (so that a repeated release is recognized), or which left in it and may come back
+    (`Departed`).
     """
 
     __slots__ = (
@@ -95,6 +98,9 @@ class Flow:
 
     `owned` and `incoming` hold partition numbers; `incoming` are on their way to it. `offers` is a
     heap of what it can give, as negative numbers (`Queue.highest_giveable`).
+
+    `left` is None while the flow is bound. Of a flow that is gone it is a heap of the partitions
+    that are still to be taken from it (`Queue.gone`).
     """
 
     __slots__ = (
@@ -109,6 +115,7 @@ class Flow:
         "instance_id",
         "key_id",
         "lease_seconds",
+        "left",
         "load",
         "offers",
         "outgoing",
@@ -147,8 +154,14 @@ class Flow:
         self.owned: set[int] = set()
         self.incoming: set[int] = set()
         self.offers: Heap[int] = Heap()
+        self.left: Heap[int] | None = None
         self.load = 0
         self.outgoing = 0
+
+    @property
+    def gone(self) -> bool:
+        """Has left, while not everything has been taken from it."""
+        return self.left is not None
 
     @property
     def instance(self) -> Instance:
@@ -165,29 +178,42 @@ class Handoff:
     """One partition on its way. `warm`: it began with a warm-up, so the successor sees it as
     `warming` until it has it.
 
-    `since` is when the present phase began.
+    `named` is the flow that was named as successor last, if any; it may be leaving. `since` is when
+    the present phase began.
     """
 
-    __slots__ = ("deadline", "number", "since", "successor", "warm")
+    __slots__ = ("deadline", "named", "number", "since", "warm")
 
     def __init__(
         self, number: int, successor: Flow | None, deadline: float, since: float, warm: bool
     ) -> None:
         self.number = number
-        self.successor = successor
+        self.named = successor
         self.deadline = deadline
         self.since = since
         self.warm = warm
 
+    @property
+    def successor(self) -> Flow | None:
+        """The flow that is to get the partition; None if there is none, or if it is leaving."""
+        named = self.named
+        return None if named is None or named.gone or named.draining else named
 
-@dataclass(frozen=True, slots=True)
+
 class Departed:
     """A flow that left during the holddown: if its instance comes back in time it gets back what is
-    still unassigned. `partitions`: (number, epoch) of each that it left.
+    still unassigned.
+
+    `left` is a heap of the partitions that were taken from it; those that are still its own name it
+    in `released_by` (`Queue.first_left`).
     """
 
-    seat: int
-    partitions: tuple[tuple[int, int], ...]
+    __slots__ = ("flow_id", "left", "seat")
+
+    def __init__(self, seat: int, flow_id: str, left: Iterable[int] = ()) -> None:
+        self.seat = seat
+        self.flow_id = flow_id
+        self.left = Heap(left)
 
 
 @dataclass(frozen=True, slots=True)

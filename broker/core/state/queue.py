@@ -1,20 +1,20 @@
 """A queue: its flows, partitions and handoffs, and the counts that the balance works with.
 
 Every change goes through the journal (`journal`), and partitions change hands only in
-`Queue.place`, which keeps the counts right:
+`Queue.place`, which keeps the counts right (`counts`).
 
-- *A partition counts* for the successor that it is on its way to, else for its owner; retiring ones
-  do not count.
-- `ranking` orders the non-draining flows by what counts for them; `leaving` orders the draining
-  ones by what can still be taken from them, retiring partitions included.
+**A flow that leaves** may have so much that one decision cannot take it all (`rebalancer`). Then it
+is out of `flows` and of the counts at once, nobody can act for it, and it is in `gone` for as long
+as it is named by a partition as owner or by a handoff as successor.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from operator import neg
 from typing import Any
 
+from broker.core.state.counts import Counts
 from broker.core.state.deadlines import Deadlines
 from broker.core.state.heap import Heap
 from broker.core.state.journal import Journal
@@ -22,13 +22,13 @@ from broker.core.state.model import (
     AccessType,
     Departed,
     Flow,
+    HandedOver,
     Handoff,
     Instance,
     Partition,
     Rebalance,
     Settings,
 )
-from broker.core.state.ranking import Ranking
 from broker.core.state.transitions import (
     LIFE_TRANSITIONS,
     PARTITION_TRANSITIONS,
@@ -43,7 +43,8 @@ from broker.core.state.transitions import (
 class Queue:
     """One queue, as far as the rebalancer is concerned. Only `replay` changes it.
 
-    `unfinished_at`: when the last decision was cut off for its size; the rest is due since then.
+    `unfinished_at`: when the last decision was cut off for its size (`CutOff`); the rest is due
+    since then. `granting` and `changed` are what that record says.
 
     Beside the partitions stand the few of which something is to be done: `unassigned` (since when,
     None: never owned), `handoffs`, and of those the `warming` ones and the `stranded` ones
@@ -67,22 +68,24 @@ class Queue:
         self.last_rebalance: Rebalance | None = None
         self.growing = False
         self.unfinished_at: float | None = None
+        self.granting: str | None = None
+        self.changed = False
         self.outage_seen = 0
         self.next_seat = 0
         self.flows: dict[str, Flow] = {}
+        self.gone: dict[str, Flow] = {}
         self.by_instance: dict[Instance, Flow] = {}
         self.by_seat: dict[int, Flow] = {}
         self.partitions: list[Partition] = []
         self.retiring: set[int] = set()
         self.unassigned: dict[int, float | None] = {}
         self.handoffs: dict[int, Handoff] = {}
-        self.warming: set[int] = set()
-        self.stranded: set[int] = set()
         self.warmed: dict[int, tuple[str, int]] = {}
-        self.ranking = Ranking()
-        self.leaving = Ranking()
         self.touched: set[str] = set()
         self.journal = Journal()
+        self._counts = Counts(self.journal, self.handoffs, self.by_seat)
+        self.ranking, self.leaving = self._counts.ranking, self._counts.leaving
+        self.warming, self.stranded = self._counts.warming, self._counts.stranded
         self.deadlines = Deadlines(self.handoffs)
         self._lowest: Heap[int] = Heap()
 
@@ -156,7 +159,7 @@ class Queue:
         drains = [
             flow.drain_deadline
             for seat in self.leaving.counts
-            if self.cuts_short(flow := self.by_seat[seat])
+            if (flow := self.by_seat[seat]).drain_deadline is not None and self.cuts_short(flow)
         ]
         times = (self.unfinished_at, self.holddown_until, self.deadlines.first(), *drains)
         return min((time for time in times if time is not None), default=None)
@@ -187,6 +190,33 @@ class Queue:
         entry = flow.offers.first(giveable)
         return None if entry is None else -entry
 
+    def first_left(self, flow: Flow) -> int | None:
+        """The lowest partition that a flow that is gone still owns, or is to get."""
+        assert flow.left is not None
+        return self._first(flow.left, lambda n: n in flow.owned or n in flow.incoming)
+
+    def first_to_give_back(self, departed: Departed) -> int | None:
+        """The lowest partition that this flow has left and nobody has had since."""
+
+        def still(number: int) -> bool:
+            partition = self.partitions[number]
+            return (
+                number in self.unassigned
+                and partition.released_by == departed.flow_id
+                and partition.let_go in (HandedOver.ORPHANED, HandedOver.FORCED)
+            )
+
+        return self._first(departed.left, still)
+
+    def _first(self, heap: Heap[int], holds: Callable[[int], bool]) -> int | None:
+        def is_there(number: int) -> bool:
+            if holds(number):
+                return True
+            self.journal.did(heap.push, number)
+            return False
+
+        return heap.first(is_there)
+
     # How it changes
 
     def set(self, attribute: str, value: Any) -> None:
@@ -195,9 +225,11 @@ class Queue:
 
     def touch(self, flow: Flow | None) -> None:
         """The flow's view changes with this revision."""
-        if flow is not None and flow.id not in self.touched:
+        if flow is None or flow.gone:
+            return
+        if flow.id not in self.touched:
             self.journal.add(self.touched, flow.id)
-        if flow is not None and flow.view_revision != self.revision:
+        if flow.view_revision != self.revision:
             self.journal.set(flow, "view_revision", self.revision)
 
     def place(
@@ -220,7 +252,7 @@ class Queue:
         state = PARTITION_TRANSITIONS[partition.state, event]
         assert (owner is not None) is (state in (State.OWNED, State.WARMING, State.REVOKING))
         assert (handoff is not None) is (state in (State.WARMING, State.REVOKING))
-        self._uncount(partition)
+        self._counts.take(partition)
         before = partition.owner
         if partition.state is State.OWNED and before is not None:
             journal.did(before.offers.push, -number)
@@ -248,17 +280,21 @@ class Queue:
             self._lowest.trim(len(self.unassigned), lambda: self.unassigned)
         if state is State.OWNED and owner is not None:
             self._offer(owner, number)
-        self._count(partition)
+        self._counts.add(partition)
         if before is not None and before.draining:
-            self._rank(before)
+            self._counts.rank(before)
+        self._forget(before)
+        self._forget(None if known is None else known.named)
 
     def redirect(self, handoff: Handoff, successor: Flow | None) -> None:
         """Gives a handoff another successor."""
         partition = self.partitions[handoff.number]
-        self._uncount(partition)
+        self._counts.take(partition)
         self.journal.note(partition)
-        self.journal.set(handoff, "successor", successor)
-        self._count(partition)
+        before = handoff.named
+        self.journal.set(handoff, "named", successor)
+        self._counts.add(partition)
+        self._forget(before)
 
     def set_deadline(self, handoff: Handoff, deadline: float) -> None:
         """Changes the deadline of a handoff."""
@@ -273,10 +309,10 @@ class Queue:
         retiring = LIFE_TRANSITIONS[partition.life, event] is Life.RETIRING
         if retiring is partition.retiring:
             return
-        self._uncount(partition)
+        self._counts.take(partition)
         self.journal.set(partition, "retiring", retiring)
         (self.journal.add if retiring else self.journal.discard)(self.retiring, partition.number)
-        self._count(partition)
+        self._counts.add(partition)
         if partition.owner is not None:
             self._offer(partition.owner, partition.number)
             self.journal.did(partition.owner.offers.push, -partition.number)
@@ -287,31 +323,36 @@ class Queue:
         """
         predecessor = self.by_seat.get(flow.seat)
         if predecessor is not None:
-            self._unrank(predecessor)
+            self._counts.unrank(predecessor)
         self.journal.put(self.flows, flow.id, flow)
         self.journal.put(self.by_instance, flow.instance, flow)
         self.journal.put(self.by_seat, flow.seat, flow)
         if flow.seat >= self.next_seat:
             self.set("next_seat", flow.seat + 1)
-        self._rank(flow)
+        self._counts.rank(flow)
 
     def leave(self, flow: Flow) -> None:
-        """Takes out a flow that neither owns nor awaits any partition."""
-        assert not flow.owned
-        assert not flow.incoming
+        """Takes out a flow; it is gone until nothing is left that it owns or awaits."""
         self.journal.drop(self.flows, flow.id)
         if self.by_instance.get(flow.instance) is flow:
             self.journal.drop(self.by_instance, flow.instance)
-        self._unrank(flow)
+        self._counts.unrank(flow)
         if self.by_seat.get(flow.seat) is flow:
             self.journal.drop(self.by_seat, flow.seat)
+        if flow.owned or flow.incoming:
+            self.journal.set(flow, "left", Heap(flow.owned | flow.incoming))
+            self.journal.put(self.gone, flow.id, flow)
+
+    def _forget(self, flow: Flow | None) -> None:
+        if flow is not None and flow.gone and not flow.owned and not flow.incoming:
+            self.journal.drop(self.gone, flow.id)
 
     def set_draining(self, flow: Flow, deadline: float | None) -> None:
         """Moves the flow from those that take to those that leave."""
-        self._unrank(flow)
+        self._counts.unrank(flow)
         self.journal.set(flow, "draining", True)
         self.journal.set(flow, "drain_deadline", deadline)
-        self._rank(flow)
+        self._counts.rank(flow)
         for number in flow.owned & self.retiring:
             self._offer(flow, number)
 
@@ -335,63 +376,3 @@ class Queue:
     def _offer(self, flow: Flow, number: int) -> None:
         flow.offers.push(-number)
         flow.offers.trim(len(flow.owned), lambda: map(neg, flow.owned))
-
-    def _counts_for(self, partition: Partition) -> Flow | None:
-        if partition.retiring:
-            return None
-        handoff = self.handoffs.get(partition.number)
-        return partition.owner if handoff is None else handoff.successor
-
-    def _uncount(self, partition: Partition) -> None:
-        self._shift(partition, -1)
-
-    def _count(self, partition: Partition) -> None:
-        self._shift(partition, 1)
-
-    def _shift(self, partition: Partition, sign: int) -> None:
-        journal = self.journal
-        counted = self._counts_for(partition)
-        if counted is not None:
-            journal.did(self._load, counted, counted.load)
-            self._load(counted, counted.load + sign)
-        handoff = self.handoffs.get(partition.number)
-        if handoff is not None:
-            assert partition.owner is not None
-            journal.set(partition.owner, "outgoing", partition.owner.outgoing + sign)
-            change = journal.add if sign > 0 else journal.discard
-            if partition.state is State.WARMING:
-                change(self.warming, partition.number)
-            elif handoff.successor is None:
-                change(self.stranded, partition.number)
-            if handoff.successor is not None:
-                change(handoff.successor.incoming, partition.number)
-        if partition.owner is not None and partition.owner.draining:
-            self._rank(partition.owner)
-
-    def _load(self, flow: Flow, load: int) -> None:
-        flow.load = load
-        if not flow.draining and self.by_seat.get(flow.seat) is flow:
-            self.ranking.put(flow.seat, load)
-
-    def _rank(self, flow: Flow) -> None:
-        if self.by_seat.get(flow.seat) is not flow:
-            return
-        ranking, count = (
-            (self.leaving, len(flow.owned) - flow.outgoing)
-            if flow.draining
-            else (self.ranking, flow.load)
-        )
-        old = ranking.counts.get(flow.seat)
-        if old == count:
-            return
-        if old is None:
-            self.journal.did(ranking.remove, flow.seat)
-        else:
-            self.journal.did(ranking.put, flow.seat, old)
-        ranking.put(flow.seat, count)
-
-    def _unrank(self, flow: Flow) -> None:
-        ranking = self.leaving if flow.draining else self.ranking
-        if self.by_seat.get(flow.seat) is flow:
-            self.journal.did(ranking.put, flow.seat, ranking.counts[flow.seat])
-            ranking.remove(flow.seat)

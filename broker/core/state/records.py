@@ -95,6 +95,27 @@ class FlowLeft:
 
 
 @dataclass(frozen=True, slots=True)
+class FlowDeparted:
+    """A flow with many partitions is gone. What it owned is taken from it by the records that
+    follow, also of later entries; `remember` as in `FlowLeft`.
+    """
+
+    flow_id: str
+    reason: str
+    remember: bool
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
+class Orphaned:
+    """Partitions of a flow that departed have no owner."""
+
+    flow_id: str
+    partitions: tuple[int, ...]
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
 class FlowDraining:
     """A flow is leaving in order. After `deadline` warm-ups of its successors are cut short."""
 
@@ -153,9 +174,16 @@ class GrantedOutside:
 
 @dataclass(frozen=True, slots=True)
 class CutOff:
-    """The decision was cut off here for its size; the rest is decided next, and due at once."""
+    """The decision was cut off here for its size; the rest is decided next, and due at once.
+
+    `granting` is the trigger of the grants outside of a rebalance that are to go on, if any.
+    `changed`: what a change means for warm-ups under way (the loop), or for the holddown (rule 7),
+    was not looked at yet.
+    """
 
     at: float
+    granting: str | None = None
+    changed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -285,6 +313,8 @@ Record = (
     SettingsChanged
     | FlowBound
     | FlowLeft
+    | FlowDeparted
+    | Orphaned
     | FlowDraining
     | HolddownStarted
     | HolddownSettled
@@ -336,12 +366,6 @@ _ITEMS: dict[str, type[Any]] = {
 }
 
 
-def size(record: Record) -> int:
-    """How many partitions it changes, if these are listed in it."""
-    name = LISTS.get(type(record))
-    return 0 if name is None else len(getattr(record, name))
-
-
 def to_json(record: Record) -> dict[str, Any]:
     """The record as JSON values: its fields and its `kind`; tuples are arrays."""
     values: dict[str, Any] = {"kind": type(record).__name__}
@@ -371,14 +395,3 @@ def from_json(values: Mapping[str, Any]) -> Record:
         arguments["partitions"] = tuple(arguments["partitions"])
     record: Record = kind(**arguments)
     return record
-
-
-# The records that may name several partitions, and where.
-LISTS: dict[type[Any], str] = {
-    Granted: "grants",
-    WarmupsStarted: "moves",
-    RevokesStarted: "moves",
-    WarmupsEnded: "partitions",
-    HandoffsRedirected: "redirects",
-    HandoffsCalledOff: "partitions",
-}

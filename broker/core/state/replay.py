@@ -13,7 +13,8 @@ from dataclasses import replace
 from functools import singledispatch
 
 from broker.core.state import records as r
-from broker.core.state.model import Departed, Flow, HandedOver, Handoff, Partition, Rebalance
+from broker.core.state.departures import depart, forget_absent, forget_if_back, orphan
+from broker.core.state.model import Flow, HandedOver, Handoff, Partition, Rebalance
 from broker.core.state.queue import Queue
 from broker.core.state.transitions import (
     QUEUE_TRANSITIONS,
@@ -44,6 +45,8 @@ def begin(queue: Queue, revision: int) -> None:
     """What is replayed next is of this revision. If it leaves something to be done, it says so."""
     queue.set("revision", revision)
     queue.set("unfinished_at", None)
+    queue.set("granting", None)
+    queue.set("changed", False)
 
 
 @singledispatch
@@ -64,7 +67,7 @@ def _flow(queue: Queue, flow_id: str | None) -> Flow | None:
 
 def _touch_successor(queue: Queue, handoff: Handoff | None) -> None:
     if handoff is not None and handoff.warm:
-        queue.touch(handoff.successor)
+        queue.touch(handoff.named)
 
 
 @_apply.register
@@ -87,32 +90,32 @@ def _(record: r.FlowBound, queue: Queue) -> None:
         record.attempt,
         record.key_id,
     )
-    queue.journal.drop(queue.departed, flow.instance)
     queue.enter(flow)
+    forget_if_back(queue, flow)
     queue.touch(flow)
 
 
 @_apply.register
 def _(record: r.FlowLeft, queue: Queue) -> None:
     flow = queue.flows[record.flow_id]
-    if record.remember:
-        held = ((number, queue.partitions[number].epoch) for number in sorted(flow.owned))
-        departed = Departed(flow.seat, tuple(held))
-        queue.journal.put(queue.departed, flow.instance, departed)
-    for number in sorted(flow.owned):
-        partition = queue.partitions[number]
-        _touch_successor(queue, queue.handoffs.get(number))
-        queue.place(
-            partition,
-            PartitionEvent.ORPHANED,
-            at=record.at,
-            let_go=HandedOver.ORPHANED,
-            released_by=None,
-        )
+    owned = sorted(flow.owned)
+    depart(queue, flow, record)
+    for number in owned:
+        orphan(queue, flow, number, record.at)
     for number in sorted(flow.incoming):
         queue.redirect(queue.handoffs[number], None)
-    queue.touch(flow)
-    queue.leave(flow)
+
+
+@_apply.register
+def _(record: r.FlowDeparted, queue: Queue) -> None:
+    depart(queue, queue.flows[record.flow_id], record)
+
+
+@_apply.register
+def _(record: r.Orphaned, queue: Queue) -> None:
+    flow = queue.gone[record.flow_id]
+    for number in record.partitions:
+        orphan(queue, flow, number, record.at)
 
 
 @_apply.register
@@ -138,13 +141,13 @@ def _(record: r.HolddownStarted, queue: Queue) -> None:
 @_apply.register
 def _(record: r.HolddownSettled, queue: Queue) -> None:
     _change_status(queue, QueueEvent.HOLDDOWN_SETTLED, record.at, None)
-    queue.set("departed", {})
+    forget_absent(queue)
 
 
 @_apply.register
 def _(record: r.RebalanceStarted, queue: Queue) -> None:
     _change_status(queue, QueueEvent.REBALANCE_STARTED, record.at, record.trigger)
-    queue.set("departed", {})
+    forget_absent(queue)
     queue.set("rebalance", Rebalance(record.rebalance_id, record.trigger, record.at))
 
 
@@ -166,6 +169,8 @@ def _(record: r.GrantedOutside, queue: Queue) -> None:
 @_apply.register
 def _(record: r.CutOff, queue: Queue) -> None:
     queue.set("unfinished_at", record.at)
+    queue.set("granting", record.granting)
+    queue.set("changed", record.changed)
 
 
 @_apply.register
@@ -181,7 +186,8 @@ def _(record: r.Granted, queue: Queue) -> None:
         queue.touch(partition.owner)
         queue.touch(flow)
         _touch_successor(queue, handoff)
-        if grant.handed_over == HandedOver.REPLACED and partition.owner is not None:
+        replaced = grant.handed_over == HandedOver.REPLACED or partition.state is State.OWNED
+        if replaced and partition.owner is not None:
             keeps = handoff if partition.state is State.WARMING else None
             event = PartitionEvent.GRANTED if keeps is None and handoff else PartitionEvent.REPLACED
         else:
@@ -196,6 +202,7 @@ def _(record: r.Granted, queue: Queue) -> None:
             let_go=HandedOver.INITIAL,
             released_by=released_by,
         )
+        forget_if_back(queue, flow)
         handoffs += grant.by_handoff
         forced += grant.by_handoff and grant.handed_over == HandedOver.FORCED
     _tally(queue, handoffs, forced, len(record.grants) - handoffs)
@@ -340,8 +347,9 @@ def _(record: r.EpochsRaised, queue: Queue) -> None:
     for number in record.partitions:
         partition = queue.partitions[number]
         queue.journal.set(partition, "epoch", partition.epoch + 1)
-        queue.journal.set(partition, "released_by", None)
-        if partition.owner is None:
+        if partition.let_go == HandedOver.GRACEFUL or partition.owner is not None:
+            queue.journal.set(partition, "released_by", None)
+        if partition.owner is None or partition.owner.gone:
             queue.journal.set(partition, "let_go", HandedOver.FORCED)
         else:
             queue.journal.set(partition, "handed_over", HandedOver.FORCED)

@@ -6,8 +6,8 @@
     query.awaitTermination()
 
 To drain is to finish the micro-batch, hand every partition over with its position, unbind and stop
-the query: nobody gets anything twice. What is done when is the source's business (`leaving`); this
-is the driver's side, which tells it through the channel and waits.
+the query: no message is repeated. The source decides the steps (`leaving`). This is the driver's
+side, which orders the drain through the channel and waits.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ logger = logging.getLogger("counterpoise.spark")
 
 DEFAULT_TIMEOUT_SECONDS = 60.0
 _LOOK_SECONDS = 0.02
-# How long a query may take to stop before it is left to that.
+# How long a query may take to stop before it is left behind.
 _STOP_SECONDS = 5.0
 _STOP_AT_ONCE_SECONDS = 1.0
-# How long the program has to end by itself, once its queries have.
+# How long the program may take to end by itself after its queries.
 _END_SECONDS = 5.0
 _SPARE_SECONDS = 5.0
 
@@ -44,10 +44,10 @@ Held = Mapping[str, Mapping[int, str]]
 
 
 class DrainTimedOut(SourceError):
-    """Time was up before everything was handed over; the queries are stopped all the same.
+    """Time was up before everything was handed over; the queries are stopped nevertheless.
 
-    `held`: by queue, the partitions that were left and their states. What of them is in the sink
-    and in Spark's commit log is committed; the rest of a micro-batch comes again to the next owner.
+    `held`: by queue, the remaining partitions and their states. Messages in the sink and in Spark's
+    commit log are committed; the rest of a micro-batch comes again at the next owner.
     """
 
     code = "drain_timed_out"
@@ -61,16 +61,17 @@ def drain(
     queries: StreamingQuery | Iterable[StreamingQuery],
     timeout_seconds: float = DEFAULT_TIMEOUT_SECONDS,
 ) -> None:
-    """Hand over all that these queries own, in order, and stop them. Blocks until that is done.
+    """Hand over all partitions of these queries, in order, and stop them. Blocks until that is
+    done.
 
-    A query goes on working until others take its partitions. If nobody can, or when half of the
-    time is over (or ten seconds are left), it begins no new micro-batch, and what nobody takes is
-    left without an owner at its position. Trigger intervals are not waited for.
+    A query keeps working until others take its partitions. If no other flow can, or when half of
+    the time is over (or ten seconds are left), it begins no new micro-batch, and the remaining
+    partitions become unassigned at their positions. Trigger intervals are not waited for.
 
-    Raises DrainTimedOut if a micro-batch takes longer than that, or the service is not reached; the
-    queries are stopped then as by `query.stop()`, which is waited for some seconds. Raises
-    NoChannel for a query that reads nothing of ours, and what a query failed with meanwhile.
-    Queries that are over already are no error.
+    Raises DrainTimedOut if a micro-batch takes longer, or the service is not reached; then the
+    queries are stopped as by `query.stop()`, with a wait of some seconds. Raises NoChannel for a
+    query without a Counterpoise source, and the error of a query that failed meanwhile. Queries
+    that have ended already are no error.
     """
     several = _several(queries)
     try:
@@ -86,14 +87,14 @@ def drain_on_sigterm(
 ) -> None:
     """Drain when the process or its JVM is told to end, and end the process with exit code 0.
 
-    `what`: queries, or the session: then those that run when the signal comes (others than ours are
-    stopped plainly). `signals`: add `signal.SIGINT` for Ctrl-C. The program goes on when its
-    queries have stopped (`awaitTermination` returns); what has not ended by itself within five
-    seconds is ended by SystemExit(0) in the main thread, so that `finally` and atexit run.
+    `what`: queries, or the session: then those that run when the signal comes (queries of other
+    sources are just stopped). `signals`: add `signal.SIGINT` for Ctrl-C. The program continues when
+    its queries have stopped (`awaitTermination` returns). If it has not ended by itself within five
+    seconds, SystemExit(0) is raised in the main thread, so that `finally` and atexit run.
 
     A drain that times out is logged and ends with exit code 1. A second signal stops the queries at
-    once, as `query.stop()` does, with exit code 128 + signal. Call it in the main thread (else
-    ValueError), with the session made before.
+    once, as `query.stop()` does, with exit code 128 + signal. Call it in the main thread (otherwise
+    ValueError), after the session was created.
 
     The signal may reach the Python process, the JVM (as under spark-submit), or both. A JVM that is
     told to end waits for the drain, then stops Spark and ends with its own exit code (143).
@@ -107,7 +108,7 @@ def drain_on_sigterm(
 
 
 class _Departure:
-    """What a signal sets in motion."""
+    """The drain that a signal starts."""
 
     def __init__(
         self,
@@ -115,32 +116,32 @@ class _Departure:
         timeout_seconds: float,
         number: int,
     ) -> None:
-        """`number`: the signal by which the main thread is interrupted."""
+        """`number`: the signal that interrupts the main thread."""
         self._what = what
         self._timeout_seconds = timeout_seconds
         self._number = number
-        self._begun = threading.Lock()  # taken once and for all; a signal handler may try it
+        self._begun = threading.Lock()  # taken once and never released; a signal handler may try it
         self._over = threading.Event()
         self._signals = 0
         self._at_once = threading.Event()
         self._exit_code: int | None = None
 
     def on_signal(self, number: int, _: FrameType | None) -> None:
-        """In the main thread, between any two of its steps: so all work is done in another."""
+        """Runs in the main thread, between two of its steps, so another thread does the work."""
         if self._exit_code is not None:
             raise SystemExit(self._exit_code)
         self._signals += 1
-        # The first one may come while the JVM, which got it too, waits for the drain already.
+        # The first signal may come while the JVM, which also got it, already waits for the drain.
         if not self._begin(number) and self._signals > 1:
             self._at_once.set()
 
     def on_end_of_jvm(self) -> None:
-        """On a thread that the JVM waits for."""
+        """Runs on a thread that the JVM waits for."""
         self._begin(self._number)
         self._over.wait()
 
     def _begin(self, number: int) -> bool:
-        """False if that was done before."""
+        """Start the drain. False if it was started before."""
         if not self._begun.acquire(blocking=False):
             return False
         threading.Thread(target=self._run, args=(number,), name="counterpoise-drain").start()
@@ -160,7 +161,8 @@ class _Departure:
         if self._at_once.is_set():
             code = 128 + number
         if code:
-            # Before the queries stop: the program would go on then, and end as if all were well.
+            # Before the queries stop: otherwise the program would continue then, and exit with
+            # success.
             self._end(code, number)
             _stop(queries, _STOP_AT_ONCE_SECONDS if self._at_once.is_set() else _STOP_SECONDS)
         else:
@@ -169,12 +171,12 @@ class _Departure:
             self._end(code, number)
 
     def _drained(self, queries: Sequence[StreamingQuery]) -> int:
-        """0 if so."""
+        """0 if drained, 1 if not."""
         try:
             _wait(queries, self._timeout_seconds, self._at_once.is_set, lenient=True)
         except DrainTimedOut as error:
             if self._at_once.is_set():
-                logger.warning("counterpoise: told again: the queries are stopped at once")
+                logger.warning("counterpoise: a second signal: the queries are stopped at once")
             else:
                 logger.error("counterpoise: %s", error)
             return 1
@@ -194,7 +196,7 @@ class _Departure:
 
 
 def _signal_main_thread(number: int) -> None:
-    """So that it is interrupted wherever it waits."""
+    """Interrupt the main thread wherever it waits."""
     main = threading.main_thread()
     if main.is_alive() and main.ident is not None:
         if hasattr(signal, "pthread_kill"):
@@ -208,7 +210,7 @@ def _several(queries: object) -> list[StreamingQuery]:
 
 
 def _stop(queries: Iterable[StreamingQuery], timeout_seconds: float = _STOP_SECONDS) -> None:
-    """Stop them all, and wait for that in bounds: Spark waits for a sink for ever."""
+    """Stop all queries, and wait for a limited time, because Spark waits for a sink for ever."""
     stopping = [threading.Thread(target=query.stop, daemon=True) for query in queries]
     for thread in stopping:
         thread.start()
@@ -229,9 +231,9 @@ def _wait(
     *,
     lenient: bool = False,
 ) -> None:
-    """Tell them to leave and wait until they have, or `at_once` says not to.
+    """Tell the queries to leave, and wait until they have, or until `at_once` returns True.
 
-    `lenient`: a query that is not ours needs no waiting for. Raises like `drain`.
+    `lenient`: queries of other sources are ignored. Raises like `drain`.
     """
     give_up_at = time.monotonic() + timeout_seconds
     left = [_Leaver(query, give_up_at, lenient) for query in queries]
@@ -242,7 +244,7 @@ def _wait(
 
 
 class _Leaver:
-    """One query on its way out."""
+    """One query that leaves."""
 
     def __init__(self, query: StreamingQuery, give_up_at: float, lenient: bool) -> None:
         self._query = query
@@ -251,7 +253,7 @@ class _Leaver:
         self._channels: list[Channel] | None = None
 
     def is_over(self) -> bool:
-        """Whether its flows have left, or the query is over anyway. Tells them until they have."""
+        """Whether its flows have left, or the query has ended. Gives the order until they have."""
         if not self._query.isActive:
             if (failure := self._query.exception()) is not None:
                 raise failure
@@ -259,23 +261,23 @@ class _Leaver:
         if self._channels is None:
             self._channels = channels_of(self._query)
         if self._channels is None:
-            return False  # it begins just now
+            return False  # it is just starting
         if not self._channels and not self._lenient:
             raise NoChannel("the query reads from no counterpoise source: use query.stop()")
-        left = [self._has_left(channel) for channel in self._channels]  # all of them are told
+        left = [self._has_left(channel) for channel in self._channels]  # each gets the order
         return all(left)
 
     def _has_left(self, channel: Channel) -> bool:
         view = channel.get("view")
         if view is None:
-            return False  # it binds just now, and would forget what it was told
+            return False  # it is just binding, and would lose the order
         if channel.stamp("drain") is None:
             seconds = max(0.0, self._give_up_at - time.monotonic())
             channel.put("drain", {"timeout_seconds": seconds})
         return view["status"] in ("left", "gone")
 
     def views(self) -> list[Json]:
-        """What it still has."""
+        """The views of its flows that have not left."""
         found = [channel.get("view") for channel in self._channels or ()]
         return [view for view in found if view is not None and view["status"] != "left"]
 

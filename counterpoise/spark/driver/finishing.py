@@ -1,18 +1,18 @@
-"""What a `foreachBatch` function has finished counts as done, also while its query is stopped.
+"""Finished micro-batches of `foreachBatch` count as done, even while their query is being stopped.
 
 `query.stop()` interrupts the query's thread in the JVM. That thread waits for the Python function,
 and nothing interrupts that. When the function has returned, the thread is still marked as
 interrupted, so its next step fails: the entry in Spark's commit log. Then the micro-batch was never
 done for Spark, and so for the source: its messages would come again.
 
-So when the function has returned, the mark is taken away. Spark writes the entry, posts the event
-that tells the source, and then ends the query, because `stop` has set its state before. The calls
-of the function reach the JVM in the very thread that waits for it (PySpark pins them), so it is
-that thread's mark.
+So when the function has returned, the mark is removed. Spark writes the entry, posts the event that
+tells the source, and then ends the query, because `stop` has set its state before. The calls of the
+function reach the JVM in the very thread that waits for it (PySpark pins them), so it is that
+thread's mark.
 
-Two things stay as they are. A Spark job within the function is cancelled by `stop`, so the function
-fails and the micro-batch comes again. And a `stop` in the moment between the function's return and
-the entry (tens of milliseconds) still interrupts the entry. `drain` avoids both.
+Two cases remain. `stop` cancels a Spark job within the function, so the function fails and the
+micro-batch comes again. And a `stop` between the function's return and the entry (tens of
+milliseconds) still interrupts the entry. `drain` avoids both.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ _QUERY_ID = "sql.streaming.queryId"
 
 
 def finish_batches() -> None:
-    """Have it so for all queries of this process that read ours; once, by `register`.
+    """Enable it for all Counterpoise queries of this process; `register` calls this once.
 
-    A PySpark whose classes are others than these is left as it is.
+    A PySpark with other classes is left unchanged.
     """
     try:
         from pyspark.sql.utils import ForeachBatchFunction
 
         call = ForeachBatchFunction.call
     except (ImportError, AttributeError):
-        logger.info("counterpoise: this PySpark has no ForeachBatchFunction to look after")
+        logger.info("counterpoise: this PySpark has no ForeachBatchFunction to protect")
         return
     if not hasattr(call, "__wrapped__"):
         ForeachBatchFunction.call = _finishing(call)  # type: ignore[method-assign]
@@ -53,7 +53,7 @@ def _finishing(call: Callable[..., None]) -> Callable[..., None]:
         try:
             _forget_interrupt(self.session)
         except Exception:
-            logger.exception("counterpoise: the end of a micro-batch could not be looked after")
+            logger.exception("counterpoise: the end of a micro-batch could not be protected")
 
     return finish
 
@@ -61,11 +61,11 @@ def _finishing(call: Callable[..., None]) -> Callable[..., None]:
 def _forget_interrupt(session: SparkSession) -> None:
     context: Any = session.sparkContext
     thread = context._jvm.java.lang.Thread
-    # In nearly all micro-batches this is the one call that there is.
+    # In nearly all micro-batches this is the only call.
     if not thread.interrupted():
         return
     if _reads_ours(session, context.getLocalProperty(_QUERY_ID)):
-        logger.info("counterpoise: stopped amid a micro-batch that is finished: it counts as done")
+        logger.info("counterpoise: stopped during a finished micro-batch: it counts as done")
     else:
         thread.currentThread().interrupt()
 

@@ -1,11 +1,11 @@
-"""What is done when the JVM is told to end, before anything of Spark stops.
+"""A hook that runs when the JVM is told to end, before Spark stops.
 
 Under `spark-submit`, also on YARN and Kubernetes, the JVM is the parent of the Python program, and
 SIGTERM reaches the JVM alone. A JVM that ends starts all its hooks at once. Spark's hook is not one
-of them: it waits in a list of Hadoop's (`ShutdownHookManager`), whose hooks run one after the other
-by priority, each within its time. Spark stands there at 40 and stops the context. A hook of a
-higher priority runs before that: the context, the queries and the connections between the JVM and
-Python work as ever until the hook has returned or its time is up.
+of them: it is in a list of Hadoop's (`ShutdownHookManager`), whose hooks run one after the other by
+priority, each within its time. Spark's hook has priority 40 and stops the context. A hook of a
+higher priority runs earlier: until it has returned or its time is up, the context, the queries and
+the connections between the JVM and Python work as usual.
 """
 
 from __future__ import annotations
@@ -18,16 +18,18 @@ from typing import Any
 
 logger = logging.getLogger("counterpoise.spark")
 
-# Spark's is that of Hadoop's file systems (10) plus 30 (org.apache.spark.util.ShutdownHookManager).
+# Spark's priority is that of Hadoop's file systems (10) plus 30
+# (org.apache.spark.util.ShutdownHookManager).
 _PRIORITY = 100
 
 _withdraw: Callable[[], None] | None = None
 
 
 def before_spark_stops(act: Callable[[], None], timeout_seconds: float) -> None:
-    """Call `act`, on a thread of its own, when the JVM is told to end; it waits so long for that.
+    """Call `act`, on a thread of its own, when the JVM is told to end. The JVM waits at most this
+    long.
 
-    Replaces what was set before. Nothing is called after the Python program has ended by itself.
+    Replaces an earlier hook. Nothing is called after the Python program has ended by itself.
     """
     global _withdraw
     from pyspark import SparkContext
@@ -35,12 +37,12 @@ def before_spark_stops(act: Callable[[], None], timeout_seconds: float) -> None:
 
     gateway: Any = SparkContext._gateway
     if gateway is None:
-        logger.info("counterpoise: there is no JVM of Spark yet, whose end could be heard of")
+        logger.info("counterpoise: there is no JVM of Spark yet, so its end is not handled")
         return
     ensure_callback_server_started(gateway)  # type: ignore[no-untyped-call]
     jvm = gateway.jvm
     manager = jvm.org.apache.hadoop.util.ShutdownHookManager.get()
-    # A thread only for its identity: to compare what is here, the JVM would have to ask Python.
+    # A thread only for its identity: to compare Runnables, the JVM would have to ask Python.
     hook = jvm.java.lang.Thread(_Runnable(act))
     unit = jvm.java.util.concurrent.TimeUnit.MILLISECONDS
     manager.addShutdownHook(hook, _PRIORITY, int(timeout_seconds * 1000), unit)
@@ -58,7 +60,7 @@ def before_spark_stops(act: Callable[[], None], timeout_seconds: float) -> None:
 
 
 class _Runnable:
-    """What the JVM calls."""
+    """The object that the JVM calls."""
 
     def __init__(self, act: Callable[[], None]) -> None:
         self._act = act
@@ -67,7 +69,7 @@ class _Runnable:
         try:
             self._act()
         except Exception:
-            logger.exception("counterpoise: what was to be done before Spark stops failed")
+            logger.exception("counterpoise: the hook before Spark's stop failed")
 
     class Java:
         implements = ("java.lang.Runnable",)

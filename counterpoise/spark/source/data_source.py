@@ -1,7 +1,7 @@
-"""The data source `counterpoise` and how it is made known to Spark.
+"""The data source `counterpoise` and its registration in Spark.
 
-Before a query runs, Spark asks a process of its own whether the options are right. So nothing here
-loads Arrow, or what reads, before a reader is made.
+Before a query runs, Spark checks the options in a separate process. So nothing here loads Arrow, or
+the readers, before a reader is created.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ SCHEMA = (
 class CounterpoiseDataSource(DataSource):
     """`spark.readStream.format("counterpoise").option("queue", ...)`, and `spark.read` likewise.
 
-    Wrong options are refused on load, before any query starts; those of the other kind of read, and
-    a schema, when Spark makes the reader. `cores` is how
-    many tasks a micro-batch is read with at most; `register` sets it to those of the session.
-    `home` is where a query's source and the driver talk (`channel`); None without `register`.
+    Wrong options are refused on load, before any query starts; options of the other kind of read,
+    and a schema, when Spark creates the reader. `cores` is the limit of tasks that read a
+    micro-batch; `register` sets it to the session's cores. `home` is the directory of the `channel`
+    between a query's source and the driver; None without `register`.
     """
 
     cores: int | None = None
@@ -71,7 +71,7 @@ class CounterpoiseDataSource(DataSource):
 
 
 def check_schema(schema: StructType) -> None:
-    """Raises InvalidSchema if the user gave another than the source has."""
+    """Raises InvalidSchema if the user gave a schema other than the source's."""
     from pyspark.sql.pandas.types import from_arrow_schema
 
     from counterpoise.spark.tasks.executor import ARROW_SCHEMA
@@ -84,7 +84,7 @@ def check_schema(schema: StructType) -> None:
 
 
 def register(spark: SparkSession) -> None:
-    """Make `format("counterpoise")` known to the session."""
+    """Register `format("counterpoise")` in the session."""
     cores = max(1, spark.sparkContext.defaultParallelism)
     members = {"cores": cores, "home": driver_home()}
     source = type("SessionDataSource", (CounterpoiseDataSource,), members)
@@ -94,11 +94,11 @@ def register(spark: SparkSession) -> None:
 
 
 def session(app_name: str = "counterpoise", **config: str) -> SparkSession:
-    """A Spark session with the source registered, also where no Java is installed.
+    """A Spark session with the source registered, even if no Java is installed.
 
     `config` are Spark settings with `__` for dots (`spark__sql__shuffle__partitions="2"`). Without
-    spark-submit the master is `local[*]` unless set. A session that exists is used as it is.
-    Raises CannotStart if there is no Java.
+    spark-submit the master is `local[*]` unless set. An existing session is used unchanged. Raises
+    CannotStart if there is no Java.
     """
     if ensure_java() is None:
         raise CannotStart(

@@ -1,0 +1,117 @@
+"""Flows that leave (the contract, rules 3 to 5 and 12): who gets their partitions, and when.
+
+With few partitions it is one step: those that are being handed off go to their successors, and the
+rest has no owner, or goes to the flow that replaces the one that left. With more than a slice has
+room for, the flow leaves first (`FlowDeparted`), so that nobody can act for it any more and its
+place in the order of binding is free. It is `gone` then, and `settle` takes its partitions from it,
+lowest number first, in as many slices as it takes. Nothing else of the loop is done before that. So
+each partition gets the same owner as if all had been done at once.
+
+In the same way an instance that comes back within a holddown gets back what it left (`Departed`).
+"""
+
+from __future__ import annotations
+
+from broker.core.draft import Draft
+from broker.core.handoff import redirect
+from broker.core.state import records as r
+from broker.core.state.model import Departed, Flow, HandedOver
+from broker.core.state.transitions import State
+
+
+def leave(
+    draft: Draft, flow: Flow, reason: str, *, remember: bool = False, heir: Flow | None = None
+) -> list[int] | None:
+    """The flow leaves; the partitions that have no owner now, None if that takes more slices.
+
+    `heir` is the flow that replaces it.
+    """
+    if len(flow.owned) + len(flow.incoming) > draft.room:
+        draft.emit(r.FlowDeparted(flow.id, reason, remember, draft.now))
+        return None
+    if heir is not None:
+        for number in sorted(flow.incoming):
+            _name(draft, number, heir)
+    for number in sorted(flow.owned):
+        _pass_on(draft, flow, number, heir)
+    left = sorted(flow.owned)
+    draft.emit(r.FlowLeft(flow.id, reason, remember=remember, at=draft.now))
+    return left
+
+
+def settle(draft: Draft) -> None:
+    """Takes their partitions from flows that are gone, and gives back those of instances that came
+    back, as far as there is room.
+    """
+    queue = draft.queue
+    for flow_id in sorted(queue.gone):
+        flow = queue.gone[flow_id]
+        while flow_id in queue.gone:
+            if draft.room <= 0:
+                draft.cut_off()
+                return
+            number = queue.first_left(flow)
+            assert number is not None
+            _take(draft, flow, number)
+    back = [queue.by_instance[i] for i in queue.departed if i in queue.by_instance]
+    for flow in sorted(back, key=lambda flow: flow.seat):
+        if not _give_back(draft, flow, queue.departed[flow.instance]):
+            draft.cut_off()
+            return
+    if draft.granting == "replaced":
+        draft.granted()
+
+
+def _take(draft: Draft, flow: Flow, number: int) -> None:
+    """Takes a partition from a flow that is gone, or names another successor in its place."""
+    queue = draft.queue
+    heir = queue.by_seat.get(flow.seat)
+    if heir is not None and (heir.draining or heir.instance != flow.instance):
+        heir = None
+    if queue.partitions[number].owner is not flow:
+        _name(draft, number, heir)
+    elif not _pass_on(draft, flow, number, heir):
+        draft.emit(r.Orphaned(flow.id, (number,), draft.now))
+
+
+def _name(draft: Draft, number: int, heir: Flow | None) -> None:
+    """Another successor for what was on its way to a flow that leaves."""
+    if heir is not None and draft.queue.partitions[number].state is State.WARMING:
+        redirect(draft, number, heir)
+    else:
+        to = heir.id if heir is not None else None
+        draft.emit(r.HandoffsRedirected((r.Redirect(number, to),), None, draft.now))
+
+
+def _pass_on(draft: Draft, flow: Flow, number: int, heir: Flow | None) -> bool:
+    """Whether there is a flow that gets the partition of one that leaves: then it has it."""
+    queue = draft.queue
+    partition, handoff = queue.partitions[number], queue.handoffs.get(number)
+    successor = None if handoff is None else handoff.successor
+    if heir is not None:
+        draft.outside("replaced")
+        if partition.state is not State.REVOKING or successor in (None, heir):
+            raised = partition.let_go == HandedOver.FORCED
+            draft.grant(partition, heir, HandedOver.FORCED if raised else HandedOver.REPLACED)
+            return True
+    if successor is None or successor is flow:
+        return False
+    draft.grant(partition, successor, HandedOver.ORPHANED, by_handoff=True)
+    return True
+
+
+def _give_back(draft: Draft, flow: Flow, departed: Departed) -> bool:
+    """Whether the instance has all that it left and nobody owned since (rule 12).
+
+    If positions were set meanwhile (which raises the epoch) it gets the partition back too, but is
+    not told that it may go on as if nothing had been (`replaced`).
+    """
+    queue = draft.queue
+    while not flow.draining and (number := queue.first_to_give_back(departed)) is not None:
+        if draft.room <= 0:
+            return False
+        draft.outside("replaced")
+        partition = queue.partitions[number]
+        raised = partition.let_go == HandedOver.FORCED
+        draft.grant(partition, flow, HandedOver.FORCED if raised else HandedOver.REPLACED)
+    return True

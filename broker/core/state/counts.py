@@ -1,0 +1,94 @@
+"""What the balance works with, kept right whenever a partition changes hands.
+
+- *A partition counts* for the successor that it is on its way to, else for its owner; retiring ones
+  do not count.
+- `ranking` orders the bound, non-draining flows by what counts for them; `leaving` orders the
+  draining ones by what can still be taken from them, retiring partitions included.
+- A flow that is gone is in neither. What counted for it counts for no one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from broker.core.state.journal import Journal
+from broker.core.state.model import Flow, Handoff, Partition
+from broker.core.state.ranking import Ranking
+from broker.core.state.transitions import State
+
+
+class Counts:
+    """The counts of one queue. Whoever changes a partition takes it out before and adds it after.
+
+    `warming` and `stranded` are the handoffs in a warm-up, and those in a revoke that have no
+    successor.
+    """
+
+    def __init__(
+        self, journal: Journal, handoffs: Mapping[int, Handoff], by_seat: Mapping[int, Flow]
+    ) -> None:
+        self.ranking = Ranking()
+        self.leaving = Ranking()
+        self.warming: set[int] = set()
+        self.stranded: set[int] = set()
+        self._journal = journal
+        self._handoffs = handoffs
+        self._by_seat = by_seat
+
+    def take(self, partition: Partition) -> None:
+        """The partition is about to change."""
+        self._shift(partition, -1)
+
+    def add(self, partition: Partition) -> None:
+        """The partition has changed."""
+        self._shift(partition, 1)
+
+    def _shift(self, partition: Partition, sign: int) -> None:
+        journal, owner = self._journal, partition.owner
+        handoff = self._handoffs.get(partition.number)
+        counted = owner if handoff is None else handoff.named
+        if counted is not None and not partition.retiring:
+            journal.did(self._load, counted, counted.load)
+            self._load(counted, counted.load + sign)
+        if handoff is not None:
+            assert owner is not None
+            journal.set(owner, "outgoing", owner.outgoing + sign)
+            change = journal.add if sign > 0 else journal.discard
+            if partition.state is State.WARMING:
+                change(self.warming, partition.number)
+            elif handoff.named is None:
+                change(self.stranded, partition.number)
+            if handoff.named is not None:
+                change(handoff.named.incoming, partition.number)
+        if owner is not None and owner.draining:
+            self.rank(owner)
+
+    def _load(self, flow: Flow, load: int) -> None:
+        flow.load = load
+        if not flow.draining and self._by_seat.get(flow.seat) is flow:
+            self.ranking.put(flow.seat, load)
+
+    def rank(self, flow: Flow) -> None:
+        """Enters the flow in its ranking, or brings it up to date there."""
+        if self._by_seat.get(flow.seat) is not flow:
+            return
+        ranking, count = (
+            (self.leaving, len(flow.owned) - flow.outgoing)
+            if flow.draining
+            else (self.ranking, flow.load)
+        )
+        old = ranking.counts.get(flow.seat)
+        if old == count:
+            return
+        if old is None:
+            self._journal.did(ranking.remove, flow.seat)
+        else:
+            self._journal.did(ranking.put, flow.seat, old)
+        ranking.put(flow.seat, count)
+
+    def unrank(self, flow: Flow) -> None:
+        """Takes the flow out of its ranking."""
+        ranking = self.leaving if flow.draining else self.ranking
+        if self._by_seat.get(flow.seat) is flow:
+            self._journal.did(ranking.put, flow.seat, ranking.counts[flow.seat])
+            ranking.remove(flow.seat)

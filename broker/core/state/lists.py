@@ -1,0 +1,64 @@
+"""Records that say the same of several partitions: how many, and how several become one."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from typing import Any
+
+from broker.core.state import records as r
+
+# The records that may name several partitions, and where.
+_LISTS: dict[type[Any], str] = {
+    r.Orphaned: "partitions",
+    r.Granted: "grants",
+    r.WarmupsStarted: "moves",
+    r.RevokesStarted: "moves",
+    r.WarmupsEnded: "partitions",
+    r.HandoffsRedirected: "redirects",
+    r.HandoffsCalledOff: "partitions",
+}
+
+
+def size(record: r.Record) -> int:
+    """How many partitions it changes, if these are listed in it."""
+    name = _LISTS.get(type(record))
+    return 0 if name is None else len(getattr(record, name))
+
+
+def merged(records: list[r.Record]) -> list[r.Record]:
+    """The same records, neighbours that say the same of several partitions made one."""
+    result: list[r.Record] = []
+    run: list[r.Record] = []
+
+    def flush() -> None:
+        if not run:
+            return
+        head = run[0]
+        name = _LISTS.get(type(head))
+        if name is None or len(run) == 1:
+            result.extend(run)
+        else:
+            values = {field.name: getattr(head, field.name) for field in fields(head)}
+            values[name] = tuple(item for record in run for item in getattr(record, name))
+            result.append(type(head)(**values))
+        run.clear()
+
+    for record in records:
+        if run and not _alike(run[0], record):
+            flush()
+        run.append(record)
+    flush()
+    return result
+
+
+def _alike(one: r.Record, other: r.Record) -> bool:
+    name = _LISTS.get(type(one))
+    return (
+        name is not None
+        and type(one) is type(other)
+        and all(
+            getattr(one, field.name) == getattr(other, field.name)
+            for field in fields(one)
+            if field.name != name
+        )
+    )

@@ -1,0 +1,138 @@
+"""A database that hangs, cannot write or is gone: callers are told soon, and the log says why."""
+
+import contextlib
+import os
+import shutil
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import psycopg
+import pytest
+import structlog
+
+from broker.postgres import migrations
+from broker.postgres.embedded import EmbeddedPostgres
+from broker.service import Broker
+from tests.attacks.bystander import Bystander
+from tests.databases import FAST
+from tests.processes import Process, descendants
+from tests.service import Service, eventually, running, settings_for
+
+# 2 and 8 on a machine that does nothing else.
+PROBE_SECONDS, CALL_SECONDS = 4.0, 12.0
+
+
+class Ground:
+    """A service and the Postgres that it has to itself."""
+
+    def __init__(self, service: Service, url: str, data_dir: Path) -> None:
+        self.service = service
+        self.url = url
+        self.data_dir = data_dir
+        postmaster = int((data_dir / "postgres" / "postmaster.pid").read_text().splitlines()[0])
+        self.postmaster = postmaster
+
+    def signal(self, signum: int) -> None:
+        """To Postgres with all its processes."""
+        family: set[Process] = descendants(self.postmaster)
+        for pid in (self.postmaster, *(process.pid for process in family)):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signum)
+
+
+@pytest.fixture
+def ground(tmp_path: Path) -> Iterator[Ground]:
+    with EmbeddedPostgres(tmp_path, settings=FAST) as url:
+        migrations.upgrade(url)
+        settings = settings_for(url)
+        with running(Broker(settings), settings) as service:
+            yield Ground(service, url, tmp_path)
+
+
+def timed(url: str, method: str = "GET", **given: object) -> tuple[int, float]:
+    """The status of an answer and the seconds that it took."""
+    started = time.monotonic()
+    answer = httpx.request(method, url, timeout=60, **given)  # type: ignore[arg-type]
+    return answer.status_code, time.monotonic() - started
+
+
+def test_a_database_that_hangs(ground: Ground) -> None:
+    """Probes say so in 2 s and calls in 8; who was bound stays bound."""
+    url = ground.service.url
+    somebody = Bystander(url, "q")
+    with ground.service.http as http:
+        settings = {"name": "held", "partition_count": 1, "rebalance_delay": 0}
+        http.post("/queues", json=settings).raise_for_status()
+        flow = http.post("/queues/held/flows", json={"client_name": "c", "lease_seconds": 60})
+        token = {"Authorization": f"Bearer {flow.json()['flow_token']}"}
+        path = f"{url}/v1/queues/held/flows/{flow.json()['flow_id']}"
+    calls: dict[str, tuple[str, str, dict[str, object]]] = {
+        "readyz": ("GET", f"{url}/readyz", {}),
+        "readyz again": ("GET", f"{url}/readyz", {}),
+        "metrics": ("GET", f"{url}/metrics", {}),
+        "list": ("GET", f"{url}/v1/queues", {}),
+        "create": ("POST", f"{url}/v1/queues", {"json": {"name": "n", "partition_count": 1}}),
+        "bind": ("POST", f"{url}/v1/queues/held/flows", {"json": {"client_name": "d"}}),
+        "heartbeat": ("POST", f"{path}/heartbeat", {"headers": token}),
+        "poll": ("GET", f"{path}/updates?after={2**40}&wait=1", {"headers": token}),
+        "drain": ("POST", f"{path}/drain", {"headers": token}),
+    }
+    answers: dict[str, tuple[int, float]] = {}
+
+    def ask(name: str) -> None:
+        method, where, given = calls[name]
+        answers[name] = timed(where, method, **given)
+
+    ground.signal(signal.SIGSTOP)
+    try:
+        threads = [threading.Thread(target=ask, args=(name,)) for name in calls]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert timed(f"{url}/healthz")[0] == 200
+    finally:
+        ground.signal(signal.SIGCONT)
+    for name, (status, seconds) in answers.items():
+        probe = name.startswith(("readyz", "metrics"))
+        assert status == (200 if name == "metrics" else 503), name
+        assert seconds < (PROBE_SECONDS if probe else CALL_SECONDS), name
+    eventually(lambda: httpx.get(f"{url}/readyz").status_code == 200)
+    eventually(lambda: httpx.post(f"{path}/heartbeat", headers=token).status_code == 200)
+    # He was told 503, and nothing worse.
+    assert all("503" in fault for fault in somebody.faults)
+    somebody.faults.clear()
+    somebody.leave()
+    assert not somebody.faults
+
+
+def test_a_database_that_cannot_write(ground: Ground) -> None:
+    """Its disk is full for new files, though what is in memory still changes."""
+    url = f"{ground.service.url}/readyz"
+    with psycopg.connect(ground.url, autocommit=True) as connection:
+        connection.execute("ALTER DATABASE counterpoise SET temp_file_limit = '64kB'")
+    with structlog.testing.capture_logs() as logs:
+        eventually(lambda: httpx.get(url).status_code == 503)
+        answer = httpx.get(url)
+        assert answer.json()["detail"] == "The database cannot write."
+        said = [line for line in logs if line.get("code") == "53400"]
+        assert len(said) == 1, "once, and not for every probe"
+        assert "temporary file" in said[0]["error"]
+    with psycopg.connect(ground.url, autocommit=True) as connection:
+        connection.execute("ALTER DATABASE counterpoise RESET temp_file_limit")
+    eventually(lambda: httpx.get(url).status_code == 200)
+
+
+def test_a_data_directory_that_is_gone(ground: Ground) -> None:
+    url = f"{ground.service.url}/readyz"
+    shutil.rmtree(ground.data_dir / "postgres" / "base")
+    with structlog.testing.capture_logs() as logs:
+        eventually(lambda: httpx.get(url).status_code == 503)
+    said = [line for line in logs if line["event"] == "the database cannot be reached"]
+    assert any(
+        "No such file" in line["error"] or "does not exist" in line["error"] for line in said
+    )
