@@ -31,6 +31,8 @@ _log = structlog.get_logger(LOGGER)
 # In the history and the event stream, and not in the log.
 UNTOLD = (
     r.CutOff,
+    # Follows a departure that was told.
+    r.Orphaned,
     r.Released,
     r.WarmupsStarted,
     r.RevokesStarted,
@@ -62,7 +64,7 @@ class Narration:
             case r.FlowBound():
                 self._remember(record.flow_id, record.client_name)
                 _log.info("flow bound", **place, **self._flow("flow", record.flow_id))
-            case r.FlowLeft():
+            case r.FlowLeft() | r.FlowDeparted():
                 event = "lease expired" if record.reason == "lease_expired" else "flow left"
                 flow = self._flow("flow", record.flow_id)
                 _log.info(event, **place, **flow, reason=record.reason)
