@@ -8,8 +8,7 @@ from structlog.testing import capture_logs
 from broker.core.state import records as r
 from broker.core.state.records import Entry, Grant
 from broker.mailbox.narration import LOGGER, MOST_LINES, UNTOLD, Narration
-from tests.broker.calls.test_queues import spec
-from tests.broker.shell import World
+from tests.broker.shell import World, spec
 from tests.world.loop import virtual
 
 
@@ -79,8 +78,8 @@ def test_thousands_of_forced_handoffs_are_counted() -> None:
 
 def test_every_kind_of_record_is_told_or_left_out_on_purpose() -> None:
     tells = {
-        r.FlowBound, r.FlowLeft, r.FlowDeparted, r.FlowDraining, r.HolddownStarted, r.HolddownSettled,
-        r.RebalanceStarted, r.RebalanceFinished, r.GrantedOutside, r.Granted, r.EpochsRaised,
+        r.FlowBound, r.FlowLeft, r.FlowDeparted, r.FlowDraining,
+        r.HolddownStarted, r.HolddownSettled, r.RebalanceStarted, r.RebalanceFinished, r.GrantedOutside, r.Granted, r.EpochsRaised,
         r.PartitionsAdded, r.PartitionsRetired, r.PartitionsRemoved, r.SettingsChanged,
     }  # fmt: skip
     assert tells | set(UNTOLD) == set(r.Record.__args__)
