@@ -91,8 +91,7 @@ def pages(http: httpx.Client, key: str) -> list[Any]:
 def test_the_audit_is_committed_with_the_change_or_neither_is(secured: Guarded) -> None:
     secured.create("atomic")
     with psycopg.connect(secured.url, autocommit=True) as connection, secured.http as http:
-        alter = "ALTER TABLE counterpoise.audit"
-        connection.execute(f"{alter} ADD CONSTRAINT broken CHECK (false) NOT VALID".encode())
+        connection.execute("ALTER TABLE counterpoise.audit RENAME TO away")
         try:
             for method, path, body in (
                 ("PATCH", "/v1/queues/atomic", {"max_handoff_time": 9.0}),
@@ -100,9 +99,9 @@ def test_the_audit_is_committed_with_the_change_or_neither_is(secured: Guarded) 
                 ("DELETE", "/v1/queues/atomic", None),
             ):
                 answer = http.request(method, path, json=body, headers=bearer(secured.root))
-                assert answer.status_code >= 500
+                assert answer.status_code == 503
         finally:
-            connection.execute(f"{alter} DROP CONSTRAINT broken".encode())
+            connection.execute("ALTER TABLE counterpoise.away RENAME TO audit")
         queue = http.get("/v1/queues/atomic", headers=bearer(secured.root)).json()
         assert queue["max_handoff_time"] == 3.0
         assert http.get("/v1/queues/atomic-2", headers=bearer(secured.root)).status_code == 404
