@@ -49,7 +49,8 @@ def _retire(draft: Draft, numbers: tuple[int, ...]) -> None:
 
     One that was taken back begins a new epoch when it retires again. Else its owner's word that it
     is finished, said the first time and delayed until now, would pass for the second time, and what
-    was appended in between would be lost.
+    was appended in between would be lost. Its owner is the same, so what it has in work counts
+    (`replaced`).
     """
     draft.emit(r.PartitionsRetired(numbers))
     partitions = [draft.queue.partitions[number] for number in numbers]
@@ -59,7 +60,7 @@ def _retire(draft: Draft, numbers: tuple[int, ...]) -> None:
         if partition.owner is not None and partition.let_go == HandedOver.REPLACED
     )
     if again:
-        draft.emit(r.EpochsRaised(again, draft.now))
+        draft.emit(r.EpochsRaised(again, draft.now, HandedOver.REPLACED))
 
 
 def rebalance_now(command: c.RebalanceNow, draft: Draft) -> None:

@@ -55,7 +55,7 @@ class TestGrow:
         assert (orders.epoch(3), orders.owner(3)) == (1, "B")
         orders.resize(3)
         assert orders.release("B", 3, epoch=1, finished=True) == ["stale_epoch"]
-        assert (orders.epoch(3), orders.handed_over(3), orders.owner(3)) == (2, "forced", "B")
+        assert (orders.epoch(3), orders.handed_over(3), orders.owner(3)) == (2, "replaced", "B")
         assert orders.release("B", 3, epoch=2, finished=True) == ["ok"]
 
     def test_it_retires_in_its_epoch_when_it_was_granted_anew_since(self) -> None:

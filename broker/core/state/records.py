@@ -12,6 +12,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any, NamedTuple
 
+from broker.core.state.model import HandedOver
+
 
 class Grant(NamedTuple):
     """One grant of ownership.
@@ -286,10 +288,15 @@ class PartitionsRemoved:
 
 @dataclass(frozen=True, slots=True)
 class EpochsRaised:
-    """An administrator set positions: who owns these partitions goes on under a new epoch."""
+    """The owners of these partitions keep them under a new epoch.
+
+    `forced`: an administrator set positions. `replaced`: the partitions retire again, and work that
+    was planned under the epoch before counts.
+    """
 
     partitions: tuple[int, ...]
     at: float
+    handed_over: str = HandedOver.FORCED
 
 
 @dataclass(frozen=True, slots=True)

@@ -352,7 +352,7 @@ def _(record: r.EpochsRaised, queue: Queue) -> None:
         if partition.owner is None or partition.owner.gone:
             queue.journal.set(partition, "let_go", HandedOver.FORCED)
         else:
-            queue.journal.set(partition, "handed_over", HandedOver.FORCED)
+            queue.journal.set(partition, "handed_over", record.handed_over)
             queue.journal.set(partition, "let_go", HandedOver.INITIAL)
             queue.touch(partition.owner)
         _touch_successor(queue, queue.handoffs.get(number))
