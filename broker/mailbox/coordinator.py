@@ -17,8 +17,8 @@ moved first (the contract, *Flow*). A decision that begins a deadline is committ
 anew (`Overdue`): otherwise an owner might be forced before it was told to release.
 
 **A large decision comes in slices** (`broker.core.rebalancer`). The replica that committed one goes
-on with the next in a turn of its own, which takes in what was asked meanwhile. A replica that sees
-a slice of another one leaves it the rest and what is due. If that one dies, a sweep finds it due.
+on with the next in a turn of its own, which takes in what was asked meanwhile. Other replicas leave
+the rest to it; if it dies, a sweep finds the queue due.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ from broker.core.errors import BrokerError, QueueNotFound, Unavailable
 from broker.core.rebalancer import follow
 from broker.core.state import records as r
 from broker.core.state.queue import Queue
-from broker.core.state.records import Entry
 from broker.mailbox.availability import UNAVAILABLE
 from broker.mailbox.clock import StoreClock
+from broker.mailbox.memory import keep
 from broker.mailbox.patience import renew
 from broker.mailbox.turns import Ask, Late, Turn
 from broker.store.ports import (
@@ -71,7 +71,7 @@ class Coordinator:
         new_id: Callable[[], str],
         on_change: Callable[[Coordinator, frozenset[str] | None, bool], None],
         on_alarm: Callable[[Coordinator, float | None], None],
-        on_commit: Callable[[Sequence[Entry]], None] = lambda entries: None,
+        on_commit: Callable[[Sequence[r.Entry]], None] = lambda entries: None,
         renewing: Container[str] = (),
     ) -> None:
         """`on_change(self, flows whose views changed, whether it was this replica)` follows every
@@ -93,8 +93,7 @@ class Coordinator:
         self._renewing = renewing
         self._alarm: float | None = None
         self._wake_at: float | None = None
-        self._rest = False
-        self._resumes = False
+        self._rest = self._resumes = False
         self._queue: Queue | None = None
         self._asks: list[Ask] = []
         self._looks: list[Look] = []
@@ -122,8 +121,8 @@ class Coordinator:
     def adopt(self, queue: Queue) -> None:
         """The queue that was just created, so that its first use need not load it."""
         if self._queue is None and self._task is None:
-            self._queue = queue
-            self._advance = False
+            self._queue, self._advance = queue, False
+            keep(queue)
             self._settled(queue, follow(queue, ()), ours=False)
 
     async def ask(self, ask: Ask) -> Any:
@@ -223,6 +222,7 @@ class Coordinator:
             await self._replay_missed(queue)
         if queue is None:
             queue = await self._store.load(self.queue_id)
+            keep(queue)
             await self._keep_time(queue.outage_seen)
             self._queue, self.name = queue, queue.name
             # Not known yet; to advance it is the first thing that is done with it.
@@ -385,7 +385,7 @@ class Coordinator:
         self._next_lease = min(ends, default=None)
 
 
-def _outage_seen(entry: Entry) -> int:
+def _outage_seen(entry: r.Entry) -> int:
     """The outage after which the entry moved deadlines; 0: it moved none."""
     moved = (r.DeadlinesMoved, r.ClockWentBack)
     return max((one.outage_id for one in entry.records if isinstance(one, moved)), default=0)
