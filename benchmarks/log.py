@@ -18,11 +18,10 @@ import time
 from contextlib import ExitStack
 from pathlib import Path
 
-from alembic import command
-from alembic.config import Config
-from sqlalchemy.ext.asyncio import create_async_engine
-
 from broker.logs.builtin import BuiltinLogs
+from broker.logs.engine import log_engine
+from broker.logs.ports import Holder, Purpose
+from broker.postgres import migrations
 from broker.postgres.embedded import EmbeddedPostgres
 from counterpoise.client import Client
 from counterpoise.keys import partition_of
@@ -53,39 +52,54 @@ def main() -> None:
 
 def measure(url: str, messages: int, batch: int) -> None:
     """Append and read `messages` in each round; print the medians."""
-    asyncio.run(_prepare(url))
-    log = PostgresLog("bench", url, timeout_seconds=60)
-    appended = []
-    spent = []
+    print(
+        f"{MESSAGE_BYTES} B messages, batches of {batch}, {PARTITIONS} partitions, {ROUNDS} rounds"
+    )
+    given = asyncio.run(_prepare(url))
+    sides = {"the owner": (url, url), "a client": (given["publish"], given["read"])}
+    found: dict[str, dict[str, list[float]]] = {side: {} for side in sides}
+    # In turns: what slows the machine down slows both.
     for round_number in range(ROUNDS):
-        before_cpu, before = _cpu_seconds(), time.perf_counter()
-        _append(log, messages, batch, first=round_number * messages)
-        appended.append(messages / (time.perf_counter() - before))
-        spent.append((_cpu_seconds() - before_cpu) / messages * 1e6)
-    published = [_publish(url, messages, batch) for _ in range(ROUNDS)]
-    read = []
-    for _ in range(ROUNDS):
-        before = time.perf_counter()
-        rows = sum(
-            part.num_rows
-            for partition in range(PARTITIONS)
-            for part in log.read(partition, "0", None, max_messages=messages)
-        )
-        read.append(rows / (time.perf_counter() - before))
+        for side, (publish_url, read_url) in sides.items():
+            figures = _measure(side, publish_url, read_url, messages, batch, round_number)
+            for what, figure in figures.items():
+                found[side].setdefault(what, []).append(figure)
+    for what in found["a client"]:
+        owner, client = (statistics.median(found[side][what]) for side in sides)
+        print(f"{what:44} {client:>12,.2f}   (the owner, whom no policy binds: {owner:,.2f})")
+
+
+def _measure(
+    side: str, publish_url: str, read_url: str, messages: int, batch: int, round_number: int
+) -> dict[str, float]:
+    """One round, by what was measured."""
+    name = f"bench-{side.split()[-1]}"
+    found = {}
+    log = PostgresLog(name, publish_url, timeout_seconds=60)
+    before_cpu, before = _cpu_seconds(), time.perf_counter()
+    _append(log, messages, batch, first=round_number * messages)
+    found["append, messages/s"] = messages / (time.perf_counter() - before)
+    found["append, µs CPU of the publisher per message"] = (
+        (_cpu_seconds() - before_cpu) / messages * 1e6
+    )
+    log.close()
+    found["publish, messages/s (through Publisher)"] = _publish(name, publish_url, messages, batch)
+    log = PostgresLog(name, read_url, timeout_seconds=60)
+    before = time.perf_counter()
+    rows = sum(
+        part.num_rows
+        for partition in range(PARTITIONS)
+        for part in log.read(partition, "0", None, max_messages=messages)
+    )
+    found["read, messages/s"] = rows / (time.perf_counter() - before)
     bounds = []
     for _ in range(200):
         before = time.perf_counter()
         log.bounds(range(PARTITIONS))
         bounds.append(time.perf_counter() - before)
+    found[f"bounds of {PARTITIONS} partitions, ms"] = statistics.median(bounds) * 1e3
     log.close()
-    print(
-        f"{MESSAGE_BYTES} B messages, batches of {batch}, {PARTITIONS} partitions, {ROUNDS} rounds"
-    )
-    print(f"append   {statistics.median(appended):>10,.0f} messages/s", end="")
-    print(f"   ({statistics.median(spent):.1f} µs CPU of the publisher per message)")
-    print(f"publish  {statistics.median(published):>10,.0f} messages/s   (through Publisher)")
-    print(f"read     {statistics.median(read):>10,.0f} messages/s")
-    print(f"bounds   {statistics.median(bounds) * 1e3:>10.2f} ms for {PARTITIONS} partitions")
+    return found
 
 
 def _append(log: PostgresLog, messages: int, batch: int, first: int) -> None:
@@ -106,19 +120,19 @@ def _append(log: PostgresLog, messages: int, batch: int, first: int) -> None:
 class _Service(Client):
     """Returns the log's address, so that the benchmark needs no service."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, name: str, url: str) -> None:
         super().__init__()
-        self._view = LogView("builtin:bench", PARTITIONS, "earliest", LogAccess(url))
+        self._view = LogView(f"builtin:{name}", PARTITIONS, "earliest", LogAccess(url))
 
-    def log_access(self, name: str, purpose: str) -> LogView:
+    def log_access(self, *_: object, **__: object) -> LogView:
         return self._view
 
 
-def _publish(url: str, messages: int, batch: int) -> float:
+def _publish(name: str, url: str, messages: int, batch: int) -> float:
     value = os.urandom(MESSAGE_BYTES)
     before = time.perf_counter()
-    with _Service(url) as service:
-        with Publisher("bench", client=service, batch_messages=batch) as publisher:
+    with _Service(name, url) as service:
+        with Publisher(name, client=service, batch_messages=batch) as publisher:
             for number in range(messages):
                 publisher.publish(value, f"key-{number}")
     return messages / (time.perf_counter() - before)
@@ -129,16 +143,24 @@ def _cpu_seconds() -> float:
     return usage.ru_utime + usage.ru_stime
 
 
-async def _prepare(url: str) -> None:
-    config = Config()
-    config.set_main_option("script_location", "migrations:log")
-    config.set_main_option("sqlalchemy.url", url.replace("%", "%%"))
-    await asyncio.to_thread(command.upgrade, config, "head")
-    engine = create_async_engine(url.replace("postgresql://", "postgresql+asyncpg://", 1))
+async def _prepare(url: str) -> dict[Purpose, str]:
+    """Empty logs for both sides, and a client's access to its log for each purpose."""
+    await asyncio.to_thread(migrations.upgrade, url)
+    engine = log_engine(url)
     logs = BuiltinLogs(engine, url)
-    await logs.drop("builtin:bench")
-    await logs.ensure("builtin:bench", PARTITIONS)
+    for name in ("bench-owner", "bench-client"):
+        await logs.drop(f"builtin:{name}")
+        await logs.ensure(f"builtin:{name}", PARTITIONS)
+    holder = Holder.caller("bench", None, None)
+    purposes: tuple[Purpose, ...] = ("publish", "read")
+    given: dict[Purpose, str] = {}
+    for purpose in purposes:
+        access = await logs.access("builtin:bench-client", purpose, holder)
+        if access is None:
+            raise SystemExit("this user may not create roles (CREATEROLE)")
+        given[purpose] = access.url
     await engine.dispose()
+    return given
 
 
 if __name__ == "__main__":

@@ -233,14 +233,20 @@ def set_positions(
     )
 
 
-def log_access(name: str, purpose: Literal["read", "publish"]) -> Call[wire.LogView]:
-    """The queue's log: address, partition count and, if there are any, credentials."""
-    return Call(
-        "POST",
-        _queue_path(name, "/log-access"),
-        reading.reading(reading.log_view),
-        body={"purpose": purpose},
-    )
+def log_access(
+    name: str,
+    purpose: Literal["read", "publish"],
+    *,
+    refused: bool = False,
+    flow_token: str | None = None,
+) -> Call[wire.LogView]:
+    """The queue's log: address, partition count and, if there are any, credentials.
+
+    `refused`: the log refused the last ones. With `flow_token` they are the flow's own.
+    """
+    body = {"purpose": purpose, **({"refused": True} if refused else {})}
+    read = reading.reading(reading.log_view)
+    return Call("POST", _queue_path(name, "/log-access"), read, body=body, token=flow_token)
 
 
 # ------------------------------------------------------------------ flows

@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import json
+import logging
 import os
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
@@ -36,6 +37,25 @@ T = TypeVar("T")
 # Below uvicorn's 5 s, so that the client never reuses a connection that uvicorn is closing.
 _LIMITS = httpx.Limits(max_connections=None, max_keepalive_connections=20, keepalive_expiry=3.0)
 _LOOPBACK = ("localhost", "127.0.0.1", "::1")
+
+
+class _Quiet(logging.Filter):
+    """Drops the line that httpx logs for each request, if the request is one of ours.
+
+    A consumer makes several a second. The requests of the program itself stay in its log.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.urls: set[str] = set()
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        asked = record.args[1:2] if isinstance(record.args, tuple) else ()
+        return not str(*asked).startswith(tuple(self.urls))
+
+
+_QUIET = _Quiet()
+logging.getLogger("httpx").addFilter(_QUIET)
 
 
 @functools.cache
@@ -61,6 +81,7 @@ class _Settings:
 
     def __init__(self, url: str | None, token: str | None, timeout_seconds: float) -> None:
         self.url = base_url(url or os.environ.get("COUNTERPOISE_URL") or calls.DEFAULT_URL)
+        _QUIET.urls.add(self.url)
         self.timeout_seconds = timeout_seconds
         self._token = checked_token(token) or checked_token(os.environ.get("COUNTERPOISE_TOKEN"))
 

@@ -62,6 +62,11 @@ Position = Annotated[
         examples=["1042"],
     ),
 ]
+# An older version stored whatever it was sent.
+ShownPosition = Annotated[
+    str,
+    Field(description="An opaque string of the log. Null: see `start`.", examples=["1042"]),
+]
 RebalanceStatusName = Literal["Ready", "Holddown", "Rebalancing"]
 
 

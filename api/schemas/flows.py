@@ -17,6 +17,7 @@ from api.schemas.common import (
     Position,
     QueueName,
     RequestModel,
+    ShownPosition,
     Time,
 )
 from api.schemas.queues import LogCredentials, Start
@@ -73,12 +74,15 @@ class PartitionOfFlow(AnswerModel):
     state: Literal["owned", "revoking", "retiring", "warming"] = Field(
         description="In the first three the flow is the owner; in `warming` it is not yet."
     )
-    position: Position | None = Field(description="The last committed position.")
-    handed_over: Literal["initial", "graceful", "forced", "orphaned", "replaced"] | None = Field(
+    position: ShownPosition | None = Field(description="The last committed position.")
+    # Not an enumeration: a newer replica may have stored another.
+    handed_over: str | None = Field(
         default=None,
         exclude_if=_absent,
-        description="How it left its previous owner; absent while `warming`. After `forced` and "
-        "`orphaned`, messages after `position` may have been seen before.",
+        description="How it left its previous owner: `initial`, `graceful`, `forced`, `orphaned` "
+        "or `replaced`; absent while `warming`. After `forced` and `orphaned`, messages after "
+        "`position` may have been seen before.",
+        examples=["graceful"],
     )
     deadline: Time | None = Field(
         default=None,

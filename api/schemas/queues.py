@@ -27,6 +27,7 @@ from api.schemas.common import (
     QueueName,
     RebalanceStatusName,
     RequestModel,
+    ShownPosition,
     Time,
     left_out,
 )
@@ -165,7 +166,6 @@ class QueueChange(RequestModel):
     max_handoff_time: MaxHandoffTime = left_out()
     max_warmup_time: MaxWarmupTime = left_out()
     max_concurrent_handoffs: MaxConcurrentHandoffs = left_out()
-    log: LogName = left_out()
     start: Start = left_out()
 
 
@@ -207,9 +207,9 @@ class Partition(AnswerModel):
     owner: str | None = Field(description="The flow_id of its owner.")
     successor: str | None = Field(description="The flow_id of its next owner during a handoff.")
     state: PartitionState
-    position: Position | None
+    position: ShownPosition | None
     deadline: Time | None = Field(description="When its warm-up or handoff ends at the latest.")
-    end: Position | None = Field(
+    end: ShownPosition | None = Field(
         description="The position of the next message to be appended. Null while the service "
         "cannot ask the log."
     )
@@ -294,8 +294,8 @@ class PositionsRequest(RequestModel):
 class PositionSet(AnswerModel):
     partition: PartitionNumber
     epoch: Epoch
-    position: Position | None
-    previous: Position | None = Field(
+    position: ShownPosition | None
+    previous: ShownPosition | None = Field(
         default=None, description="In a dry run, the position as it is. Null without one."
     )
     read_again: int | None = Field(

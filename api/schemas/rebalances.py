@@ -1,6 +1,6 @@
 """The wire models of rebalances (`api.schemas` explains the rules they follow)."""
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import ConfigDict, Field, JsonValue
 
@@ -16,8 +16,14 @@ from api.schemas.common import (
     Time,
 )
 
-Trigger = Literal[
-    "bind", "unbind", "lease_expired", "resize", "access_type", "drain", "admin", "replaced"
+# Not an enumeration: a replica also shows what a newer one has stored.
+Trigger = Annotated[
+    str,
+    Field(
+        description="`bind`, `unbind`, `lease_expired`, `resize`, `access_type`, `drain`, `admin` "
+        "or `replaced`; later versions may add others.",
+        examples=["bind"],
+    ),
 ]
 
 

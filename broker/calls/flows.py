@@ -29,6 +29,7 @@ from broker.core.errors import (
 )
 from broker.core.state.queue import Queue
 from broker.logs.ports import Holder, Logs
+from broker.logs.positions import refuse_invalid, surely_valid
 from broker.mailbox.batches import Batcher
 from broker.mailbox.coordinator import Coordinator
 from broker.mailbox.turns import Ask, slices
@@ -144,10 +145,11 @@ class FlowCalls:
     async def commit(
         self, name: str, flow_id: str, seq: int | None, items: Sequence[views.CommitItem]
     ) -> views.ResultsView:
-        """Commits positions. Raises FlowGone, FlowNotFound."""
+        """Commits positions. Raises FlowGone, FlowNotFound, Invalid."""
         _refuse_repetitions([item.partition for item in items])
 
         async def work(coordinator: Coordinator) -> views.ResultsView:
+            await _refuse_positions(coordinator, [item.position for item in items])
             queue_id = coordinator.queue_id
             commits = [
                 PositionCommit(queue_id, flow_id, seq, item.partition, item.epoch, item.position)
@@ -164,8 +166,13 @@ class FlowCalls:
     async def release(
         self, name: str, flow_id: str, seq: int | None, items: Sequence[views.ReleaseItem]
     ) -> views.ResultsView:
-        """Commits positions and releases partitions, atomically. Raises FlowGone, FlowNotFound."""
+        """Commits positions and releases partitions, atomically.
+
+        Raises FlowGone, FlowNotFound, Invalid.
+        """
         _refuse_repetitions([item.partition for item in items])
+        given = [item.position for item in items]
+        await self._queues.on(name, lambda queue: _refuse_positions(queue, given))
         released = [c.ReleaseItem(item.partition, item.epoch, item.finished) for item in items]
         positions = {item.partition: item.position for item in items}
         asks = [
@@ -273,6 +280,17 @@ class FlowCalls:
                 answers[place] = [next(results) for _ in call]
             waiting = later
         return answers
+
+
+async def _refuse_positions(coordinator: Coordinator, given: Sequence[str | None]) -> None:
+    """Raises Invalid for what cannot be a position of the queue's log; `given` as in the call."""
+    doubtful = {
+        f"partitions.{place}.position": position
+        for place, position in enumerate(given)
+        if position is not None and not surely_valid(position)
+    }
+    if doubtful:
+        refuse_invalid(await coordinator.read(lambda queue: queue.settings.log), doubtful)
 
 
 def _act_on(caller: Caller | None, call: str, queue: str, flow_id: str) -> Act | None:

@@ -16,8 +16,6 @@ from contextlib import suppress
 from dataclasses import asdict, replace
 from typing import NamedTuple
 
-import structlog
-
 from broker.calls import views
 from broker.calls.access import QueueAccess
 from broker.calls.monitoring import number_of
@@ -36,8 +34,6 @@ from broker.mailbox.batches import Batcher
 from broker.mailbox.turns import Ask
 from broker.store.key_ports import KeyRow
 from broker.store.ports import StoreUnavailable
-
-_log = structlog.get_logger()
 
 LOOK_SECONDS = 1.0
 TRUSTED_SECONDS = 4.0
@@ -202,20 +198,21 @@ class KeyCalls:
                 self._ended.pop(caller.key_id, None)
 
     async def look(self) -> None:
-        """Reads again the keys that are in use; called once a second."""
+        """Reads again the keys that are in use; called once a second.
+
+        Without the store nothing happens; the sweep reports that.
+        """
         now = self._monotonic()
         horizon = now - IDLE_SECONDS
         idle = [id for id, known in self._known.items() if known.used_at < horizon]
         for key_id in idle:
             if key_id not in self._ended:
                 del self._known[key_id]
-        try:
+        with suppress(StoreUnavailable):
             await self._look_many([None, *self._known, *(id for id in self._ended if id)])
             await self._note_uses(now)
             if self._any_made:
                 await self._end_flows()
-        except StoreUnavailable as error:
-            _log.warning("keys cannot be read", error=str(error))
 
     async def _look_many(self, key_ids: Sequence[str | None]) -> Sequence[KeyRow | None]:
         began = self._monotonic()

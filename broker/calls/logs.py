@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import Any, Literal, TypeAlias
 
@@ -12,18 +12,19 @@ import structlog
 from broker.calls import views
 from broker.calls.access import QueueAccess, act_of
 from broker.calls.log_readers import LogReaders, log_owner, owner_among
-from broker.calls.monitoring import DECIMAL
 from broker.calls.rendering import queue_view
 from broker.core import commands as c
 from broker.core.access import Caller, Right
-from broker.core.errors import Invalid, Unavailable
+from broker.core.errors import BrokerError, Invalid, Unavailable
 from broker.core.state.queue import Queue
 from broker.logs.names import builtin_name, canonical, decides_count
 from broker.logs.ports import Holder, Logs, Purpose
+from broker.logs.positions import number_of, refuse_invalid
 from broker.mailbox.availability import store_available
 from broker.mailbox.coordinator import Coordinator
 from broker.mailbox.turns import EARLIEST, Ask
-from counterpoise.logs.address import kind_of
+from broker.store.ports import StoreError
+from counterpoise.logs.address import InvalidLog, kind_of
 
 Where: TypeAlias = Mapping[int, str | None] | Literal["earliest", "latest"] | float
 """Positions, an end of the log, or a time in Unix seconds."""
@@ -91,7 +92,8 @@ class LogCalls:
                 [("positions", f"names {unknown}, which do not exist")],
             )
         if kind_of(log) is not None:
-            _refuse_nonsense(where)
+            given = {f"positions.{n}": at for n, at in where.items() if at is not None}
+            refuse_invalid(log, given)
             _refuse_ahead(where, await self._logs.ends(log, sorted(where)))
         positions = dict(where)
         if start == "latest" and None in positions.values() and kind_of(log) is not None:
@@ -162,33 +164,46 @@ class LogCalls:
         )
 
     async def maintain(self) -> None:
-        """The regular upkeep of all logs, and of queues that follow one."""
+        """The regular upkeep of all logs, and of queues that follow one.
+
+        What goes wrong with one log is logged, and the others get theirs. Raises Unavailable.
+        """
+        for log, readers in (await self._by_log()).items():
+            with _alone(log):
+                await self._maintain(readers)
+
+    async def _maintain(self, readers: Sequence[views.QueueView]) -> None:
+        if decides_count(readers[0].log):
+            await self._follow_topic(readers)
+            return
+        owner = owner_among(readers)
+        if owner is None or not await self._is_there(owner):
+            return
+        await self._logs.maintain(
+            owner.log,
+            owner.partition_count,
+            owner.revision,
+            log_owner(owner),
+            [self._usable(one, await self._stored(one)) for one in readers],
+        )
+        if not await self._is_there(owner):
+            # The queue was deleted meanwhile, and the upkeep may have made its log again.
+            await self._logs.drop(owner.log, log_owner(owner))
+            return
+        for reader in readers:
+            if reader.partition_count != owner.partition_count:
+                await self._readers.follow(reader.name, owner.partition_count, discard=False)
+
+    async def _by_log(self) -> dict[str, list[views.QueueView]]:
+        """The readers of each log of a known kind, in the order of their creation."""
         readers: dict[str, list[views.QueueView]] = {}
         async for queue in self._readers.all():
-            if kind_of(queue.log) is not None:
-                readers.setdefault(canonical(queue.log), []).append(queue)
+            with _alone(queue.log):
+                if kind_of(queue.log) is not None:
+                    readers.setdefault(canonical(queue.log), []).append(queue)
         for reading in readers.values():
             reading.sort(key=lambda queue: (queue.created_at, queue.name))
-            if decides_count(reading[0].log):
-                await self._follow_topic(reading)
-                continue
-            owner = owner_among(reading)
-            if owner is None or not await self._is_there(owner):
-                continue
-            await self._logs.maintain(
-                owner.log,
-                owner.partition_count,
-                owner.revision,
-                log_owner(owner),
-                [await self._committed(reader) for reader in reading],
-            )
-            if not await self._is_there(owner):
-                # The queue was deleted meanwhile, and the upkeep may have made its log again.
-                await self._logs.drop(owner.log, log_owner(owner))
-                continue
-            for reader in reading:
-                if reader.partition_count != owner.partition_count:
-                    await self._readers.follow(reader.name, owner.partition_count, discard=False)
+        return readers
 
     async def end_credentials(self) -> None:
         """End the credentials of flows that have left. Raises Unavailable."""
@@ -229,32 +244,44 @@ class LogCalls:
             if reader.partition_count < count:
                 await self._readers.follow(reader.name, count, discard=False)
 
-    async def _committed(self, queue: views.QueueView) -> dict[int, str | None]:
+    async def _stored(self, queue: views.QueueView) -> dict[int, str | None]:
         """The position of each partition, also of removed ones, whose messages are kept no longer
         than the others'."""
         rows = await self._queues.store.positions(queue.id)
         return {number: position for number, (_, position) in rows.items()}
+
+    def _usable(
+        self, queue: views.QueueView, positions: dict[int, str | None]
+    ) -> dict[int, str | None]:
+        """Without what is no position: an older version stored whatever it was sent. Nothing of
+        such a partition is trimmed."""
+        wrong = [
+            n for n, at in positions.items() if at is not None and number_of(queue.log, at) is None
+        ]
+        if wrong:
+            _log.warning(
+                "these partitions have a position that is none: set it (POST …/positions)",
+                queue=queue.name,
+                partitions=wrong[:10],
+            )
+        return positions | dict.fromkeys(wrong)
+
+
+@contextmanager
+def _alone(log: str) -> Iterator[None]:
+    """What goes wrong with one log is logged, and stops nothing else."""
+    try:
+        yield
+    except (BrokerError, StoreError, InvalidLog) as error:
+        _log.warning("the upkeep of a log was cut short", log=log, error=str(error))
+    except Exception:
+        _log.exception("the upkeep of a log failed", log=log)
 
 
 def _shown(positions: Mapping[int, str | None], count: int) -> Mapping[str, Any]:
     """Positions in the audit, the first ones of many."""
     shown = {str(number): position for number, position in positions.items()}
     return {"partitions": count, "positions": shown}
-
-
-def _refuse_nonsense(positions: Mapping[int, str | None]) -> None:
-    """Checks positions: for all known kinds of logs they are decimal numbers."""
-    wrong = sorted(
-        number
-        for number, position in positions.items()
-        if position is not None and not DECIMAL.fullmatch(position)
-    )
-    if wrong:
-        raise Invalid(
-            f"{positions[wrong[0]]!r} is not a position of this queue's log; its positions are "
-            "decimal numbers.",
-            [(f"positions.{number}", "is not a decimal number") for number in wrong],
-        )
 
 
 def _refuse_ahead(positions: Mapping[int, str | None], reached: Mapping[int, str]) -> None:

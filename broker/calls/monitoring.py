@@ -135,7 +135,7 @@ class MonitoringCalls:
             while not self._queues.replica.stopping:
                 changed.clear()
                 try:
-                    entries = await self._queues.store.entries_after(queue_id, seen, EVENTS_AT_ONCE)
+                    entries = await self._queues.store.changes_after(queue_id, seen, EVENTS_AT_ONCE)
                 except QueueGone:
                     raise QueueNotFound(name) from None
                 except KeyError:

@@ -28,7 +28,8 @@ from broker.mailbox.turns import EARLIEST, Ask
 from broker.store.ports import Commit, FlowsBound, NameTaken, QueueGone, StoreUnavailable
 from counterpoise.logs.address import kind_of
 
-_WRITABLE = frozenset(field.name for field in fields(Settings)) - {"partitioning"}
+# Positions of one log have no meaning in another.
+_WRITABLE = frozenset(field.name for field in fields(Settings)) - {"partitioning", "log"}
 
 
 class QueueCalls:
@@ -148,6 +149,12 @@ class QueueCalls:
 
         Raises QueueNotFound, Invalid, QueueInUse for the log of a queue with flows.
         """
+        if discard and "partition_count" not in changes:
+            raise Invalid(
+                "Only a resize discards: send partition_count too (the present one removes the "
+                "partitions that are still retiring), or leave discard out.",
+                [("discard", "needs partition_count")],
+            )
         unknown = sorted(set(changes) - _WRITABLE)
         if unknown:
             raise Invalid(
@@ -157,12 +164,6 @@ class QueueCalls:
         before = await self.get(name)
         if changes.get("partition_count", before.partition_count) != before.partition_count:
             await self._readers.refuse_resize_of_follower(before)
-        if changes.get("log", before.log) != before.log:
-            raise Invalid(
-                "The log of a queue cannot be changed: its positions have no meaning there; "
-                "create another queue.",
-                [("log", "cannot be changed")],
-            )
         # What has no position yet begins at the ends of now, not at those of a later reader.
         begins: Mapping[int, str] = {}
         if changes.get("start", before.start) != before.start and changes["start"] == "latest":

@@ -9,6 +9,7 @@ from broker.core.state import records as r
 from broker.core.state.model import Flow, HandedOver, Partition, Rebalance
 from broker.core.state.queue import Queue
 from broker.core.state.records import Entry
+from broker.core.state.shown import ShownEntry, shown_values, understood
 from broker.core.state.transitions import State
 from broker.store.ports import QueueRow
 
@@ -167,14 +168,14 @@ def rebalance_view(entry: Rebalance, moves: Iterable[views.MoveView] = ()) -> vi
     )
 
 
-def history(entries: Iterable[Entry]) -> list[views.RebalanceView]:
+def history(entries: Iterable[ShownEntry | Entry]) -> list[views.RebalanceView]:
     """The rebalances in these entries of the history of changes, newest first."""
     found: dict[int, Rebalance] = {}
     moves: dict[int, list[views.MoveView]] = {}
     for entry in entries:
         if entry.rebalance_id is None:
             continue
-        for record in entry.records:
+        for record in map(understood, entry.records):
             match record:
                 case r.RebalanceStarted(rebalance_id, trigger, at):
                     found[rebalance_id] = Rebalance(rebalance_id, trigger, at)
@@ -187,10 +188,10 @@ def history(entries: Iterable[Entry]) -> list[views.RebalanceView]:
     return [rebalance_view(found[id], moves.get(id, ())) for id in sorted(found, reverse=True)]
 
 
-def _tally(known: Rebalance, entry: Entry, moves: list[views.MoveView]) -> Rebalance:
+def _tally(known: Rebalance, entry: ShownEntry | Entry, moves: list[views.MoveView]) -> Rebalance:
     handoffs, forced, granted = known.handoffs, known.forced, known.granted
     finished_at = known.finished_at
-    for record in entry.records:
+    for record in map(understood, entry.records):
         match record:
             case r.Granted(grants, _):
                 for grant in grants:
@@ -221,13 +222,10 @@ def _tally(known: Rebalance, entry: Entry, moves: list[views.MoveView]) -> Rebal
     )
 
 
-def event_view(entry: Entry) -> views.EventView:
+def event_view(entry: ShownEntry | Entry) -> views.EventView:
     """One committed revision for dashboards."""
     changes = []
     for record in entry.records:
-        values = r.to_json(record)
-        kind = values.pop("kind")
-        for name in values.keys() & {"grants", "moves", "redirects", "ended"}:
-            values[name] = [item._asdict() for item in getattr(record, name)]
-        changes.append({"type": kind, **values})
+        values = shown_values(record)
+        changes.append({"type": values.pop("kind"), **values})
     return views.EventView(entry.revision, entry.at, tuple(changes))

@@ -22,6 +22,7 @@ from broker.logs.ports import (
     Span,
     messages_after,
 )
+from broker.logs.positions import number_of
 from broker.logs.trimming import trim_floor
 from counterpoise.logs import LogError, LogNotFound, LogUnavailable
 from counterpoise.logs.address import Kind, kind_of
@@ -196,7 +197,7 @@ class LogsByKind:
         try:
             floor = trim_floor(
                 (
-                    {number: None if at is None else int(at) for number, at in positions.items()}
+                    {n: None if at is None else number_of(log, at) for n, at in positions.items()}
                     for positions in committed
                 ),
                 self._keep_messages,
@@ -208,7 +209,7 @@ class LogsByKind:
             if floor:
                 below = {number: str(position) for number, position in floor.items()}
                 await kind.trim(log, below, owner)
-        except (LogError, ValueError) as error:
+        except LogError as error:
             _log.warning("the upkeep of a log failed", log=log, error=str(error))
 
     async def drop(self, log: str, owner: LogOwner) -> None:

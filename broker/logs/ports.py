@@ -60,7 +60,9 @@ class Span:
 
 def messages_after(start: str, end: str, position: str | None) -> int | None:
     """The most messages from a position to the end; positions of known kinds are numbers."""
-    if position is not None and not position.isdecimal():
+    number = position is None or (position.isascii() and position.isdecimal())
+    # An older version stored any text; Python does not read numbers of any length.
+    if not number or len(position or "") > 19:
         return None
     at = int(start) if position is None else max(int(start), int(position))
     return int(end) - at if at <= int(end) else None
@@ -145,7 +147,8 @@ class Logs(Protocol):
         """The regular upkeep of one log: it exists, has its owner's count, and is trimmed.
 
         `committed` has the positions of each queue that reads the log. Messages that all of them
-        have processed are trimmed. Best effort: a failure is logged.
+        have processed are trimmed; a position that is none counts as if nothing were committed.
+        Best effort: a failure is logged.
         """
         ...
 

@@ -21,6 +21,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from broker.core.state import records as r
+from broker.core.state.records import Entry
 from broker.store.ports import Outage, Pulse, Store
 
 FRESH_SECONDS = 2.0
@@ -70,3 +72,9 @@ class StoreClock:
         """The store's time in Unix seconds."""
         assert self._asked_at is not None, "the store has not told its time yet"
         return self._monotonic() + self._offset
+
+
+def outage_seen(entry: Entry) -> int:
+    """The outage after which the entry moved deadlines; 0: it moved none."""
+    moved = (r.DeadlinesMoved, r.ClockWentBack)
+    return max((one.outage_id for one in entry.records if isinstance(one, moved)), default=0)

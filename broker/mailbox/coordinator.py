@@ -33,10 +33,9 @@ from broker.core import commands as c
 from broker.core.draft import Decision
 from broker.core.errors import BrokerError, QueueNotFound, Unavailable
 from broker.core.rebalancer import follow
-from broker.core.state import records as r
 from broker.core.state.queue import Queue
 from broker.mailbox.availability import UNAVAILABLE
-from broker.mailbox.clock import StoreClock
+from broker.mailbox.clock import StoreClock, outage_seen
 from broker.mailbox.memory import keep
 from broker.mailbox.patience import renew
 from broker.mailbox.turns import Ask, Late, Turn
@@ -219,7 +218,12 @@ class Coordinator:
         behind, self._behind = self._behind, False
         queue = self._queue
         if queue is not None and behind:
-            await self._replay_missed(queue)
+            try:
+                await self._replay_missed(queue)
+            except StoreUnavailable:
+                if self._queue is not None:
+                    raise
+                queue = None
         if queue is None:
             queue = await self._store.load(self.queue_id)
             keep(queue)
@@ -240,7 +244,7 @@ class Coordinator:
             # this one does not know; the next use loads anew.
             self._queue = None
             raise StoreUnavailable("the records that this replica missed are of no use") from None
-        await self._keep_time(max(map(_outage_seen, entries), default=0))
+        await self._keep_time(max(map(outage_seen, entries), default=0))
         if entries:
             followed = follow(queue, entries)
             # The replica that has decided last goes on.
@@ -383,12 +387,6 @@ class Coordinator:
         if self._next_lease is not None:
             ends.append(self._next_lease)
         self._next_lease = min(ends, default=None)
-
-
-def _outage_seen(entry: r.Entry) -> int:
-    """The outage after which the entry moved deadlines; 0: it moved none."""
-    moved = (r.DeadlinesMoved, r.ClockWentBack)
-    return max((one.outage_id for one in entry.records if isinstance(one, moved)), default=0)
 
 
 def _show(queue: Queue, look: Callable[[Queue], Any], future: asyncio.Future[Any]) -> None:

@@ -19,11 +19,13 @@ import structlog
 
 from broker.core.errors import QueueNotFound
 from broker.core.state.queue import Queue
+from broker.core.state.records import Entry
 from broker.mailbox.alarms import Alarms
 from broker.mailbox.availability import store_available
 from broker.mailbox.batches import Batcher
 from broker.mailbox.clock import StoreClock
 from broker.mailbox.coordinator import Coordinator
+from broker.mailbox.narration import Narration
 from broker.mailbox.tally import Tally
 from broker.postgres.reporting import REPORTER
 from broker.store.ports import Store, StoreUnavailable
@@ -49,6 +51,7 @@ class Replica:
         self.store = store
         self.clock = StoreClock(monotonic)
         self.tally = Tally()
+        self._narration = Narration()
         self._alarms = alarms
         self._new_id = new_id
         self.monotonic = monotonic
@@ -126,13 +129,18 @@ class Replica:
                 self._new_id,
                 self._changed,
                 self._alarm,
-                self.tally.note,
+                lambda entries: self._committed(queue_id, entries),
                 self._renewing,
             )
         elif name:
             coordinator.name = name
         self._used[queue_id] = self.monotonic()
         return coordinator
+
+    def _committed(self, queue_id: str, entries: Sequence[Entry]) -> None:
+        self.tally.note(entries)
+        coordinator = self._coordinators.get(queue_id)
+        self._narration.note(coordinator.name if coordinator else queue_id, entries)
 
     def coordinator_of(self, queue_id: str) -> Coordinator:
         """The coordinator of the queue with this id, which may be gone."""

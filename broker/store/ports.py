@@ -31,6 +31,7 @@ from broker.core.commands import Result
 from broker.core.state.model import Flow, Partition
 from broker.core.state.queue import Queue
 from broker.core.state.records import Entry
+from broker.core.state.shown import ShownEntry
 from broker.store.key_ports import Act, KeyStore
 
 
@@ -266,12 +267,19 @@ class Store(Protocol):
     ) -> Sequence[Entry]:
         """The first `limit` entries that were committed after `revision`, in order.
 
+        Raises QueueGone; KeyError if an entry is not stored any more, or has a record that this
+        version does not know.
+        """
+
+    async def changes_after(self, queue_id: str, revision: int, limit: int) -> Sequence[ShownEntry]:
+        """As `entries_after`, for showing: records that this version does not know are passed on.
+
         Raises QueueGone; KeyError if an entry is not stored any more.
         """
 
-    async def history(self, queue_id: str, limit: int, before: int | None) -> Sequence[Entry]:
+    async def history(self, queue_id: str, limit: int, before: int | None) -> Sequence[ShownEntry]:
         """The entries of the newest `limit` rebalances with an id below `before`, oldest entry
-        first.
+        first. Records that this version does not know are passed on.
         """
 
     async def commit(self, commit: Commit) -> None:

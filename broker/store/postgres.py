@@ -33,6 +33,7 @@ from broker.core.access import ALL_QUEUES
 from broker.core.commands import Result
 from broker.core.state.queue import Queue
 from broker.core.state.records import Entry
+from broker.core.state.shown import ShownEntry
 from broker.store import writing
 from broker.store.bulk import any_of
 from broker.store.connections import Connections
@@ -54,7 +55,15 @@ from broker.store.ports import (
     StoreUnavailable,
 )
 from broker.store.positions import ALL_POSITIONS, POSITIONS, commit_positions, rounds
-from broker.store.rows import FlowValues, PartitionValues, decode, missing_flows, queue_row, restore
+from broker.store.rows import (
+    FlowValues,
+    PartitionValues,
+    decode,
+    decode_shown,
+    missing_flows,
+    queue_row,
+    restore,
+)
 from broker.store.tables import bound, flows, outages, partitions, queues, records
 
 PURGE_AT_ONCE = 10_000
@@ -208,6 +217,17 @@ class PostgresStore:
     async def entries_after(
         self, queue_id: str, revision: int, limit: int | None = None
     ) -> Sequence[Entry]:
+        return [
+            Entry(row.revision, row.at, decode(row.records), row.rebalance_id, row.commit_id)
+            for row in await self._rows_after(queue_id, revision, limit)
+        ]
+
+    async def changes_after(self, queue_id: str, revision: int, limit: int) -> Sequence[ShownEntry]:
+        return list(map(_shown, await self._rows_after(queue_id, revision, limit)))
+
+    async def _rows_after(
+        self, queue_id: str, revision: int, limit: int | None
+    ) -> Sequence[Row[Any]]:
         missed = and_(records.c.queue_id == queues.c.id, records.c.revision > revision)
         query = (
             select(queues.c.revision.label("current"), *_ENTRY)
@@ -226,9 +246,9 @@ class PostgresStore:
         # The oldest entries are forgotten first.
         if kept and kept[0].revision != revision + 1:
             raise KeyError(revision)
-        return [_entry(row) for row in kept]
+        return kept
 
-    async def history(self, queue_id: str, limit: int, before: int | None) -> Sequence[Entry]:
+    async def history(self, queue_id: str, limit: int, before: int | None) -> Sequence[ShownEntry]:
         of_queue = and_(records.c.queue_id == queue_id, records.c.rebalance_id.is_not(None))
         newest = (
             select(records.c.rebalance_id)
@@ -244,7 +264,7 @@ class PostgresStore:
             .where(of_queue, records.c.rebalance_id.in_(newest))
             .order_by(records.c.revision)
         )
-        return [_entry(row) for row in await self._all(query)]
+        return list(map(_shown, await self._all(query)))
 
     async def purge(self, flows_before: float, records_before: float) -> None:
         newest = select(queues.c.revision).where(queues.c.id == records.c.queue_id)
@@ -360,5 +380,5 @@ _ENTRY = (
 )
 
 
-def _entry(row: Row[Any]) -> Entry:
-    return Entry(row.revision, row.at, decode(row.records), row.rebalance_id, row.commit_id)
+def _shown(row: Row[Any]) -> ShownEntry:
+    return ShownEntry(row.revision, row.at, decode_shown(row.records), row.rebalance_id)

@@ -25,6 +25,7 @@ from broker.core.state.model import (
 )
 from broker.core.state.queue import Queue
 from broker.core.state.records import Record, from_json, to_json
+from broker.core.state.shown import Unknown, shown_from_json
 from broker.core.state.transitions import LifeEvent, PartitionEvent, State, Status
 from broker.store.ports import PositionWrite, QueueRow
 
@@ -39,6 +40,7 @@ PLAIN = (
     "next_seat",
 )
 SETTINGS = tuple(field.name for field in fields(Settings))
+_OF_REBALANCE = frozenset(field.name for field in fields(Rebalance))
 _STATES = {state.value: state for state in State}
 _HANDED_OVER: dict[str | None, HandedOver] = {how.value: how for how in HandedOver}
 # After this many restored partitions the journal forgets them.
@@ -162,9 +164,16 @@ def restore_head(queue_id: str, row: Mapping[str, Any]) -> Queue:
         _instance(name): Departed(seat, str(dict(held).get("flow", f"left by {name}")))
         for name, (seat, held) in (row["departed"] or {}).items()
     }
-    queue.rebalance = Rebalance(**row["rebalance"]) if row["rebalance"] else None
-    queue.last_rebalance = Rebalance(**row["last_rebalance"]) if row["last_rebalance"] else None
+    queue.rebalance = _rebalance(row["rebalance"])
+    queue.last_rebalance = _rebalance(row["last_rebalance"])
     return queue
+
+
+def _rebalance(values: Mapping[str, Any] | None) -> Rebalance | None:
+    """An entry of the history; it is only shown, so what a newer version added is left out."""
+    if not values:
+        return None
+    return Rebalance(**{name: at for name, at in values.items() if name in _OF_REBALANCE})
 
 
 def _departed_values(queue: Queue) -> dict[str, Any]:
@@ -191,6 +200,11 @@ def encode(records: Iterable[Record]) -> bytes:
 def decode(values: Iterable[Mapping[str, Any]]) -> tuple[Record, ...]:
     """The records that `encode` made, from JSON values."""
     return tuple(from_json(value) for value in values)
+
+
+def decode_shown(values: Iterable[Mapping[str, Any]]) -> tuple[Record | Unknown, ...]:
+    """As `decode`, for showing."""
+    return tuple(shown_from_json(value) for value in values)
 
 
 def _array(value: object) -> list[Any]:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from counterpoise.cli.common import AsJson, QueueName, Url, console, print_json, table
 from counterpoise.client import Client
-from counterpoise.logs import Bounds, Log, LogError, PositionAhead, open_log
+from counterpoise.logs import Bounds, InvalidPosition, Log, LogError, PositionAhead, open_log
 from counterpoise.logs.address import ENVIRONMENT, environment_access, kind_of
 from counterpoise.wire import LogView, Partition
 
@@ -59,7 +59,8 @@ def show_lag(queue: QueueName, url: Url = None, as_json: AsJson = False) -> None
     console.print(f"{queue}: {_total(rows)} messages behind in {view.log}")
     if any(row.lag is None for row in rows):
         console.print(
-            "Some positions are beyond the end: the log was made anew or has lost messages. "
+            "Some positions are not of this log, or beyond its end: it was made anew or has lost "
+            "messages. "
             f"Set them: counterpoise positions set {queue} earliest --dry-run"
         )
 
@@ -110,7 +111,7 @@ def _lag(log: Log, start: str, one: Partition, bounds: Bounds) -> int | None:
         return 0
     try:
         return log.backlog({one.partition: one.position}, bounds)[one.partition]
-    except PositionAhead:
+    except (PositionAhead, InvalidPosition):
         return None
 
 

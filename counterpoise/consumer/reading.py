@@ -32,6 +32,7 @@ from counterpoise.errors import CounterpoiseError, ServiceUnavailable
 from counterpoise.flow.blocking import Flow
 from counterpoise.logs import (
     Bounds,
+    InvalidPosition,
     Log,
     LogAccessRefused,
     LogError,
@@ -166,6 +167,17 @@ class Reader:
             chunks, reached = read_range(log, lane.partition, start, end, messages, size)
         except LogUnavailable:
             raise
+        except InvalidPosition as error:
+            # The next owner could read no further either, so this must not end the consumer.
+            logger.error(
+                "queue %s, partition %d: %s. Nothing of this partition is read until an "
+                "administrator sets its position",
+                self._flow.queue,
+                lane.partition,
+                error,
+            )
+            self._lanes.quarantine(lane)
+            return False
         except LogError as error:
             if isinstance(error, PositionAhead) and self._may_pass(lane, error):
                 return False

@@ -247,6 +247,7 @@ class AsyncFlow(BaseFlow):
 
     def _publish(self, version: int) -> None:
         due = self._core.notices.take()
+        self._log_lines.write(self._core, due)
         if self._callbacks.any:
             for notice in due:
                 self._to_tell.put_nowait(notice)

@@ -14,6 +14,7 @@ from typing import Any, NoReturn
 from counterpoise.errors import CounterpoiseError, UsedInAnotherProcess
 from counterpoise.flow.callbacks import Callbacks, OnOwned, OnRevoking, OnWarming, OnWarmingEnded
 from counterpoise.flow.core import FlowCore, FlowSettings
+from counterpoise.flow.log_lines import LogLines
 from counterpoise.flow.programs import Sent
 from counterpoise.flow.view import Owned, Warming
 from counterpoise.wire import Update
@@ -61,6 +62,7 @@ class BaseFlow:
         self._timeout_seconds = timeout_seconds
         self._renew_while = renew_while
         self._pid = os.getpid()
+        self._log_lines = LogLines()
         self._set_up()
 
     def _set_up(self) -> None:

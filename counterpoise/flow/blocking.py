@@ -285,6 +285,7 @@ class Flow(BaseFlow):
 
     def _publish(self, version: int) -> None:
         due = self._core.notices.take()
+        self._log_lines.write(self._core, due)
         if self._callbacks.any:
             for notice in due:
                 self._to_tell.put(notice)

@@ -14,7 +14,15 @@ from typing import Any, TypeAlias, TypeVar
 from counterpoise import calls
 from counterpoise.backoff import Backoff
 from counterpoise.calls import Call
-from counterpoise.errors import CounterpoiseError, FlowGone, FlowNotFound, ServiceUnavailable
+from counterpoise.errors import (
+    CounterpoiseError,
+    FlowGone,
+    FlowNotFound,
+    Forbidden,
+    Invalid,
+    ServiceUnavailable,
+    Unauthorized,
+)
 from counterpoise.flow.core import FLOW_GONE, FlowCore
 from counterpoise.flow.notices import Item, Request
 from counterpoise.wire import CommitItem, LogAccess, ReadyItem, ReleaseItem, Update
@@ -220,8 +228,15 @@ def log_access(core: FlowCore, fresh: bool, timeout_seconds: float) -> Program[L
     now = (yield Pause(0)).now
     if not fresh and not core.log_access_ends_soon(now):
         return core.log_access
-    call = calls.log_access(core.settings.queue, "read")
-    answer = yield from _until(core, call, None, timeout_seconds)
+    queue = core.settings.queue
+    token = None if core.bound is None else core.bound.flow_token
+    call = calls.log_access(queue, "read", refused=fresh, flow_token=token)
+    try:
+        answer = yield from _until(core, call, None, timeout_seconds)
+    except (Unauthorized, Forbidden, Invalid):
+        # The flow has left, or the service is of a release that takes neither.
+        call = calls.log_access(queue, "read")
+        answer = yield from _until(core, call, None, timeout_seconds)
     core.log_access = answer.value.access
     return core.log_access
 

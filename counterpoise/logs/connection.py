@@ -33,6 +33,7 @@ _OUT_OF_RANGE = "CP003"
 _TRANSIENT_CLASSES = ("08", "40", "53", "57", "58", "XX")
 _TRANSIENT_CODES = ("55P03", "25006")
 _CONNECT_SECONDS = 10.0
+_FULL = ("too many connections for role", "too many clients", "remaining connection slots")
 
 
 class _BoundedConnection(psycopg.Connection[Row]):
@@ -127,8 +128,10 @@ class LogConnection:
                 application_name="counterpoise-log",
             )
         except psycopg.OperationalError as error:
-            refused = error.pgconn is not None and error.pgconn.used_password
             message = str(error).strip()
+            # The driver has no code for it: these are full, and other credentials do not help.
+            full = any(text in message for text in _FULL)
+            refused = not full and error.pgconn is not None and error.pgconn.used_password
             if refused:
                 raise LogAccessRefused(f"the log refused the credentials: {message}") from None
             raise LogUnavailable(f"the log cannot be reached: {message}") from None

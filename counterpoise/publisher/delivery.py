@@ -23,6 +23,7 @@ from counterpoise.keys import partition_of
 from counterpoise.logs import (
     AppendBatch,
     Log,
+    LogAccessRefused,
     LogNotFound,
     LogUnavailable,
     Message,
@@ -66,7 +67,7 @@ class Delivery:
     def __init__(
         self,
         publisher: str,
-        view: Callable[[], LogView],
+        view: Callable[[bool], LogView],
         open_log: OpenLog,
         *,
         log_url: str | None,
@@ -75,7 +76,7 @@ class Delivery:
         monotonic: Callable[[], float] = time.monotonic,
         jitter: Callable[[], float] = random.random,
     ) -> None:
-        """`view` asks the service for the log's address.
+        """`view` asks the service for the log's address; True: its credentials were refused.
 
         `log_url`, or a matching URL of the environment, replaces the access that the service gives.
         """
@@ -91,6 +92,7 @@ class Delivery:
         self._view: LogView | None = None
         self._access: str | LogAccess | None = None
         self._doubtful = True
+        self._refused = False
         self._partition_count = 0
         self._log: Log | None = None
         self._next_keyless = crc32(publisher.encode())
@@ -157,6 +159,7 @@ class Delivery:
                 continue
             except (LogUnavailable, LogNotFound, ServiceUnavailable) as error:
                 self._doubtful = True
+                self._refused = isinstance(error, LogAccessRefused)
                 pause = pauses.failed(self._jitter())
                 if self._monotonic() + pause >= deadline:
                     raise
@@ -167,7 +170,7 @@ class Delivery:
     def _current_log(self) -> Log:
         if self._doubtful or self._log is None or self._view is None:
             try:
-                self._follow(self._ask())
+                self._follow(self._ask(self._refused))
             except ServiceUnavailable:
                 if self._log is None:
                     raise

@@ -21,14 +21,16 @@ import time
 import uuid
 from collections import deque
 from collections.abc import Mapping
+from contextlib import suppress
 from datetime import datetime
 from types import TracebackType
 from typing import Self
 
 from counterpoise.client import Client
-from counterpoise.errors import CounterpoiseError
+from counterpoise.errors import CounterpoiseError, Invalid
 from counterpoise.logs import Message, open_log
 from counterpoise.publisher.delivery import Batch, Delivery, OpenLog
+from counterpoise.wire import LogView
 
 MAX_BATCH_BYTES = 8 * 1024 * 1024
 MAX_BUFFER_BYTES = 64 * 1024 * 1024
@@ -88,7 +90,7 @@ class Publisher:
         self._own_client = service if client is None else None
         self._delivery = Delivery(
             self.publisher_id,
-            lambda: service.log_access(queue, "publish"),
+            lambda refused: _log_view(service, queue, refused),
             open_log,
             log_url=log_url,
             timeout_seconds=timeout_seconds,
@@ -317,3 +319,12 @@ class Publisher:
                     self._first_sequence = asked
                 first = self._first_sequence
         return first
+
+
+def _log_view(service: Client, queue: str, refused: bool) -> LogView:
+    """How to reach the queue's log; `refused`: with other credentials than the last time."""
+    if refused:
+        # A service of the release before does not know the word.
+        with suppress(Invalid):
+            return service.log_access(queue, "publish", refused=True)
+    return service.log_access(queue, "publish")

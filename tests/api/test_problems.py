@@ -156,7 +156,7 @@ def test_a_body_of_the_wrong_type_is_refused(http: httpx.Client, content: bytes)
     assert problem(response, 422, "invalid")["errors"]
 
 
-@pytest.mark.parametrize("setting", ["partition_count", "access_type", "rebalance_delay", "log"])
+@pytest.mark.parametrize("setting", ["partition_count", "access_type", "rebalance_delay", "start"])
 def test_null_is_refused_where_a_value_is_required(http: httpx.Client, setting: str) -> None:
     response = http.patch("/queues/flights", json={setting: None})
     assert problem(response, 422, "invalid")["errors"][0]["field"] == setting

@@ -148,3 +148,16 @@ async def test_callers_from_other_machines_are_not_administrators() -> None:
         response = await client.post(f"{FLOW}/heartbeat", headers=AS_FLOW)
         assert response.status_code == 200
         assert (await client.get("/healthz")).status_code == 200
+
+
+async def test_a_session_stays_within_tls() -> None:
+    """No page of another host of the same domain can set or read the cookie of one with TLS."""
+    app = create_app(ScriptedBroker().as_broker(), load())
+    for scheme, name in (("https", "__Host-counterpoise"), ("http", "counterpoise_session")):
+        transport = httpx.ASGITransport(app)
+        async with httpx.AsyncClient(transport=transport, base_url=f"{scheme}://localhost") as http:
+            entered = await http.post("/v1/session", json={"key": "any"})
+            cookie = entered.headers["set-cookie"]
+            assert cookie.startswith(f"{name}=session-1; ")
+            assert ("; Secure" in cookie) == (scheme == "https")
+            assert "Domain" not in cookie

@@ -39,7 +39,7 @@ def bystander(target: Service, name_of_a_queue: Callable[[], str]) -> Iterator[B
 
 
 @pytest.fixture(scope="session")
-def house(databases: Databases) -> Iterator[Guarded]:
+def secured(databases: Databases) -> Iterator[Guarded]:
     """A live service with keys, shared by all attacks with keys."""
-    with databases.lend() as url, guarded(url) as house:
-        yield house
+    with databases.lend() as url, guarded(url) as secured:
+        yield secured

@@ -14,11 +14,11 @@ from tests.service import eventually
 END_SECONDS = 5.0
 
 
-def revoke(house: Guarded, key: str) -> float:
+def revoke(secured: Guarded, key: str) -> float:
     """Revoke a key. Returns the monotonic time at which it must have ended everywhere."""
     id = key_id_of(key)
     assert id is not None
-    keys.revoke(house.url, id)
+    keys.revoke(secured.url, id)
     return time.monotonic() + END_SECONDS
 
 

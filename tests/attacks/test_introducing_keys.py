@@ -23,16 +23,16 @@ from tests.service import eventually, running, settings_for
 pytestmark = pytest.mark.xdist_group("access")
 
 
-def test_clients_work_with_their_keys(house: Guarded, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_clients_work_with_their_keys(secured: Guarded, monkeypatch: pytest.MonkeyPatch) -> None:
     """As a consumer and a publisher have them: in the environment."""
-    house.create("orders")
-    url = house.service.url
-    monkeypatch.setenv("COUNTERPOISE_TOKEN", house.key("publisher", "orders"))
+    secured.create("orders")
+    url = secured.service.url
+    monkeypatch.setenv("COUNTERPOISE_TOKEN", secured.key("publisher", "orders"))
     with Publisher("orders", url=url) as publisher:
         publisher.publish(b"x", "k")
     with pytest.raises(Forbidden), Flow("orders", url=url):
         pass
-    monkeypatch.setenv("COUNTERPOISE_TOKEN", house.key("consumer", "orders"))
+    monkeypatch.setenv("COUNTERPOISE_TOKEN", secured.key("consumer", "orders"))
     with Flow("orders", url=url) as flow:
         eventually(lambda: len(flow.partitions) == 2)
     with pytest.raises(Forbidden), Publisher("orders", url=url) as publisher:
@@ -97,16 +97,16 @@ def test_the_first_key_closes_the_service(databases: Databases) -> None:
             assert http.get(address).status_code == 401
 
 
-def test_the_last_use_is_written_now_and_then(house: Guarded) -> None:
-    key = house.key("viewer")
+def test_the_last_use_is_written_now_and_then(secured: Guarded) -> None:
+    key = secured.key("viewer")
     id = key_id_of(key)
 
     def used() -> float | None:
-        [found] = [each for each in keys.every(house.url) if each.id == id]
+        [found] = [each for each in keys.every(secured.url) if each.id == id]
         return found.last_used_at
 
     assert used() is None
-    with house.http as http:
+    with secured.http as http:
         for _ in range(3):
             http.get("/v1/queues", headers=bearer(key))
         eventually(lambda: used() is not None, END_SECONDS)

@@ -22,9 +22,9 @@ pytestmark = pytest.mark.xdist_group("access")
 
 
 @pytest.fixture(scope="module")
-def other(house: Guarded) -> Iterator[Service]:
+def other(secured: Guarded) -> Iterator[Service]:
     """A second replica."""
-    settings = settings_for(house.url)
+    settings = settings_for(secured.url)
     with running(Broker(settings), settings) as service:
         yield service
 
@@ -39,26 +39,26 @@ def owned_by(client: Client, queue: str, flow_id: str) -> bool:
     return {partition.owner for partition in client.partitions(queue)} == {flow_id}
 
 
-def test_a_revoked_key_ends_on_all_replicas(house: Guarded, other: Service) -> None:
-    key = house.key("viewer")
-    addresses = [f"{service.url}/v1/queues" for service in (house.service, other)]
+def test_a_revoked_key_ends_on_all_replicas(secured: Guarded, other: Service) -> None:
+    key = secured.key("viewer")
+    addresses = [f"{service.url}/v1/queues" for service in (secured.service, other)]
     for address in addresses:
         assert httpx.get(address, headers=bearer(key)).status_code == 200
-    deadline = revoke(house, key)
+    deadline = revoke(secured, key)
     for address in addresses:
         within(deadline, partial(refused, address, key))
 
 
-def test_a_key_ends_at_its_end(house: Guarded) -> None:
-    house.create("ending")
+def test_a_key_ends_at_its_end(secured: Guarded) -> None:
+    secured.create("ending")
     ends_at = datetime.now(UTC) + timedelta(seconds=1.5)
-    key = house.key("consumer", ends_at=ends_at)
-    flow, token = house.bind("ending", key)
-    beat = f"{house.service.url}/v1/queues/ending/flows/{flow}/heartbeat"
+    key = secured.key("consumer", ends_at=ends_at)
+    flow, token = secured.bind("ending", key)
+    beat = f"{secured.service.url}/v1/queues/ending/flows/{flow}/heartbeat"
     assert httpx.post(beat, headers=bearer(token)).status_code == 200
     within(time.monotonic() + 2 * END_SECONDS, lambda: _gone(beat, token) == "key_ended")
     assert datetime.now(UTC) >= ends_at
-    queues = f"{house.service.url}/v1/queues"
+    queues = f"{secured.service.url}/v1/queues"
     assert httpx.get(queues, headers=bearer(key)).status_code == 401
 
 
@@ -67,19 +67,21 @@ def _gone(beat: str, token: str) -> object:
     return answer.json()["reason"] if answer.status_code == 410 else None
 
 
-def test_flows_of_a_revoked_key_leave_and_others_take_over(house: Guarded, other: Service) -> None:
-    house.create("shared")
-    stolen, kept = house.key("consumer", "shared"), house.key("consumer", "shared")
-    first, token = house.bind("shared", stolen)
-    second, second_token = house.bind("shared", kept)
-    with Client(house.service.url, token=house.root) as client:
+def test_flows_of_a_revoked_key_leave_and_others_take_over(
+    secured: Guarded, other: Service
+) -> None:
+    secured.create("shared")
+    stolen, kept = secured.key("consumer", "shared"), secured.key("consumer", "shared")
+    first, token = secured.bind("shared", stolen)
+    second, second_token = secured.bind("shared", kept)
+    with Client(secured.service.url, token=secured.root) as client:
         eventually(lambda: {p.owner for p in client.partitions("shared")} == {first, second})
-        deadline = revoke(house, stolen)
+        deadline = revoke(secured, stolen)
         beat = f"{other.url}/v1/queues/shared/flows/{first}/heartbeat"
         within(deadline, lambda: _gone(beat, token) == "key_ended")
         within(deadline, lambda: {p.owner for p in client.partitions("shared")} == {second})
     # What it still holds is of no use: neither its queue nor credentials of the log.
-    root = f"{house.service.url}/v1/queues/shared"
+    root = f"{secured.service.url}/v1/queues/shared"
     assert httpx.get(root, headers=bearer(token)).status_code == 401
     access = httpx.post(f"{root}/log-access", json={"purpose": "read"}, headers=bearer(token))
     assert access.status_code == 401
@@ -87,64 +89,64 @@ def test_flows_of_a_revoked_key_leave_and_others_take_over(house: Guarded, other
     assert httpx.post(beat, headers=bearer(second_token)).status_code == 200
 
 
-def test_open_streams_of_a_revoked_key_end(house: Guarded) -> None:
-    house.create("watched")
-    key = house.key("viewer", "watched")
-    address = f"{house.service.url}/v1/queues/watched/events"
+def test_open_streams_of_a_revoked_key_end(secured: Guarded) -> None:
+    secured.create("watched")
+    key = secured.key("viewer", "watched")
+    address = f"{secured.service.url}/v1/queues/watched/events"
     with httpx.stream("GET", address, headers=bearer(key), timeout=30) as stream:
         assert stream.status_code == 200
         lines = stream.iter_lines()
         next(lines)
-        deadline = revoke(house, key)
+        deadline = revoke(secured, key)
         rest = [line for line in lines if line]
     assert time.monotonic() < deadline
     assert rest[0] == "event: problem"
     assert '"unauthorized"' in rest[1]
 
 
-def test_a_session_of_a_revoked_key_ends(house: Guarded) -> None:
-    key = house.key("admin")
-    with house.http as browser:
+def test_a_session_of_a_revoked_key_ends(secured: Guarded) -> None:
+    key = secured.key("admin")
+    with secured.http as browser:
         entered = browser.post("/v1/session", json={"key": key})
         assert entered.status_code == 200
         assert browser.get("/v1/queues").status_code == 200
-        deadline = revoke(house, key)
+        deadline = revoke(secured, key)
         within(deadline, lambda: browser.get("/v1/queues").status_code == 401)
 
 
-def test_nobody_takes_the_place_of_a_flow_with_another_key(house: Guarded) -> None:
+def test_nobody_takes_the_place_of_a_flow_with_another_key(secured: Guarded) -> None:
     """Whoever may list flows knows their `instance_id`s."""
-    house.create("place")
-    victim, thief = house.key("consumer", "place"), house.key("consumer", "place")
-    flow, token = house.bind("place", victim, "etl-1")
-    with Client(house.service.url, token=house.root) as client:
+    secured.create("place")
+    victim, thief = secured.key("consumer", "place"), secured.key("consumer", "place")
+    flow, token = secured.bind("place", victim, "etl-1")
+    with Client(secured.service.url, token=secured.root) as client:
         eventually(lambda: {p.owner for p in client.partitions("place")} == {flow})
-        house.bind("place", thief, "etl-1")
+        secured.bind("place", thief, "etl-1")
         bound = {each.flow_id for each in client.flows("place")}
         assert len(bound) == 2
         assert flow in bound
         # The same key does take it.
-        again, _ = house.bind("place", victim, "etl-1")
+        again, _ = secured.bind("place", victim, "etl-1")
         assert flow not in {each.flow_id for each in client.flows("place")}
         eventually(lambda: again in {p.owner for p in client.partitions("place")})
         listed = {each.flow_id: each.raw["key_id"] for each in client.flows("place")}
         assert listed[again] == key_id_of(victim)
-    beat = f"{house.service.url}/v1/queues/place/flows/{flow}/heartbeat"
+    beat = f"{secured.service.url}/v1/queues/place/flows/{flow}/heartbeat"
     assert _gone(beat, token) == "replaced"
 
 
-def test_nobody_goes_on_where_another_instance_was_with_another_key(house: Guarded) -> None:
+def test_nobody_goes_on_where_another_instance_was_with_another_key(secured: Guarded) -> None:
     """`replaced` tells a consumer that it is the one that was there before."""
-    house.create("away", rebalance_delay=60.0)
-    victim, thief = house.key("consumer", "away"), house.key("consumer", "away")
+    secured.create("away", rebalance_delay=60.0)
+    victim, thief = secured.key("consumer", "away"), secured.key("consumer", "away")
     told = {}
     for key in (thief, victim):
-        with Client(house.service.url, token=victim) as client, house.http as http:
-            flow, token = house.bind("away", victim, "etl-1")
-            http.post("/v1/queues/away/rebalance", headers=bearer(house.root))
+        with Client(secured.service.url, token=victim) as client, secured.http as http:
+            flow, token = secured.bind("away", victim, "etl-1")
+            http.post("/v1/queues/away/rebalance", headers=bearer(secured.root))
             eventually(partial(owned_by, client, "away", flow))
             client.unbind("away", flow, token)
-            again, token = house.bind("away", key, "etl-1")
+            again, token = secured.bind("away", key, "etl-1")
             view = client.poll("away", again, token, 0, 0)
             assert view is not None
             told[key] = {partition.handed_over for partition in view.partitions}
@@ -152,14 +154,14 @@ def test_nobody_goes_on_where_another_instance_was_with_another_key(house: Guard
     assert told == {thief: {"orphaned"}, victim: {"replaced"}}
 
 
-def test_a_session_only_reads(house: Guarded) -> None:
-    house.create("seen")
-    with house.http as browser:
-        entered = browser.post("/v1/session", json={"key": house.root})
+def test_a_session_only_reads(secured: Guarded) -> None:
+    secured.create("seen")
+    with secured.http as browser:
+        entered = browser.post("/v1/session", json={"key": secured.root})
         cookie = entered.headers["set-cookie"].lower()
         for part in ("httponly", "samesite=strict", "path=/", "max-age=43200"):
             assert part in cookie
-        assert house.root not in cookie
+        assert secured.root not in cookie
         assert browser.get("/v1/session").json()["role"] == "admin"
         assert browser.get("/v1/audit").status_code == 200
         for method, path in (
@@ -177,32 +179,32 @@ def test_a_session_only_reads(house: Guarded) -> None:
         foreign = {"Origin": "https://example.com", "Sec-Fetch-Site": "cross-site"}
         assert browser.get("/v1/queues", headers=foreign).status_code == 403
         assert (
-            browser.post("/v1/session", json={"key": house.root}, headers=foreign).status_code
+            browser.post("/v1/session", json={"key": secured.root}, headers=foreign).status_code
             == 403
         )
         assert browser.delete("/v1/session").status_code == 204
         stolen = {"Cookie": entered.headers["set-cookie"].partition(";")[0]}
-        assert httpx.get(f"{house.service.url}/v1/queues", headers=stolen).status_code == 401
+        assert httpx.get(f"{secured.service.url}/v1/queues", headers=stolen).status_code == 401
 
 
-def test_a_key_has_so_many_sessions(house: Guarded) -> None:
-    key = house.key("viewer")
-    with house.http as browser:
+def test_a_key_has_so_many_sessions(secured: Guarded) -> None:
+    key = secured.key("viewer")
+    with secured.http as browser:
         for _ in range(105):
             assert browser.post("/v1/session", json={"key": key}).status_code == 200
         assert browser.get("/v1/session").status_code == 200
-    with psycopg.connect(house.url) as connection:
+    with psycopg.connect(secured.url) as connection:
         count = "SELECT count(*) FROM counterpoise.sessions WHERE key_id = %s"
         assert connection.execute(count, (key_id_of(key),)).fetchone() == (100,)
 
 
-def test_a_reader_of_the_tables_cannot_call(house: Guarded) -> None:
+def test_a_reader_of_the_tables_cannot_call(secured: Guarded) -> None:
     """Nothing in the database is a credential: neither as it is nor as text of any kind."""
-    house.create("leaked")
-    flow, _ = house.bind("leaked", house.root)
-    with house.http as browser:
-        browser.post("/v1/session", json={"key": house.root})
-    with psycopg.connect(house.url) as connection:
+    secured.create("leaked")
+    flow, _ = secured.bind("leaked", secured.root)
+    with secured.http as browser:
+        browser.post("/v1/session", json={"key": secured.root})
+    with psycopg.connect(secured.url) as connection:
         found = [
             hash
             for table, column in (("keys", "hash"), ("sessions", "hash"), ("flows", "token_hash"))
@@ -213,7 +215,7 @@ def test_a_reader_of_the_tables_cannot_call(house: Guarded) -> None:
         form for hash in found for form in (hash.hex(), *(f"cp_{id}_{hash.hex()}" for id in ids))
     }
     assert len(guesses) > 10
-    with house.http as http:
+    with secured.http as http:
         for guess in sorted(guesses)[:200]:
             assert http.get("/v1/queues", headers=bearer(guess)).status_code == 401
             cookie = {"Cookie": f"counterpoise_session={guess}"}
@@ -222,9 +224,9 @@ def test_a_reader_of_the_tables_cannot_call(house: Guarded) -> None:
         assert http.post(beat, headers=bearer(found[-1].hex())).status_code == 403
 
 
-def test_a_page_shows_nothing_and_runs_only_its_own(house: Guarded) -> None:
-    house.create("hidden-name")
-    with house.http as http:
+def test_a_page_shows_nothing_and_runs_only_its_own(secured: Guarded) -> None:
+    secured.create("hidden-name")
+    with secured.http as http:
         nonces = set()
         for _ in range(2):
             for path in ("/", "/docs"):

@@ -18,7 +18,8 @@ import pytest
 
 from broker.postgres import migrations
 from broker.service import Broker
-from counterpoise.logs import Message
+from counterpoise import Flow
+from counterpoise.logs import LogAccessRefused, LogUnavailable, Message
 from counterpoise.logs.port import AppendBatch
 from counterpoise.logs.postgres import PostgresLog
 from counterpoise.publisher import Publisher
@@ -269,6 +270,28 @@ def test_a_password_that_was_changed_locks_nobody_else_out(
         assert rows(url, "SELECT 1") == [(1,)]
 
 
+def test_who_is_locked_out_by_its_own_role_gets_another(
+    stage: Stage, target: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever has stolen credentials may change the password; the holder goes on all the same."""
+    monkeypatch.setattr("broker.logs.clients.credentials.REFUSED_SECONDS", 0.0)
+    with Flow(stage.mine, url=target.url, client_name="victim") as flow:
+        access = flow.log_access()
+        assert access is not None
+        with connected(access.url) as thief:
+            thief.execute("ALTER ROLE CURRENT_USER PASSWORD 'mine alone'")
+        another = flow.log_access(fresh=True)
+        assert another is not None
+        with connected(another.url) as own:
+            holder = own.execute("SELECT current_user").fetchone()
+        assert holder == (user(another.url),)
+        assert user(another.url) != user(access.url)
+    with connected(stage.access(stage.mine, "publish")) as thief:
+        thief.execute("ALTER ROLE CURRENT_USER PASSWORD 'mine alone'")
+    with Publisher(stage.mine, url=target.url) as publisher:
+        publisher.publish(b"2", "key")
+
+
 def test_a_client_takes_its_own_connections_and_not_those_of_others(
     stage: Stage, bystander: Bystander
 ) -> None:
@@ -277,6 +300,11 @@ def test_a_client_takes_its_own_connections_and_not_those_of_others(
             stack.enter_context(connected(stage.reader))
         with pytest.raises(psycopg.OperationalError, match="too many connections for role"):
             psycopg.connect(stage.reader)
+        with closing(PostgresLog(stage.mine, stage.reader)) as log:
+            # Other credentials would not help, so they are not asked for.
+            with pytest.raises(LogUnavailable) as full:
+                log.bounds([0])
+            assert not isinstance(full.value, LogAccessRefused)
         assert rows(stage.bind(stage.mine)["log_access"]["url"], "SELECT 1")
         assert rows(stage.writer, "SELECT 1")
         assert stage.http.get(f"/queues/{stage.mine}").status_code == 200

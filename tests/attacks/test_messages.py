@@ -80,3 +80,51 @@ def test_what_is_there_from_before_is_read_and_can_be_put_aside(
     Consumer(aside, each=letters.append, url=target.url, limit=1).run()
     assert [letter.key for letter in letters] == ["k"]
     assert letters[0].headers[UNREADABLE] == "headers,published_at"
+
+
+@pytest.mark.parametrize("position", ["abc", "-5", "9" * 900, "9" * 9000])
+def test_no_position_of_a_flow_ends_the_next_owner_or_the_upkeep(
+    target: Service, client: Client, queue: str, position: str
+) -> None:
+    bound = client.bind(queue, "attacker", lease_seconds=60)
+    item = {"partition": 0, "epoch": 1, "position": position}
+    token = {"Authorization": f"Bearer {bound.flow_token}"}
+    with target.http as http:
+        for call in ("commit", "release"):
+            path = f"/queues/{queue}/flows/{bound.flow_id}/{call}"
+            answer = http.post(path, json={"partitions": [item]}, headers=token)
+            assert answer.status_code == 422, answer.text
+            assert answer.json()["errors"][0]["field"] == "partitions.0.position"
+    assert client.partitions(queue)[0].position is None
+
+
+def test_a_position_of_before_holds_up_its_own_partition_until_it_is_set(
+    target: Service, client: Client, name_of_a_queue: Callable[[], str]
+) -> None:
+    queue = name_of_a_queue()
+    client.create_queue(queue, 2, rebalance_delay=0)
+    client.set_positions(queue, {0: "0", 1: "0"})
+    database = target.settings.database_url
+    assert database is not None
+    with closing(psycopg.connect(database.get_secret_value(), autocommit=True)) as owner:
+        owner.execute(
+            "UPDATE counterpoise.partitions SET position = %s WHERE number = 0 AND queue_id ="
+            " (SELECT id FROM counterpoise.queues WHERE name = %s)",
+            ["9" * 9000, queue],
+        )
+    with Publisher(queue, url=target.url) as publisher:
+        for number in range(20):
+            publisher.publish(b"v", f"key-{number}")
+    handled: list[int] = []
+    Consumer(
+        queue, each=lambda message: handled.append(message.partition), url=target.url, limit=5
+    ).run()
+    assert set(handled) == {1}
+    assert client.partitions(queue)[0].lag is None
+    client.set_positions(queue, {0: "0"})
+    left = sum(one.lag or 0 for one in client.partitions(queue))
+    Consumer(
+        queue, each=lambda message: handled.append(message.partition), url=target.url, limit=left
+    ).run()
+    assert sorted(set(handled)) == [0, 1]
+    assert len(handled) == 20

@@ -112,11 +112,11 @@ def test_it_says_that_the_service_is_away_and_goes_on_when_it_is_back(
 def test_it_asks_for_a_key_and_shows_the_queues_of_that_key_alone(
     browser: Browser, migrated_url: str
 ) -> None:
-    with guarded(migrated_url) as house:
-        house.create("team-a.orders")
-        house.create("team-b.orders")
-        key = house.keys["viewer"]
-        page = browser.open(house.service.url)
+    with guarded(migrated_url) as secured:
+        secured.create("team-a.orders")
+        secured.create("team-b.orders")
+        key = secured.keys["viewer"]
+        page = browser.open(secured.service.url)
         eventually(lambda: page.run("!document.querySelector('#login').hidden"))
         assert page.run("document.querySelector('#main').hidden")
         log_in = (

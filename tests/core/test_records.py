@@ -10,6 +10,7 @@ import pytest
 
 from broker.core.state import records as r
 from broker.core.state.lists import merged
+from broker.core.state.shown import shown_from_json, shown_values, understood
 
 MOVE, GRANT = r.Move(1, "A", "B"), r.Grant(1, "A", "B", 2, "graceful", 0.5, True)
 
@@ -76,6 +77,32 @@ def test_an_unknown_field_is_not_ignored() -> None:
 def test_an_unknown_kind_is_not_guessed() -> None:
     with pytest.raises(KeyError, match="PartitionsSplit"):
         r.from_json({"kind": "PartitionsSplit", "at": 1.0})
+
+
+def test_nor_is_a_known_kind_with_other_items_or_less_than_it_needs() -> None:
+    for values in (
+        {"kind": "RevokesStarted", "moves": [(1, "A", "B", "more")], "deadline": 1.0, "at": 1.0},
+        {"kind": "RevokesStarted", "moves": [(1, "A")], "deadline": 1.0, "at": 1.0},
+        {"kind": "RevokesStarted", "moves": [(1, "A", "B")]},
+    ):
+        with pytest.raises(KeyError):
+            r.from_json(values)
+
+
+def test_for_showing_what_is_known_is_read_and_the_rest_passed_on() -> None:
+    granted = r.Granted((r.Grant(1, None, "A", 1, "initial", None, False),), 1.0)
+    values = json.loads(json.dumps(r.to_json(granted)))
+    assert shown_from_json(values) == granted
+    values["grants"][0].append("new")
+    values["cause"] = "weather"
+    record = shown_from_json(values)
+    assert understood(record) == granted
+    shown = shown_values(record)
+    assert shown["cause"] == "weather"
+    assert shown["grants"] == [{**granted.grants[0]._asdict(), "more": ["new"]}]
+    unknown = shown_from_json({"kind": "PartitionsSplit", "at": 1.0})
+    assert understood(unknown) is None
+    assert shown_values(unknown) == {"kind": "PartitionsSplit", "at": 1.0}
 
 
 def test_equal_neighbours_are_merged() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
-from broker.core.state.records import _KINDS
+from broker.core.state.records import KINDS
 from broker.core.state.transitions import (
     PARTITION_TRANSITIONS,
     QUEUE_TRANSITIONS,
@@ -24,7 +24,7 @@ def expected() -> Iterator[str]:
     for state, event in (*PARTITION_TRANSITIONS, *QUEUE_TRANSITIONS):
         if (state, event) not in UNREACHABLE:
             yield f"pair {state.value}, {event.value}"
-    yield from (f"record {kind}" for kind in _KINDS)
+    yield from (f"record {kind}" for kind in KINDS)
     for kinds in (*ACTIONS.values(), *FAULTS.values()):
         yield from (f"event {kind}" for kind in dict.fromkeys(kinds))
     yield from ("outages", "outages before one commit", "stalled commits")

@@ -19,6 +19,7 @@ import broker.core.state.replay
 import broker.mailbox.coordinator
 import broker.mailbox.replica
 import broker.mailbox.turns
+import broker.postgres.reporting
 from broker.calls import views
 from broker.core.state.transitions import PARTITION_TRANSITIONS, QUEUE_TRANSITIONS
 from tests.judge.violation import Violation
@@ -333,6 +334,9 @@ class _Quiet:
     def warning(self, *args: Any, **values: Any) -> None:
         """Warnings are expected, because faults are."""
 
+    def error(self, *args: Any, **values: Any) -> None:
+        """The database is often unreachable here."""
+
     def exception(self, *args: Any, **values: Any) -> None:
         self._failed(sys.exc_info()[1])
 
@@ -368,6 +372,7 @@ def run(plan: Plan, *, recording: bool = False) -> Outcome:
         (broker.mailbox.turns, "SLICE", plan.config.slice),
         (broker.calls.logs, "_log", quiet),
         (broker.mailbox.replica, "_log", quiet),
+        (broker.postgres.reporting, "_log", quiet),
         (broker.core.state.queue, "PARTITION_TRANSITIONS", tables[0]),
         (broker.core.state.replay, "QUEUE_TRANSITIONS", tables[1]),
     ):

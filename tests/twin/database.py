@@ -18,6 +18,7 @@ from broker.core.access import ALL_QUEUES, matches
 from broker.core.commands import Outcome, Result
 from broker.core.state.queue import Queue
 from broker.core.state.records import Entry
+from broker.core.state.shown import ShownEntry
 from broker.core.state.transitions import State
 from broker.store.key_ports import Act
 from broker.store.ports import (
@@ -41,6 +42,7 @@ from broker.store.rows import (
     FlowValues,
     PartitionValues,
     decode,
+    decode_shown,
     encode,
     first_writes,
     flow_values,
@@ -190,18 +192,33 @@ class MemoryDatabase:
     def entries_after(
         self, queue_id: str, revision: int, limit: int | None = None
     ) -> Sequence[Entry]:
+        return [
+            Entry(
+                entry.revision,
+                entry.at,
+                decode(orjson.loads(records)),
+                entry.rebalance_id,
+                entry.commit_id,
+            )
+            for entry, records in self._after(queue_id, revision)[:limit]
+        ]
+
+    def changes_after(self, queue_id: str, revision: int, limit: int) -> Sequence[ShownEntry]:
+        return list(map(_shown, self._after(queue_id, revision)[:limit]))
+
+    def _after(self, queue_id: str, revision: int) -> Sequence[tuple[Entry, bytes]]:
         stored = self._queue(queue_id)
         found = [entry for entry in stored.entries if entry[0].revision > revision]
         if len(found) != max(0, stored.row["revision"] - revision):
             raise KeyError(revision)
-        return [_decoded(entry) for entry in found[:limit]]
+        return found
 
-    def history(self, queue_id: str, limit: int, before: int | None) -> Sequence[Entry]:
+    def history(self, queue_id: str, limit: int, before: int | None) -> Sequence[ShownEntry]:
         stored = self.queues.get(queue_id)
         entries = stored.entries if stored else []
         ids = {entry.rebalance_id for entry, _ in entries if entry.rebalance_id is not None}
         newest = sorted((id for id in ids if before is None or id < before), reverse=True)[:limit]
-        return [_decoded(entry) for entry in entries if entry[0].rebalance_id in newest]
+        return [_shown(entry) for entry in entries if entry[0].rebalance_id in newest]
 
     def purge(self, flows_before: float, records_before: float) -> None:
         for flow_id, flow in list(self.flows.items()):
@@ -403,15 +420,10 @@ class MemoryDatabase:
         return sorted(since, key=lambda queue_id: (since[queue_id], queue_id))[:limit]
 
 
-def _decoded(stored: tuple[Entry, bytes]) -> Entry:
+def _shown(stored: tuple[Entry, bytes]) -> ShownEntry:
     entry, records = stored
-    return Entry(
-        entry.revision,
-        entry.at,
-        decode(orjson.loads(records)),
-        entry.rebalance_id,
-        entry.commit_id,
-    )
+    shown = decode_shown(orjson.loads(records))
+    return ShownEntry(entry.revision, entry.at, shown, entry.rebalance_id)
 
 
 def _check_partition(before: PartitionValues | None, after: PartitionValues) -> None:

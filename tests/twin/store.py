@@ -17,6 +17,7 @@ from broker.core.access import ALL_QUEUES
 from broker.core.commands import Result
 from broker.core.state.queue import Queue
 from broker.core.state.records import Entry
+from broker.core.state.shown import ShownEntry
 from broker.store.key_ports import Act
 from broker.store.ports import (
     Commit,
@@ -98,7 +99,12 @@ class MemoryStore:
             "entries_after", lambda: self.database.entries_after(queue_id, revision, limit)
         )
 
-    async def history(self, queue_id: str, limit: int, before: int | None) -> Sequence[Entry]:
+    async def changes_after(self, queue_id: str, revision: int, limit: int) -> Sequence[ShownEntry]:
+        return await self._call(
+            "changes_after", lambda: self.database.changes_after(queue_id, revision, limit)
+        )
+
+    async def history(self, queue_id: str, limit: int, before: int | None) -> Sequence[ShownEntry]:
         return await self._call("history", lambda: self.database.history(queue_id, limit, before))
 
     async def commit(self, commit: Commit) -> None:

@@ -353,12 +353,12 @@ class Entry:
     commit_id: str = ""
 
 
-_KINDS: dict[str, type[Any]] = {kind.__name__: kind for kind in Record.__args__}
-_FIELDS = {kind: frozenset(field.name for field in fields(kind)) for kind in _KINDS.values()}
+KINDS: dict[str, type[Any]] = {kind.__name__: kind for kind in Record.__args__}
+FIELDS = {kind: frozenset(field.name for field in fields(kind)) for kind in KINDS.values()}
 # Fields that replicas of the release before do not know. They are left out where there are no keys,
 # and there are none before all replicas are of this release (docs, *Upgrade*).
 _LEFT_OUT = frozenset({"key_id"})
-_ITEMS: dict[str, type[Any]] = {
+ITEMS: dict[str, type[Any]] = {
     "grants": Grant,
     "moves": Move,
     "redirects": Redirect,
@@ -373,7 +373,7 @@ def to_json(record: Record) -> dict[str, Any]:
         value = getattr(record, field.name)
         if value is None and field.name in _LEFT_OUT:
             continue
-        values[field.name] = [tuple(item) for item in value] if field.name in _ITEMS else value
+        values[field.name] = [tuple(item) for item in value] if field.name in ITEMS else value
     return values
 
 
@@ -384,14 +384,17 @@ def from_json(values: Mapping[str, Any]) -> Record:
     must not guess.
     """
     arguments = dict(values)
-    kind = _KINDS[arguments.pop("kind")]
-    unknown = arguments.keys() - _FIELDS[kind]
+    kind = KINDS[arguments.pop("kind")]
+    unknown = arguments.keys() - FIELDS[kind]
     if unknown:
         raise KeyError(*sorted(unknown))
-    for name, item in _ITEMS.items():
-        if name in arguments:
-            arguments[name] = tuple(item(*value) for value in arguments[name])
-    if "partitions" in arguments:
-        arguments["partitions"] = tuple(arguments["partitions"])
-    record: Record = kind(**arguments)
+    try:
+        for name, item in ITEMS.items():
+            if name in arguments:
+                arguments[name] = tuple(map(item._make, arguments[name]))
+        if "partitions" in arguments:
+            arguments["partitions"] = tuple(arguments["partitions"])
+        record: Record = kind(**arguments)
+    except TypeError as error:  # more or less than this version knows
+        raise KeyError(str(error)) from None
     return record

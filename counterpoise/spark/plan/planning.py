@@ -23,7 +23,7 @@ from dataclasses import dataclass, field, replace
 
 from counterpoise.flow.ledger import continues
 from counterpoise.flow.view import Key, Owned
-from counterpoise.logs import Bounds, Log
+from counterpoise.logs import Bounds, InvalidPosition, Log
 from counterpoise.spark.plan.history import (
     FindFloor,
     Portions,
@@ -84,8 +84,9 @@ class Answer:
     """Read [begins, ends), and replay `history`.
 
     `bounds`: the log's answer, at `asked_at` (monotonic) or later. `ahead`: partitions left out
-    because the log says that they end before their position; (position, end). `beyond`: partitions
-    whose position lies past their target.
+    because the log says that they end before their position; (position, end). `invalid`: partitions
+    left out because their position is none of the log. `beyond`: partitions whose position lies
+    past their target.
     """
 
     question: Question
@@ -95,6 +96,7 @@ class Answer:
     asked_at: float = 0.0
     history: Portions = NO_HISTORY
     ahead: Mapping[int, tuple[str, str]] = field(default_factory=dict)
+    invalid: Mapping[int, str] = field(default_factory=dict)
     beyond: frozenset[int] = frozenset()
 
 
@@ -109,9 +111,18 @@ def answer_to(
 
     A position below its partition's start stays: the reading task finds out whether the missing
     messages were discarded on purpose. A partition that ends before its position is left out: a log
-    may say so for a while and recover (docs, *Logs*). Raises InvalidPosition. Accesses the log only
-    if bytes are limited, or by `find_floor`; then it may raise LogUnavailable too.
+    may say so for a while and recover (docs, *Logs*). So is one whose position is none (an older
+    service stored any text), unless there are targets: then it raises InvalidPosition. Accesses
+    the log only if bytes are limited, or by `find_floor`; then it may raise LogUnavailable too.
     """
+    if question.targets is None:
+        invalid = _invalid(question, log)
+        if invalid:
+            return replace(
+                answer_to(_without(question, invalid), log, bounds, asked_at, find_floor),
+                question=question,
+                invalid=invalid,
+            )
     undecided = bounds.ends if question.latest else bounds.starts
     begins = {
         number: undecided[number] if position is None else position
@@ -137,6 +148,28 @@ def answer_to(
         return _with_history(answer, log, within, find_floor)
     ends = _ends(begins, question.max_messages, question.max_bytes, within, log)
     return replace(answer, ends=ends)
+
+
+def _invalid(question: Question, log: Log) -> dict[int, str]:
+    """The positions that are none of the log, by partition."""
+    targets = {one.partition: one.target for one in question.restores}
+    found: dict[int, str] = {}
+    for number, position in [*question.positions.items(), *targets.items()]:
+        if position is None:
+            continue
+        try:
+            log.compare(position, position)
+        except InvalidPosition:
+            found[number] = position
+    return found
+
+
+def _without(question: Question, partitions: Collection[int]) -> Question:
+    return replace(
+        question,
+        positions={n: at for n, at in question.positions.items() if n not in partitions},
+        restores=tuple(one for one in question.restores if one.partition not in partitions),
+    )
 
 
 def _with_history(answer: Answer, log: Log, within: Bounds, find_floor: FindFloor) -> Answer:

@@ -74,6 +74,7 @@ class LogProbe:
         self._given = True
         self._fatal: CounterpoiseError | None = None
         self._ahead: Mapping[int, _Ahead] = {}
+        self._invalid: Mapping[int, str] = {}
         self._pauses = Pauses(_BACKOFF)
         self._not_before = 0.0
         self._closed = False
@@ -183,6 +184,7 @@ class LogProbe:
 
         Raises AheadOfLog when one has done so for too long.
         """
+        self._tell_invalid(answer.invalid)
         now, before = self._clock(), self._ahead
         ahead: dict[int, _Ahead] = {}
         for number, (position, end) in answer.ahead.items():
@@ -202,6 +204,17 @@ class LogProbe:
                 "made anew: reset the queue's positions and choose another checkpointLocation"
             )
         return LogUnavailable(f"{what}{'; '.join(which)}. This is waited for, as it may pass")
+
+    def _tell_invalid(self, invalid: Mapping[int, str]) -> None:
+        """Says once of each position that it is none."""
+        for number, position in invalid.items() - self._invalid.items():
+            logger.error(
+                "counterpoise: partition %d has the position %.50r, which is none of this log. "
+                "Nothing of it is read until an administrator sets its position",
+                number,
+                position,
+            )
+        self._invalid = dict(invalid)
 
     def _answer_to(self, question: Question, asked_at: float) -> Answer:
         bounds, log = ask_bounds(self._connection, question.partitions)

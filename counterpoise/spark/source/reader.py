@@ -9,6 +9,7 @@ and only after the bind it is known which slices are still held (docs, *Spark*).
 
 from __future__ import annotations
 
+import logging
 import math
 import signal
 import threading
@@ -99,6 +100,7 @@ class CounterpoiseStreamReader(DataSourceStreamReader, SupportsTriggerAvailableN
 
             offset = offset_of(document, self._options.queue)
             ignore_signals()
+            log_to_stderr()
             self._asked_at = time.monotonic()
             self._opened = open_consumption(
                 self._options,
@@ -132,3 +134,17 @@ def ignore_signals() -> None:
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+def log_to_stderr() -> None:
+    """Show what the query gets and loses, on the driver's stderr.
+
+    The process is the source's own, and no program configures its log.
+    """
+    package = logging.getLogger("counterpoise")
+    if logging.getLogger().handlers or package.handlers:
+        return
+    handler = logging.StreamHandler()
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    package.addHandler(handler)
+    package.setLevel(logging.INFO)

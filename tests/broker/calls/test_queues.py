@@ -137,7 +137,10 @@ class TestResizing:
         await one.create_queue(views.QueueSpec("copy", log="builtin:orders"))
         await one.change_queue("orders", {"partition_count": 1}, False)
         told = len(one.logs.told)
-        await one.change_queue("orders", {"rebalance_delay": 1.0}, True)
+        with pytest.raises(Invalid, match="Only a resize discards"):
+            await one.change_queue("orders", {"rebalance_delay": 1.0}, True)
+        with pytest.raises(Invalid, match="'log' cannot be changed"):
+            await one.change_queue("orders", {"log": "builtin:copy"}, False)
         assert len(one.logs.told) == told
         assert (await one.queue("copy")).operational_partition_count == 2
         await one.change_queue("orders", {"partition_count": 1}, True)
@@ -406,7 +409,7 @@ class TestEvents:
         events = two.events("orders", None)
         told = asyncio.ensure_future(anext(events))
         await settle()
-        two.net.fail("entries_after", Fault.LOST, times=3)
+        two.net.fail("changes_after", Fault.LOST, times=3)
         await one.join("orders", "first", lease=60)
         event = await told
         assert event.changes

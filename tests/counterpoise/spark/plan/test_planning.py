@@ -1,8 +1,11 @@
+from dataclasses import replace
+
 import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
 from counterpoise.flow.view import Owned
+from counterpoise.logs import InvalidPosition
 from counterpoise.spark.plan.history import Restore
 from counterpoise.spark.plan.offsets import Offset, Range, Replay, Slice
 from counterpoise.spark.plan.planning import (
@@ -77,6 +80,22 @@ def test_no_state_is_taken_for_restored_while_the_log_ends_before_the_position(
     log.publish(0, 2)
     answer = answer_to(question, log, log.bounds([0]))
     assert answer.history.replays == {0: Replay(2, "8", "10")}
+
+
+def test_a_position_that_is_none_holds_up_its_own_partition_only() -> None:
+    """An older service stored whatever it was sent."""
+    log = NumberLog(3)
+    for number in range(3):
+        log.publish(number, 10)
+    restores = tuple(Restore(n, 2, at, True, None) for n, at in ((0, "abc"), (1, "5")))
+    question = Question({0: "abc", 1: "5", 2: "5"}, restores=restores)
+    answer = answer_to(question, log, log.bounds([0, 1, 2]))
+    assert answer.invalid == {0: "abc"}
+    assert answer.question == question
+    assert answer.begins == {2: "5"}
+    assert list(answer.history.replays) == [1]
+    with pytest.raises(InvalidPosition):
+        answer_to(replace(question, targets={0: "5"}), log, log.bounds([0, 1, 2]))
 
 
 def test_a_null_position_means_the_queues_start() -> None:

@@ -1,0 +1,57 @@
+"""What a program's log says of its flow, without callbacks."""
+
+import logging
+
+import pytest
+
+from counterpoise.client import Client
+from counterpoise.flow import Flow
+from counterpoise.flow.core import FlowCore, FlowSettings
+from counterpoise.flow.log_lines import MOST_PARTITIONS, LogLines
+from counterpoise.flow.view import Granted, Owned
+from tests.service import Service, eventually
+
+
+def said(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [record.message for record in caplog.records if record.name == "counterpoise.flow"]
+
+
+def test_a_flow_tells_what_it_gets_and_loses(
+    service: Service, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    with Client(service.url) as client:
+        client.create_queue("flights", 2, rebalance_delay=0, max_handoff_time=0.1)
+        with Flow("flights", url=service.url, client_name="one") as one:
+            eventually(lambda: len(one.partitions) == 2)
+            flow_id = one.flow_id
+            with Flow("flights", url=service.url, client_name="two"):
+                # Nothing is released, so one partition is taken at its deadline.
+                eventually(lambda: len(one.partitions) == 1)
+                lines = said(caplog)
+    assert f"queue flights: bound as one (flow {flow_id})" in lines
+    assert "queue flights: granted (initial): partition 0 epoch 1, 1 epoch 1" in lines
+    assert "queue flights: revoked: partition 1 epoch 1" in lines
+    assert "queue flights: lost: partition 1 epoch 1" in lines
+    # The requests themselves are many, and say nothing.
+    assert not [record for record in caplog.records if record.name == "httpx"]
+
+
+def test_requests_of_the_program_stay_in_its_log(
+    service: Service, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    with Client(service.url) as client, service.http as http:
+        client.queues()
+        assert not [record for record in caplog.records if record.name == "httpx"]
+        http.get(f"{service.url}/healthz")
+    assert [record.name for record in caplog.records if record.name == "httpx"] == ["httpx"]
+
+
+def test_many_partitions_share_a_line(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    core = FlowCore(FlowSettings("flights", "me", "i"))
+    owned = [Owned(number, 1, "owned", None, "initial") for number in range(1000)]
+    LogLines().write(core, [Granted(one) for one in owned])
+    (line,) = said(caplog)
+    assert line.endswith(f"{MOST_PARTITIONS - 1} epoch 1 and {1000 - MOST_PARTITIONS} more")

@@ -1,0 +1,83 @@
+"""Known bugs to plant in the product, one at a time: the simulation must find each.
+
+A mutant replaces attributes of the product while a run lasts. The bugs are mistakes that are easily
+made in a system like this, most of them in one line.
+"""
+
+from __future__ import annotations
+
+from broker.core.state.transitions import (
+    PARTITION_TRANSITIONS,
+    QUEUE_TRANSITIONS,
+    PartitionEvent,
+    QueueEvent,
+    State,
+    Status,
+)
+from tests.simulation.mutants import fencing, granting, timing, working
+from tests.simulation.mutants.mutant import Mutant
+
+_CALLED_OFF = ((State.REVOKING, PartitionEvent.CALLED_OFF), State.OWNED)
+_EXTENDED = ((Status.HOLDDOWN, QueueEvent.HOLDDOWN_STARTED), Status.HOLDDOWN)
+
+MUTANTS = {
+    mutant.name: mutant
+    for mutant in (
+        Mutant("forced handoff keeps the epoch", fencing.forced_keeps_the_epoch),
+        Mutant("commit of the epoch before is accepted", fencing.epoch_off_by_one),
+        Mutant("release accepted without its epoch", fencing.release_without_epoch),
+        Mutant("ready accepted from anybody", fencing.ready_from_anybody),
+        Mutant("told before it is committed", fencing.told_before_committed),
+        Mutant("commit not fenced by the revision", fencing.commit_not_fenced),
+        Mutant("decisions of a failed commit are kept", fencing.failed_commit_is_kept),
+        Mutant("a refusal comes from the past", fencing.answers_from_the_past),
+        Mutant("position passed over at a handoff", fencing.position_passed_over),
+        Mutant("release forgets the position", fencing.release_forgets_the_position),
+        Mutant("a delayed retry moves a position back", fencing.seq_ignored),
+        Mutant(
+            "a delayed retry counts after positions were set", fencing.seq_ignored_after_a_reset
+        ),
+        Mutant("timer of an old handoff fires", timing.old_timer_fires),
+        Mutant("leases run while nobody serves", timing.leases_run_in_an_outage),
+        Mutant("handoff deadlines run while nobody serves", timing.deadlines_run_in_an_outage),
+        Mutant("a late commit is taken", timing.late_commit_is_taken),
+        Mutant(
+            "only the last of several outages is given back", timing.only_the_last_outage_counts
+        ),
+        Mutant("a clock that goes back is not noticed", timing.clock_back_not_noticed),
+        Mutant("deadlines do not go back with the clock", timing.deadlines_do_not_go_back),
+        Mutant("the time from before a step is used after it", timing.time_from_before_a_step),
+        Mutant("a frozen replica trusts its clock", timing.frozen_replica_trusts_its_clock),
+        Mutant("expiry not fenced by the lease", timing.expiry_not_fenced),
+        Mutant(
+            "holddown extended by further binds",
+            timing.holddown_extended,
+            ((QUEUE_TRANSITIONS, *_EXTENDED),),
+        ),
+        Mutant("a late bind replaces a later one", timing.late_bind_replaces),
+        Mutant("no sweep", timing.no_sweep),
+        Mutant("a queue is not looked at again when it is due", timing.not_looked_at_again),
+        Mutant("the rest of a decision is dropped", granting.rest_is_dropped),
+        Mutant("the rest of a decision dies with its replica", granting.cut_is_not_stored),
+        Mutant("a handoff takes longer than allowed", granting.handoff_takes_longer),
+        Mutant(
+            "a revoke is taken back",
+            granting.revoke_taken_back,
+            ((PARTITION_TRANSITIONS, *_CALLED_OFF),),
+        ),
+        Mutant("a leaver's partitions go to a draining flow", granting.granted_to_the_draining),
+        Mutant("one handoff too many", granting.too_many_moves),
+        Mutant("Ready with a spread of two", granting.unsettled_is_ready),
+        Mutant("a partition retires again in its epoch", granting.retires_again_in_its_epoch),
+        Mutant(
+            "latest is where the first reader looks",
+            granting.latest_is_where_the_first_reader_looks,
+        ),
+        Mutant("latest is asked when the queue is there", granting.latest_is_asked_too_late),
+        Mutant("added partitions begin at the end", granting.added_partitions_begin_at_the_end),
+        Mutant("a client takes an older view", working.older_view_taken),
+        Mutant("a flow that waits is not woken", working.waiting_flow_is_not_woken),
+        Mutant("commits wait for the handoffs of their flow", working.commits_wait_for_handoffs),
+        Mutant("commits wait for the rebalance to end", working.commits_wait_for_rebalance),
+    )
+}

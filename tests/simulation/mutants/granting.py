@@ -1,0 +1,160 @@
+"""Bugs in slices, grants and handoffs."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import broker.core.administering
+import broker.core.assignment
+import broker.core.binding
+import broker.core.handoff
+import broker.core.loop
+import broker.core.rebalancer
+import broker.core.working
+from broker.calls.queues import QueueCalls
+from broker.core.assignment import Giving
+from broker.core.draft import Draft
+from broker.core.state import records as r
+from broker.mailbox.turns import Turn
+from tests.simulation.mutants.mutant import Changes
+from tests.twin.database import MemoryDatabase
+
+# Slices
+
+
+def rest_is_dropped() -> Changes:
+    """Work that does not fit into a slice is dropped."""
+    return [(Draft, "cut_off", lambda self: setattr(self, "room", 0))]
+
+
+def cut_is_not_stored() -> Changes:
+    """Only running replicas know that there is more to do."""
+    real = Turn.finish
+
+    def finish(self, late_seconds):
+        commit = real(self, late_seconds)
+        if self.rest:
+            commit.next_deadline = self.queue.deadlines.first()
+        return commit
+
+    return [(Turn, "finish", finish)]
+
+
+def handoff_takes_longer() -> Changes:
+    def revoke(draft, numbers, *, ready):
+        deadline = draft.now + draft.queue.settings.max_handoff_time + 1.0
+        draft.emit(r.WarmupsEnded(numbers, ready, deadline, draft.now))
+
+    return [(broker.core.handoff, "revoke", revoke), (broker.core.working, "revoke", revoke)]
+
+
+# Grants and handoffs
+
+
+def revoke_taken_back() -> Changes:
+    real = broker.core.loop._grant_all
+
+    def grant_all(draft, ranking):
+        for number in sorted(draft.queue.stranded):
+            draft.emit(r.HandoffsCalledOff((number,)))
+        real(draft, ranking)
+
+    return [(broker.core.loop, "_grant_all", grant_all)]
+
+
+def granted_to_the_draining() -> Changes:
+    real = Draft.drawn_up
+
+    def drawn_up(self, partition, flow, handed_over, by_handoff=False):
+        draining = [flow for flow in self.queue.flows.values() if flow.draining]
+        to = draining[0] if draining and partition.owner is None else flow
+        return real(self, partition, to, handed_over, by_handoff)
+
+    return [(Draft, "drawn_up", drawn_up)]
+
+
+def too_many_moves() -> Changes:
+    """A handoff is begun although the spread is one."""
+    real = broker.core.loop._start_handoffs
+
+    def start_handoffs(draft):
+        real(draft)
+        queue = draft.queue
+        if queue.handoffs or queue.exclusive or queue.ranking.spread != 1 or queue.leaving.counts:
+            return
+        giver = queue.by_seat[queue.ranking.most()]
+        able = sorted(giver.owned - queue.retiring)
+        if able and len(draft.records) > 1:
+            moves = (r.Move(able[0], giver.id, queue.by_seat[queue.ranking.fewest()].id),)
+            until = draft.now + queue.settings.max_handoff_time
+            draft.emit(r.RevokesStarted(moves, until, draft.now))
+
+    return [(broker.core.loop, "_start_handoffs", start_handoffs)]
+
+
+def unsettled_is_ready() -> Changes:
+    real, next_handoff = broker.core.assignment.is_balanced, Giving.next
+
+    def nearly(queue):
+        return not queue.exclusive and not queue.leaving.counts and queue.ranking.spread <= 2
+
+    def is_balanced(queue):
+        idle = not queue.handoffs and not queue.unassigned and queue.takers > 0
+        return real(queue) or (idle and nearly(queue))
+
+    def next_unless_nearly(self):
+        return None if nearly(self._queue) else next_handoff(self)
+
+    return [
+        (broker.core.loop, "is_balanced", is_balanced),
+        (Giving, "next", next_unless_nearly),
+    ]
+
+
+def retires_again_in_its_epoch() -> Changes:
+    """Found by the simulation: a delayed `finished` is accepted, and messages are lost."""
+
+    def retire(draft, numbers):
+        draft.emit(r.PartitionsRetired(numbers))
+
+    return [(broker.core.administering, "_retire", retire)]
+
+
+def latest_is_where_the_first_reader_looks() -> Changes:
+    """Was in the product: an owner that takes over before the first commit starts later."""
+
+    async def ends(self, log, owner):
+        return {}
+
+    real = MemoryDatabase.create
+
+    def create(self, commit):
+        real(self, replace(commit, first_positions={}))
+
+    return [(QueueCalls, "_ends", ends), (MemoryDatabase, "create", create)]
+
+
+def latest_is_asked_too_late() -> Changes:
+    """The queue starts at the end that its log has after the creation."""
+    real = QueueCalls.create
+
+    async def create(self, spec):
+        made = await real(self, spec)
+        ends = await self._logs.positions(made.log, "latest")
+        for stored in self._store.database.queues.values():
+            stored.positions.update({int(n): (at, None) for n, at in ends.items()})
+        return made
+
+    return [(QueueCalls, "create", create)]
+
+
+def added_partitions_begin_at_the_end() -> Changes:
+    """Messages published to them before their grant are lost."""
+    real = Turn.decide
+
+    def decide(self, command):
+        answer = real(self, command)
+        self._first_positions.clear()
+        return answer
+
+    return [(Turn, "decide", decide)]
