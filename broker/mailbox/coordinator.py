@@ -34,6 +34,7 @@ from broker.core.draft import Decision
 from broker.core.errors import BrokerError, QueueNotFound, Unavailable
 from broker.core.rebalancer import follow
 from broker.core.state.queue import Queue
+from broker.core.state.records import Entry
 from broker.mailbox.availability import UNAVAILABLE
 from broker.mailbox.clock import StoreClock, outage_seen
 from broker.mailbox.memory import keep
@@ -70,7 +71,7 @@ class Coordinator:
         new_id: Callable[[], str],
         on_change: Callable[[Coordinator, frozenset[str] | None, bool], None],
         on_alarm: Callable[[Coordinator, float | None], None],
-        on_commit: Callable[[Sequence[r.Entry]], None] = lambda entries: None,
+        on_commit: Callable[[Sequence[Entry]], None] = lambda entries: None,
         renewing: Container[str] = (),
     ) -> None:
         """`on_change(self, flows whose views changed, whether it was this replica)` follows every
