@@ -17,8 +17,8 @@ moved first (the contract, *Flow*). A decision that begins a deadline is committ
 anew (`Overdue`): otherwise an owner might be forced before it was told to release.
 
 **A large decision comes in slices** (`broker.core.rebalancer`). The replica that committed one goes
-on with the next in a turn of its own, which takes in what was asked meanwhile. A replica that sees
-a slice of another one leaves it the rest and what is due. If that one dies, a sweep finds it due.
+on with the next in a turn of its own, which takes in what was asked meanwhile. Other replicas leave
+the rest to it; if it dies, a sweep finds the queue due.
 """
 
 from __future__ import annotations
@@ -37,6 +37,7 @@ from broker.core.state.queue import Queue
 from broker.core.state.records import Entry
 from broker.mailbox.availability import UNAVAILABLE
 from broker.mailbox.clock import StoreClock, outage_seen
+from broker.mailbox.memory import keep
 from broker.mailbox.patience import renew
 from broker.mailbox.turns import Ask, Late, Turn
 from broker.store.ports import (
@@ -92,8 +93,7 @@ class Coordinator:
         self._renewing = renewing
         self._alarm: float | None = None
         self._wake_at: float | None = None
-        self._rest = False
-        self._resumes = False
+        self._rest = self._resumes = False
         self._queue: Queue | None = None
         self._asks: list[Ask] = []
         self._looks: list[Look] = []
@@ -121,8 +121,8 @@ class Coordinator:
     def adopt(self, queue: Queue) -> None:
         """The queue that was just created, so that its first use need not load it."""
         if self._queue is None and self._task is None:
-            self._queue = queue
-            self._advance = False
+            self._queue, self._advance = queue, False
+            keep(queue)
             self._settled(queue, follow(queue, ()), ours=False)
 
     async def ask(self, ask: Ask) -> Any:
@@ -227,6 +227,7 @@ class Coordinator:
                 queue = None
         if queue is None:
             queue = await self._store.load(self.queue_id)
+            keep(queue)
             await self._keep_time(queue.outage_seen)
             self._queue, self.name = queue, queue.name
             # Not known yet; to advance it is the first thing that is done with it.

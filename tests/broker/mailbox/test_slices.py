@@ -1,6 +1,7 @@
 """A large decision is committed slice by slice: other calls come between, and no slice is lost."""
 
 import asyncio
+import gc
 import itertools
 
 import pytest
@@ -134,3 +135,24 @@ async def test_only_one_of_two_replicas_goes_on() -> None:
     assert await until_ready(world) < SWEEP_SECONDS
     assert two.net.calls["commit"] == before
     world.check("orders")
+
+
+@virtual
+async def test_the_garbage_collector_does_not_look_at_large_queues(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Neither at one that was created here, nor at one that was loaded."""
+    world = World()
+    one, two = await world.replica(), await world.replica()
+    monkeypatch.setattr("broker.mailbox.memory.LARGE", PARTITIONS)
+    before = gc.get_freeze_count()
+    try:
+        await one.create_queue(spec(partitions=PARTITIONS - 1))
+        assert gc.get_freeze_count() == before
+        await one.create_queue(spec("large", PARTITIONS))
+        created = gc.get_freeze_count()
+        assert created > before
+        await two.rebalance_status("large")
+        assert gc.get_freeze_count() > created
+    finally:
+        gc.unfreeze()
