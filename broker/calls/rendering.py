@@ -9,7 +9,7 @@ from broker.core.state import records as r
 from broker.core.state.model import Flow, HandedOver, Partition, Rebalance
 from broker.core.state.queue import Queue
 from broker.core.state.records import Entry
-from broker.core.state.shown import ShownEntry, shown_values, understood
+from broker.core.state.stored import ShownEntry, shown_values, understood
 from broker.core.state.transitions import State
 from broker.store.ports import QueueRow
 

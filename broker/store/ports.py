@@ -31,7 +31,7 @@ from broker.core.commands import Result
 from broker.core.state.model import Flow, Partition
 from broker.core.state.queue import Queue
 from broker.core.state.records import Entry
-from broker.core.state.shown import ShownEntry
+from broker.core.state.stored import ShownEntry
 from broker.store.key_ports import Act, KeyStore
 
 

@@ -33,7 +33,7 @@ from broker.core.access import ALL_QUEUES
 from broker.core.commands import Result
 from broker.core.state.queue import Queue
 from broker.core.state.records import Entry
-from broker.core.state.shown import ShownEntry
+from broker.core.state.stored import ShownEntry
 from broker.store import writing
 from broker.store.bulk import any_of
 from broker.store.connections import Connections

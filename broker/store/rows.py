@@ -24,8 +24,8 @@ from broker.core.state.model import (
     Settings,
 )
 from broker.core.state.queue import Queue
-from broker.core.state.records import Record, from_json, to_json
-from broker.core.state.shown import Unknown, shown_from_json
+from broker.core.state.records import Record
+from broker.core.state.stored import Unknown, from_json, shown_from_json, to_json
 from broker.core.state.transitions import LifeEvent, PartitionEvent, State, Status
 from broker.store.ports import PositionWrite, QueueRow
 

@@ -43,6 +43,7 @@ def test_every_setting_is_a_variable_of_the_environment(monkeypatch: pytest.Monk
         "history_days": "0.5",
         "keys_optional": "true",
         "audit_days": "30",
+        "log_connections": "4",
         "log_keep_messages": "50000",
         "shutdown_seconds": "1",
         "log_level": "debug",

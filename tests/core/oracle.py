@@ -19,6 +19,7 @@ from broker.core.state import records as r
 from broker.core.state.model import Flow, Handoff, Partition
 from broker.core.state.queue import Queue
 from broker.core.state.ranking import Ranking
+from broker.core.state.stored import to_json
 from tests.judge import balance
 from tests.judge.rules import Owners
 
@@ -300,7 +301,7 @@ class Oracle:
             assert after == before
             assert not decision.notices
             return
-        json.dumps([r.to_json(record) for record in decision.records])
+        json.dumps([to_json(record) for record in decision.records])
         self._check_epochs(before, after, decision)
         self._check_moves(before, after, command, decision)
         self._check_deadlines(before, after, command, decision, now)

@@ -10,7 +10,7 @@ import pytest
 
 from broker.core.state import records as r
 from broker.core.state.lists import merged
-from broker.core.state.shown import shown_from_json, shown_values, understood
+from broker.core.state.stored import from_json, shown_from_json, shown_values, to_json, understood
 
 MOVE, GRANT = r.Move(1, "A", "B"), r.Grant(1, "A", "B", 2, "graceful", 0.5, True)
 
@@ -51,7 +51,7 @@ def test_the_list_above_is_complete() -> None:
 
 @pytest.mark.parametrize("record", EVERY, ids=lambda record: type(record).__name__)
 def test_a_record_survives_json(record: r.Record) -> None:
-    again = r.from_json(json.loads(json.dumps(r.to_json(record))))
+    again = from_json(json.loads(json.dumps(to_json(record))))
     assert again == record
     for name in ("grants", "moves", "redirects", "ended"):
         for one, other in zip(getattr(again, name, ()), getattr(record, name, ()), strict=True):
@@ -61,22 +61,22 @@ def test_a_record_survives_json(record: r.Record) -> None:
 def test_the_key_of_a_flow_is_written_where_there_is_one() -> None:
     """A replica of the release before knows no such field; while it runs there are no keys."""
     without, key_id = r.FlowBound("A", "i", "etl", 0, 10.0, True, 1.0), "0123456789ab"
-    assert "key_id" not in r.to_json(without)
+    assert "key_id" not in to_json(without)
     bound = dataclasses.replace(without, key_id=key_id)
-    assert r.to_json(bound)["key_id"] == key_id
-    assert r.from_json(json.loads(json.dumps(r.to_json(bound)))) == bound
+    assert to_json(bound)["key_id"] == key_id
+    assert from_json(json.loads(json.dumps(to_json(bound)))) == bound
 
 
 def test_an_unknown_field_is_not_ignored() -> None:
     """It may change the meaning of the record in a newer version."""
-    values = r.to_json(r.DeadlinesMoved(1, 2.0, 3.0)) | {"but_not": [4]}
+    values = to_json(r.DeadlinesMoved(1, 2.0, 3.0)) | {"but_not": [4]}
     with pytest.raises(KeyError, match="but_not"):
-        r.from_json(values)
+        from_json(values)
 
 
 def test_an_unknown_kind_is_not_guessed() -> None:
     with pytest.raises(KeyError, match="PartitionsSplit"):
-        r.from_json({"kind": "PartitionsSplit", "at": 1.0})
+        from_json({"kind": "PartitionsSplit", "at": 1.0})
 
 
 def test_nor_is_a_known_kind_with_other_items_or_less_than_it_needs() -> None:
@@ -86,12 +86,12 @@ def test_nor_is_a_known_kind_with_other_items_or_less_than_it_needs() -> None:
         {"kind": "RevokesStarted", "moves": [(1, "A", "B")]},
     ):
         with pytest.raises(KeyError):
-            r.from_json(values)
+            from_json(values)
 
 
 def test_for_showing_what_is_known_is_read_and_the_rest_passed_on() -> None:
     granted = r.Granted((r.Grant(1, None, "A", 1, "initial", None, False),), 1.0)
-    values = json.loads(json.dumps(r.to_json(granted)))
+    values = json.loads(json.dumps(to_json(granted)))
     assert shown_from_json(values) == granted
     values["grants"][0].append("new")
     values["cause"] = "weather"

@@ -22,6 +22,7 @@ from broker.core.rebalancer import decide, follow
 from broker.core.state import records as r
 from broker.core.state.model import Partition, Settings
 from broker.core.state.queue import Queue
+from broker.core.state.stored import from_json, to_json
 from tests.core.oracle import Oracle, snapshot
 
 
@@ -230,8 +231,8 @@ class World:
 
 def _from_store(entry: r.Entry) -> r.Entry:
     """The entry as it is read after it was written as JSON."""
-    stored = json.loads(json.dumps([r.to_json(record) for record in entry.records]))
-    return replace(entry, records=tuple(map(r.from_json, stored)))
+    stored = json.loads(json.dumps([to_json(record) for record in entry.records]))
+    return replace(entry, records=tuple(map(from_json, stored)))
 
 
 def _stored(value: Any) -> Any:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
-from broker.core.state.records import KINDS
+from broker.core.state.stored import KINDS
 from broker.core.state.transitions import (
     PARTITION_TRANSITIONS,
     QUEUE_TRANSITIONS,

@@ -18,7 +18,7 @@ from broker.core.access import ALL_QUEUES, matches
 from broker.core.commands import Outcome, Result
 from broker.core.state.queue import Queue
 from broker.core.state.records import Entry
-from broker.core.state.shown import ShownEntry
+from broker.core.state.stored import ShownEntry
 from broker.core.state.transitions import State
 from broker.store.key_ports import Act
 from broker.store.ports import (

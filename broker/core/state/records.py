@@ -9,7 +9,7 @@ says all that those need. Times are Unix seconds by the database's clock.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from broker.core.state.model import HandedOver
@@ -358,50 +358,3 @@ class Entry:
     records: tuple[Record, ...]
     rebalance_id: int | None = None
     commit_id: str = ""
-
-
-KINDS: dict[str, type[Any]] = {kind.__name__: kind for kind in Record.__args__}
-FIELDS = {kind: frozenset(field.name for field in fields(kind)) for kind in KINDS.values()}
-# Fields that replicas of the release before do not know. They are left out where there are no keys,
-# and there are none before all replicas are of this release (docs, *Upgrade*).
-_LEFT_OUT = frozenset({"key_id"})
-ITEMS: dict[str, type[Any]] = {
-    "grants": Grant,
-    "moves": Move,
-    "redirects": Redirect,
-    "ended": Ended,
-}
-
-
-def to_json(record: Record) -> dict[str, Any]:
-    """The record as JSON values: its fields and its `kind`; tuples are arrays."""
-    values: dict[str, Any] = {"kind": type(record).__name__}
-    for field in fields(record):
-        value = getattr(record, field.name)
-        if value is None and field.name in _LEFT_OUT:
-            continue
-        values[field.name] = [tuple(item) for item in value] if field.name in ITEMS else value
-    return values
-
-
-def from_json(values: Mapping[str, Any]) -> Record:
-    """The record that `to_json` made the values of.
-
-    Raises KeyError for a kind or a field this version does not know: a replica of an older version
-    must not guess.
-    """
-    arguments = dict(values)
-    kind = KINDS[arguments.pop("kind")]
-    unknown = arguments.keys() - FIELDS[kind]
-    if unknown:
-        raise KeyError(*sorted(unknown))
-    try:
-        for name, item in ITEMS.items():
-            if name in arguments:
-                arguments[name] = tuple(map(item._make, arguments[name]))
-        if "partitions" in arguments:
-            arguments["partitions"] = tuple(arguments["partitions"])
-        record: Record = kind(**arguments)
-    except TypeError as error:  # more or less than this version knows
-        raise KeyError(str(error)) from None
-    return record

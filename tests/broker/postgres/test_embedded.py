@@ -118,7 +118,7 @@ def test_it_serves_a_database_of_ours(data_dir: Path) -> None:
         )
         settings = dict(query(url, "SELECT name, setting FROM pg_settings"))
     assert settings["fsync"] == "on"
-    assert settings["max_connections"] == "200"
+    assert settings["max_connections"] == "230"
     assert settings["TimeZone"] == "UTC"
     assert settings["server_encoding"] == "UTF8"
     assert settings["listen_addresses"] == "127.0.0.1"

@@ -1,18 +1,65 @@
-"""Records for showing: the history and the event stream pass on what this version does not know.
+"""Records as they are stored: read strictly to be replayed, leniently to be shown.
 
 Replicas of two versions serve one database during an upgrade, and the newer one stores records that
-the older one cannot replay (`records.from_json` refuses them). But showing changes nothing. So a
-reader of the history gets what this version understands of a record, and a reader of the events the
-record as it is stored.
+the older one cannot replay. `from_json` refuses them. But showing changes nothing: the history and
+the event stream pass on what this version does not know. So a reader of the history gets what this
+version understands of a record, and a reader of the events the record as it is stored.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
-from broker.core.state.records import FIELDS, ITEMS, KINDS, Record, from_json, to_json
+from broker.core.state.model import HandedOver
+from broker.core.state.records import Ended, Grant, Move, Record, Redirect
+
+KINDS: dict[str, type[Any]] = {kind.__name__: kind for kind in Record.__args__}
+FIELDS = {kind: frozenset(field.name for field in fields(kind)) for kind in KINDS.values()}
+# Fields that replicas of the release before do not know are left out where they say what that
+# release takes for granted (docs, *Upgrade*).
+_LEFT_OUT = {"key_id": None, "handed_over": HandedOver.FORCED}
+ITEMS: dict[str, type[Any]] = {
+    "grants": Grant,
+    "moves": Move,
+    "redirects": Redirect,
+    "ended": Ended,
+}
+
+
+def to_json(record: Record) -> dict[str, Any]:
+    """The record as JSON values: its fields and its `kind`; tuples are arrays."""
+    values: dict[str, Any] = {"kind": type(record).__name__}
+    for field in fields(record):
+        value = getattr(record, field.name)
+        if field.name in _LEFT_OUT and value == _LEFT_OUT[field.name]:
+            continue
+        values[field.name] = [tuple(item) for item in value] if field.name in ITEMS else value
+    return values
+
+
+def from_json(values: Mapping[str, Any]) -> Record:
+    """The record that `to_json` made the values of.
+
+    Raises KeyError for a kind or a field this version does not know: a replica of an older version
+    must not guess.
+    """
+    arguments = dict(values)
+    kind = KINDS[arguments.pop("kind")]
+    unknown = arguments.keys() - FIELDS[kind]
+    if unknown:
+        raise KeyError(*sorted(unknown))
+    try:
+        for name, item in ITEMS.items():
+            if name in arguments:
+                arguments[name] = tuple(map(item._make, arguments[name]))
+        if "partitions" in arguments:
+            arguments["partitions"] = tuple(arguments["partitions"])
+        record: Record = kind(**arguments)
+    except TypeError as error:  # more or less than this version knows
+        raise KeyError(str(error)) from None
+    return record
 
 
 @dataclass(frozen=True, slots=True)
