@@ -44,9 +44,9 @@ def settle(draft: Draft) -> None:
     back, as far as there is room.
     """
     queue = draft.queue
-    for flow_id in sorted(queue.gone):
-        flow = queue.gone[flow_id]
-        while flow_id in queue.gone:
+    for flow in sorted(queue.gone.values(), key=lambda flow: flow.id):
+        # What is taken from one may be the last that another was to get.
+        while flow.id in queue.gone:
             if draft.room <= 0:
                 draft.cut_off()
                 return

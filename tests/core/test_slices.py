@@ -215,6 +215,19 @@ class TestDepartures:
         orders.advance()
         assert orders.owned("C") == list(range(8))
 
+    def test_two_flows_leave_of_which_one_was_to_get_what_the_other_owns(self) -> None:
+        orders = World.owning({"B": [0, 1, 2, 3]}, rebalance_delay=0.0, max_handoff_time=30.0)
+        orders.bind("C")
+        assert orders.on_their_way() == {2: ("revoking", "C"), 3: ("revoking", "C")}
+        orders.most, orders.oracle.sliced = 1, True
+        orders.unbind("C")
+        orders.unbind("B")
+        assert orders.queue.gone.keys() == {"B", "C"}
+        orders.advance()
+        assert not orders.queue.gone
+        assert orders.unassigned() == [0, 1, 2, 3]
+        assert orders.status == "Ready"
+
     def test_a_warm_up_for_a_flow_that_left_can_be_released(self) -> None:
         """By a draining owner, before another successor is named."""
         orders = World.owning({"A": [0, 1, 2, 3]}, rebalance_delay=0.0)

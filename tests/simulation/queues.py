@@ -18,8 +18,7 @@ APART_SECONDS = 1.0
 
 def check_owners(known: Account, tx: Transaction, old_partitions: Mapping[int, Any]) -> None:
     """A flow that left owns nothing, but for what the slices of its departure are still to take."""
-    due = known.queue["next_deadline"]
-    to_follow = due is not None and due <= tx.now + APART_SECONDS
+    to_follow = known.queue["next_deadline"] is not None
     for row in tx.partitions:
         if row.owner is None or row.owner in known.flows:
             continue
@@ -31,8 +30,8 @@ def check_owners(known: Account, tx: Transaction, old_partitions: Mapping[int, A
 
 def check_status(known: Account, tx: Transaction, old: Mapping[str, Any]) -> None:
     queue = known.queue
-    due = queue["next_deadline"]
-    to_follow = due is not None and due <= tx.now + APART_SECONDS
+    # That something is due in a queue that is Ready can be only the rest of a decision.
+    to_follow = queue["next_deadline"] is not None
     if queue["status"] == "Ready" and not known.balanced() and not to_follow:
         raise Violation(9, "the queue is Ready, but not balanced")
     if queue["status"] != "Rebalancing":
