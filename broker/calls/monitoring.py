@@ -106,12 +106,17 @@ class MonitoringCalls:
     async def flows(
         self, name: str, limit: int, cursor: str | None
     ) -> views.Page[views.FlowSummaryView]:
-        """Bound flows in the order of binding; the cursor is the last seat of the page before."""
+        """Bound flows in the order of binding; the cursor is the bind number before."""
         after = -1 if cursor is None else number_of(cursor)
 
         def look(queue: Queue) -> list[tuple[int, views.FlowSummaryView]]:
-            seats = sorted(seat for seat in queue.by_seat if seat > after)[: limit + 1]
-            return [(seat, flow_view(queue.by_seat[seat], 0.0)) for seat in seats]
+            bind_numbers = sorted(
+                bind_number for bind_number in queue.by_bind_number if bind_number > after
+            )[: limit + 1]
+            return [
+                (bind_number, flow_view(queue.by_bind_number[bind_number], 0.0))
+                for bind_number in bind_numbers
+            ]
 
         found = await self._queues.read(name, look)
         with store_available():

@@ -57,7 +57,7 @@ def _retire(draft: Draft, numbers: tuple[int, ...]) -> None:
     again = tuple(
         partition.number
         for partition in partitions
-        if partition.owner is not None and partition.let_go == HandedOver.REPLACED
+        if partition.owner is not None and partition.next_handed_over == HandedOver.REPLACED
     )
     if again:
         draft.emit(r.EpochsRaised(again, draft.now, HandedOver.REPLACED))
@@ -93,8 +93,8 @@ def advance(command: c.Advance, draft: Draft) -> None:
     while True:
         ended = [
             number
-            for seat in queue.leaving.counts
-            if (flow := queue.by_seat[seat]).drain_deadline is not None
+            for bind_number in queue.leaving.counts
+            if (flow := queue.by_bind_number[bind_number]).drain_deadline is not None
             and flow.drain_deadline <= now
             for number in sorted(flow.owned & queue.warming)
         ]

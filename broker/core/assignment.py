@@ -46,7 +46,7 @@ def taker(queue: Queue, ranking: Ranking) -> Flow | None:
     """The flow that gets the next partition; None if there is no non-draining flow."""
     if not ranking.counts:
         return None
-    return queue.first_taker() if queue.exclusive else queue.by_seat[ranking.fewest()]
+    return queue.first_taker() if queue.exclusive else queue.by_bind_number[ranking.fewest()]
 
 
 class Giving:
@@ -76,7 +76,7 @@ class Giving:
             if not leaving and (queue.exclusive or queue.ranking.spread <= 1):
                 self._rest = self._to_the_first() if queue.exclusive else iter(())
             else:
-                giver = queue.by_seat[(queue.leaving if leaving else queue.ranking).most()]
+                giver = queue.by_bind_number[(queue.leaving if leaving else queue.ranking).most()]
                 to, number = taker(queue, queue.ranking), self._from(giver)
                 assert to is not None
                 if number is not None:
@@ -99,33 +99,34 @@ class Giving:
         for step, number in self._given(counts, able):
             if step >= max(above, below):
                 return
-            yield number, queue.by_seat[takers.at(step)]
+            yield number, queue.by_bind_number[takers.at(step)]
 
     def _to_the_first(self) -> Iterator[tuple[int, Flow]]:
         """What there is to hand off in an exclusive queue."""
         first = self._queue.first_taker()
         assert first is not None
         counts = dict(self._queue.ranking.counts)
-        del counts[first.seat]
+        del counts[first.bind_number]
         for _, number in self._given(counts, self._able(counts, 0)):
             yield number, first
 
     def _able(self, counts: dict[int, int], share: int) -> set[int]:
-        """The seats that have more than the share and something to give."""
-        by_seat = self._queue.by_seat
+        """The bind numbers that have more than the share and something to give."""
+        by_bind_number = self._queue.by_bind_number
         return {
-            seat
-            for seat, count in counts.items()
-            if count > share and len(by_seat[seat].owned) > by_seat[seat].outgoing
+            bind_number
+            for bind_number, count in counts.items()
+            if count > share
+            and len(by_bind_number[bind_number].owned) > by_bind_number[bind_number].outgoing
         }
 
     def _given(self, counts: dict[int, int], able: set[int]) -> Iterator[tuple[int, int]]:
         """(step, partition) of the steps in which there is something to give."""
-        by_seat = self._queue.by_seat
-        for step, seat in _steps(counts, able):
-            number = self._from(by_seat[seat])
+        by_bind_number = self._queue.by_bind_number
+        for step, bind_number in _steps(counts, able):
+            number = self._from(by_bind_number[bind_number])
             if number is None:
-                able.discard(seat)
+                able.discard(bind_number)
             else:
                 yield step, number
 
@@ -134,12 +135,14 @@ class Giving:
 
 
 def _steps(counts: dict[int, int], of: set[int]) -> Iterator[tuple[int, int]]:
-    """(step, seat) of the steps in which these seats give, if in every step the flow with the most
-    gives one away (ties: the earliest bound) until no flow has any.
+    """(step, bind number) of the steps in which the flows `of` these bind numbers give.
 
-    `counts` by seat; nobody receives. Seats may be taken out of `of` on the way.
+    In every step the flow with the most gives one away (ties: the earliest bound) until no flow has
+    any.
+
+    `counts` is by bind number; no flow receives. Bind numbers may be taken out of `of` on the way.
     """
-    order = sorted(counts, key=lambda seat: (-counts[seat], seat))
+    order = sorted(counts, key=lambda bind_number: (-counts[bind_number], bind_number))
     members: list[int] = []
     step = place = 0
     while place < len(order) and of:
@@ -150,12 +153,14 @@ def _steps(counts: dict[int, int], of: set[int]) -> Iterator[tuple[int, int]]:
         # From this level down to the next all these give in order, one of each at every level.
         lower = counts[order[place]] if place < len(order) else 0
         places = [
-            (bisect_left(members, seat), seat) for seat in sorted(of) if counts[seat] >= level
+            (bisect_left(members, bind_number), bind_number)
+            for bind_number in sorted(of)
+            if counts[bind_number] >= level
         ]
         for down in range(level - lower) if places else ():
-            for nth, seat in places:
-                if seat in of:
-                    yield step + down * len(members) + nth, seat
+            for nth, bind_number in places:
+                if bind_number in of:
+                    yield step + down * len(members) + nth, bind_number
             if not of:
                 return
         step += (level - lower) * len(members)
@@ -168,14 +173,14 @@ class _Takers:
 
     def __init__(self, counts: dict[int, int]) -> None:
         self._counts = counts
-        self._order = sorted(counts, key=lambda seat: (counts[seat], seat))
+        self._order = sorted(counts, key=lambda bind_number: (counts[bind_number], bind_number))
         self._members: list[int] = []
         self._place = 0
         self._step = 0
         self._next = 0
 
     def at(self, step: int) -> int:
-        """The seat of who receives in this step, which is not before the one asked for last."""
+        """The bind number of the flow that receives in this step; steps are asked for in order."""
         while not self._members or (self._place < len(self._order) and step >= self._next):
             self._step = self._next
             level = self._counts[self._order[self._place]]
@@ -210,9 +215,9 @@ def put_back(queue: Queue) -> Ranking:
         owner, successor = queue.partitions[handoff.number].owner, handoff.successor
         assert owner is not None
         if successor is not None:
-            ranking.add(successor.seat, -1)
+            ranking.add(successor.bind_number, -1)
         if not owner.draining:
-            ranking.add(owner.seat, 1)
+            ranking.add(owner.bind_number, 1)
     return ranking
 
 
@@ -235,29 +240,29 @@ def revise(queue: Queue, ranking: Ranking) -> Revision:
         revision.called_off = [handoff.number for handoff in warming(queue)]
         return revision
     shares = _Shares(queue, ranking)
-    astray: list[int] = []
+    misplaced: list[int] = []
     for handoff in warming(queue):
         number, successor = handoff.number, handoff.successor
         owner, retiring = queue.partitions[number].owner, handoff.number in queue.retiring
         assert owner is not None
         if not owner.draining:
-            if retiring or not shares.has_to_give(owner.seat):
+            if retiring or not shares.has_to_give(owner.bind_number):
                 revision.called_off.append(number)
                 continue
-            ranking.add(owner.seat, -1)
+            ranking.add(owner.bind_number, -1)
         if successor is None:
-            astray.append(number)
+            misplaced.append(number)
         elif retiring:
             pass
-        elif shares.has_room(successor.seat):
-            ranking.add(successor.seat, 1)
+        elif shares.has_room(successor.bind_number):
+            ranking.add(successor.bind_number, 1)
         else:
-            astray.append(number)
-    for number in astray:
+            misplaced.append(number)
+    for number in misplaced:
         flow = taker(queue, ranking)
         assert flow is not None
         if number not in queue.retiring:
-            ranking.add(flow.seat, 1)
+            ranking.add(flow.bind_number, 1)
         revision.redirected.append((number, flow))
     return revision
 
@@ -279,21 +284,21 @@ class _Shares:
         self._extra = max(0, above - ceilings)
         self._spare = max(0, ceilings - above)
 
-    def has_to_give(self, seat: int) -> bool:
+    def has_to_give(self, bind_number: int) -> bool:
         """Whether the flow holds more than its share, of which it then gives one."""
         if self._first is not None:
-            return seat != self._first
-        above = self._ranking.counts[seat] - self._floor
+            return bind_number != self._first
+        above = self._ranking.counts[bind_number] - self._floor
         if above == 1 and self._extra:
             self._extra -= 1
             return True
         return above > 1
 
-    def has_room(self, seat: int) -> bool:
+    def has_room(self, bind_number: int) -> bool:
         """Whether one more is within the flow's share, which it then gets."""
         if self._first is not None:
-            return seat == self._first
-        below = self._floor - self._ranking.counts[seat]
+            return bind_number == self._first
+        below = self._floor - self._ranking.counts[bind_number]
         if below == 0 and self._spare:
             self._spare -= 1
             return True

@@ -20,14 +20,20 @@ def bind(command: c.Bind, draft: Draft) -> None:
     predecessor = queue.by_instance.get(instance)
     if predecessor is not None and _is_overtaken(command, predecessor):
         raise Overtaken(command.instance_id)
-    departed = queue.departed.get(instance)
-    seat = predecessor.seat if predecessor else departed.seat if departed else queue.next_seat
+    absent = queue.absent.get(instance)
+    bind_number = (
+        predecessor.bind_number
+        if predecessor
+        else absent.bind_number
+        if absent
+        else queue.next_bind_number
+    )
     draft.emit(
         r.FlowBound(
             command.flow_id,
             command.instance_id,
             command.client_name,
-            seat,
+            bind_number,
             command.lease_seconds,
             command.warmup,
             draft.now,

@@ -7,7 +7,7 @@ place in the order of binding is free. It is `gone` then, and `settle` takes its
 lowest number first, in as many slices as it takes. Nothing else of the loop is done before that. So
 each partition gets the same owner as if all had been done at once.
 
-In the same way an instance that comes back within a holddown gets back what it left (`Departed`).
+In the same way an instance that comes back within a holddown gets back what it left (`Absent`).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from __future__ import annotations
 from broker.core.draft import Draft
 from broker.core.handoff import redirect
 from broker.core.state import records as r
-from broker.core.state.model import Departed, Flow, HandedOver
+from broker.core.state.model import Absent, Flow, HandedOver
 from broker.core.state.transitions import State
 
 
@@ -53,9 +53,9 @@ def settle(draft: Draft) -> None:
             number = queue.first_left(flow)
             assert number is not None
             _take(draft, flow, number)
-    back = [queue.by_instance[i] for i in queue.departed if i in queue.by_instance]
-    for flow in sorted(back, key=lambda flow: flow.seat):
-        if not _give_back(draft, flow, queue.departed[flow.instance]):
+    back = [queue.by_instance[i] for i in queue.absent if i in queue.by_instance]
+    for flow in sorted(back, key=lambda flow: flow.bind_number):
+        if not _give_back(draft, flow, queue.absent[flow.instance]):
             draft.cut_off()
             return
     if draft.granting == "replaced":
@@ -65,7 +65,7 @@ def settle(draft: Draft) -> None:
 def _take(draft: Draft, flow: Flow, number: int) -> None:
     """Takes a partition from a flow that is gone, or names another successor in its place."""
     queue = draft.queue
-    heir = queue.by_seat.get(flow.seat)
+    heir = queue.by_bind_number.get(flow.bind_number)
     if heir is not None and (heir.draining or heir.instance != flow.instance):
         heir = None
     if queue.partitions[number].owner is not flow:
@@ -91,7 +91,7 @@ def _pass_on(draft: Draft, flow: Flow, number: int, heir: Flow | None) -> bool:
     if heir is not None:
         draft.outside("replaced")
         if partition.state is not State.REVOKING or successor in (None, heir):
-            raised = partition.let_go == HandedOver.FORCED
+            raised = partition.next_handed_over == HandedOver.FORCED
             draft.grant(partition, heir, HandedOver.FORCED if raised else HandedOver.REPLACED)
             return True
     if successor is None or successor is flow:
@@ -100,18 +100,18 @@ def _pass_on(draft: Draft, flow: Flow, number: int, heir: Flow | None) -> bool:
     return True
 
 
-def _give_back(draft: Draft, flow: Flow, departed: Departed) -> bool:
+def _give_back(draft: Draft, flow: Flow, absent: Absent) -> bool:
     """Whether the instance has all that it left and nobody owned since (rule 12).
 
     If positions were set meanwhile (which raises the epoch) it gets the partition back too, but is
     not told that it may go on as if nothing had been (`replaced`).
     """
     queue = draft.queue
-    while not flow.draining and (number := queue.first_to_give_back(departed)) is not None:
+    while not flow.draining and (number := queue.first_to_give_back(absent)) is not None:
         if draft.room <= 0:
             return False
         draft.outside("replaced")
         partition = queue.partitions[number]
-        raised = partition.let_go == HandedOver.FORCED
+        raised = partition.next_handed_over == HandedOver.FORCED
         draft.grant(partition, flow, HandedOver.FORCED if raised else HandedOver.REPLACED)
     return True

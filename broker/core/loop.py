@@ -93,7 +93,7 @@ def loop(draft: Draft, *, changed: bool) -> None:
     settle(draft)
     if draft.is_cut_off:
         return
-    if queue.warming and (draft.changed or queue.unassigned or queue.stranded):
+    if queue.warming and (draft.changed or queue.unassigned or queue.without_successor):
         _revise(draft)
     else:
         _grant_all(draft, queue.ranking)
@@ -112,7 +112,7 @@ def _grant_all(draft: Draft, ranking: Ranking) -> None:
     """
     queue = draft.queue
     _grant(draft, queue.lowest_unassigned(), ranking)
-    for number in nsmallest(max(0, draft.room) + 1, queue.stranded):
+    for number in nsmallest(max(0, draft.room) + 1, queue.without_successor):
         flow = taker(queue, ranking)
         if flow is None:
             return
@@ -121,7 +121,7 @@ def _grant_all(draft: Draft, ranking: Ranking) -> None:
             return
         draft.emit(r.HandoffsRedirected((r.Redirect(number, flow.id),), None, draft.now))
         if ranking is not queue.ranking and number not in queue.retiring:
-            ranking.add(flow.seat, 1)
+            ranking.add(flow.bind_number, 1)
 
 
 def _grant(draft: Draft, numbers: Iterable[int], ranking: Ranking) -> None:
@@ -136,9 +136,9 @@ def _grant(draft: Draft, numbers: Iterable[int], ranking: Ranking) -> None:
             draft.cut_off()
             return
         partition = queue.partitions[number]
-        draft.grant(partition, flow, partition.let_go)
+        draft.grant(partition, flow, partition.next_handed_over)
         if ranking is not queue.ranking and not partition.retiring:
-            ranking.add(flow.seat, 1)
+            ranking.add(flow.bind_number, 1)
 
 
 def _revise(draft: Draft) -> None:

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import orjson
 
 from broker.core.state.model import (
-    Departed,
+    Absent,
     Flow,
     HandedOver,
     Handoff,
@@ -37,7 +37,6 @@ PLAIN = (
     "flows_before",
     "growing",
     "outage_seen",
-    "next_seat",
 )
 SETTINGS = tuple(field.name for field in fields(Settings))
 _OF_REBALANCE = frozenset(field.name for field in fields(Rebalance))
@@ -99,7 +98,8 @@ def queue_values(queue: Queue, next_deadline: float | None) -> dict[str, Any]:
         "revision": queue.revision,
         "status": queue.status.value,
         **{name: getattr(queue, name) for name in PLAIN},
-        "departed": _departed_values(queue),
+        "next_seat": queue.next_bind_number,
+        "departed": _absent_values(queue),
         "rebalance": queue.rebalance and asdict(queue.rebalance),
         "last_rebalance": queue.last_rebalance and asdict(queue.last_rebalance),
         "retiring_count": len(queue.retiring),
@@ -113,7 +113,7 @@ def flow_values(flow: Flow) -> FlowValues:
         flow.id,
         flow.instance_id,
         flow.client_name,
-        flow.seat,
+        flow.bind_number,
         flow.lease_seconds,
         flow.warmup,
         flow.bound_at,
@@ -140,7 +140,7 @@ def partition_values(queue: Queue, partition: Partition) -> PartitionValues:
         owner.id if owner else None,
         partition.retiring,
         str(partition.handed_over) if partition.handed_over else None,
-        str(partition.let_go),
+        str(partition.next_handed_over),
         partition.released_by,
         queue.unassigned.get(number),
         successor.id if successor else None,
@@ -160,9 +160,10 @@ def restore_head(queue_id: str, row: Mapping[str, Any]) -> Queue:
     queue.status = Status(row["status"])
     for name in PLAIN:
         setattr(queue, name, row[name])
-    queue.departed = {
-        _instance(name): Departed(seat, str(dict(held).get("flow", f"left by {name}")))
-        for name, (seat, held) in (row["departed"] or {}).items()
+    queue.next_bind_number = row["next_seat"]
+    queue.absent = {
+        _instance(name): Absent(number, str(dict(held).get("flow", f"left by {name}")))
+        for name, (number, held) in (row["departed"] or {}).items()
     }
     queue.rebalance = _rebalance(row["rebalance"])
     queue.last_rebalance = _rebalance(row["last_rebalance"])
@@ -176,14 +177,14 @@ def _rebalance(values: Mapping[str, Any] | None) -> Rebalance | None:
     return Rebalance(**{name: at for name, at in values.items() if name in _OF_REBALANCE})
 
 
-def _departed_values(queue: Queue) -> dict[str, Any]:
+def _absent_values(queue: Queue) -> dict[str, Any]:
     """By instance: its name, after the id of its key and a line feed, which no name contains."""
     return {
         instance if key_id is None else f"{key_id}\n{instance}": [
-            departed.seat,
-            [["flow", departed.flow_id]],
+            absent.bind_number,
+            [["flow", absent.flow_id]],
         ]
-        for (key_id, instance), departed in queue.departed.items()
+        for (key_id, instance), absent in queue.absent.items()
     }
 
 
@@ -239,7 +240,7 @@ def restore(
     partitions: Iterable[PartitionValues],
     gone: Iterable[FlowValues] = (),
 ) -> Queue:
-    """The queue from its rows: flows by seat, partitions by number; its journal is empty.
+    """The queue from its rows: flows by bind number, partitions by number; its journal is empty.
 
     `gone` are flows that left and are still named by partitions (`missing_flows`). Flows and
     partitions enter through the same methods as in `replay`, so that all counts and rankings are
@@ -255,8 +256,8 @@ def restore(
             queue.journal.forget()
     for flow in left:
         queue.leave(flow)
-    _restore_departed(queue, row)
-    queue.next_seat = row["next_seat"]
+    _restore_absent(queue, row)
+    queue.next_bind_number = row["next_seat"]
     due, known = row["next_deadline"], queue.next_deadline()
     if due is not None and (known is None or due < known):
         # Nothing else in it is due by then, so it is the rest of a decision that was cut off.
@@ -272,20 +273,22 @@ def missing_flows(flows: Iterable[FlowValues], partitions: Iterable[PartitionVal
     return named.difference(values.id for values in flows)
 
 
-def _restore_departed(queue: Queue, row: Mapping[str, Any]) -> None:
+def _restore_absent(queue: Queue, row: Mapping[str, Any]) -> None:
     """What is still there of the partitions of flows that left in this holddown.
 
     A version before this one wrote (number, epoch) of each in the row of the queue.
     """
     for name, (_, held) in (row["departed"] or {}).items():
-        departed = queue.departed[_instance(name)]
+        absent = queue.absent[_instance(name)]
         for number, epoch in held:
             partition = queue.find(number) if isinstance(number, int) else None
             if partition is not None and number in queue.unassigned:
-                raised = partition.let_go == HandedOver.FORCED
-                if raised or (partition.let_go == HandedOver.ORPHANED and partition.epoch == epoch):
-                    partition.released_by = departed.flow_id
-    by_flow = {departed.flow_id: departed for departed in queue.departed.values()}
+                raised = partition.next_handed_over == HandedOver.FORCED
+                if raised or (
+                    partition.next_handed_over == HandedOver.ORPHANED and partition.epoch == epoch
+                ):
+                    partition.released_by = absent.flow_id
+    by_flow = {absent.flow_id: absent for absent in queue.absent.values()}
     if by_flow:
         for number in queue.unassigned:
             of = by_flow.get(queue.partitions[number].released_by or "")
@@ -320,7 +323,7 @@ def _restore_partition(queue: Queue, values: PartitionValues) -> None:
     queue.partitions.append(partition)
     partition.epoch = values.epoch
     partition.handed_over = _HANDED_OVER.get(values.handed_over)
-    partition.let_go = _HANDED_OVER[values.let_go]
+    partition.next_handed_over = _HANDED_OVER[values.let_go]
     partition.released_by = _known(queue, values.released_by)
     if values.warmed_by is not None and values.warmed_epoch is not None:
         queue.warmed[number] = (values.warmed_by, values.warmed_epoch)

@@ -92,7 +92,7 @@ def is_balanced(queue: Queue) -> bool:
         return False
     held = Counter(p.owner.id for p in existing if not p.retiring and p.owner is not None)
     exclusive = queue.settings.access_type == "exclusive"
-    only = min(takers, key=lambda flow: flow.seat).id if exclusive else None
+    only = min(takers, key=lambda flow: flow.bind_number).id if exclusive else None
     return balance.is_balanced({flow.id: held[flow.id] for flow in takers}, only=only)
 
 
@@ -144,7 +144,7 @@ def _check_partitions(queue: Queue) -> None:
 def _check_sets(queue: Queue, now: float) -> None:
     states = {p.number: p.state for p in queue.partitions}
     assert queue.warming == {n for n in queue.handoffs if states[n] == "warming"}
-    assert queue.stranded == {
+    assert queue.without_successor == {
         n
         for n, handoff in queue.handoffs.items()
         if handoff.named is None and states[n] == "revoking"
@@ -162,8 +162,8 @@ def _check_sets(queue: Queue, now: float) -> None:
             assert handoff.warm
     assert len({f.instance_id for f in queue.flows.values()}) == len(queue.flows)
     assert queue.by_instance == {f.instance: f for f in queue.flows.values()}
-    assert queue.by_seat == {f.seat: f for f in queue.flows.values()}
-    assert all(f.seat < queue.next_seat for f in queue.flows.values())
+    assert queue.by_bind_number == {f.bind_number: f for f in queue.flows.values()}
+    assert all(f.bind_number < queue.next_bind_number for f in queue.flows.values())
     deadlines = [handoff.deadline for handoff in queue.handoffs.values()]
     if queue.holddown_until is not None:
         deadlines.append(queue.holddown_until)
@@ -213,9 +213,9 @@ def _check_counts(queue: Queue) -> None:
         assert flow.load == load[flow.id]
         assert flow.outgoing == outgoing
         if flow.draining:
-            leaving[flow.seat] = len(owned[flow.id]) - outgoing
+            leaving[flow.bind_number] = len(owned[flow.id]) - outgoing
         else:
-            ranked[flow.seat] = load[flow.id]
+            ranked[flow.bind_number] = load[flow.id]
     for ranking, counts in ((queue.ranking, ranked), (queue.leaving, leaving)):
         assert ranking.counts == counts
         if counts:
@@ -231,7 +231,7 @@ def _check_status(queue: Queue, now: float) -> None:
     assert (queue.rebalance is not None) == (queue.status == "Rebalancing")
     if queue.status == "Ready":
         assert is_balanced(queue) or _is_pending(queue, now), "Ready, but not balanced"
-        assert not queue.departed, "what left is remembered beyond the holddown"
+        assert not queue.absent, "what left is remembered beyond the holddown"
     if queue.status != "Rebalancing":
         assert not queue.handoffs
         return
@@ -259,7 +259,9 @@ def _check_nothing_more_can_begin(queue: Queue) -> None:
     }
     assert not any(f.draining and idle[f.id] for f in queue.flows.values())
     if queue.settings.access_type == "exclusive":
-        first = min((f for f in queue.flows.values() if not f.draining), key=lambda f: f.seat)
+        first = min(
+            (f for f in queue.flows.values() if not f.draining), key=lambda f: f.bind_number
+        )
         assert not any(numbers for flow_id, numbers in idle.items() if flow_id != first.id)
     elif max(takers.values()) - min(takers.values()) > 1:
         # The flow with the most partitions has no more to give before others arrive.
@@ -372,8 +374,8 @@ class Oracle:
                 continue
             owner = old["owner"].removeprefix("flow ")
             if owner in bound and new["owner"] != old["owner"] and new["state"] != "removed":
-                let_go = isinstance(command, c.Release) and owner in draining
-                assert old["state"] == "revoking" or let_go or _revoked(decision, number), (
+                released = isinstance(command, c.Release) and owner in draining
+                assert old["state"] == "revoking" or released or _revoked(decision, number), (
                     f"partition {number} was taken from {owner}"
                 )
             if old["state"] == "owned" and owner in bound and number not in raised and not resized:
@@ -475,7 +477,7 @@ class Oracle:
             self.fewest = None
             return
         # Until all is settled that flows left, each slice is a change.
-        settling = self.sliced and bool(before["gone"] or before["departed"] or before["changed"])
+        settling = self.sliced and bool(before["gone"] or before["absent"] or before["changed"])
         if (
             started
             or unplanned
@@ -558,7 +560,7 @@ class Oracle:
                 takers[owner.id] += 1
         only = None
         if queue.settings.access_type == "exclusive":
-            only = min((queue.flows[f] for f in takers), key=lambda flow: flow.seat).id
+            only = min((queue.flows[f] for f in takers), key=lambda flow: flow.bind_number).id
         return leaving + balance.fewest_handoffs(takers, queue.settings.partition_count, only=only)
 
 

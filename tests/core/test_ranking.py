@@ -15,13 +15,13 @@ SEATS = st.integers(0, 6)
 @given(st.lists(st.tuples(SEATS, st.integers(0, 4) | st.none()), max_size=80))
 def test_it_always_knows_both_ends_and_the_earliest(changes: list[tuple[int, int | None]]) -> None:
     ranking, counts = Ranking(), dict[int, int]()
-    for seat, count in changes:
+    for bind_number, count in changes:
         if count is not None:
-            ranking.put(seat, count)
-            counts[seat] = count
-        elif seat in counts:
-            ranking.remove(seat)
-            del counts[seat]
+            ranking.put(bind_number, count)
+            counts[bind_number] = count
+        elif bind_number in counts:
+            ranking.remove(bind_number)
+            del counts[bind_number]
         for known in (ranking, ranking.copy()):
             assert known.counts == counts
             assert len(known) == len(counts)
@@ -41,6 +41,6 @@ def test_it_does_not_grow_with_the_number_of_changes() -> None:
         ranking.put(1, turn % 2)
         ranking.put(2, turn % 3)
         ranking.remove(2)
-    held = [getattr(ranking, name) for name in ("_seats", "_buckets", "_sizes", "counts")]
+    held = [getattr(ranking, name) for name in ("_bind_numbers", "_buckets", "_sizes", "counts")]
     buckets = held[1].values()
     assert sum(map(len, held)) + sum(map(len, buckets)) < 200

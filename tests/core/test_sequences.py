@@ -103,7 +103,7 @@ class Player:
         pass
 
     def _flow(self, which: int) -> str | None:
-        flows = sorted(self.world.queue.flows.values(), key=lambda flow: flow.seat)
+        flows = sorted(self.world.queue.flows.values(), key=lambda flow: flow.bind_number)
         return flows[which % len(flows)].id if flows else None
 
     def _bind(self, warmup: bool, instance: str | None = None) -> None:

@@ -53,7 +53,14 @@ def told(world: World) -> dict[str, Any]:
     return {
         "status": (queue.status, queue.trigger, queue.since, queue.holddown_until),
         "partitions": [
-            (p.state, p.epoch, p.owner and p.owner.id, p.handed_over, p.retiring, p.let_go)
+            (
+                p.state,
+                p.epoch,
+                p.owner and p.owner.id,
+                p.handed_over,
+                p.retiring,
+                p.next_handed_over,
+            )
             for p in queue.partitions
         ],
         "handoffs": {

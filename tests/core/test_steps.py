@@ -11,8 +11,8 @@ def taken(counts: dict[int, int]) -> list[tuple[int, int]]:
     """(giver, taker) of each step, one by one."""
     counts, steps = dict(counts), []
     while max(counts.values()) - min(counts.values()) > 1:
-        giver = min(counts, key=lambda seat: (-counts[seat], seat))
-        taker = min(counts, key=lambda seat: (counts[seat], seat))
+        giver = min(counts, key=lambda bind_number: (-counts[bind_number], bind_number))
+        taker = min(counts, key=lambda bind_number: (counts[bind_number], bind_number))
         steps.append((giver, taker))
         counts[giver] -= 1
         counts[taker] += 1
@@ -28,8 +28,8 @@ def test_steps_counted_are_steps_taken(counts: dict[int, int], able: set[int]) -
     expected = taken(counts)
     takers = _Takers(counts)
     counted = [
-        (step, seat, takers.at(step))
-        for step, seat in _steps(counts, able & counts.keys())
+        (step, bind_number, takers.at(step))
+        for step, bind_number in _steps(counts, able & counts.keys())
         if step < len(expected)
     ]
     assert counted == [

@@ -55,8 +55,8 @@ class World:
         assert numbers == list(range(len(numbers)))
         world = cls(len(numbers), **settings)
         records: list[r.Record] = [
-            r.FlowBound(name, f"i-{name}", f"c-{name}", seat, 10.0, warmup, 0.0)
-            for seat, name in enumerate(owned)
+            r.FlowBound(name, f"i-{name}", f"c-{name}", bind_number, 10.0, warmup, 0.0)
+            for bind_number, name in enumerate(owned)
         ]
         grants = [
             r.Grant(number, None, name, 1, "initial", None, False)
@@ -198,7 +198,7 @@ class World:
 
     def owners(self) -> dict[str, list[int]]:
         """The partitions of each flow, by order of binding."""
-        flows = sorted(self.queue.flows.values(), key=lambda flow: flow.seat)
+        flows = sorted(self.queue.flows.values(), key=lambda flow: flow.bind_number)
         return {flow.id: sorted(flow.owned) for flow in flows}
 
     def epoch(self, number: int) -> int:
@@ -253,7 +253,7 @@ def _check_changes_are_known(before: dict[str, Any], queue: Queue, decision: Dec
         ]
         if old != partition or kept[:3] != kept[3:]:
             assert number in decision.effects.partitions, f"partition {number} is not named"
-    stored = ("draining", "drain_deadline", "view_revision", "seat", "warmup")
+    stored = ("draining", "drain_deadline", "view_revision", "bind_number", "warmup")
     for flow_id, flow in after["flows"].items():
         old = before["flows"].get(flow_id)
         if old is None or any(old[name] != flow[name] for name in stored):

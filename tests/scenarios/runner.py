@@ -186,7 +186,7 @@ class _Player:
         if due is not None:
             words.append(f"next due at {_seconds(due)}")
         self._say(" ".join(words))
-        for flow in sorted(queue.flows.values(), key=lambda flow: flow.seat):
+        for flow in sorted(queue.flows.values(), key=lambda flow: flow.bind_number):
             has = " ".join(self._tag(number) for number in sorted(flow.owned)) or "stands by"
             self._say(f"  {flow.id}: {has}{' (draining)' if flow.draining else ''}")
         if queue.unassigned:

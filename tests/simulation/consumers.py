@@ -72,7 +72,7 @@ class Lane:
     committed: int
     # A release was sent. Unless it is refused, no more messages may be taken: it may have taken
     # effect although the answer was lost.
-    let_go: bool = False
+    released: bool = False
     finished: bool = False
 
 
@@ -252,7 +252,7 @@ class Consumer(Client):
         batch = []
         view = self.core.view.partitions
         for number, lane in self._lanes.items():
-            if view[number].state == "revoking" or lane.let_go:
+            if view[number].state == "revoking" or lane.released:
                 continue
             lane.position = max(lane.position, self.log.firsts.get(number, 0))
             end = min(lane.position + AT_ONCE, self.log.ends.get(number, 0))
@@ -287,9 +287,9 @@ class Consumer(Client):
             if owned is None or owned.epoch != lane.epoch:
                 continue
             final = number >= self.log.count and lane.position >= self.log.ends.get(number, 0)
-            finished = lane.finished if lane.let_go else owned.state == "retiring" and final
+            finished = lane.finished if lane.released else owned.state == "retiring" and final
             if (
-                lane.let_go
+                lane.released
                 or finished
                 or owned.state == "revoking"
                 or (impatient and view.draining)
@@ -304,7 +304,7 @@ class Consumer(Client):
         flow_id = self.core.bound.flow_id
         for item in items:
             lane = self._lanes[item.partition]
-            lane.let_go, lane.finished = True, item.finished
+            lane.released, lane.finished = True, item.finished
             self.checker.sent("release", flow_id, item.partition, item.epoch)
             if item.finished:
                 self.checker.sent("finish", flow_id, item.partition, item.epoch)
@@ -322,7 +322,7 @@ class Consumer(Client):
                 if lane is None or lane.epoch != item.epoch:
                     continue
                 if outcomes[item.partition] == "not_revoking":
-                    lane.let_go = False
+                    lane.released = False
                 else:
                     del self._lanes[item.partition]
                     self._over.add((item.partition, item.epoch))

@@ -20,20 +20,19 @@ from broker.core.state.transitions import State
 class Counts:
     """The counts of one queue. Whoever changes a partition takes it out before and adds it after.
 
-    `warming` and `stranded` are the handoffs in a warm-up, and those in a revoke that have no
-    successor.
+    `warming` are the handoffs in a warm-up, `without_successor` those in a revoke that have none.
     """
 
     def __init__(
-        self, journal: Journal, handoffs: Mapping[int, Handoff], by_seat: Mapping[int, Flow]
+        self, journal: Journal, handoffs: Mapping[int, Handoff], by_bind_number: Mapping[int, Flow]
     ) -> None:
         self.ranking = Ranking()
         self.leaving = Ranking()
         self.warming: set[int] = set()
-        self.stranded: set[int] = set()
+        self.without_successor: set[int] = set()
         self._journal = journal
         self._handoffs = handoffs
-        self._by_seat = by_seat
+        self._by_bind_number = by_bind_number
 
     def take(self, partition: Partition) -> None:
         """The partition is about to change."""
@@ -57,7 +56,7 @@ class Counts:
             if partition.state is State.WARMING:
                 change(self.warming, partition.number)
             elif handoff.named is None:
-                change(self.stranded, partition.number)
+                change(self.without_successor, partition.number)
             if handoff.named is not None:
                 change(handoff.named.incoming, partition.number)
         if owner is not None and owner.draining:
@@ -65,30 +64,30 @@ class Counts:
 
     def _load(self, flow: Flow, load: int) -> None:
         flow.load = load
-        if not flow.draining and self._by_seat.get(flow.seat) is flow:
-            self.ranking.put(flow.seat, load)
+        if not flow.draining and self._by_bind_number.get(flow.bind_number) is flow:
+            self.ranking.put(flow.bind_number, load)
 
     def rank(self, flow: Flow) -> None:
         """Enters the flow in its ranking, or brings it up to date there."""
-        if self._by_seat.get(flow.seat) is not flow:
+        if self._by_bind_number.get(flow.bind_number) is not flow:
             return
         ranking, count = (
             (self.leaving, len(flow.owned) - flow.outgoing)
             if flow.draining
             else (self.ranking, flow.load)
         )
-        old = ranking.counts.get(flow.seat)
+        old = ranking.counts.get(flow.bind_number)
         if old == count:
             return
         if old is None:
-            self._journal.did(ranking.remove, flow.seat)
+            self._journal.did(ranking.remove, flow.bind_number)
         else:
-            self._journal.did(ranking.put, flow.seat, old)
-        ranking.put(flow.seat, count)
+            self._journal.did(ranking.put, flow.bind_number, old)
+        ranking.put(flow.bind_number, count)
 
     def unrank(self, flow: Flow) -> None:
         """Takes the flow out of its ranking."""
         ranking = self.leaving if flow.draining else self.ranking
-        if self._by_seat.get(flow.seat) is flow:
-            self._journal.did(ranking.put, flow.seat, ranking.counts[flow.seat])
-            ranking.remove(flow.seat)
+        if self._by_bind_number.get(flow.bind_number) is flow:
+            self._journal.did(ranking.put, flow.bind_number, ranking.counts[flow.bind_number])
+            ranking.remove(flow.bind_number)

@@ -1,6 +1,6 @@
 """Flows that leave: what becomes of their partitions, and what they get back if they come again.
 
-A flow that leaves while a holddown runs is remembered by its instance (`Departed`), and its
+A flow that leaves while a holddown runs is remembered by its instance (`Absent`), and its
 partitions remember it (`released_by`). So nothing is stored for each partition that was not
 written anyway, and it is known at any time what is still there to be given back. The memory ends
 with the holddown, but for an instance that is bound again and has not got everything yet.
@@ -9,7 +9,7 @@ with the holddown, but for an instance that is bound again and has not got every
 from __future__ import annotations
 
 from broker.core.state import records as r
-from broker.core.state.model import Departed, Flow, HandedOver
+from broker.core.state.model import Absent, Flow, HandedOver
 from broker.core.state.queue import Queue
 from broker.core.state.transitions import PartitionEvent
 
@@ -17,10 +17,10 @@ from broker.core.state.transitions import PartitionEvent
 def depart(queue: Queue, flow: Flow, record: r.FlowLeft | r.FlowDeparted) -> None:
     """The flow is gone, and is remembered if the record says so."""
     if record.remember:
-        departed = Departed(flow.seat, flow.id)
-        queue.journal.put(queue.departed, flow.instance, departed)
+        absent = Absent(flow.bind_number, flow.id)
+        queue.journal.put(queue.absent, flow.instance, absent)
     elif queue.by_instance.get(flow.instance) is flow:
-        queue.journal.drop(queue.departed, flow.instance)
+        queue.journal.drop(queue.absent, flow.instance)
     queue.touch(flow)
     queue.leave(flow)
 
@@ -28,11 +28,11 @@ def depart(queue: Queue, flow: Flow, record: r.FlowLeft | r.FlowDeparted) -> Non
 def orphan(queue: Queue, flow: Flow, number: int, at: float) -> None:
     """A partition of a flow that is gone has no owner."""
     partition = queue.partitions[number]
-    departed = queue.departed.get(flow.instance)
-    remembered = departed is not None and departed.flow_id == flow.id
-    if departed is not None and remembered:
-        departed.left.push(number)
-    raised = partition.let_go == HandedOver.FORCED
+    absent = queue.absent.get(flow.instance)
+    remembered = absent is not None and absent.flow_id == flow.id
+    if absent is not None and remembered:
+        absent.left.push(number)
+    raised = partition.next_handed_over == HandedOver.FORCED
     handoff = queue.handoffs.get(number)
     if handoff is not None and handoff.warm:
         queue.touch(handoff.named)
@@ -40,23 +40,23 @@ def orphan(queue: Queue, flow: Flow, number: int, at: float) -> None:
         partition,
         PartitionEvent.ORPHANED,
         at=at,
-        let_go=HandedOver.FORCED if raised else HandedOver.ORPHANED,
+        next_handed_over=HandedOver.FORCED if raised else HandedOver.ORPHANED,
         released_by=flow.id if remembered else None,
     )
 
 
 def forget_if_back(queue: Queue, flow: Flow) -> None:
     """The instance is bound again and has all that was still to be had of what it left."""
-    departed = queue.departed.get(flow.instance)
-    if departed is not None and queue.first_to_give_back(departed) is None:
-        queue.journal.drop(queue.departed, flow.instance)
+    absent = queue.absent.get(flow.instance)
+    if absent is not None and queue.first_to_give_back(absent) is None:
+        queue.journal.drop(queue.absent, flow.instance)
 
 
 def forget_absent(queue: Queue) -> None:
     """The holddown is over: only instances that came back within it get back what they left."""
     kept = {
-        instance: departed
-        for instance, departed in queue.departed.items()
-        if instance in queue.by_instance and queue.first_to_give_back(departed) is not None
+        instance: absent
+        for instance, absent in queue.absent.items()
+        if instance in queue.by_instance and queue.first_to_give_back(absent) is not None
     }
-    queue.set("departed", kept)
+    queue.set("absent", kept)

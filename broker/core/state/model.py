@@ -57,17 +57,17 @@ class Partition:
     """One partition. `number` never changes; a removed one stays, so that its epochs go on when it
     comes again.
 
-    `let_go` says how the last owner let go; while there is an owner it is `replaced` if the
-    partition was taken back from retiring in this epoch, and `forced` if the owner is gone and the
-    epoch was raised since, else it says nothing. `released_by` is the flow whose release ended the
-    latest epoch (so that a repeated release is recognized), or which left in it and may come back
-    (`Departed`).
+    `next_handed_over` says how the last owner let go, which the next grant will say. While there is
+    an owner it is `replaced` if the partition was taken back from retiring in this epoch, `forced`
+    if the owner is gone and the epoch was raised since, else it says nothing. `released_by` is the
+    flow whose release ended the latest epoch (so that a repeated release is recognized), or which
+    left in it and may come back (`Absent`).
     """
 
     __slots__ = (
         "epoch",
         "handed_over",
-        "let_go",
+        "next_handed_over",
         "number",
         "owner",
         "released_by",
@@ -82,7 +82,7 @@ class Partition:
         self.retiring = False
         self.owner: Flow | None = None
         self.handed_over: str | None = None
-        self.let_go: str = HandedOver.INITIAL
+        self.next_handed_over: str = HandedOver.INITIAL
         self.released_by: str | None = None
 
     @property
@@ -105,6 +105,7 @@ class Flow:
 
     __slots__ = (
         "attempt",
+        "bind_number",
         "binder",
         "bound_at",
         "client_name",
@@ -120,7 +121,6 @@ class Flow:
         "offers",
         "outgoing",
         "owned",
-        "seat",
         "view_revision",
         "warmup",
     )
@@ -130,7 +130,7 @@ class Flow:
         id: str,
         instance_id: str,
         client_name: str,
-        seat: int,
+        bind_number: int,
         lease_seconds: float,
         warmup: bool,
         bound_at: float,
@@ -141,7 +141,7 @@ class Flow:
         self.id = id
         self.instance_id = instance_id
         self.client_name = client_name
-        self.seat = seat
+        self.bind_number = bind_number
         self.lease_seconds = lease_seconds
         self.warmup = warmup
         self.bound_at = bound_at
@@ -200,7 +200,7 @@ class Handoff:
         return None if named is None or named.gone or named.draining else named
 
 
-class Departed:
+class Absent:
     """A flow that left during the holddown: if its instance comes back in time it gets back what is
     still unassigned.
 
@@ -208,10 +208,10 @@ class Departed:
     in `released_by` (`Queue.first_left`).
     """
 
-    __slots__ = ("flow_id", "left", "seat")
+    __slots__ = ("bind_number", "flow_id", "left")
 
-    def __init__(self, seat: int, flow_id: str, left: Iterable[int] = ()) -> None:
-        self.seat = seat
+    def __init__(self, bind_number: int, flow_id: str, left: Iterable[int] = ()) -> None:
+        self.bind_number = bind_number
         self.flow_id = flow_id
         self.left = Heap(left)
 

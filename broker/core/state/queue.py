@@ -19,8 +19,8 @@ from broker.core.state.deadlines import Deadlines
 from broker.core.state.heap import Heap
 from broker.core.state.journal import Journal
 from broker.core.state.model import (
+    Absent,
     AccessType,
-    Departed,
     Flow,
     HandedOver,
     Handoff,
@@ -47,8 +47,8 @@ class Queue:
     since then. `granting` and `changed` are what that record says.
 
     Beside the partitions stand the few of which something is to be done: `unassigned` (since when,
-    None: never owned), `handoffs`, and of those the `warming` ones and the `stranded` ones
-    (revoking, without a successor). `warmed` names who said ready in the latest handoff, and for
+    None: never owned), `handoffs`, and of those the `warming` ones and those that are revoking
+    `without_successor`. `warmed` names the flow that said ready in the latest handoff, and for
     which epoch. `touched` collects the flows whose views changed.
     """
 
@@ -63,7 +63,7 @@ class Queue:
         self.since = created_at
         self.holddown_until: float | None = None
         self.flows_before = 0
-        self.departed: dict[Instance, Departed] = {}
+        self.absent: dict[Instance, Absent] = {}
         self.rebalance: Rebalance | None = None
         self.last_rebalance: Rebalance | None = None
         self.growing = False
@@ -71,11 +71,11 @@ class Queue:
         self.granting: str | None = None
         self.changed = False
         self.outage_seen = 0
-        self.next_seat = 0
+        self.next_bind_number = 0
         self.flows: dict[str, Flow] = {}
         self.gone: dict[str, Flow] = {}
         self.by_instance: dict[Instance, Flow] = {}
-        self.by_seat: dict[int, Flow] = {}
+        self.by_bind_number: dict[int, Flow] = {}
         self.partitions: list[Partition] = []
         self.retiring: set[int] = set()
         self.unassigned: dict[int, float | None] = {}
@@ -83,9 +83,9 @@ class Queue:
         self.warmed: dict[int, tuple[str, int]] = {}
         self.touched: set[str] = set()
         self.journal = Journal()
-        self._counts = Counts(self.journal, self.handoffs, self.by_seat)
+        self._counts = Counts(self.journal, self.handoffs, self.by_bind_number)
         self.ranking, self.leaving = self._counts.ranking, self._counts.leaving
-        self.warming, self.stranded = self._counts.warming, self._counts.stranded
+        self.warming, self.without_successor = self._counts.warming, self._counts.without_successor
         self.deadlines = Deadlines(self.handoffs)
         self._lowest: Heap[int] = Heap()
 
@@ -139,7 +139,7 @@ class Queue:
 
     def first_taker(self) -> Flow | None:
         """The earliest-bound non-draining flow, which owns an exclusive queue."""
-        return self.by_seat[self.ranking.earliest()] if self.ranking.counts else None
+        return self.by_bind_number[self.ranking.earliest()] if self.ranking.counts else None
 
     def spread(self) -> int:
         """The largest minus the smallest number of partitions that non-draining flows own;
@@ -158,8 +158,9 @@ class Queue:
         """
         drains = [
             flow.drain_deadline
-            for seat in self.leaving.counts
-            if (flow := self.by_seat[seat]).drain_deadline is not None and self.cuts_short(flow)
+            for bind_number in self.leaving.counts
+            if (flow := self.by_bind_number[bind_number]).drain_deadline is not None
+            and self.cuts_short(flow)
         ]
         times = (self.unfinished_at, self.holddown_until, self.deadlines.first(), *drains)
         return min((time for time in times if time is not None), default=None)
@@ -195,18 +196,18 @@ class Queue:
         assert flow.left is not None
         return self._first(flow.left, lambda n: n in flow.owned or n in flow.incoming)
 
-    def first_to_give_back(self, departed: Departed) -> int | None:
+    def first_to_give_back(self, absent: Absent) -> int | None:
         """The lowest partition that this flow has left and nobody has had since."""
 
         def still(number: int) -> bool:
             partition = self.partitions[number]
             return (
                 number in self.unassigned
-                and partition.released_by == departed.flow_id
-                and partition.let_go in (HandedOver.ORPHANED, HandedOver.FORCED)
+                and partition.released_by == absent.flow_id
+                and partition.next_handed_over in (HandedOver.ORPHANED, HandedOver.FORCED)
             )
 
-        return self._first(departed.left, still)
+        return self._first(absent.left, still)
 
     def _first(self, heap: Heap[int], holds: Callable[[int], bool]) -> int | None:
         def is_there(number: int) -> bool:
@@ -318,17 +319,17 @@ class Queue:
             self.journal.did(partition.owner.offers.push, -partition.number)
 
     def enter(self, flow: Flow) -> None:
-        """Adds a flow. If its seat is taken it replaces who sits there, whom the rankings forget at
-        once.
+        """Adds a flow. It replaces the flow of its bind number, if there is one, which the rankings
+        forget at once.
         """
-        predecessor = self.by_seat.get(flow.seat)
+        predecessor = self.by_bind_number.get(flow.bind_number)
         if predecessor is not None:
             self._counts.unrank(predecessor)
         self.journal.put(self.flows, flow.id, flow)
         self.journal.put(self.by_instance, flow.instance, flow)
-        self.journal.put(self.by_seat, flow.seat, flow)
-        if flow.seat >= self.next_seat:
-            self.set("next_seat", flow.seat + 1)
+        self.journal.put(self.by_bind_number, flow.bind_number, flow)
+        if flow.bind_number >= self.next_bind_number:
+            self.set("next_bind_number", flow.bind_number + 1)
         self._counts.rank(flow)
 
     def leave(self, flow: Flow) -> None:
@@ -337,8 +338,8 @@ class Queue:
         if self.by_instance.get(flow.instance) is flow:
             self.journal.drop(self.by_instance, flow.instance)
         self._counts.unrank(flow)
-        if self.by_seat.get(flow.seat) is flow:
-            self.journal.drop(self.by_seat, flow.seat)
+        if self.by_bind_number.get(flow.bind_number) is flow:
+            self.journal.drop(self.by_bind_number, flow.bind_number)
         if flow.owned or flow.incoming:
             self.journal.set(flow, "left", Heap(flow.owned | flow.incoming))
             self.journal.put(self.gone, flow.id, flow)

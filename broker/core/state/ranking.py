@@ -2,7 +2,8 @@
 
 A ranking knows how many partitions count for each flow and finds, without looking at all flows, the
 flow with the fewest and the flow with the most, ties to the earliest bound (the contract,
-*Balance*, *Determinism*). Flows are known by their seat, their place in the order of binding.
+*Balance*, *Determinism*). Flows are known by their bind
+number, their place in the order of binding.
 """
 
 from __future__ import annotations
@@ -11,46 +12,47 @@ from heapq import heapify, heappop, heappush
 
 
 class Ranking:
-    """Counts by seat, bucketed by count; each bucket is a heap of seats with stale entries skipped
-    when met.
+    """Counts by bind number, bucketed by count.
+
+    Each bucket is a heap of bind numbers; stale entries are skipped when met.
     """
 
-    __slots__ = ("_buckets", "_high", "_low", "_seats", "_sizes", "counts")
+    __slots__ = ("_bind_numbers", "_buckets", "_high", "_low", "_sizes", "counts")
 
     def __init__(self) -> None:
         self.counts: dict[int, int] = {}
         self._buckets: dict[int, list[int]] = {}
         self._sizes: dict[int, int] = {}
-        self._seats: list[int] = []
+        self._bind_numbers: list[int] = []
         self._low = 0
         self._high = 0
 
     def __len__(self) -> int:
         return len(self.counts)
 
-    def __contains__(self, seat: int) -> bool:
-        return seat in self.counts
+    def __contains__(self, bind_number: int) -> bool:
+        return bind_number in self.counts
 
-    def put(self, seat: int, count: int) -> None:
+    def put(self, bind_number: int, count: int) -> None:
         """Enters a flow, or changes its count."""
-        old = self.counts.get(seat)
+        old = self.counts.get(bind_number)
         if old == count:
             return
         if old is None:
             if not self.counts:
                 self._low = self._high = count
-            heappush(self._seats, seat)
-            if len(self._seats) > 2 * len(self.counts) + 16:
-                self._seats = sorted({*self.counts, seat})
+            heappush(self._bind_numbers, bind_number)
+            if len(self._bind_numbers) > 2 * len(self.counts) + 16:
+                self._bind_numbers = sorted({*self.counts, bind_number})
         else:
             self._leave(old)
-        self.counts[seat] = count
+        self.counts[bind_number] = count
         bucket = self._buckets.get(count)
         if bucket is None:
-            self._sizes[count], self._buckets[count] = 1, [seat]
+            self._sizes[count], self._buckets[count] = 1, [bind_number]
         else:
             self._sizes[count] += 1
-            heappush(bucket, seat)
+            heappush(bucket, bind_number)
             if len(bucket) > 2 * self._sizes[count] + 16:
                 bucket[:] = {entry for entry in bucket if self.counts.get(entry) == count}
                 heapify(bucket)
@@ -59,13 +61,13 @@ class Ranking:
         if count > self._high:
             self._high = count
 
-    def add(self, seat: int, difference: int) -> None:
+    def add(self, bind_number: int, difference: int) -> None:
         """Changes a flow's count by `difference`."""
-        self.put(seat, self.counts[seat] + difference)
+        self.put(bind_number, self.counts[bind_number] + difference)
 
-    def remove(self, seat: int) -> None:
+    def remove(self, bind_number: int) -> None:
         """Takes a flow out of the ranking."""
-        self._leave(self.counts.pop(seat))
+        self._leave(self.counts.pop(bind_number))
 
     def _leave(self, count: int) -> None:
         self._sizes[count] -= 1
@@ -92,18 +94,18 @@ class Ranking:
         return self.high - self.low if self.counts else 0
 
     def fewest(self) -> int:
-        """The seat of the flow with the fewest partitions, the earliest bound of several."""
+        """The bind number of the flow with the fewest partitions, the earliest bound of several."""
         return self._first(self.low)
 
     def most(self) -> int:
-        """The seat of the flow with the most partitions, the earliest bound of several."""
+        """The bind number of the flow with the most partitions, the earliest bound of several."""
         return self._first(self.high)
 
     def earliest(self) -> int:
-        """The seat of the earliest-bound flow; the ranking must not be empty."""
-        while self._seats[0] not in self.counts:
-            heappop(self._seats)
-        return self._seats[0]
+        """The bind number of the earliest-bound flow; the ranking must not be empty."""
+        while self._bind_numbers[0] not in self.counts:
+            heappop(self._bind_numbers)
+        return self._bind_numbers[0]
 
     def _first(self, count: int) -> int:
         bucket = self._buckets[count]
@@ -116,6 +118,6 @@ class Ranking:
         flows.
         """
         copy = Ranking()
-        for seat, count in self.counts.items():
-            copy.put(seat, count)
+        for bind_number, count in self.counts.items():
+            copy.put(bind_number, count)
         return copy

@@ -68,13 +68,13 @@ class SettingsChanged:
 class FlowBound:
     """A flow was bound.
 
-    `seat` is its place in the order of binding; a replacement has the seat of its predecessor.
+    `bind_number` is its place in the order of binding; a replacement has that of its predecessor.
     """
 
     flow_id: str
     instance_id: str
     client_name: str
-    seat: int
+    bind_number: int
     lease_seconds: float
     warmup: bool
     at: float

@@ -82,7 +82,7 @@ def _(record: r.FlowBound, queue: Queue) -> None:
         record.flow_id,
         record.instance_id,
         record.client_name,
-        record.seat,
+        record.bind_number,
         record.lease_seconds,
         record.warmup,
         record.at,
@@ -199,7 +199,7 @@ def _(record: r.Granted, queue: Queue) -> None:
             handoff=keeps,
             epoch=grant.epoch,
             handed_over=grant.handed_over,
-            let_go=HandedOver.INITIAL,
+            next_handed_over=HandedOver.INITIAL,
             released_by=released_by,
         )
         forget_if_back(queue, flow)
@@ -231,7 +231,7 @@ def _(record: r.Released, queue: Queue) -> None:
         partition,
         PartitionEvent.RELEASED,
         at=record.at,
-        let_go=HandedOver.GRACEFUL,
+        next_handed_over=HandedOver.GRACEFUL,
         released_by=record.flow_id,
     )
 
@@ -308,7 +308,7 @@ def _(record: r.PartitionsAdded, queue: Queue) -> None:
         else:
             queue.resize(partition, LifeEvent.TAKEN_BACK)
             if partition.owner is not None:
-                queue.journal.set(partition, "let_go", HandedOver.REPLACED)
+                queue.journal.set(partition, "next_handed_over", HandedOver.REPLACED)
             queue.touch(partition.owner)
     queue.set("growing", True)
 
@@ -333,13 +333,18 @@ def _(record: r.PartitionsRemoved, queue: Queue) -> None:
         )
         # What a flow had processed and not committed of a discarded partition may come again, if
         # its number is used before the log has deleted what it held.
-        let_go = partition.let_go
+        next_handed_over = partition.next_handed_over
         if record.outcome == "finished":
-            let_go = HandedOver.INITIAL
+            next_handed_over = HandedOver.INITIAL
         elif partition.owner is not None:
-            let_go = HandedOver.ORPHANED
+            next_handed_over = HandedOver.ORPHANED
         queue.resize(partition, LifeEvent(record.outcome))
-        queue.place(partition, PartitionEvent.REMOVED, released_by=released_by, let_go=let_go)
+        queue.place(
+            partition,
+            PartitionEvent.REMOVED,
+            released_by=released_by,
+            next_handed_over=next_handed_over,
+        )
 
 
 @_apply.register
@@ -347,13 +352,13 @@ def _(record: r.EpochsRaised, queue: Queue) -> None:
     for number in record.partitions:
         partition = queue.partitions[number]
         queue.journal.set(partition, "epoch", partition.epoch + 1)
-        if partition.let_go == HandedOver.GRACEFUL or partition.owner is not None:
+        if partition.next_handed_over == HandedOver.GRACEFUL or partition.owner is not None:
             queue.journal.set(partition, "released_by", None)
         if partition.owner is None or partition.owner.gone:
-            queue.journal.set(partition, "let_go", HandedOver.FORCED)
+            queue.journal.set(partition, "next_handed_over", HandedOver.FORCED)
         else:
             queue.journal.set(partition, "handed_over", record.handed_over)
-            queue.journal.set(partition, "let_go", HandedOver.INITIAL)
+            queue.journal.set(partition, "next_handed_over", HandedOver.INITIAL)
             queue.touch(partition.owner)
         _touch_successor(queue, queue.handoffs.get(number))
 
@@ -375,8 +380,8 @@ def _(record: r.ClockWentBack, queue: Queue) -> None:
     if queue.holddown_until is not None:
         queue.set("since", queue.since + record.seconds)
         queue.set("holddown_until", queue.holddown_until + record.seconds)
-    for seat in queue.leaving.counts:
-        flow = queue.by_seat[seat]
+    for bind_number in queue.leaving.counts:
+        flow = queue.by_bind_number[bind_number]
         if flow.drain_deadline is not None:
             queue.journal.set(flow, "drain_deadline", flow.drain_deadline + record.seconds)
     for handoff in list(queue.handoffs.values()):

@@ -28,6 +28,11 @@ ITEMS: dict[str, type[Any]] = {
 }
 
 
+# Fields that are stored under the name they had at first.
+_STORED_AS = {"bind_number": "seat"}
+_NAMED = {stored: name for name, stored in _STORED_AS.items()}
+
+
 def to_json(record: Record) -> dict[str, Any]:
     """The record as JSON values: its fields and its `kind`; tuples are arrays."""
     values: dict[str, Any] = {"kind": type(record).__name__}
@@ -35,7 +40,8 @@ def to_json(record: Record) -> dict[str, Any]:
         value = getattr(record, field.name)
         if field.name in _LEFT_OUT and value == _LEFT_OUT[field.name]:
             continue
-        values[field.name] = [tuple(item) for item in value] if field.name in ITEMS else value
+        name = _STORED_AS.get(field.name, field.name)
+        values[name] = [tuple(item) for item in value] if name in ITEMS else value
     return values
 
 
@@ -45,7 +51,7 @@ def from_json(values: Mapping[str, Any]) -> Record:
     Raises KeyError for a kind or a field this version does not know: a replica of an older version
     must not guess.
     """
-    arguments = dict(values)
+    arguments = {_NAMED.get(name, name): value for name, value in values.items()}
     kind = KINDS[arguments.pop("kind")]
     unknown = arguments.keys() - FIELDS[kind]
     if unknown:
@@ -96,7 +102,7 @@ def _as_known(values: Mapping[str, Any]) -> Record | None:
     kind = KINDS.get(values["kind"])
     if kind is None:
         return None
-    known = {name: value for name, value in values.items() if name in FIELDS[kind]}
+    known = {name: at for name, at in values.items() if _NAMED.get(name, name) in FIELDS[kind]}
     for name, item in ITEMS.items():
         if name in known:
             known[name] = [value[: len(item._fields)] for value in known[name]]

@@ -104,7 +104,7 @@ async def test_the_same_instance_under_two_keys(store: Store, orders: Replica) -
     await orders.do(c.Unbind("B"))
     loaded = await store.load(orders.id)
     assert picture(loaded) == picture(orders.queue)
-    assert list(loaded.departed) == [(IDS[0], "same")]
+    assert list(loaded.absent) == [(IDS[0], "same")]
 
 
 async def test_sessions(ground: Ground, store: Store) -> None:
