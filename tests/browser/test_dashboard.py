@@ -117,7 +117,7 @@ def test_it_asks_for_a_key_and_shows_the_queues_of_that_key_alone(
         secured.create("team-b.orders")
         key = secured.keys["viewer"]
         page = browser.open(secured.service.url)
-        eventually(lambda: page.run("!document.querySelector('#login').hidden"))
+        eventually(lambda: page.run("document.querySelector('#login')?.hidden === false"))
         assert page.run("document.querySelector('#main').hidden")
         log_in = (
             "document.querySelector('#key').value = {!r};"

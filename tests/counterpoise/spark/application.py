@@ -167,6 +167,12 @@ class Application:
         self._drivers.give_back(self._leave(), ended)
         return 0 if ended.failure is None else 1
 
+    def drained_from_outside(self) -> None:
+        """Wait until its query has ended because an administrator drained it."""
+        until(self.over, f"{self.name} ends by itself")
+        assert "an administrator has drained this consumer" in self.said()
+        assert self.stop() == 1
+
     def terminate(self) -> None:
         """SIGTERM, to the Python process alone."""
         assert self._driver is not None

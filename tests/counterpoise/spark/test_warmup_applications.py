@@ -112,7 +112,7 @@ def there_and_back(
     stage.work(300)
     drained(stage, "second")
     until(lambda: stage.owned("first") == 2 and stage.ready(), "the first has all again")
-    assert second.stop() == 0
+    second.drained_from_outside()
     stage.work(300)
     return first, second
 
@@ -227,7 +227,7 @@ def test_three_applications_start_and_leave_while_the_others_warm_up(
     assert (stage.owned("one"), stage.moves()["graceful"]) == (2, 0)
     three.go_on()
     until(lambda: stage.owned("three") == 6 and stage.ready(), "the other has learned all")
-    assert one.stop() == 0
+    one.drained_from_outside()
     until(stage.settled, "everything is done")
     assert stage.moves()["graceful"] == 2
     # Scale up with one joiner; the owner notices nothing.
