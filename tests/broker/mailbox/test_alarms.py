@@ -29,9 +29,10 @@ async def test_an_alarm_rings_once_and_the_latest_counts(alarms: SchedulerAlarms
     alarms.set("b", None, lambda: None)
     alarms.set("c", None, lambda: None)
     alarms.set("d", -5, lambda: rung.append("at once"))
-    alarms.set("e", 0.1, done.set)
+    alarms.set("e", 0.5, done.set)
     await asyncio.wait_for(done.wait(), 5)
-    assert rung == ["at once", "second"]
+    # On a busy machine both are due when the scheduler looks.
+    assert sorted(rung) == ["at once", "second"]
 
 
 async def test_a_stall_of_the_loop_drops_no_alarm(alarms: SchedulerAlarms) -> None:
