@@ -18,7 +18,7 @@ from tests.simulation.deadlines import Deadlines
 @dataclass(slots=True)
 class Transaction:
     """The changes of one transaction. `positions` of these partitions, after it; `reset`: the
-    partitions among them whose position an administrator has set.
+    partitions among them whose position an administrator has set. `rest`: a decision was cut off.
     """
 
     now: float
@@ -30,6 +30,7 @@ class Transaction:
     renewed: Collection[str]
     positions: Mapping[int, str | None]
     reset: Collection[int]
+    rest: bool = False
 
 
 @dataclass(slots=True)

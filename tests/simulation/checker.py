@@ -10,6 +10,7 @@ are numbers here: the next message to process of a partition, starting at 0.
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -70,6 +71,8 @@ class Checker(Account):
         # The end of the log when the queue was about to be created.
         self._ended: dict[int, int] = {}
         self._disturbed_until = self._hindered_until = 0.0
+        # Until when a decision had a rest: it goes before what is due.
+        self._rest_until = 0.0
 
     # Outside the service
 
@@ -176,6 +179,10 @@ class Checker(Account):
             raise Violation(7, f"revisions {tx.revisions} follow revision {self.revision}")
         self.revision = expected[-1]
         queue, self.queue = self.queue, tx.queue
+        if tx.rest or self._rest_until == math.inf:
+            self._rest_until = math.inf if tx.rest else tx.now
+            # Slices of two keep the calls of a slow service waiting.
+            self.hindered(tx.now + WORK_SECONDS)
         old_flows, old_partitions = dict(self.flows), dict(self.partitions)
         self._enter_flows(tx)
         for number, position in tx.positions.items():
@@ -365,7 +372,10 @@ class Checker(Account):
             if until < horizon:
                 raise Violation(8, f"a holddown is over for {now - until:.3f} s")
         for number, row in self.partitions.items():
-            if row.deadline is not None and (due := self.deadlines.due(number)) < horizon:
+            if row.deadline is None:
+                continue
+            due = max(self.deadlines.due(number), self._rest_until)
+            if due < horizon:
                 text = f"p{number} is {row.state} {now - due:.3f} s after its deadline"
                 raise Violation(8, text)
         for flow_id, ends in self.leases.items():

@@ -18,6 +18,8 @@ ACCURACY = 1e-4
 MOVING = ("warming", "revoking")
 # The longest time between a decision and its transaction; after more time it is decided again.
 LATE_SECONDS = 1.01
+# How far a replica's time may be ahead of the database's, on a slow way to it.
+AHEAD_SECONDS = 1.5
 # After a transaction that came too late, the next one may take longer: so a slow database works
 # too.
 PATIENT_SECONDS, PATIENCE_SECONDS = 8.01, 10.0
@@ -155,7 +157,7 @@ class Deadlines:
         ahead = handoff.times[-1][0] - now
         # A warm-up may be decided by a time from before a step. A revoke must not be.
         passes = now < self._set_until and (row.state == "warming" or ahead < SMALL_STEP_SECONDS)
-        if ahead > LATE_SECONDS and not passes:
+        if ahead > AHEAD_SECONDS and not passes:
             raise Violation(8, f"p{row.number} is {row.state} {ahead:.3f} s from now")
         if row.handoff_since > self._latest.get(row.state, 0.0):
             self._latest[row.state] = row.handoff_since

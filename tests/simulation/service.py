@@ -17,7 +17,7 @@ from typing import Any
 from broker.calls import views
 from broker.calls.facade import Calls
 from broker.core.errors import BrokerError, FlowGone
-from broker.core.state.records import Record, RevokesStarted, WarmupsEnded
+from broker.core.state.records import CutOff, Record, RevokesStarted, WarmupsEnded
 from broker.mailbox.replica import Replica
 from broker.store.ports import Commit, Overdue, PositionCommit, StoreError, StoreUnavailable
 from counterpoise.calls import Call
@@ -73,6 +73,7 @@ class Observed(Database):
                 commit.renewed,
                 {number: stored.positions[number][0] for number in sorted(touched)},
                 commit.positions.keys(),
+                any(isinstance(record, CutOff) for record in commit.entries[-1].records),
             )
         )
         if self.on_handoffs and begins_handoffs(commit):
