@@ -204,19 +204,17 @@ def test_unprocessed_messages_stay_when_redis_loses_those_of_another_queue(world
     log.close()
 
 
-def test_an_impossible_position_does_not_stop_the_upkeep_of_other_logs(world):
+def test_an_impossible_position_is_refused_and_does_not_stop_the_upkeep(world):
     world.client.create_queue("flights", 2, log=world.log, rebalance_delay=0)
     publish(world, "flights", [f"v{n}" for n in range(20)])
     log = open_managed(world.log, world.access, timeout_seconds=5)
     ends = log.bounds([0, 1]).ends
     bound = world.client.bind("flights", "one", lease_seconds=60)
     eventually(lambda: {one.owner for one in world.client.partitions("flights")} == {bound.flow_id})
-    world.client.commit(
-        "flights",
-        bound.flow_id,
-        bound.flow_token,
-        [CommitItem(0, 1, "999999999999999999"), CommitItem(1, 1, ends[1])],
-    )
+    impossible, possible = CommitItem(0, 1, "9" * 18), CommitItem(1, 1, ends[1])
+    with pytest.raises(Invalid, match="not a position"):
+        world.client.commit("flights", bound.flow_id, bound.flow_token, [impossible, possible])
+    world.client.commit("flights", bound.flow_id, bound.flow_token, [possible])
     keep(world)
     bounds = log.bounds([0, 1])
     assert bounds.ends == ends

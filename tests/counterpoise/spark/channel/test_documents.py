@@ -212,7 +212,7 @@ def test_a_query_of_ours_is_waited_for_until_its_source_has_planned() -> None:
     assert channels(query) is None
     query.offsets = ["17"]
     assert channels(query) is None
-    query.offsets.append(json.dumps({"counterpoise": 1, "instance": "me", "partitions": {}}))
+    query.offsets.append(json.dumps({"counterpoise": 1, "instance": "planned", "partitions": {}}))
     found = channels(query)
     assert found is not None
-    assert [one.directory for one in found] == [Channel(driver_home(), "me").directory]
+    assert [one.directory for one in found] == [Channel(driver_home(), "planned").directory]
