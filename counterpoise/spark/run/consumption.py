@@ -103,6 +103,8 @@ class Consumption:
         self._correspondent = None if channel is None else Correspondent(channel, self)
         self._leaving: Leaving | None = None
         self._drained_from_outside = False
+        # The driver and the settler may begin to leave at once.
+        self._beginning = threading.Lock()
         self._left = False
         self._stopped = False
 
@@ -157,11 +159,12 @@ class Consumption:
 
     def leave(self, timeout_seconds: float) -> None:
         """Begin to hand over everything in order, and then unbind; see `Leaving`."""
-        self._drained_from_outside = False
-        if self._leaving is None:
-            self._begin_to_leave(timeout_seconds)
-        else:
-            self._leaving.within(timeout_seconds)
+        with self._beginning:
+            self._drained_from_outside = False
+            if self._leaving is None:
+                self._begin_to_leave(timeout_seconds)
+            else:
+                self._leaving.within(timeout_seconds)
 
     def _begin_to_leave(self, timeout_seconds: float | None) -> None:
         self._leaving = Leaving(self, self._flow, self._queue.nobody_else, timeout_seconds)
@@ -170,14 +173,16 @@ class Consumption:
     def _tell_more(self) -> None:
         """What the settler does after each look: an administrator may have drained the flow."""
         self._learner.tell()
-        if self._flow.draining and self._leaving is None and not self._stopped:
-            logger.warning(
-                "counterpoise: queue %s: drained by an administrator; the query hands its "
-                "partitions over, leaves, and ends",
-                self._options.queue,
-            )
+        with self._beginning:
+            if not self._flow.draining or self._leaving is not None or self._stopped:
+                return
             self._drained_from_outside = True
             self._begin_to_leave(None)
+        logger.warning(
+            "counterpoise: queue %s: drained by an administrator; the query hands its "
+            "partitions over, leaves, and ends",
+            self._options.queue,
+        )
 
     def take_nothing_new(self) -> None:
         """Begin no micro-batch from now on; release idle partitions, and the others when they are
