@@ -122,7 +122,7 @@ class Scenario:
         self._news("alpha is drained")
         stage.say("alpha", "draining")
         stage.client.drain(QUEUE, stage.seen.flows["alpha"])
-        stage.wait("alpha to be drained", lambda seen: not seen.owned("alpha"))
+        stage.wait("alpha to be drained", lambda seen: not seen.owned("alpha"), ending="alpha")
         self._news("alpha has handed everything off; it stops")
         stage.stop_application("alpha")
         self._until_shared("beta", "gamma")

@@ -23,6 +23,7 @@ from counterpoise.demo.work.flights import Flight
 from counterpoise.demo.work.sabotage import SABOTAGES, Damage, Zombie
 from counterpoise.demo.work.sink import Message, Sink, Slice
 from counterpoise.spark.driver.java import ensure_java
+from counterpoise.spark.errors import DRAINED_FROM_OUTSIDE
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -159,7 +160,7 @@ def _through_a_worker(batches: "Iterator[pa.RecordBatch]") -> "Iterator[pa.Recor
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run until SIGTERM or the end of standard input; 1 if the query failed."""
+    """Run until SIGTERM, the end of standard input or a drain; 1 if the query failed."""
     options = _parser().parse_args(arguments)
     go, stop = threading.Event(), threading.Event()
 
@@ -188,9 +189,10 @@ def main(arguments: list[str] | None = None) -> int:
     query.stop()
     spark.stop()
     sink.close()
-    if failure:
-        print(failure, file=sys.stderr)
-    return 1 if failure else 0
+    if failure is None or DRAINED_FROM_OUTSIDE in str(failure):
+        return 0
+    print(failure, file=sys.stderr)
+    return 1
 
 
 def _listen(go: Callable[[], None], end: Callable[[], None]) -> None:

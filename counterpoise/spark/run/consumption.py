@@ -20,7 +20,7 @@ from counterpoise.spark.channel.handoffs import Handoffs
 from counterpoise.spark.channel.planned import Plans
 from counterpoise.spark.channel.status import QueryStatus
 from counterpoise.spark.driver.tracking import raise_if_refused
-from counterpoise.spark.errors import FlowEnded
+from counterpoise.spark.errors import DRAINED_FROM_OUTSIDE, FlowEnded
 from counterpoise.spark.flows.bound import BoundFlow, raise_if_over
 from counterpoise.spark.plan.offsets import Json
 from counterpoise.spark.plan.options import SourceOptions
@@ -38,10 +38,6 @@ from counterpoise.spark.tasks.log_connection import LogConnection
 
 logger = logging.getLogger("counterpoise.spark")
 
-DRAINED_FROM_OUTSIDE = (
-    "an administrator has drained this consumer, and everything is handed over. Start the query "
-    "again to come back"
-)
 _STOP_SECONDS = 3.0
 # How long a stopping query with a micro-batch in flight waits to learn its outcome.
 _ENDED_SECONDS = 1.0
