@@ -6,7 +6,7 @@ the application's log, and the query continues as soon as it is back.
 
 from counterpoise.errors import CounterpoiseError
 
-# What FlowEnded says after a drain from outside. Spark passes on the text of an error, not its type.
+# What FlowEnded says after a drain from outside. Spark passes on its text, not its type.
 DRAINED_FROM_OUTSIDE = (
     "an administrator has drained this consumer, and everything is handed over. Start the query "
     "again to come back"
