@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 
 from broker.calls import views
 from broker.core.state import records as r
-from broker.core.state.model import Flow, HandedOver, Partition, Rebalance
+from broker.core.state.model import Flow, Partition, Rebalance
 from broker.core.state.queue import Queue
 from broker.core.state.records import Entry
 from broker.core.state.stored import ShownEntry, shown_values, understood
@@ -197,7 +197,7 @@ def _tally(known: Rebalance, entry: ShownEntry | Entry, moves: list[views.MoveVi
                 for grant in grants:
                     handoffs += grant.by_handoff
                     granted += not grant.by_handoff
-                    forced += grant.by_handoff and grant.handed_over == HandedOver.FORCED
+                    forced += grant.by_force
                     moves.append(
                         views.MoveView(
                             grant.partition,

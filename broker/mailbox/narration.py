@@ -18,6 +18,7 @@ from typing import Any
 import structlog
 
 from broker.core.state import records as r
+from broker.core.state.model import HandedOver
 from broker.core.state.records import Entry, Record
 
 LOGGER = "queues"
@@ -85,7 +86,9 @@ class Narration:
             case r.Granted():
                 self._tell_grants(record, place)
             case r.EpochsRaised():
-                _log.info("positions set", **place, partitions=len(record.partitions))
+                # Else they retire again, which was told.
+                if record.handed_over == HandedOver.FORCED:
+                    _log.info("positions set", **place, partitions=len(record.partitions))
             case r.PartitionsAdded():
                 _log.info("partitions added", **place, first=record.first, end=record.end)
             case r.PartitionsRetired():
@@ -102,7 +105,7 @@ class Narration:
         """How partitions passed to their owners, and each that was taken by force."""
         ways = Counter(grant.handed_over for grant in record.grants)
         _log.info("partitions granted", **place, **ways)
-        forced = [grant for grant in record.grants if grant.handed_over == "forced"]
+        forced = [grant for grant in record.grants if grant.by_force]
         for grant in forced[:MOST_LINES]:
             _log.info(
                 "handoff forced",

@@ -330,7 +330,8 @@ class _Teller:
             case r.EpochsRaised():
                 for number in record.partitions:
                     self._epochs[number] += 1
-                return [f"{self._name(number)}: positions set" for number in record.partitions]
+                why = "positions set" if record.handed_over == "forced" else "retires again"
+                return [f"{self._name(number)}: {why}" for number in record.partitions]
             case r.DeadlinesMoved():
                 return [f"deadlines moved by {_seconds(record.seconds)}"]
             case r.ClockWentBack():
@@ -341,7 +342,7 @@ class _Teller:
         self._epochs[number] = grant.epoch
         self._owners[number] = grant.flow_id
         self._counts[0] += grant.by_handoff
-        self._counts[1] += grant.handed_over == "forced" and grant.by_handoff
+        self._counts[1] += grant.by_force
         self._counts[2] += not grant.by_handoff
         previous = f"{grant.previous} -> " if grant.previous else ""
         return f"{self._name(number)}: {previous}{grant.flow_id}, {grant.handed_over}"

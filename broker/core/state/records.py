@@ -31,6 +31,12 @@ class Grant(NamedTuple):
     seconds: float | None
     by_handoff: bool
 
+    @property
+    def by_force(self) -> bool:
+        """Whether a handoff ended at its deadline. A grant without a handoff is `forced` where
+        positions were set meanwhile."""
+        return self.by_handoff and self.handed_over == HandedOver.FORCED
+
 
 class Move(NamedTuple):
     """The beginning of one handoff."""

@@ -204,7 +204,7 @@ def _(record: r.Granted, queue: Queue) -> None:
         )
         forget_if_back(queue, flow)
         handoffs += grant.by_handoff
-        forced += grant.by_handoff and grant.handed_over == HandedOver.FORCED
+        forced += grant.by_force
     _tally(queue, handoffs, forced, len(record.grants) - handoffs)
 
 

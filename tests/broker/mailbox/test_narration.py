@@ -69,6 +69,17 @@ def test_a_forced_handoff_names_partition_epoch_owner_successor_and_reason() -> 
     ]
 
 
+def test_a_grant_after_positions_were_set_is_no_forced_handoff() -> None:
+    """The previous owner had left, so nothing was taken from it."""
+    grants = (Grant(3, "f1", "f2", 5, "forced", 3.0, False),)
+    assert told(r.Granted(grants, 100.0)) == [{"event": "partitions granted", "forced": 1}]
+
+
+def test_a_partition_that_retires_again_has_no_positions_set() -> None:
+    assert told(r.EpochsRaised((3,), 100.0)) == [{"event": "positions set", "partitions": 1}]
+    assert told(r.EpochsRaised((3,), 100.0, "replaced")) == []
+
+
 def test_thousands_of_forced_handoffs_are_counted() -> None:
     grants = tuple(Grant(n, "f1", "f2", 2, "forced", 3.0, True) for n in range(1000))
     lines = told(r.Granted(grants, 100.0))
