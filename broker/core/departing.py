@@ -15,7 +15,7 @@ from __future__ import annotations
 from broker.core.draft import Draft
 from broker.core.handoff import redirect
 from broker.core.state import records as r
-from broker.core.state.model import Absent, Flow, HandedOver
+from broker.core.state.model import Absent, Flow, HandedOver, Partition
 from broker.core.state.transitions import State
 
 
@@ -91,8 +91,7 @@ def _pass_on(draft: Draft, flow: Flow, number: int, heir: Flow | None) -> bool:
     if heir is not None:
         draft.outside("replaced")
         if partition.state is not State.REVOKING or successor in (None, heir):
-            raised = partition.next_handed_over == HandedOver.FORCED
-            draft.grant(partition, heir, HandedOver.FORCED if raised else HandedOver.REPLACED)
+            _go_on(draft, partition, heir)
             return True
     if successor is None or successor is flow:
         return False
@@ -101,17 +100,21 @@ def _pass_on(draft: Draft, flow: Flow, number: int, heir: Flow | None) -> bool:
 
 
 def _give_back(draft: Draft, flow: Flow, absent: Absent) -> bool:
-    """Whether the instance has all that it left and nobody owned since (rule 12).
-
-    If positions were set meanwhile (which raises the epoch) it gets the partition back too, but is
-    not told that it may go on as if nothing had been (`replaced`).
-    """
+    """Whether the instance has all that it left and nobody owned since (rule 12)."""
     queue = draft.queue
     while not flow.draining and (number := queue.first_to_give_back(absent)) is not None:
         if draft.room <= 0:
             return False
         draft.outside("replaced")
-        partition = queue.partitions[number]
-        raised = partition.next_handed_over == HandedOver.FORCED
-        draft.grant(partition, flow, HandedOver.FORCED if raised else HandedOver.REPLACED)
+        _go_on(draft, queue.partitions[number], flow)
     return True
+
+
+def _go_on(draft: Draft, partition: Partition, flow: Flow) -> None:
+    """The instance that held the partition last gets it, with a flow of its own.
+
+    If positions were set meanwhile (which raises the epoch) it gets the partition too, but is not
+    told that it may go on as if nothing had been (`replaced`).
+    """
+    raised = partition.next_handed_over == HandedOver.FORCED
+    draft.grant(partition, flow, HandedOver.FORCED if raised else HandedOver.REPLACED)
