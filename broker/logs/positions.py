@@ -15,12 +15,9 @@ import re
 from collections.abc import Mapping
 
 from broker.core.errors import Invalid
-from counterpoise.logs.address import Kind, kind_of
+from counterpoise.logs.address import kind_of
+from counterpoise.logs.numbered import TOO_LARGE, position_number
 
-# The first number that is too large: Redis' scripts count exactly up to there, the others have
-# signed 64-bit numbers.
-_TOO_LARGE: Mapping[Kind, int] = {"builtin": 2**63, "redis": 2**53, "kafka": 2**63}
-_NUMBER = re.compile("[0-9]{1,19}")
 # Whatever the kind, these are positions.
 _SURELY = re.compile("[0-9]{1,15}")
 
@@ -29,9 +26,7 @@ def number_of(log: str, position: str) -> int | None:
     """A position of a log of a known kind as a number; None: it is none."""
     kind = kind_of(log)
     assert kind is not None, log
-    if not _NUMBER.fullmatch(position) or int(position) >= _TOO_LARGE[kind]:
-        return None
-    return int(position)
+    return position_number(position, TOO_LARGE[kind])
 
 
 def surely_valid(position: str) -> bool:
@@ -50,7 +45,7 @@ def refuse_invalid(log: str, positions: Mapping[str, str]) -> None:
         shown = shown if len(shown) <= 50 else f"{shown[:50]}…"
         raise Invalid(
             f"{shown!r} is not a position of this queue's log; its positions are decimal numbers "
-            f"below {_TOO_LARGE[kind]}. Send the position of the next message to read, as the log "
+            f"below {TOO_LARGE[kind]}. Send the position of the next message to read, as the log "
             "gives it.",
-            [(field, f"is not a decimal number below {_TOO_LARGE[kind]}") for field in wrong],
+            [(field, f"is not a decimal number below {TOO_LARGE[kind]}") for field in wrong],
         )

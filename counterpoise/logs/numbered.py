@@ -6,9 +6,23 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
+from counterpoise.logs.address import Kind
 from counterpoise.logs.errors import InvalidPosition, LogError, PositionAhead
 from counterpoise.logs.port import Bounds
 from counterpoise.logs.shares import fair_shares
+
+# The first number that is too large for a position: Redis' scripts count exactly up to there, the
+# other logs have signed 64-bit numbers.
+TOO_LARGE: Mapping[Kind, int] = {"builtin": 2**63, "redis": 2**53, "kafka": 2**63}
+
+
+def position_number(position: str, too_large: int) -> int | None:
+    """A position as a number; None if it is not a decimal number below `too_large`."""
+    # No limit has more digits. The length is checked first: Python refuses very long numbers.
+    if not (position.isascii() and position.isdecimal() and len(position) < 20):
+        return None
+    number = int(position)
+    return number if number < too_large else None
 
 
 class NumberedLog(ABC):
@@ -19,7 +33,7 @@ class NumberedLog(ABC):
     """
 
     kind: ClassVar[str]
-    too_large: ClassVar[int] = 2**63
+    too_large: ClassVar[int]
 
     @abstractmethod
     def bounds(self, partitions: Sequence[int]) -> Bounds:
@@ -41,11 +55,10 @@ class NumberedLog(ABC):
     @classmethod
     def number(cls, position: str) -> int:
         """A position as a number; raises InvalidPosition."""
-        if position.isascii() and position.isdecimal():
-            number = int(position) if len(position) < 20 else cls.too_large
-            if number < cls.too_large:
-                return number
-        raise InvalidPosition(f"{position!r} is not a position of {cls.kind}")
+        number = position_number(position, cls.too_large)
+        if number is None:
+            raise InvalidPosition(f"{position!r} is not a position of {cls.kind}")
+        return number
 
     @staticmethod
     def lacks(partition: int, position: int) -> LogError:

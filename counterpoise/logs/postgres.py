@@ -27,7 +27,7 @@ from counterpoise.logs.errors import (
     PositionAhead,
     PositionTrimmed,
 )
-from counterpoise.logs.numbered import NumberedLog
+from counterpoise.logs.numbered import TOO_LARGE, NumberedLog
 from counterpoise.logs.port import AppendBatch, AppendResult, Bounds
 from counterpoise.logs.rows import headers_of, record_batch
 
@@ -73,6 +73,7 @@ class PostgresLog(NumberedLog):
     """The built-in log `name`, reached by a Postgres URL. See `counterpoise.logs.Log`."""
 
     kind = "the built-in log"
+    too_large = TOO_LARGE["builtin"]
 
     def __init__(self, name: str, url: str, *, timeout_seconds: float = 30.0) -> None:
         """Nothing is connected yet. Raises LogError if the URL is not one of Postgres."""

@@ -47,7 +47,7 @@ from counterpoise.logs.kafka.reader import RangeReader
 from counterpoise.logs.kafka.sizes import SAMPLED_MESSAGES, Sizes
 from counterpoise.logs.kafka.tails import find_appends
 from counterpoise.logs.kafka.topic import Topic
-from counterpoise.logs.numbered import NumberedLog
+from counterpoise.logs.numbered import TOO_LARGE, NumberedLog
 from counterpoise.logs.port import AppendBatch, AppendResult, Bounds
 from counterpoise.logs.rows import raw_bytes
 from counterpoise.logs.shares import fair_shares
@@ -63,6 +63,7 @@ class KafkaLog(NumberedLog):
     """
 
     kind = "a Kafka log"
+    too_large = TOO_LARGE["kafka"]
 
     def __init__(self, log: str, access: str | None = None, *, timeout_seconds: float = 30.0):
         """Nothing is connected yet. `log` is `kafka://host:port[,…]/TOPIC`, `access` a secret.

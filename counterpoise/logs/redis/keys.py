@@ -6,7 +6,7 @@ from typing import Any
 
 from counterpoise.logs.address import parse_log
 from counterpoise.logs.errors import LogNotFound
-from counterpoise.logs.numbered import NumberedLog
+from counterpoise.logs.numbered import TOO_LARGE, NumberedLog
 from counterpoise.logs.redis.connection import RedisConnection
 
 
@@ -14,7 +14,7 @@ class RedisKeys(NumberedLog):
     """The log's keys and connection."""
 
     kind = "a log in Redis"
-    too_large = 2**53  # the scripts count exactly up to there
+    too_large = TOO_LARGE["redis"]
 
     def __init__(self, log: str, access: str | None = None, *, timeout_seconds: float = 30.0):
         """`log` is the queue's, `access` a URL with credentials. Raises LogError for bad ones."""
