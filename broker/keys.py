@@ -70,8 +70,7 @@ def create(
     id, ends = secrets.token_hex(6), None if ends_at is None else ends_at.timestamp()
     text = key_of(id, secrets.token_hex(32))
     with _connected(database_url) as connection:
-        found = connection.execute("SELECT EXISTS (SELECT FROM counterpoise.keys)").fetchone()
-        is_first = found is not None and not found[0]
+        is_first = not _any(connection)
         connection.execute(
             "INSERT INTO counterpoise.keys (id, hash, name, role, queues, created_at, ends_at)"
             f" VALUES (%s, %s, %s, %s, %s, {_NOW}, %s)",
@@ -106,8 +105,7 @@ def revoke(database_url: str, id: str) -> Key:
 def any_made(database_url: str) -> bool:
     """Whether there ever was a key."""
     with _connected(database_url) as connection:
-        found = connection.execute("SELECT EXISTS (SELECT FROM counterpoise.keys)").fetchone()
-        return found is not None and bool(found[0])
+        return _any(connection)
 
 
 _SELECT = f"""
@@ -115,6 +113,11 @@ SELECT {_COLUMNS}, CASE WHEN revoked_at IS NOT NULL THEN 'revoked'
     WHEN ends_at <= {_NOW} THEN 'ended' ELSE 'valid' END AS state
 FROM counterpoise.keys
 """
+
+
+def _any(connection: Connection) -> bool:
+    found = connection.execute("SELECT EXISTS (SELECT FROM counterpoise.keys)").fetchone()
+    return found is not None and bool(found[0])
 
 
 def _key(connection: Connection, id: str, lock: str = "") -> Key:

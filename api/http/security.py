@@ -18,7 +18,7 @@ from typing import NamedTuple, TypeVar
 from starlette.requests import Request
 
 from api.http.origin import check_host, check_origin, check_site
-from broker.calls.keys import STALE_SECONDS
+from broker.calls.keys import FOR_THIS_FLOW, STALE_SECONDS
 from broker.core.access import RIGHTS, Caller, Right, Role, anybody, flow_caller, key_id_of
 from broker.core.errors import (
     FlowGone,
@@ -111,7 +111,7 @@ def _check(caller: Caller, request: Request, queue: str | None, requirement: Req
     """Raise unless this caller may make the call."""
     if caller.flow_id is not None:
         if requirement.also is not Also.FLOW:
-            raise Forbidden("A flow's token is valid only for this flow and its own queue.")
+            raise Forbidden(FOR_THIS_FLOW)
     elif not requirement.rights:
         message = (
             "This call is the flow's own; send 'Authorization: Bearer <flow_token>' with the token "

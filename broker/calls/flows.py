@@ -166,7 +166,7 @@ class FlowCalls:
     async def release(
         self, name: str, flow_id: str, seq: int | None, items: Sequence[views.ReleaseItem]
     ) -> views.ResultsView:
-        """Commits positions and releases partitions, atomically.
+        """Commits positions and releases partitions, of each item both or neither.
 
         Raises FlowGone, FlowNotFound, Invalid.
         """

@@ -45,6 +45,7 @@ USED_SECONDS = 60.0
 SESSION_SECONDS = 12 * 3600.0
 MOST_SESSIONS = 100
 MOST_ENDED_AT_ONCE = 1000
+FOR_THIS_FLOW = "A flow's token is valid only for this flow and its own queue."
 _UNKNOWN = "This key is not known here, was revoked, or has reached its end."
 
 
@@ -126,7 +127,7 @@ class KeyCalls:
             with suppress(QueueNotFound):
                 if (await self._queues.replica.coordinator(queue)).queue_id == queue_id:
                     return flow_caller(flow_id, queue, key_id, address)
-        raise Forbidden("A flow's token is valid only for this flow and its own queue.")
+        raise Forbidden(FOR_THIS_FLOW)
 
     async def _row(self, key_id: str, *, stale_may: bool = False) -> KeyRow | None:
         known = self._known.get(key_id)

@@ -114,8 +114,8 @@ class LogCalls:
         async def work(coordinator: Coordinator) -> views.PositionsView:
             queue, epochs = await coordinator.read(look, fresh=True)
             with store_available():
-                rows = await self._queues.store.positions(coordinator.queue_id, sorted(epochs))
-            before = {number: rows[number][1] if number in rows else None for number in epochs}
+                stored = await self._stored(coordinator.queue_id, sorted(epochs))
+            before = {number: stored.get(number) for number in epochs}
             spans = await self._logs.spans(queue.log, before)
 
             def one(number: int) -> views.PositionSet:
@@ -138,8 +138,7 @@ class LogCalls:
     async def _positions(self, name: str, numbers: Sequence[int]) -> dict[int, str | None]:
         queue_id = await self._queues.read(name, lambda queue: queue.id)
         with store_available():
-            rows = await self._queues.store.positions(queue_id, numbers)
-        return {number: rows[number][1] for number in numbers if number in rows}
+            return await self._stored(queue_id, numbers)
 
     async def access(
         self, name: str, purpose: Purpose, caller: Caller | None = None, *, refused: bool = False
@@ -184,7 +183,7 @@ class LogCalls:
             owner.partition_count,
             owner.revision,
             log_owner(owner),
-            [self._usable(one, await self._stored(one)) for one in readers],
+            [self._usable(one, await self._stored(one.id)) for one in readers],
         )
         if not await self._is_there(owner):
             # The queue was deleted meanwhile, and the upkeep may have made its log again.
@@ -244,10 +243,12 @@ class LogCalls:
             if reader.partition_count < count:
                 await self._readers.follow(reader.name, count, discard=False)
 
-    async def _stored(self, queue: views.QueueView) -> dict[int, str | None]:
-        """The position of each partition, also of removed ones, whose messages are kept no longer
-        than the others'."""
-        rows = await self._queues.store.positions(queue.id)
+    async def _stored(
+        self, queue_id: str, numbers: Sequence[int] | None = None
+    ) -> dict[int, str | None]:
+        """The positions of these partitions, by number; of all without `numbers`, also of removed
+        ones, whose messages are kept no longer than the others'."""
+        rows = await self._queues.store.positions(queue_id, numbers)
         return {number: position for number, (_, position) in rows.items()}
 
     def _usable(

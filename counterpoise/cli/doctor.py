@@ -245,12 +245,12 @@ def _log(client: Client, queue: Queue) -> Finding:
         return Finding(check, "wrong", str(error), "consumers on this machine cannot read it")
     except CounterpoiseError as error:
         return Finding(check, "skipped", str(error))
-    astray = [row.partition for row in rows if row.lag is None]
-    if astray:
+    beyond = [row.partition for row in rows if row.lag is None]
+    if beyond:
         return Finding(
             check,
             "wrong",
-            f"{counted(len(astray), 'position')} beyond the end of {view.log}: it was made anew, "
+            f"{counted(len(beyond), 'position')} beyond the end of {view.log}: it was made anew, "
             "or has lost messages",
             f"counterpoise positions set {queue.name} earliest --dry-run",
         )

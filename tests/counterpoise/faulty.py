@@ -4,6 +4,7 @@ It has one flow on the queue `flights`, which owns partition 0 at epoch 1. `serv
 answer a request differently first. Everything else is tested against the real service.
 """
 
+import asyncio
 import contextlib
 import json
 import threading
@@ -12,6 +13,8 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
+
+from counterpoise.client import AsyncClient, Client
 
 
 @dataclass
@@ -204,3 +207,20 @@ def faulty_service() -> Iterator[FaultyService]:
         yield service
     finally:
         service.close()
+
+
+def asking(client: str, call: str, *arguments: Any) -> Callable[..., Any]:
+    """`ask(url, **options)` makes this call with the `blocking` client or the `asyncio` one."""
+
+    def blocking(url: str, **options: Any) -> Any:
+        with Client(url, **options) as one:
+            return getattr(one, call)(*arguments)
+
+    def with_asyncio(url: str, **options: Any) -> Any:
+        async def run() -> Any:
+            async with AsyncClient(url, **options) as one:
+                return await getattr(one, call)(*arguments)
+
+        return asyncio.run(run())
+
+    return blocking if client == "blocking" else with_asyncio

@@ -1,12 +1,11 @@
 """The clients' reactions to answers that no healthy service gives; every call ends."""
 
-import asyncio
 import socket
 import time
 
 import pytest
 
-from counterpoise.client import AsyncClient, Client
+from counterpoise.client import Client
 from counterpoise.errors import (
     BadAnswer,
     FlowGone,
@@ -18,7 +17,7 @@ from counterpoise.errors import (
     ServiceUnavailable,
     Unreachable,
 )
-from tests.counterpoise.faulty import Answer, Cut, Stall, faulty_service, problem
+from tests.counterpoise.faulty import Answer, Cut, Stall, asking, faulty_service, problem
 
 
 @pytest.fixture
@@ -30,19 +29,7 @@ def faulty():
 @pytest.fixture(params=["blocking", "asyncio"])
 def ask(request):
     """`ask(url)` asks for a queue, with either client."""
-
-    def blocking(url, **options):
-        with Client(url, **options) as client:
-            return client.queue("flights")
-
-    def with_asyncio(url, **options):
-        async def run():
-            async with AsyncClient(url, **options) as client:
-                return await client.queue("flights")
-
-        return asyncio.run(run())
-
-    return blocking if request.param == "blocking" else with_asyncio
+    return asking(request.param, "queue", "flights")
 
 
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 100\r\n\r\n"

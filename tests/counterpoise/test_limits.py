@@ -13,7 +13,7 @@ from counterpoise.errors import BadAnswer, Invalid, InvalidToken
 from counterpoise.flow import Flow
 from counterpoise.limits import Listed, json_of
 from counterpoise.wire import Page
-from tests.counterpoise.faulty import Answer, Stall, faulty_service, problem
+from tests.counterpoise.faulty import Answer, Stall, asking, faulty_service, problem
 
 
 @pytest.fixture
@@ -25,19 +25,7 @@ def faulty():
 @pytest.fixture(params=["blocking", "asyncio"])
 def ask(request):
     """`ask(url)` lists queues, with the one client or the other."""
-
-    def blocking(url, **options):
-        with Client(url, **options) as client:
-            return client.queues()
-
-    def with_asyncio(url, **options):
-        async def run():
-            async with AsyncClient(url, **options) as client:
-                return await client.queues()
-
-        return asyncio.run(run())
-
-    return blocking if request.param == "blocking" else with_asyncio
+    return asking(request.param, "queues")
 
 
 @pytest.fixture(params=["blocking", "asyncio"])
