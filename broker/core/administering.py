@@ -1,66 +1,50 @@
-"""What administrators and the clock do: change, rebalance now, set positions, advance."""
+"""What administrators and the clock do: change, rebalance now, set positions, add children,
+advance.
+"""
 
 from __future__ import annotations
 
 from broker.core import commands as c
+from broker.core import resizing
 from broker.core.draft import Draft
-from broker.core.handoff import force, remove, revoke
-from broker.core.loop import loop, rebalance, take_up
+from broker.core.errors import Invalid
+from broker.core.lineage import add_children as record_children
+from broker.core.loop import end_due, loop, rebalance, take_up
+from broker.core.resizing import resize
 from broker.core.state import records as r
-from broker.core.state.model import HandedOver
+from broker.core.state.queue import Queue
 from broker.core.state.transitions import State, Status
 
 
 def change(command: c.Change, draft: Draft) -> None:
     """Settings change; the partition count is the resize (rule 9)."""
     queue = draft.queue
-    settings = queue.settings
+    if queue.lineage is not None and "partition_count" in command.changes:
+        raise Invalid(
+            "The source of a dynamic queue begins and ends its partitions; it cannot be resized.",
+            [("partition_count", "cannot be changed in a dynamic queue")],
+        )
     changes = {
-        name: value for name, value in command.changes.items() if getattr(settings, name) != value
+        name: value
+        for name, value in command.changes.items()
+        if getattr(queue.settings, name) != value
     }
-    count = changes.get("partition_count", settings.partition_count)
-    grown = count > settings.partition_count
-    old_count = settings.partition_count
-    discard = command.discard and "partition_count" in command.changes
-    gone = tuple(
-        number
-        for number in range(count, len(queue.partitions))
-        if queue.partitions[number].state is not State.REMOVED
-        and (discard or number not in queue.retiring)
-    )
+    awaits = resizing.begins(command, changes, queue)
     if changes:
         draft.emit(r.SettingsChanged(changes))
-    if grown:
-        draft.emit(r.PartitionsAdded(old_count, count, draft.now))
-    if gone and discard:
-        remove(draft, gone, "discarded")
-    elif gone:
-        _retire(draft, gone)
+    if awaits:
+        resizing.await_cuts(draft)
+    if "partition_count" in command.changes:
+        draft.discarding = command.discard
+    before = len(draft.records)
+    resize(draft)
+    resized = len(draft.records) > before
     if "partition_count" in changes:
         rebalance(draft, "resize")
     elif "access_type" in changes:
         rebalance(draft, "access_type")
-    elif gone or "max_concurrent_handoffs" in changes:
+    elif resized or "max_concurrent_handoffs" in changes:
         take_up(draft)
-
-
-def _retire(draft: Draft, numbers: tuple[int, ...]) -> None:
-    """Partitions are to be drained to their ends.
-
-    One that was taken back begins a new epoch when it retires again. Else its owner's word that it
-    is finished, said the first time and delayed until now, would pass for the second time, and what
-    was appended in between would be lost. Its owner is the same, so what it has in work counts
-    (`replaced`).
-    """
-    draft.emit(r.PartitionsRetired(numbers))
-    partitions = [draft.queue.partitions[number] for number in numbers]
-    again = tuple(
-        partition.number
-        for partition in partitions
-        if partition.owner is not None and partition.next_handed_over == HandedOver.REPLACED
-    )
-    if again:
-        draft.emit(r.EpochsRaised(again, draft.now, HandedOver.REPLACED))
 
 
 def rebalance_now(command: c.RebalanceNow, draft: Draft) -> None:
@@ -69,46 +53,48 @@ def rebalance_now(command: c.RebalanceNow, draft: Draft) -> None:
         rebalance(draft, "admin")
 
 
+def is_read(queue: Queue, number: int) -> bool:
+    """Whether anybody reads this partition, now or later: only then its position can be set."""
+    partition = queue.find(number)
+    return partition is not None and partition.state not in (State.REMOVED, State.FINISHED)
+
+
 def raise_epochs(command: c.RaiseEpochs, draft: Draft) -> None:
-    """Positions are set: whoever goes on goes on under new epochs."""
+    """Positions are set: whoever goes on goes on under new epochs. Raises CutsOutdated."""
+    resizing.refuse_outdated(command, draft.queue)
     numbers = tuple(
-        number
-        for number in dict.fromkeys(command.partitions)
-        if (partition := draft.queue.find(number)) and partition.state is not State.REMOVED
+        number for number in dict.fromkeys(command.partitions) if is_read(draft.queue, number)
     )
     if numbers:
         draft.emit(r.EpochsRaised(numbers, draft.now))
+        resizing.positions_set(command, draft)
+
+
+def add_children(command: c.AddChildren, draft: Draft) -> c.Outcome:
+    """Partitions were split or merged in the log. Raises Invalid for a fixed queue."""
+    outcome = record_children(draft, command.children)
+    if draft.records or draft.resumes:
+        take_up(draft, changed=False)
+    return outcome
 
 
 def advance(command: c.Advance, draft: Draft) -> None:
-    """Does what is due: the rest of a decision that was cut off, the end of the holddown, of
-    warm-ups and of handoffs.
+    """Ends the holddown, warm-ups and handoffs that are due, then does the rest of a decision that
+    was cut off.
+
+    What is due does not wait for the rest, which may take many slices.
     """
     queue, now = draft.queue, draft.now
+    if queue.cuts_due is not None and queue.cuts_due <= now:
+        resizing.await_again(draft)
     if queue.holddown_until is not None and queue.holddown_until <= now:
         assert queue.trigger is not None
         rebalance(draft, queue.trigger)
-    else:
+    elif not _is_due(draft):
         resume(c.Resume(), draft)
-    while True:
-        ended = [
-            number
-            for bind_number in queue.leaving.counts
-            if (flow := queue.by_bind_number[bind_number]).drain_deadline is not None
-            and flow.drain_deadline <= now
-            for number in sorted(flow.owned & queue.warming)
-        ]
-        due = queue.deadlines.due(now, max(0, draft.room))
-        ended += [h.number for h in due if queue.partitions[h.number].state is State.WARMING]
-        forced = [h for h in due if queue.partitions[h.number].state is State.REVOKING]
-        if not ended and not forced:
-            return
-        if ended:
-            revoke(draft, tuple(dict.fromkeys(ended))[: max(0, draft.room)], ready=False)
-        for handoff in forced[: max(0, draft.room)]:
-            force(draft, handoff)
-        next_due = queue.next_deadline()
-        if draft.room <= 0 and next_due is not None and next_due <= now:
+    while _is_due(draft):
+        end_due(draft)
+        if draft.room <= 0 and _is_due(draft):
             # The loop waits until everything that is due is done.
             return
         loop(draft, changed=False)
@@ -116,9 +102,15 @@ def advance(command: c.Advance, draft: Draft) -> None:
             return
 
 
+def _is_due(draft: Draft) -> bool:
+    due = draft.queue.next_deadline()
+    return due is not None and due <= draft.now
+
+
 def resume(command: c.Resume, draft: Draft) -> None:
     """The next slice of a decision that was cut off."""
-    if draft.resumes or draft.queue.gone:
+    lineage = draft.queue.lineage
+    if draft.resumes or draft.queue.gone or (lineage is not None and lineage.over):
         take_up(draft, changed=False, happened=False)
 
 

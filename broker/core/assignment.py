@@ -23,19 +23,31 @@ from dataclasses import dataclass, field
 
 from broker.core.state.model import Flow, Handoff
 from broker.core.state.queue import Queue
-from broker.core.state.ranking import Ranking
+from broker.core.structures.ranking import Ranking
 
 
 def is_balanced(queue: Queue) -> bool:
     """Whether there is nothing to grant, nothing under way and nothing to hand off."""
-    if queue.handoffs or queue.gone:
+    return _is_placed(queue) and _is_even(queue)
+
+
+def is_settled(queue: Queue) -> bool:
+    """Whether a queue that is Ready may stay so: it is balanced, or only its spread is above 1 and
+    it is dynamic (the contract, *Lineage*)."""
+    return _is_placed(queue) and (queue.lineage is not None or _is_even(queue))
+
+
+def _is_placed(queue: Queue) -> bool:
+    """Whether nothing is under way, and every partition is with a flow that may keep it."""
+    if queue.handoffs or queue.gone or queue.is_resizing:
         return False
+    leaving = len(queue.leaving) and queue.leaving.high > 0
+    return not queue.takers or not (queue.unassigned or leaving)
+
+
+def _is_even(queue: Queue) -> bool:
     if not queue.takers:
         return True
-    if queue.unassigned:
-        return False
-    if len(queue.leaving) and queue.leaving.high > 0:
-        return False
     if queue.exclusive:
         first = queue.first_taker()
         return first is not None and first.load == queue.settings.partition_count

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from broker.core import commands as c
+from broker.core.assignment import is_balanced
 from broker.core.departing import leave, settle
 from broker.core.draft import Draft
 from broker.core.errors import Overtaken
@@ -10,6 +11,9 @@ from broker.core.loop import grant_outside, hold_down, rebalance_if_replaced, ta
 from broker.core.state import records as r
 from broker.core.state.model import Flow
 from broker.core.state.transitions import Status
+
+# Reasons to leave that are triggers of their own: the consumer failed.
+FAILURES = ("lease_expired", "driver_lost")
 
 
 def bind(command: c.Bind, draft: Draft) -> None:
@@ -48,10 +52,10 @@ def bind(command: c.Bind, draft: Draft) -> None:
     settle(draft)
     if queue.status is not Status.READY:
         take_up(draft)
-    elif predecessor is None and before < queue.share_count:
-        hold_down(draft, "bind", before)
     elif predecessor is not None:
-        rebalance_if_replaced(draft)
+        rebalance_if_replaced(draft, joined=predecessor.draining)
+    elif before < queue.share_count or (queue.lineage is not None and not is_balanced(queue)):
+        hold_down(draft, "bind", before)
 
 
 def _is_overtaken(command: c.Bind, bound: Flow) -> bool:
@@ -66,7 +70,7 @@ def unbind(command: c.Unbind, draft: Draft) -> None:
     """A flow leaves (rules 3 to 5)."""
     queue = draft.queue
     flow = draft.flow(command.flow_id)
-    trigger = "lease_expired" if command.reason == "lease_expired" else "unbind"
+    trigger = command.reason if command.reason in FAILURES else "unbind"
     before = queue.takers
     excess = before - (not flow.draining) >= queue.share_count
     owned = bool(flow.owned)
@@ -77,7 +81,9 @@ def unbind(command: c.Unbind, draft: Draft) -> None:
     if excess and owned and queue.status is not Status.REBALANCING:
         draft.outside(trigger)
         settle(draft)
-        grant_outside(draft, trigger, queue.lowest_unassigned() if left is None else left)
+        # The rest of a discard goes first, and may take some of what the flow left.
+        numbers = queue.lowest_unassigned() if left is None else filter(queue.exists, left)
+        grant_outside(draft, trigger, numbers)
     if queue.status is not Status.READY:
         take_up(draft)
     elif missed:

@@ -12,9 +12,7 @@ from typing import Any, NamedTuple
 
 
 class Outcome(StrEnum):
-    """What became of one item of a commit, release or ready (the contract, *HTTP*); only `ok`
-    changes anything.
-    """
+    """What became of one item of a call (the contract, *HTTP*); only `ok` changes anything."""
 
     OK = "ok"
     NO_SUCH_PARTITION = "no_such_partition"
@@ -22,6 +20,9 @@ class Outcome(StrEnum):
     NOT_OWNER = "not_owner"
     NOT_REVOKING = "not_revoking"
     NOT_WARMING = "not_warming"
+    UNKNOWN_PARENT = "unknown_parent"
+    CONFLICTING_CHILD = "conflicting_child"
+    TOO_MANY_PARTITIONS = "too_many_partitions"
 
 
 class Result(NamedTuple):
@@ -33,11 +34,15 @@ class Result(NamedTuple):
 
 
 class ReleaseItem(NamedTuple):
-    """One partition to let go: the owner has finished what was outstanding of it in this epoch."""
+    """One partition to let go: the owner has finished what was outstanding of it in this epoch.
+
+    `reaches`: the position that comes with it is at the partition's cut by this resize, or past it.
+    """
 
     partition: int
     epoch: int
     finished: bool = False
+    reaches: int | None = None
 
 
 class ReadyItem(NamedTuple):
@@ -45,6 +50,50 @@ class ReadyItem(NamedTuple):
 
     partition: int
     epoch: int
+
+
+class Cut(NamedTuple):
+    """Where a resize has cut a partition, and whether everything before it is processed.
+
+    That follows from the position in this epoch; None: there is nothing before the cut.
+    """
+
+    partition: int
+    cut: str
+    reached: bool
+    epoch: int | None = None
+
+
+class CutsWanted(NamedTuple):
+    """What else has to be said of a resize: the cuts from partition `first` on; None: nothing.
+
+    `later`: the queue cannot take the cuts yet.
+    """
+
+    first: int | None
+    later: bool = False
+
+
+class NewChild(NamedTuple):
+    """A partition that begins where its parents end.
+
+    `parents` are keys. `partition` is the number that it has in its log; None: the next of the
+    queue. `position` is where it begins; None: at its first message.
+    """
+
+    key: str
+    parents: tuple[str, ...]
+    partition: int | None = None
+    position: str | None = None
+
+
+class ChildrenItem(NamedTuple):
+    """What comes after one partition, and whether its owner has processed it to its end."""
+
+    partition: int
+    epoch: int
+    children: tuple[NewChild, ...] = ()
+    finished: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,8 +118,9 @@ class Bind:
 
 @dataclass(frozen=True, slots=True)
 class Unbind:
-    """A flow leaves: it said so, an administrator did (`unbound`), or its lease expired
-    (`lease_expired`).
+    """A flow leaves: it said so, an administrator did (`unbound`), its lease expired
+    (`lease_expired`), its key ended (`key_ended`), or the driver of its Spark query is gone
+    (`driver_lost`).
     """
 
     flow_id: str
@@ -97,6 +147,29 @@ class Ready:
 
 
 @dataclass(frozen=True, slots=True)
+class Children:
+    """Owners report what comes after partitions of theirs, and finish them (the contract,
+    *Lineage*).
+
+    Answer: a tuple of `Result`, one per item in order. Raises Invalid for a fixed queue.
+    """
+
+    flow_id: str
+    items: tuple[ChildrenItem, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class AddChildren:
+    """An administrator split or merged partitions in the log, so these come after them. All of
+    them are added or none.
+
+    Answer: the outcome (`Outcome`), of all. Raises Invalid for a fixed queue.
+    """
+
+    children: tuple[NewChild, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Drain:
     """A flow is to hand over all it owns and take nothing new. Harmless when repeated."""
 
@@ -106,10 +179,15 @@ class Drain:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """Settings are to have new values; `partition_count` is the resize."""
+    """Settings are to have new values; `partition_count` is the resize.
+
+    `follows`: the log has that partition count already. Raises ResizeUnsettled for another resize
+    of a queue with ordered resizes before the last one is settled.
+    """
 
     changes: Mapping[str, Any]
     discard: bool = False
+    follows: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,12 +196,44 @@ class RebalanceNow:
 
 
 @dataclass(frozen=True, slots=True)
+class TakeCuts:
+    """The log says where its resize number `resize` has cut the partitions.
+
+    `cuts` are those from partition `first` on; `next` is where the others begin, None if there are
+    no others. Harmless when repeated. Answer: `CutsWanted`.
+    """
+
+    resize: int
+    resized_from: int
+    resized_to: int
+    cuts: tuple[Cut, ...] = ()
+    first: int = 0
+    next: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ReachCuts:
+    """Committed positions of partitions, each in an epoch, are at the cuts of this resize or past
+    them. Harmless when repeated.
+    """
+
+    resize: int
+    items: tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True, slots=True)
 class RaiseEpochs:
     """An administrator sets the positions of these partitions, so what goes on goes on under new
     epochs.
+
+    `cuts` are those of the log's last resize, and which of them are reached when all positions of
+    the call are set. The first command of a call brings the barriers of all of them back;
+    `following` ones are exact for their own partitions, and leave the others as they are.
     """
 
     partitions: tuple[int, ...]
+    cuts: TakeCuts | None = None
+    following: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,8 +262,12 @@ Command = (
     | Unbind
     | Release
     | Ready
+    | Children
+    | AddChildren
     | Drain
     | Change
+    | TakeCuts
+    | ReachCuts
     | RebalanceNow
     | RaiseEpochs
     | Advance

@@ -14,8 +14,11 @@ from __future__ import annotations
 
 from broker.core.draft import Draft
 from broker.core.handoff import redirect
+from broker.core.resizing import resize
 from broker.core.state import records as r
+from broker.core.state.departures import first_left, first_to_give_back
 from broker.core.state.model import Absent, Flow, HandedOver, Partition
+from broker.core.state.queue import Queue
 from broker.core.state.transitions import State
 
 
@@ -39,9 +42,16 @@ def leave(
     return left
 
 
-def settle(draft: Draft) -> None:
+def settle(draft: Draft) -> bool:
+    """Completes a resize, then takes their partitions from flows that are gone; returns whether
+    that is done.
+    """
+    return resize(draft) and take_from_gone(draft)
+
+
+def take_from_gone(draft: Draft) -> bool:
     """Takes their partitions from flows that are gone, and gives back those of instances that came
-    back, as far as there is room.
+    back, as far as there is room; returns whether that is done.
     """
     queue = draft.queue
     for flow in sorted(queue.gone.values(), key=lambda flow: flow.id):
@@ -49,25 +59,49 @@ def settle(draft: Draft) -> None:
         while flow.id in queue.gone:
             if draft.room <= 0:
                 draft.cut_off()
-                return
-            number = queue.first_left(flow)
+                return False
+            number = first_left(queue, flow)
             assert number is not None
             _take(draft, flow, number)
     back = [queue.by_instance[i] for i in queue.absent if i in queue.by_instance]
     for flow in sorted(back, key=lambda flow: flow.bind_number):
         if not _give_back(draft, flow, queue.absent[flow.instance]):
             draft.cut_off()
-            return
+            return False
     if draft.granting == "replaced":
         draft.granted()
+    return True
+
+
+def ends_with_owner(draft: Draft, number: int) -> bool:
+    """Takes the partition of a handoff from flows that are gone; returns whether the handoff ends
+    with that, because the owner was one of them."""
+    queue = draft.queue
+    owner, named = queue.partitions[number].owner, queue.handoffs[number].named
+    assert owner is not None
+    if named is not None and named.gone and named is not owner:
+        _take(draft, named, number)
+    if owner.gone:
+        _take(draft, owner, number)
+    return owner.gone
+
+
+def is_giving_back(queue: Queue) -> bool:
+    """Whether flows are still to get what those that they replace had, or what they left."""
+    return any(_heir(queue, flow) for flow in queue.gone.values()) or any(
+        instance in queue.by_instance for instance in queue.absent
+    )
+
+
+def _heir(queue: Queue, flow: Flow) -> Flow | None:
+    """The flow that replaces one that is gone, and gets what it had."""
+    heir = queue.by_bind_number.get(flow.bind_number)
+    return None if heir is None or heir.draining or heir.instance != flow.instance else heir
 
 
 def _take(draft: Draft, flow: Flow, number: int) -> None:
     """Takes a partition from a flow that is gone, or names another successor in its place."""
-    queue = draft.queue
-    heir = queue.by_bind_number.get(flow.bind_number)
-    if heir is not None and (heir.draining or heir.instance != flow.instance):
-        heir = None
+    queue, heir = draft.queue, _heir(draft.queue, flow)
     if queue.partitions[number].owner is not flow:
         _name(draft, number, heir)
     elif not _pass_on(draft, flow, number, heir):
@@ -102,7 +136,7 @@ def _pass_on(draft: Draft, flow: Flow, number: int, heir: Flow | None) -> bool:
 def _give_back(draft: Draft, flow: Flow, absent: Absent) -> bool:
     """Whether the instance has all that it left and nobody owned since (rule 12)."""
     queue = draft.queue
-    while not flow.draining and (number := queue.first_to_give_back(absent)) is not None:
+    while not flow.draining and (number := first_to_give_back(queue, absent)) is not None:
         if draft.room <= 0:
             return False
         draft.outside("replaced")

@@ -8,8 +8,9 @@ from typing import Any
 
 from broker.core.errors import FlowNotFound
 from broker.core.state import records as r
+from broker.core.state.lineage import records as lr
 from broker.core.state.lists import merged, size
-from broker.core.state.model import Flow, Handoff, Partition
+from broker.core.state.model import Flow, HandedOver, Handoff, Partition
 from broker.core.state.queue import Queue
 from broker.core.state.replay import begin, replay
 from broker.core.state.transitions import State, Status
@@ -26,6 +27,9 @@ class Effects:
     - `revokes`: whether owners are told to let go, for whom a deadline runs from `now` on.
     - `added`: the partitions that begin (again) with nobody's position: new ones, and those of
       which the number is used again, but not those that were still retiring.
+    - `children`: those of the added that have a place in the graph of a dynamic queue; `begins`:
+      the positions at which some of them begin, as reported.
+    - `removed`: the partitions of a dynamic queue of which only the key is remembered, with it.
     """
 
     partitions: frozenset[int] = frozenset()
@@ -34,6 +38,9 @@ class Effects:
     raised: frozenset[int] = frozenset()
     revokes: bool = False
     added: tuple[int, ...] = ()
+    children: tuple[lr.Child, ...] = ()
+    begins: Mapping[int, str] = field(default_factory=dict)
+    removed: Mapping[int, str] = field(default_factory=dict)
 
 
 NO_EFFECTS = Effects()
@@ -50,7 +57,8 @@ class Decision:
     - `wake_at`: when the queue is to be advanced (Unix seconds; None: nothing will be due). It
       holds until the next decision, and replaces what the one before said.
     - `rest`: something was cut off for its size. The shell goes on with `Resume`, after others have
-      had their turn. `wake_at` has come already, for another replica should this one die.
+      had their turn, and with `Advance` if `wake_at` comes first. The rest is due since this
+      decision: another replica takes it up should this one die.
     - `answer` is for the caller, last.
     """
 
@@ -74,10 +82,13 @@ class Draft:
     beginning of a rebalance each begin an entry of the history, and there may be several in one
     decision (rules 12 and 7); so each of them begins an entry under a revision of its own.
 
+    `begins` has the positions at which partitions begin that were reported with one.
+
     `room` is how many partitions it may still change: it is one slice of what there is to do (see
     `rebalancer`). `resumes`: the decision before was cut off. `granting` is the trigger of the
     grants outside of a rebalance that are being made, also since the decision before;
     `changed`: what that means for warm-ups under way, or for the holddown, is to be looked at.
+    `discarding`: what a resize takes away is removed with its messages, and does not retire.
     """
 
     def __init__(self, queue: Queue, now: float, room: int = SLICE) -> None:
@@ -88,6 +99,7 @@ class Draft:
         self.resumes = queue.unfinished_at is not None
         self.granting = queue.granting
         self.changed = queue.changed
+        self.discarding = queue.discarding
         self._rest = self.resumes
         self._mark = queue.journal.mark()
         self._entries: list[r.Entry] = []
@@ -96,6 +108,9 @@ class Draft:
         self._raised: set[int] = set()
         self._revokes = False
         self._added: list[int] = []
+        self._children: list[lr.Child] = []
+        self.begins: dict[int, str] = {}
+        self._removed: dict[int, str] = {}
         queue.set("touched", set())
         self._begin_entry()
 
@@ -141,7 +156,7 @@ class Draft:
         if self._rest:
             rebalancing = queue.status is Status.REBALANCING
             granting = None if rebalancing else self.granting
-            self.emit(r.CutOff(self.now, granting, self.changed))
+            self.emit(r.CutOff(self.now, granting, self.changed, self.discarding))
         self._end_entry()
         notices = frozenset(queue.touched)
         queue.set("touched", set())
@@ -179,6 +194,13 @@ class Draft:
                 self._raised.update(record.partitions)
             case r.RevokesStarted() | r.WarmupsEnded():
                 self._revokes = True
+            case lr.ChildrenAdded():
+                self._added += [child.partition for child in record.children]
+                self._children += record.children
+            case lr.FinishedRemoved():
+                assert self.queue.lineage is not None
+                nodes = self.queue.lineage.nodes
+                self._removed.update((number, nodes[number].key) for number in record.partitions)
             case r.PartitionsAdded():
                 retiring = self.queue.retiring
                 numbers = range(record.first, record.end)
@@ -199,6 +221,9 @@ class Draft:
             frozenset(self._raised),
             self._revokes,
             tuple(self._added),
+            tuple(self._children),
+            self.begins,
+            self._removed,
         )
 
     def flow(self, flow_id: str) -> Flow:
@@ -224,7 +249,9 @@ class Draft:
             since = queue.handoffs[number].since
         # The clock may have gone back meanwhile.
         seconds = None if since is None else max(0.0, round(self.now - since, 6))
-        previous = partition.owner.id if partition.owner else None
+        previous = partition.owner.id if partition.owner else partition.released_by
+        if partition.owner is None and handed_over == HandedOver.INITIAL:
+            previous = None  # The number was used before.
         return r.Grant(
             number, previous, flow.id, partition.epoch + 1, handed_over, seconds, by_handoff
         )

@@ -68,6 +68,31 @@ class QueueInUse(BrokerError):
     code = "queue_in_use"
 
 
+class ResizeUnsettled(BrokerError):
+    """An ordered resize has to settle before the next one."""
+
+    code = "resize_unsettled"
+
+    def __init__(self, queue: str, why: str) -> None:
+        super().__init__(
+            f"The last resize of the queue {queue!r} is not settled ({why}); try again when its "
+            "consumers have processed what came before it. GET …/rebalance shows how far it is."
+        )
+
+
+class PartitionEnded(BrokerError):
+    """The partition was split or merged before."""
+
+    code = "partition_ended"
+
+    def __init__(self, partition: int, children: Sequence[int]) -> None:
+        after = " and ".join(map(str, children))
+        super().__init__(
+            f"Partition {partition} takes no messages any more; after it came {after}. Split or "
+            "merge those."
+        )
+
+
 class FlowNotFound(BrokerError):
     """There is no such flow."""
 
@@ -135,3 +160,10 @@ class Unavailable(BrokerError):
     def __init__(self, detail: str, retry_after_seconds: int = 1) -> None:
         super().__init__(detail)
         self.retry_after_seconds = retry_after_seconds
+
+
+class CutsOutdated(Unavailable):
+    """The log was resized since it was asked for the cuts that this call relies on."""
+
+    def __init__(self) -> None:
+        super().__init__("The log was resized meanwhile; try again.")

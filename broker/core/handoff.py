@@ -7,13 +7,32 @@ from broker.core.state import records as r
 from broker.core.state.model import Flow, HandedOver, Handoff
 
 
+def is_to_be_revised(draft: Draft) -> bool:
+    """Whether the warm-ups under way may not be what is needed any more.
+
+    So it is from a change until the partitions that it left without an owner are granted, which may
+    take many slices. A revoke is never taken back, so no warm-up ends before that.
+    """
+    queue = draft.queue
+    changed = draft.changed or queue.unassigned or queue.without_successor
+    return bool(queue.warming and changed)
+
+
 def redirect(draft: Draft, number: int, flow: Flow) -> None:
     """Gives a warming handoff another successor, which warms up anew, or takes the partition as it
     is."""
     deadline = draft.now + draft.queue.settings.max_warmup_time
     draft.emit(r.HandoffsRedirected((r.Redirect(number, flow.id),), deadline, draft.now))
     if not flow.warmup:
-        revoke(draft, (number,), ready=False)
+        end_warmup(draft, number, ready=False)
+
+
+def end_warmup(draft: Draft, number: int, *, ready: bool) -> None:
+    """The handoff goes on, as soon as it is known to be needed; `ready`: the successor said so."""
+    if is_to_be_revised(draft):
+        draft.emit(r.WarmupsReady((number,)))
+    else:
+        revoke(draft, (number,), ready=ready)
 
 
 def revoke(draft: Draft, numbers: tuple[int, ...], *, ready: bool) -> None:
@@ -29,22 +48,3 @@ def force(draft: Draft, handoff: Handoff) -> None:
     flow = handoff.successor or partition.owner
     assert flow is not None
     draft.grant(partition, flow, HandedOver.FORCED, by_handoff=True)
-
-
-def remove(draft: Draft, numbers: tuple[int, ...], outcome: str) -> None:
-    """Removes partitions; handoffs of theirs end with them."""
-    queue = draft.queue
-    ended = tuple(
-        r.Ended(
-            number,
-            owner.id,
-            handoff.successor.id,
-            queue.partitions[number].epoch,
-            max(0.0, round(draft.now - handoff.since, 6)),
-        )
-        for number in numbers
-        if (handoff := queue.handoffs.get(number))
-        and handoff.successor
-        and (owner := queue.partitions[number].owner)
-    )
-    draft.emit(r.PartitionsRemoved(numbers, ended, outcome, draft.now))

@@ -8,13 +8,16 @@ from __future__ import annotations
 from collections.abc import Iterable
 from heapq import nsmallest
 
-from broker.core.assignment import Giving, is_balanced, put_back, revise, taker
-from broker.core.departing import settle
+from broker.core.assignment import Giving, is_balanced, is_settled, put_back, revise, taker
+from broker.core.departing import ends_with_owner, is_giving_back, settle, take_from_gone
 from broker.core.draft import Draft
-from broker.core.handoff import redirect
+from broker.core.handoff import force, is_to_be_revised, redirect, revoke
+from broker.core.lineage import TRIGGER as LINEAGE
+from broker.core.lineage import end_waits
 from broker.core.state import records as r
-from broker.core.state.ranking import Ranking
-from broker.core.state.transitions import Status
+from broker.core.state.model import Handoff
+from broker.core.state.transitions import State, Status
+from broker.core.structures.ranking import Ranking
 
 
 def hold_down(draft: Draft, trigger: str, flows_before: int) -> None:
@@ -22,7 +25,7 @@ def hold_down(draft: Draft, trigger: str, flows_before: int) -> None:
     queue = draft.queue
     delay = queue.settings.rebalance_delay
     # What rule 3 grants at once does not wait for the end of another's holddown.
-    granting = draft.resumes and draft.granting not in (None, "replaced")
+    granting = draft.resumes and draft.granting not in (None, "replaced", LINEAGE)
     if delay > 0 and not granting:
         draft.emit(r.HolddownStarted(trigger, draft.now + delay, flows_before, draft.now))
     else:
@@ -51,12 +54,14 @@ def take_up(draft: Draft, *, changed: bool = True, happened: bool = True) -> Non
     draft.takes_up()
     draft.changed = draft.changed or happened or draft.granting is not None
     settle(draft)
-    if draft.granting is not None and not draft.is_cut_off:
+    if draft.granting not in (None, LINEAGE) and not draft.is_cut_off:
         grant_outside(draft, draft.granting, queue.lowest_unassigned())
+    if not draft.is_cut_off:
+        end_waits(draft)
     if draft.is_cut_off:
         return
     if queue.status is Status.READY and draft.resumes:
-        rebalance_if_replaced(draft)
+        rebalance_if_replaced(draft, joined=False)
     changed, draft.changed = draft.changed, False
     if changed and queue.status is Status.HOLDDOWN and queue.takers == queue.flows_before:
         assert queue.trigger is not None
@@ -66,10 +71,12 @@ def take_up(draft: Draft, *, changed: bool = True, happened: bool = True) -> Non
             draft.emit(r.HolddownSettled(draft.now))
 
 
-def rebalance_if_replaced(draft: Draft) -> None:
-    """A flow that was draining may have been replaced by one that is not (rule 12)."""
+def rebalance_if_replaced(draft: Draft, *, joined: bool) -> None:
+    """A flow that was draining may have been replaced by one that is not (rule 12): it has
+    `joined`."""
     queue = draft.queue
-    if not draft.is_cut_off and not is_balanced(queue):
+    ready = is_balanced(queue) if joined else is_settled(queue)
+    if not draft.is_cut_off and not ready:
         hold_down(draft, "replaced", queue.takers - 1)
 
 
@@ -91,17 +98,63 @@ def loop(draft: Draft, *, changed: bool) -> None:
     draft.takes_up()
     draft.changed = draft.changed or changed
     settle(draft)
+    if not draft.is_cut_off:
+        end_waits(draft)
     if draft.is_cut_off:
         return
-    if queue.warming and (draft.changed or queue.unassigned or queue.without_successor):
+    if is_to_be_revised(draft):
         _revise(draft)
     else:
         _grant_all(draft, queue.ranking)
         draft.changed = draft.changed and draft.is_cut_off
+    if draft.resumes and not draft.is_cut_off:
+        _end_ready(draft)
     if not draft.is_cut_off:
         _start_handoffs(draft)
     if is_balanced(queue):
         draft.emit(r.RebalanceFinished(draft.now))
+
+
+def end_due(draft: Draft) -> None:
+    """Ends the handoffs and the warm-ups whose deadlines have come, as far as there is room.
+
+    Handoffs end whatever else there is to do, for their partitions are paused. Of a flow that is
+    gone, only their partitions are taken first. Where that leaves no successor, and the next one
+    depends on what else was theirs, all of that is done first.
+
+    Warm-ups pause nothing; while others may come to be planned in their place, they end after that.
+    """
+    queue, now = draft.queue, draft.now
+    planned = not (is_to_be_revised(draft) or queue.gone)
+    ended = [
+        number
+        for bind_number in queue.leaving.counts
+        if (flow := queue.by_bind_number[bind_number]).drain_deadline is not None
+        and flow.drain_deadline <= now
+        and planned
+        for number in sorted(flow.owned & queue.warming)
+    ]
+
+    def may_end(handoff: Handoff) -> bool:
+        return planned or queue.partitions[handoff.number].state is State.REVOKING
+
+    due = queue.deadlines.due(now, max(0, draft.room), may_end)
+    ended += [h.number for h in due if queue.partitions[h.number].state is State.WARMING]
+    forced = [h for h in due if queue.partitions[h.number].state is State.REVOKING]
+    if ended and draft.room > 0:
+        revoke(draft, tuple(dict.fromkeys(ended))[: draft.room], ready=False)
+    forced = forced[: max(0, draft.room)]
+    if queue.gone:
+        forced = [handoff for handoff in forced if not ends_with_owner(draft, handoff.number)]
+    alone = sorted(handoff.number for handoff in forced if handoff.successor is None)
+    depends = is_giving_back(queue) or (queue.gone and queue.warming)
+    if alone and depends and not take_from_gone(draft):
+        return
+    ranking = put_back(queue) if alone and queue.warming else queue.ranking
+    for number in alone:
+        _name_successor(draft, number, ranking)
+    for handoff in forced:
+        force(draft, handoff)
 
 
 def _grant_all(draft: Draft, ranking: Ranking) -> None:
@@ -112,16 +165,24 @@ def _grant_all(draft: Draft, ranking: Ranking) -> None:
     """
     queue = draft.queue
     _grant(draft, queue.lowest_unassigned(), ranking)
+    if not queue.takers:
+        return
     for number in nsmallest(max(0, draft.room) + 1, queue.without_successor):
-        flow = taker(queue, ranking)
-        if flow is None:
-            return
         if draft.room <= 0:
             draft.cut_off()
             return
-        draft.emit(r.HandoffsRedirected((r.Redirect(number, flow.id),), None, draft.now))
-        if ranking is not queue.ranking and number not in queue.retiring:
-            ranking.add(flow.bind_number, 1)
+        _name_successor(draft, number, ranking)
+
+
+def _name_successor(draft: Draft, number: int, ranking: Ranking) -> None:
+    """Gives a partition in `revoking` to the flow with the fewest partitions, if there is one."""
+    queue = draft.queue
+    flow = taker(queue, ranking)
+    if flow is None:
+        return
+    draft.emit(r.HandoffsRedirected((r.Redirect(number, flow.id),), None, draft.now))
+    if ranking is not queue.ranking and number not in queue.retiring:
+        ranking.add(flow.bind_number, 1)
 
 
 def _grant(draft: Draft, numbers: Iterable[int], ranking: Ranking) -> None:
@@ -155,6 +216,17 @@ def _revise(draft: Draft) -> None:
         draft.emit(r.HandoffsCalledOff((number,)))
     for number, flow in revision.redirected:
         redirect(draft, number, flow)
+
+
+def _end_ready(draft: Draft) -> None:
+    """Ends the warm-ups whose successors became ready while it was not known which are needed."""
+    queue = draft.queue
+    ready = sorted(number for number in queue.warming if number in queue.warmed)
+    room = max(0, draft.room)
+    if ready[:room]:
+        revoke(draft, tuple(ready[:room]), ready=True)
+    if ready[room:]:
+        draft.cut_off()
 
 
 def _start_handoffs(draft: Draft) -> None:

@@ -19,13 +19,16 @@ queues cannot differ. Until it is committed the journal of the queue can take al
 
 **Slices.** What is large must not hold up other queues, so a decision changes at most so many
 partitions; then it is *cut off* (the record `CutOff`), and `Resume` decides the next slice. A cut
-falls only between two steps of the loop: before a grant, before a handoff begins, or while the
-partitions of a flow that left are taken from it (`departing`). There the queue is one that a loop
+falls only between two steps of the loop: before a grant, before a handoff begins, while the
+partitions of a flow that left are taken from it (`departing`), or while partitions are added or
+taken away (`resizing`). There the queue is one that a loop
 without slices would have, too, if a change came just then: Rebalancing (or Holddown, rule 7), with
 partitions unassigned or an imbalance left. So every command may come between two slices and is
 taken up as always (rule 10). Each step depends on the queue alone, so the slices together are the
 decision. Of many deadlines that come at once a slice does as many as it has room for, and the loop
-runs after the last of them. If the replica dies between two slices, the rest is due since the cut,
+runs after the last of them. Deadlines that come between two slices go before the grants and the
+handoffs of the rest (`administering.advance`): a partition that is being handed off is paused, and
+a large rest takes seconds. If the replica dies between two slices, the rest is due since the cut,
 as the column of the next deadline says, and the sweep of any replica goes on.
 """
 
@@ -34,7 +37,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from broker.core import administering, binding, working
+from broker.core import administering, binding, resizing, working
 from broker.core import commands as c
 from broker.core.draft import SLICE, Decision, Draft
 from broker.core.state import records as r
@@ -75,7 +78,11 @@ _DECISIONS: dict[type[c.Command], Callable[[Any, Draft], Any]] = {
     c.Drain: binding.drain,
     c.Release: working.release,
     c.Ready: working.ready,
+    c.Children: working.children,
+    c.AddChildren: administering.add_children,
     c.Change: administering.change,
+    c.TakeCuts: resizing.take_cuts,
+    c.ReachCuts: resizing.reach_cuts,
     c.RebalanceNow: administering.rebalance_now,
     c.RaiseEpochs: administering.raise_epochs,
     c.Advance: administering.advance,

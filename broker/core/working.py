@@ -1,15 +1,18 @@
-"""What flows say about their partitions: release and ready.
+"""What flows say about their partitions: release, ready and children.
 
-Repeating either is harmless, and each item of a call stands for itself (the contract, *HTTP*).
+Repeating any is harmless, and each item of a call stands for itself (the contract, *HTTP*).
 """
 
 from __future__ import annotations
 
 from broker.core import commands as c
+from broker.core import resizing
 from broker.core.commands import Outcome, Result
 from broker.core.draft import Draft
-from broker.core.handoff import remove, revoke
+from broker.core.handoff import end_warmup
+from broker.core.lineage import add_children, finish, lineage_of
 from broker.core.loop import take_up
+from broker.core.resizing import remove
 from broker.core.state import records as r
 from broker.core.state.model import Flow, HandedOver, Partition
 from broker.core.state.queue import Queue
@@ -21,7 +24,9 @@ def release(command: c.Release, draft: Draft) -> tuple[Result, ...]:
     flow = draft.flow(command.flow_id)
     results = tuple(_release(draft, flow, item) for item in command.items)
     if draft.records:
-        take_up(draft, changed=False)
+        # The end of a dynamic partition changes P.
+        ended = draft.queue.lineage is not None and any(item.finished for item in command.items)
+        take_up(draft, changed=ended)
     return results
 
 
@@ -38,13 +43,19 @@ def _release(draft: Draft, flow: Flow, item: c.ReleaseItem) -> Result:
     if refusal is not None:
         return refusal
     revoking = partition.state is State.REVOKING
+    if item.finished and queue.lineage is not None:
+        finish(draft, partition, flow.id)
+        return Result(item.partition, Outcome.OK)
     if item.finished and not partition.retiring:
         return Result(item.partition, Outcome.NOT_REVOKING)
     if not (item.finished or revoking or flow.draining):
         return Result(item.partition, Outcome.NOT_REVOKING)
+    if item.reaches is not None:
+        resizing.reach(draft, [item.partition], item.reaches)
     handoff = queue.handoffs.get(item.partition)
     if item.finished:
         remove(draft, (item.partition,), "finished")
+        resizing.ask_at_once(draft)
     elif handoff is not None and handoff.successor is not None:
         draft.grant(partition, handoff.successor, HandedOver.GRACEFUL, by_handoff=True)
     else:
@@ -67,6 +78,39 @@ def _refuse(partition: Partition, flow: Flow, epoch: int) -> Result | None:
     return None
 
 
+def children(command: c.Children, draft: Draft) -> tuple[Result, ...]:
+    """Owners report what comes after their partitions. Raises Invalid for a fixed queue."""
+    flow = draft.flow(command.flow_id)
+    lineage_of(draft.queue)
+    results = tuple(_report(draft, flow, item) for item in command.items)
+    if draft.records or draft.resumes:
+        take_up(draft, changed=any(item.finished for item in command.items))
+    return results
+
+
+def _report(draft: Draft, flow: Flow, item: c.ChildrenItem) -> Result:
+    """One item: its children are recorded and it is finished, or nothing happens.
+
+    The flow that finished the partition in its last epoch may still report what it left out.
+    """
+    queue = draft.queue
+    partition = queue.find(item.partition)
+    if partition is None:
+        return Result(item.partition, Outcome.NO_SUCH_PARTITION)
+    done = partition.state is State.FINISHED and partition.released_by == flow.id
+    if not (done and item.epoch == partition.epoch):
+        refusal = _refuse(partition, flow, item.epoch)
+        if refusal is not None:
+            return refusal
+    key = lineage_of(queue).nodes[item.partition].key
+    if not all(key in child.parents for child in item.children):
+        return Result(item.partition, Outcome.CONFLICTING_CHILD)
+    outcome = add_children(draft, item.children)
+    if outcome is Outcome.OK and item.finished and not done:
+        finish(draft, partition, flow.id)
+    return Result(item.partition, outcome)
+
+
 def ready(command: c.Ready, draft: Draft) -> tuple[Result, ...]:
     """A successor has restored the state of partitions."""
     flow = draft.flow(command.flow_id)
@@ -74,7 +118,10 @@ def ready(command: c.Ready, draft: Draft) -> tuple[Result, ...]:
     for item in command.items:
         outcome = _refuse_ready(draft.queue, flow, item)
         if outcome is None:
-            revoke(draft, (item.partition,), ready=True)
+            owner = draft.queue.partitions[item.partition].owner
+            # From an owner that is gone the next slice takes it, for this successor.
+            if owner is not None and not owner.gone:
+                end_warmup(draft, item.partition, ready=True)
             outcome = Result(item.partition, Outcome.OK)
         results.append(outcome)
     return tuple(results)

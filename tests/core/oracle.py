@@ -16,10 +16,11 @@ from typing import Any
 from broker.core import commands as c
 from broker.core.draft import Decision
 from broker.core.state import records as r
+from broker.core.state.lineage.graph import Lineage
 from broker.core.state.model import Flow, Handoff, Partition
 from broker.core.state.queue import Queue
-from broker.core.state.ranking import Ranking
 from broker.core.state.stored import to_json
+from broker.core.structures.ranking import Ranking
 from tests.judge import balance
 from tests.judge.rules import Owners
 
@@ -29,7 +30,7 @@ IN_HANDOFF = ("warming", "revoking")
 # Compared in another form below, or not part of a queue's state.
 _APART = (
     *("journal", "touched", "deadlines", "_lowest", "_counts"),
-    *("flows", "gone", "partitions", "handoffs"),
+    *("flows", "gone", "partitions", "handoffs", "lineage"),
 )
 
 
@@ -38,10 +39,21 @@ def snapshot(queue: Queue) -> dict[str, Any]:
     found = {name: _plain(value) for name, value in vars(queue).items() if name not in _APART}
     found["flows"] = {flow.id: _slots(flow) for flow in queue.flows.values()}
     found["gone"] = {flow.id: _slots(flow) for flow in queue.gone.values()}
-    found["partitions"] = [_slots(partition) for partition in queue.partitions]
+    found["partitions"] = [_slots(queue.partitions[number]) for number in sorted(queue.partitions)]
     found["handoffs"] = {number: _slots(handoff) for number, handoff in queue.handoffs.items()}
     found["next_deadline"] = queue.next_deadline()
+    found["lineage"] = None if queue.lineage is None else graph(queue.lineage)
     return found
+
+
+def graph(lineage: Lineage) -> dict[str, Any]:
+    """A graph as plain values."""
+    nodes = {
+        n.key: (n.number, n.parents, set(n.children), n.pending, n.open)
+        for n in lineage.nodes.values()
+    }
+    names = ("numbers", "taken", "next_number", "waiting", "finished", "over")
+    return {"nodes": nodes, **{name: _plain(getattr(lineage, name)) for name in names}}
 
 
 _ALSO = {Handoff: ("successor",)}
@@ -82,14 +94,20 @@ def _plain(value: Any) -> Any:
 # Balance
 
 
-def is_balanced(queue: Queue) -> bool:
-    """*Balance*, computed from the partitions alone."""
+# The states in which a partition takes no part in the balance.
+_BESIDE = ("removed", "waiting", "finished")
+
+
+def is_balanced(queue: Queue, *, any_spread: bool = False) -> bool:
+    """*Balance*, computed from the partitions alone; `any_spread`: whatever the numbers are."""
     takers = [flow for flow in queue.flows.values() if not flow.draining]
     if not takers:
         return True
-    existing = [p for p in queue.partitions if p.state != "removed"]
+    existing = [p for p in queue.partitions.values() if p.state not in _BESIDE]
     if any(p.owner is None or p.owner.draining or p.owner.gone for p in existing):
         return False
+    if any_spread:
+        return True
     held = Counter(p.owner.id for p in existing if not p.retiring and p.owner is not None)
     exclusive = queue.settings.access_type == "exclusive"
     only = min(takers, key=lambda flow: flow.bind_number).id if exclusive else None
@@ -118,15 +136,18 @@ def _is_pending(queue: Queue, now: float) -> bool:
 
 
 def _check_partitions(queue: Queue) -> None:
-    count = queue.settings.partition_count
-    for number, partition in enumerate(queue.partitions):
+    count = queue.configured_count
+    assert not queue.is_resizing or queue.unfinished_at is not None, "the resize is forgotten"
+    for number, partition in queue.partitions.items():
         assert partition.number == number
         owned = partition.state in ("owned", *IN_HANDOFF)
         assert (partition.owner is not None) == owned, partition.state
         assert (number in queue.handoffs) == (partition.state in IN_HANDOFF)
         assert (number in queue.unassigned) == (partition.state == "unassigned")
         assert (number in queue.retiring) == partition.retiring
-        if number < count:
+        if queue.lineage is not None:
+            assert partition.state != "removed"
+        elif number < count:
             assert partition.state != "removed"
             assert not partition.retiring
         else:
@@ -137,12 +158,12 @@ def _check_partitions(queue: Queue) -> None:
             assert partition.epoch >= 1
             assert partition.handed_over is not None
     assert len(queue.partitions) >= count
-    existing = sum(partition.state != "removed" for partition in queue.partitions)
+    existing = sum(partition.state != "removed" for partition in queue.partitions.values())
     assert queue.operational_partition_count == existing
 
 
 def _check_sets(queue: Queue, now: float) -> None:
-    states = {p.number: p.state for p in queue.partitions}
+    states = {p.number: p.state for p in queue.partitions.values()}
     assert queue.warming == {n for n in queue.handoffs if states[n] == "warming"}
     assert queue.without_successor == {
         n
@@ -169,11 +190,14 @@ def _check_sets(queue: Queue, now: float) -> None:
         deadlines.append(queue.holddown_until)
     deadlines += [
         p.owner.drain_deadline
-        for p in queue.partitions
-        if p.state == "warming" and p.owner is not None and p.owner.drain_deadline is not None
+        for p in queue.partitions.values()
+        if p.state == "warming"
+        and p.owner is not None
+        and not p.owner.gone
+        and p.owner.drain_deadline is not None
     ]
-    if queue.unfinished_at is not None:
-        deadlines.append(queue.unfinished_at)
+    if queue.cuts_due is not None:
+        deadlines.append(queue.cuts_due)
     assert queue.next_deadline() == min(deadlines, default=None)
     assert all(number in queue._lowest for number in queue.unassigned)
     for flow in queue.flows.values():
@@ -190,7 +214,7 @@ def _check_counts(queue: Queue) -> None:
     owned: dict[str, set[int]] = defaultdict(set)
     incoming: dict[str, set[int]] = defaultdict(set)
     load: Counter[str] = Counter()
-    for partition in queue.partitions:
+    for partition in queue.partitions.values():
         if partition.owner is None:
             continue
         owned[partition.owner.id].add(partition.number)
@@ -230,7 +254,9 @@ def _check_status(queue: Queue, now: float) -> None:
     assert (queue.trigger is None) == (queue.status == "Ready")
     assert (queue.rebalance is not None) == (queue.status == "Rebalancing")
     if queue.status == "Ready":
-        assert is_balanced(queue) or _is_pending(queue, now), "Ready, but not balanced"
+        # A dynamic queue keeps its spread until the next trigger.
+        ready = is_balanced(queue, any_spread=queue.lineage is not None)
+        assert ready or _is_pending(queue, now), "Ready, but not balanced"
         assert not queue.absent, "what left is remembered beyond the holddown"
     if queue.status != "Rebalancing":
         assert not queue.handoffs
@@ -476,8 +502,9 @@ class Oracle:
         if queue.status != "Rebalancing" and not started and before["status"] != "Rebalancing":
             self.fewest = None
             return
-        # Until all is settled that flows left, each slice is a change.
+        # Until all is settled that flows left, each slice is a change; what flows say is not.
         settling = self.sliced and bool(before["gone"] or before["absent"] or before["changed"])
+        settling = settling and not isinstance(command, c.Ready)
         if (
             started
             or unplanned
@@ -542,10 +569,17 @@ class Oracle:
                 for number in _released_early(before, command, record):
                     begun.setdefault(number, command.flow_id)
         leaving = 0
-        for partition in queue.partitions:
+        for partition in queue.partitions.values():
             number = partition.number
-            owner = queue.flows.get(begun[number]) if number in begun else partition.owner
-            if owner is None or owner.gone or number in free:
+            owner = _bound(queue, begun[number]) if number in begun else partition.owner
+            owner = _goes_on(queue, owner) if owner is not None else _gets_back(queue, partition)
+            if number in free:
+                continue
+            if owner is None:
+                # If its owner has left, the successor gets it, whatever the balance.
+                handoff = queue.handoffs.get(number)
+                if handoff is not None and handoff.successor is not None and number not in begun:
+                    takers[handoff.successor.id] += not partition.retiring
                 continue
             on_its_way = partition.state == "revoking" and number not in begun
             if owner.draining:
@@ -562,6 +596,30 @@ class Oracle:
         if queue.settings.access_type == "exclusive":
             only = min((queue.flows[f] for f in takers), key=lambda flow: flow.bind_number).id
         return leaving + balance.fewest_handoffs(takers, queue.settings.partition_count, only=only)
+
+
+def _bound(queue: Queue, flow_id: str) -> Flow | None:
+    return queue.flows.get(flow_id) or queue.gone.get(flow_id)
+
+
+def _goes_on(queue: Queue, owner: Flow) -> Flow | None:
+    """The owner, or the flow that has replaced it and is to get what it owned."""
+    if not owner.gone:
+        return owner
+    heir = queue.by_bind_number.get(owner.bind_number)
+    same = heir is not None and heir.instance == owner.instance and not heir.draining
+    return heir if same else None
+
+
+def _gets_back(queue: Queue, partition: Partition) -> Flow | None:
+    """The flow whose instance has come back and is to get what it left."""
+    if partition.state != "unassigned" or partition.next_handed_over not in ("orphaned", "forced"):
+        return None
+    for instance, absent in queue.absent.items():
+        flow = queue.by_instance.get(instance)
+        if absent.flow_id == partition.released_by and flow is not None and not flow.draining:
+            return flow
+    return None
 
 
 def view(state: dict[str, Any], flow_id: str) -> Any:

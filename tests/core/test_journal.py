@@ -5,7 +5,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
-from broker.core.state.journal import Journal
+from broker.core.structures.journal import Journal
 
 
 def test_every_kind_of_change_is_taken_back() -> None:

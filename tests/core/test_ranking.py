@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from broker.core.state.ranking import Ranking
+from broker.core.structures.ranking import Ranking
 from tests.core.test_sequences import PROFILE
 
 SEATS = st.integers(0, 6)

@@ -9,7 +9,10 @@ from typing import Any
 import pytest
 
 from broker.core.state import records as r
+from broker.core.state.lineage import records as lr
 from broker.core.state.lists import merged
+from broker.core.state.ordered import records as o
+from broker.core.state.ordered.records import Cut
 from broker.core.state.stored import from_json, shown_from_json, shown_values, to_json, understood
 
 MOVE, GRANT = r.Move(1, "A", "B"), r.Grant(1, "A", "B", 2, "graceful", 0.5, True)
@@ -35,6 +38,7 @@ EVERY: list[r.Record] = [
     r.RevokesStarted((MOVE,), 9.0, 1.0),
     r.WarmupsEnded((1, 2), True, 9.0, 1.0),
     r.HandoffsRedirected((r.Redirect(1, None),), None, 1.0),
+    r.WarmupsReady((1,)),
     r.HandoffsCalledOff((1,)),
     r.PartitionsAdded(0, 3, 1.0),
     r.PartitionsRetired((1,)),
@@ -42,6 +46,13 @@ EVERY: list[r.Record] = [
     r.EpochsRaised((1,), 1.0),
     r.DeadlinesMoved(1, 1.0, 60.0),
     r.ClockWentBack(2, -60.0),
+    o.CutsAwaited(3.0, 1),
+    o.CutsTaken(2, 4, 6, 0, (Cut(0, "17", True), Cut(1, "9", False)), 2),
+    o.CutsReached((1,)),
+    lr.ChildrenAdded((lr.Child(7, "c", ("a", "b")), lr.Child(8, "d", ())), 1.0),
+    lr.WaitsEnded((7, 8), 1.0),
+    lr.PartitionFinished(3, "A", 1.0),
+    lr.FinishedRemoved((3,), 1.0),
 ]
 
 
@@ -53,7 +64,7 @@ def test_the_list_above_is_complete() -> None:
 def test_a_record_survives_json(record: r.Record) -> None:
     again = from_json(json.loads(json.dumps(to_json(record))))
     assert again == record
-    for name in ("grants", "moves", "redirects", "ended"):
+    for name in ("grants", "moves", "redirects", "ended", "children"):
         for one, other in zip(getattr(again, name, ()), getattr(record, name, ()), strict=True):
             assert type(one) is type(other)
 

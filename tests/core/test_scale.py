@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import gc
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from enum import Enum
 from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
 from typing import Any
@@ -20,28 +20,9 @@ from broker.core.rebalancer import decide
 from broker.core.state import records as r
 from broker.core.state.model import Settings
 from broker.core.state.queue import Queue
-from broker.core.state.replay import replay_all
+from tests.core.large import commit, large
 
 PARTITIONS, FLOWS = 100_000, 10_000
-
-
-def large(partitions: int, flows: int, *, warmup: bool = False) -> Queue:
-    """A queue that is Ready, with its partitions spread over the flows."""
-    queue = Queue("id", "large", Settings(partition_count=partitions), 0.0)
-    commit(queue, (r.PartitionsAdded(0, partitions, 0.0),))
-    bound = [r.FlowBound(f"f{i}", f"i{i}", "test", i, 10.0, warmup, 0.0) for i in range(flows)]
-    commit(queue, tuple(bound))
-    for first in range(0, partitions, 10_000):
-        numbers = range(first, min(first + 10_000, partitions))
-        grants = (r.Grant(n, None, f"f{n % flows}", 1, "initial", None, False) for n in numbers)
-        commit(queue, (r.GrantedOutside(1, "bind", 0.0), r.Granted(tuple(grants), 0.0)))
-    return queue
-
-
-def commit(queue: Queue, records: tuple[r.Record, ...]) -> None:
-    replay_all(queue, records, queue.revision + 1)
-    queue.journal.forget()
-    queue.touched = set()
 
 
 def cost(queue: Queue, act: Callable[[], Decision]) -> tuple[Decision, int]:
@@ -64,6 +45,16 @@ def cost(queue: Queue, act: Callable[[], Decision]) -> tuple[Decision, int]:
 
 # It takes seconds to make the queue.
 pytestmark = pytest.mark.xdist_group("scale")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def without_collections() -> Iterator[None]:
+    """Millions of objects that stay: to search them for garbage takes twice as long as to make
+    them."""
+    gc.disable()
+    yield
+    gc.enable()
+    gc.collect()
 
 
 @pytest.fixture(scope="module")
@@ -98,11 +89,11 @@ def test_a_join_costs_no_pass_over_partitions_or_flows(queue: Queue) -> None:
     assert lines < 10_000
 
 
-def test_a_million_partitions_take_at_most_400_bytes_each(queue: Queue) -> None:
+def test_a_million_partitions_take_at_most_440_bytes_each(queue: Queue) -> None:
     """Measured with 100,000 partitions, ten to a flow; flows, sets and counts included."""
     each = size_of(queue) / PARTITIONS
     print(f"{each:.0f} bytes for each partition")
-    assert each <= 400
+    assert each <= 440
 
 
 def size_of(root: Any) -> int:
@@ -143,6 +134,16 @@ def test_a_slice_costs_the_same_however_large_the_queue(partitions: int) -> None
     _check_slices(queue, c.Bind("a2", "i-a", "test", 10.0), 11.0)
 
 
+@pytest.mark.parametrize(
+    "partitions", [PARTITIONS // 4, pytest.param(1_000_000, marks=[pytest.mark.long])]
+)
+def test_a_slice_of_a_resize_costs_the_same_however_large_the_queue(partitions: int) -> None:
+    queue = large(partitions, 10)
+    _check_slices(queue, c.Change({"partition_count": 2 * partitions}), 1.0)
+    _check_slices(queue, c.Change({"partition_count": 10}), 2.0)
+    _check_slices(queue, c.Change({"partition_count": 10}, discard=True), 3.0)
+
+
 def _check_slices(queue: Queue, command: c.Command, now: float) -> None:
     """The first slices of a command that has far more of them."""
     for _ in range(3):
@@ -151,7 +152,7 @@ def _check_slices(queue: Queue, command: c.Command, now: float) -> None:
         print(f"{name}: {lines} lines, {queue.journal.mark()} entries of the journal")
         assert len(decision.effects.partitions) <= SLICE
         assert lines < 400 * SLICE
-        assert queue.journal.mark() < 10 * SLICE
+        assert queue.journal.mark() < 12 * SLICE
         queue.journal.forget()
         assert decision.rest or isinstance(command, c.Advance)
         command = command if isinstance(command, c.Advance) else c.Resume()

@@ -43,7 +43,7 @@ class Sliced(Whole):
         return decision
 
     def _is_due(self) -> bool:
-        due = self.queue.next_deadline()
+        due = self.next_due()
         return due is not None and due <= self.now
 
 
@@ -61,7 +61,7 @@ def told(world: World) -> dict[str, Any]:
                 p.retiring,
                 p.next_handed_over,
             )
-            for p in queue.partitions
+            for p in queue.partitions.values()
         ],
         "handoffs": {
             n: (h.successor and h.successor.id, h.deadline, h.since, h.warm)
@@ -250,8 +250,159 @@ class TestDepartures:
         assert orders.status == "Ready"
 
 
+class TestResizes:
+    """The count changes at once; the partitions follow, slice by slice."""
+
+    def test_growing_adds_upwards_and_grants_afterwards(self) -> None:
+        orders = owning("A", "B", most=2)
+        assert orders.resize(14).rest
+        assert orders.queue.settings.partition_count == 14
+        assert existing(orders) == list(range(11))
+        assert orders.unassigned() == [9, 10]
+        assert (orders.status, orders.queue.scale_status) == ("Rebalancing", "ScalingUp")
+        assert orders.do(c.Resume()).rest
+        assert existing(orders) == list(range(13))
+        orders.advance()
+        assert (orders.status, orders.queue.scale_status) == ("Ready", "Ready")
+        assert sorted(map(len, orders.owners().values())) == [7, 7]
+
+    def test_shrinking_retires_downwards(self) -> None:
+        orders = owning("A", "B", most=2)
+        assert orders.resize(4).rest
+        assert orders.queue.retiring == {7, 8}
+        assert orders.queue.operational_partition_count == 9
+        assert orders.release("B", 6, finished=True) == ["not_revoking"]
+        orders.advance()
+        assert orders.queue.retiring == {4, 5, 6, 7, 8}
+
+    def test_discarding_removes_what_retires_as_well(self) -> None:
+        orders = owning("A", "B", most=9)
+        orders.resize(6)
+        assert orders.queue.retiring == {6, 7, 8}
+        orders.most = 2
+        assert orders.resize(4, discard=True).rest
+        assert existing(orders) == [0, 1, 2, 3, 6, 7, 8]
+        orders.advance()
+        assert existing(orders) == [0, 1, 2, 3]
+        assert orders.queue.scale_status == "Ready"
+
+    def test_another_resize_between_slices_leads_to_its_count(self) -> None:
+        orders = owning("A", "B", most=2)
+        orders.resize(20)
+        orders.do(c.Resume())
+        orders.resize(11)
+        orders.advance()
+        assert orders.queue.operational_partition_count == 13
+        assert orders.queue.retiring == {11, 12}
+        orders.resize(2, discard=True)
+        orders.resize(5)
+        assert orders.queue.operational_partition_count > 5
+        orders.advance()
+        assert not orders.queue.is_resizing
+        assert min(orders.queue.retiring) == 5
+
+    def test_flows_come_and_leave_between_slices(self) -> None:
+        orders = owning("A", "B", most=2)
+        orders.resize(20)
+        orders.bind("C")
+        orders.unbind("A")
+        orders.settle()
+        assert sorted(map(len, orders.owners().values())) == [10, 10]
+
+    def test_what_a_discard_takes_from_a_flow_that_leaves_is_not_granted(self) -> None:
+        orders = World.owning({"A": [0], "B": [1, 2, 3]}, rebalance_delay=5.0)
+        orders.resize(1)
+        orders.expire("A")
+        assert orders.status == "Ready"
+        assert orders.owned("B") == [0, 1, 2, 3]
+        orders.bind("C")
+        orders.most, orders.oracle.sliced = 2, True
+        assert orders.resize(1, discard=True).rest
+        orders.most = 9
+        orders.unbind("B")
+        orders.advance()
+        assert orders.owners() == {"C": [0]}
+        assert existing(orders) == [0]
+
+
 def owning(one: str, other: str, *, most: int) -> World:
     """Two flows that own five and four partitions, in slices of `most`."""
     orders = World.owning({one: [0, 1, 2, 3, 4], other: [5, 6, 7, 8]}, rebalance_delay=5.0)
     orders.most, orders.oracle.sliced = most, True
     return orders
+
+
+def existing(world: World) -> list[int]:
+    return [partition.number for partition in world.queue.existing()]
+
+
+class TestDeadlines:
+    """What is due does not wait for the rest of a decision that was cut off."""
+
+    def test_a_handoff_ends_before_the_grants_of_the_rest(self) -> None:
+        orders = World.owning(
+            {"A": [0, 1, 2, 3], "B": [4, 5, 6, 7]}, rebalance_delay=0.0, max_handoff_time=3.0
+        )
+        orders.bind("C")
+        assert orders.on_their_way() == {3: ("revoking", "C"), 7: ("revoking", "C")}
+        in_slices_of_one(orders)
+        orders.unbind("B")
+        taken = orders.unassigned()
+        orders.wait(3.0)
+        while orders.state(3) == "revoking":
+            assert orders.do(c.Advance()).rest
+        # What else the flow that is gone owns is taken from it after that.
+        assert orders.queue.gone.keys() == {"B"}
+        assert orders.unassigned() == taken
+        orders.settle()
+        assert (orders.handed_over(3), orders.handed_over(7)) == ("forced", "orphaned")
+        assert orders.status == "Ready"
+
+    def test_a_handoff_that_lost_its_successor_ends_with_another(self) -> None:
+        orders = World.owning(
+            {"A": [0, 1, 2, 3], "B": [4, 5, 6]}, rebalance_delay=0.0, max_handoff_time=3.0
+        )
+        orders.bind("C")
+        orders.bind("D")
+        ways = {2: ("revoking", "C"), 3: ("revoking", "C"), 6: ("revoking", "D")}
+        assert orders.on_their_way() == ways
+        in_slices_of_one(orders)
+        orders.unbind("C")
+        orders.unbind("B")
+        orders.wait(3.0)
+        while orders.on_their_way():
+            assert orders.do(c.Advance()).rest
+        # The one with the fewest partitions, then the owner itself, anew.
+        assert (orders.owner(2), orders.owner(3)) == ("D", "A")
+        assert (orders.handed_over(2), orders.handed_over(3)) == ("forced", "forced")
+        # Not everything was taken from the flow that is gone.
+        assert orders.queue.gone.keys() == {"B"}
+        orders.settle()
+        assert orders.owners() == {"A": [0, 1, 3, 5], "D": [2, 4, 6]}
+
+    def test_a_warm_up_ends_after_what_may_make_it_needless(self) -> None:
+        """It pauses nothing, and the partitions of a flow that left are had without a handoff."""
+        orders = World.owning(
+            {"A": [0, 1, 2, 3], "B": [4, 5, 6, 7]}, rebalance_delay=0.0, max_warmup_time=3.0
+        )
+        orders.bind("C", warmup=True)
+        assert orders.on_their_way() == {3: ("warming", "C"), 7: ("warming", "C")}
+        in_slices_of_one(orders)
+        orders.unbind("B")
+        orders.wait(3.0)
+        orders.advance()
+        assert orders.status == "Ready"
+        assert orders.owned("A") == [0, 1, 2, 3]
+
+    def test_the_holddown_ends_before_the_grants_of_the_rest(self) -> None:
+        orders = owning("A", "B", most=2)
+        orders.unbind("A")
+        orders.wait(5.0)
+        assert orders.do(c.Advance()).rest
+        assert orders.status == "Rebalancing"
+        orders.settle()
+        assert orders.owned("B") == list(range(9))
+
+
+def in_slices_of_one(orders: World) -> None:
+    orders.most, orders.oracle.sliced = 1, True

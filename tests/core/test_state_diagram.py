@@ -11,3 +11,8 @@ def test_the_page_is_drawn_from_the_tables() -> None:
     assert (DOCS / "state-diagram.md").read_text() == script["page"](), (
         "the tables have changed: run .venv/bin/python docs/state_diagram.py"
     )
+
+
+def test_the_picture_of_the_architecture_is_the_scripts() -> None:
+    script = runpy.run_path(str(DOCS / "pictures/architecture.py"))
+    assert (DOCS / "pictures/architecture.svg").read_text() == script["picture"]()

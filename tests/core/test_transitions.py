@@ -27,7 +27,8 @@ def test_every_status_and_state_can_be_reached_and_left() -> None:
         (PARTITION_TRANSITIONS, State),
         (LIFE_TRANSITIONS, Life),
     ):
-        assert set(table.values()) == set(all_of)
+        # A partition that follows others begins by waiting.
+        assert set(table.values()) | ({State.WAITING} & set(all_of)) == set(all_of)
         assert {before for before, _ in table} == set(all_of)
 
 

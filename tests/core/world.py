@@ -20,9 +20,11 @@ from broker.core import commands as c
 from broker.core.draft import SLICE, Decision
 from broker.core.rebalancer import decide, follow
 from broker.core.state import records as r
+from broker.core.state.lineage import records as lr
 from broker.core.state.model import Partition, Settings
 from broker.core.state.queue import Queue
 from broker.core.state.stored import from_json, to_json
+from tests.core.lineage_oracle import LineageOracle
 from tests.core.oracle import Oracle, snapshot
 
 
@@ -31,21 +33,40 @@ class World:
     records."""
 
     def __init__(
-        self, partitions: int = 4, *, checked: bool = True, most: int = SLICE, **settings: Any
+        self,
+        partitions: int = 4,
+        *,
+        checked: bool = True,
+        most: int = SLICE,
+        roots: tuple[str, ...] = (),
+        **settings: Any,
     ) -> None:
-        """`most` is the size of a slice."""
+        """`most` is the size of a slice. With `roots` the queue is dynamic."""
         self.now = 0.0
         self.checked = checked
         self.most = most
         self.oracle = Oracle(sliced=most < SLICE)
+        self.lineage: LineageOracle | None = None
         self.entries: list[r.Entry] = []
         self.queue, self._twin = (
             Queue("id", "orders", Settings(partition_count=partitions, **settings), 0.0)
             for _ in range(2)
         )
-        self._begin(r.PartitionsAdded(0, partitions, 0.0))
+        if roots:
+            first = tuple(lr.Child(number, key, ()) for number, key in enumerate(roots))
+            over = lr.WaitsEnded(tuple(range(len(roots))), 0.0)
+            self._begin(lr.ChildrenAdded(first, 0.0), over)
+        else:
+            self._begin(r.PartitionsAdded(0, partitions, 0.0))
         for queue in (self.queue, self._twin):
             queue.growing = False
+
+    @classmethod
+    def dynamic(cls, *roots: str, **settings: Any) -> World:
+        """A dynamic queue with these first partitions, checked by an oracle of its own."""
+        world = cls(0, roots=roots, partitioning="dynamic", **settings)
+        world.lineage = LineageOracle(roots)
+        return world
 
     @classmethod
     def owning(cls, owned: dict[str, list[int]], *, warmup: bool = False, **settings: Any) -> World:
@@ -101,7 +122,10 @@ class World:
         follow(self._twin, [_from_store(entry) for entry in decision.entries])
         self._twin.journal.forget()
         assert snapshot(self._twin) == decided, "replay gave another queue"
-        self.oracle.check(before, queue, decided, command, decision, self.now)
+        if self.lineage is None:
+            self.oracle.check(before, queue, decided, command, decision, self.now)
+        else:
+            self.lineage.check(before, queue, command, decision, self.now)
         return decision
 
     def _begin(self, *records: r.Record) -> None:
@@ -136,6 +160,33 @@ class World:
         )
         return [str(result.outcome) for result in self.do(c.Release(name, items)).answer]
 
+    def report(
+        self,
+        name: str,
+        key: str,
+        *children: c.NewChild,
+        finished: bool = False,
+        epoch: int | None = None,
+    ) -> str:
+        """Reports what comes after a partition; returns the outcome."""
+        assert self.queue.lineage is not None
+        number = self.queue.lineage.numbers[key]
+        epoch = self._epoch(number) if epoch is None else epoch
+        item = c.ChildrenItem(number, epoch, children, finished)
+        [result] = self.do(c.Children(name, (item,))).answer
+        return str(result.outcome)
+
+    def keys(self, name: str) -> list[str]:
+        """The keys of the partitions that a flow owns, lowest number first."""
+        assert self.queue.lineage is not None
+        return [self.queue.lineage.nodes[number].key for number in self.owned(name)]
+
+    def state_of(self, key: str) -> str:
+        """The state of the partition of this key; `removed` if only the key is remembered."""
+        assert self.queue.lineage is not None
+        node = self.queue.lineage.node_of(key)
+        return "removed" if node is None else self.state(node.number)
+
     def ready(self, name: str, *numbers: int, epoch: int | None = None) -> list[str]:
         """Reports the state of partitions as restored; returns the outcomes."""
         items = tuple(c.ReadyItem(n, self._epoch(n) if epoch is None else epoch) for n in numbers)
@@ -160,16 +211,21 @@ class World:
     def advance(self, seconds: float = 0.0) -> None:
         """Lets time pass; each timer runs when it is due."""
         until = self.now + seconds
-        while (due := self.queue.next_deadline()) is not None and due <= until:
+        while (due := self.next_due()) is not None and due <= until:
             self.now = max(self.now, due)
             self.do(c.Advance())
         self.now = until
+
+    def next_due(self) -> float | None:
+        """When there is something to do; the rest of a decision is due since it was cut off."""
+        times = (self.queue.unfinished_at, self.queue.next_deadline())
+        return min((time for time in times if time is not None), default=None)
 
     def settle(self) -> int:
         """Lets time pass until no timer is left, without any client answering. Returns how many
         ran."""
         times = 0
-        while (due := self.queue.next_deadline()) is not None:
+        while (due := self.next_due()) is not None:
             self.now = max(self.now, due)
             self.do(c.Advance())
             times += 1
@@ -244,8 +300,10 @@ def _check_changes_are_known(before: dict[str, Any], queue: Queue, decision: Dec
     """The effects must name every changed partition and flow, as only named rows are written."""
     changed = {flow.id for flow in decision.effects.flows}
     after = snapshot(queue)
-    for number, partition in enumerate(after["partitions"]):
-        old = before["partitions"][number] if number < len(before["partitions"]) else None
+    known = {partition["number"]: partition for partition in before["partitions"]}
+    for partition in after["partitions"]:
+        number = partition["number"]
+        old = known.get(number)
         kept = [
             _stored(state[name].get(number))
             for state in (before, after)

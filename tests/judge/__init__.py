@@ -14,7 +14,9 @@ numbers are those of the contract's *What must never happen*.
    From `Acknowledged`, `Handled` and the log.
 4. *Order and repetition.* Within an epoch positions rise one by one. An epoch begins at the end of
    the handled messages or before it. A message, or one below it, is repeated only if a handover in
-   between was not graceful and a fault explains that. From `Granted`, `Handled`, `Fault`, `Mended`.
+   between was not graceful and a fault explains that. The first time, the messages of a key are
+   handled in the order in which they were published; between partitions, too, if the queue keeps
+   that. From `Granted`, `Handled`, `Fault`, `Mended` and the log.
 7. *Nothing forgotten.* An answer reflects every epoch that was told, and every position that was
    acknowledged, before its call was sent. From `Asked`, `Told`, `Done`.
 
@@ -22,9 +24,10 @@ numbers are those of the contract's *What must never happen*.
 They need the rows, which only the simulation sees: `tests/simulation/checker.py` checks them. It
 checks the promises above too, by the same rules.
 
-The rules are in `rules.py`: `Owners`, `Lane` (what was handled of one partition), `Answers`. Each
-is small and takes one fact at a time. `judge.py` passes a whole journal to them and collects all
-violations. The simulation's checker passes facts as they happen and stops at the first violation.
+The rules are in `rules.py`: `Owners`, `Lane` (what was handled of one partition), `Keys` (the order
+of a key, wherever its messages are), `Answers`. Each is small and takes one fact at a time.
+`judge.py` passes a whole journal to them and collects all violations. The simulation's checker
+passes facts as they happen and stops at the first violation.
 To learn which messages may be repeated, `judge.py` asks `causes.py`, and the checker asks the rows.
 `balance.py` computes balanced queues and the smallest number of handoffs, for the simulation and
 the core's oracle.

@@ -20,7 +20,8 @@ REACH_SECONDS = float("inf")
 
 def judged(evidence: Evidence) -> Verdict:
     """The judge's verdict on a demo."""
-    return judge(_facts(evidence), _log(evidence), REACH_SECONDS)
+    ordered = bool(evidence.sealings)
+    return judge(_facts(evidence), _log(evidence), REACH_SECONDS, ordered=ordered)
 
 
 def _log(evidence: Evidence) -> dict[int, list[Stored]]:

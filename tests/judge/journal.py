@@ -30,6 +30,10 @@ class Handled(NamedTuple):
     handed_over: str
 
 
+# `handed_over` of a consumer that is not told: whoever reads the journal asks the service.
+UNTOLD = "untold"
+
+
 class Granted(NamedTuple):
     """A consumer was told of a grant."""
 

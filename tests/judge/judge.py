@@ -4,9 +4,10 @@ What the rules cannot know from one fact is checked here, over the whole run:
 
 * **Nothing is lost.** Every number that a publisher was acknowledged is in the log, once and in
   order. Every message of the log was handled, and every handled message is in the log.
-* **Order.** The first time, the messages of a key are handled in the order of the log. (A resize
-  moves keys to other partitions. The order of a key between partitions is neither promised nor
-  checked.)
+* **Order.** The first time, the messages of a key are handled in the order in which its publisher
+  published them. A resize, a split and a merge move keys to other partitions: with `ordered` (all
+  resizes of the queue were ordered, or it is dynamic) the order is judged between partitions too,
+  else within each.
 * **Causes.** A repeated message, and a superseded owner that still works, need a fault as the
   cause; see `causes.py`. What the service says of a handover is believed only where a fault
   explains it.
@@ -37,7 +38,7 @@ from tests.judge.journal import (
     Line,
     Told,
 )
-from tests.judge.rules import Answers, Known, Lane, Owners
+from tests.judge.rules import Answers, Keys, Known, Lane, Owners
 from tests.judge.violation import (
     DUPLICATE,
     FAILED,
@@ -88,12 +89,17 @@ class Verdict:
 
 
 def judge(
-    journal: Iterable[Line], log: Mapping[int, Sequence[Stored]] | None, reach_seconds: float
+    journal: Iterable[Line],
+    log: Mapping[int, Sequence[Stored]] | None,
+    reach_seconds: float,
+    *,
+    ordered: bool = False,
 ) -> Verdict:
     """`log`: all messages of each partition, in the order of the log. None: there is no log, and no
     message is handled.
 
     `reach_seconds`: for how long after a fault its possible effects are attributed to it.
+    `ordered`: the order of a key is promised between partitions.
     """
     verdict = Verdict()
     lines = list(journal)
@@ -104,6 +110,7 @@ def judge(
     _look_at_answers(verdict, sink)
     if log is not None:
         _look_at_messages(verdict, log, lines, faults, grants)
+        _look_at_keys(verdict, log, sink, ordered)
     verdict.violations[FAILED] += [
         f"{entry.who}: {entry.error}" for entry in sink if isinstance(entry, Failed)
     ]
@@ -218,6 +225,28 @@ def _look_for_losses(
     ]
 
 
+def _look_at_keys(
+    verdict: Verdict,
+    log: Mapping[int, Sequence[Stored]],
+    entries: Iterable[Entry],
+    ordered: bool,
+) -> None:
+    keys, places = Keys(), {}
+    for partition, messages in log.items():
+        for message in messages:
+            publisher, _, number = message.value.rpartition(":")
+            key = (publisher, message.key) if ordered else (publisher, message.key, partition)
+            places[int(number), partition, message.position] = key
+    # A publisher's numbers rise from message to message.
+    for (_, *place), key in sorted(places.items()):
+        keys.publish(key, (place[0], place[1]))
+    moved = sum(len({place[0] for place in order}) > 1 for order in keys.published.values())
+    verdict.counts["keys judged in several partitions"] = moved
+    for entry in entries:
+        if isinstance(entry, Handled):
+            verdict.add(entry.consumer, keys.handled((entry.partition, entry.position)))
+
+
 def _look_at_owners(verdict: Verdict, lines: Iterable[Line], faults: Faults) -> None:
     owners = Owners()
     newest: dict[int, int] = {}
@@ -268,7 +297,6 @@ def _look_at_partition(
     partition = entries[0][1].partition
     lane = Lane()
     under: dict[int, int] = {}  # position -> the latest epoch under which it was handled
-    numbers: dict[str, int] = {}  # key -> the last number that was new
 
     def excused(earlier: int, later: int) -> bool:
         return grants.cause(partition, earlier, later) is not None
@@ -284,14 +312,7 @@ def _look_at_partition(
             verdict.counts[LATE] += 1
         verdict.add(where, lane.handled(entry.epoch, entry.position, excused))
         earlier = under.get(entry.position)
-        if earlier is None:
-            number = int(entry.value.rpartition(":")[2])
-            if numbers.get(entry.key, -1) >= number:
-                verdict.violations[ORDER].append(
-                    f"{where}: {entry.value} of {entry.key} after number {numbers[entry.key]}"
-                )
-            numbers[entry.key] = number
-        elif earlier != entry.epoch:
+        if earlier is not None and earlier != entry.epoch:
             verdict.counts[REPEATED] += 1
             cause = grants.cause(partition, *sorted((earlier, entry.epoch)))
             verdict.counts[UNSEEN] += cause == causes.UNSEEN

@@ -5,7 +5,8 @@ Each rule takes one fact at a time, in the order in which they happened, and ret
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections import defaultdict
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field
 
 from tests.judge.violation import DUPLICATE, FORGOTTEN, ORDER, OWNERS, STALE, Violation
@@ -94,6 +95,57 @@ class Lane:
         while self.prefix in self._beyond:
             self._beyond.remove(self.prefix)
             self.prefix += 1
+
+
+Place = tuple[int, int]
+"""A message: its partition and its position."""
+
+
+@dataclass(slots=True)
+class Keys:
+    """4: a message is handled after all that were published before it under its key.
+
+    What is repeated came in this order the first time, and says nothing more about it. So the rule
+    needs no excuse: it holds through force and crashes alike.
+    """
+
+    published: defaultdict[Hashable, list[Place]] = field(default_factory=lambda: defaultdict(list))
+    _keys: dict[Place, tuple[Hashable, int]] = field(default_factory=dict)
+    _handled: set[Place] = field(default_factory=set)
+    # By key: how many of the first messages are handled.
+    _prefix: defaultdict[Hashable, int] = field(default_factory=lambda: defaultdict(int))
+
+    def publish(self, key: Hashable, place: Place) -> None:
+        """The next message of this key is here."""
+        self._keys[place] = key, len(self.published[key])
+        self.published[key].append(place)
+
+    def discard(self, place: Place) -> None:
+        """The message need not be handled."""
+        self._pass(place)
+
+    def handled(self, place: Place) -> list[Violation]:
+        """The message was handled. Messages that were not published are no matter of this rule."""
+        if place in self._handled or place not in self._keys:
+            return []
+        key, nth = self._keys[place]
+        first = self._prefix[key]
+        self._pass(place)
+        if nth == first:
+            return []
+        partition, position = self.published[key][first]
+        what = f"message {place[1]} of p{place[0]} was handled before {position} of p{partition}"
+        return [Violation(4, f"{what}, an older one of the key {key}", ORDER)]
+
+    def _pass(self, place: Place) -> None:
+        if place not in self._keys:
+            return
+        self._handled.add(place)
+        key, _ = self._keys[place]
+        order, first = self.published[key], self._prefix[key]
+        while first < len(order) and order[first] in self._handled:
+            first += 1
+        self._prefix[key] = first
 
 
 @dataclass(frozen=True, slots=True)

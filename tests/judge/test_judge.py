@@ -44,10 +44,10 @@ def did(consumer: str, epoch: int, positions: Sequence[int], how: str, partition
     ]
 
 
-def judged(log: dict[int, list[Stored]], run: Iterable[Entry]) -> Verdict:
+def judged(log: dict[int, list[Stored]], run: Iterable[Entry], *, ordered: bool = False) -> Verdict:
     """The judge's verdict on a run that writes one entry every second."""
     lines = [Line(float(at), entry) for at, entry in enumerate(run)]
-    return judge(lines, log, REACH_SECONDS)
+    return judge(lines, log, REACH_SECONDS, ordered=ordered)
 
 
 def later(seconds: float) -> list[Entry]:
@@ -163,6 +163,57 @@ def test_the_log_itself_is_looked_at() -> None:
     assert "duplicate" in broken(judged(twice, []))
     turned = {2: [Stored(0, "k", "p:1"), Stored(1, "k", "p:0")]}
     assert "out of order" in broken(judged(turned, []))
+
+
+# Each key has moved: k from partition 0 to 2, m from 1 to 0, and its newer messages are there.
+MOVED = {
+    0: [Stored(0, "k", "p:0"), Stored(1, "k", "p:2"), Stored(2, "m", "p:5")],
+    1: [Stored(0, "m", "p:1"), Stored(1, "m", "p:3")],
+    2: [Stored(0, "k", "p:4"), Stored(1, "k", "p:6")],
+}
+
+
+def handled(*places: tuple[int, int], epoch: int = 1, who: str = "a") -> list[Entry]:
+    """One consumer handles these messages (partition, position) of the log that has moved."""
+    return [
+        Handled(who, n, epoch, at, MOVED[n][at].key, MOVED[n][at].value, "initial")
+        for n, at in places
+    ]
+
+
+def test_the_order_of_a_key_is_judged_between_partitions() -> None:
+    """A partition may go on while others of no common key lag; none may overtake an older one."""
+    good = [(0, 0), (1, 0), (0, 1), (2, 0), (2, 1), (1, 1), (0, 2)]
+    verdict = judged(MOVED, handled(*good), ordered=True)
+    assert verdict.kept, verdict.examples()
+    assert verdict.counts["keys judged in several partitions"] == 2
+    for earlier, later in (((2, 0), (0, 1)), ((0, 2), (1, 1))):
+        bad = [place for place in good if place != earlier]
+        bad.insert(bad.index(later), earlier)
+        verdict = judged(MOVED, handled(*bad), ordered=True)
+        assert broken(verdict) == ["out of order"]
+        assert "an older one of the key" in verdict.examples()
+        # Without ordered resizes that may happen.
+        verdict = judged(MOVED, handled(*bad))
+        assert verdict.kept, verdict.examples()
+        assert verdict.counts["keys judged in several partitions"] == 0
+
+
+def test_no_fault_excuses_a_newer_message_before_an_older_one() -> None:
+    """What comes again after a fault is no disorder; what comes first is one."""
+    again = [
+        *handled((0, 0), (0, 1), (1, 0), (1, 1), (0, 2), (2, 0)),
+        Fault("a", "killed"),
+        *handled((0, 1), (0, 2), epoch=2, who="b"),
+        *handled((2, 0), (2, 1), epoch=2, who="b"),
+    ]
+    again = [
+        one._replace(handed_over="forced") if isinstance(one, Handled) and one.epoch == 2 else one
+        for one in again
+    ]
+    assert judged(MOVED, again, ordered=True).kept
+    first = [one for one in again if one not in handled((0, 1))]
+    assert broken(judged(MOVED, first, ordered=True)) == ["out of order"]
 
 
 def test_a_run_without_a_handled_message_fails() -> None:

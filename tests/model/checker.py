@@ -1,8 +1,9 @@
-"""Runs the model of the handoff (docs/model/handoff.pml) through spin: `make model`.
+"""Runs the models of docs/model through spin: `make model`.
 
-The model has budgets for faults, because all faults at once have too many states. Each `Case` is a
-set of budgets, under which everything that can happen is tried. Spin writes a program in C, which
-is compiled and run in a directory of its own.
+They are `handoff`, `barrier` (an ordered resize) and `split` (a merge and a split). A model has
+budgets for faults, because all faults at once have too many states. Each `Case` is a set of
+budgets, under which everything that can happen is tried. Spin writes a program in C, which is
+compiled and run in a directory of its own.
 """
 
 from __future__ import annotations
@@ -19,9 +20,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-MODEL = Path(__file__).resolve().parents[2] / "docs" / "model" / "handoff.pml"
-Property = Literal["safety", "processed", "handed_over"]
+MODELS = Path(__file__).resolve().parents[2] / "docs" / "model"
+Model = Literal["handoff", "barrier", "split"]
+Property = Literal["safety", "processed", "handed_over", "settles", "lineage"]
 _FAULTS = ("handoffs", "deaths", "expiries", "losses", "repeats", "crashes", "hangs", "ends")
+_CHANGES = ("resizes", "sealings", "takeovers")
 _SECONDS = 600.0
 _MOST_MB = 8192
 
@@ -33,6 +36,9 @@ class Case:
     what: Property
     messages: int = 2
     handoffs: int = 1
+    resizes: int = 0
+    sealings: int = 0
+    takeovers: int = 0
     deaths: int = 0
     expiries: int = 0
     losses: int = 0
@@ -42,12 +48,19 @@ class Case:
     ends: int = 0
     bug: str | None = None
 
+    @property
+    def model(self) -> Model:
+        """A resize is the barrier's, a sealing the split's."""
+        return "barrier" if self.resizes else "split" if self.sealings else "handoff"
+
     def defines(self) -> list[str]:
-        budgets = [f"-D{name.upper()}={getattr(self, name)}" for name in ("messages", *_FAULTS)]
+        names = ("messages", *_FAULTS, *_CHANGES)
+        budgets = [f"-D{name.upper()}={getattr(self, name)}" for name in names]
         return budgets + [f"-DBUG_{bug}" for bug in (self.bug or "").split("+") if bug]
 
     def __str__(self) -> str:
-        budgets = [f"{n} {name}" for name in _FAULTS if (n := getattr(self, name))]
+        names = _FAULTS if self.model == "handoff" else (*_CHANGES, "repeats", "crashes")
+        budgets = [f"{n} {name}" for name in names if (n := getattr(self, name))]
         bug = f", BUG {self.bug}" if self.bug else ""
         return f"{self.what}: {self.messages} messages, {', '.join(budgets)}{bug}"
 
@@ -82,6 +95,14 @@ CASES = [
     Case("processed", losses=1, bug="NO_DEADLINE"),
     Case("handed_over", hangs=1, crashes=1),
     Case("handed_over", handoffs=2, messages=1, losses=1),
+    # An ordered resize, and the next one.
+    Case("safety", messages=3, resizes=2, takeovers=1, crashes=1),
+    Case("settles", messages=3, resizes=2, crashes=1),
+    Case("settles", resizes=1, takeovers=1),
+    # A merge, then a split.
+    Case("safety", messages=4, sealings=2, takeovers=1, repeats=1),
+    Case("safety", messages=3, sealings=1, takeovers=2),
+    Case("lineage", messages=4, sealings=2),
 ]
 
 # Each under budgets that show the bug.
@@ -100,6 +121,16 @@ BUGS = [
     Case("processed", repeats=1, bug="LATE_COMMIT_APPLIED"),
     Case("processed", messages=1, ends=1, bug="LEASES_DO_NOT_END"),
     Case("handed_over", hangs=1, crashes=1, bug="NO_SWEEP"),
+    Case("safety", messages=3, resizes=2, bug="CUT_BEFORE_THE_LOCK"),
+    Case("safety", messages=3, resizes=2, bug="OLD_COUNT_ACCEPTED"),
+    Case("safety", messages=3, resizes=2, bug="NEXT_RESIZE_AT_ONCE"),
+    Case("safety", messages=3, resizes=2, bug="VIEW_ALONE"),
+    Case("safety", messages=3, resizes=2, bug="REACHED_BY_READING"),
+    Case("settles", resizes=1, crashes=1, bug="CUT_NOT_SAID_AGAIN"),
+    Case("safety", messages=4, sealings=2, bug="ONE_PARENT_EARLY"),
+    Case("safety", messages=4, sealings=2, bug="OLD_RANGE_ACCEPTED"),
+    Case("safety", messages=4, sealings=2, repeats=1, bug="KEY_FORGOTTEN"),
+    Case("lineage", messages=4, sealings=2, bug="FINISHED_WITHOUT_CHILDREN"),
 ]
 
 
@@ -154,9 +185,9 @@ def check(case: Case, most_mb: int = _MOST_MB) -> Outcome:
             options += ["-DSAFETY", "-DNOCLAIM"]
             arguments = ["-m200000", "-w24"]
         else:
-            options += ["-DNFAIR=4"]
+            options += ["-DNFAIR=5"]
             arguments = ["-m2000000", "-w24", "-a", "-f", "-N", case.what]
-        _run(["spin", "-a", *case.defines(), str(MODEL)], directory)
+        _run(["spin", "-a", *case.defines(), str(MODELS / f"{case.model}.pml")], directory)
         _run(["gcc", *options, "-o", "pan", "pan.c"], directory)
         said = _run(["./pan", *arguments], directory)
     errors = re.search(r"errors: (\d+)", said)

@@ -1,4 +1,4 @@
-"""The model of the handoff keeps its promises, and its planted bugs are found."""
+"""The models keep their promises, and their planted bugs are found."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_code_names_on_the_page_exist() -> None:
 
 @spun
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_the_handoff_keeps_its_promises(case: Case) -> None:
+def test_a_model_keeps_its_promises(case: Case) -> None:
     outcome = check(case)
     assert outcome.error is None
     assert outcome.states > 1000  # the search reached states

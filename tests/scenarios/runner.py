@@ -36,6 +36,8 @@ from typing import Any
 from broker.core import commands as c
 from broker.core.draft import Decision
 from broker.core.state import records as r
+from broker.core.state.lineage import records as lr
+from broker.core.state.ordered import records as o
 from tests.core.oracle import snapshot, view
 from tests.core.world import World
 
@@ -146,13 +148,13 @@ class _Player:
 
     def _advance(self, text: str) -> None:
         until = self.world.now + float(text.rstrip("s"))
-        while (due := self.world.queue.next_deadline()) is not None and due <= until:
+        while (due := self.world.next_due()) is not None and due <= until:
             self.world.now = max(self.world.now, due)
             self._do(c.Advance())
         self.world.now = until
 
     def _settle(self) -> None:
-        while (due := self.world.queue.next_deadline()) is not None:
+        while (due := self.world.next_due()) is not None:
             self.world.now = max(self.world.now, due)
             self._do(c.Advance())
         self._status()
@@ -241,8 +243,8 @@ class _Teller:
 
     def before(self, world: World) -> None:
         """Remembers the state before the next records."""
-        self._epochs = {p.number: p.epoch for p in world.queue.partitions}
-        self._owners = {p.number: p.owner.id for p in world.queue.partitions if p.owner}
+        self._epochs = {p.number: p.epoch for p in world.queue.partitions.values()}
+        self._owners = {p.number: p.owner.id for p in world.queue.partitions.values() if p.owner}
         self._successors = {n: world.successor(n) for n in world.queue.handoffs}
         self._deadlines = {n: h.deadline for n, h in world.queue.handoffs.items()}
         self._retiring = set(world.queue.retiring)
@@ -305,6 +307,11 @@ class _Teller:
                     + why
                     for n in record.partitions
                 ]
+            case r.WarmupsReady():
+                return [
+                    f"{self._name(n)}: {self._successors[n]} is ready, and waits for the rest"
+                    for n in record.partitions
+                ]
             case r.HandoffsRedirected():
                 return [self._redirect(*redirect, record.deadline) for redirect in record.redirects]
             case r.HandoffsCalledOff():
@@ -336,6 +343,26 @@ class _Teller:
                 return [f"deadlines moved by {_seconds(record.seconds)}"]
             case r.ClockWentBack():
                 return [f"clock went back, deadlines by {_seconds(-record.seconds)}"]
+            case o.CutsAwaited():
+                return ["the log is to say its cuts"]
+            case o.CutsTaken():
+                return [
+                    f"{self._name(number)}: cut at {cut}{', reached' if is_reached else ''}"
+                    for number, cut, is_reached in record.cuts
+                ]
+            case o.CutsReached():
+                return [f"{self._name(number)}: reached its cut" for number in record.partitions]
+            case lr.ChildrenAdded():
+                return [
+                    f"{self._name(number)}: {key} after {' '.join(parents) or 'nothing'}"
+                    for number, key, parents in record.children
+                ]
+            case lr.WaitsEnded():
+                return [f"{self._name(number)}: waits no more" for number in record.partitions]
+            case lr.PartitionFinished():
+                return [f"{self._name(record.partition)}: finished by {record.flow_id}"]
+            case lr.FinishedRemoved():
+                return [f"removed: {_list(record.partitions)}"]
 
     def _grant(self, grant: r.Grant) -> str:
         number = grant.partition

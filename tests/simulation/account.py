@@ -5,6 +5,7 @@ The rules of one partition (`hands.py`) and of the queue (`queues.py`) read it.
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -13,12 +14,19 @@ from typing import Any
 from tests.judge import balance, rules
 from tests.simulation.asked import Asked
 from tests.simulation.deadlines import Deadlines
+from tests.simulation.order import Order
+
+# Partitions that are over, and those that take no part in the balance.
+OVER = ("finished", "removed")
+APART = ("waiting", *OVER)
 
 
 @dataclass(slots=True)
 class Transaction:
     """The changes of one transaction. `positions` of these partitions, after it; `reset`: the
     partitions among them whose position an administrator has set. `rest`: a decision was cut off.
+    `children`: new partitions of a dynamic queue with their keys and the keys of their parents;
+    `removed`: those that are gone.
     """
 
     now: float
@@ -31,6 +39,8 @@ class Transaction:
     positions: Mapping[int, str | None]
     reset: Collection[int]
     rest: bool = False
+    children: Mapping[int, tuple[str, Sequence[str]]] = field(default_factory=dict)
+    removed: Collection[int] = ()
 
 
 @dataclass(slots=True)
@@ -69,8 +79,14 @@ class Account:
         self.said: set[tuple[Any, ...]] = set()
         # Outages and steps back of the clock, in the order in which they were noticed.
         self.outages: list[tuple[float, float]] = []
+        # From which number on the rest of a resize may still discard.
+        self.discarding_from: float = math.inf
         # By partition: the last transaction that set its position for an administrator.
         self.reset_by: dict[int, int] = {}
+        # What the log has cut and sealed; of a dynamic queue the keys, and what was removed.
+        self.order = Order()
+        self.keys: dict[int, str] = {}
+        self.removed: set[int] = set()
         # Handoffs since the last change: the smallest possible number, and how many began.
         self.least = self.made = 0
 
@@ -82,13 +98,29 @@ class Account:
         """The possible values of a setting within a transaction; `queue`: the row before it."""
         return {queue.get(name), self.queue.get(name)} | self.asked.values(name)
 
+    def discard(self, number: int) -> bool:
+        """Whether this partition may be discarded: an administrator waits for it, or it belongs to
+        the rest of a resize that was answered with its first slice.
+        """
+        return self.asked.discard(number) or number >= self.discarding_from
+
     def discarded_between(self, tx: Transaction, number: int) -> bool:
         """Whether a partition may have been discarded and added again within this transaction."""
-        return len(tx.revisions) > 1 and self.asked.discard(number)
+        return len(tx.revisions) > 1 and self.discard(number)
 
     def has_left(self, tx: Transaction, flow_id: str) -> bool:
         """Whether the flow left with this transaction or before it."""
         return flow_id in tx.left or flow_id in self.gone
+
+    @property
+    def dynamic(self) -> bool:
+        return bool(self.queue["partitioning"] == "dynamic")
+
+    def owned(self) -> bool:
+        """Whether each partition that takes part has an owner that takes."""
+        takers = [id for id, row in self.flows.items() if not row.draining]
+        rows = (row for row in self.partitions.values() if row.state not in APART)
+        return not takers or all(row.owner in takers for row in rows)
 
     def balanced(self) -> bool:
         """*Balance*, counted from the rows."""
@@ -96,7 +128,7 @@ class Account:
         if not takers:
             return True
         for row in self.partitions.values():
-            if row.state == "removed":
+            if row.state in APART:
                 continue
             if row.owner not in takers:
                 return False
@@ -121,7 +153,7 @@ class Account:
         total = leaving = 0
         for number, after in self.partitions.items():
             row = undone.get(number, after)
-            if after.state == "removed":
+            if after.state in APART:
                 continue
             owner = row.owner if row.owner in self.flows else None
             total += not after.retiring

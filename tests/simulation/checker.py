@@ -16,8 +16,9 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from tests.judge.violation import Violation
-from tests.simulation import hands, queues
-from tests.simulation.account import Account, Transaction, back
+from tests.simulation import hands, lineage, order, queues
+from tests.simulation.account import Transaction, back
+from tests.simulation.ending import Ending
 from tests.simulation.progress import Progress
 
 OWNED = ("owned", "warming", "revoking")
@@ -54,7 +55,7 @@ class Began:
     transactions: int
 
 
-class Checker(Account):
+class Checker(Ending):
     """Watches one queue."""
 
     def __init__(self, slack_seconds: float, pause_seconds: float) -> None:
@@ -71,8 +72,6 @@ class Checker(Account):
         # The end of the log when the queue was about to be created.
         self._ended: dict[int, int] = {}
         self._disturbed_until = self._hindered_until = 0.0
-        # Until when a decision had a rest: it goes before what is due.
-        self._rest_until = 0.0
 
     # Outside the service
 
@@ -85,9 +84,20 @@ class Checker(Account):
         """No process can be expected to make progress before `until`."""
         self._hindered_until = max(self._hindered_until, until)
 
-    def published(self, partition: int) -> None:
-        """One more message."""
+    def published(self, partition: int, key: int | None = None) -> None:
+        """One more message; `key`: the hash of its key."""
+        if key is not None:
+            self.order.keys.publish(key, (partition, self.lanes[partition].end))
         self.lanes[partition].end += 1
+
+    def resized(self, number: int, before: int, count: int, cuts: Mapping[int, int]) -> None:
+        """The log was resized, and ended there."""
+        if self.queue and self.queue["ordered_resize"]:
+            self.order.resized(number, before, count, cuts)
+
+    def sealed(self, ends: Mapping[int, int], children: Sequence[int]) -> None:
+        """Partitions were split or merged in the log."""
+        self.order.sealed(ends, children)
 
     def creating(self) -> None:
         """The queue is about to be created; it starts at the end of its log."""
@@ -130,6 +140,7 @@ class Checker(Account):
             raise Violation(4, f"{what}, after epoch {lane.newest} had begun, gracefully")
         for violation in lane.handled(epoch, position, lane.excused):
             raise Violation(violation.promise, f"{flow} wrote p{partition} {violation.text}")
+        order.check_written(self, partition, position, what)
 
     # In the database
 
@@ -179,10 +190,8 @@ class Checker(Account):
             raise Violation(7, f"revisions {tx.revisions} follow revision {self.revision}")
         self.revision = expected[-1]
         queue, self.queue = self.queue, tx.queue
-        if tx.rest or self._rest_until == math.inf:
-            self._rest_until = math.inf if tx.rest else tx.now
-            # Slices of two keep the calls of a slow service waiting.
-            self.hindered(tx.now + WORK_SECONDS)
+        counts = [row["partition_count"] for row in (queue, tx.queue) if row]
+        self.discarding_from = min(counts) if queue and queue["discarding"] else math.inf
         old_flows, old_partitions = dict(self.flows), dict(self.partitions)
         self._enter_flows(tx)
         for number, position in tx.positions.items():
@@ -195,15 +204,28 @@ class Checker(Account):
         unfenced = set(tx.reset) - {row.number for row in tx.partitions}
         if unfenced:
             raise Violation(2, f"the positions of {sorted(unfenced)} were set within an epoch")
-        for row in tx.partitions:
+        gone = [
+            old_partitions[number]._replace(state="removed", owner=None, successor=None, warm=None)
+            for number in tx.removed
+        ]
+        rows = [*tx.partitions, *gone]
+        self.partitions.update({row.number: row for row in rows})
+        for row in rows:
             old = old_partitions.get(row.number)
-            self.partitions[row.number] = row
+            if self.dynamic:
+                lineage.check_begins(self, tx, old, row)
             if old is not None:
                 hands.check_partition(self, tx, old, row, old_flows, queue)
             hands.follow(self, tx, row, queue)
             if row.owner is not None:
                 self._own(row)
         self._leave(tx)
+        order.check_rows(self, tx, queue)
+        if self.dynamic:
+            lineage.check_graph(self, tx)
+            lineage.check_count(self)
+        else:
+            queues.check_resize(self, queue)
         queues.check_owners(self, tx, old_partitions)
         queues.check_status(self, tx, queue)
         queues.check_handoffs(self, tx, queue, old_flows, old_partitions)
@@ -274,6 +296,11 @@ class Checker(Account):
         self.positions[number] = new
         self.reset_by[number] = self.transactions
 
+    @property
+    def last_reset(self) -> int:
+        """The last transaction in which positions were set, by its number; 0 for none."""
+        return max(self.reset_by.values(), default=0)
+
     def _own(self, row: Any) -> None:
         for violation in self.owners.claim(row.number, row.epoch, row.owner):
             raise violation
@@ -295,10 +322,11 @@ class Checker(Account):
         view = self.views.get((flow, revision))
         if view is None:
             raise Violation(7, f"{flow} was told of revision {revision}, which is not committed")
-        told = [update.draining]
+        told: list[Any] = [update.draining, update.resize]
         for seen in update.partitions:
             number, epoch = seen.partition, seen.epoch
-            told.append((number, epoch, seen.state, seen.handed_over, seen.deadline))
+            barrier = (seen.cut, bool(seen.reached_cut), bool(seen.waits_for))
+            told.append((number, epoch, seen.state, seen.handed_over, seen.deadline, *barrier))
             position = 0 if seen.position is None else int(seen.position)
             if not self._reset_since(number, began):
                 least, most = began.positions.get(number, 0), self.positions.get(number, 0)
@@ -308,24 +336,30 @@ class Checker(Account):
             raise Violation(5, f"{flow} was told {told} at revision {revision}, but it is {view}")
 
     @_told
-    def answered(self, kind: str, flow: str, items: Sequence[Any], results: Any, began: Began):
-        """A replica has answered a commit, release or ready, item by item.
+    def answered(
+        self, kind: str, flow: str, item: tuple[int, int, int], result: Any, began: Began
+    ) -> None:
+        """A replica has answered an item of a commit, release, ready, or report of children.
 
-        `items`: (partition, epoch, position or None).
+        `item`: partition, epoch, position (0: none).
         """
-        for (number, epoch, position), result in zip(items, results, strict=True):
-            row = self.partitions.get(number)
-            if result.outcome != "ok":
-                continue
-            what = f"{flow} was told that its {kind} of p{number} in epoch {epoch}"
-            if kind == "commit":
-                if epoch < began.epochs.get(number, 0):
-                    raise Violation(2, f"{what} is fine, but the epoch was over")
-                stored = self.positions.get(number, 0)
-                if stored < position and not self._reset_since(number, began):
-                    raise Violation(7, f"{what} at {position} is fine, but it is not stored")
-            elif kind == "release" and row is not None and (row.epoch, row.owner) == (epoch, flow):
-                raise Violation(7, f"{what} is fine, but it is still the owner")
+        if result.outcome != "ok":
+            return
+        number, epoch, position = item
+        row = self.partitions.get(number)
+        what = f"{flow} was told that its {kind} of p{number} in epoch {epoch}"
+        if kind == "commit":
+            if epoch < began.epochs.get(number, 0):
+                raise Violation(2, f"{what} is fine, but the epoch was over")
+            stored = self.positions.get(number, 0)
+            if stored < position and not self._reset_since(number, began):
+                raise Violation(7, f"{what} at {position} is fine, but it is not stored")
+        elif (
+            kind in ("release", "children")
+            and row is not None
+            and (row.epoch, row.owner) == (epoch, flow)
+        ):
+            raise Violation(7, f"{what} is fine, but it is still the owner")
 
     @_told
     def bound(self, flow: str) -> None:
@@ -352,7 +386,13 @@ class Checker(Account):
         """5. See `Progress`; called regularly, before anything goes wrong with these flows."""
         if self._hindered_until + self._progress.bound_seconds < now:
             self._progress.look(
-                now, self._hindered_until, self.partitions, self.positions, self.lanes, able
+                now,
+                self._hindered_until,
+                self.partitions,
+                self.positions,
+                self.lanes,
+                able,
+                functools.partial(order.must_wait, self),
             )
 
     @_told
@@ -374,53 +414,10 @@ class Checker(Account):
         for number, row in self.partitions.items():
             if row.deadline is None:
                 continue
-            due = max(self.deadlines.due(number), self._rest_until)
+            due = self.deadlines.due(number)
             if due < horizon:
                 text = f"p{number} is {row.state} {now - due:.3f} s after its deadline"
                 raise Violation(8, text)
         for flow_id, ends in self.leases.items():
             if ends < horizon:
                 raise Violation(8, f"{flow_id} is bound {now - ends:.3f} s after its lease")
-
-    # The end
-
-    def granted_seconds(self) -> float:
-        """How long the holddowns and handoffs so far may have taken, one after another."""
-        return self.deadlines.granted_seconds
-
-    def under_way_seconds(self) -> float:
-        """How long the leases, the holddown and the handoffs under way may take at most."""
-        ends = [
-            self.deadlines.due(number)
-            for number, row in self.partitions.items()
-            if row.deadline is not None
-        ]
-        noticed = self.outages[self.queue["outage_seen"] :]
-        ends += [(self.queue["holddown_until"] or 0.0) + back(noticed)]
-        now = self.stamped_at or 0.0
-        leases = [row.lease_seconds for row in self.flows.values()]
-        return max(leases, default=0.0) + max(0.0, max(ends) - now)
-
-    def backlog(self) -> int:
-        """The number of unprocessed messages of the partition that has most."""
-        left = (lane.end - self.positions.get(n, 0) for n, lane in self.lanes.items())
-        return max(left, default=0)
-
-    def unsettled(self) -> tuple[int, str] | None:
-        """What is unsettled although nothing goes wrong any more, with the promise that is broken
-        if it stays so; None: nothing.
-        """
-        if self.queue["status"] != "Ready":
-            return 9, f"the queue is {self.queue['status']}"
-        if not self.balanced():
-            return 9, "the queue is not balanced"
-        for number, row in self.partitions.items():
-            if row.state != "removed" and (row.retiring or row.owner is None):
-                return 9, f"p{number} is {'retiring' if row.retiring else row.state}"
-        for number, lane in self.lanes.items():
-            if lane.prefix < lane.end:
-                return 3, f"message {lane.prefix} of p{number} was not processed"
-            row = self.partitions[number]
-            if row.state != "removed" and self.positions.get(number, 0) < lane.end > lane.first:
-                return 9, f"the position of p{number} is {self.positions.get(number, 0)}"
-        return None

@@ -1,64 +1,42 @@
 """Consumers: processes that follow a flow, work, and write to a sink.
 
-The flow is the real core with its real programs. `Shell` carries out their effects, like
-`counterpoise.flow.blocking` and `.asyncio`. A consumer works like `counterpoise.consumer`: it takes
-a few messages of each of its partitions, works for some time, writes them to the sink, then
-releases revoked partitions and commits the others. It sees only its view and the log, so after a
-freeze it continues with what it knew.
+The flow is the real core with its real programs (`shell.py`). A consumer works like
+`counterpoise.consumer`: it takes a few messages of each of its partitions, works for some time,
+writes them to the sink, then releases revoked partitions and commits the others. It ends sealed
+partitions, and stops at cuts. It sees only its view and the log, so after a freeze it continues
+with what it knew.
 """
 
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
-from counterpoise.calls import Call
-from counterpoise.errors import CounterpoiseError, NotBound
+from broker.memory.loop import VirtualLoop
+from counterpoise.errors import CounterpoiseError
 from counterpoise.flow import programs
-from counterpoise.flow.core import FlowCore, FlowSettings
-from counterpoise.flow.programs import MayRenew, Pause, Program, Send, Sent
-from counterpoise.flow.view import Granted
-from counterpoise.wire import ReleaseItem
+from counterpoise.flow.barriers import is_at, within
+from counterpoise.flow.view import Owned
+from counterpoise.logs.port import Bounds
+from counterpoise.wire import Child, ChildrenItem, CommitItem, ReleaseItem
 from tests.simulation.checker import Checker
 from tests.simulation.plan import Config
-from tests.simulation.service import QUEUE
+from tests.simulation.shell import FlowShell, Network
 from tests.world.log import Log
-from tests.world.loop import VirtualLoop
-from tests.world.process import Process
 
 # A call of the program is given up after this time, and repeated in the next turn.
 CALL_SECONDS = 3.0
 AT_ONCE = 3
 # A draining consumer without a successor leaves after this time.
 PATIENCE_SECONDS = 3.0
-
-Done = Callable[[Any, CounterpoiseError | None], None]
-
-
-class Network(Protocol):
-    """The connection of a process to the service."""
-
-    def send(self, process: Client, call: Call[Any], done: Done) -> None:
-        """`done(value, error)` is called with the answer, or when there was none in time."""
-
-
-class Client(Process):
-    """The process of an application, with its random numbers."""
-
-    def __init__(self, name: str, rng: random.Random, loop: VirtualLoop, drift: float) -> None:
-        self.name, self.rng = name, rng
-        # Until then it cannot be expected to make progress.
-        self.hindered_until = 0.0
-        self.replica_choice = rng.randrange(100)
-        origin_seconds = rng.random() * 1e6
-        super().__init__(loop, origin_seconds, 1.0 + drift * (2 * rng.random() - 1))
-
-    def thaw(self) -> None:
-        if self.frozen:
-            self.hindered_until = self.loop.now + 1.0
-        super().thaw()
+# Without anything to do it looks at the log again after this time, if partitions may end or stop.
+IDLE_SECONDS = 0.6
+# What a partition follows may be reported later, by another flow.
+PARENT_SECONDS = 0.3
+# How often it goes on with what it learned of the log before, and reports children before the end.
+OFTEN = 0.3
 
 
 @dataclass(slots=True)
@@ -74,9 +52,20 @@ class Lane:
     # effect although the answer was lost.
     released: bool = False
     finished: bool = False
+    # The service has confirmed, since this view, that the cut is reached.
+    said: Owned | None = None
+    # Its children are reported.
+    reported: bool = False
+    ends_not_before: float = 0.0
+
+    def reaches(self, owned: Owned | None) -> bool:
+        """Whether it is at its cut or past it, and the view does not say so."""
+        if owned is None or owned is self.said or owned.cut is None or owned.reached_cut:
+            return False
+        return is_at(str(self.position), owned.cut)
 
 
-class Consumer(Client):
+class Consumer(FlowShell):
     """One application."""
 
     def __init__(
@@ -93,96 +82,20 @@ class Consumer(Client):
         config: Config,
         trace: Callable[[str], None] | None,
     ) -> None:
-        super().__init__(name, rng, loop, config.drift)
-        self.instance, self.lease, self.warmup = instance, lease, warmup
-        self.network, self.log, self.checker, self.config = network, log, checker, config
-        self.trace = trace
-        self.core = FlowCore(FlowSettings(QUEUE, name, instance, lease, warmup, binder=name))
-        self.leaving = self.ended = False
+        super().__init__(name, instance, lease, warmup, rng, loop, network, checker, config.drift)
+        self.log, self.config, self.trace = log, config, trace
         # How much longer than usual its next messages take, and its next warm-ups.
         self.stubborn = self.cold = 0.0
         self._lanes: dict[int, Lane] = {}
         self._over: set[tuple[int, int]] = set()
         self._warming: set[tuple[int, int]] = set()
-        self._busy = self._poked = False
+        self._busy = self._poked = self._looks_again = False
+        self._bounds: Bounds | None = None
         self._patient_until: float | None = None
-        self._version = 0
 
-    # The shell
-
-    def open(self) -> None:
-        self.core.open()
-        self._run(programs.keep_bound(self.core), self._unbound)
-
-    def _unbound(self, _value: Any, error: CounterpoiseError | None) -> None:
-        assert error is None
-        self.ended = True
-
-    def _run(self, program: Program[Any], done: Done) -> None:
-        self._step(program, done, None)
-
-    def _step(self, program: Program[Any], done: Done, sent: Sent | None) -> None:
-        value, error = None, None
-        try:
-            effect = program.send(sent) if sent is not None else next(program)
-        except StopIteration as end:
-            value = end.value
-        except CounterpoiseError as raised:
-            error = raised
-        else:
-            self._perform(effect, program, done)
-            self._noticed()
-            return
-        self._noticed()
-        done(value, error)
-
-    def _perform(self, effect: programs.Effect, program: Program[Any], done: Done) -> None:
-        started = self.now()
-
-        def back(value: Any = None, error: CounterpoiseError | None = None) -> None:
-            sent = Sent(started, self.now(), self.rng.random(), value, error)
-            self._step(program, done, sent)
-
-        match effect:
-            case Pause(seconds):
-                self.later(seconds, back)
-            case MayRenew():
-                self.later(0.0, back, True)
-            case Send(call):
-                self.network.send(self, call, back)
-
-    def _noticed(self) -> None:
-        core = self.core
-        for notice in core.notices.take():
-            if isinstance(notice, Granted):
-                owned = notice.owned
-                self.checker.granted(self.name, owned.partition, owned.epoch)
-        if core.version != self._version:
-            self._version = core.version
-            self._warm_up()
-            self.poke()
-
-    # Orders to it
-
-    def leave(self) -> None:
-        """Unbinds and ends."""
-        if not self.leaving:
-            self.leaving = True
-            self._run(programs.leave(self.core, 5.0), lambda value, error: None)
-
-    def drain(self, seconds: float | None) -> None:
-        """Hands over in order, then leaves."""
-        if self.ended or self.leaving or self.core.error is not None:
-            return
-
-        def drained(_value: Any, error: CounterpoiseError | None) -> None:
-            if error is not None and self.core.error is None:
-                self.later(0.3, self.drain, seconds)
-
-        try:
-            self._run(programs.drain(self.core, seconds, 5.0), drained)
-        except NotBound:
-            self.later(0.3, self.drain, seconds)
+    def changed(self) -> None:
+        self._warm_up()
+        self.poke()
 
     def poke(self) -> None:
         """There may be something to do."""
@@ -209,6 +122,10 @@ class Consumer(Client):
         if items:
             self._release(items)
             return
+        ends = self._to_end()
+        if ends:
+            self._end(ends)
+            return
         batch = self._take()
         if batch:
             self._busy = True
@@ -219,11 +136,26 @@ class Consumer(Client):
                 self.hindered_until = self.loop.now + took + 0.5
             self.later(took, self._wrote, batch)
             return
-        due = [lane for lane in self._lanes.values() if lane.committed < lane.position]
+        due = self._to_commit()
         if due:
             self._commit(due)
         elif any(owned.state == "retiring" for owned in view.partitions.values()):
             self.later(0.3, self.poke)
+        elif self.config.reshapes and self._lanes and not self._looks_again:
+            self._looks_again = True
+            self.later(IDLE_SECONDS, self._look_again)
+
+    def _look_again(self) -> None:
+        self._looks_again = False
+        self.poke()
+
+    def _to_commit(self) -> list[Lane]:
+        view = self.core.view.partitions
+        return [
+            lane
+            for number, lane in self._lanes.items()
+            if lane.committed < lane.position or lane.reaches(view.get(number))
+        ]
 
     def _follow(self) -> None:
         """Takes over new grants, and drops those that are over."""
@@ -249,13 +181,28 @@ class Consumer(Client):
 
     def _take(self) -> Sequence[tuple[Lane, int]]:
         """The next messages to process, a few of each lane: (lane, position)."""
+        if not self.config.reshapes:
+            return self._take_up_to(self.log.ends)
+        # It need not have asked the log just now.
+        old = self._bounds if self.rng.random() < OFTEN else None
+        batch = self._take_up_to(self._ends(old)) if old is not None else ()
+        return batch or self._take_up_to(self._ends(self.log.bounds()))
+
+    def _ends(self, bounds: Bounds) -> Mapping[int, int]:
+        """How far each partition may be read, by the view of now."""
+        self._bounds = bounds
+        positions = {number: str(lane.position) for number, lane in self._lanes.items()}
+        ends = within(bounds, self.core.view.partitions, positions).ends
+        return {number: int(end) for number, end in ends.items()}
+
+    def _take_up_to(self, ends: Mapping[int, int]) -> Sequence[tuple[Lane, int]]:
         batch = []
         view = self.core.view.partitions
         for number, lane in self._lanes.items():
             if view[number].state == "revoking" or lane.released:
                 continue
             lane.position = max(lane.position, self.log.firsts.get(number, 0))
-            end = min(lane.position + AT_ONCE, self.log.ends.get(number, 0))
+            end = min(lane.position + AT_ONCE, ends.get(number, 0))
             batch += [(lane, position) for position in range(lane.position, end)]
         return batch
 
@@ -272,7 +219,7 @@ class Consumer(Client):
         if items:
             self._release(items)
             return
-        due = [lane for lane in self._lanes.values() if lane.committed < lane.position]
+        due = self._to_commit()
         if due and self.rng.random() < 0.7:
             self._commit(due)
         else:
@@ -295,8 +242,63 @@ class Consumer(Client):
                 or (impatient and view.draining)
             ):
                 position = str(lane.position) if lane.position > 0 else None
-                items.append(ReleaseItem(number, lane.epoch, position, finished))
+                reaches = lane.reaches(owned)
+                items.append(ReleaseItem(number, lane.epoch, position, finished, reaches))
         return items
+
+    def _to_end(self) -> list[ChildrenItem]:
+        """The ends of sealed partitions; what is revoked or let go is not ended."""
+        view, ranges = self.core.view, self.log.ranges
+        impatient = self._patient_until is not None and self.now() > self._patient_until
+        if ranges is None or (impatient and view.draining):
+            return []
+        items = []
+        for number, lane in self._lanes.items():
+            owned, after = view.partitions.get(number), ranges.sealed.get(number)
+            if owned is None or owned.epoch != lane.epoch or after is None or lane.released:
+                continue
+            if owned.state == "revoking" or lane.position < self.log.ends.get(number, 0):
+                continue
+            if lane.ends_not_before > self.now():
+                continue
+            children = tuple(Child(one.key, one.parents, one.partition) for one in after)
+            finished = lane.reported or self.rng.random() > OFTEN
+            position = str(lane.position)
+            items.append(ChildrenItem(number, lane.epoch, position, finished, children))
+        return items
+
+    def _end(self, items: list[ChildrenItem]) -> None:
+        self._busy = True
+        assert self.core.bound is not None
+        flow_id = self.core.bound.flow_id
+        for item in items:
+            assert item.position is not None
+            position = int(item.position)
+            if item.finished:
+                self.checker.sent("finish", flow_id, item.partition, item.epoch)
+            self.checker.sent("position", flow_id, item.partition, item.epoch, position)
+
+        def ended(outcomes: Any, error: CounterpoiseError | None) -> None:
+            self._busy = False
+            if error is not None:
+                self.later(0.2, self.poke)
+                return
+            for item in items:
+                lane, outcome = self._lanes.get(item.partition), outcomes[item.partition]
+                if lane is None or lane.epoch != item.epoch:
+                    continue
+                if outcome == "unknown_parent":
+                    lane.ends_not_before = self.now() + PARENT_SECONDS
+                    self.later(PARENT_SECONDS, self.poke)
+                elif outcome == "ok" and not item.finished:
+                    lane.reported = True
+                    lane.committed = max(lane.committed, int(item.position or 0))
+                else:
+                    del self._lanes[item.partition]
+                    self._over.add((item.partition, item.epoch))
+            self.poke()
+
+        self._run(programs.children(self.core, items, CALL_SECONDS), ended)
 
     def _release(self, items: list[ReleaseItem]) -> None:
         self._busy = True
@@ -335,26 +337,40 @@ class Consumer(Client):
 
     def _commit(self, due: Sequence[Lane]) -> None:
         self._busy = True
-        items = [(lane.partition, lane.epoch, str(lane.position)) for lane in due]
+        view = self.core.view.partitions
+        held = {lane.partition: view.get(lane.partition) for lane in due}
+        items = [
+            CommitItem(
+                lane.partition,
+                lane.epoch,
+                str(lane.position),
+                lane.reaches(held[lane.partition]),
+            )
+            for lane in due
+        ]
         bound = self.core.bound
-        for number, epoch, position in items:
-            flow_id = bound.flow_id if bound is not None else ""
-            self.checker.sent("position", flow_id, number, epoch, int(position))
+        flow_id = bound.flow_id if bound is not None else ""
+        for item in items:
+            self.checker.sent("position", flow_id, item.partition, item.epoch, int(item.position))
 
         def committed(outcomes: Any, error: CounterpoiseError | None) -> None:
             self._busy = False
             if error is not None:
                 self.later(0.2, self.poke)
                 return
-            for lane, (number, epoch, position) in zip(due, items, strict=True):
+            for lane, item in zip(due, items, strict=True):
+                number = lane.partition
                 if outcomes[number] == "ok":
-                    lane.committed = max(lane.committed, int(position))
+                    lane.committed = max(lane.committed, int(item.position))
+                    if item.reached_cut:
+                        lane.said = held[number]
                 elif self._lanes.get(number) is lane:
                     del self._lanes[number]
-                    self._over.add((number, epoch))
+                    self._over.add((number, item.epoch))
             self.poke()
 
-        self._run(programs.commit(self.core, items, CALL_SECONDS), committed)
+        fields = [item.fields for item in items]
+        self._run(programs.commit(self.core, fields, CALL_SECONDS), committed)
 
     # Warm-up
 

@@ -12,7 +12,7 @@ from broker.core.state.transitions import (
     PartitionEvent,
     State,
 )
-from tests.simulation.plan import ACTIONS, FAULTS
+from tests.simulation.plan import ACTIONS, FAULTS, RESHAPING
 
 # A warm-up always has a successor, which takes the partition when the owner goes. The table has the
 # pair to be complete.
@@ -25,7 +25,7 @@ def expected() -> Iterator[str]:
         if (state, event) not in UNREACHABLE:
             yield f"pair {state.value}, {event.value}"
     yield from (f"record {kind}" for kind in KINDS)
-    for kinds in (*ACTIONS.values(), *FAULTS.values()):
+    for kinds in (*ACTIONS.values(), *FAULTS.values(), *RESHAPING.values()):
         yield from (f"event {kind}" for kind in dict.fromkeys(kinds))
     yield from ("outages", "outages before one commit", "stalled commits")
     yield from ("doubled", "answer flow_gone", "answer unavailable")

@@ -89,8 +89,8 @@ class Deadlines:
         """The clock was set. Until replicas look again, they may decide by the time as it was."""
         self._patient_until += seconds
         self._latest = {state: since + seconds for state, since in self._latest.items()}
-        if abs(seconds) < SMALL_STEP_SECONDS:
-            # No replica will notice.
+        if -SMALL_STEP_SECONDS < seconds < 0:
+            # No replica will notice, and what begins by the new clock seems to be from before them.
             self._outages = [(began + seconds, ended + seconds) for began, ended in self._outages]
         ahead = self._ahead_seconds if now - seconds < self._set_until else 0.0
         self._ahead_seconds = max(0.0, ahead - seconds, -seconds)

@@ -9,7 +9,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from tests.judge.violation import Violation
-from tests.simulation.account import Account, Transaction
+from tests.simulation import lineage
+from tests.simulation.account import OVER, Account, Transaction
 from tests.simulation.deadlines import ACCURACY
 
 
@@ -33,7 +34,10 @@ def check_partition(
     ended = old.state == "warming" and new.state == "revoking" and rise == 0
     if ended and new.successor == old.successor:
         _check_warmup_end(known, tx, old, new, old_flows)
-    if new.state == "removed" and old.state != "removed":
+    if known.dynamic and new.state in OVER:
+        if old.state not in OVER:
+            lineage.check_finished(known, old, new)
+    elif new.state == "removed" and old.state != "removed":
         _check_removal(known, old, new)
 
 
@@ -45,7 +49,7 @@ def follow(known: Account, tx: Transaction, row: Any, queue: Mapping[str, Any]) 
 def _check_removal(known: Account, old: Any, new: Any) -> None:
     if ("finish", old.owner, new.number, old.epoch) in known.said and new.epoch == old.epoch:
         return
-    if not known.asked.discard(new.number):
+    if not known.discard(new.number):
         raise Violation(3, f"p{new.number} was removed, and {old.owner} was not finished")
     known.lanes[new.number].rough.add(new.epoch + 1)
 
@@ -56,12 +60,23 @@ def _check_same_epoch(known: Account, tx: Transaction, old: Any, new: Any) -> No
         raise Violation(1, f"p{number} went from {old.owner} to {new.owner} in one epoch")
     if old.state == "revoking" and new.state in ("owned", "warming"):
         raise Violation(1, f"a revoke of p{number} was taken back in epoch {new.epoch}")
-    if old.owner is None or new.owner is not None or new.state == "removed":
+    if old.owner is None or new.owner is not None or new.state in OVER:
         return
     if new.let_go == "graceful":
         _check_released(known, old)
-    elif not known.has_left(tx, old.owner) and not known.discarded_between(tx, number):
+    elif (
+        not known.has_left(tx, old.owner)
+        and not known.discarded_between(tx, number)
+        and not _finished(known, old)
+    ):
         raise Violation(5, f"p{number} lost its owner {old.owner} without a handoff")
+
+
+def _finished(known: Account, old: Any) -> bool:
+    """Whether the owner has finished a retiring partition; a growth that is made in slices may add
+    it again at once.
+    """
+    return old.retiring and ("finish", old.owner, old.number, old.epoch) in known.said
 
 
 def _check_grant(

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import asyncio
 import random
-from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any
 
 from broker.core.access import anybody
-from broker.core.errors import BrokerError, Unavailable
 from tests.simulation.consumers import Consumer
 from tests.simulation.plan import Event
+from tests.simulation.reshaping import Reshaping
 from tests.simulation.service import QUEUE, Node
 
 if TYPE_CHECKING:
-    from tests.simulation.world import World
+    pass
 
 # How long the database answers between two outages; each replica stamps meanwhile.
 BETWEEN_SECONDS = 1.4
@@ -22,26 +20,14 @@ BETWEEN_SECONDS = 1.4
 RECOVER_SECONDS = 2.5
 
 
-class Happenings:
+class Happenings(Reshaping):
     """Applies events to this world."""
-
-    def __init__(self, world: World) -> None:
-        self.world = world
 
     def happen(self, event: Event) -> None:
         self.world.counts[f"event {event.kind}"] += 1
         if self.world.trace is not None:
             self.world.trace(f"** {event.kind} {' '.join(map(str, event.args))}")
         getattr(self, "_on_" + event.kind.replace(" ", "_"))(*event.args)
-
-    def _later(self, seconds: float, callback: Callable[..., object], *args: Any) -> None:
-        """Calls back later, unless all faults have ended before."""
-
-        def unless_calm() -> None:
-            if not self.world.calm:
-                callback(*args)
-
-        self.world.loop.call_later(seconds, unless_calm)
 
     # Consumers
 
@@ -128,6 +114,9 @@ class Happenings:
             one.cold = seconds
 
     def _on_publish(self, count: int, salt: int) -> None:
+        if self.world.plan.config.reshapes:
+            self._on_burst(salt, count, salt)
+            return
         rng = random.Random(salt)
         for _ in range(count):
             if self.world.log.count:
@@ -137,47 +126,6 @@ class Happenings:
                 one.later(0.05, one.poke)
 
     # Administrators
-
-    def _administer(self, work: Callable[[Any], Awaitable[Any]], *what: Any) -> None:
-        """`what`: the request, see `Asked.begin`."""
-        self.world.loop.create_task(self._persist(work, what))
-
-    async def _persist(self, work: Callable[[Any], Awaitable[Any]], what: tuple[Any, ...]) -> None:
-        """An administrator who tries again until there is an answer."""
-        asked = self.world.checker.asked
-        while True:
-            node = self.world.rng.choice(self.world.nodes)
-            if node.dead or not node.ready:
-                await self.world.loop.sleep(0.3)
-                continue
-
-            async def attempt(node: Node = node) -> bool:
-                await node.alive()
-                request = asked.begin(*what) if what else 0
-                node.asked.add(request)
-                try:
-                    await work(node.calls)
-                except Unavailable:
-                    asked.end(request)
-                    return False
-                except BrokerError as error:
-                    self.world.counts[f"refused {error.code}"] += 1
-                except Exception as error:
-                    self.world.failed(error)
-                asked.end(request)
-                await node.alive()
-                return True
-
-            task = self.world.loop.create_task(attempt())
-            await asyncio.wait([task], timeout=3.0)
-            if task.done() and task.result():
-                return
-            await self.world.loop.sleep(0.3)
-
-    def _change(self, changes: dict[str, Any], discard: bool = False) -> None:
-        self._administer(
-            lambda calls: calls.queues.change(QUEUE, changes, discard), "change", changes, discard
-        )
 
     def _on_resize(self, count: int, discard: bool) -> None:
         if self.world.plan.topic:
@@ -209,6 +157,17 @@ class Happenings:
         for turn, wanted in enumerate((count, before, count)):
             self._later(2 * turn * pause, self._on_resize, wanted, False)
             self._later((2 * turn + 1) * pause, self._on_publish, 6, turn)
+
+    def _on_outgrow(self, more: int, pause: float) -> None:
+        """One joins and warms up. When the next successor says that it is ready, partitions are
+        added that may make its handoff needless."""
+
+        def begin() -> None:
+            count = self.world.checker.queue["partition_count"] + more
+            self._later(pause, self._on_resize, count, False)
+
+        self.world.network.on_ready.append(begin)
+        self._on_join(4.0, True)
 
     def _on_settings(self, name: str, value: Any) -> None:
         self._change({name: value})
@@ -267,6 +226,20 @@ class Happenings:
 
     def _on_crash_after(self, which: int, seconds: float) -> None:
         self._at_next_commit(which, seconds, "crash after")
+
+    def _at_next_log_call(self, which: int, seconds: float, fate: str) -> None:
+        node = self._replica(which)
+        if node is not None and node.next_log_call is None:
+            node.next_log_call, node.away_seconds = fate, seconds
+
+    def _on_crash_before_log(self, which: int, seconds: float) -> None:
+        self._at_next_log_call(which, seconds, "before")
+
+    def _on_crash_after_log(self, which: int, seconds: float) -> None:
+        self._at_next_log_call(which, seconds, "after")
+
+    def _on_log_away(self, seconds: float) -> None:
+        self._weather(seconds, "log_away", True, False)
 
     def _on_unknown(self, which: int) -> None:
         self._at_next_commit(which, 1.0, "unknown")

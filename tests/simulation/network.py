@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from broker.core.errors import BrokerError, Unavailable
 from counterpoise.calls import Call
 from counterpoise.errors import CounterpoiseError, Unreachable, error_of
-from tests.simulation.consumers import Client, Done
-from tests.simulation.service import Node, problem, serve
+from tests.simulation.routes import problem, serve
+from tests.simulation.service import Node
+from tests.simulation.shell import Client, Done
 
 if TYPE_CHECKING:
     from tests.simulation.world import World
@@ -21,11 +23,15 @@ class Network:
 
     def __init__(self, world: World) -> None:
         self.world = world
+        # Each is called once, when the next client says that a warm-up is over.
+        self.on_ready: list[Callable[[], None]] = []
 
     def send(self, process: Client, call: Call[Any], done: Done) -> None:
         """A client's call, and its answer if there is one in time."""
         rng, weather, loop = process.rng, self.world.weather, self.world.loop
         waiting = [True]
+        if self.on_ready and call.path.endswith("/ready"):
+            self.on_ready.pop()()
         if call.method == "DELETE":
             self.world.checker.sent("unbind", call.path.split("/")[4])
         if not self.world.plan.config.sticky:

@@ -8,7 +8,7 @@ generator of each process, so leaving out an event of one process hardly affects
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 Args = tuple[Any, ...]
@@ -42,6 +42,19 @@ class Config:
     work: tuple[float, float] = (0.02, 0.3)
     sticky: bool = True
     slice: int = 250
+
+    @property
+    def reshapes(self) -> bool:
+        """Whether the order of keys is kept when partitions change."""
+        return self.ordered or self.dynamic
+
+    @property
+    def ordered(self) -> bool:
+        return bool(self.settings.get("ordered_resize"))
+
+    @property
+    def dynamic(self) -> bool:
+        return self.settings.get("partitioning") == "dynamic"
 
 
 @dataclass(frozen=True)
@@ -95,6 +108,19 @@ ACTIONS: dict[str, tuple[str, ...]] = {
 }
 
 
+# What happens to queues with ordered resizes and to dynamic ones, beside all of the above.
+RESHAPING: dict[str, tuple[str, ...]] = {
+    "ordered": ("resize", "resize", "resize", "reset"),
+    "dynamic": ("split", "split", "split", "merge", "merge"),
+    "both": (
+        *("burst", "burst", "burst", "publisher sleeps", "publisher dies"),
+        *("log away", "crash before log", "crash after log"),
+    ),
+}
+# Only queues without either are resized so.
+UNORDERED = ("resize", "discard", "flip")
+
+
 def draw(seed: int) -> Plan:
     """The plan of a seed."""
     rng = random.Random(seed)
@@ -129,8 +155,55 @@ def draw(seed: int) -> Plan:
         events.append(_event(rng, rng.random() * length, rng.choice(kinds)))
     for _ in range(rng.randrange(8, 24)):
         events.append(_event(rng, rng.random() * length, "publish"))
+    reshaping = "ordered" if seed % 3 == 2 else "dynamic" if seed % 6 == 4 else None
+    if reshaping is not None:
+        # Drawn apart, too.
+        config, events = _reshaped(random.Random(f"shape of {seed}"), reshaping, config, events)
+    # What matters between slices only; drawn apart as well.
+    grown = random.Random(f"growth of {seed}")
+    if config.slice < max(SLICES) and reshaping is None and grown.random() < 0.5:
+        events.append(_event(grown, grown.random() * length, "outgrow"))
     events.sort(key=lambda event: event.at)
     return Plan(seed, config, tuple(events))
+
+
+def _reshaped(
+    rng: random.Random, reshaping: str, config: Config, events: list[Event]
+) -> tuple[Config, list[Event]]:
+    """The plan with a queue of this kind."""
+    settings = {**config.settings}
+    if settings.get("log") == TOPIC:
+        settings["log"] = BUILTIN
+    if reshaping == "ordered":
+        settings["ordered_resize"] = True
+        size = config.slice
+    else:
+        settings |= {"partitioning": "dynamic", "partition_count": rng.choice((1, 2, 3, 4))}
+        # Warm-ups are short of time here: partitions end meanwhile.
+        settings["max_warmup_time"] = rng.choice((1.0, 3.0))
+        size = rng.choice((2, 3, 250, 250))
+    length = max(event.at for event in events)
+    rarely = ("publish", *UNORDERED)
+    events = [
+        event
+        for event in events
+        if event.at == 0.0 or rng.random() < (0.15 if event.kind in rarely else 0.75)
+    ]
+    if reshaping == "dynamic":
+        events = [event for event in events if event.kind not in UNORDERED]
+        events = [
+            event._replace(args=(event.args[0], rng.random() < 0.7))
+            if event.kind == "join"
+            else event
+            for event in events
+        ]
+        events += [_event(rng, rng.random() * length, "cold") for _ in range(2)]
+    kinds = RESHAPING[reshaping] * 2 + RESHAPING["both"]
+    for _ in range(rng.randrange(6, 16)):
+        events.append(_event(rng, rng.random() * length, rng.choice(kinds)))
+    for _ in range(rng.randrange(3, 8)):
+        events.append(_event(rng, rng.random() * length, "burst"))
+    return replace(config, settings=settings, slice=size), events
 
 
 def _event(rng: random.Random, at: float, kind: str) -> Event:
@@ -182,6 +255,8 @@ _ARGS: dict[str, Any] = {
     "discard": lambda rng: (rng.choice((1, 2, 3, 4, 6)), True),
     # shrinks, grows again, shrinks again
     "flip": lambda rng: (rng.choice((1, 2, 3, 4)), rng.choice((0.05, 0.15, 0.4))),
+    # so many more, and how long after the next warm-up is over
+    "outgrow": lambda rng: (rng.choice((8, 16)), rng.choice((0.0, 0.01, 0.1))),
     "settings": _settings,
     "access": lambda rng: (rng.choice(("exclusive", "non_exclusive")),),
     "positions": lambda rng: (rng.random() < 0.5, rng.randrange(12)),
@@ -216,6 +291,20 @@ _ARGS: dict[str, Any] = {
     "restart over": _who,
     # how much longer its next messages take
     "stubborn": _for(1.0, 2.5, 4.0),
+    # which publisher, how many messages, of which keys
+    "burst": lambda rng: (rng.randrange(2), rng.randrange(2, 7), rng.randrange(1000)),
+    # a publisher freezes with an append on its way
+    "publisher sleeps": lambda rng: (rng.randrange(2), rng.choice((0.3, 1.0, 3.0))),
+    "publisher dies": lambda rng: (rng.randrange(2),),
+    "log away": lambda rng: (rng.choice((0.3, 1.5, 4.0)),),
+    # with the next change of the log
+    "crash before log": _for(0.3, 1.5),
+    "crash after log": _for(0.3, 1.5),
+    # which partition; where: by thirds, None: in the middle
+    "split": lambda rng: (rng.randrange(24), rng.choice((None, None, 1, 2))),
+    "merge": _who,
+    # positions are set to before the last cuts, or to them
+    "reset": lambda rng: (rng.random() < 0.3, rng.randrange(12)),
     # how long it warms up
     "cold": _for(0.5, 2.0, 9.0),
 }

@@ -6,7 +6,7 @@ messages and commits, whatever else happens to the queue.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from tests.judge.violation import Violation
@@ -33,9 +33,10 @@ class Progress:
         positions: Mapping[int, int],
         lanes: Mapping[int, Any],
         able: Collection[str],
+        must_wait: Callable[[int], bool],
     ) -> None:
         """`able`: the flows whose processes are alive and not hindered. Before `quiet_since` others
-        were.
+        were. `must_wait`: whether older messages of a partition's keys are elsewhere.
         """
         seen = self._seen
         for number, lane in lanes.items():
@@ -45,6 +46,9 @@ class Progress:
                 continue
             row = partitions.get(number)
             if row is None or row.state not in ("owned", "warming") or row.owner not in able:
+                seen.pop(number, None)
+                continue
+            if must_wait(number):
                 seen.pop(number, None)
                 continue
             mark = (row.epoch, row.owner, position, lane.times)

@@ -9,7 +9,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from tests.judge.violation import Violation
-from tests.simulation.account import Account, Transaction
+from tests.simulation import order
+from tests.simulation.account import OVER, Account, Transaction
 from tests.simulation.deadlines import ACCURACY
 
 # On a slow connection, another replica may learn the database's time so much later.
@@ -28,11 +29,20 @@ def check_owners(known: Account, tx: Transaction, old_partitions: Mapping[int, A
             raise Violation(1, f"p{row.number} belongs to {row.owner}, which has left")
 
 
+def check_resize(known: Account, old: Mapping[str, Any]) -> None:
+    """What is left of a resize discards only if an administrator asked for that."""
+    begins = known.queue["discarding"] and not (old and old["discarding"])
+    if begins and not known.asked.discard(known.queue["partition_count"]):
+        raise Violation(3, "a resize discards, and nobody asked for that")
+
+
 def check_status(known: Account, tx: Transaction, old: Mapping[str, Any]) -> None:
     queue = known.queue
     # That something is due in a queue that is Ready can be only the rest of a decision.
     to_follow = queue["next_deadline"] is not None
-    if queue["status"] == "Ready" and not known.balanced() and not to_follow:
+    # The end of a partition triggers nothing, so a dynamic queue may be Ready with any spread.
+    settled = known.owned() if known.dynamic else known.balanced()
+    if queue["status"] == "Ready" and not settled and not to_follow:
         raise Violation(9, "the queue is Ready, but not balanced")
     if queue["status"] != "Rebalancing":
         for row in known.partitions.values():
@@ -91,15 +101,12 @@ def check_handoffs(
         elif row.epoch > was.epoch and row.handed_over == "graceful":
             # A draining owner released it before it was revoked.
             begun.append(was)
-        elif row.state in ("unassigned", "removed"):
+        elif row.state == "unassigned" or row.state in OVER:
             released = True
     several = len(tx.revisions) > 1
-    # What flows left is given to others only after it was taken from them.
-    # And a change that was cut off is taken up only after that, too.
-    due = old["next_deadline"] if old else None
     changed = (
         released
-        or (due is not None and due <= tx.now + APART_SECONDS)
+        or _carried_on(known, tx, old_partitions)
         or not old
         or _flows_differ(known, old_flows)
         or any(known.queue[name] != old[name] for name in _SETTINGS)
@@ -119,6 +126,22 @@ def check_handoffs(
         raise Violation(6, text)
 
 
+def _carried_on(known: Account, tx: Transaction, old_partitions: Mapping[int, Any]) -> bool:
+    """Whether this is a slice of a change: of a resize, or of what becomes of the partitions of a
+    flow that has left, or whose instance has come back."""
+    for row in tx.partitions:
+        was = old_partitions.get(row.number)
+        if was is None or (was.retiring, was.state == "removed") != (
+            row.retiring,
+            row.state == "removed",
+        ):
+            return True
+        taken = was.owner is not None and was.owner not in known.flows
+        if taken or (row.epoch > was.epoch and row.handed_over == "replaced"):
+            return True
+    return False
+
+
 def _changed_between(known: Account) -> bool:
     """Whether a setting may have had another value within a transaction."""
     return any(known.asked.values(name) - {known.queue[name]} for name in _SETTINGS)
@@ -132,16 +155,18 @@ def _flows_differ(known: Account, old_flows: Mapping[str, Any]) -> bool:
 
 def check_views(known: Account) -> None:
     """A flow whose view changes is told so under a new revision."""
-    views: dict[str, list[Any]] = {id: [row.draining] for id, row in known.flows.items()}
+    resize = known.queue["resize_seen"] if known.queue["ordered_resize"] else None
+    views: dict[str, list[Any]] = {id: [row.draining, resize] for id, row in known.flows.items()}
     for number in sorted(known.partitions):
         row = known.partitions[number]
         if row.owner in views:
             revoking = row.state == "revoking"
             state = "revoking" if revoking else "retiring" if row.retiring else "owned"
             deadline = row.deadline if revoking else None
-            views[row.owner].append((number, row.epoch, state, row.handed_over, deadline))
+            held = (number, row.epoch, state, row.handed_over, deadline)
+            views[row.owner].append((*held, *order.barrier(known, number)))
         if row.warm and row.successor is not None:
-            seen = (number, row.epoch, "warming", None, row.deadline)
+            seen = (number, row.epoch, "warming", None, row.deadline, *order.FREE)
             if row.successor in views:
                 views[row.successor].append(seen)
     for id, view in views.items():

@@ -1,34 +1,39 @@
 """The service of the simulation: real replicas on the real database in memory, with faults between.
 
 A `Node` is one replica's process: it can crash, freeze and lose its connection to the database.
-`Observed` is the database; it reports each transaction to the checker. `serve` replaces the routes
-of the API: it turns a client's request into a call of the service, and the answer into JSON values.
+`Observed` is the database; it reports each transaction to the checker.
 """
 
 from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import suppress
-from datetime import UTC, datetime
 from typing import Any
 
-from broker.calls import views
 from broker.calls.facade import Calls
-from broker.core.errors import BrokerError, FlowGone
+from broker.core.errors import BrokerError
 from broker.core.state.records import CutOff, Record, RevokesStarted, WarmupsEnded
 from broker.mailbox.replica import Replica
-from broker.store.ports import Commit, Overdue, PositionCommit, StoreError, StoreUnavailable
-from counterpoise.calls import Call
+from broker.memory.alarms import Alarms
+from broker.memory.loop import VirtualLoop
+from broker.memory.process import Process
+from broker.memory.store import Fault
+from broker.store.ports import (
+    Commit,
+    Committed,
+    Overdue,
+    PositionCommit,
+    Positions,
+    StoreError,
+    StoreUnavailable,
+)
 from tests.simulation.account import Transaction
 from tests.simulation.checker import Checker
+from tests.simulation.faraway import FarLogs
 from tests.simulation.plan import BUILTIN, Config
-from tests.twin.store import Fault
-from tests.world.alarms import Alarms
 from tests.world.log import Log, Logs
-from tests.world.loop import VirtualLoop
-from tests.world.process import Process
 from tests.world.store import Database, Store, Way
 
 QUEUE = "orders"
@@ -58,6 +63,9 @@ class Observed(Database):
         numbers = {partition.number for partition in commit.partitions}
         touched = {write.partition for write in commit.writes} | commit.positions.keys()
         touched |= commit.first_positions.keys()
+        # Of a partition that is gone only the last word of its owner is known.
+        last = {write.partition: (write.position, None) for write in commit.writes}
+        positions = {number: stored.positions.get(number, last.get(number)) for number in touched}
         for entry in commit.entries:
             self.records.update(type(record).__name__ for record in entry.records)
             if self.wrote is not None:
@@ -67,13 +75,15 @@ class Observed(Database):
                 self.clock(),
                 [entry.revision for entry in commit.entries],
                 stored.row,
-                [stored.partitions[number] for number in sorted(numbers)],
+                [stored.partitions[number] for number in sorted(numbers - commit.removed.keys())],
                 [self.flows[flow.id].values for flow in commit.flows],
                 commit.left,
                 commit.renewed,
-                {number: stored.positions[number][0] for number in sorted(touched)},
+                {number: at[0] for number, at in sorted(positions.items()) if at is not None},
                 commit.positions.keys(),
                 any(isinstance(record, CutOff) for record in commit.entries[-1].records),
+                {number: (key, parents) for number, key, parents in commit.children},
+                sorted(commit.removed),
             )
         )
         if self.on_handoffs and begins_handoffs(commit):
@@ -81,9 +91,9 @@ class Observed(Database):
             for callback in begun:
                 callback()
 
-    def commit(self, commit: Commit) -> None:
+    def commit(self, commit: Commit) -> Positions:
         try:
-            super().commit(commit)
+            return super().commit(commit)
         except Overdue:
             self.checker.came_late(self.clock())
             raise
@@ -93,8 +103,10 @@ class Observed(Database):
         self.checker.renewed(leases, self.clock())
         return leases
 
-    def commit_positions(self, items: Sequence[PositionCommit]) -> Any:
-        results = super().commit_positions(items)
+    def commit_positions(
+        self, items: Sequence[PositionCommit], shown: Collection[tuple[str, int]] = ()
+    ) -> Committed:
+        results = super().commit_positions(items, shown)
         for item in items:
             stored = self.queues.get(item.queue_id)
             if stored is not None and item.partition in stored.positions:
@@ -160,7 +172,7 @@ class Stalling(Store):
 
     process: Node
 
-    async def commit(self, commit: Commit) -> None:
+    async def commit(self, commit: Commit) -> Positions:
         node, weather = self.process, self.process.weather
         if weather.stall_seconds and begins_handoffs(commit):
             seconds, weather.stall_seconds = weather.stall_seconds, 0.0
@@ -168,7 +180,7 @@ class Stalling(Store):
             await node.loop.sleep(seconds)
             if self.database.queues[commit.queue.id].row["revision"] == commit.seen:
                 node.on_stalled()
-        await super().commit(commit)
+        return await super().commit(commit)
 
 
 class Weather:
@@ -181,6 +193,8 @@ class Weather:
         # How long the next commit that begins handoffs takes.
         self.stall_seconds = 0.0
         self.refuses = self.forgets = 0.0
+        # Whether the log answers no replica.
+        self.log_away = False
         self.lost = self.doubles = self.notify_lost = 0.0
 
     def clear(self) -> None:
@@ -207,6 +221,8 @@ class Node(Process):
         self.weather, self.config = weather, config
         self.cut = False
         self.next_commit: str | None = None
+        # The fate of the next call to the log: a crash before it or after it.
+        self.next_log_call: str | None = None
         self.on_stalled: Callable[[], None] = lambda: None
         # Requests of administrators that it is working on.
         self.asked: set[int] = set()
@@ -218,8 +234,8 @@ class Node(Process):
         self.store = Stalling(database, self, Road(self))
         self.alarms = Alarms(self)
         self.replica = Replica(self.store, self.alarms, new_id, self.now)
-        name = config.settings.get("log", BUILTIN)
-        self.calls = Calls(self.replica, Logs({name: log}))
+        logs = {config.settings.get("log", BUILTIN): log}
+        self.calls = Calls(self.replica, FarLogs(logs, self) if config.reshapes else Logs(logs))
         loop.create_task(self._begin())
 
     async def _begin(self) -> None:
@@ -257,128 +273,3 @@ class Node(Process):
         if rng.random() >= often:
             return 0.0
         return (least + (most - least) * rng.random()) * self.weather.slow
-
-
-# The routes
-
-
-def _time(seconds: float) -> str:
-    return datetime.fromtimestamp(seconds, UTC).isoformat()
-
-
-def _update(view: views.UpdateView) -> dict[str, Any]:
-    return {
-        "queue": view.queue,
-        "flow_id": view.flow_id,
-        "revision": view.revision,
-        "active": view.active,
-        "draining": view.draining,
-        "now": _time(view.now),
-        "partitions": [
-            {
-                "partition": seen.partition,
-                "epoch": seen.epoch,
-                "state": seen.state,
-                "position": seen.position,
-                "handed_over": seen.handed_over,
-                "deadline": None if seen.deadline is None else _time(seen.deadline),
-            }
-            for seen in view.partitions
-        ],
-    }
-
-
-_STATUS = {
-    "unavailable": 503,
-    "flow_gone": 410,
-    "overtaken": 409,
-    "flow_not_found": 404,
-    "queue_not_found": 404,
-    "unauthorized": 401,
-    "forbidden": 403,
-    "invalid": 422,
-}
-
-
-def problem(error: BrokerError) -> tuple[int, dict[str, Any]]:
-    """The status and the problem document of the API's answer."""
-    document: dict[str, Any] = {"code": error.code, "title": error.title(), "detail": error.detail}
-    if isinstance(error, FlowGone):
-        document["reason"] = error.reason
-    return _STATUS[error.code], document
-
-
-async def serve(calls: Calls, call: Call[Any], checker: Checker) -> Any:
-    """The body of the answer. Raises BrokerError."""
-    began = checker.began()
-    parts = call.path.split("/")
-    name, flow_id, verb = parts[2], parts[4] if len(parts) > 4 else "", parts[-1]
-    body = call.body
-    if len(parts) == 4 and parts[3] == "flows":
-        bound = await calls.flows.bind(
-            name,
-            body["client_name"],
-            body["instance_id"],
-            body["lease_seconds"],
-            body["warmup"],
-            body["binder"],
-            body["attempt"],
-        )
-        checker.bound(bound.flow_id)
-        checker.showed(bound.update, began)
-        return {
-            "flow_id": bound.flow_id,
-            "flow_token": bound.flow_token,
-            "lease_seconds": bound.lease_seconds,
-            "log": bound.log,
-            "start": bound.start,
-            "update": _update(bound.update),
-        }
-    if call.method == "DELETE":
-        with suppress(FlowGone):  # A repeated unbind is no error.
-            await calls.flows.authenticate(name, flow_id, call.token or "")
-        await calls.flows.unbind(name, flow_id)
-        checker.unbound(flow_id)
-        return None
-    await calls.flows.authenticate(name, flow_id, call.token or "")
-    if verb == "updates":
-        after, wait = int(call.query["after"]), float(call.query["wait"])
-        view = await calls.updates.wait(name, flow_id, after, wait)
-        if view is None:
-            return None
-        checker.showed(view, began)
-        return _update(view)
-    if verb == "drain":
-        view = await calls.flows.drain(name, flow_id, body.get("timeout_seconds"))
-        checker.showed(view, began)
-        return _update(view)
-    items = body["partitions"]
-    done: views.ResultsView
-    if verb == "commit":
-        commits = [views.CommitItem(i["partition"], i["epoch"], i["position"]) for i in items]
-        done = await calls.flows.commit(name, flow_id, body["seq"], commits)
-    elif verb == "release":
-        lets = [
-            views.ReleaseItem(
-                i["partition"], i["epoch"], i.get("position"), i.get("finished", False)
-            )
-            for i in items
-        ]
-        done = await calls.flows.release(name, flow_id, body["seq"], lets)
-    else:
-        warm = [views.ReadyItem(i["partition"], i["epoch"]) for i in items]
-        done = await calls.flows.ready(name, flow_id, warm)
-    said = [(i["partition"], i["epoch"], int(i.get("position") or 0)) for i in items]
-    checker.answered(verb, flow_id, said, done.results, began)
-    checker.showed(done.update, began)
-    return {
-        "results": [
-            {
-                "partition": result.partition,
-                "outcome": result.outcome,
-                "current_epoch": result.current_epoch,
-            }
-            for result in done.results
-        ],
-        "update": _update(done.update),
-    }

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import random
-import sys
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
 
+import broker.calls.cuts
 import broker.calls.flows
 import broker.calls.logs
 import broker.calls.queues
@@ -21,16 +19,19 @@ import broker.mailbox.replica
 import broker.mailbox.turns
 import broker.postgres.reporting
 from broker.calls import views
+from broker.core.draft import SLICE
 from broker.core.state.transitions import PARTITION_TRANSITIONS, QUEUE_TRANSITIONS
+from broker.memory.loop import VirtualLoop
 from tests.judge.violation import Violation
 from tests.simulation.checker import Checker
 from tests.simulation.consumers import AT_ONCE, PATIENCE_SECONDS, Consumer
 from tests.simulation.happenings import RECOVER_SECONDS, Happenings
 from tests.simulation.network import Network
 from tests.simulation.plan import Plan
+from tests.simulation.publishers import Publisher
 from tests.simulation.service import QUEUE, Node, Observed, Weather
+from tests.simulation.stand_ins import Counting, Id, Quiet, replaced
 from tests.world.log import Log
-from tests.world.loop import VirtualLoop
 from tests.world.store import picture
 
 # A run with more callbacks than this is endless.
@@ -42,12 +43,19 @@ FIND_SECONDS, FIND_LATENCIES = 8.0, 60
 LEASE_SECONDS = 3.0
 BATCH_SECONDS, BATCH_LATENCIES = 0.5, 12
 STEP_SECONDS = 0.5
+# Administrators who are not answered in time ask again, and what was asked is still carried out. On
+# a slow connection their calls to set positions, slice after slice, last so long at the most.
+CALLS_SECONDS = 60.0
+# How soon consumers notice messages with keys.
+NOTICED_SECONDS = 0.05
 # Messages of a topic that are published before its queue exists and while it is created.
 PUBLISHED_BEFORE = 60
 TICK_SECONDS = 0.25
 # An undisturbed consumer does something in each of its partitions at least so often; more rarely
 # where calls are so slow that some are given up.
 PAUSE_SECONDS, PAUSE_LATENCIES = 1.0, 10
+# A call of many items waits for more commits if each is a slice of a few partitions.
+SLICED_LATENCIES = 10
 GIVEN_UP_LATENCY, GIVEN_UP_SECONDS = 0.1, 8.0
 
 
@@ -72,6 +80,8 @@ class World:
         self.trace = self._trace if recording else None
         latency = config.latency[1]
         pause = PAUSE_SECONDS + PAUSE_LATENCIES * latency
+        if config.slice < SLICE:
+            pause += SLICED_LATENCIES * latency
         if latency >= GIVEN_UP_LATENCY:
             pause += GIVEN_UP_SECONDS
         self.checker = Checker(0.5 + 25 * latency, pause)
@@ -86,7 +96,9 @@ class World:
         self.counts: Counter[str] = Counter()
         self.nodes: list[Node] = []
         self.consumers: list[Consumer] = []
-        self.joined = 0
+        self.joined = self.published = 0
+        self._finding = False
+        self.publishers = [self.publisher(f"pub{number}") for number in range(2)]
         self.network = Network(self)
         self.happenings = Happenings(self)
         self.calm = False
@@ -143,7 +155,9 @@ class World:
         return self.checker.found
 
     def _settle(self) -> None:
-        """Plays until everything is settled. Raises Violation if that takes too long."""
+        """Plays until everything is settled. Raises Violation if that takes too long since the last
+        fault, or since the last time that positions were set.
+        """
         loop, checker = self.loop, self.checker
         calm, granted = loop.now, checker.granted_seconds()
         loop.run_until(calm + STEP_SECONDS)
@@ -152,9 +166,12 @@ class World:
         seconds = max(LEASE_SECONDS, checker.under_way_seconds()) + PATIENCE_SECONDS
         seconds += FIND_SECONDS + FIND_LATENCIES * latency
         seconds += batches * (BATCH_SECONDS + BATCH_LATENCIES * latency)
+        quiet, resets = calm, checker.last_reset
         while (left := self._unsettled()) is not None:
+            if checker.last_reset != resets:
+                quiet, resets = min(loop.now, calm + CALLS_SECONDS), checker.last_reset
             most = seconds + checker.granted_seconds() - granted
-            if loop.now > calm + most:
+            if loop.now > quiet + most:
                 promise, text = left
                 raise Violation(promise, f"{most:.1f} s after the last fault: {text}")
             loop.run_until(loop.now + STEP_SECONDS)
@@ -220,11 +237,13 @@ class World:
         self.disturb(0.0)
         for place, node in enumerate(self.nodes):
             node.cut = False
-            node.next_commit = None
+            node.next_commit = node.next_log_call = None
             node.thaw()
             if node.dead:
                 self.nodes[place] = self._node(node.name)
             node.next_commit = None
+        for publisher in self.publishers:
+            publisher.thaw()
         for consumer in self.consumers:
             consumer.stubborn = consumer.cold = 0.0
             consumer.thaw()
@@ -294,6 +313,23 @@ class World:
         consumer.open()
         return consumer
 
+    def publisher(self, name: str) -> Publisher:
+        """A new process of this name."""
+        self.published += 1
+        rng = random.Random(f"{self.plan.seed} {name} {self.published}")
+        return Publisher(name, rng, self.loop, self.log, self.appended, self.trace)
+
+    def appended(self) -> None:
+        """There are new messages: consumers find them soon."""
+        if not self._finding:
+            self._finding = True
+            self.loop.call_later(NOTICED_SECONDS, self._find)
+
+    def _find(self) -> None:
+        self._finding = False
+        for one in self.consumers:
+            one.do(one.poke)
+
     def _crashed(self, node: Node) -> None:
         """The node is started again, as a new process."""
         if self.trace is not None:
@@ -309,68 +345,24 @@ class World:
             self.nodes[self.nodes.index(node)] = self._node(node.name)
 
 
-class _Counting(dict[Any, Any]):
-    """A table of transitions that counts the looked-up pairs."""
-
-    counts: Counter[Any]
-
-    def __getitem__(self, key: Any) -> Any:
-        self.counts[key] += 1
-        return super().__getitem__(key)
-
-
-class _Id(str):
-    @property
-    def hex(self) -> str:
-        return self
-
-
-class _Quiet:
-    """Replaces a logger."""
-
-    def __init__(self, failed: Callable[[BaseException | None], None]) -> None:
-        self._failed = failed
-
-    def warning(self, *args: Any, **values: Any) -> None:
-        """Warnings are expected, because faults are."""
-
-    def error(self, *args: Any, **values: Any) -> None:
-        """The database is often unreachable here."""
-
-    def exception(self, *args: Any, **values: Any) -> None:
-        self._failed(sys.exc_info()[1])
-
-
-@contextmanager
-def replaced(*what: tuple[Any, str, Any]) -> Iterator[None]:
-    """Replaces attributes of modules and classes within the block."""
-    before = [(owner, name, owner.__dict__[name]) for owner, name, _ in what]
-    for owner, name, value in what:
-        setattr(owner, name, value)
-    try:
-        yield
-    finally:
-        for owner, name, value in before:
-            setattr(owner, name, value)
-
-
 def run(plan: Plan, *, recording: bool = False) -> Outcome:
     """Plays a plan. The same plan gives the same outcome."""
     world = World(plan, recording)
     pairs: Counter[Any] = Counter()
     tables = []
     for table in (PARTITION_TRANSITIONS, QUEUE_TRANSITIONS):
-        counting = _Counting(table)
+        counting = Counting(table)
         counting.counts = pairs
         tables.append(counting)
-    quiet = _Quiet(world.failed)
+    quiet = Quiet(world.failed)
     with replaced(
-        (broker.calls.flows, "uuid4", lambda: _Id(world.new_id("f"))),
-        (broker.calls.queues, "uuid4", lambda: _Id(world.new_id("q"))),
+        (broker.calls.flows, "uuid4", lambda: Id(world.new_id("f"))),
+        (broker.calls.queues, "uuid4", lambda: Id(world.new_id("q"))),
         (broker.calls.flows, "secrets", SimpleNamespace(token_urlsafe=lambda n: world.new_id("s"))),
         (broker.mailbox.coordinator, "_log", quiet),
         (broker.mailbox.turns, "SLICE", plan.config.slice),
         (broker.calls.logs, "_log", quiet),
+        (broker.calls.cuts, "_log", quiet),
         (broker.mailbox.replica, "_log", quiet),
         (broker.postgres.reporting, "_log", quiet),
         (broker.core.state.queue, "PARTITION_TRANSITIONS", tables[0]),

@@ -5,16 +5,27 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Protocol
 
-from broker.core.errors import BrokerError
-from broker.logs.ports import Holder, LogOwner, Positions, Purpose
+from broker.core.errors import BrokerError, Invalid
+from broker.logs.ports import Bounds, Holder, LogOwner, Positions, Purpose, Sealing
 from broker.logs.trimming import trim_floor
+from counterpoise.logs.ranges import Ranges
+from tests.world.ranges import DynamicRanges, WorldRanges
+
+Routing = int | Ranges
+"""What a publisher routes with: the partition count, or the ranges."""
 
 
 class Watch(Protocol):
     """Is told what happens to messages."""
 
-    def published(self, partition: int) -> None:
-        """One more message."""
+    def published(self, partition: int, key: int | None = None) -> None:
+        """One more message; `key`: the hash of its key, if it has one."""
+
+    def resized(self, number: int, before: int, count: int, cuts: Mapping[int, int]) -> None:
+        """The log's resize of this number, and the ends at that moment."""
+
+    def sealed(self, ends: Mapping[int, int], children: Sequence[int]) -> None:
+        """These partitions end for good, and those come after all of them."""
 
     def discarded(self, partition: int) -> None:
         """All messages of the partition were discarded."""
@@ -26,7 +37,8 @@ class Watch(Protocol):
 class Log:
     """The messages: the start and the end of each partition. Positions count from 0.
 
-    Like the built-in log it knows its partition count and the revision that set it.
+    Like the built-in log it knows its partition count, the revision that set it, and where its last
+    resize has cut the partitions; or the hash ranges of its partitions.
     """
 
     def __init__(self, watch: Watch | None = None) -> None:
@@ -35,18 +47,87 @@ class Log:
         self.revision = 0
         self.ends: dict[int, int] = {}
         self.firsts: dict[int, int] = {}
+        self.resizes = 0
+        self.resized_from = 0
+        self.cuts: dict[int, int] = {}
+        self.ranges: DynamicRanges | None = None
 
-    def append(self, partition: int) -> None:
+    def append(self, partition: int, key: int | None = None) -> None:
         """Appends one message, routed with the partition count that the log knows."""
         if partition < self.count:
             self.ends[partition] = self.ends.get(partition, 0) + 1
             if self.watch is not None:
-                self.watch.published(partition)
+                self.watch.published(partition, key)
+
+    @property
+    def routing(self) -> Routing:
+        """What publishers route with now."""
+        return self.count if self.ranges is None else self.ranges.open
+
+    def publish(self, hashes: Sequence[int], routing: Routing) -> bool:
+        """Appends messages of these key hashes, all or none: False if they were not routed as the
+        log routes now."""
+        if isinstance(routing, int):
+            numbers = [key_hash % routing for key_hash in hashes]
+        else:
+            numbers = [routing.of_hash(key_hash).partition for key_hash in hashes]
+        if not self._accepts(hashes, numbers, routing):
+            return False
+        for number, key_hash in zip(numbers, hashes, strict=True):
+            self.append(number, key_hash)
+        return True
+
+    def _accepts(self, hashes: Sequence[int], numbers: Sequence[int], routing: Routing) -> bool:
+        if self.ranges is None:
+            return routing == self.count
+        return all(map(self.ranges.takes, numbers, hashes))
 
     def resize(self, count: int, revision: int) -> None:
         """Ignored if a newer revision is known."""
         if revision >= self.revision:
+            if self.count not in (0, count):
+                self._cut(count, dict(self.ends))
             self.count, self.revision = count, revision
+
+    def _cut(self, count: int, ends: Mapping[int, int]) -> None:
+        self.resizes, self.resized_from = self.resizes + 1, self.count
+        self.cuts = dict(ends)
+        if self.watch is not None:
+            self.watch.resized(self.resizes, self.count, count, self.cuts)
+
+    def seal(self, numbers: Sequence[int], at: int | None = None) -> Sealing:
+        """Splits one partition or merges two. Raises PartitionEnded, Invalid."""
+        if self.ranges is None:
+            raise Invalid("There are no ranges.")
+        new = numbers[0] not in self.ranges.sealed
+        if len(numbers) == 1:
+            successors = self.ranges.split(numbers[0], at)
+        else:
+            successors = self.ranges.merge(*numbers)
+        self.count = len(self.ranges.of)
+        ends = {number: self.ends.get(number, 0) for number in sorted(numbers)}
+        if new and self.watch is not None:
+            self.watch.sealed(ends, [one.partition for one in successors])
+        return Sealing({number: str(end) for number, end in ends.items()}, successors)
+
+    def bounds(self) -> Bounds:
+        """Of all partitions that it ever had."""
+        numbers = range(max(self.count, self.resized_from, *(n + 1 for n in self.ends), 0))
+
+        def of(values: Mapping[int, int]) -> Mapping[int, str]:
+            return {number: str(values.get(number, 0)) for number in numbers}
+
+        return Bounds(
+            self.count,
+            "log",
+            of(self.firsts),
+            of(self.ends),
+            keys={} if self.ranges is None else self.ranges.keys,
+            sealed={} if self.ranges is None else dict(self.ranges.sealed),
+            resize=self.resizes,
+            resized_from=self.resized_from,
+            cuts=of(self.cuts) if self.resizes else {},
+        )
 
     def discard(self, partition: int) -> None:
         """Ignored if the partition was added again."""
@@ -97,9 +178,22 @@ class Logs:
     async def revoke(self, holders: Collection[str] = (), keys: Collection[str] = ()) -> None:
         self.told.append(("revoke", frozenset(holders), frozenset(keys)))
 
-    async def ensure(self, log: str, partition_count: int, owner: LogOwner) -> None:
+    @property
+    def ranges(self) -> WorldRanges:
+        """Those of dynamic logs."""
+        return WorldRanges(self.by_name)
+
+    async def ensure(
+        self,
+        log: str,
+        partition_count: int,
+        owner: LogOwner,
+        keys: Mapping[int, str] | None = None,
+    ) -> None:
         self.told.append(("ensure", log, partition_count, owner))
         self.the(log).count = partition_count
+        if keys:
+            self.the(log).ranges = DynamicRanges(keys.values())
 
     async def set_partition_count(
         self,
@@ -124,6 +218,9 @@ class Logs:
             raise self.error
         return self.topics[log] if log in self.topics else self.the(log).count
 
+    async def bounds(self, log: str) -> Bounds | None:
+        return None if self.error is not None else self.the(log).bounds()
+
     async def spans(self, log: str, positions: Positions) -> Mapping[int, Any]:
         """The log does not say how many messages are between two positions."""
         return {}
@@ -140,18 +237,26 @@ class Logs:
         revision: int,
         owner: LogOwner,
         committed: Sequence[Positions],
-    ) -> None:
+        keys: Mapping[int, str] | None = None,
+    ) -> Mapping[int, str]:
         told = list(committed)
         self.told.append(("maintain", log, partition_count, told))
         known = self.the(log)
-        if known.count != partition_count:
+        if keys is None and known.count != partition_count:
             known.resize(partition_count, revision)
         floor = trim_floor(
             {number: None if at is None else int(at) for number, at in positions.items()}
             for positions in told
         )
-        for number, first in floor.items():
-            known.trim(number, first)
+        return {
+            number: str(first)
+            for number, first in floor.items()
+            if first > known.firsts.get(number, 0)
+        }
+
+    async def trim(self, log: str, below: Mapping[int, str], owner: LogOwner) -> None:
+        for number, first in below.items():
+            self.the(log).trim(number, int(first))
 
     async def positions(self, log: str, where: object) -> Mapping[int, str]:
         if self.error is not None:

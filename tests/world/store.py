@@ -7,11 +7,11 @@ from contextlib import suppress
 from typing import Any, TypeVar
 
 from broker.core.state.queue import Queue
+from broker.memory.loop import VirtualLoop
+from broker.memory.process import Process
+from broker.memory.store import Fault, MemoryDatabase, MemoryStore
 from broker.store.ports import StoreError, StoreUnavailable
 from broker.store.rows import flow_values, partition_values, queue_values
-from tests.twin.store import Fault, MemoryDatabase, MemoryStore
-from tests.world.loop import VirtualLoop
-from tests.world.process import Process
 
 T = TypeVar("T")
 # Unix seconds at the start of a world.
@@ -97,5 +97,5 @@ def picture(queue: Queue) -> Any:
     return (
         queue_values(queue, queue.next_deadline()),
         sorted(flow_values(flow) for flow in queue.flows.values()),
-        [partition_values(queue, partition) for partition in queue.partitions],
+        [partition_values(queue, partition) for _, partition in sorted(queue.partitions.items())],
     )

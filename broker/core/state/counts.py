@@ -11,10 +11,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from broker.core.state.journal import Journal
 from broker.core.state.model import Flow, Handoff, Partition
-from broker.core.state.ranking import Ranking
 from broker.core.state.transitions import State
+from broker.core.structures.journal import Journal
+from broker.core.structures.ranking import Ranking
 
 
 class Counts:

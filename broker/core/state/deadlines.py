@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
-from broker.core.state.heap import Heap
 from broker.core.state.model import Handoff
+from broker.core.structures.heap import Heap
 
 
 class Deadlines:
@@ -28,21 +28,23 @@ class Deadlines:
         entry = self._heap.first(self._holds)
         return None if entry is None else entry[0]
 
-    def due(self, now: float, most: int) -> list[Handoff]:
-        """Handoffs whose deadline has come, so many at the most, the earliest first, then by
-        partition.
+    def due(self, now: float, most: int, wanted: Callable[[Handoff], bool]) -> list[Handoff]:
+        """The wanted handoffs whose deadline has come, so many at the most, the earliest first,
+        then by partition.
         """
         found: dict[int, Handoff] = {}
+        unwanted: dict[int, Handoff] = {}
 
         def is_new(entry: tuple[float, int]) -> bool:
-            return self._holds(entry) and entry[1] not in found
+            return self._holds(entry) and entry[1] not in found and entry[1] not in unwanted
 
         while len(found) < most:
             entry = self._heap.first(is_new)
             if entry is None or entry[0] > now:
                 break
-            found[entry[1]] = self._handoffs[entry[1]]
-        for handoff in found.values():
+            handoff = self._handoffs[entry[1]]
+            (found if wanted(handoff) else unwanted)[entry[1]] = handoff
+        for handoff in (*found.values(), *unwanted.values()):
             self.push(handoff)
         return list(found.values())
 

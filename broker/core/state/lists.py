@@ -6,6 +6,8 @@ from dataclasses import fields
 from typing import Any
 
 from broker.core.state import records as r
+from broker.core.state.lineage import records as lr
+from broker.core.state.ordered import records as o
 
 # The records that may name several partitions, and where.
 _LISTS: dict[type[Any], str] = {
@@ -14,13 +16,24 @@ _LISTS: dict[type[Any], str] = {
     r.WarmupsStarted: "moves",
     r.RevokesStarted: "moves",
     r.WarmupsEnded: "partitions",
+    r.WarmupsReady: "partitions",
     r.HandoffsRedirected: "redirects",
     r.HandoffsCalledOff: "partitions",
+    o.CutsTaken: "cuts",
+    o.CutsReached: "partitions",
+    lr.ChildrenAdded: "children",
+    lr.WaitsEnded: "partitions",
+    lr.FinishedRemoved: "partitions",
 }
 
 
 def size(record: r.Record) -> int:
-    """How many partitions it changes, if these are listed in it."""
+    """How many partitions it names."""
+    match record:
+        case r.PartitionsAdded(first, end, _):
+            return end - first
+        case r.PartitionsRetired() | r.PartitionsRemoved() | r.EpochsRaised():
+            return len(record.partitions)
     name = _LISTS.get(type(record))
     return 0 if name is None else len(getattr(record, name))
 

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TypeAlias
 
-from broker.core.state.heap import Heap
 from broker.core.state.transitions import Life, State
+from broker.core.structures.heap import Heap
 
 # The key of a flow (None: bound without one), and its `instance_id`.
 Instance: TypeAlias = tuple[str | None, str]
@@ -61,7 +61,7 @@ class Partition:
     an owner it is `replaced` if the partition was taken back from retiring in this epoch, `forced`
     if the owner is gone and the epoch was raised since, else it says nothing. `released_by` is the
     flow whose release ended the latest epoch (so that a repeated release is recognized), or which
-    left in it and may come back (`Absent`).
+    left in it (and may come back: `Absent`).
     """
 
     __slots__ = (
@@ -205,7 +205,7 @@ class Absent:
     still unassigned.
 
     `left` is a heap of the partitions that were taken from it; those that are still its own name it
-    in `released_by` (`Queue.first_left`).
+    in `released_by` (`departures.first_to_give_back`).
     """
 
     __slots__ = ("bind_number", "flow_id", "left")

@@ -10,25 +10,24 @@ as it is named by a partition as owner or by a handoff as successor.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from operator import neg
 from typing import Any
 
 from broker.core.state.counts import Counts
 from broker.core.state.deadlines import Deadlines
-from broker.core.state.heap import Heap
-from broker.core.state.journal import Journal
+from broker.core.state.lineage.graph import Lineage
 from broker.core.state.model import (
     Absent,
     AccessType,
     Flow,
-    HandedOver,
     Handoff,
     Instance,
     Partition,
     Rebalance,
     Settings,
 )
+from broker.core.state.ordered.barriers import Barriers
 from broker.core.state.transitions import (
     LIFE_TRANSITIONS,
     PARTITION_TRANSITIONS,
@@ -38,18 +37,28 @@ from broker.core.state.transitions import (
     State,
     Status,
 )
+from broker.core.structures.heap import Heap
+from broker.core.structures.journal import Journal
 
 
 class Queue:
     """One queue, as far as the rebalancer is concerned. Only `replay` changes it.
 
     `unfinished_at`: when the last decision was cut off for its size (`CutOff`); the rest is due
-    since then. `granting` and `changed` are what that record says.
+    since then. `granting`, `changed` and `discarding` are what that record says.
+
+    `configured_count`: how many partitions are configured, which are the lowest numbers. It differs
+    from the settings' `partition_count` only between the slices of a resize (`is_resizing`).
+
+    `resize_seen` is the number of the log's last resize of which the cuts are known, `barriers`
+    what of it is not settled. While `cuts_due` is not None, cuts of the log are awaited, and asked
+    for at that time, after `cuts_attempt` failures (`ordered`).
 
     Beside the partitions stand the few of which something is to be done: `unassigned` (since when,
     None: never owned), `handoffs`, and of those the `warming` ones and those that are revoking
     `without_successor`. `warmed` names the flow that said ready in the latest handoff, and for
-    which epoch. `touched` collects the flows whose views changed.
+    which epoch. `touched` collects the flows whose views changed. `lineage` is the graph of a
+    dynamic queue.
     """
 
     def __init__(self, id: str, name: str, settings: Settings, created_at: float) -> None:
@@ -70,13 +79,19 @@ class Queue:
         self.unfinished_at: float | None = None
         self.granting: str | None = None
         self.changed = False
+        self.discarding = False
+        self.configured_count = 0
         self.outage_seen = 0
+        self.resize_seen = 0
+        self.barriers: Barriers | None = None
+        self.cuts_due: float | None = None
+        self.cuts_attempt = 0
         self.next_bind_number = 0
         self.flows: dict[str, Flow] = {}
         self.gone: dict[str, Flow] = {}
         self.by_instance: dict[Instance, Flow] = {}
         self.by_bind_number: dict[int, Flow] = {}
-        self.partitions: list[Partition] = []
+        self.partitions: dict[int, Partition] = {}
         self.retiring: set[int] = set()
         self.unassigned: dict[int, float | None] = {}
         self.handoffs: dict[int, Handoff] = {}
@@ -88,6 +103,8 @@ class Queue:
         self.warming, self.without_successor = self._counts.warming, self._counts.without_successor
         self.deadlines = Deadlines(self.handoffs)
         self._lowest: Heap[int] = Heap()
+        dynamic = settings.partitioning == "dynamic"
+        self.lineage: Lineage | None = Lineage(self.journal) if dynamic else None
 
     # What it looks like
 
@@ -107,15 +124,30 @@ class Queue:
 
     @property
     def operational_partition_count(self) -> int:
-        """Partitions that exist, retiring ones included."""
-        return self.settings.partition_count + len(self.retiring)
+        """Partitions that exist: those that retire, wait or are finished are included."""
+        apart = self.lineage.apart if self.lineage is not None else 0
+        return self.resized_count + apart
+
+    @property
+    def resized_count(self) -> int:
+        """The partitions that are configured or retire: above `partition_count` while a resize
+        takes some away, below it while it adds some."""
+        return self.configured_count + len(self.retiring)
+
+    @property
+    def is_resizing(self) -> bool:
+        """Whether partitions are still to be added, retired or discarded."""
+        return self.configured_count != self.settings.partition_count or self.discarding
 
     @property
     def scale_status(self) -> str:
         """`ScalingDown` while partitions retire, `ScalingUp` while added ones are being balanced,
         else `Ready`.
         """
-        return "ScalingDown" if self.retiring else "ScalingUp" if self.growing else "Ready"
+        excess = self.resized_count - self.settings.partition_count
+        if excess > 0 or self.discarding:
+            return "ScalingDown"
+        return "ScalingUp" if self.growing or excess < 0 else "Ready"
 
     @property
     def next_rebalance_id(self) -> int:
@@ -125,8 +157,9 @@ class Queue:
         )
 
     def find(self, number: int) -> Partition | None:
-        """The partition of this number, removed ones included; None if there never was one."""
-        return self.partitions[number] if 0 <= number < len(self.partitions) else None
+        """The partition of this number, removed ones of a fixed queue included; None if there is
+        none."""
+        return self.partitions.get(number)
 
     def exists(self, number: int) -> bool:
         """Whether there is a partition of this number that was not removed."""
@@ -135,7 +168,9 @@ class Queue:
 
     def existing(self) -> Iterator[Partition]:
         """The partitions that exist, lowest number first."""
-        return (partition for partition in self.partitions if partition.state is not State.REMOVED)
+        numbers = self.partitions if self.lineage is None else sorted(self.partitions)
+        found = (self.partitions[number] for number in numbers)
+        return (partition for partition in found if partition.state is not State.REMOVED)
 
     def first_taker(self) -> Flow | None:
         """The earliest-bound non-draining flow, which owns an exclusive queue."""
@@ -153,8 +188,9 @@ class Queue:
         return max(numbers) - min(numbers) if numbers else 0
 
     def next_deadline(self) -> float | None:
-        """When something is due: the rest of a decision, or the end of the holddown, of a warm-up
-        or of a handoff.
+        """When the holddown, a warm-up or a handoff ends next, or the log is to be asked.
+
+        The rest of a decision that was cut off is due apart from it, since `unfinished_at`.
         """
         drains = [
             flow.drain_deadline
@@ -162,7 +198,7 @@ class Queue:
             if (flow := self.by_bind_number[bind_number]).drain_deadline is not None
             and self.cuts_short(flow)
         ]
-        times = (self.unfinished_at, self.holddown_until, self.deadlines.first(), *drains)
+        times = (self.holddown_until, self.cuts_due, self.deadlines.first(), *drains)
         return min((time for time in times if time is not None), default=None)
 
     def cuts_short(self, flow: Flow) -> bool:
@@ -191,33 +227,6 @@ class Queue:
         entry = flow.offers.first(giveable)
         return None if entry is None else -entry
 
-    def first_left(self, flow: Flow) -> int | None:
-        """The lowest partition that a flow that is gone still owns, or is to get."""
-        assert flow.left is not None
-        return self._first(flow.left, lambda n: n in flow.owned or n in flow.incoming)
-
-    def first_to_give_back(self, absent: Absent) -> int | None:
-        """The lowest partition that this flow has left and nobody has had since."""
-
-        def still(number: int) -> bool:
-            partition = self.partitions[number]
-            return (
-                number in self.unassigned
-                and partition.released_by == absent.flow_id
-                and partition.next_handed_over in (HandedOver.ORPHANED, HandedOver.FORCED)
-            )
-
-        return self._first(absent.left, still)
-
-    def _first(self, heap: Heap[int], holds: Callable[[int], bool]) -> int | None:
-        def is_there(number: int) -> bool:
-            if holds(number):
-                return True
-            self.journal.did(heap.push, number)
-            return False
-
-        return heap.first(is_there)
-
     # How it changes
 
     def set(self, attribute: str, value: Any) -> None:
@@ -232,6 +241,11 @@ class Queue:
             self.journal.add(self.touched, flow.id)
         if flow.view_revision != self.revision:
             self.journal.set(flow, "view_revision", self.revision)
+
+    def touch_successor(self, handoff: Handoff | None) -> None:
+        """The successor's view changes if it sees the handoff: while it warms up."""
+        if handoff is not None and handoff.warm:
+            self.touch(handoff.named)
 
     def place(
         self,
@@ -358,12 +372,17 @@ class Queue:
             self._offer(flow, number)
 
     def add(self, partition: Partition) -> None:
-        """Adds a partition that never was."""
-        self.partitions.append(partition)
-        self.journal.did(self.partitions.pop)
+        """Adds a partition that never was, without an owner or waiting."""
+        self.journal.put(self.partitions, partition.number, partition)
         self.journal.note(partition)
-        self.journal.put(self.unassigned, partition.number, None)
-        self._enlist(partition.number)
+        if partition.state is State.UNASSIGNED:
+            self.journal.put(self.unassigned, partition.number, None)
+            self._enlist(partition.number)
+
+    def forget(self, number: int) -> None:
+        """Drops a partition that was removed for good."""
+        self.journal.drop(self.partitions, number)
+        self.journal.drop(self.warmed, number)
 
     def restore_unassigned(self, number: int, since: float | None) -> None:
         """The partition has had no owner since then (None: it never had one)."""

@@ -12,7 +12,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from broker.core.state.lineage import records as lineage
 from broker.core.state.model import HandedOver
+from broker.core.state.ordered.records import CutsAwaited, CutsReached, CutsTaken
 
 
 class Grant(NamedTuple):
@@ -186,12 +188,13 @@ class CutOff:
 
     `granting` is the trigger of the grants outside of a rebalance that are to go on, if any.
     `changed`: what a change means for warm-ups under way (the loop), or for the holddown (rule 7),
-    was not looked at yet.
+    was not looked at yet. `discarding`: more partitions are to be discarded.
     """
 
     at: float
     granting: str | None = None
     changed: bool = False
+    discarding: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,6 +242,15 @@ class WarmupsEnded:
     ready: bool
     deadline: float
     at: float
+
+
+@dataclass(frozen=True, slots=True)
+class WarmupsReady:
+    """The successors are ready amid the slices of a decision that may show that their handoffs are
+    not needed. The warm-ups that are needed end with the last slice.
+    """
+
+    partitions: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -340,6 +352,7 @@ Record = (
     | WarmupsStarted
     | RevokesStarted
     | WarmupsEnded
+    | WarmupsReady
     | HandoffsRedirected
     | HandoffsCalledOff
     | PartitionsAdded
@@ -348,6 +361,13 @@ Record = (
     | EpochsRaised
     | DeadlinesMoved
     | ClockWentBack
+    | CutsAwaited
+    | CutsTaken
+    | CutsReached
+    | lineage.ChildrenAdded
+    | lineage.WaitsEnded
+    | lineage.PartitionFinished
+    | lineage.FinishedRemoved
 )
 
 

@@ -10,15 +10,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
-from functools import singledispatch
 
 from broker.core.state import records as r
+from broker.core.state import replay_lineage as replay_lineage
+from broker.core.state.applying import apply
 from broker.core.state.departures import depart, forget_absent, forget_if_back, orphan
-from broker.core.state.model import Flow, HandedOver, Handoff, Partition, Rebalance
+from broker.core.state.model import Flow, HandedOver, Handoff, Rebalance
 from broker.core.state.queue import Queue
+from broker.core.state.replay_cuts import reached, switched
+from broker.core.state.resizing import add, remove, retire
 from broker.core.state.transitions import (
     QUEUE_TRANSITIONS,
-    LifeEvent,
     PartitionEvent,
     QueueEvent,
     State,
@@ -31,7 +33,7 @@ def replay(queue: Queue, record: r.Record) -> None:
     The queue's revision must be the record's already: flows whose view changes get it as their
     `view_revision`, and their ids are added to `queue.touched`.
     """
-    _apply(record, queue)
+    apply(record, queue)
 
 
 def replay_all(queue: Queue, records: Iterable[r.Record], revision: int) -> None:
@@ -47,11 +49,7 @@ def begin(queue: Queue, revision: int) -> None:
     queue.set("unfinished_at", None)
     queue.set("granting", None)
     queue.set("changed", False)
-
-
-@singledispatch
-def _apply(record: object, queue: Queue) -> None:
-    raise AssertionError(f"no replay for {type(record).__name__}")
+    queue.set("discarding", False)
 
 
 def _change_status(queue: Queue, event: QueueEvent, at: float, trigger: str | None) -> None:
@@ -65,18 +63,15 @@ def _flow(queue: Queue, flow_id: str | None) -> Flow | None:
     return None if flow_id is None else queue.flows[flow_id]
 
 
-def _touch_successor(queue: Queue, handoff: Handoff | None) -> None:
-    if handoff is not None and handoff.warm:
-        queue.touch(handoff.named)
-
-
-@_apply.register
+@apply.register
 def _(record: r.SettingsChanged, queue: Queue) -> None:
     for name, value in record.changes.items():
         queue.journal.set(queue.settings, name, value)
+    if "ordered_resize" in record.changes:
+        switched(queue)
 
 
-@_apply.register
+@apply.register
 def _(record: r.FlowBound, queue: Queue) -> None:
     flow = Flow(
         record.flow_id,
@@ -95,7 +90,7 @@ def _(record: r.FlowBound, queue: Queue) -> None:
     queue.touch(flow)
 
 
-@_apply.register
+@apply.register
 def _(record: r.FlowLeft, queue: Queue) -> None:
     flow = queue.flows[record.flow_id]
     owned = sorted(flow.owned)
@@ -106,19 +101,19 @@ def _(record: r.FlowLeft, queue: Queue) -> None:
         queue.redirect(queue.handoffs[number], None)
 
 
-@_apply.register
+@apply.register
 def _(record: r.FlowDeparted, queue: Queue) -> None:
     depart(queue, queue.flows[record.flow_id], record)
 
 
-@_apply.register
+@apply.register
 def _(record: r.Orphaned, queue: Queue) -> None:
     flow = queue.gone[record.flow_id]
     for number in record.partitions:
         orphan(queue, flow, number, record.at)
 
 
-@_apply.register
+@apply.register
 def _(record: r.FlowDraining, queue: Queue) -> None:
     flow = queue.flows[record.flow_id]
     if flow.draining:
@@ -131,27 +126,27 @@ def _(record: r.FlowDraining, queue: Queue) -> None:
     queue.touch(flow)
 
 
-@_apply.register
+@apply.register
 def _(record: r.HolddownStarted, queue: Queue) -> None:
     _change_status(queue, QueueEvent.HOLDDOWN_STARTED, record.at, record.trigger)
     queue.set("holddown_until", record.until)
     queue.set("flows_before", record.flows_before)
 
 
-@_apply.register
+@apply.register
 def _(record: r.HolddownSettled, queue: Queue) -> None:
     _change_status(queue, QueueEvent.HOLDDOWN_SETTLED, record.at, None)
     forget_absent(queue)
 
 
-@_apply.register
+@apply.register
 def _(record: r.RebalanceStarted, queue: Queue) -> None:
     _change_status(queue, QueueEvent.REBALANCE_STARTED, record.at, record.trigger)
     forget_absent(queue)
     queue.set("rebalance", Rebalance(record.rebalance_id, record.trigger, record.at))
 
 
-@_apply.register
+@apply.register
 def _(record: r.RebalanceFinished, queue: Queue) -> None:
     assert queue.rebalance is not None
     _change_status(queue, QueueEvent.REBALANCE_FINISHED, record.at, None)
@@ -160,20 +155,21 @@ def _(record: r.RebalanceFinished, queue: Queue) -> None:
     queue.set("growing", False)
 
 
-@_apply.register
+@apply.register
 def _(record: r.GrantedOutside, queue: Queue) -> None:
     entry = Rebalance(record.rebalance_id, record.trigger, record.at, finished_at=record.at)
     queue.set("last_rebalance", entry)
 
 
-@_apply.register
+@apply.register
 def _(record: r.CutOff, queue: Queue) -> None:
     queue.set("unfinished_at", record.at)
     queue.set("granting", record.granting)
     queue.set("changed", record.changed)
+    queue.set("discarding", record.discarding)
 
 
-@_apply.register
+@apply.register
 def _(record: r.Granted, queue: Queue) -> None:
     handoffs = forced = 0
     for grant in record.grants:
@@ -185,7 +181,7 @@ def _(record: r.Granted, queue: Queue) -> None:
             released_by = partition.released_by if partition.owner is None else grant.previous
         queue.touch(partition.owner)
         queue.touch(flow)
-        _touch_successor(queue, handoff)
+        queue.touch_successor(handoff)
         replaced = grant.handed_over == HandedOver.REPLACED or partition.state is State.OWNED
         if replaced and partition.owner is not None:
             keeps = handoff if partition.state is State.WARMING else None
@@ -222,11 +218,11 @@ def _tally(queue: Queue, handoffs: int, forced: int, granted: int) -> None:
     )
 
 
-@_apply.register
+@apply.register
 def _(record: r.Released, queue: Queue) -> None:
     partition = queue.partitions[record.partition]
     queue.touch(partition.owner)
-    _touch_successor(queue, queue.handoffs.get(record.partition))
+    queue.touch_successor(queue.handoffs.get(record.partition))
     queue.place(
         partition,
         PartitionEvent.RELEASED,
@@ -236,7 +232,7 @@ def _(record: r.Released, queue: Queue) -> None:
     )
 
 
-@_apply.register
+@apply.register
 def _(record: r.WarmupsStarted, queue: Queue) -> None:
     for number, _owner, successor_id in record.moves:
         partition = queue.partitions[number]
@@ -249,7 +245,7 @@ def _(record: r.WarmupsStarted, queue: Queue) -> None:
         queue.touch(successor)
 
 
-@_apply.register
+@apply.register
 def _(record: r.RevokesStarted, queue: Queue) -> None:
     for number, _owner, successor_id in record.moves:
         partition = queue.partitions[number]
@@ -259,7 +255,7 @@ def _(record: r.RevokesStarted, queue: Queue) -> None:
         queue.touch(partition.owner)
 
 
-@_apply.register
+@apply.register
 def _(record: r.WarmupsEnded, queue: Queue) -> None:
     for number in record.partitions:
         partition = queue.partitions[number]
@@ -270,100 +266,78 @@ def _(record: r.WarmupsEnded, queue: Queue) -> None:
         if record.ready and successor is not None:
             queue.journal.put(queue.warmed, number, (successor.id, partition.epoch))
         queue.touch(partition.owner)
-        _touch_successor(queue, handoff)
+        queue.touch_successor(handoff)
 
 
-@_apply.register
+@apply.register
+def _(record: r.WarmupsReady, queue: Queue) -> None:
+    for number in record.partitions:
+        partition, successor = queue.partitions[number], queue.handoffs[number].named
+        assert partition.state is State.WARMING
+        assert successor is not None
+        queue.journal.note(partition)
+        queue.journal.put(queue.warmed, number, (successor.id, partition.epoch))
+
+
+@apply.register
 def _(record: r.HandoffsRedirected, queue: Queue) -> None:
     for number, successor_id in record.redirects:
         handoff = queue.handoffs[number]
         successor = _flow(queue, successor_id)
-        _touch_successor(queue, handoff)
+        queue.touch_successor(handoff)
         queue.redirect(handoff, successor)
         warming = queue.partitions[number].state is State.WARMING
+        if warming:
+            queue.journal.drop(queue.warmed, number)
         queue.journal.set(handoff, "warm", warming and successor is not None and successor.warmup)
-        _touch_successor(queue, handoff)
+        queue.touch_successor(handoff)
         if record.deadline is not None:
             queue.journal.set(handoff, "since", record.at)
             queue.set_deadline(handoff, record.deadline)
 
 
-@_apply.register
+@apply.register
 def _(record: r.HandoffsCalledOff, queue: Queue) -> None:
     for number in record.partitions:
         partition = queue.partitions[number]
-        _touch_successor(queue, queue.handoffs[number])
+        queue.touch_successor(queue.handoffs[number])
         queue.place(partition, PartitionEvent.CALLED_OFF, owner=partition.owner)
 
 
-@_apply.register
+@apply.register
 def _(record: r.PartitionsAdded, queue: Queue) -> None:
-    for number in range(record.first, record.end):
-        partition = queue.find(number)
-        if partition is None:
-            queue.add(Partition(number))
-        elif partition.state is State.REMOVED:
-            queue.resize(partition, LifeEvent.ADDED)
-            queue.place(partition, PartitionEvent.ADDED)
-        else:
-            queue.resize(partition, LifeEvent.TAKEN_BACK)
-            if partition.owner is not None:
-                queue.journal.set(partition, "next_handed_over", HandedOver.REPLACED)
-            queue.touch(partition.owner)
-    queue.set("growing", True)
+    add(queue, record)
 
 
-@_apply.register
+@apply.register
 def _(record: r.PartitionsRetired, queue: Queue) -> None:
-    for number in record.partitions:
-        partition = queue.partitions[number]
-        queue.resize(partition, LifeEvent.RETIRED)
-        queue.touch(partition.owner)
-    queue.set("growing", False)
+    retire(queue, record)
 
 
-@_apply.register
+@apply.register
 def _(record: r.PartitionsRemoved, queue: Queue) -> None:
-    for number in record.partitions:
-        partition = queue.partitions[number]
-        queue.touch(partition.owner)
-        _touch_successor(queue, queue.handoffs.get(number))
-        released_by = (
-            partition.owner.id if record.outcome == "finished" and partition.owner else None
-        )
-        # What a flow had processed and not committed of a discarded partition may come again, if
-        # its number is used before the log has deleted what it held.
-        next_handed_over = partition.next_handed_over
-        if record.outcome == "finished":
-            next_handed_over = HandedOver.INITIAL
-        elif partition.owner is not None:
-            next_handed_over = HandedOver.ORPHANED
-        queue.resize(partition, LifeEvent(record.outcome))
-        queue.place(
-            partition,
-            PartitionEvent.REMOVED,
-            released_by=released_by,
-            next_handed_over=next_handed_over,
-        )
+    remove(queue, record)
+    reached(queue, record.partitions)
 
 
-@_apply.register
+@apply.register
 def _(record: r.EpochsRaised, queue: Queue) -> None:
     for number in record.partitions:
         partition = queue.partitions[number]
         queue.journal.set(partition, "epoch", partition.epoch + 1)
         if partition.next_handed_over == HandedOver.GRACEFUL or partition.owner is not None:
             queue.journal.set(partition, "released_by", None)
+        if partition.owner is not None:
+            queue.journal.set(partition, "handed_over", record.handed_over)
         if partition.owner is None or partition.owner.gone:
             queue.journal.set(partition, "next_handed_over", HandedOver.FORCED)
         else:
-            queue.journal.set(partition, "handed_over", record.handed_over)
             queue.journal.set(partition, "next_handed_over", HandedOver.INITIAL)
             queue.touch(partition.owner)
-        _touch_successor(queue, queue.handoffs.get(number))
+        queue.touch_successor(queue.handoffs.get(number))
 
 
-@_apply.register
+@apply.register
 def _(record: r.DeadlinesMoved, queue: Queue) -> None:
     queue.set("outage_seen", record.outage_id)
     ended = record.began + record.seconds
@@ -374,12 +348,14 @@ def _(record: r.DeadlinesMoved, queue: Queue) -> None:
             _touch_deadline(queue, handoff)
 
 
-@_apply.register
+@apply.register
 def _(record: r.ClockWentBack, queue: Queue) -> None:
     queue.set("outage_seen", record.outage_id)
     if queue.holddown_until is not None:
         queue.set("since", queue.since + record.seconds)
         queue.set("holddown_until", queue.holddown_until + record.seconds)
+    if queue.cuts_due is not None:
+        queue.set("cuts_due", queue.cuts_due + record.seconds)
     for bind_number in queue.leaving.counts:
         flow = queue.by_bind_number[bind_number]
         if flow.drain_deadline is not None:
@@ -394,4 +370,4 @@ def _touch_deadline(queue: Queue, handoff: Handoff) -> None:
     """Who sees the deadline of a handoff sees another."""
     if queue.partitions[handoff.number].state is State.REVOKING:
         queue.touch(queue.partitions[handoff.number].owner)
-    _touch_successor(queue, handoff)
+    queue.touch_successor(handoff)

@@ -12,19 +12,23 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
+from broker.core.state.lineage.records import Child
 from broker.core.state.model import HandedOver
+from broker.core.state.ordered.records import Cut
 from broker.core.state.records import Ended, Grant, Move, Record, Redirect
 
 KINDS: dict[str, type[Any]] = {kind.__name__: kind for kind in Record.__args__}
 FIELDS = {kind: frozenset(field.name for field in fields(kind)) for kind in KINDS.values()}
 # Fields that replicas of the release before do not know are left out where they say what that
 # release takes for granted (docs, *Upgrade*).
-_LEFT_OUT = {"key_id": None, "handed_over": HandedOver.FORCED}
+_LEFT_OUT = {"key_id": None, "handed_over": HandedOver.FORCED, "discarding": False}
 ITEMS: dict[str, type[Any]] = {
     "grants": Grant,
     "moves": Move,
     "redirects": Redirect,
     "ended": Ended,
+    "cuts": Cut,
+    "children": Child,
 }
 
 
@@ -60,6 +64,9 @@ def from_json(values: Mapping[str, Any]) -> Record:
         for name, item in ITEMS.items():
             if name in arguments:
                 arguments[name] = tuple(map(item._make, arguments[name]))
+        if "children" in arguments:
+            children = arguments["children"]
+            arguments["children"] = tuple(c._replace(parents=tuple(c.parents)) for c in children)
         if "partitions" in arguments:
             arguments["partitions"] = tuple(arguments["partitions"])
         record: Record = kind(**arguments)

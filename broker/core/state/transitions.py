@@ -35,6 +35,8 @@ class State(StrEnum):
     WARMING = "warming"
     REVOKING = "revoking"
     REMOVED = "removed"
+    WAITING = "waiting"
+    FINISHED = "finished"
 
 
 class PartitionEvent(StrEnum):
@@ -49,6 +51,8 @@ class PartitionEvent(StrEnum):
     REPLACED = "owner replaced"
     REMOVED = "removed"
     ADDED = "added"
+    WAIT_ENDED = "wait ended"
+    FINISHED = "finished"
 
 
 class Life(StrEnum):
@@ -97,6 +101,11 @@ PARTITION_TRANSITIONS: dict[tuple[State, PartitionEvent], State] = {
     (State.REVOKING, PartitionEvent.ORPHANED): State.UNASSIGNED,
     (State.REVOKING, PartitionEvent.REMOVED): State.REMOVED,
     (State.REMOVED, PartitionEvent.ADDED): State.UNASSIGNED,
+    (State.WAITING, PartitionEvent.WAIT_ENDED): State.UNASSIGNED,
+    (State.OWNED, PartitionEvent.FINISHED): State.FINISHED,
+    (State.WARMING, PartitionEvent.FINISHED): State.FINISHED,
+    (State.REVOKING, PartitionEvent.FINISHED): State.FINISHED,
+    (State.FINISHED, PartitionEvent.REMOVED): State.REMOVED,
 }
 
 LIFE_TRANSITIONS: dict[tuple[Life, LifeEvent], Life] = {

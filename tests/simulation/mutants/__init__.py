@@ -14,7 +14,7 @@ from broker.core.state.transitions import (
     State,
     Status,
 )
-from tests.simulation.mutants import fencing, granting, timing, working
+from tests.simulation.mutants import fencing, granting, reshaping, timing, working
 from tests.simulation.mutants.mutant import Mutant
 
 _CALLED_OFF = ((State.REVOKING, PartitionEvent.CALLED_OFF), State.OWNED)
@@ -79,5 +79,19 @@ MUTANTS = {
         Mutant("a flow that waits is not woken", working.waiting_flow_is_not_woken),
         Mutant("commits wait for the handoffs of their flow", working.commits_wait_for_handoffs),
         Mutant("commits wait for the rebalance to end", working.commits_wait_for_rebalance),
+        Mutant("a cut is taken before the lock", reshaping.cut_before_the_lock),
+        Mutant("a publisher with the old count is accepted", reshaping.old_count_accepted),
+        Mutant("gcd mistaken for min", reshaping.gcd_is_min),
+        Mutant("a barrier is lifted one message early", reshaping.barrier_lifted_one_early),
+        Mutant("a cut that the service does not know is passed", reshaping.newer_cut_passed),
+        Mutant("the next resize does not wait", reshaping.next_resize_does_not_wait),
+        Mutant("no barriers after a reset", reshaping.no_barriers_after_a_reset),
+        Mutant("a child is granted one parent early", reshaping.granted_one_parent_early),
+        Mutant("a finish is committed without its children", reshaping.finished_without_children),
+        Mutant("a key is forgotten at its removal", reshaping.key_forgotten),
+        Mutant("removed before its children end", reshaping.removed_before_its_children),
+        Mutant("finished partitions are kept", reshaping.finished_is_kept),
+        Mutant("a publisher with the old range is accepted", reshaping.old_range_accepted),
+        Mutant("the position of a report is dropped", reshaping.position_of_a_report_is_dropped),
     )
 }

@@ -20,9 +20,9 @@ from broker.core.state.transitions import (
 )
 from broker.mailbox.coordinator import Coordinator
 from broker.mailbox.turns import Turn
+from broker.memory.database import MemoryDatabase
 from broker.store.ports import Conflict
 from tests.simulation.mutants.mutant import Changes, unchecked
-from tests.twin.database import MemoryDatabase
 
 # Epochs
 
@@ -94,7 +94,7 @@ def commit_not_fenced() -> Changes:
         stored = self.queues.get(commit.queue.id)
         if stored is not None:
             commit.seen = stored.row["revision"]
-        real(self, commit)
+        return real(self, commit)
 
     return [
         (MemoryDatabase, "commit", commit),

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import broker.core.administering
 import broker.core.assignment
 import broker.core.binding
 import broker.core.handoff
 import broker.core.loop
 import broker.core.rebalancer
+import broker.core.resizing
 import broker.core.working
 from broker.calls.queues import QueueCalls
 from broker.core.assignment import Giving
 from broker.core.draft import Draft
 from broker.core.state import records as r
 from broker.mailbox.turns import Turn
+from broker.memory.database import MemoryDatabase
 from tests.simulation.mutants.mutant import Changes
-from tests.twin.database import MemoryDatabase
 
 # Slices
 
@@ -34,7 +34,7 @@ def cut_is_not_stored() -> Changes:
     def finish(self, late_seconds):
         commit = real(self, late_seconds)
         if self.rest:
-            commit.next_deadline = self.queue.deadlines.first()
+            commit.next_deadline = self.wake_at
         return commit
 
     return [(Turn, "finish", finish)]
@@ -45,7 +45,7 @@ def handoff_takes_longer() -> Changes:
         deadline = draft.now + draft.queue.settings.max_handoff_time + 1.0
         draft.emit(r.WarmupsEnded(numbers, ready, deadline, draft.now))
 
-    return [(broker.core.handoff, "revoke", revoke), (broker.core.working, "revoke", revoke)]
+    return [(broker.core.handoff, "revoke", revoke), (broker.core.loop, "revoke", revoke)]
 
 
 # Grants and handoffs
@@ -117,7 +117,7 @@ def retires_again_in_its_epoch() -> Changes:
     def retire(draft, numbers):
         draft.emit(r.PartitionsRetired(numbers))
 
-    return [(broker.core.administering, "_retire", retire)]
+    return [(broker.core.resizing, "_retire", retire)]
 
 
 def latest_is_where_the_first_reader_looks() -> Changes:

@@ -7,8 +7,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from tests.simulation.world import replaced
-from tests.twin.database import MemoryDatabase
+from broker.memory.database import MemoryDatabase
+from tests.simulation.stand_ins import replaced
 
 Changes = list[tuple[Any, str, Any]]
 

@@ -21,9 +21,9 @@ from broker.mailbox.clock import StoreClock
 from broker.mailbox.coordinator import Coordinator
 from broker.mailbox.replica import Replica
 from broker.mailbox.turns import Turn
+from broker.memory.database import MemoryDatabase
 from broker.store.ports import Expiry, Outage, Pulse
 from tests.simulation.mutants.mutant import Changes
-from tests.twin.database import MemoryDatabase
 
 # Time
 
@@ -136,7 +136,7 @@ def expiry_not_fenced() -> Changes:
 
     def commit(self, commit):
         commit.expired = frozenset()
-        real(self, commit)
+        return real(self, commit)
 
     return [(MemoryDatabase, "commit", commit)]
 

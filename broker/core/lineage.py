@@ -1,0 +1,145 @@
+"""Partitions that begin and end (the contract, *Lineage*): what may be reported, and what follows.
+
+The rules, and why they hold whoever crashes between two steps:
+
+- **No child before its parents.** A child waits until all its parents are finished (`graph`), and
+  only an owner finishes a partition, in its epoch.
+- **No child is lost.** An item finishes its partition and records its children in one entry, or
+  does neither. So nothing is to be repaired after a crash: before the item the owner, or its
+  successor, still owns the partition and reads the same end of it again.
+- **One child, however often it is reported.** A key is a partition's for as long as the queue
+  exists. A report that contradicts what is known (other parents, another number, a number that is
+  taken) is refused, because either could be the mistake.
+- **Nothing else moves.** What has nothing to wait for any more is granted to the flow with the
+  fewest partitions, at once, whatever the status; this is no trigger. In a running rebalance the
+  loop does it.
+
+What ends in one step may begin many partitions, so waits are ended in slices (`rebalancer`). Which
+of them are left follows from the queue (`Lineage.over`), so any command, or the sweep of any
+replica, goes on with it.
+"""
+
+from __future__ import annotations
+
+from broker.core import commands as c
+from broker.core.assignment import taker
+from broker.core.commands import Outcome
+from broker.core.draft import Draft
+from broker.core.errors import Invalid
+from broker.core.state.lineage import records as lr
+from broker.core.state.lineage.graph import Lineage
+from broker.core.state.model import Partition
+from broker.core.state.queue import Queue
+from broker.core.state.transitions import Status
+
+# The trigger of grants to partitions whose parents are finished.
+TRIGGER = "lineage"
+MOST_PARTITIONS = 100_000
+MOST_CHILDREN = 10_000
+# Numbers of a log may come out of order, but not from anywhere.
+FARTHEST = 1_000_000
+MOST_NUMBER = 2**31 - 1
+
+
+def lineage_of(queue: Queue) -> Lineage:
+    """The graph of a dynamic queue. Raises Invalid for a fixed one."""
+    if queue.lineage is None:
+        raise Invalid(
+            f"The queue {queue.name!r} has fixed partitions, which have no children; create a "
+            'queue with "partitioning": "dynamic" for them.'
+        )
+    return queue.lineage
+
+
+def add_children(draft: Draft, children: tuple[c.NewChild, ...]) -> Outcome:
+    """Records the partitions that are new. With any outcome but `ok` nothing is recorded."""
+    lineage = lineage_of(draft.queue)
+    new: dict[str, lr.Child] = {}
+    numbers: set[int] = set()
+    followers: dict[str, int] = {}
+    for child in children:
+        if child.key in lineage.numbers or child.key in new:
+            if not _agrees(lineage, new, child):
+                return Outcome.CONFLICTING_CHILD
+            continue
+        if not all(key in lineage.numbers or key in new for key in child.parents):
+            return Outcome.UNKNOWN_PARENT
+        number = _number(lineage, numbers) if child.partition is None else child.partition
+        if not _is_free(lineage, number, numbers):
+            return Outcome.CONFLICTING_CHILD
+        numbers.add(number)
+        # A parent that is named twice is one parent.
+        parents = tuple(dict.fromkeys(child.parents))
+        new[child.key] = lr.Child(number, child.key, parents)
+        for key in parents:
+            followers[key] = followers.get(key, 0) + 1
+    if len(lineage.nodes) + len(new) > MOST_PARTITIONS:
+        return Outcome.TOO_MANY_PARTITIONS
+    for key, count in followers.items():
+        parent = lineage.node_of(key)
+        if (0 if parent is None else len(parent.children)) + count > MOST_CHILDREN:
+            return Outcome.TOO_MANY_PARTITIONS
+    if new:
+        draft.emit(lr.ChildrenAdded(tuple(new.values()), draft.now))
+        for child in children:
+            if child.key in new and child.position is not None:
+                draft.begins.setdefault(new[child.key].partition, child.position)
+    return Outcome.OK
+
+
+def _agrees(lineage: Lineage, new: dict[str, lr.Child], child: c.NewChild) -> bool:
+    """Whether a report says of a known partition what is known; parents of a removed one are
+    forgotten."""
+    if child.key in new:
+        number, parents = new[child.key].partition, new[child.key].parents
+    else:
+        number = lineage.numbers[child.key]
+        node = lineage.nodes.get(number)
+        parents = child.parents if node is None else node.parents
+    return child.partition in (None, number) and {*parents} == {*child.parents}
+
+
+def _number(lineage: Lineage, given: set[int]) -> int:
+    return max(lineage.next_number, max(given, default=-1) + 1)
+
+
+def _is_free(lineage: Lineage, number: int, given: set[int]) -> bool:
+    if number in lineage.taken or number in given:
+        return False
+    return number <= min(lineage.next_number + FARTHEST, MOST_NUMBER)
+
+
+def finish(draft: Draft, partition: Partition, flow_id: str) -> None:
+    """The owner has processed the partition to its end; what nothing unfinished follows goes."""
+    lineage = lineage_of(draft.queue)
+    draft.emit(lr.PartitionFinished(partition.number, flow_id, draft.now))
+    removable = lineage.removable(partition.number)
+    if removable:
+        draft.emit(lr.FinishedRemoved(removable, draft.now))
+
+
+def end_waits(draft: Draft) -> None:
+    """Grants the partitions whose parents are all finished, as far as there is room; in a running
+    rebalance the loop grants them. Without a flow that takes they have no owner.
+    """
+    queue, lineage = draft.queue, draft.queue.lineage
+    if lineage is None:
+        return
+    rebalancing = queue.status is Status.REBALANCING
+    while lineage.over:
+        if draft.room <= 0:
+            draft.cut_off()
+            return
+        # The end of a wait and a grant are two changes.
+        numbers = lineage.first_over(draft.room if rebalancing else max(1, draft.room // 2))
+        draft.emit(lr.WaitsEnded(numbers, draft.now))
+        if rebalancing or not queue.takers:
+            continue
+        draft.outside(TRIGGER)
+        for number in numbers:
+            flow = taker(queue, queue.ranking)
+            assert flow is not None
+            partition = queue.partitions[number]
+            draft.grant(partition, flow, partition.next_handed_over)
+    if draft.granting == TRIGGER:
+        draft.granted()

@@ -1,0 +1,1 @@
+"""Collections of the core that know nothing of queues."""

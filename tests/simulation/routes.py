@@ -1,0 +1,161 @@
+"""In place of the API's routes: a client's request becomes a call of the service, and the answer
+becomes the JSON values that the client parses.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from datetime import UTC, datetime
+from typing import Any
+
+from broker.calls import views
+from broker.calls.facade import Calls
+from broker.core.errors import BrokerError, FlowGone
+from counterpoise.calls import Call
+from tests.simulation.checker import Checker
+
+
+def _time(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds, UTC).isoformat()
+
+
+def _update(view: views.UpdateView) -> dict[str, Any]:
+    return {
+        "queue": view.queue,
+        "flow_id": view.flow_id,
+        "revision": view.revision,
+        "active": view.active,
+        "draining": view.draining,
+        "now": _time(view.now),
+        "partitions": [
+            {
+                "partition": seen.partition,
+                "epoch": seen.epoch,
+                "state": seen.state,
+                "position": seen.position,
+                "handed_over": seen.handed_over,
+                "deadline": None if seen.deadline is None else _time(seen.deadline),
+                "key": seen.key,
+                "parents": seen.parents,
+                "cut": seen.cut,
+                "reached_cut": seen.reached_cut,
+                "waits_for": seen.waits_for,
+            }
+            for seen in view.partitions
+        ],
+        "resize": view.resize,
+    }
+
+
+_STATUS = {
+    "unavailable": 503,
+    "flow_gone": 410,
+    "overtaken": 409,
+    "flow_not_found": 404,
+    "queue_not_found": 404,
+    "unauthorized": 401,
+    "forbidden": 403,
+    "invalid": 422,
+}
+
+
+def problem(error: BrokerError) -> tuple[int, dict[str, Any]]:
+    """The status and the problem document of the API's answer."""
+    document: dict[str, Any] = {"code": error.code, "title": error.title(), "detail": error.detail}
+    if isinstance(error, FlowGone):
+        document["reason"] = error.reason
+    return _STATUS[error.code], document
+
+
+async def _work(
+    calls: Calls, verb: str, name: str, flow_id: str, body: dict[str, Any]
+) -> views.ResultsView:
+    items, seq = body["partitions"], body.get("seq")
+    if verb == "commit":
+        commits = [views.CommitItem(**item) for item in items]
+        return await calls.flows.commit(name, flow_id, seq, commits)
+    if verb == "release":
+        lets = [views.ReleaseItem(**item) for item in items]
+        return await calls.flows.release(name, flow_id, seq, lets)
+    if verb == "children":
+        ends = [
+            views.ChildrenItem(
+                item["partition"],
+                item["epoch"],
+                item.get("position"),
+                item.get("finished", False),
+                tuple(
+                    views.NewChild(**{**child, "parents": tuple(child["parents"])})
+                    for child in item["children"]
+                ),
+            )
+            for item in items
+        ]
+        return await calls.flows.children(name, flow_id, seq, ends)
+    warm = [views.ReadyItem(**item) for item in items]
+    return await calls.flows.ready(name, flow_id, warm)
+
+
+async def serve(calls: Calls, call: Call[Any], checker: Checker) -> Any:
+    """The body of the answer. Raises BrokerError."""
+    began = checker.began()
+    parts = call.path.split("/")
+    name, flow_id, verb = parts[2], parts[4] if len(parts) > 4 else "", parts[-1]
+    body = call.body
+    if len(parts) == 4 and parts[3] == "flows":
+        bound = await calls.flows.bind(
+            name,
+            body["client_name"],
+            body["instance_id"],
+            body["lease_seconds"],
+            body["warmup"],
+            body["binder"],
+            body["attempt"],
+        )
+        checker.bound(bound.flow_id)
+        checker.showed(bound.update, began)
+        return {
+            "flow_id": bound.flow_id,
+            "flow_token": bound.flow_token,
+            "lease_seconds": bound.lease_seconds,
+            "log": bound.log,
+            "start": bound.start,
+            "update": _update(bound.update),
+        }
+    if call.method == "DELETE":
+        with suppress(FlowGone):  # A repeated unbind is no error.
+            await calls.flows.authenticate(name, flow_id, call.token or "")
+        await calls.flows.unbind(name, flow_id)
+        checker.unbound(flow_id)
+        return None
+    await calls.flows.authenticate(name, flow_id, call.token or "")
+    if verb == "updates":
+        after, wait = int(call.query["after"]), float(call.query["wait"])
+        view = await calls.updates.wait(name, flow_id, after, wait)
+        if view is None:
+            return None
+        checker.showed(view, began)
+        return _update(view)
+    if verb == "drain":
+        view = await calls.flows.drain(name, flow_id, body.get("timeout_seconds"))
+        checker.showed(view, began)
+        return _update(view)
+    items = body["partitions"]
+    done = await _work(calls, verb, name, flow_id, body)
+    for item, result in zip(items, done.results, strict=True):
+        # Children that are reported before the end leave the owner what it is.
+        kind = "commit" if verb == "children" and not item.get("finished") else verb
+        said = item["partition"], item["epoch"], int(item.get("position") or 0)
+        checker.answered(kind, flow_id, said, result, began)
+    checker.showed(done.update, began)
+    return {
+        "results": [
+            {
+                "partition": result.partition,
+                "outcome": result.outcome,
+                "current_epoch": result.current_epoch,
+            }
+            for result in done.results
+        ],
+        "update": _update(done.update),
+    }
