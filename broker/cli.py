@@ -4,6 +4,7 @@ Every start of `counterpoise` imports this module to list the commands; so their
 imported when a command runs.
 """
 
+import json
 from pathlib import Path
 from typing import Annotated
 
@@ -24,6 +25,7 @@ DataDir = Annotated[
         show_default="the user's data directory",
     ),
 ]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
 
 
 def serve(
@@ -143,6 +145,7 @@ def migrate(
             show_default="restored if it is in the same database",
         ),
     ] = None,
+    as_json: AsJson = False,
 ) -> None:
     """Bring the database up to date, and report the changes."""
     from broker import launch
@@ -150,7 +153,16 @@ def migrate(
     restored = launch.Restored(epochs_above, log_restored) if after_restore else None
     if restored is None and (epochs_above or log_restored is not None):
         raise typer.BadParameter("give --after-restore, or leave out its options")
-    for line in launch.migrate(
+    steps: list[dict[str, str | None]] = []
+    fenced: list[str] = []
+    for one in launch.migrate(
         contract=contract, restored=restored, data_dir=data_dir, database_url=database_url
     ):
-        typer.echo(line)
+        if isinstance(one, str):
+            fenced.append(one)
+        else:
+            steps.append({"tree": one.tree, "before": one.before, "after": one.after})
+        if not as_json:
+            typer.echo(one)
+    if as_json:
+        typer.echo(json.dumps({"migrations": steps, "restored": fenced}, indent=2))

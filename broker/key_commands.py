@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
-from broker.cli import DatabaseUrl, DataDir
+from broker.cli import AsJson, DatabaseUrl, DataDir
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -20,20 +20,18 @@ app = typer.Typer(
     help="Keys: who may call the service, and what for.",
 )
 
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
 _DURATION = re.compile(r"([0-9]{1,6})(m|h|d)")
 _UNITS = {"m": "minutes", "h": "hours", "d": "days"}
 
 
 def _end(text: str) -> datetime:
-    """A duration from now (`12h`), or a time (RFC 3339; without a zone: UTC)."""
+    """A duration from now (`12h`), or a time; one without an offset is of this machine's zone."""
     if found := _DURATION.fullmatch(text):
         return datetime.now(UTC) + timedelta(**{_UNITS[found[2]]: int(found[1])})
     try:
-        time = datetime.fromisoformat(text)
-    except ValueError:
+        return datetime.fromisoformat(text).astimezone(UTC)
+    except (ValueError, OverflowError):
         raise typer.BadParameter("give a duration like 12h or 90d, or a time") from None
-    return time if time.tzinfo else time.replace(tzinfo=UTC)
 
 
 @app.command()
@@ -57,7 +55,9 @@ def create(
     ends: Annotated[
         str | None,
         typer.Option(
-            help="When the key ends: a duration (30m, 12h, 90d) or a time.", show_default="never"
+            help="When the key ends: a duration (30m, 12h, 90d) or a time like "
+            "2026-11-20T10:00:00Z; without an offset it is of this machine's time zone.",
+            show_default="never",
         ),
     ] = None,
     as_json: AsJson = False,
@@ -81,6 +81,8 @@ def create(
         _print({**_document(made.key), "key": made.text})
     else:
         typer.echo(made.text)
+    if made.key.ends_at is not None:
+        typer.echo(f"It ends at {_time(made.key.ends_at)}.", err=True)
     if made.is_first:
         typer.echo("This is the first key: from now on every caller needs one.", err=True)
 

@@ -77,20 +77,16 @@ class Restored(NamedTuple):
 
 def migrate(
     *, contract: bool = False, restored: Restored | None = None, **given: object
-) -> Iterator[str]:
-    """Bring the database up to date; one line for each tree of migrations reports the change.
+) -> Iterator[migrations.Step | str]:
+    """Bring the database up to date; reports the step of each tree of migrations.
 
     `contract`: also run revisions that break replicas of older versions. `restored`: then fence the
-    grants made after the backup; more lines report them.
+    grants made after the backup; lines report them.
     """
     settings = _settings(**given)
     configure_logging("warning", settings.log_format)
     with _ends_on_signals(), _database(settings) as settings:
-        for step in _migrated(settings, contract=contract):
-            if step.before == step.after:
-                yield f"{step.tree}: at {step.after} already"
-            else:
-                yield f"{step.tree}: {step.before or 'nothing'} -> {step.after}"
+        yield from _migrated(settings, contract=contract)
         if restored is not None:
             yield from _fenced(settings, restored)
 

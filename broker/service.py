@@ -52,37 +52,43 @@ class Broker:
         Store and alarms may be others than Postgres and APScheduler.
         """
         assert settings.database_url is not None
-        self._settings = settings
         self._url = settings.database_url.get_secret_value()
         log_url = settings.log_database_url
         self._log_url = log_url.get_secret_value() if log_url else None
-        self._alarms = alarms or SchedulerAlarms()
-        self._replica = Replica(
-            store or PostgresStore(self._url, pool_size=settings.database_pool_size),
-            self._alarms,
-            lambda: uuid4().hex,
-        )
+        alarms = alarms or SchedulerAlarms()
+        store = store or PostgresStore(self._url, pool_size=settings.database_pool_size)
         address = self._log_url or self._url
-        self._log_engine = log_engine(address)
+        self._log_engines = log_engine(address), log_engine(address, tested=False)
         log_urls = settings.log_urls.get_secret_value() if settings.log_urls else ""
-        self._logs_by_kind = LogsByKind(
-            BuiltinLogs(
-                self._log_engine,
-                address,
-                tls=settings.tls_cert is not None,
-                connections=settings.log_connections,
-            ),
-            ExternalLogs(log_urls),
-            settings.log_keep_messages,
+        builtin = BuiltinLogs(
+            self._log_engines[0],
+            address,
+            making=self._log_engines[1],
+            tls=settings.tls_cert is not None,
+            connections=settings.log_connections,
         )
-        calls = Calls(self._replica, self._logs_by_kind)
+        logs = LogsByKind(builtin, ExternalLogs(log_urls), settings.log_keep_messages)
+        replica = Replica(store, alarms, lambda: uuid4().hex)
+        if isinstance(store, PostgresStore):
+            store.count_round_trips(replica.tally.round_trip.observe)
+        self._assemble(settings, replica, alarms, logs)
+        self._fit_until = 0.0
+
+    def _assemble(
+        self, settings: Settings, replica: Replica, alarms: Alarms, logs: LogsByKind
+    ) -> None:
+        """The calls, whatever the parts are (`broker.memory.service` has others)."""
+        self._settings, self._replica, self._alarms = settings, replica, alarms
+        self._logs_by_kind = logs
+        calls = Calls(replica, logs)
         self.keys = calls.keys
         self.queues = calls.queues
         self.flows = calls.flows
         self.updates = calls.updates
         self.logs = calls.logs
         self.monitoring = calls.monitoring
-        self._fit_until = 0.0
+        self.lineage = calls.lineage
+        self.conditions = calls.conditions
 
     async def start(self) -> None:
         """Begins to serve. Raises StoreUnavailable."""
@@ -96,7 +102,8 @@ class Broker:
     async def stop(self) -> None:
         """Finishes what is under way and stops."""
         await self._replica.stop()
-        await self._log_engine.dispose()
+        for engine in self._log_engines:
+            await engine.dispose()
         self._logs_by_kind.close()
 
     async def upkeep(self) -> None:
@@ -109,7 +116,8 @@ class Broker:
             await self._logs_by_kind.forget(PUBLISHER_SECONDS)
             now = self._replica.clock.now()
             kept = self._settings.history_days * 86400
-            await self._replica.store.purge(now - GONE_SECONDS, now - kept)
+            # The history names flows that have left.
+            await self._replica.store.purge(now - max(GONE_SECONDS, kept), now - kept)
             await self._replica.store.keys.purge(now - self._settings.audit_days * 86400)
         except (BrokerError, StoreUnavailable) as error:
             _log.warning("the upkeep was cut short", error=str(error))

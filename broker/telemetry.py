@@ -15,6 +15,9 @@ from counterpoise.plain import plain, plain_line
 # Libraries whose info messages do not interest operators.
 _QUIET = ("uvicorn", "uvicorn.error", "apscheduler", "alembic", "asyncio")
 
+# One list for good: a logger that was used keeps the list that it has found.
+_PROCESSORS: list[structlog.typing.Processor] = []
+
 
 def configure_logging(level: str, style: Literal["auto", "text", "json"] = "auto") -> None:
     """Send structlog's and the standard library's records through one formatter."""
@@ -40,12 +43,13 @@ def configure_logging(level: str, style: Literal["auto", "text", "json"] = "auto
             structlog.processors.ExceptionRenderer(tracebacks),
             structlog.processors.JSONRenderer(),
         ]
+    _PROCESSORS[:] = [
+        structlog.stdlib.filter_by_level,
+        *shared,
+        structlog.stdlib.ProcessorFormatter.wrap_for_formatter,
+    ]
     structlog.configure(
-        processors=[
-            structlog.stdlib.filter_by_level,
-            *shared,
-            structlog.stdlib.ProcessorFormatter.wrap_for_formatter,
-        ],
+        processors=_PROCESSORS,
         logger_factory=structlog.stdlib.LoggerFactory(),
         wrapper_class=structlog.stdlib.BoundLogger,
         cache_logger_on_first_use=True,

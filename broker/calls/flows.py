@@ -8,48 +8,75 @@ from __future__ import annotations
 
 import hmac
 import secrets
-from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
-from typing import Any
+from typing import NamedTuple
 from uuid import uuid4
 
 from broker.calls import views
-from broker.calls.access import QueueAccess, act_of
+from broker.calls.access import (
+    Positioned,
+    QueueAccess,
+    act_on_flow,
+    refuse_begins,
+    refuse_far,
+    refuse_positions,
+    refuse_repetitions,
+    shown_flow,
+)
+from broker.calls.cuts import Committed, CutCalls
 from broker.calls.flow_rows import FlowRows, Held
-from broker.calls.updates import UpdateCalls
+from broker.calls.rendering import needed_positions
+from broker.calls.updates import BIG_VIEW, UpdateCalls
 from broker.core import commands as c
 from broker.core.access import Caller, digest
 from broker.core.errors import (
     FlowGone,
     FlowNotFound,
     Forbidden,
-    Invalid,
     Unauthorized,
 )
 from broker.core.state.queue import Queue
+from broker.logs.bind_access import BindAccess
 from broker.logs.ports import Holder, Logs
-from broker.logs.positions import refuse_invalid, surely_valid
+from broker.logs.reach import Reach
 from broker.mailbox.batches import Batcher
 from broker.mailbox.coordinator import Coordinator
 from broker.mailbox.turns import Ask, slices
-from broker.store.key_ports import Act
-from broker.store.ports import PositionCommit
+from broker.pieces import pieces
+from broker.store.ports import PositionCommit, Positions
+
+
+class _Call(NamedTuple):
+    """Commits of one flow, and the partitions whose positions its answer shows."""
+
+    commits: Sequence[PositionCommit]
+    shown: Collection[int]
+
+    @property
+    def keys(self) -> Sequence[tuple[str, int]]:
+        """Of the partitions in `shown`."""
+        return [(self.commits[0].queue_id, number) for number in self.shown]
+
+
+class _Done(NamedTuple):
+    results: Sequence[c.Result | None]
+    positions: Positions
 
 
 class FlowCalls:
     """The calls of consumers."""
 
     def __init__(
-        self, queues: QueueAccess, logs: Logs, rows: FlowRows, updates: UpdateCalls
+        self, queues: QueueAccess, logs: Logs, rows: FlowRows, updates: UpdateCalls, cuts: CutCalls
     ) -> None:
         self._queues = queues
-        self._logs = logs
+        self._access = BindAccess(logs)
         self._rows = rows
         self._updates = updates
-        self._commits: Batcher[Sequence[PositionCommit], Sequence[c.Result | None]] = Batcher(
-            self._commit_many, most=100
-        )
+        self._cuts = cuts
+        self._reach = Reach(logs)
+        self._commits: Batcher[_Call, _Done] = Batcher(self._commit_many, most=100)
 
     async def bind(
         self,
@@ -78,10 +105,12 @@ class FlowCalls:
             log, start = await coordinator.read(
                 lambda queue: (queue.settings.log, queue.settings.start)
             )
-            # Steps that may fail come first: a bind without an answer would be repeated for ever.
-            holder = Holder.flow(flow_id, coordinator.queue_id, key_id)
-            access = await self._logs.access(log, "read", holder)
-            await coordinator.ask(Ask(command, token_hash=token_hash))
+            access = await self._access.make(
+                log,
+                Holder.flow(flow_id, coordinator.queue_id, key_id),
+                lambda: coordinator.ask(Ask(command, token_hash=token_hash)),
+                lambda: self.unbind(name, flow_id),
+            )
             self._rows.remember(flow_id, coordinator.queue_id, token_hash)
             return views.BoundView(
                 flow_id=flow_id,
@@ -120,15 +149,18 @@ class FlowCalls:
         if reason is not None:
             raise FlowGone(flow_id, reason)
 
-    async def unbind(self, name: str, flow_id: str, caller: Caller | None = None) -> None:
+    async def unbind(
+        self, name: str, flow_id: str, caller: Caller | None = None, reason: str | None = None
+    ) -> None:
         """Unbinds the flow unless it has left already. Raises QueueNotFound, FlowNotFound.
 
-        `caller` None: the flow itself.
+        `caller` None: the flow itself. `reason`: what is recorded instead of `unbound`.
         """
-        act = _act_on(caller, "unbind", name, flow_id)
-        shown = partial(_shown, flow_id)
+        act = act_on_flow(caller, "unbind", name, flow_id)
+        shown = partial(shown_flow, flow_id)
+        command = c.Unbind(flow_id, reason or "unbound")
         try:
-            await self._queues.ask(name, lambda: Ask(c.Unbind(flow_id), act=act, shown=shown))
+            await self._queues.ask(name, lambda: Ask(command, act=act, shown=shown))
         except FlowNotFound:
             row = await self._rows.row(flow_id)
             if row is None or row.reason is None or not await self._rows.is_of(name, row):
@@ -142,24 +174,44 @@ class FlowCalls:
 
     # Working
 
+    async def _check_positions(
+        self, flow_id: str, items: Sequence[Positioned], coordinator: Coordinator
+    ) -> None:
+        await refuse_positions(coordinator, [item.position for item in items])
+        await refuse_far(coordinator, self._reach, flow_id, items)
+
     async def commit(
         self, name: str, flow_id: str, seq: int | None, items: Sequence[views.CommitItem]
     ) -> views.ResultsView:
         """Commits positions. Raises FlowGone, FlowNotFound, Invalid."""
-        _refuse_repetitions([item.partition for item in items])
+        refuse_repetitions([item.partition for item in items])
 
         async def work(coordinator: Coordinator) -> views.ResultsView:
-            await _refuse_positions(coordinator, [item.position for item in items])
+            await self._check_positions(flow_id, items, coordinator)
             queue_id = coordinator.queue_id
-            commits = [
-                PositionCommit(queue_id, flow_id, seq, item.partition, item.epoch, item.position)
-                for item in items
-            ]
-            results = await self._commit_all(flow_id, commits)
-            if all(result.outcome is not c.Outcome.OK for result in results):
+            shown = await coordinator.read(partial(_in_view, flow_id))
+            results: list[c.Result] = []
+            taken: list[Committed] = []
+            positions: Positions = {}
+            async for some in pieces(items):
+                commits = [
+                    PositionCommit(queue_id, flow_id, seq, one.partition, one.epoch, one.position)
+                    for one in some
+                ]
+                # The last piece sees what all have committed.
+                is_last = len(results) + len(some) == len(items)
+                done, positions = await self._commit_all(flow_id, commits, shown if is_last else ())
+                results += done
+                taken += [
+                    Committed(one.partition, one.epoch, one.position, one.reached_cut)
+                    for one, result in zip(some, done, strict=True)
+                    if result.outcome is c.Outcome.OK
+                ]
+            await self._cuts.reached(coordinator, taken)
+            if not taken:
                 # Check that it is bound.
                 await self._rows.renew(name, flow_id)
-            return await self._results(coordinator, flow_id, results)
+            return await self._results(coordinator, flow_id, results, positions)
 
         return await self._queues.on(name, work)
 
@@ -170,25 +222,64 @@ class FlowCalls:
 
         Raises FlowGone, FlowNotFound, Invalid.
         """
-        _refuse_repetitions([item.partition for item in items])
-        given = [item.position for item in items]
-        await self._queues.on(name, lambda queue: _refuse_positions(queue, given))
-        released = [c.ReleaseItem(item.partition, item.epoch, item.finished) for item in items]
-        positions = {item.partition: item.position for item in items}
-        asks = [
-            partial(Ask, c.Release(flow_id, some), renews=flow_id, seq=seq, released=positions)
-            for some in slices(released)
+        refuse_repetitions([item.partition for item in items])
+        await self._queues.on(name, partial(self._check_positions, flow_id, items))
+        committed = [
+            Committed(item.partition, item.epoch, item.position, item.reached_cut) for item in items
         ]
-        return await self._work(name, flow_id, asks)
+        reaching = await self._queues.on(name, lambda one: self._cuts.reaching(one, committed))
+
+        def asked(some: Sequence[views.ReleaseItem]) -> Ask:
+            released = tuple(
+                c.ReleaseItem(one.partition, one.epoch, one.finished, reaching.get(one.partition))
+                for one in some
+            )
+            positions = {one.partition: one.position for one in some}
+            command = c.Release(flow_id, released)
+            return Ask(command, renews=flow_id, seq=seq, released=positions)
+
+        return await self._work(name, flow_id, [partial(asked, some) for some in slices(items)])
+
+    async def children(
+        self, name: str, flow_id: str, seq: int | None, items: Sequence[views.ChildrenItem]
+    ) -> views.ResultsView:
+        """Reports what comes after partitions and finishes them, of each item all or nothing.
+
+        Raises FlowGone, FlowNotFound, Invalid (also for a fixed queue).
+        """
+        refuse_repetitions([item.partition for item in items])
+        begins = {
+            f"partitions.{nth}.children.{place}.position": (child.partition, child.position)
+            for nth, item in enumerate(items)
+            for place, child in enumerate(item.children)
+        }
+        await self._queues.on(name, partial(self._check_positions, flow_id, items))
+        await self._queues.on(name, lambda queue: refuse_begins(queue, self._reach, begins))
+
+        def asked(some: Sequence[views.ChildrenItem]) -> Ask:
+            reports = tuple(
+                c.ChildrenItem(
+                    item.partition, item.epoch, tuple(map(new_child, item.children)), item.finished
+                )
+                for item in some
+            )
+            positions = {item.partition: item.position for item in some}
+            command = c.Children(flow_id, reports)
+            return Ask(command, renews=flow_id, seq=seq, released=positions)
+
+        return await self._work(name, flow_id, [partial(asked, some) for some in slices(items)])
 
     async def ready(
         self, name: str, flow_id: str, items: Sequence[views.ReadyItem]
     ) -> views.ResultsView:
         """Reports finished warm-ups. Raises FlowGone, FlowNotFound."""
-        _refuse_repetitions([item.partition for item in items])
-        ready = [c.ReadyItem(item.partition, item.epoch) for item in items]
-        asks = [partial(Ask, c.Ready(flow_id, some), renews=flow_id) for some in slices(ready)]
-        return await self._work(name, flow_id, asks)
+        refuse_repetitions([item.partition for item in items])
+
+        def asked(some: Sequence[views.ReadyItem]) -> Ask:
+            ready = tuple(c.ReadyItem(one.partition, one.epoch) for one in some)
+            return Ask(c.Ready(flow_id, ready), renews=flow_id)
+
+        return await self._work(name, flow_id, [partial(asked, some) for some in slices(items)])
 
     async def drain(
         self,
@@ -203,9 +294,9 @@ class FlowCalls:
         it does not renew the lease (the contract, *Flow*).
         """
         command = c.Drain(flow_id, timeout_seconds)
-        act = _act_on(caller, "drain", name, flow_id)
+        act = act_on_flow(caller, "drain", name, flow_id)
         renews = flow_id if act is None else None
-        shown = partial(_shown, flow_id)
+        shown = partial(shown_flow, flow_id)
         ask = partial(Ask, command, renews=renews, act=act, shown=shown)
         done = await self._work(name, flow_id, [ask])
         return done.update
@@ -227,26 +318,34 @@ class FlowCalls:
         return await self._queues.on(name, work)
 
     async def _results(
-        self, coordinator: Coordinator, flow_id: str, results: Sequence[c.Result]
+        self,
+        coordinator: Coordinator,
+        flow_id: str,
+        results: Sequence[c.Result],
+        positions: Positions | None = None,
     ) -> views.ResultsView:
-        return views.ResultsView(
-            tuple(
-                views.Result(result.partition, result.outcome.value, result.current_epoch)
-                for result in results
-            ),
-            await self._updates.view(coordinator, flow_id),
-        )
+        """`positions`: if some are known already."""
+        shown: list[views.Result] = []
+        async for some in pieces(results):
+            shown += [views.Result(r.partition, r.outcome.value, r.current_epoch) for r in some]
+        view = await self._updates.view(coordinator, flow_id, positions=positions)
+        return views.ResultsView(tuple(shown), view)
 
     async def _commit_all(
-        self, flow_id: str, commits: Sequence[PositionCommit]
-    ) -> Sequence[c.Result]:
-        """One result for each; rows held by another transaction are asked for again."""
+        self, flow_id: str, commits: Sequence[PositionCommit], shown: Collection[int]
+    ) -> tuple[Sequence[c.Result], Positions]:
+        """One result for each, and the positions of the partitions in `shown`; rows held by another
+        transaction are asked for again.
+        """
         results: dict[int, c.Result] = {}
+        positions: Positions = {}
 
         async def ask() -> Sequence[c.Result] | Held:
+            nonlocal positions
             left = [place for place in range(len(commits)) if place not in results]
             if left:
-                answers = await self._commits.ask([commits[place] for place in left])
+                call = _Call([commits[place] for place in left], shown)
+                answers, positions = await self._commits.ask(call)
                 results.update(
                     (place, answer)
                     for place, answer in zip(left, answers, strict=True)
@@ -256,68 +355,41 @@ class FlowCalls:
                 return Held.HELD
             return [results[place] for place in range(len(commits))]
 
-        return await self._rows.until_free(flow_id, ask)
+        return await self._rows.until_free(flow_id, ask), positions
 
-    async def _commit_many(
-        self, calls: Sequence[Sequence[PositionCommit]]
-    ) -> Sequence[Sequence[c.Result | None]]:
+    async def _commit_many(self, calls: Sequence[_Call]) -> Sequence[_Done]:
         """Commits of several flows in one transaction; two of the same flow go one after the
         other.
         """
-        answers: list[Sequence[c.Result | None]] = [()] * len(calls)
+        self._queues.replica.tally.commit_batch.observe(len(calls))
+        answers = [_Done((), {})] * len(calls)
         waiting = list(enumerate(calls))
         while waiting:
             seen: set[str] = set()
-            later: list[tuple[int, Sequence[PositionCommit]]] = []
-            now: list[tuple[int, Sequence[PositionCommit]]] = []
+            later: list[tuple[int, _Call]] = []
+            now: list[tuple[int, _Call]] = []
             for place, call in waiting:
-                flow_id = call[0].flow_id
+                flow_id = call.commits[0].flow_id
                 (later if flow_id in seen else now).append((place, call))
                 seen.add(flow_id)
-            commits = [item for _, call in now for item in call]
-            results = iter(await self._queues.store.commit_positions(commits))
+            commits = [item for _, call in now for item in call.commits]
+            shown = {key for _, call in now for key in call.keys}
+            results, positions = await self._queues.store.commit_positions(commits, shown)
+            following = iter(results)
             for place, call in now:
-                answers[place] = [next(results) for _ in call]
+                told = {key[1]: positions[key] for key in call.keys if key in positions}
+                answers[place] = _Done([next(following) for _ in call.commits], told)
             waiting = later
         return answers
 
 
-async def _refuse_positions(coordinator: Coordinator, given: Sequence[str | None]) -> None:
-    """Raises Invalid for what cannot be a position of the queue's log; `given` as in the call."""
-    doubtful = {
-        f"partitions.{place}.position": position
-        for place, position in enumerate(given)
-        if position is not None and not surely_valid(position)
-    }
-    if doubtful:
-        refuse_invalid(await coordinator.read(lambda queue: queue.settings.log), doubtful)
+def new_child(child: views.NewChild) -> c.NewChild:
+    """A reported child as the core takes it."""
+    return c.NewChild(child.key, child.parents, child.partition, child.position)
 
 
-def _act_on(caller: Caller | None, call: str, queue: str, flow_id: str) -> Act | None:
-    """The call on a flow for the audit; None if it is the flow's own."""
-    by_flow = caller is None or caller.flow_id is not None
-    return None if by_flow else act_of(caller, call, queue, flow_id)
-
-
-def _shown(flow_id: str, queue: Queue) -> Mapping[str, Any] | None:
-    """A flow in the audit; None if it is not bound."""
+def _in_view(flow_id: str, queue: Queue) -> Collection[int]:
+    """The partitions in a flow's view, unless there are very many."""
     flow = queue.flows.get(flow_id)
-    if flow is None:
-        return None
-    return {
-        "client_name": flow.client_name,
-        "instance_id": flow.instance_id,
-        "key_id": flow.key_id,
-        "partitions": len(flow.owned),
-        "draining": flow.draining,
-    }
-
-
-def _refuse_repetitions(numbers: Sequence[int]) -> None:
-    if len(set(numbers)) == len(numbers):
-        return
-    number, _ = Counter(numbers).most_common(1)[0]
-    raise Invalid(
-        f"Partition {number} is named more than once; name each partition once per call.",
-        [("partitions", f"names {number} more than once")],
-    )
+    numbers = () if flow is None else needed_positions(flow)
+    return numbers if len(numbers) <= BIG_VIEW else ()

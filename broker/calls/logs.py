@@ -5,25 +5,32 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
+from functools import partial
 from typing import Any, Literal, TypeAlias
 
 import structlog
 
 from broker.calls import views
 from broker.calls.access import QueueAccess, act_of
+from broker.calls.cuts import CutCalls
 from broker.calls.log_readers import LogReaders, log_owner, owner_among
 from broker.calls.rendering import queue_view
+from broker.calls.trims import Trims
 from broker.core import commands as c
 from broker.core.access import Caller, Right
+from broker.core.administering import is_read
 from broker.core.errors import BrokerError, Invalid, Unavailable
 from broker.core.state.queue import Queue
+from broker.core.state.transitions import State
 from broker.logs.names import builtin_name, canonical, decides_count
 from broker.logs.ports import Holder, Logs, Purpose
 from broker.logs.positions import number_of, refuse_invalid
 from broker.mailbox.availability import store_available
 from broker.mailbox.coordinator import Coordinator
-from broker.mailbox.turns import EARLIEST, Ask
+from broker.mailbox.turns import EARLIEST, Ask, slices
+from broker.pieces import made, pieces
 from broker.store.ports import StoreError
+from broker.store.trims import Trimming
 from counterpoise.logs.address import InvalidLog, kind_of
 
 Where: TypeAlias = Mapping[int, str | None] | Literal["earliest", "latest"] | float
@@ -38,47 +45,82 @@ _log = structlog.get_logger()
 class LogCalls:
     """The logs of queues, and the positions from which consumers continue."""
 
-    def __init__(self, queues: QueueAccess, logs: Logs, readers: LogReaders) -> None:
+    def __init__(
+        self, queues: QueueAccess, logs: Logs, readers: LogReaders, cuts: CutCalls, trims: Trims
+    ) -> None:
         self._queues = queues
         self._logs = logs
         self._readers = readers
+        self._cuts = cuts
+        self._trims = trims
 
     async def set_positions(
         self, name: str, where: Where, caller: Caller | None = None, *, dry_run: bool = False
     ) -> views.PositionsView:
         """Sets positions and raises the epochs. Raises QueueNotFound, Invalid, Unavailable.
 
-        `dry_run`: changes nothing, and says how far each partition would move.
+        `dry_run`: changes nothing, and says how far each partition would move. Very many are set in
+        slices, lowest numbers first; a call without an answer may have set some, and is repeated.
         """
-        positions = await self._wanted(name, where)
         if dry_run:
-            return await self._preview(name, positions)
-        command = c.RaiseEpochs(tuple(sorted(positions)))
+            return await self._preview(name, await self._wanted(name, where))
+        return await self._trims.apart(lambda: self._set_positions(name, where, caller))
+
+    async def _set_positions(
+        self, name: str, where: Where, caller: Caller | None
+    ) -> views.PositionsView:
+        fence = await self._trims.fence(await self._queues.read(name, lambda one: one.settings.log))
+        positions = await self._wanted(name, where)
         act = act_of(caller, "set_positions", name)
         if act is not None:
             before = await self._positions(name, sorted(positions)[:MOST_IN_AUDIT])
             after = {number: positions[number] for number in before}
             count = len(positions)
             act = replace(act, before=_shown(before, count), after=_shown(after, count))
-        await self._queues.ask(name, lambda: Ask(command, positions=positions, act=act))
-
-        def look(queue: Queue) -> views.PositionsView:
-            return views.PositionsView(
-                queue.revision,
-                tuple(
-                    views.PositionSet(number, queue.partitions[number].epoch, positions[number])
-                    for number in sorted(positions)
-                    if queue.exists(number)
-                ),
+        cuts = await self._queues.on(name, lambda one: self._cuts_with(one, positions))
+        following = False
+        for numbers in slices(sorted(positions)):
+            command = c.RaiseEpochs(numbers, cuts, following)
+            some = {number: positions[number] for number in numbers}
+            await self._queues.ask(
+                name, partial(Ask, command, positions=some, fence=fence, act=act)
             )
+            act, following = None, True
 
-        return await self._queues.read(name, look, fresh=False)
+        async def look(queue: Queue) -> views.PositionsView:
+            def one(number: int) -> views.PositionSet:
+                epoch = queue.partitions[number].epoch
+                return views.PositionSet(number, epoch, positions[number])
+
+            existing: list[int] = []
+            async for some in pieces(sorted(positions)):
+                existing += [number for number in some if is_read(queue, number)]
+            return views.PositionsView(queue.revision, tuple(await made(one, existing)))
+
+        return await self._queues.on(name, lambda queue: queue.read_in_pieces(look))
+
+    async def _cuts_with(
+        self, coordinator: Coordinator, positions: Mapping[int, str | None]
+    ) -> c.TakeCuts | None:
+        """The cuts of the log, and which are reached with these positions; None if nothing is to be
+        kept in order."""
+        ordered, log = await coordinator.read(
+            lambda queue: (queue.settings.ordered_resize, queue.settings.log)
+        )
+        if not ordered:
+            return None
+        cuts = await self._cuts.cuts_of(coordinator, log, positions)
+        if cuts is None:
+            raise Unavailable("The log cannot be asked for its cuts right now; try again.")
+        return cuts
 
     async def _wanted(self, name: str, where: Where) -> dict[int, str | None]:
         """The position of each partition that `where` means now."""
 
         def existing(queue: Queue) -> tuple[str, str, list[int]]:
-            numbers = [partition.number for partition in queue.existing()]
+            # A finished partition stays finished, wherever its position is.
+            existing = (one for one in queue.existing() if one.state is not State.FINISHED)
+            numbers = [partition.number for partition in existing]
             return queue.settings.log, queue.settings.start, numbers
 
         log, start, numbers = await self._queues.read(name, existing)
@@ -92,9 +134,10 @@ class LogCalls:
                 [("positions", f"names {unknown}, which do not exist")],
             )
         if kind_of(log) is not None:
-            given = {f"positions.{n}": at for n, at in where.items() if at is not None}
-            refuse_invalid(log, given)
-            _refuse_ahead(where, await self._logs.ends(log, sorted(where)))
+            given = [(number, at) for number, at in sorted(where.items()) if at is not None]
+            async for some in pieces(given):
+                refuse_invalid(log, {f"positions.{number}": at for number, at in some})
+            await _refuse_ahead(given, await self._logs.ends(log, sorted(where)))
         positions = dict(where)
         if start == "latest" and None in positions.values() and kind_of(log) is not None:
             ends = await self._logs.positions(log, "latest")
@@ -105,14 +148,15 @@ class LogCalls:
     async def _preview(self, name: str, positions: Mapping[int, str | None]) -> views.PositionsView:
         """How many messages would be read again or skipped, by the ends of this moment."""
 
-        def look(queue: Queue) -> tuple[views.QueueView, dict[int, int]]:
-            existing = (number for number in sorted(positions) if queue.exists(number))
-            return queue_view(queue), {
-                number: queue.partitions[number].epoch for number in existing
-            }
+        async def look(queue: Queue) -> tuple[views.QueueView, dict[int, int]]:
+            epochs: dict[int, int] = {}
+            async for some in pieces(sorted(positions)):
+                existing = (number for number in some if queue.exists(number))
+                epochs.update((number, queue.partitions[number].epoch) for number in existing)
+            return queue_view(queue), epochs
 
         async def work(coordinator: Coordinator) -> views.PositionsView:
-            queue, epochs = await coordinator.read(look, fresh=True)
+            queue, epochs = await coordinator.read_in_pieces(look, fresh=True)
             with store_available():
                 stored = await self._stored(coordinator.queue_id, sorted(epochs))
             before = {number: stored.get(number) for number in epochs}
@@ -131,7 +175,7 @@ class LogCalls:
                     number, epochs[number], positions[number], previous, again, skipped
                 )
 
-            return views.PositionsView(queue.revision, tuple(map(one, epochs)))
+            return views.PositionsView(queue.revision, tuple(await made(one, [*epochs])))
 
         return await self._queues.on(name, work)
 
@@ -167,31 +211,61 @@ class LogCalls:
 
         What goes wrong with one log is logged, and the others get theirs. Raises Unavailable.
         """
-        for log, readers in (await self._by_log()).items():
+        trims = await self._trims.all()
+        by_log = await self._by_log()
+        for log, readers in by_log.items():
             with _alone(log):
-                await self._maintain(readers)
+                await self._maintain(readers, trims.get(log))
+        await self._trims.forget(trims, by_log)
 
-    async def _maintain(self, readers: Sequence[views.QueueView]) -> None:
+    async def _maintain(self, readers: Sequence[views.QueueView], seen: Trimming | None) -> None:
+        """`seen`: of before these were listed."""
         if decides_count(readers[0].log):
             await self._follow_topic(readers)
             return
         owner = owner_among(readers)
         if owner is None or not await self._is_there(owner):
             return
-        await self._logs.maintain(
+        if owner.scale_status != "Ready":
+            # Between the slices of a resize the log must not have the new count: a message would go
+            # to a partition that the queue has not yet, and perhaps never will.
+            complete = await self._queues.read(owner.name, _complete)
+            if complete is None:
+                return
+            owner = replace(owner, partition_count=complete[0], revision=complete[1])
+        below = await self._logs.maintain(
             owner.log,
             owner.partition_count,
             owner.revision,
             log_owner(owner),
             [self._usable(one, await self._stored(one.id)) for one in readers],
+            await self._keys(owner),
         )
         if not await self._is_there(owner):
             # The queue was deleted meanwhile, and the upkeep may have made its log again.
             await self._logs.drop(owner.log, log_owner(owner))
             return
-        for reader in readers:
+        for reader in readers if owner.partitioning == "fixed" else ():
             if reader.partition_count != owner.partition_count:
                 await self._readers.follow(reader.name, owner.partition_count, discard=False)
+        for reader in readers:
+            if reader.ordered_resize:
+                await self._cuts.look_again(reader.name)
+        # Last, because nobody waits for it.
+        await self._trims.finish(owner.log, seen)
+        if below:
+            await self._trims.trim(owner.log, below, log_owner(owner), seen)
+
+    async def _keys(self, owner: views.QueueView) -> Mapping[int, str] | None:
+        """The keys of a dynamic queue's partitions, by number; None of a fixed queue."""
+        if owner.partitioning == "fixed":
+            return None
+
+        def look(queue: Queue) -> dict[int, str]:
+            nodes = {} if queue.lineage is None else queue.lineage.nodes
+            return {number: node.key for number, node in nodes.items()}
+
+        return await self._queues.read(owner.name, look)
 
     async def _by_log(self) -> dict[str, list[views.QueueView]]:
         """The readers of each log of a known kind, in the order of their creation."""
@@ -268,6 +342,11 @@ class LogCalls:
         return positions | dict.fromkeys(wrong)
 
 
+def _complete(queue: Queue) -> tuple[int, int] | None:
+    """The partition count and the revision; None between the slices of a resize."""
+    return None if queue.is_resizing else (queue.settings.partition_count, queue.revision)
+
+
 @contextmanager
 def _alone(log: str) -> Iterator[None]:
     """What goes wrong with one log is logged, and stops nothing else."""
@@ -285,18 +364,19 @@ def _shown(positions: Mapping[int, str | None], count: int) -> Mapping[str, Any]
     return {"partitions": count, "positions": shown}
 
 
-def _refuse_ahead(positions: Mapping[int, str | None], reached: Mapping[int, str]) -> None:
+async def _refuse_ahead(given: Sequence[tuple[int, str]], reached: Mapping[int, str]) -> None:
     """Refuses a position that a partition has not reached: the next published messages would be
     below it, and be passed over. `reached`: the ends of partitions, as far as the log knows."""
-    ahead = sorted(
-        number
-        for number, position in positions.items()
-        if position is not None and number in reached and int(position) > int(reached[number])
-    )
-    if ahead:
-        first = ahead[0]
-        raise Invalid(
-            f"The log's partition {first} ends at {reached[first]}, and {positions[first]} is "
-            "beyond that; send 'latest' for the end.",
-            [(f"positions.{number}", f"is beyond {reached[number]}") for number in ahead],
-        )
+    async for some in pieces(given):
+        ahead = [
+            (number, position)
+            for number, position in some
+            if number in reached and int(position) > int(reached[number])
+        ]
+        if ahead:
+            first, position = ahead[0]
+            raise Invalid(
+                f"The log's partition {first} ends at {reached[first]}, and {position} is beyond "
+                "that; send 'latest' for the end.",
+                [(f"positions.{number}", f"is beyond {reached[number]}") for number, _ in ahead],
+            )

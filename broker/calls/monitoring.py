@@ -10,12 +10,12 @@ from itertools import islice
 
 from broker.calls import views
 from broker.calls.access import QueueAccess
+from broker.calls.past.history import History
+from broker.calls.past.views import RebalanceView
 from broker.calls.rendering import (
     event_view,
     flow_view,
-    history,
     partition_view,
-    status_view,
 )
 from broker.core.errors import Invalid, QueueNotFound
 from broker.core.state.model import Settings
@@ -23,11 +23,18 @@ from broker.core.state.queue import Queue
 from broker.logs.ports import Logs
 from broker.mailbox.availability import store_available
 from broker.mailbox.coordinator import Coordinator
+from broker.pieces import pieces
+from broker.scaling import Load, load_of
 from broker.store.ports import QueueGone, StoreUnavailable
 
 DECIMAL = re.compile("[0-9]{1,18}")
 # The most revisions that are read at once for a reader of events.
-EVENTS_AT_ONCE = 200
+EVENTS_AT_ONCE = 20
+# Each has at most a slice.
+ENTRIES_AT_ONCE = 5
+# A page of partitions, of which several are asked for one after the other.
+LAG_AT_ONCE = 500
+MOST_LAGS = 1000
 
 
 class MonitoringCalls:
@@ -39,11 +46,11 @@ class MonitoringCalls:
 
     async def rebalance_status(self, name: str) -> views.RebalanceStatusView:
         """The rebalance status. Raises QueueNotFound."""
-        return await self._queues.read(name, status_view)
+        return await self._queues.status(name)
 
     async def rebalances(
         self, name: str, limit: int, cursor: str | None
-    ) -> views.Page[views.RebalanceView]:
+    ) -> views.Page[RebalanceView]:
         """The history, newest first; the cursor is the last id of the previous page."""
         before = None if cursor is None else number_of(cursor)
         queue_id = await self._queues.read(name, lambda queue: queue.id)
@@ -52,7 +59,10 @@ class MonitoringCalls:
                 entries = await self._queues.store.history(queue_id, limit + 1, before)
             except QueueGone:
                 raise QueueNotFound(name) from None
-        found = history(entries)
+            history = History()
+            async for some in pieces(entries, ENTRIES_AT_ONCE):
+                history.add(some)
+            found = history.views(await self._queues.store.client_names(history.flow_ids))
         items = tuple(found[:limit])
         return views.Page(items, str(items[-1].id) if len(found) > limit else None)
 
@@ -75,16 +85,42 @@ class MonitoringCalls:
                 positions = await self._queues.store.positions(coordinator.queue_id, wanted[:limit])
 
             def look(queue: Queue) -> tuple[Settings, tuple[views.PartitionView, ...]]:
-                found = (queue.find(number) for number in wanted[:limit])
+                # Some may have been removed since.
                 return queue.settings, tuple(
-                    partition_view(queue, p, positions) for p in found if p is not None
+                    partition_view(queue, queue.partitions[number], positions)
+                    for number in wanted[:limit]
+                    if queue.exists(number)
                 )
 
             settings, items = await coordinator.read(look)
             items = await self._with_spans(settings, items)
-            return views.Page(items, str(items[-1].partition) if len(wanted) > limit else None)
+            return views.Page(items, str(wanted[limit - 1]) if len(wanted) > limit else None)
 
         return await self._queues.on(name, work)
+
+    async def lag(self, name: str) -> views.LagView:
+        """The lag of the whole queue, a page of partitions after the other. Raises QueueNotFound.
+
+        Of a queue with more than MOST_LAGS partitions, no single ones are given.
+        """
+        messages = unknown = 0
+        found: dict[int, int] = {}
+        cursor: str | None = None
+        while True:
+            page = await self.partitions(name, LAG_AT_ONCE, cursor)
+            for one in page.items:
+                messages += one.lag or 0
+                unknown += one.lag is None
+                if one.lag is not None and len(found) <= MOST_LAGS:
+                    found[one.partition] = one.lag
+            cursor = page.next_cursor
+            if cursor is None:
+                return views.LagView(messages, unknown, found if len(found) <= MOST_LAGS else {})
+
+    async def load(self, name: str, lag: int | None) -> Load:
+        """What an autoscaler has to know of the queue; `lag` as known. Raises QueueNotFound."""
+        now = self._queues.replica.clock.now()
+        return await self._queues.read(name, lambda queue: load_of(queue, lag, now))
 
     async def _with_spans(
         self, settings: Settings, items: tuple[views.PartitionView, ...]

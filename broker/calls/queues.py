@@ -10,22 +10,37 @@ from uuid import uuid4
 
 from broker.calls import views
 from broker.calls.access import QueueAccess, act_of
+from broker.calls.cuts import CutCalls, refuse_unordered
 from broker.calls.log_readers import LogReaders, log_owner
-from broker.calls.rendering import queue_row_view, queue_view, status_view
+from broker.calls.rendering import queue_row_view, queue_view
+from broker.calls.roots import roots_of
+from broker.calls.trims import Trims
 from broker.core import commands as c
 from broker.core.access import ALL_QUEUES, Caller, Right
-from broker.core.errors import Invalid, QueueExists, QueueInUse, QueueNotFound
+from broker.core.errors import Invalid, QueueExists, QueueInUse, QueueNotFound, Unavailable
+from broker.core.resizing import FIRST_SECONDS
 from broker.core.state import records as r
+from broker.core.state.lineage import records as lr
 from broker.core.state.model import Settings
+from broker.core.state.ordered.records import CutsAwaited
 from broker.core.state.queue import Queue
 from broker.core.state.records import Entry
-from broker.core.state.replay import replay_all
+from broker.core.state.replay import begin, replay, replay_all
 from broker.core.state.transitions import State
-from broker.logs.names import check_log, decides_count, has_owner
+from broker.logs.names import builtin_name, check_log, decides_count, has_owner
 from broker.logs.ports import LogOwner, Logs
 from broker.mailbox.availability import store_available
-from broker.mailbox.turns import EARLIEST, Ask
-from broker.store.ports import Commit, FlowsBound, NameTaken, QueueGone, StoreUnavailable
+from broker.mailbox.coordinator import Coordinator
+from broker.mailbox.turns import EARLIEST, Ask, LogMoved
+from broker.pieces import pieces
+from broker.store.ports import (
+    Commit,
+    FlowsBound,
+    LogTrimmed,
+    NameTaken,
+    QueueGone,
+    StoreUnavailable,
+)
 from counterpoise.logs.address import kind_of
 
 # Positions of one log have no meaning in another.
@@ -35,26 +50,39 @@ _WRITABLE = frozenset(field.name for field in fields(Settings)) - {"partitioning
 class QueueCalls:
     """The calls of administrators on queues."""
 
-    def __init__(self, queues: QueueAccess, logs: Logs, readers: LogReaders) -> None:
+    def __init__(
+        self, queues: QueueAccess, logs: Logs, readers: LogReaders, cuts: CutCalls, trims: Trims
+    ) -> None:
         self._queues = queues
         self._store = queues.store
         self._replica = queues.replica
         self._logs = logs
         self._readers = readers
+        self._cuts = cuts
+        self._trims = trims
 
     async def create(self, spec: views.QueueSpec, caller: Caller | None = None) -> views.QueueView:
         """Creates a queue. Raises QueueExists, Invalid, Forbidden, Unavailable."""
+        return await self._trims.apart(lambda: self._create(spec, caller))
+
+    async def _create(self, spec: views.QueueSpec, caller: Caller | None) -> views.QueueView:
         log = spec.log or f"builtin:{spec.name}"
         check_log(log)
+        if spec.ordered_resize:
+            refuse_unordered(log)
         if caller is not None:
             await self._readers.refuse_foreign(log, spec.name, caller, Right.ADMINISTER)
         with store_available():
             if await self._store.find(spec.name) is not None:
                 raise QueueExists(spec.name)
         owner = await self._readers.owner(log, but=spec.name)
-        ends = await self._ends(log, owner) if spec.start == "latest" else {}
+        # Before the log is asked for anything. The queue's own log is made after it.
+        fence = None if builtin_name(log) == spec.name else await self._trims.fence(log)
+        first = await roots_of(spec, log, owner, self._logs.ranges)
+        roots = first.partitions
+        ends = await self._ends(log, owner) if spec.start == "latest" and not roots else {}
         settings = Settings(
-            partition_count=await self._first_count(spec, log, owner),
+            partition_count=0 if roots else await self._first_count(spec, log, owner),
             access_type=spec.access_type,
             rebalance_delay=spec.rebalance_delay,
             max_handoff_time=spec.max_handoff_time,
@@ -62,29 +90,50 @@ class QueueCalls:
             max_concurrent_handoffs=spec.max_concurrent_handoffs,
             log=log,
             start=spec.start,
+            ordered_resize=spec.ordered_resize,
+            partitioning=spec.partitioning,
         )
         now = self._replica.clock.now()
         queue = Queue(str(uuid4()), spec.name, settings, now)
-        added = r.PartitionsAdded(0, settings.partition_count, now)
-        replay_all(queue, (added,), 1)
+        added: tuple[r.Record, ...] = (r.PartitionsAdded(0, settings.partition_count, now),)
+        if roots:
+            begun = tuple(root.partition for root in roots)
+            added = (lr.ChildrenAdded(roots, now), lr.WaitsEnded(begun, now))
+            replay_all(queue, added, 1)
+        else:
+            begin(queue, 1)
+            async for some in pieces(range(settings.partition_count)):
+                replay(queue, r.PartitionsAdded(some[0], some[-1] + 1, now))
+                queue.journal.forget()
+        # The log may have been resized before there was this queue.
+        awaited = spec.ordered_resize and owner is not None
+        if awaited:
+            cuts = CutsAwaited(now + FIRST_SECONDS)
+            replay(queue, cuts)
+            added = (*added, cuts)
         queue.growing = False
         # Earlier outages do not concern it.
         queue.outage_seen = self._replica.clock.outage_id
-        entry = Entry(1, now, (added,), commit_id=uuid4().hex)
+        entry = Entry(1, now, added, commit_id=uuid4().hex)
         act = act_of(caller, "create_queue", spec.name)
         acts = () if act is None else (replace(act, after=_shown(queue)),)
-        commit = Commit(queue, 0, entry.commit_id, (entry,), partitions=queue.partitions, acts=acts)
+        partitions = [*queue.partitions.values()]
+        commit = Commit(queue, 0, entry.commit_id, (entry,), partitions, children=roots, acts=acts)
+        commit.next_deadline, commit.fence = queue.next_deadline(), fence
         if spec.start == "latest":
-            numbers = range(settings.partition_count)
-            commit.first_positions = {number: ends.get(number, EARLIEST) for number in numbers}
+            ends = {**ends, **first.begins}
+            commit.first_positions = {one: ends.get(one, EARLIEST) for one in queue.partitions}
         with store_available():
             try:
                 await self._store.create(commit)
             except NameTaken:
                 raise QueueExists(spec.name) from None
+            except LogTrimmed:
+                raise LogMoved from None
         if has_owner(log) and owner is None:
             try:
-                await self._logs.ensure(log, settings.partition_count, log_owner(queue))
+                count, keys = len(queue.partitions), first.keys or None
+                await self._logs.ensure(log, count, log_owner(queue), keys)
             except BaseException:
                 with suppress(StoreUnavailable, QueueGone):
                     undone = act_of(caller, "delete_queue", spec.name)
@@ -92,6 +141,8 @@ class QueueCalls:
                 raise
         view = queue_view(queue)
         self._replica.adopt(queue)
+        if awaited:
+            await self._cuts.settle(spec.name)
         return view
 
     async def _ends(self, log: str, owner: views.QueueView | None) -> Mapping[int, str]:
@@ -162,14 +213,45 @@ class QueueCalls:
                 [(field, "cannot be changed") for field in unknown],
             )
         before = await self.get(name)
-        if changes.get("partition_count", before.partition_count) != before.partition_count:
+        if changes.get("ordered_resize"):
+            refuse_unordered(before.log)
+        resizes = changes.get("partition_count", before.partition_count) != before.partition_count
+        if resizes:
             await self._readers.refuse_resize_of_follower(before)
+        if resizes or discard:
+            await self._refuse_disorder(before, changes, discard)
         # What has no position yet begins at the ends of now, not at those of a later reader.
         begins: Mapping[int, str] = {}
         if changes.get("start", before.start) != before.start and changes["start"] == "latest":
             begins = await self._logs.positions(before.log, "latest")
         await self._change(name, changes, discard, begins, caller)
+        ordered = changes.get("ordered_resize", before.ordered_resize)
+        if ordered and ("partition_count" in changes or "ordered_resize" in changes):
+            await self._cuts.settle(name)
         return await self.get(name)
+
+    async def _refuse_disorder(
+        self, queue: views.QueueView, changes: Mapping[str, object], discard: bool
+    ) -> None:
+        """Raises Invalid and ResizeUnsettled for what a reader with ordered resizes cannot follow.
+
+        The queue itself says in its own transaction whether it is settled.
+        """
+        readers = await self._readers.of(queue.log) if has_owner(queue.log) else [queue]
+        ordered = [
+            one.name
+            for one in readers
+            if one.ordered_resize
+            and (one.name != queue.name or changes.get("ordered_resize", True))
+        ]
+        if discard and ordered:
+            raise Invalid(
+                f"The queue {ordered[0]!r} has ordered resizes, and messages that are discarded "
+                "cannot be processed before newer ones; leave discard out, or change that queue's "
+                "ordered_resize to false first.",
+                [("discard", f"is not possible: {ordered[0]!r} has ordered resizes")],
+            )
+        await self._cuts.refuse_unsettled(name for name in ordered if name != queue.name)
 
     async def _change(
         self,
@@ -186,12 +268,14 @@ class QueueCalls:
         """
 
         def look(queue: Queue) -> tuple[LogOwner, str, int, int, list[int]]:
-            removed = [p.number for p in queue.partitions if p.state is State.REMOVED]
+            removed = [p.number for p in queue.partitions.values() if p.state is State.REMOVED]
             of = log_owner(queue)
             return of, queue.settings.log, queue.settings.partition_count, queue.revision, removed
 
         command, act = c.Change(changes, discard), act_of(caller, "change_queue", name)
         await self._queues.ask(name, lambda: Ask(command, begins=begins, act=act, shown=_shown))
+        if "partition_count" in changes:
+            await self._queues.on(name, self._until_resized)
         owner, log, count, revision, removed = await self._queues.read(name, look, fresh=False)
         if "partition_count" not in changes or not await self._readers.owns(name, log):
             return
@@ -201,6 +285,16 @@ class QueueCalls:
         for follower in await self._readers.followers(name, log):
             act = act_of(caller, "change_queue", follower)
             await self._readers.follow(follower, count, discard, act)
+            await self._cuts.settle(follower)
+
+    async def _until_resized(self, coordinator: Coordinator) -> None:
+        """Until the last slice of a large resize is committed, by whichever replica."""
+        with self._replica.watching(coordinator.queue_id) as changed:
+            while await coordinator.read(lambda queue: queue.is_resizing):
+                if self._replica.stopping:
+                    raise Unavailable("The service stops; send the same change again.")
+                await changed.wait()
+                changed.clear()
 
     async def delete(self, name: str, force: bool, caller: Caller | None = None) -> None:
         """Deletes a queue, and the log it owns. Raises QueueNotFound, QueueInUse."""
@@ -239,7 +333,7 @@ class QueueCalls:
             return {"status": queue.status.value, "revision": queue.revision}
 
         await self._queues.ask(name, lambda: Ask(c.RebalanceNow(), act=act, shown=shown))
-        return await self._queues.read(name, status_view)
+        return await self._queues.status(name)
 
     async def list(
         self, limit: int, cursor: str | None, patterns: Sequence[str] = ALL_QUEUES

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 
 from broker.calls import views
-from broker.core.state import records as r
+from broker.calls.past.views import RebalanceView
+from broker.calls.views import MOST_NAMED
+from broker.core.state.lineage.graph import Lineage, Node
 from broker.core.state.model import Flow, Partition, Rebalance
 from broker.core.state.queue import Queue
 from broker.core.state.records import Entry
-from broker.core.state.stored import ShownEntry, shown_values, understood
+from broker.core.state.stored import ShownEntry, shown_values
 from broker.core.state.transitions import State
-from broker.store.ports import QueueRow
-
-Positions = Mapping[int, tuple[int, str | None]]
+from broker.pieces import pieces
+from broker.store.ports import Positions, QueueRow
 
 
 def queue_row_view(row: QueueRow) -> views.QueueView:
@@ -31,12 +32,14 @@ def queue_row_view(row: QueueRow) -> views.QueueView:
         max_concurrent_handoffs=settings.max_concurrent_handoffs,
         log=settings.log,
         start=settings.start,
+        ordered_resize=settings.ordered_resize,
         rebalance_status=queue.status.value,
         scale_status=row.scale_status,
         flow_count=row.flow_count,
         active_flow_count=row.active_flow_count,
         revision=queue.revision,
         created_at=queue.created_at,
+        partitioning=settings.partitioning,
     )
 
 
@@ -54,10 +57,13 @@ def needed_positions(flow: Flow) -> list[int]:
     return sorted(flow.owned | flow.incoming)
 
 
-def update_view(queue: Queue, flow: Flow, positions: Positions, now: float) -> views.UpdateView:
-    """FlowChangeUpdate (the contract): the partitions that the flow owns or warms up for."""
-    seen = []
-    for number in needed_positions(flow):
+def partitions_in_update(
+    queue: Queue, flow: Flow, numbers: Iterable[int], positions: Positions
+) -> list[views.PartitionInUpdate]:
+    """Those of the partitions that the flow owns or warms up for."""
+    seen: list[views.PartitionInUpdate] = []
+    nodes = {} if queue.lineage is None else queue.lineage.nodes
+    for number in numbers:
         partition = queue.partitions[number]
         handoff = queue.handoffs.get(number)
         _, position = positions.get(number, (0, None))
@@ -72,14 +78,29 @@ def update_view(queue: Queue, flow: Flow, positions: Positions, now: float) -> v
                     position,
                     partition.handed_over,
                     handoff.deadline if revoking and handoff is not None else None,
+                    *_place(nodes.get(number)),
+                    *barrier_of(queue, number),
                 )
             )
         elif handoff is not None and handoff.warm:
             seen.append(
                 views.PartitionInUpdate(
-                    number, partition.epoch, "warming", position, None, handoff.deadline
+                    number,
+                    partition.epoch,
+                    "warming",
+                    position,
+                    None,
+                    handoff.deadline,
+                    *_place(nodes.get(number)),
                 )
             )
+    return seen
+
+
+def update_view(
+    queue: Queue, flow: Flow, partitions: Iterable[views.PartitionInUpdate], now: float
+) -> views.UpdateView:
+    """FlowChangeUpdate (the contract) with these partitions."""
     return views.UpdateView(
         queue=queue.name,
         flow_id=flow.id,
@@ -87,8 +108,53 @@ def update_view(queue: Queue, flow: Flow, positions: Positions, now: float) -> v
         active=flow.active,
         draining=flow.draining,
         now=now,
-        partitions=tuple(seen),
+        partitions=tuple(partitions),
+        resize=queue.resize_seen if queue.settings.ordered_resize else None,
     )
+
+
+def barrier_of(queue: Queue, number: int) -> tuple[str, bool, tuple[int, ...]] | tuple[()]:
+    """Cut, whether it is reached, and for which partitions this one waits there; nothing if it
+    neither waits nor is waited for (the contract, *Ordered resize*)."""
+    barriers = queue.barriers
+    if barriers is None or not barriers.in_force:
+        return ()
+    is_reached, others = number not in barriers.unreached, barriers.waits_for(number, MOST_NAMED)
+    if is_reached and not others:
+        return ()
+    return barriers.cuts[number], is_reached, others
+
+
+def resize_view(queue: Queue) -> views.ResizeView | None:
+    """The ordered resize that is not settled."""
+    barriers, awaits = queue.barriers, queue.cuts_due is not None
+    if barriers is None and not awaits:
+        return None
+    count = queue.settings.partition_count
+    if barriers is None or not barriers.in_force:
+        return views.ResizeView(None, count, awaits, 0, 0)
+    return views.ResizeView(
+        barriers.resized_from,
+        barriers.resized_to,
+        awaits,
+        len(barriers.unreached),
+        barriers.waiting(),
+    )
+
+
+def _place(node: Node | None) -> tuple[str, tuple[str, ...]] | tuple[None, None]:
+    """The key and the parents of a partition of a dynamic queue."""
+    return (None, None) if node is None else (node.key, node.parents)
+
+
+def children_of(queue: Queue, node: Node) -> tuple[str, ...]:
+    assert queue.lineage is not None
+    return tuple(sorted(node.children, key=queue.lineage.numbers.__getitem__))
+
+
+def waits_for(lineage: Lineage, node: Node) -> tuple[int, ...]:
+    """The parents that are not finished, lowest number first."""
+    return tuple(sorted(parent.number for parent in lineage.unfinished(node.parents)))
 
 
 def partition_view(queue: Queue, partition: Partition, positions: Positions) -> views.PartitionView:
@@ -96,9 +162,11 @@ def partition_view(queue: Queue, partition: Partition, positions: Positions) -> 
     handoff = queue.handoffs.get(partition.number)
     # What a flow that is gone owned is taken from it slice by slice.
     owner = None if partition.owner is None or partition.owner.gone else partition.owner
+    node = None if queue.lineage is None else queue.lineage.nodes.get(partition.number)
     state = (State.UNASSIGNED if owner is None and partition.owner else partition.state).value
     if partition.retiring and partition.state is State.OWNED and owner is not None:
         state = "retiring"
+    cut, reached_cut, others = barrier_of(queue, partition.number) or (None, None, None)
     return views.PartitionView(
         partition=partition.number,
         epoch=partition.epoch,
@@ -107,6 +175,12 @@ def partition_view(queue: Queue, partition: Partition, positions: Positions) -> 
         state=state,
         position=positions.get(partition.number, (0, None))[1],
         deadline=handoff.deadline if handoff else None,
+        cut=cut,
+        reached_cut=reached_cut,
+        waits_for=others,
+        key=node.key if node else None,
+        parents=node.parents if node else None,
+        children=children_of(queue, node) if node else None,
     )
 
 
@@ -127,11 +201,24 @@ def flow_view(flow: Flow, lease_expires_at: float) -> views.FlowSummaryView:
 
 def status_view(queue: Queue) -> views.RebalanceStatusView:
     """The rebalance status."""
-    handoffs = []
-    for number in sorted(queue.handoffs):
+    return _status_view(queue, handoff_views(queue, sorted(queue.handoffs)))
+
+
+async def status_view_in_pieces(queue: Queue) -> views.RebalanceStatusView:
+    """As `status_view`, with pauses."""
+    handoffs: list[views.HandoffView] = []
+    async for numbers in pieces(sorted(queue.handoffs)):
+        handoffs += handoff_views(queue, numbers)
+    return _status_view(queue, handoffs)
+
+
+def handoff_views(queue: Queue, numbers: Iterable[int]) -> list[views.HandoffView]:
+    """The handoffs of these partitions."""
+    found = []
+    for number in numbers:
         handoff, partition = queue.handoffs[number], queue.partitions[number]
         assert partition.owner is not None
-        handoffs.append(
+        found.append(
             views.HandoffView(
                 number,
                 partition.owner.id,
@@ -140,6 +227,10 @@ def status_view(queue: Queue) -> views.RebalanceStatusView:
                 handoff.deadline,
             )
         )
+    return found
+
+
+def _status_view(queue: Queue, handoffs: Iterable[views.HandoffView]) -> views.RebalanceStatusView:
     return views.RebalanceStatusView(
         queue=queue.name,
         status=queue.status.value,
@@ -151,12 +242,22 @@ def status_view(queue: Queue) -> views.RebalanceStatusView:
         unassigned=tuple(sorted(queue.unassigned)),
         spread=queue.spread(),
         last_rebalance=rebalance_view(queue.last_rebalance) if queue.last_rebalance else None,
+        resize=resize_view(queue),
+        waiting=_waiting(queue.lineage) if queue.lineage else (),
     )
 
 
-def rebalance_view(entry: Rebalance, moves: Iterable[views.MoveView] = ()) -> views.RebalanceView:
-    """One entry of the history."""
-    return views.RebalanceView(
+def _waiting(lineage: Lineage) -> tuple[views.WaitingView, ...]:
+    """What each waiting partition waits for; what has nothing to wait for is about to go on."""
+    nodes = (lineage.nodes[number] for number in sorted(lineage.waiting))
+    return tuple(
+        views.WaitingView(node.number, node.key, waits_for(lineage, node)) for node in nodes
+    )
+
+
+def rebalance_view(entry: Rebalance) -> RebalanceView:
+    """An entry of the history, without its moves."""
+    return RebalanceView(
         id=entry.id,
         trigger=entry.trigger,
         started_at=entry.started_at,
@@ -164,61 +265,6 @@ def rebalance_view(entry: Rebalance, moves: Iterable[views.MoveView] = ()) -> vi
         handoffs=entry.handoffs,
         forced=entry.forced,
         granted=entry.granted,
-        moves=tuple(moves),
-    )
-
-
-def history(entries: Iterable[ShownEntry | Entry]) -> list[views.RebalanceView]:
-    """The rebalances in these entries of the history of changes, newest first."""
-    found: dict[int, Rebalance] = {}
-    moves: dict[int, list[views.MoveView]] = {}
-    for entry in entries:
-        if entry.rebalance_id is None:
-            continue
-        for record in map(understood, entry.records):
-            match record:
-                case r.RebalanceStarted(rebalance_id, trigger, at):
-                    found[rebalance_id] = Rebalance(rebalance_id, trigger, at)
-                case r.GrantedOutside(rebalance_id, trigger, at):
-                    found[rebalance_id] = Rebalance(rebalance_id, trigger, at, finished_at=at)
-        known = found.get(entry.rebalance_id)
-        if known is None:
-            continue  # Its beginning is no longer stored.
-        found[entry.rebalance_id] = _tally(known, entry, moves.setdefault(entry.rebalance_id, []))
-    return [rebalance_view(found[id], moves.get(id, ())) for id in sorted(found, reverse=True)]
-
-
-def _tally(known: Rebalance, entry: ShownEntry | Entry, moves: list[views.MoveView]) -> Rebalance:
-    handoffs, forced, granted = known.handoffs, known.forced, known.granted
-    finished_at = known.finished_at
-    for record in map(understood, entry.records):
-        match record:
-            case r.Granted(grants, _):
-                for grant in grants:
-                    handoffs += grant.by_handoff
-                    granted += not grant.by_handoff
-                    forced += grant.by_force
-                    moves.append(
-                        views.MoveView(
-                            grant.partition,
-                            grant.previous,
-                            grant.flow_id,
-                            grant.epoch,
-                            grant.handed_over,
-                            grant.seconds or 0.0,
-                        )
-                    )
-            case r.PartitionsRemoved(_, ended, "discarded", _):
-                moves += [
-                    views.MoveView(
-                        one.partition, one.owner, one.successor, one.epoch, "discarded", one.seconds
-                    )
-                    for one in ended
-                ]
-            case r.RebalanceFinished(at):
-                finished_at = at
-    return Rebalance(
-        known.id, known.trigger, known.started_at, finished_at, handoffs, forced, granted
     )
 
 

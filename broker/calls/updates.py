@@ -14,11 +14,14 @@ from functools import partial
 from broker.calls import views
 from broker.calls.access import QueueAccess
 from broker.calls.flow_rows import FlowRows
-from broker.calls.rendering import Positions, needed_positions, update_view
+from broker.calls.rendering import needed_positions, partitions_in_update, update_view
+from broker.core.state.model import Flow
 from broker.core.state.queue import Queue
 from broker.mailbox.availability import store_available
 from broker.mailbox.batches import Batcher
 from broker.mailbox.coordinator import Coordinator
+from broker.pieces import PIECE, pieces
+from broker.store.ports import Positions
 
 # Views of more partitions are made one at a time: each keeps the processor busy for long, and
 # other calls have their turn between two of them.
@@ -32,8 +35,8 @@ class UpdateCalls:
         self._queues = queues
         self._rows = rows
         self._one_big_view = asyncio.Lock()
-        self._positions: Batcher[tuple[str, Sequence[int]], dict[int, tuple[int, str | None]]] = (
-            Batcher(self._positions_of_many)
+        self._positions: Batcher[tuple[str, Sequence[int]], Positions] = Batcher(
+            self._positions_of_many
         )
 
     async def get(self, name: str, flow_id: str) -> views.UpdateView:
@@ -92,9 +95,14 @@ class UpdateCalls:
                     view = await self._newer(coordinator, flow_id, after)
 
     async def view(
-        self, coordinator: Coordinator, flow_id: str, *, fresh: bool = False
+        self,
+        coordinator: Coordinator,
+        flow_id: str,
+        *,
+        fresh: bool = False,
+        positions: Positions | None = None,
     ) -> views.UpdateView:
-        """The flow's view with its positions."""
+        """The flow's view with its positions; `positions`: those that were just read."""
 
         def needed(queue: Queue) -> list[int] | None:
             flow = queue.flows.get(flow_id)
@@ -103,14 +111,21 @@ class UpdateCalls:
         numbers = await coordinator.read(needed, fresh=fresh)
         async with self._one_big_view if len(numbers or ()) > BIG_VIEW else nullcontext():
             while True:
-                positions: Positions = {}
-                if numbers:
+                if positions is None or not positions.keys() >= {*(numbers or ())}:
+                    positions = coordinator.told.of(numbers or ())
+                if positions is None:
+                    assert numbers is not None
                     positions = await self._positions.ask((coordinator.queue_id, numbers))
-                view = await coordinator.read(partial(self._made, flow_id, positions), fresh=fresh)
+                if len(numbers or ()) > PIECE:
+                    in_pieces = partial(self._made_in_pieces, flow_id, positions)
+                    view = await coordinator.read_in_pieces(in_pieces, fresh=fresh)
+                else:
+                    at_once = partial(self._made, flow_id, positions)
+                    view = await coordinator.read(at_once, fresh=fresh)
                 if view is not None:
                     return view
                 # Something changed meanwhile, or this replica does not know the change yet.
-                fresh = True
+                fresh, positions = True, None
                 numbers = await coordinator.read(needed, fresh=True)
                 if numbers is None:
                     raise await self._rows.missing(coordinator.name, flow_id)
@@ -120,11 +135,28 @@ class UpdateCalls:
         flow = queue.flows.get(flow_id)
         if flow is None:
             return None
-        view = update_view(queue, flow, positions, self._queues.replica.clock.now())
-        agree = all(
-            positions.get(seen.partition, (None, None))[0] == seen.epoch for seen in view.partitions
-        )
-        return view if agree else None
+        found = _partitions(queue, flow, needed_positions(flow), positions)
+        return None if found is None else self._with(queue, flow, found)
+
+    async def _made_in_pieces(
+        self, flow_id: str, positions: Positions, queue: Queue
+    ) -> views.UpdateView | None:
+        """As `_made`, with pauses."""
+        flow = queue.flows.get(flow_id)
+        if flow is None:
+            return None
+        found: list[views.PartitionInUpdate] = []
+        async for numbers in pieces(needed_positions(flow)):
+            some = _partitions(queue, flow, numbers, positions)
+            if some is None:
+                return None
+            found += some
+        return self._with(queue, flow, found)
+
+    def _with(
+        self, queue: Queue, flow: Flow, found: list[views.PartitionInUpdate]
+    ) -> views.UpdateView:
+        return update_view(queue, flow, found, self._queues.replica.clock.now())
 
     async def _newer(
         self,
@@ -161,7 +193,7 @@ class UpdateCalls:
 
     async def _positions_of_many(
         self, asked: Sequence[tuple[str, Sequence[int]]]
-    ) -> Sequence[dict[int, tuple[int, str | None]]]:
+    ) -> Sequence[Positions]:
         wanted: dict[str, set[int]] = {}
         for queue_id, numbers in asked:
             wanted.setdefault(queue_id, set()).update(numbers)
@@ -170,7 +202,13 @@ class UpdateCalls:
                 queue_id: await self._queues.store.positions(queue_id, sorted(numbers))
                 for queue_id, numbers in wanted.items()
             }
-        return [
-            {number: found[queue_id][number] for number in numbers if number in found[queue_id]}
-            for queue_id, numbers in asked
-        ]
+        return [found[queue_id] for queue_id, _ in asked]
+
+
+def _partitions(
+    queue: Queue, flow: Flow, numbers: Sequence[int], positions: Positions
+) -> list[views.PartitionInUpdate] | None:
+    """These partitions in the flow's view; None without a position of the epoch of each."""
+    found = partitions_in_update(queue, flow, numbers, positions)
+    agree = all(positions.get(one.partition, (None, None))[0] == one.epoch for one in found)
+    return found if agree else None

@@ -4,6 +4,9 @@ No connection waits for ever for a database that neither answers nor refuses. Co
 here. The callers bound each call as a whole (see `builtin` and `clients`), because the database
 may fall silent at any step. The server itself ends abandoned statements, and with them the locks
 that make publishers and other replicas wait.
+
+Most calls are rare and take several statements. Their connections are tested first, which costs
+round trips. What a bind waits for is one statement without them (`clients.fetching`).
 """
 
 from __future__ import annotations
@@ -21,8 +24,11 @@ STATEMENT_SECONDS = 600.0
 _POOL_SIZE = 2
 
 
-def log_engine(url: str) -> AsyncEngine:
-    """An engine for the log at `url`, as libpq takes it. Nothing is connected yet."""
+def log_engine(url: str, *, tested: bool = True) -> AsyncEngine:
+    """An engine for the log at `url`, as libpq takes it. Nothing is connected yet.
+
+    `tested`: each connection is tested before it is used, and replaced if it was closed meanwhile.
+    """
 
     async def connect(**_: Any) -> asyncpg.Connection[asyncpg.Record]:
         return await asyncpg.connect(
@@ -43,6 +49,5 @@ def log_engine(url: str) -> AsyncEngine:
         connect_args={"async_creator_fn": connect},
         pool_size=_POOL_SIZE,
         pool_timeout=CONNECT_SECONDS,
-        # A connection that was closed meanwhile is replaced silently.
-        pool_pre_ping=True,
+        pool_pre_ping=tested,
     )

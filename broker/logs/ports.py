@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Literal, Protocol
 
 from broker.logs.clients.holders import Holder, LogAccess, Purpose
-from counterpoise.logs import Bounds, LogUnavailable
+from counterpoise.logs import Bounds, LogError, LogUnavailable, Successor
 
 __all__ = [
     "Bounds",
@@ -22,8 +22,15 @@ __all__ = [
     "LogKind",
     "LogOwner",
     "Logs",
+    "NoSuchRange",
+    "NotAdjacent",
+    "NotSplittable",
+    "PartitionSealed",
     "Positions",
     "Purpose",
+    "RangeLogs",
+    "Root",
+    "Sealing",
     "Span",
     "messages_after",
 ]
@@ -39,6 +46,56 @@ class LogOwner:
     queue_id: str
     queue: str
     created_at: float
+
+
+@dataclass(frozen=True, slots=True)
+class Root:
+    """A partition with which a queue on a dynamic log begins; `position` None: its start."""
+
+    partition: int
+    key: str
+    position: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Sealing:
+    """A split or merge of a dynamic log: what it sealed, with the final ends, and what came."""
+
+    ends: Mapping[int, str]
+    successors: Sequence[Successor]
+
+
+class NoSuchRange(LogError):
+    """The log has no such partition with a hash range."""
+
+    def __init__(self, partition: int) -> None:
+        super().__init__(f"the log has no partition {partition} with a hash range")
+        self.partition = partition
+
+
+class PartitionSealed(LogError):
+    """The partition was split or merged before, in another way; `successors` came after it."""
+
+    def __init__(self, partition: int, successors: Sequence[Successor]) -> None:
+        after = ", ".join(str(one.partition) for one in successors)
+        super().__init__(f"partition {partition} is sealed; after it came {after}")
+        self.partition = partition
+        self.successors = successors
+
+
+class NotSplittable(LogError):
+    """The hash is not within the range, or is its first; or the range has a single hash."""
+
+    def __init__(self, key: str, at: int | None) -> None:
+        where = "in its middle" if at is None else f"at {at:08x}"
+        super().__init__(f"the range {key} cannot be split {where}: each part needs a hash")
+
+
+class NotAdjacent(LogError):
+    """Only two partitions whose ranges lie side by side are merged."""
+
+    def __init__(self, low: str, high: str) -> None:
+        super().__init__(f"the ranges {low} and {high} do not lie side by side")
 
 
 class LogDatabaseUnavailable(LogUnavailable):
@@ -71,6 +128,11 @@ def messages_after(start: str, end: str, position: str | None) -> int | None:
 class Logs(Protocol):
     """The logs of all queues, as the calls of the service use them. For the event loop."""
 
+    @property
+    def ranges(self) -> RangeLogs:
+        """The dynamic built-in logs."""
+        ...
+
     async def access(
         self, log: str, purpose: Purpose, holder: Holder, *, refused: bool = False
     ) -> LogAccess | None:
@@ -92,8 +154,17 @@ class Logs(Protocol):
         """End the credentials of these, and their connections, at once. Raises Unavailable."""
         ...
 
-    async def ensure(self, log: str, partition_count: int, owner: LogOwner) -> None:
-        """Make the log of a queue that was just created, empty. Raises Unavailable, Invalid."""
+    async def ensure(
+        self,
+        log: str,
+        partition_count: int,
+        owner: LogOwner,
+        keys: Mapping[int, str] | None = None,
+    ) -> None:
+        """Make the log of a queue that was just created, empty. Raises Unavailable, Invalid.
+
+        `keys` of the partitions make the built-in log a dynamic one.
+        """
         ...
 
     async def partition_count(self, log: str) -> int:
@@ -129,6 +200,12 @@ class Logs(Protocol):
         """The ends of these partitions; empty if the log does not answer."""
         ...
 
+    async def bounds(self, log: str) -> Bounds | None:
+        """Starts, ends and cuts of all partitions that the log ever had; None if it cannot be asked
+        now, or is not there.
+        """
+        ...
+
     async def spans(self, log: str, positions: Positions) -> Mapping[int, Span]:
         """For display: start and end of these partitions, and the messages after each position.
 
@@ -143,17 +220,57 @@ class Logs(Protocol):
         revision: int,
         owner: LogOwner,
         committed: Sequence[Positions],
-    ) -> None:
-        """The regular upkeep of one log: it exists, has its owner's count, and is trimmed.
+        keys: Mapping[int, str] | None = None,
+    ) -> Mapping[int, str]:
+        """The regular upkeep of one log: it exists and has its owner's count.
+
+        Returns the positions up to which there is something to trim.
+
+        With `keys`, those of its owner's partitions, it is a dynamic log, which has no such count.
 
         `committed` has the positions of each queue that reads the log. Messages that all of them
-        have processed are trimmed; a position that is none counts as if nothing were committed.
+        have processed can be trimmed; a position that is none counts as if nothing were committed.
         Best effort: a failure is logged.
+        """
+        ...
+
+    async def trim(self, log: str, below: Mapping[int, str], owner: LogOwner) -> None:
+        """Delete the messages below these positions, if there is such a log of this owner.
+
+        Raises Unavailable; then some may be deleted.
         """
         ...
 
     async def drop(self, log: str, owner: LogOwner) -> None:
         """Delete the log with its messages, if it belongs to this queue. A failure is logged."""
+        ...
+
+
+class RangeLogs(Protocol):
+    """Dynamic built-in logs (`counterpoise.logs.ranges`). All calls may be repeated.
+
+    Raises Unavailable, and Invalid for what cannot be done.
+    """
+
+    async def roots(self, log: str, *, latest: bool) -> Sequence[Root]:
+        """The partitions with which a new queue on an existing log begins: they cover every key.
+
+        With `latest` those that are not sealed, at their ends, else the oldest ones with messages.
+        """
+        ...
+
+    async def split(
+        self, log: str, partition: int, at: int | Literal["middle", "load"], owner: LogOwner
+    ) -> Sealing:
+        """Seal a partition; two begin, the second with the hash `at`.
+
+        `load`: where the keys of its last messages lie half on either side. Raises PartitionEnded
+        if it was split at another hash before, or merged.
+        """
+        ...
+
+    async def merge(self, log: str, partition: int, other: int, owner: LogOwner) -> Sealing:
+        """Seal two partitions with adjacent ranges; one begins with both. Raises PartitionEnded."""
         ...
 
 

@@ -24,27 +24,31 @@ the rest to it; if it dies, a sweep finds the queue due.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Container, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Container, Iterable, Sequence
 from typing import Any, TypeVar
 
 import structlog
 
 from broker.core import commands as c
 from broker.core.draft import Decision
-from broker.core.errors import BrokerError, QueueNotFound, Unavailable
+from broker.core.errors import QueueNotFound, Unavailable
 from broker.core.rebalancer import follow
 from broker.core.state.queue import Queue
 from broker.core.state.records import Entry
 from broker.mailbox.availability import UNAVAILABLE
 from broker.mailbox.clock import StoreClock, outage_seen
-from broker.mailbox.memory import keep
-from broker.mailbox.patience import renew
+from broker.mailbox.looks import Look, at_once, show
+from broker.mailbox.patience import renew, write
+from broker.mailbox.told import ToldPositions
 from broker.mailbox.turns import Ask, Late, Turn
+from broker.pieces import pause
 from broker.store.ports import (
     Conflict,
     LeaseRenewed,
+    LogTrimmed,
     Overdue,
     PositionBehind,
+    Positions,
     QueueGone,
     Store,
     StoreUnavailable,
@@ -54,9 +58,10 @@ _log = structlog.get_logger()
 
 T = TypeVar("T")
 MOST_AT_ONCE = 1000
+# Entries of other replicas: each has at most a slice.
+FOLLOWED_AT_ONCE = 10
 # How long a commit that begins handoffs may take: at first, and each time that it took longer.
 LATE_SECONDS = (1.0, 2.0, 4.0, 8.0)
-Look = tuple[Callable[[Queue], Any], asyncio.Future[Any]]
 
 
 class Coordinator:
@@ -73,13 +78,14 @@ class Coordinator:
         on_alarm: Callable[[Coordinator, float | None], None],
         on_commit: Callable[[Sequence[Entry]], None] = lambda entries: None,
         renewing: Container[str] = (),
+        watched: Callable[[], Container[str]] = tuple,
     ) -> None:
         """`on_change(self, flows whose views changed, whether it was this replica)` follows every
         commit; None for the flows: any of them may have.
 
         `on_alarm(self, time)` says when to call `advance` next (Unix seconds of the store, None:
         not at all). `on_commit(entries)` is told what this replica itself has committed. `renewing`
-        has the flows whose renewals wait in this replica.
+        has the flows whose renewals wait here, `watched()` those whose changed views are awaited.
         """
         self.queue_id = queue_id
         self.name = name
@@ -91,6 +97,8 @@ class Coordinator:
         self._on_alarm = on_alarm
         self._on_commit = on_commit
         self._renewing = renewing
+        self._watched = watched
+        self.told = ToldPositions()
         self._alarm: float | None = None
         self._wake_at: float | None = None
         self._rest = self._resumes = False
@@ -110,8 +118,8 @@ class Coordinator:
 
     @property
     def waits(self) -> bool:
-        """Whether something will be due in the queue."""
-        return self._wake_at is not None
+        """Whether something is, or will be, due in the queue."""
+        return self._rest or self._wake_at is not None
 
     @property
     def idle(self) -> bool:
@@ -122,7 +130,6 @@ class Coordinator:
         """The queue that was just created, so that its first use need not load it."""
         if self._queue is None and self._task is None:
             self._queue, self._advance = queue, False
-            keep(queue)
             self._settled(queue, follow(queue, ()), ours=False)
 
     async def ask(self, ask: Ask) -> Any:
@@ -143,12 +150,17 @@ class Coordinator:
         """
         if self._queue is not None and not (fresh or self._behind or self._uncommitted):
             return look(self._queue)
-        future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        return await self.read_in_pieces(at_once(look), fresh=fresh)
+
+    async def read_in_pieces(
+        self, look: Callable[[Queue], Awaitable[T]], *, fresh: bool = False
+    ) -> T:
+        """As `read`, for a `look` that pauses (`broker.pieces`); the queue stays as it is."""
+        future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
         self._looks.append((look, future))
         self._behind = self._behind or fresh
         self._run()
-        answer: T = await future
-        return answer
+        return await future
 
     def advance(self) -> None:
         """Something may be due."""
@@ -183,7 +195,7 @@ class Coordinator:
                 if asks or self._advance or self._resumes:
                     await self._turn(queue, asks)
                 for look, future in looks:
-                    _show(queue, look, future)
+                    await show(queue, look, future)
             except Exception as error:
                 self._fail(error, [*(ask.answer for ask in asks), *(future for _, future in looks)])
                 if self._asks or self._looks:
@@ -227,7 +239,6 @@ class Coordinator:
                 queue = None
         if queue is None:
             queue = await self._store.load(self.queue_id)
-            keep(queue)
             await self._keep_time(queue.outage_seen)
             self._queue, self.name = queue, queue.name
             # Not known yet; to advance it is the first thing that is done with it.
@@ -238,20 +249,25 @@ class Coordinator:
 
     async def _replay_missed(self, queue: Queue) -> bool:
         """Whether others have committed; if so the queue is brought up to date."""
-        try:
-            entries = await self._store.entries_after(self.queue_id, queue.revision)
-        except KeyError:
-            # This replica was away for longer than records are kept, or a newer version says what
-            # this one does not know; the next use loads anew.
-            self._queue = None
-            raise StoreUnavailable("the records that this replica missed are of no use") from None
-        await self._keep_time(max(map(outage_seen, entries), default=0))
-        if entries:
-            followed = follow(queue, entries)
-            # The replica that has decided last goes on.
-            self._resumes = False
-            self._settled(queue, followed, ours=False)
-        return bool(entries)
+        found = False
+        while True:
+            seen = queue.revision
+            try:
+                entries = await self._store.entries_after(self.queue_id, seen, FOLLOWED_AT_ONCE)
+            except KeyError:
+                # They are no longer stored, or say what only a newer version knows.
+                self._queue = None
+                raise StoreUnavailable("the missed records are of no use") from None
+            await self._keep_time(max(map(outage_seen, entries), default=0))
+            if entries:
+                found = True
+                followed = follow(queue, entries)
+                # The replica that has decided last goes on.
+                self._resumes = False
+                self._settled(queue, followed, ours=False)
+            if len(entries) < FOLLOWED_AT_ONCE:
+                return found
+            await pause()
 
     async def _keep_time(self, outage_seen: int) -> None:
         """Looks at the store's clock if the queue knows more of it than this replica.
@@ -266,8 +282,7 @@ class Coordinator:
         queue.journal.forget()
         self._wake_at, self._rest = decided.wake_at, decided.rest
         # A rest needs no alarm: the replica that left it goes on, or the sweep of another finds it.
-        wake_at = None if decided.rest else decided.wake_at
-        times = [time for time in (wake_at, self._next_lease) if time is not None]
+        times = [time for time in (decided.wake_at, self._next_lease) if time is not None]
         self._set_alarm(min(times, default=None))
         self._on_change(self, decided.notices, ours)
 
@@ -290,6 +305,7 @@ class Coordinator:
             overdue = within > LATE_SECONDS[0]
             looked = advance or overdue or not self._clock.fresh or self._is_due()
             now = (await self._clock.look(self._store)).now if looked else self._clock.now()
+            positions: Positions = {}
             turn = Turn(queue, now, self._new_id(), self._wake_at, self._rest)
             self._uncommitted = True
             try:
@@ -300,10 +316,11 @@ class Coordinator:
                     turn.decide(c.Resume())
                 answers = await turn.answers(asks, behind)
                 if turn.commit.entries:
-                    commit = turn.finish(within)
-                    await self._store.commit(commit)
-                    self._on_commit(commit.entries)
-                elif asks and await self._replay_missed(queue):
+                    positions = await self._store.commit(turn.finish(within, self._watched()))
+                    self._on_commit(turn.commit.entries)
+                elif (asks and await self._replay_missed(queue)) or not await write(
+                    self._store, turn.unrecorded
+                ):
                     continue
                 else:
                     await renew(self._store, turn.renewed)
@@ -323,6 +340,9 @@ class Coordinator:
             except LeaseRenewed as renewed:
                 turn.take_back()
                 spared |= renewed.flow_ids
+            except LogTrimmed:
+                turn.take_back()
+                turn.refuse_fenced()
             except PositionBehind as error:
                 turn.take_back()
                 late = turn.late(error.partitions)
@@ -333,22 +353,20 @@ class Coordinator:
                 raise
             finally:
                 self._uncommitted = False
-        self._note_leases(turn)
+        self._next_lease = turn.next_lease(self._next_lease)
         self._settled(queue, turn, ours=bool(turn.commit.entries))
         # If a decision was cut off, the next turn goes on, and takes in what is asked meanwhile.
         self._resumes = turn.rest and (self._resumes or bool(turn.commit.entries))
         self._asks[:0], asks[len(answers) :] = asks[len(answers) :], []
         for ask, answer in zip(asks, answers, strict=True):
-            if ask.answer.done():
-                continue
-            if isinstance(answer, BrokerError):
-                ask.answer.set_exception(answer)
-            else:
-                ask.answer.set_result(answer)
+            ask.give(answer)
+        self.told.tell(positions)
+        if self._asks or self._looks:
+            await asyncio.sleep(0)  # Views are made before the next turn keeps them waiting.
 
     def _is_due(self) -> bool:
-        """Whether time has come for something else than the rest of a decision."""
-        return not self._rest and self._wake_at is not None and self._wake_at <= self._clock.now()
+        """Whether time has come for something, which goes before the rest of a decision."""
+        return self._wake_at is not None and self._wake_at <= self._clock.now()
 
     async def _move_deadlines(self, turn: Turn) -> None:
         """Before anything else, the deadlines get back all the time in which nobody served, and
@@ -358,7 +376,7 @@ class Coordinator:
         if latest is None or latest.id <= queue.outage_seen:
             return
         # Without deadlines it is enough to know the last one.
-        waits = queue.handoffs or queue.holddown_until is not None or len(queue.leaving)
+        waits = queue.next_deadline() is not None or queue.handoffs or len(queue.leaving)
         outages = await self._store.outages(queue.outage_seen) if waits else (latest,)
         for outage in outages:
             # One that came since the look has not moved this turn's time.
@@ -380,20 +398,3 @@ class Coordinator:
             if flow_id in queue.flows and flow_id not in spared and flow_id not in self._renewing:
                 turn.expire(flow_id)
         turn.decide(c.Advance())
-
-    def _note_leases(self, turn: Turn) -> None:
-        """Leases that began in this turn may be the next to end."""
-        flows = [turn.queue.flows.get(id) for id in (*turn.commit.token_hashes, *turn.renewed)]
-        ends = [turn.now + flow.lease_seconds for flow in flows if flow is not None]
-        if self._next_lease is not None:
-            ends.append(self._next_lease)
-        self._next_lease = min(ends, default=None)
-
-
-def _show(queue: Queue, look: Callable[[Queue], Any], future: asyncio.Future[Any]) -> None:
-    if future.done():
-        return
-    try:
-        future.set_result(look(queue))
-    except Exception as error:
-        future.set_exception(error)

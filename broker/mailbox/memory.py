@@ -9,13 +9,21 @@ is taken out of its sight (`gc.freeze`). It is still freed when the last referen
 from __future__ import annotations
 
 import gc
+from weakref import WeakKeyDictionary
 
 from broker.core.state.queue import Queue
 
 LARGE = 10_000
 
 
-def keep(queue: Queue) -> None:
-    """The queue stays in memory for a while."""
-    if len(queue.partitions) >= LARGE:
-        gc.freeze()
+class Memory:
+    """What this replica has in memory for a while."""
+
+    def __init__(self) -> None:
+        self._sizes: WeakKeyDictionary[Queue, int] = WeakKeyDictionary()
+
+    def keep(self, queue: Queue) -> None:
+        """The queue came, or may have grown."""
+        if len(queue.partitions) >= self._sizes.get(queue, 0) + LARGE:
+            self._sizes[queue] = len(queue.partitions)
+            gc.freeze()

@@ -18,7 +18,9 @@ from typing import Any
 import structlog
 
 from broker.core.state import records as r
+from broker.core.state.lineage import records as lr
 from broker.core.state.model import HandedOver
+from broker.core.state.ordered import records as o
 from broker.core.state.records import Entry, Record
 
 LOGGER = "queues"
@@ -38,11 +40,20 @@ UNTOLD = (
     r.WarmupsStarted,
     r.RevokesStarted,
     r.WarmupsEnded,
+    r.WarmupsReady,
     r.HandoffsRedirected,
     r.HandoffsCalledOff,
     # Told once for all queues by the replica that notices it (`broker.mailbox.clock`).
     r.DeadlinesMoved,
     r.ClockWentBack,
+    # The call that resizes was told.
+    o.CutsAwaited,
+    o.CutsTaken,
+    o.CutsReached,
+    # The grants that follow are told.
+    lr.WaitsEnded,
+    # Follows the end of the last child, which was told.
+    lr.FinishedRemoved,
 )
 
 
@@ -91,6 +102,11 @@ class Narration:
                     _log.info("positions set", **place, partitions=len(record.partitions))
             case r.PartitionsAdded():
                 _log.info("partitions added", **place, first=record.first, end=record.end)
+            case lr.ChildrenAdded():
+                _log.info("children added", **place, partitions=len(record.children))
+            case lr.PartitionFinished():
+                flow = self._flow("flow", record.flow_id)
+                _log.info("partition finished", **place, partition=record.partition, **flow)
             case r.PartitionsRetired():
                 _log.info("partitions retiring", **place, partitions=len(record.partitions))
             case r.PartitionsRemoved():

@@ -11,7 +11,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator, Sequence
 
-from broker.store.ports import Store, StoreUnavailable
+from broker.core.commands import Outcome
+from broker.store.ports import PositionCommit, Store, StoreUnavailable
 from counterpoise.backoff import Backoff, Pauses
 
 ASK_AGAIN = Backoff(first_seconds=0.01, longest_seconds=0.2)
@@ -40,3 +41,21 @@ async def renew(store: Store, flow_ids: Sequence[str]) -> None:
         if not flow_ids:
             return
         await asyncio.sleep(pause)
+
+
+async def write(store: Store, items: Sequence[PositionCommit]) -> bool:
+    """Commits positions, again those whose rows are held. Raises StoreUnavailable.
+
+    False if one is refused: somebody has decided meanwhile.
+    """
+    if not items:
+        return True
+    for pause in pauses():
+        results, _ = await store.commit_positions(items)
+        if any(one is not None and one.outcome is not Outcome.OK for one in results):
+            return False
+        items = [item for item, one in zip(items, results, strict=True) if one is None]
+        if not items:
+            return True
+        await asyncio.sleep(pause)
+    return False

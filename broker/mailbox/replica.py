@@ -18,6 +18,7 @@ from typing import Any
 import structlog
 
 from broker.core.errors import QueueNotFound
+from broker.core.state.ordered.records import CutsAwaited
 from broker.core.state.queue import Queue
 from broker.core.state.records import Entry
 from broker.mailbox.alarms import Alarms
@@ -25,6 +26,7 @@ from broker.mailbox.availability import store_available
 from broker.mailbox.batches import Batcher
 from broker.mailbox.clock import StoreClock
 from broker.mailbox.coordinator import Coordinator
+from broker.mailbox.memory import Memory
 from broker.mailbox.narration import Narration
 from broker.mailbox.tally import Tally
 from broker.postgres.reporting import REPORTER
@@ -52,6 +54,7 @@ class Replica:
         self.clock = StoreClock(monotonic)
         self.tally = Tally()
         self._narration = Narration()
+        self._memory = Memory()
         self._alarms = alarms
         self._new_id = new_id
         self.monotonic = monotonic
@@ -67,6 +70,8 @@ class Replica:
         self._tasks: set[asyncio.Task[None]] = set()
         self._notifying: asyncio.Task[None] | None = None
         self.stopping = False
+        # Asks the log of a queue, by its name, for the cuts that are due.
+        self.ask_cuts: Callable[[str], Coroutine[Any, Any, None]] = _ask_nobody
 
     async def start(self) -> None:
         """Begins to serve. Raises StoreUnavailable."""
@@ -131,6 +136,7 @@ class Replica:
                 self._alarm,
                 lambda entries: self._committed(queue_id, entries),
                 self._renewing,
+                lambda: self._watchers.get(queue_id, ()),
             )
         elif name:
             coordinator.name = name
@@ -138,8 +144,10 @@ class Replica:
         return coordinator
 
     def _committed(self, queue_id: str, entries: Sequence[Entry]) -> None:
-        self.tally.note(entries)
         coordinator = self._coordinators.get(queue_id)
+        self.tally.note((coordinator.name if coordinator else "") or queue_id, entries)
+        if coordinator is not None and any(map(_asks_cuts, entries)) and not self.stopping:
+            self._spawn(self.ask_cuts(coordinator.name))
         self._narration.note(coordinator.name if coordinator else queue_id, entries)
 
     def coordinator_of(self, queue_id: str) -> Coordinator:
@@ -169,6 +177,8 @@ class Replica:
             self._drop(coordinator.queue_id)
         elif ours:
             self.notify(coordinator.queue_id)
+        if coordinator.queue is not None:
+            self._memory.keep(coordinator.queue)
         self._wake(coordinator.queue_id, notices)
 
     def _alarm(self, coordinator: Coordinator, time: float | None) -> None:
@@ -250,7 +260,10 @@ class Replica:
                 # The alarm was set by the time as it was.
                 coordinator.ring()
         for queue_id in await self.store.due(MOST_DUE):
-            self._of(queue_id).advance()
+            coordinator = self._of(queue_id)
+            # What is due may be in commits of which nobody told this replica.
+            coordinator.catch_up()
+            coordinator.advance()
         await self._look_for_missed()
         self._evict()
 
@@ -280,6 +293,15 @@ class Replica:
             watched = queue_id in self._watchers
             if used < horizon and coordinator.idle and not watched and not coordinator.waits:
                 self._drop(queue_id)
+
+
+def _asks_cuts(entry: Entry) -> bool:
+    """Whether cuts are due (`broker.core.resizing`); at first the call that resizes asks itself."""
+    return any(isinstance(one, CutsAwaited) and one.attempt > 0 for one in entry.records)
+
+
+async def _ask_nobody(_queue: str) -> None:
+    """Nobody knows the logs."""
 
 
 def _nothing() -> None:

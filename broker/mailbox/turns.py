@@ -7,19 +7,22 @@ ahead of the store until the turn is committed. It can be taken back as a whole.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, TypeVar
 
 from broker.core import commands as c
+from broker.core.administering import is_read
 from broker.core.draft import SLICE
-from broker.core.errors import BrokerError
+from broker.core.errors import BrokerError, Unavailable
 from broker.core.rebalancer import decide
+from broker.core.state.lineage.records import Child
 from broker.core.state.model import Flow
 from broker.core.state.queue import Queue
 from broker.core.state.records import Entry
 from broker.store.key_ports import Act
-from broker.store.ports import Commit, PositionWrite
+from broker.store.ports import Commit, PositionCommit, PositionWrite
+from broker.store.trims import Fence
 
 T = TypeVar("T")
 # A turn decides no longer than this, and never holds up other queues for much longer than a step.
@@ -29,9 +32,18 @@ STEP_SECONDS = 0.02
 EARLIEST = "0"
 # A store that is slow writes so many partitions.
 ROWS_PER_SECOND = 10_000
+# Positions that come back with a transaction; others are read when a view needs them.
+MOST_SHOWN = 1000
 # A decision cannot be farther ahead of the store's clock, unless that has gone back since: whoever
 # looked at it less than `broker.mailbox.clock.FRESH_SECONDS` ago is ahead by less.
 EARLY_SECONDS = 3.0
+
+
+class LogMoved(Unavailable):
+    """The log was trimmed meanwhile: what was to be committed relies on how it was before."""
+
+    def __init__(self) -> None:
+        super().__init__("The log is being trimmed; try again.")
 
 
 @dataclass(slots=True, eq=False)
@@ -40,7 +52,8 @@ class Ask:
 
     `token_hash` goes with a bind, `renews` names the flow whose lease begins anew, `seq` and
     `released` (position by partition) go with a release, `positions` with raised epochs, `begins`
-    (for partitions without a position) with a change of `start` to `latest`. `act` is recorded
+    (for partitions without a position) with a change of `start` to `latest`. It is refused with
+    LogMoved if `fence` does not hold. `act` is recorded
     unless the command is refused, with what `shown` shows of the queue before and after.
     """
 
@@ -51,9 +64,20 @@ class Ask:
     released: Mapping[int, str | None] = field(default_factory=dict)
     positions: Mapping[int, str | None] = field(default_factory=dict)
     begins: Mapping[int, str] = field(default_factory=dict)
+    fence: Fence | None = None
+    moved: bool = False
     act: Act | None = None
     shown: Callable[[Queue], Mapping[str, Any] | None] | None = None
     answer: asyncio.Future[Any] = field(default_factory=asyncio.Future)
+
+    def give(self, answer: Any) -> None:
+        """The answer to who asked, unless they gave up; a BrokerError is raised there."""
+        if self.answer.done():
+            return
+        if isinstance(answer, BrokerError):
+            self.answer.set_exception(answer)
+        else:
+            self.answer.set_result(answer)
 
 
 def slices(items: Sequence[T]) -> Iterator[tuple[T, ...]]:
@@ -94,12 +118,17 @@ class Turn:
         self._hashes: dict[str, bytes] = {}
         self._left: dict[str, str] = {}
         self._expired: set[str] = set()
-        self._writes: list[PositionWrite] = []
+        # By partition and epoch.
+        self._writes: dict[tuple[int, int], PositionWrite] = {}
         self._positions: dict[int, str | None] = {}
         self._first_positions: dict[int, str] = {}
+        self._children: list[Child] = []
+        self._removed: dict[int, str] = {}
         self._renewed: set[str] = set()
+        self._asking: set[str] = set()
         self._raised: set[int] = set()
         self._acts: list[Act] = []
+        self._fenced: list[Ask] = []
         self._revokes = False
         self.commit = Commit(
             queue,
@@ -108,9 +137,10 @@ class Turn:
             self._entries,
             token_hashes=self._hashes,
             left=self._left,
-            writes=self._writes,
             positions=self._positions,
             first_positions=self._first_positions,
+            children=self._children,
+            removed=self._removed,
             acts=self._acts,
         )
 
@@ -141,10 +171,14 @@ class Turn:
         self._left.update(effects.left)
         self._raised |= effects.raised
         self._revokes = self._revokes or effects.revokes
+        self._children += effects.children
+        self._removed.update(effects.removed)
         if self.queue.settings.start == "latest":
             # Without a position they would start where the log ends when it is first read, and what
             # was published before that would be lost (the contract, *Queue*, `start`).
-            self._first_positions.update(dict.fromkeys(effects.added, EARLIEST))
+            added = dict.fromkeys(effects.added, EARLIEST)
+            self._first_positions.update(added)
+        self._first_positions.update(effects.begins)
         return decision.answer
 
     def expire(self, flow_id: str) -> None:
@@ -175,10 +209,20 @@ class Turn:
     def answer(self, ask: Ask, behind: frozenset[Late]) -> Any:
         """Decides what was asked, but not what is `behind`; raises its BrokerError."""
         command = ask.command
+        if ask.fence is not None:
+            if ask.moved or self.commit.fence not in (None, ask.fence):
+                raise LogMoved
+            self.commit.fence = ask.fence
+            self._fenced.append(ask)
+        flow_id = getattr(command, "flow_id", None)
+        if flow_id is not None:
+            self._asking.add(flow_id)
         before = ask.shown and ask.shown(self.queue)
         earliest = self.queue.settings.start == "earliest"
         if isinstance(command, c.Release):
             answer = self._release(ask, command, behind)
+        elif isinstance(command, c.Children):
+            answer = self._report(ask, command, behind)
         else:
             answer = self.decide(command)
         if earliest and self.queue.settings.start == "latest":
@@ -188,11 +232,11 @@ class Turn:
                 self._first_positions.setdefault(number, ask.begins.get(number, EARLIEST))
         if isinstance(command, c.Bind) and ask.token_hash is not None:
             self._hashes[command.flow_id] = ask.token_hash
-        # One that was removed meanwhile keeps its position: its epoch was not raised either.
+        # One that was removed or finished meanwhile keeps its position, as it keeps its epoch.
         self._positions.update(
             (number, position)
             for number, position in ask.positions.items()
-            if self.queue.exists(number)
+            if is_read(self.queue, number)
         )
         if ask.act is not None:
             act = ask.act
@@ -224,12 +268,47 @@ class Turn:
         for item in items:
             if item in owned and item.partition in done:
                 position = ask.released.get(item.partition)
-                write = PositionWrite(item.partition, item.epoch, flow_id, position, ask.seq)
-                self._writes.append(write)
+                self._write(PositionWrite(item.partition, item.epoch, flow_id, position, ask.seq))
         answers = iter(results)
         return tuple(known[item] if item in known else next(answers) for item in command.items)
 
-    def _owns(self, flow_id: str, item: c.ReleaseItem) -> bool:
+    def _report(
+        self, ask: Ask, command: c.Children, behind: frozenset[Late]
+    ) -> tuple[c.Result, ...]:
+        """Children with the positions of their parents.
+
+        A report that comes late, by `seq`, is carried out, because no later call has said what it
+        says. Only its position is left out: a later one is stored.
+        """
+        flow_id = command.flow_id
+        owned = {item.partition for item in command.items if self._owns(flow_id, item)}
+        # Nobody was told of this epoch yet.
+        early = owned & self._raised
+        items = tuple(item for item in command.items if item.partition not in early)
+        results = {
+            result.partition: result for result in self.decide(c.Children(flow_id, items))
+        } | {number: c.Result(number, c.Outcome.NOT_OWNER) for number in early}
+        for item in items:
+            position = ask.released.get(item.partition)
+            late = (item.partition, item.epoch, ask.seq) in behind
+            done = results[item.partition].outcome is c.Outcome.OK and item.partition in owned
+            if done and position is not None and not late:
+                self._write(PositionWrite(item.partition, item.epoch, flow_id, position, ask.seq))
+        return tuple(results[item.partition] for item in command.items)
+
+    def _write(self, write: PositionWrite) -> None:
+        """A position, after what was written of the partition in this turn: the later counts."""
+        key = write.partition, write.epoch
+        known = self._writes.get(key)
+        if known is not None:
+            if write.seq is not None and known.seq is not None and write.seq <= known.seq:
+                return
+            position = known.position if write.position is None else write.position
+            seq = known.seq if write.seq is None else write.seq
+            write = replace(write, position=position, seq=seq)
+        self._writes[key] = write
+
+    def _owns(self, flow_id: str, item: c.ReleaseItem | c.ChildrenItem) -> bool:
         partition = self.queue.find(item.partition)
         return (
             partition is not None
@@ -238,33 +317,78 @@ class Turn:
             and partition.epoch == item.epoch
         )
 
+    @property
+    def unrecorded(self) -> Sequence[PositionCommit]:
+        """The positions to be written if there is nothing else to commit: those of reports of which
+        all else was known."""
+        return [
+            PositionCommit(self.queue.id, one.flow_id, one.seq, *place, one.position)
+            for place, one in self._writes.items()
+            if one.position is not None
+        ]
+
     def late(self, partitions: Collection[int]) -> frozenset[Late]:
         """What was refused if the store refused the positions of these partitions."""
         return frozenset(
             Late(write.partition, write.epoch, write.seq)
-            for write in self._writes
+            for write in self._writes.values()
             if write.partition in partitions
         )
 
-    def finish(self, late_seconds: float) -> Commit:
+    def finish(self, late_seconds: float, watched: Container[str] = ()) -> Commit:
         """The transaction, with the rows that changed.
+
+        The views of flows that asked, and changed ones of flows in `watched`, are made right after
+        it; so it tells the positions in them.
 
         If owners are told to let go, their time runs from when that was decided; so then it must be
         committed within `late_seconds`, or somewhat longer if it is large. How long that takes is
         not known if the clock goes back meanwhile; then it does not hold.
         """
         queue, commit = self.queue, self.commit
-        commit.partitions = [queue.partitions[number] for number in sorted(self._partitions)]
+        for positions in (self._positions, self._first_positions):
+            for number in self._removed.keys() & positions.keys():
+                del positions[number]
+        written = self._writes.values()
+        commit.writes = [one for one in written if one.partition not in self._removed]
+        numbers = sorted(self._partitions - self._removed.keys())
+        commit.partitions = [queue.partitions[number] for number in numbers]
         # A flow that came and went within the turn is written too: its client will ask.
         there = queue.flows.keys() | self._hashes.keys()
         commit.flows = [flow for flow in self._flows.values() if flow.id in there]
         commit.expired = frozenset(self._expired)
         commit.renewed = frozenset(self._renewed & queue.flows.keys())
-        commit.next_deadline = self.wake_at
+        # A rest is due since now, for another replica should this one die.
+        commit.next_deadline = self.now if self.rest else self.wake_at
+        told = [flow_id for flow_id in sorted(self.notices) if flow_id in watched]
+        commit.shown = self._positions_in_views((*sorted(self._asking), *told))
         if self._revokes:
             latest = self.now + late_seconds + len(self._partitions) / ROWS_PER_SECOND
             commit.valid = (self.now - EARLY_SECONDS, latest)
         return commit
+
+    def _positions_in_views(self, flow_ids: Iterable[str]) -> set[int]:
+        """Partitions in the views of these flows, as many as cost the commit little."""
+        numbers: set[int] = set()
+        for flow_id in flow_ids:
+            flow = self.queue.flows.get(flow_id)
+            if flow is None:
+                continue
+            if len(numbers) + len(flow.owned) + len(flow.incoming) > MOST_SHOWN:
+                break
+            numbers |= flow.owned | flow.incoming
+        return numbers
+
+    def next_lease(self, known: float | None) -> float | None:
+        """When the next lease ends: one that began in this turn, or the one that is `known`."""
+        flows = [self.queue.flows.get(id) for id in (*self._hashes, *self._renewed)]
+        ends = [self.now + flow.lease_seconds for flow in flows if flow is not None]
+        return min(ends if known is None else (*ends, known), default=None)
+
+    def refuse_fenced(self) -> None:
+        """The next turn refuses what relied on a log that was not trimmed."""
+        for ask in self._fenced:
+            ask.moved = True
 
     def take_back(self) -> None:
         """Leaves the queue as it was before the turn."""

@@ -84,6 +84,9 @@ SETTINGS: Mapping[str, str] = {
     "superuser_reserved_connections": "30",
     # No statement of a client fills the disk; the service's own may need more, and set it.
     "temp_file_limit": "1GB",
+    # Nor does a session that listens and does not read: 64 MB, of 8 kB each. Notifications of the
+    # service are hints, and the queue is empty again when such a session has been ended.
+    "max_notify_queue_pages": "8192",
     # So the service knows that nobody else uses this server.
     "counterpoise.own_server": "on",
     "password_encryption": "scram-sha-256",

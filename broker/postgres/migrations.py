@@ -79,6 +79,11 @@ class Step:
     before: str | None
     after: str
 
+    def __str__(self) -> str:
+        if self.before == self.after:
+            return f"{self.tree}: at {self.after} already"
+        return f"{self.tree}: {self.before or 'nothing'} -> {self.after}"
+
 
 class _Level(NamedTuple):
     """A database's revision (None: no tables), and the revisions whose code it serves.

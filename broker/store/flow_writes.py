@@ -1,21 +1,36 @@
-"""Writes the flows' rows of a commit: flows that are bound, that left, and that renewed their
-leases.
+"""The flows' rows of a commit: flows that are bound, that left, and that renewed their leases.
+
+Parts of the statement that commits (`broker.store.writing`).
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-from sqlalchemy import Boolean, Text, bindparam, case, insert, not_, or_, select, true
+from sqlalchemy import (
+    CTE,
+    Boolean,
+    ColumnElement,
+    Select,
+    Text,
+    and_,
+    bindparam,
+    case,
+    insert,
+    not_,
+    or_,
+    select,
+    true,
+)
 from sqlalchemy.dialects.postgresql import insert as postgresql_insert
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from broker.core.state.model import Flow
-from broker.store.bulk import NOW, Rows, looked_up, written_over
 from broker.store.leases import lease_over
 from broker.store.ports import Commit, LeaseRenewed
 from broker.store.rows import FlowValues, flow_values
-from broker.store.tables import flows
+from broker.store.schema.bulk import NOW, Rows, looked_up, written_over
+from broker.store.schema.tables import flows
 
 _FLOW_CHANGES = ("draining", "drain_deadline", "view_revision", "active")
 _KNOWN = Rows(
@@ -41,15 +56,45 @@ _changes = {
     "reason": _known.reason,
     "left_at": case((_known.reason.is_not(None), NOW)),
 }
-UPDATE_FLOWS = written_over(
-    postgresql_insert(flows).from_select(
-        [column.name for column in flows.columns],
-        select(*(_changes.get(column.name, _locked.c[column.name]) for column in flows.columns))
+
+
+def locked_flows(begins: ColumnElement[bool]) -> CTE:
+    """Locks the given flows that are known, in order, once `begins` holds.
+
+    The rows as they are to be written; `fits`: what was decided still holds; `fenced`: it must.
+    """
+    return (
+        select(
+            *(
+                _changes.get(column.name, _locked.c[column.name]).label(column.name)
+                for column in flows.columns
+            ),
+            _known.fenced,
+            and_(_locked.c.reason.is_(None), or_(not_(_known.fenced), lease_over(_locked))).label(
+                "fits"
+            ),
+        )
         .select_from(_known.id.table.join(_locked, true()))
-        .where(_locked.c.reason.is_(None), or_(not_(_known.fenced), lease_over(_locked))),
-    ),
-    _changes,
-).returning(flows.c.id)
+        .where(begins)
+        .cte("locked_flows")
+    )
+
+
+def updated_flows(locked: CTE, may: ColumnElement[bool]) -> CTE:
+    """Writes the flows that fit, if it `may`."""
+    names = [column.name for column in flows.columns]
+    return (
+        written_over(
+            postgresql_insert(flows).from_select(
+                names, select(*(locked.c[name] for name in names)).where(locked.c.fits, may)
+            ),
+            _changes,
+        )
+        .returning(flows.c.id)
+        .cte("updated_flows")
+    )
+
+
 _NEW = Rows(
     "new",
     [
@@ -58,25 +103,33 @@ _NEW = Rows(
         ("reason", Text()),
     ],
 )
-INSERT_FLOWS = insert(flows).from_select(
-    ["queue_id", *_NEW.types, "lease_expires_at", "left_at"],
-    select(
+_COLUMNS = ["queue_id", *_NEW.types, "lease_expires_at", "left_at"]
+
+
+def _new_rows() -> Select[Any]:
+    return select(
         bindparam("queue", type_=Text),
         *_NEW.c,
         NOW + _NEW.c.lease_seconds,
         case((_NEW.c.reason.is_not(None), NOW)),
-    ),
-)
+    )
 
 
-async def update_flows(connection: AsyncConnection, commit: Commit) -> None:
-    """Updates flows that were bound before, also those that left. Raises LeaseRenewed."""
+INSERT_FLOWS = insert(flows).from_select(_COLUMNS, _new_rows())
+
+
+def inserted_flows(may: ColumnElement[bool]) -> CTE:
+    """Inserts the new flows, if it `may`."""
+    rows = insert(flows).from_select(_COLUMNS, _new_rows().where(may))
+    return rows.returning(flows.c.id).cte("inserted_flows")
+
+
+def flow_parameters(commit: Commit) -> dict[str, Any]:
+    """The parameters of both."""
     changed = {flow.id: flow for flow in commit.flows if flow.id not in commit.token_hashes}
     ids = sorted(
         (changed.keys() | commit.left.keys() | commit.renewed) - commit.token_hashes.keys()
     )
-    if not ids:
-        return
     rows = [
         (
             flow_id,
@@ -88,12 +141,21 @@ async def update_flows(connection: AsyncConnection, commit: Commit) -> None:
         )
         for flow_id in ids
     ]
-    updated = await connection.execute(UPDATE_FLOWS, _KNOWN.parameters(rows))
-    written = set(updated.scalars())
-    renewed = commit.expired - written
+    return {
+        "fenced_flows": len(commit.expired),
+        **_KNOWN.parameters(rows),
+        **_NEW.parameters(_new(commit)),
+    }
+
+
+def check_flows(commit: Commit, fitting: set[str]) -> None:
+    """Raises LeaseRenewed if a lease that should be over is not."""
+    renewed = commit.expired - fitting
     if renewed:
         raise LeaseRenewed(renewed)
-    assert changed.keys() - commit.left.keys() <= written, "a bound flow has no row"
+    changed = {flow.id for flow in commit.flows}
+    bound = changed - commit.token_hashes.keys() - commit.left.keys()
+    assert bound <= fitting, "a bound flow has no row"
 
 
 def _flow_changes(flow: Flow | None) -> tuple[Any, ...]:
@@ -103,13 +165,16 @@ def _flow_changes(flow: Flow | None) -> tuple[Any, ...]:
     return tuple(getattr(values, key) for key in _FLOW_CHANGES)
 
 
-async def insert_flows(connection: AsyncConnection, commit: Commit) -> None:
-    """Inserts new flows; after `update_flows`, which makes room for their seats and instances."""
-    rows = [
+def _new(commit: Commit) -> list[tuple[Any, ...]]:
+    return [
         (*flow_values(flow), commit.token_hashes[flow.id], commit.left.get(flow.id))
         for flow in commit.flows
         if flow.id in commit.token_hashes
     ]
-    if rows:
+
+
+async def insert_flows(connection: AsyncConnection, commit: Commit) -> None:
+    """Inserts the flows of a new queue."""
+    if rows := _new(commit):
         parameters = {"queue": commit.queue.id, **_NEW.parameters(rows)}
         await connection.execute(INSERT_FLOWS, parameters)

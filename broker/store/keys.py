@@ -22,10 +22,10 @@ from sqlalchemy import (
 )
 from sqlalchemy.dialects.postgresql import ARRAY
 
-from broker.store.bulk import NOW, any_of
 from broker.store.connections import Connections
 from broker.store.key_ports import Act, AuditRow, KeyRow, Keys, SessionRow
-from broker.store.tables import audit, bound, flows, keys, sessions
+from broker.store.schema.bulk import NOW, any_of
+from broker.store.schema.tables import audit, bound, flows, keys, sessions
 from broker.store.writing import record_acts
 
 PURGE_AT_ONCE = 10_000

@@ -31,7 +31,10 @@ from typing import Any
 
 from sqlalchemy import (
     ColumnElement,
+    Double,
     FromClause,
+    Integer,
+    Text,
     and_,
     bindparam,
     func,
@@ -43,9 +46,9 @@ from sqlalchemy import (
 )
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from broker.store.bulk import NOW, any_of, listed
 from broker.store.ports import Outage, Pulse
-from broker.store.tables import bound, flows, outages, queues, service
+from broker.store.schema.bulk import NOW, Prepared, any_of, listed
+from broker.store.schema.tables import bound, flows, outages, queues, service
 
 # Whether replicas served all the while, so that leases have run.
 SERVED = (
@@ -63,20 +66,21 @@ LEASE_OVER = lease_over(flows)
 # The pulse. Usually it is one statement. If it stamps nothing, no replica served for a while, or
 # the clock was set.
 
+_GAP = bindparam("gap", type_=Double)
 _LATEST_OUTAGE = select(outages).order_by(outages.c.id.desc()).limit(1)
 _stamped = (
     update(service)
     .where(
         service.c.id == 1,
-        service.c.stamped_at.between(NOW - bindparam("gap"), NOW + bindparam("gap")),
+        service.c.stamped_at.between(NOW - _GAP, NOW + _GAP),
     )
-    .values(stamped_at=NOW, gap_seconds=bindparam("gap"))
+    .values(stamped_at=NOW, gap_seconds=_GAP)
     .returning(service.c.stamped_at)
     .cte("stamped")
 )
 _outage = _LATEST_OUTAGE.subquery("outage")
-STAMP = select(_stamped.c.stamped_at, _outage).select_from(
-    _stamped.outerjoin(_outage, literal(True))
+STAMP = Prepared(
+    select(_stamped.c.stamped_at, _outage).select_from(_stamped.outerjoin(_outage, literal(True)))
 )
 # Two statements: the time is read while the lock is held. The time of a statement that waited for
 # the lock would be earlier than the stamp of the lock's last holder.
@@ -110,11 +114,11 @@ RENEWAL = (
     .where(listed(flows.c.id, _leased.c.id))
     .values(lease_expires_at=NOW + flows.c.lease_seconds)
 )
-RENEW = RENEWAL.returning(flows.c.id, flows.c.lease_expires_at, flows.c.view_revision)
-BOUND = select(flows.c.id).where(any_of(flows.c.id, "flow_ids"), bound)
-EXPIRIES = (
+RENEW = Prepared(RENEWAL.returning(flows.c.id, flows.c.lease_expires_at, flows.c.view_revision))
+BOUND = Prepared(select(flows.c.id).where(any_of(flows.c.id, "flow_ids"), bound))
+EXPIRIES = Prepared(
     select(flows.c.id, flows.c.lease_expires_at, LEASE_OVER.label("over"))
-    .where(flows.c.queue_id == bindparam("queue"), bound)
+    .where(flows.c.queue_id == bindparam("queue", type_=Text), bound)
     .order_by(flows.c.id)
 )
 _over = (
@@ -125,7 +129,7 @@ _over = (
 )
 _since = func.least(queues.c.next_deadline, _over.c.since)
 _went_back = select(func.max(outages.c.id)).where(outages.c.seconds < 0).scalar_subquery()
-DUE = (
+DUE = Prepared(
     select(queues.c.id)
     .select_from(queues.outerjoin(_over, _over.c.queue_id == queues.c.id))
     .where(
@@ -136,7 +140,7 @@ DUE = (
         )
     )
     .order_by(_since, queues.c.id)
-    .limit(bindparam("limit"))
+    .limit(bindparam("limit", type_=Integer))
 )
 
 

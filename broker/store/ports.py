@@ -22,17 +22,23 @@ or may not have been carried out: `entries_after` shows it by the `commit_id`.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence, Set
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from broker.core.access import ALL_QUEUES
 from broker.core.commands import Result
+from broker.core.state.lineage.records import Child
 from broker.core.state.model import Flow, Partition
 from broker.core.state.queue import Queue
 from broker.core.state.records import Entry
 from broker.core.state.stored import ShownEntry
+from broker.store.conditions import ConditionStore
 from broker.store.key_ports import Act, KeyStore
+from broker.store.trims import Fence, TrimStore
+
+# Of partitions: the epoch, and the last committed position.
+Positions = Mapping[int, tuple[int, str | None]]
 
 
 class StoreError(Exception):
@@ -88,6 +94,10 @@ class Overdue(StoreError):
     """The commit came outside of its `valid` time; nothing was committed."""
 
 
+class LogTrimmed(StoreError):
+    """A trim of the log was announced since the commit's fence was taken; nothing was committed."""
+
+
 @dataclass(frozen=True, slots=True)
 class PositionWrite:
     """A position in a release: written only while `flow_id` owns the partition in this epoch.
@@ -123,7 +133,12 @@ class Commit:
       rows change.
     - `positions`: positions set by an administrator, unfenced.
     - `first_positions`: the first positions of partitions that have none yet.
+    - `children`: the partitions of a dynamic queue that are new, with their keys and parents.
+    - `removed`: the partitions of a dynamic queue that are gone, by number; of each its key is
+      remembered and nothing else. They are not in `partitions`.
     - `acts`: administrative calls that were carried out, for the audit.
+    - `shown`: partitions whose positions an answer will show, beside those in the commit.
+    - `fence`: of a commit that makes a reader of a log or sets positions (`broker.store.trims`).
     - `next_deadline`: when the queue must be advanced, for the sweep.
     - `valid`: the commit takes effect only if the store carries it out between these times (by its
       clock, waits for locks included), because its deadlines run from the time of the decision.
@@ -142,7 +157,11 @@ class Commit:
     writes: Sequence[PositionWrite] = ()
     positions: Mapping[int, str | None] = field(default_factory=dict)
     first_positions: Mapping[int, str] = field(default_factory=dict)
+    children: Sequence[Child] = ()
+    removed: Mapping[int, str] = field(default_factory=dict)
     acts: Sequence[Act] = ()
+    shown: Set[int] = frozenset()
+    fence: Fence | None = None
     next_deadline: float | None = None
     valid: tuple[float, float] | None = None
 
@@ -207,6 +226,13 @@ class PositionCommit:
     position: str
 
 
+class Committed(NamedTuple):
+    """One result for each item; and the epochs and positions of partitions by queue and number."""
+
+    results: Sequence[Result | None]
+    positions: Mapping[tuple[str, int], tuple[int, str | None]]
+
+
 @dataclass(frozen=True, slots=True)
 class Expiry:
     """The flows of a queue whose leases are over, and when the next lease ends (None: there is no
@@ -224,6 +250,14 @@ class Store(Protocol):
     def keys(self) -> KeyStore:
         """Keys, sessions and the audit."""
 
+    @property
+    def trims(self) -> TrimStore:
+        """The announced trims of logs."""
+
+    @property
+    def conditions(self) -> ConditionStore:
+        """What consumers report of their partitions."""
+
     async def start(self) -> None:
         """Opens connections. Raises StoreUnavailable."""
 
@@ -240,7 +274,7 @@ class Store(Protocol):
         """
 
     async def create(self, commit: Commit) -> None:
-        """Inserts a new queue with its partitions and first records. Raises NameTaken."""
+        """Inserts a new queue with its partitions and records. Raises NameTaken, LogTrimmed."""
 
     async def delete(self, queue_id: str, *, force: bool, act: Act | None = None) -> None:
         """Deletes a queue with everything in it, and records the act.
@@ -278,12 +312,21 @@ class Store(Protocol):
         """
 
     async def history(self, queue_id: str, limit: int, before: int | None) -> Sequence[ShownEntry]:
-        """The entries of the newest `limit` rebalances with an id below `before`, oldest entry
+        """The entries of the newest `limit` rebalances with an id below `before`, and the latest
+        of those without a rebalance between them and up to the rebalance before them; oldest entry
         first. Records that this version does not know are passed on.
         """
 
-    async def commit(self, commit: Commit) -> None:
-        """Commits. If it raises Conflict, QueueGone, LeaseRenewed, PositionBehind or Overdue,
+    async def client_names(self, flow_ids: Sequence[str]) -> Mapping[str, str]:
+        """The names of the clients of these flows, also of those that have left, as far as they
+        are stored.
+        """
+
+    async def commit(self, commit: Commit) -> Positions:
+        """Commits. Returns the epochs and positions of the written partitions and of those in
+        `shown`, as after the commit; none if that is not known.
+
+        If it raises Conflict, QueueGone, LeaseRenewed, PositionBehind, LogTrimmed or Overdue,
         nothing is written.
         """
 
@@ -303,18 +346,19 @@ class Store(Protocol):
         replica's); ask again.
         """
 
-    async def commit_positions(self, items: Sequence[PositionCommit]) -> Sequence[Result | None]:
-        """Commits positions and renews the leases of their flows, in one transaction; one result
-        per item.
+    async def commit_positions(
+        self, items: Sequence[PositionCommit], shown: Collection[tuple[str, int]] = ()
+    ) -> Committed:
+        """Commits positions and renews the leases of their flows; the items of a partition in
+        their order. Returns the positions of the partitions in `shown`, too (by queue and number),
+        as after it.
 
         Items are fenced by flow and epoch in the statement itself; results as in the contract,
         *HTTP*. Never waits for a lock. None: this item was skipped, because another transaction
         holds its partition or its flow; ask again.
         """
 
-    async def positions(
-        self, queue_id: str, partitions: Sequence[int] | None = None
-    ) -> Mapping[int, tuple[int, str | None]]:
+    async def positions(self, queue_id: str, partitions: Sequence[int] | None = None) -> Positions:
         """The epoch and the last committed position of each partition; None: of all, removed ones
         too.
         """
@@ -323,7 +367,9 @@ class Store(Protocol):
         """When leases of bound flows end."""
 
     async def flow(self, flow_id: str) -> FlowRow | None:
-        """The row of a flow; it remains for 24 hours after the flow left."""
+        """The row of a flow; it remains for 24 hours after the flow left, and as long as the
+        history.
+        """
 
     async def outages(self, after: int) -> Sequence[Outage]:
         """The outages with an id above `after`, in order."""

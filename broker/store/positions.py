@@ -7,19 +7,32 @@ epoch and seq allow it. The outcomes are read from the locked rows. It waits for
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
-from sqlalchemy import Integer, Text, and_, bindparam, func, or_, select, true
+from sqlalchemy import (
+    Integer,
+    Text,
+    and_,
+    bindparam,
+    func,
+    literal,
+    null,
+    or_,
+    select,
+    true,
+    union_all,
+)
 from sqlalchemy.dialects.postgresql import insert as postgresql_insert
-from sqlalchemy.ext.asyncio import AsyncConnection
 
 from broker.core.commands import Outcome, Result
 from broker.core.state.transitions import State
-from broker.store.bulk import Rows, any_of, looked_up, written_over
-from broker.store.leases import RENEWAL
-from broker.store.ports import PositionCommit
-from broker.store.tables import flows, partitions
+from broker.pieces import pause, pieces
+from broker.store.connections import Connections
+from broker.store.leases import BOUND, RENEWAL
+from broker.store.ports import Committed, PositionCommit, Positions
+from broker.store.schema.bulk import Prepared, Rows, any_of, looked_up, written_over
+from broker.store.schema.tables import flows, partitions
 
 _ITEMS = Rows(
     "item",
@@ -68,21 +81,82 @@ _written = (
         ),
         _new,
     )
-    .returning(partitions.c.number)
+    .returning(
+        partitions.c.queue_id, partitions.c.number, partitions.c.epoch, partitions.c.position
+    )
     .cte("written")
 )
-COMMIT_POSITIONS = select(
-    _locked.c.nth,
-    _locked.c.epoch,
-    _locked.c.owned,
-    _locked.c.state,
-    _locked.c.renewed,
-).add_cte(_written)
-THERE = select(_item.nth).join_from(_item.nth.table, looked_up(_by_key, "found"), true())
-ALL_POSITIONS = select(partitions.c.number, partitions.c.epoch, partitions.c.position).where(
-    partitions.c.queue_id == bindparam("queue")
+_SHOWN = Rows("shown", [("queue_id", Text()), ("number", Integer())])
+_shown = looked_up(
+    select(partitions.c.epoch, partitions.c.position).where(
+        partitions.c.queue_id == _SHOWN.c.queue_id, partitions.c.number == _SHOWN.c.number
+    ),
+    "shown_row",
 )
-POSITIONS = ALL_POSITIONS.where(any_of(partitions.c.number, "numbers"))
+_no_position = (literal(None, Text()).label("queue_id"), literal(None, Integer()).label("number"))
+# First the items, by their place; then positions, without a place: those in `shown` as they were
+# when the statement arrived, then those that it has written.
+COMMIT_POSITIONS = Prepared(
+    union_all(
+        select(
+            _locked.c.nth,
+            *_no_position,
+            _locked.c.epoch,
+            literal(None, Text()).label("position"),
+            _locked.c.owned,
+            _locked.c.state,
+            _locked.c.renewed,
+        ),
+        select(
+            null(), *_SHOWN.c, _shown.c.epoch, _shown.c.position, null(), null(), null()
+        ).join_from(_SHOWN.table, _shown, true()),
+        select(
+            null(),
+            _written.c.queue_id,
+            _written.c.number,
+            _written.c.epoch,
+            _written.c.position,
+            null(),
+            null(),
+            null(),
+        ),
+    )
+)
+THERE = Prepared(select(_item.nth).join_from(_item.nth.table, looked_up(_by_key, "found"), true()))
+_of_queue = select(partitions.c.number, partitions.c.epoch, partitions.c.position).where(
+    partitions.c.queue_id == bindparam("queue", type_=Text)
+)
+POSITIONS = Prepared(_of_queue.where(any_of(partitions.c.number, "numbers")))
+ALL_POSITIONS = Prepared(
+    _of_queue.where(partitions.c.number > bindparam("after", type_=Integer))
+    .order_by(partitions.c.number)
+    .limit(bindparam("limit", type_=Integer))
+)
+# So many rows take some milliseconds.
+ROWS_AT_ONCE = 1000
+
+
+async def positions_of(
+    connections: Connections, queue_id: str, partitions: Sequence[int] | None
+) -> Positions:
+    """Epoch and position by partition, of these or of all, read in pieces (`broker.pieces`)."""
+    positions: dict[int, tuple[int, str | None]] = {}
+    if partitions is not None:
+        async for numbers in pieces(partitions, ROWS_AT_ONCE):
+            parameters: dict[str, Any] = {"queue": queue_id, "numbers": [*numbers]}
+            for number, epoch, position in await connections.fetch(POSITIONS, parameters):
+                positions[number] = (epoch, position)
+        return positions
+    after = -1
+    while True:
+        parameters = {"queue": queue_id, "after": after, "limit": ROWS_AT_ONCE}
+        found = await connections.fetch(ALL_POSITIONS, parameters)
+        for number, epoch, position in found:
+            positions[number] = (epoch, position)
+        if len(found) < ROWS_AT_ONCE:
+            return positions
+        after = found[-1]["number"]
+        await pause()
 
 
 def rounds(items: Sequence[PositionCommit]) -> list[list[int]]:
@@ -103,9 +177,38 @@ def rounds(items: Sequence[PositionCommit]) -> list[list[int]]:
 
 
 async def commit_positions(
-    connection: AsyncConnection, items: Sequence[PositionCommit], places: Sequence[int]
-) -> dict[int, Result | None]:
-    """Commits the items at these indices, one round; None: another transaction holds the row."""
+    connections: Connections, items: Sequence[PositionCommit], shown: Collection[tuple[str, int]]
+) -> Committed:
+    """See `Store.commit_positions`. One statement, unless a partition occurs twice."""
+    results: dict[int, Result | None] = {}
+    positions: dict[tuple[str, int], tuple[int, str | None]] = {}
+    shown = frozenset(shown)
+    turns = rounds(items)
+    for places in turns:
+        # The latest positions are those that the last round sees.
+        told = [*shown] if places is turns[-1] else []
+        found, held = await _one_round(connections, items, places, told)
+        by_place = {}
+        for row in found:
+            if row["nth"] is not None:
+                by_place[row["nth"]] = row
+            elif (key := (row["queue_id"], row["number"])) in shown:
+                positions[key] = (row["epoch"], row["position"])
+        for place in places:
+            if place not in held:
+                results[place] = _result(items[place], by_place.get(place))
+    return Committed([results.get(place) for place in range(len(items))], positions)
+
+
+async def _one_round(
+    connections: Connections,
+    items: Sequence[PositionCommit],
+    places: Sequence[int],
+    shown: Sequence[tuple[str, int]],
+) -> tuple[Sequence[Any], set[int]]:
+    """The rows of the statement for the items at these places, and the places of items for which
+    another transaction holds the partition or the flow.
+    """
     rows = [
         (nth, item.queue_id, item.flow_id, item.seq, item.partition, item.epoch, item.position)
         for nth, item in ((place, items[place]) for place in places)
@@ -113,27 +216,32 @@ async def commit_positions(
     parameters = {
         "flow_ids": sorted({items[place].flow_id for place in places}),
         **_ITEMS.parameters(rows),
+        **_SHOWN.parameters(shown),
     }
-    found = (await connection.execute(COMMIT_POSITIONS, parameters)).all()
-    by_place: dict[int, Any] = {row.nth: row for row in found}
-    held: set[int] = set()
+    found = await connections.fetch(COMMIT_POSITIONS, parameters)
+    by_place = {row["nth"]: row for row in found if row["nth"] is not None}
     missing = [row for row in rows if row[0] not in by_place]
-    if missing:
-        held.update((await connection.execute(THERE, _ITEMS.parameters(missing))).scalars())
-    return {
-        place: None if place in held else _result(items[place], by_place.get(place))
-        for place in places
+    there = await connections.fetch(THERE, _ITEMS.parameters(missing)) if missing else ()
+    held = {row["nth"] for row in there}
+    # A flow whose lease was not renewed is gone, if its row is not held.
+    idle = {items[nth].flow_id for nth, row in by_place.items() if not row["renewed"]}
+    bound = await connections.fetch(BOUND, {"flow_ids": sorted(idle)}) if idle else ()
+    waiting = {row["id"] for row in bound}
+    held |= {
+        nth
+        for nth, row in by_place.items()
+        if (row["owned"], row["epoch"]) == (True, items[nth].epoch)
+        if not row["renewed"] and items[nth].flow_id in waiting
     }
+    return found, held
 
 
-def _result(item: PositionCommit, row: Any) -> Result | None:
-    """The first outcome that applies (the contract, *HTTP*); None if the flow's row is held."""
-    if row is None or row.state == State.REMOVED:
+def _result(item: PositionCommit, row: Any) -> Result:
+    """The first outcome that applies (the contract, *HTTP*)."""
+    if row is None or row["state"] == State.REMOVED:
         return Result(item.partition, Outcome.NO_SUCH_PARTITION)
-    if item.epoch < row.epoch:
-        return Result(item.partition, Outcome.STALE_EPOCH, row.epoch)
-    if item.epoch > row.epoch or not row.owned:
+    if item.epoch < row["epoch"]:
+        return Result(item.partition, Outcome.STALE_EPOCH, row["epoch"])
+    if item.epoch > row["epoch"] or not row["owned"] or not row["renewed"]:
         return Result(item.partition, Outcome.NOT_OWNER)
-    if not row.renewed:
-        return None
     return Result(item.partition, Outcome.OK)

@@ -1,14 +1,13 @@
 """The store in Postgres: the tables of `migrations/control` through SQLAlchemy Core and asyncpg.
 
 Frequent operations are one statement and thus one round trip: renewals, commits of positions, the
-pulse. A commit of decisions is a transaction of a few statements (`broker.store.writing`). Bulk
-goes through arrays (`broker.store.bulk`). Locks are taken in one order, see `writing`.
+pulse, commits of decisions (`broker.store.writing`). The driver gets them directly. Bulk goes
+through arrays (`broker.store.schema.bulk`). Locks are taken in one order, see `writing`.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping, Sequence
-from itertools import starmap
+from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from typing import Any
 from uuid import uuid4
 
@@ -30,12 +29,11 @@ from sqlalchemy.sql import Executable
 from sqlalchemy.sql.elements import ColumnElement
 
 from broker.core.access import ALL_QUEUES
-from broker.core.commands import Result
 from broker.core.state.queue import Queue
 from broker.core.state.records import Entry
 from broker.core.state.stored import ShownEntry
 from broker.store import writing
-from broker.store.bulk import any_of
+from broker.store.conditions import PostgresConditions
 from broker.store.connections import Connections
 from broker.store.key_ports import Act
 from broker.store.keys import PostgresKeys, matching
@@ -43,28 +41,29 @@ from broker.store.leases import BOUND, DUE, EXPIRIES, RENEW, STAMP, outage_of, p
 from broker.store.notifications import Notifications
 from broker.store.ports import (
     Commit,
+    Committed,
     Expiry,
     FlowRow,
     FlowsBound,
     Lease,
     Outage,
     PositionCommit,
+    Positions,
     Pulse,
     QueueGone,
     QueueRow,
     StoreUnavailable,
 )
-from broker.store.positions import ALL_POSITIONS, POSITIONS, commit_positions, rounds
+from broker.store.positions import commit_positions, positions_of
+from broker.store.reading import NAMES, load, read_history
 from broker.store.rows import (
-    FlowValues,
-    PartitionValues,
     decode,
     decode_shown,
-    missing_flows,
     queue_row,
-    restore,
 )
-from broker.store.tables import bound, flows, outages, partitions, queues, records
+from broker.store.schema.bulk import Prepared, any_of
+from broker.store.schema.tables import bound, flows, outages, partitions, queues, records
+from broker.store.trims import PostgresTrims
 
 PURGE_AT_ONCE = 10_000
 ANALYZE_FROM = 10_000
@@ -98,10 +97,16 @@ class PostgresStore:
             answer_seconds=answer_seconds,
         )
         self.keys = PostgresKeys(self._connections)
+        self.trims = PostgresTrims(self._connections.fetch)
+        self.conditions = PostgresConditions(self._connections.fetch)
         listening = self._connections if listen_url is None else Connections(listen_url, 1)
         self._notifications = Notifications(
             listening.connect, uuid4().hex, heartbeat_seconds=heartbeat_seconds
         )
+
+    def count_round_trips(self, heard: Callable[[float], object]) -> None:
+        """`heard` is called with the seconds of each answered round trip of `fetch`."""
+        self._connections.heard = heard
 
     async def start(self) -> None:
         await self._all(select(literal(1)))
@@ -113,7 +118,7 @@ class PostgresStore:
     # Serving
 
     async def pulse(self, gap_seconds: float = 3.0) -> Pulse:
-        stamped = await self._all(STAMP, {"gap": gap_seconds})
+        stamped = await self._fetch(STAMP, {"gap": gap_seconds})
         if stamped:
             now, *outage = tuple(stamped[0])
             return Pulse(now, outage_of(outage))
@@ -127,8 +132,8 @@ class PostgresStore:
             # Plans that were made while the table was small would read all of it.
             await self._run(text(f"ANALYZE {partitions.fullname}"))
 
-    async def commit(self, commit: Commit) -> None:
-        await self._connections.carry_out(lambda one: writing.write(one, commit))
+    async def commit(self, commit: Commit) -> Positions:
+        return await writing.write(self._connections, commit)
 
     async def delete(self, queue_id: str, *, force: bool, act: Act | None = None) -> None:
         lock = select(queues.c.id).where(queues.c.id == queue_id).with_for_update()
@@ -184,28 +189,8 @@ class PostgresStore:
         ]
 
     async def load(self, queue_id: str) -> Queue:
-        head = select(queues).where(queues.c.id == queue_id)
-        values = [flows.c[key] for key in FlowValues._fields]
-        bound_flows = (
-            select(*values).where(flows.c.queue_id == queue_id, bound).order_by(flows.c.seat)
-        )
-        all_partitions = (
-            select(*(partitions.c[key] for key in PartitionValues._fields))
-            .where(partitions.c.queue_id == queue_id)
-            .order_by(partitions.c.number)
-        )
         async with self._connections.snapshot() as connection:
-            row = (await connection.execute(head)).first()
-            if row is None:
-                raise QueueGone(queue_id)
-            found = [*starmap(FlowValues, await connection.execute(bound_flows))]
-            owned = [*starmap(PartitionValues, await connection.execute(all_partitions))]
-            gone: list[FlowValues] = []
-            if missing := missing_flows(found, owned):
-                query = select(*values).where(any_of(flows.c.id, "flow_ids"))
-                rows = await connection.execute(query, {"flow_ids": sorted(missing)})
-                gone += starmap(FlowValues, rows)
-        return restore(queue_id, row._asdict(), found, owned, gone)
+            return await load(connection, queue_id)
 
     async def revisions(self, queue_ids: Sequence[str]) -> Mapping[str, int]:
         query = select(queues.c.id, queues.c.revision).where(any_of(queues.c.id, "queue_ids"))
@@ -249,22 +234,12 @@ class PostgresStore:
         return kept
 
     async def history(self, queue_id: str, limit: int, before: int | None) -> Sequence[ShownEntry]:
-        of_queue = and_(records.c.queue_id == queue_id, records.c.rebalance_id.is_not(None))
-        newest = (
-            select(records.c.rebalance_id)
-            .distinct()
-            .where(of_queue)
-            .order_by(records.c.rebalance_id.desc())
-            .limit(limit)
-        )
-        if before is not None:
-            newest = newest.where(records.c.rebalance_id < before)
-        query = (
-            select(*_ENTRY)
-            .where(of_queue, records.c.rebalance_id.in_(newest))
-            .order_by(records.c.revision)
-        )
-        return list(map(_shown, await self._all(query)))
+        async with self._connections.single() as connection:
+            return await read_history(connection, queue_id, limit, before)
+
+    async def client_names(self, flow_ids: Sequence[str]) -> Mapping[str, str]:
+        found = await self._all(NAMES, {"flow_ids": [*flow_ids]}) if flow_ids else []
+        return {row.id: row.client_name for row in found}
 
     async def purge(self, flows_before: float, records_before: float) -> None:
         newest = select(queues.c.revision).where(queues.c.id == records.c.queue_id)
@@ -289,39 +264,27 @@ class PostgresStore:
     # Leases and positions
 
     async def expiries(self, queue_id: str) -> Expiry:
-        found = await self._all(EXPIRIES, {"queue": queue_id})
-        over = tuple(row.id for row in found if row.over)
-        return Expiry(
-            over, min((row.lease_expires_at for row in found if not row.over), default=None)
-        )
+        found = await self._fetch(EXPIRIES, {"queue": queue_id})
+        over = tuple(flow_id for flow_id, _, is_over in found if is_over)
+        return Expiry(over, min((ends for _, ends, is_over in found if not is_over), default=None))
 
     async def renew(self, flow_ids: Sequence[str]) -> Mapping[str, Lease | None]:
         asked = set(flow_ids)
-        found = await self._all(RENEW, {"flow_ids": sorted(asked)})
-        leases = {row.id: Lease(row.lease_expires_at, row.view_revision) for row in found}
+        found = await self._fetch(RENEW, {"flow_ids": sorted(asked)})
+        leases = {flow_id: Lease(*lease) for flow_id, *lease in found}
         missing = sorted(asked - leases.keys())
         if not missing:
             return leases
-        held = await self._all(BOUND, {"flow_ids": missing})
-        return leases | dict.fromkeys((row.id for row in held), None)
+        held = await self._fetch(BOUND, {"flow_ids": missing})
+        return leases | dict.fromkeys((flow_id for (flow_id,) in held), None)
 
-    async def commit_positions(self, items: Sequence[PositionCommit]) -> Sequence[Result | None]:
-        turns = rounds(items)
-        results: dict[int, Result | None] = {}
-        connections = self._connections
-        async with connections.single() if len(turns) == 1 else connections.transaction() as one:
-            for places in turns:
-                results |= await commit_positions(one, items, places)
-        return [results[place] for place in range(len(items))]
+    async def commit_positions(
+        self, items: Sequence[PositionCommit], shown: Collection[tuple[str, int]] = ()
+    ) -> Committed:
+        return await commit_positions(self._connections, items, shown)
 
-    async def positions(
-        self, queue_id: str, partitions: Sequence[int] | None = None
-    ) -> Mapping[int, tuple[int, str | None]]:
-        if partitions is None:
-            found = await self._all(ALL_POSITIONS, {"queue": queue_id})
-        else:
-            found = await self._all(POSITIONS, {"queue": queue_id, "numbers": [*partitions]})
-        return {row.number: (row.epoch, row.position) for row in found}
+    async def positions(self, queue_id: str, partitions: Sequence[int] | None = None) -> Positions:
+        return await positions_of(self._connections, queue_id, partitions)
 
     async def leases(self, flow_ids: Sequence[str]) -> Mapping[str, float]:
         query = select(flows.c.id, flows.c.lease_expires_at).where(
@@ -340,7 +303,7 @@ class PostgresStore:
         return [Outage(*tuple(row)) for row in await self._all(query)]
 
     async def due(self, limit: int) -> Sequence[str]:
-        return [row.id for row in await self._all(DUE, {"limit": limit})]
+        return [queue_id for (queue_id,) in await self._fetch(DUE, {"limit": limit})]
 
     # Other replicas
 
@@ -349,10 +312,8 @@ class PostgresStore:
         if not payloads:
             return
         try:
-            await self._all(
-                select(func.pg_notify(self._notifications.channel, func.unnest(_payloads))),
-                {"payloads": payloads},
-            )
+            channel = self._notifications.channel
+            await self._fetch(NOTIFY, {"channel": channel, "payloads": payloads})
         except StoreUnavailable:
             return  # Best effort: the sweep of the other replicas finds the changes.
 
@@ -363,6 +324,9 @@ class PostgresStore:
         async with self._connections.single() as connection:
             await connection.execute(statement)
 
+    async def _fetch(self, prepared: Prepared, parameters: Mapping[str, Any]) -> Sequence[Any]:
+        return await self._connections.fetch(prepared, parameters)
+
     async def _all(
         self, statement: Executable, parameters: Mapping[str, Any] | None = None
     ) -> Sequence[Row[Any]]:
@@ -370,7 +334,14 @@ class PostgresStore:
             return (await connection.execute(statement, parameters)).all()
 
 
-_payloads = bindparam("payloads", type_=ARRAY(Text))
+NOTIFY = Prepared(
+    select(
+        func.pg_notify(
+            bindparam("channel", type_=Text),
+            func.unnest(bindparam("payloads", type_=ARRAY(Text))),
+        )
+    )
+)
 _ENTRY = (
     records.c.revision,
     records.c.at,

@@ -1,8 +1,7 @@
-"""A queue as rows and rows as a queue: what every store writes, and what `load` returns.
+"""A queue as rows: what every store writes. `reading` makes a queue of them.
 
-The two directions are next to each other, so that both cover every field; the contract suite
-compares a loaded queue with the replayed one. Positions, leases and token hashes are not here,
-because the model does not have them.
+Both cover every field; the contract suite compares a loaded queue with the replayed one. Positions,
+leases and token hashes are not here, because the model does not have them.
 """
 
 from __future__ import annotations
@@ -16,17 +15,16 @@ import orjson
 from broker.core.state.model import (
     Absent,
     Flow,
-    HandedOver,
-    Handoff,
     Instance,
     Partition,
     Rebalance,
     Settings,
 )
+from broker.core.state.ordered.barriers import Barriers
 from broker.core.state.queue import Queue
 from broker.core.state.records import Record
 from broker.core.state.stored import Unknown, from_json, shown_from_json, to_json
-from broker.core.state.transitions import LifeEvent, PartitionEvent, State, Status
+from broker.core.state.transitions import Status
 from broker.store.ports import PositionWrite, QueueRow
 
 # Columns of a queue's row that are attributes of the queue under the same name.
@@ -36,14 +34,15 @@ PLAIN = (
     "holddown_until",
     "flows_before",
     "growing",
+    "discarding",
     "outage_seen",
+    "resize_seen",
+    "cuts_due",
+    "cuts_attempt",
 )
 SETTINGS = tuple(field.name for field in fields(Settings))
+_OF_BARRIERS = ("resize", "resized_from", "resized_to", "next")
 _OF_REBALANCE = frozenset(field.name for field in fields(Rebalance))
-_STATES = {state.value: state for state in State}
-_HANDED_OVER: dict[str | None, HandedOver] = {how.value: how for how in HandedOver}
-# After this many restored partitions the journal forgets them.
-_CHUNK = 1000
 
 
 class FlowValues(NamedTuple):
@@ -69,7 +68,8 @@ class PartitionValues(NamedTuple):
     """The row of a partition.
 
     `unowned_since` is null also when the partition never had an owner. `successor` and `warm`
-    belong to its handoff. `warmed_by` said ready in the latest handoff, for `warmed_epoch`.
+    belong to its handoff. `warmed_by` said ready in the latest handoff, for `warmed_epoch`. `cut`
+    and `cut_reached` mean nothing while the queue has no barriers, or does not know the cut yet.
     """
 
     number: int
@@ -87,6 +87,16 @@ class PartitionValues(NamedTuple):
     warm: bool | None
     warmed_by: str | None
     warmed_epoch: int | None
+    cut: str | None
+    cut_reached: bool | None
+
+
+class LineageValues(NamedTuple):
+    """A key of a dynamic queue; `parents` is None of a partition that was removed."""
+
+    number: int
+    key: str
+    parents: list[str] | None
 
 
 def queue_values(queue: Queue, next_deadline: float | None) -> dict[str, Any]:
@@ -100,9 +110,12 @@ def queue_values(queue: Queue, next_deadline: float | None) -> dict[str, Any]:
         **{name: getattr(queue, name) for name in PLAIN},
         "next_seat": queue.next_bind_number,
         "departed": _absent_values(queue),
+        "barriers": _barriers_values(queue.barriers),
         "rebalance": queue.rebalance and asdict(queue.rebalance),
         "last_rebalance": queue.last_rebalance and asdict(queue.last_rebalance),
-        "retiring_count": len(queue.retiring),
+        "retiring_count": queue.resized_count - queue.settings.partition_count,
+        "waiting_count": len(queue.lineage.waiting) if queue.lineage else 0,
+        "finished_count": len(queue.lineage.finished) if queue.lineage else 0,
         "next_deadline": next_deadline,
     }
 
@@ -133,6 +146,7 @@ def partition_values(queue: Queue, partition: Partition) -> PartitionValues:
     handoff = queue.handoffs.get(number)
     successor = handoff.named if handoff else None
     warmed_by, warmed_epoch = queue.warmed.get(number, (None, None))
+    cut = None if queue.barriers is None else queue.barriers.cuts.get(number)
     return PartitionValues(
         number,
         partition.state.value,
@@ -149,6 +163,8 @@ def partition_values(queue: Queue, partition: Partition) -> PartitionValues:
         handoff.warm if handoff else None,
         warmed_by,
         warmed_epoch,
+        cut,
+        None if cut is None or queue.barriers is None else number not in queue.barriers.unreached,
     )
 
 
@@ -160,14 +176,31 @@ def restore_head(queue_id: str, row: Mapping[str, Any]) -> Queue:
     queue.status = Status(row["status"])
     for name in PLAIN:
         setattr(queue, name, row[name])
+    queue.configured_count = settings.partition_count
     queue.next_bind_number = row["next_seat"]
     queue.absent = {
-        _instance(name): Absent(number, str(dict(held).get("flow", f"left by {name}")))
+        instance_of(name): Absent(number, str(dict(held).get("flow", f"left by {name}")))
         for name, (number, held) in (row["departed"] or {}).items()
     }
     queue.rebalance = _rebalance(row["rebalance"])
     queue.last_rebalance = _rebalance(row["last_rebalance"])
+    queue.barriers = _restore_barriers(row["barriers"])
     return queue
+
+
+def _barriers_values(barriers: Barriers | None) -> dict[str, int | None] | None:
+    if barriers is None:
+        return None
+    return {name: getattr(barriers, name) for name in _OF_BARRIERS}
+
+
+def _restore_barriers(values: Mapping[str, Any] | None) -> Barriers | None:
+    """The barriers without the cuts, which are in the partitions' rows."""
+    if not values:
+        return None
+    barriers = Barriers(values["resize"], values["resized_from"], values["resized_to"])
+    barriers.next = values["next"]
+    return barriers
 
 
 def _rebalance(values: Mapping[str, Any] | None) -> Rebalance | None:
@@ -188,7 +221,7 @@ def _absent_values(queue: Queue) -> dict[str, Any]:
     }
 
 
-def _instance(name: str) -> Instance:
+def instance_of(name: str) -> Instance:
     key_id, separator, instance = name.partition("\n")
     return (key_id, instance) if separator else (None, name)
 
@@ -227,131 +260,9 @@ def queue_row(
 ) -> QueueRow:
     """The queue for a listing, from its row."""
     queue = restore_head(queue_id, row)
+    # Less than 0 between the slices of a resize.
     retiring = row["retiring_count"]
-    scale_status = "ScalingDown" if retiring else queue.scale_status
-    operational = queue.settings.partition_count + retiring
+    scale_status = "ScalingDown" if retiring > 0 else queue.scale_status
+    more = retiring + row["waiting_count"] + row["finished_count"]
+    operational = queue.settings.partition_count + more
     return QueueRow(queue, operational, scale_status, flow_count, active_flow_count)
-
-
-def restore(
-    queue_id: str,
-    row: Mapping[str, Any],
-    flows: Iterable[FlowValues],
-    partitions: Iterable[PartitionValues],
-    gone: Iterable[FlowValues] = (),
-) -> Queue:
-    """The queue from its rows: flows by bind number, partitions by number; its journal is empty.
-
-    `gone` are flows that left and are still named by partitions (`missing_flows`). Flows and
-    partitions enter through the same methods as in `replay`, so that all counts and rankings are
-    right.
-    """
-    queue = restore_head(queue_id, row)
-    left = [_restore_flow(queue, values) for values in gone]
-    for values in flows:
-        _restore_flow(queue, values)
-    for place, partition in enumerate(partitions, start=1):
-        _restore_partition(queue, partition)
-        if place % _CHUNK == 0:
-            queue.journal.forget()
-    for flow in left:
-        queue.leave(flow)
-    _restore_absent(queue, row)
-    queue.next_bind_number = row["next_seat"]
-    due, known = row["next_deadline"], queue.next_deadline()
-    if due is not None and (known is None or due < known):
-        # Nothing else in it is due by then, so it is the rest of a decision that was cut off.
-        queue.unfinished_at, queue.changed = due, True
-    queue.touched = set()
-    queue.journal.forget()
-    return queue
-
-
-def missing_flows(flows: Iterable[FlowValues], partitions: Iterable[PartitionValues]) -> set[str]:
-    """The flows that partitions name as owner or successor, and that are not among `flows`."""
-    named = {id for values in partitions for id in (values.owner, values.successor) if id}
-    return named.difference(values.id for values in flows)
-
-
-def _restore_absent(queue: Queue, row: Mapping[str, Any]) -> None:
-    """What is still there of the partitions of flows that left in this holddown.
-
-    A version before this one wrote (number, epoch) of each in the row of the queue.
-    """
-    for name, (_, held) in (row["departed"] or {}).items():
-        absent = queue.absent[_instance(name)]
-        for number, epoch in held:
-            partition = queue.find(number) if isinstance(number, int) else None
-            if partition is not None and number in queue.unassigned:
-                raised = partition.next_handed_over == HandedOver.FORCED
-                if raised or (
-                    partition.next_handed_over == HandedOver.ORPHANED and partition.epoch == epoch
-                ):
-                    partition.released_by = absent.flow_id
-    by_flow = {absent.flow_id: absent for absent in queue.absent.values()}
-    if by_flow:
-        for number in queue.unassigned:
-            of = by_flow.get(queue.partitions[number].released_by or "")
-            if of is not None:
-                of.left.push(number)
-
-
-def _restore_flow(queue: Queue, values: FlowValues) -> Flow:
-    flow = Flow(
-        values.id,
-        values.instance_id,
-        values.client_name,
-        values.seat,
-        values.lease_seconds,
-        values.warmup,
-        values.bound_at,
-        values.binder,
-        values.attempt,
-        values.key_id,
-    )
-    flow.view_revision = values.view_revision
-    queue.enter(flow)
-    if values.draining:
-        queue.set_draining(flow, values.drain_deadline)
-    return flow
-
-
-def _restore_partition(queue: Queue, values: PartitionValues) -> None:
-    number, state = values.number, _STATES[values.state]
-    partition = Partition(number)
-    assert number == len(queue.partitions), f"partition {len(queue.partitions)} is missing"
-    queue.partitions.append(partition)
-    partition.epoch = values.epoch
-    partition.handed_over = _HANDED_OVER.get(values.handed_over)
-    partition.next_handed_over = _HANDED_OVER[values.let_go]
-    partition.released_by = _known(queue, values.released_by)
-    if values.warmed_by is not None and values.warmed_epoch is not None:
-        queue.warmed[number] = (values.warmed_by, values.warmed_epoch)
-    if state is State.UNASSIGNED:
-        queue.restore_unassigned(number, values.unowned_since)
-    elif state is State.REMOVED:
-        queue.place(partition, PartitionEvent.REMOVED)
-    else:
-        assert values.owner is not None
-        owner = queue.flows[values.owner]
-        queue.place(partition, PartitionEvent.GRANTED, owner=owner)
-        if state is not State.OWNED:
-            warming = state is State.WARMING
-            event = PartitionEvent.WARMUP_STARTED if warming else PartitionEvent.REVOKED
-            queue.place(partition, event, owner=owner, handoff=_handoff(queue, values))
-    if values.retiring:
-        queue.resize(partition, LifeEvent.RETIRED)
-
-
-def _handoff(queue: Queue, values: PartitionValues) -> Handoff:
-    assert values.deadline is not None
-    assert values.handoff_since is not None
-    assert values.warm is not None
-    successor = None if values.successor is None else queue.flows[values.successor]
-    return Handoff(values.number, successor, values.deadline, values.handoff_since, values.warm)
-
-
-def _known(queue: Queue, flow_id: str | None) -> str | None:
-    """The same id, as the object of the bound flow: so partitions do not each hold a copy."""
-    flow = queue.flows.get(flow_id) if flow_id is not None else None
-    return flow_id if flow is None else flow.id

@@ -2,7 +2,7 @@
 
 A `World` has the database and the replicas. Each replica has a `Net` between it and the database. A
 `Net` can lose calls or answers, hold calls until a test releases them, and suppress notifications.
-Tests run under `tests.world.loop.virtual`.
+Tests run under `broker.memory.loop.virtual`.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from broker.calls import views
 from broker.calls.facade import Calls
 from broker.core.state.queue import Queue
 from broker.mailbox.replica import Replica
-from tests.twin.store import Fault
-from tests.world.alarms import Alarms
+from broker.memory.alarms import Alarms
+from broker.memory.loop import running, settle
+from broker.memory.process import Process
+from broker.memory.store import Fault
 from tests.world.log import Logs
-from tests.world.loop import running, settle
-from tests.world.process import Process
 from tests.world.store import Database, Store, Way, picture
 
 
@@ -92,6 +92,9 @@ class ReplicaCalls:
         self.commit = calls.flows.commit
         self.release = calls.flows.release
         self.ready = calls.flows.ready
+        self.children = calls.flows.children
+        self.lineage = calls.lineage.graph
+        self.add_children = calls.lineage.add_children
         self.drain = calls.flows.drain
         self.unbind = calls.flows.unbind
         self.update = calls.updates.get
@@ -172,6 +175,15 @@ class World:
             if memory is not None and memory.revision == stored.revision:
                 assert picture(memory) == picture(stored)
         return stored
+
+
+def dynamic(name: str = "orders", *keys: str, **settings: Any) -> views.QueueSpec:
+    """A dynamic queue on a log of a kind that the service does not know; root a if none is named.
+
+    It rebalances at once by default.
+    """
+    more = {"rebalance_delay": 0.0, "log": "stream://elsewhere", **settings}
+    return views.QueueSpec(name, partitioning="dynamic", partitions=keys or ("a",), **more)
 
 
 def spec(name: str = "orders", partitions: int = 4, **settings: Any) -> views.QueueSpec:

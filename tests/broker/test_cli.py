@@ -91,6 +91,10 @@ def test_migrate_says_what_it_did(database_url: str) -> None:
     assert "nothing -> " in first.stdout
     again = run(["migrate", "--database-url", database_url])
     assert again.stdout.count("already") == 2
+    told = json.loads(run(["migrate", "--json", "--database-url", database_url]).stdout)
+    assert [one["tree"] for one in told["migrations"]] == ["control", "log"]
+    assert all(one["before"] == one["after"] for one in told["migrations"])
+    assert told["restored"] == []
 
 
 # A running service

@@ -52,11 +52,13 @@ def test_a_key_that_ends(migrated_url: str) -> None:
         ("90d", datetime.now(UTC) + timedelta(days=90)),
         ("30m", datetime.now(UTC) + timedelta(minutes=30)),
         ("2100-01-01T00:00:00Z", datetime(2100, 1, 1, tzinfo=UTC)),
-        ("2100-01-01", datetime(2100, 1, 1, tzinfo=UTC)),
+        ("2100-01-01T02:00:00+02:00", datetime(2100, 1, 1, tzinfo=UTC)),
+        # As in `counterpoise positions set`.
+        ("2100-01-01", datetime(2100, 1, 1).astimezone(UTC)),
     ):
-        made = document(
-            keys(migrated_url, "create", "--role", "consumer", "--ends", given, "--json")
-        )
+        said = keys(migrated_url, "create", "--role", "consumer", "--ends", given, "--json")
+        made = document(said)
+        assert f"It ends at {made['ends_at']}." in said.stderr
         ends_at = datetime.fromisoformat(made["ends_at"])
         assert abs(ends_at - expected) < timedelta(seconds=60)
         assert KEY.fullmatch(made["key"])

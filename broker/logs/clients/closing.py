@@ -2,12 +2,13 @@
 
 Every role that may connect can make temporary tables and large objects, and in databases of old
 releases tables and functions in `public`. It can also take any advisory lock; many of them fill
-the server's table of locks, and then nobody's statement gets one.
+the server's table of locks, and then nobody's statement gets one. And it can run a loop of its own
+making in the server (DO, in PL/pgSQL), of which each turn is a transaction.
 
 Taken away is what is the service's to take: in a database that it owns, the right to make temporary
 tables and to create in `public`; in a server that it has started itself (`broker.postgres`), also
-connecting to the other databases, and the functions in _FUNCTIONS. In somebody else's server they
-may be in use by others; docs/security.md says what its administrator may do.
+connecting to the other databases, PL/pgSQL, and the functions in _FUNCTIONS. In somebody else's
+server they may be in use by others; docs/security.md says what its administrator may do.
 """
 
 from __future__ import annotations
@@ -47,6 +48,10 @@ SELECT format('REVOKE EXECUTE ON FUNCTION %s FROM PUBLIC', oid::regprocedure) FR
 WHERE pronamespace = 'pg_catalog'::regnamespace
     AND proname LIKE ANY (CAST(:functions AS text[]))
     AND {_IS_OURS} AND has_function_privilege('public', oid, 'EXECUTE')
+UNION ALL
+-- For new functions and for DO; the log's own functions need no right to it.
+SELECT format('REVOKE USAGE ON LANGUAGE %I FROM PUBLIC', lanname) FROM pg_language
+WHERE lanname = 'plpgsql' AND {_IS_OURS} AND has_language_privilege('public', oid, 'USAGE')
 UNION ALL
 -- The server's limit is for clients; an index of a large log needs more.
 SELECT format('ALTER ROLE %I SET temp_file_limit = -1', current_user)

@@ -12,8 +12,12 @@ the memory of the replica that made them: replicas need no agreement, and each m
 own for the holders that ask there. A holder whose role was refused (its password was changed, say)
 asks for another one, and gets it at once, but not twice in REFUSED_SECONDS.
 
-Roles are made many at a time, in one transaction, so that a thousand binds wait for a few
-transactions. `roles` ends them: when they have expired, and when their holder has gone.
+Roles are made many at a time, in one statement, so that a thousand binds wait for a few of them. A
+bind does not wait until its role is on disk: the commit of the flow, which comes next, brings the
+role there, too, if both are in one database. If Postgres crashes before, the role is gone, the log
+refuses it like one whose password was changed, and the holder gets another one.
+
+`roles` ends roles: when they have expired, and when their holder has gone.
 
 A service that may not create roles gives none; consumers then bring a URL of their own.
 """
@@ -28,16 +32,16 @@ import secrets
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from datetime import datetime
 from typing import NamedTuple
 
+import asyncpg
 import structlog
-from sqlalchemy import make_url, text
-from sqlalchemy.exc import DBAPIError
+from sqlalchemy import make_url
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from broker.logs.clients.address import client_url
 from broker.logs.clients.closing import close_to_public
+from broker.logs.clients.fetching import LOST, fetch_row
 from broker.logs.clients.holders import Holder, LogAccess, Purpose
 
 ROTATE_SECONDS = 55 * 60.0
@@ -52,14 +56,12 @@ _FORBIDDEN_SECONDS = 60.0
 _MOST_AT_ONCE = 200
 # A password of 192 random bits cannot be guessed, so nothing is gained by making each guess dear.
 _ITERATIONS = 1
-_INSUFFICIENT_PRIVILEGE = "42501"
+# The end of their validity; null if this user may not make roles.
 _MAKE = """
-SELECT counterpoise_log.make_clients(
-    CAST(:roles AS text[]), CAST(:verifiers AS text[]), CAST(:logs AS text[]),
-    CAST(:purposes AS text[]), CAST(:holders AS text[]),
-    CAST(:keys AS text[]), :valid, CAST(:connections AS integer))
+SELECT CASE WHEN counterpoise_log.grant_clients() THEN counterpoise_log.make_clients(
+    $1::text[], $2::text[], $3::text[], $4::text[], $5::text[], $6::text[], $7, $8::integer) END,
+    set_config('synchronous_commit', 'off', true)
 """
-
 
 FORBIDDEN = (
     "consumers and publishers of the built-in log have to bring their own URLs: the user of its "
@@ -94,14 +96,19 @@ class LogCredentials:
         engine: AsyncEngine,
         address: str,
         *,
+        making: AsyncEngine | None = None,
         tls: bool = False,
         connections: int = CONNECTIONS,
         rotate_seconds: float = ROTATE_SECONDS,
         valid_seconds: float = VALID_SECONDS,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`address` is the log's URL as consumers reach it; `tls`: see `client_url`."""
+        """`address` is the log's URL as consumers reach it; `tls`: see `client_url`.
+
+        `making`: for the statement that makes roles, which tests its connection itself.
+        """
         self._engine = engine
+        self._making = making or engine
         self._address = client_url(make_url(address), tls=tls)
         self._connections = connections
         self._rotate_seconds = rotate_seconds
@@ -120,9 +127,9 @@ class LogCredentials:
         """Credentials for at least `valid_seconds - rotate_seconds`; None without CREATEROLE.
 
         `log` is the name of the log in its database. `refused`: the log refused the last ones.
-        From memory if there are some, without waiting for the database. Otherwise raises
-        SQLAlchemy's errors and OSError if the database fails, TimeoutError after GET_SECONDS
-        without an answer.
+        From memory if there are some, without waiting for the database. Otherwise raises the
+        driver's errors, SQLAlchemy's and OSError if the database fails, TimeoutError after
+        GET_SECONDS without an answer.
         """
         wanted = _Wanted(holder, log, purpose)
         made = self._made.get(wanted)
@@ -172,42 +179,52 @@ class LogCredentials:
 
     async def _make(self, wanted: Sequence[_Wanted]) -> dict[_Wanted, LogAccess | None]:
         asked_at = self._monotonic()
-        roles = [f"counterpoise_log_client_{secrets.token_hex(8)}" for _ in wanted]
-        passwords = [secrets.token_urlsafe(24) for _ in wanted]
         try:
             if not self._closed:
                 await close_to_public(self._engine)
                 self._closed = True
-            async with self._engine.begin() as connection:
-                allowed = await connection.scalar(text("SELECT counterpoise_log.grant_clients()"))
-                expires_at = allowed and await connection.scalar(
-                    text(_MAKE),
-                    {
-                        "roles": roles,
-                        "verifiers": [scram_verifier(password) for password in passwords],
-                        "logs": [one.log for one in wanted],
-                        "purposes": [one.purpose for one in wanted],
-                        "holders": [one.holder.name for one in wanted],
-                        "keys": [one.holder.key_id for one in wanted],
-                        "valid": self._valid_seconds,
-                        "connections": self._connections,
-                    },
-                )
-        except DBAPIError as error:
-            if getattr(error.orig, "sqlstate", None) != _INSUFFICIENT_PRIVILEGE:
-                raise
-            expires_at = None
-        if not isinstance(expires_at, datetime):
+            try:
+                made = await self._make_roles(wanted)
+            except LOST:
+                # The connection was closed meanwhile. Other roles: these may have been made.
+                made = await self._make_roles(wanted)
+        except asyncpg.InsufficientPrivilegeError:
+            made = None
+        if made is None:
             if self._forbidden_until is None:
                 _log.warning(FORBIDDEN)
             self._forbidden_until = asked_at + _FORBIDDEN_SECONDS
             return dict.fromkeys(wanted)
         self._forbidden_until = None
-        for one, role, password in zip(wanted, roles, passwords, strict=True):
-            url = self._address.set(username=role, password=password)
-            access = LogAccess(url.render_as_string(hide_password=False), expires_at.timestamp())
-            self._made[one] = _Made(asked_at, access)
-        return {one: self._made[one].access for one in wanted}
+        self._made |= {
+            one: _Made(asked_at, access) for one, access in zip(wanted, made, strict=True)
+        }
+        return dict(zip(wanted, made, strict=True))
+
+    async def _make_roles(self, wanted: Sequence[_Wanted]) -> list[LogAccess] | None:
+        """A role for each; None if this user may not make roles."""
+        roles = [f"counterpoise_log_client_{secrets.token_hex(8)}" for _ in wanted]
+        passwords = [secrets.token_urlsafe(24) for _ in wanted]
+        expires_at, _ = await fetch_row(
+            self._making,
+            _MAKE,
+            roles,
+            [scram_verifier(password) for password in passwords],
+            [one.log for one in wanted],
+            [one.purpose for one in wanted],
+            [one.holder.name for one in wanted],
+            [one.holder.key_id for one in wanted],
+            self._valid_seconds,
+            self._connections,
+        )
+        if expires_at is None:
+            return None
+        urls = [
+            self._address.set(username=role, password=password)
+            for role, password in zip(roles, passwords, strict=True)
+        ]
+        ends = expires_at.timestamp()
+        return [LogAccess(url.render_as_string(hide_password=False), ends) for url in urls]
 
 
 def scram_verifier(password: str, iterations: int = _ITERATIONS) -> str:

@@ -3,8 +3,9 @@
 * A role that has expired, or whose holder has gone, cannot log in; its sessions are ended and it is
   dropped, within a minute. A client that still needs the log connects again with new credentials.
 * A session that keeps a transaction open is ended: it keeps locks, and rows that VACUUM cannot
-  remove. Postgres lets each role change its own time limits, so the service looks (every
-  WATCH_SECONDS). Our clients' statements are transactions of their own and end in half a minute.
+  remove. So is one whose statement takes as long: a procedural block may commit now and then.
+  Postgres lets each role change its own time limits, so the service looks (every WATCH_SECONDS).
+  Our clients' statements are transactions of their own and end in half a minute.
 * A role belongs to the whole server: a session in another database is ended, too.
 
 Every replica does all of it; what another one has done already is passed over. Without the right to
@@ -36,7 +37,17 @@ _AT_ONCE = 100
 EXPIRE_FOR_LOG = """
 UPDATE counterpoise_log.clients SET expires_at = least(expires_at, now()) WHERE log = :log
 """
-_WATCH = "SELECT counterpoise_log.end_sessions(:transaction, :idle)"
+_WATCH = """
+SELECT counterpoise_log.end_sessions(:transaction, :idle) + (
+    SELECT count(*) FROM (
+        SELECT pg_terminate_backend(a.pid)
+        FROM pg_stat_activity AS a JOIN counterpoise_log.clients AS c ON c.role = a.usename
+        WHERE a.state = 'active'
+            AND a.query_start < clock_timestamp() - make_interval(secs => :transaction)
+    ) AS ended
+)
+"""
+_EMPTY_NOTIFICATIONS = "SELECT pg_notification_queue_usage()"
 _HOLDERS = """
 SELECT DISTINCT holder FROM counterpoise_log.clients
 WHERE created_at < now() - make_interval(secs => :young)
@@ -68,8 +79,14 @@ class ClientRoles:
         limits = {"transaction": TRANSACTION_SECONDS, "idle": IDLE_SECONDS}
         async with self._engine.begin() as connection:
             ended = int(await connection.scalar(text(_WATCH), limits) or 0)
+            # Postgres empties a full queue of notifications when one is sent, which it refuses
+            # while the queue is full, or when somebody asks how full it is.
+            await connection.execute(text(_EMPTY_NOTIFICATIONS))
         if ended:
-            _log.warning("ended sessions of clients that held a transaction open", sessions=ended)
+            _log.warning(
+                "ended sessions of clients that were in the way",
+                sessions=ended,
+            )
         return ended
 
     async def holders(self) -> frozenset[str]:

@@ -15,9 +15,9 @@ from broker.core.errors import (
     Unauthorized,
     Unavailable,
 )
+from broker.memory.loop import settle, virtual
+from broker.memory.store import Fault
 from tests.broker.shell import World, spec
-from tests.twin.store import Fault
-from tests.world.loop import settle, virtual
 
 
 class TestFollowing:

@@ -6,8 +6,8 @@ import pytest
 
 from broker.calls import views
 from broker.core.errors import FlowGone, Unavailable
+from broker.memory.loop import settle, virtual
 from tests.broker.shell import Service, World, spec
-from tests.world.loop import settle, virtual
 
 
 async def two_queues() -> tuple[World, Service, str, str]:

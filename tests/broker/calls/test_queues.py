@@ -1,6 +1,7 @@
 """The calls of administrators."""
 
 import asyncio
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -8,10 +9,17 @@ import pytest
 
 from broker.calls import log_readers, views
 from broker.calls.monitoring import EVENTS_AT_ONCE
-from broker.core.errors import Invalid, QueueExists, QueueInUse, QueueNotFound, Unavailable
+from broker.core.errors import (
+    BrokerError,
+    Invalid,
+    QueueExists,
+    QueueInUse,
+    QueueNotFound,
+    Unavailable,
+)
+from broker.memory.loop import settle, virtual
+from broker.memory.store import Fault
 from tests.broker.shell import Service, World, spec
-from tests.twin.store import Fault
-from tests.world.loop import settle, virtual
 
 
 class TestDeleting:
@@ -163,12 +171,15 @@ class TestResizing:
         one, two = await world.replica(), await world.replica()
         await one.create_queue(spec())
         await one.create_queue(views.QueueSpec("copy", log="builtin:orders"))
-        gate = one.net.hold("list")
-        resizing = asyncio.ensure_future(one.change_queue("orders", {"partition_count": 6}, False))
-        await one.net.met("list")
-        world.kill(one)
-        gate.set()
-        await asyncio.gather(resizing, return_exceptions=True)
+
+        async def dies(method: str) -> None:
+            # It lists the readers of the log before it resizes the queue, and after that.
+            if method == "list" and one.net.calls[method] == lists + 2:
+                world.kill(one)
+
+        lists, one.net.before = one.net.calls["list"], dies
+        with suppress(BrokerError):
+            await one.change_queue("orders", {"partition_count": 6}, False)
         assert (await two.queue("orders")).partition_count == 6
         assert (await two.queue("copy")).partition_count == 4
         await two.keep_logs()

@@ -1,14 +1,20 @@
 """The views of a queue for flows and administrators, in the contract's words."""
 
-from broker.calls.rendering import partition_view, status_view, update_view
+from broker.calls.rendering import (
+    needed_positions,
+    partition_view,
+    partitions_in_update,
+    status_view,
+)
 from broker.core.state.queue import Queue
 from tests.core.world import World
 
 
 def told(queue: Queue, flow_id: str) -> dict[int, str]:
     """The state of each partition in the flow's view."""
-    view = update_view(queue, queue.flows[flow_id], {}, 0.0)
-    return {seen.partition: seen.state for seen in view.partitions}
+    flow = queue.flows[flow_id]
+    found = partitions_in_update(queue, flow, needed_positions(flow), {})
+    return {seen.partition: seen.state for seen in found}
 
 
 def listed(queue: Queue) -> dict[int, str]:

@@ -15,7 +15,7 @@ from broker.logs.external import ExternalLogs
 from broker.logs.ports import LogOwner
 from broker.logs.trimming import trim_floor
 from counterpoise.logs import AppendBatch, LogNotFound, Message, StalePartitionCount
-from tests.log_support import append, log, log_url, texts
+from tests.log_support import append, log, log_url, texts, until, waiters
 
 __all__ = ["log", "log_url"]
 
@@ -223,9 +223,13 @@ async def test_a_trim_that_comes_late_spares_the_log_of_a_later_queue(
         return fits
 
     monkeypatch.setattr(logs, "ensure", overtaken)
-    await LogsByKind(logs, ExternalLogs()).maintain("builtin:flights", 4, 1, FIRST, [{0: "2"}])
+    by_kind = LogsByKind(logs, ExternalLogs())
+    await by_kind.maintain("builtin:flights", 4, 1, FIRST, [{0: "2"}])
+    await by_kind.trim("builtin:flights", {0: "2"}, FIRST)
     assert texts(log, 0) == ["a", "b", "c"]
-    await LogsByKind(logs, ExternalLogs()).maintain("builtin:flights", 4, 1, SECOND, [{0: "2"}])
+    below = await by_kind.maintain("builtin:flights", 4, 1, SECOND, [{0: "2"}])
+    assert below == {0: "2"}
+    await by_kind.trim("builtin:flights", below, SECOND)
     assert stored(log_url) == 1
 
 
@@ -276,3 +280,56 @@ async def test_a_queue_made_again_starts_with_an_empty_log_even_if_the_drop_was_
     assert await logs.discard("builtin:again", [5], owner=second) == frozenset()
     assert not await logs.ensure("builtin:again", 4, first)
     assert await logs.partition_count("builtin:again") == 5
+
+
+# ------------------------------------------------------------------ cuts
+
+
+async def test_a_log_that_was_never_resized_has_no_cuts(logs, log):
+    append(log, "a")
+    await logs.set_partition_count("builtin:flights", 4, 7)
+    for bounds in (log.bounds([0, 9]), await logs.bounds("builtin:flights")):
+        assert (bounds.resize, bounds.resized_from, bounds.cuts) == (0, 0, {})
+
+
+async def test_a_resize_leaves_the_ends_of_its_moment(logs, log):
+    append(log, "a", "b", partition=1)
+    assert await logs.set_partition_count("builtin:flights", 6, 7)
+    append(log, "c", partition=1, first=2, partition_count=6)
+    for bounds in (log.bounds(range(6)), await logs.bounds("builtin:flights", range(6))):
+        assert (bounds.resize, bounds.resized_from) == (1, 4)
+        assert bounds.cuts == {number: "2" if number == 1 else "0" for number in range(6)}
+        assert bounds.ends[1] == "3"
+
+
+async def test_a_resize_that_is_repeated_or_late_takes_no_cuts(logs, log):
+    await logs.set_partition_count("builtin:flights", 6, 7)
+    append(log, "a", partition_count=6)
+    await logs.set_partition_count("builtin:flights", 6, 9)
+    await logs.set_partition_count("builtin:flights", 4, 3)
+    bounds = await logs.bounds("builtin:flights")
+    assert (bounds.resize, bounds.cuts[0]) == (1, "0")
+
+
+async def test_the_cuts_are_those_of_the_last_resize_whoever_resizes(logs, log, log_url):
+    await logs.set_partition_count("builtin:flights", 6, 7)
+    append(log, "a", partition=5, partition_count=6)
+    with psycopg.connect(log_url) as connection:  # a replica of a release that knows no cuts
+        connection.execute("SELECT counterpoise_log.lock_log('flights', true)")
+        connection.execute("UPDATE counterpoise_log.logs SET partition_count = 2")
+    bounds = await logs.bounds("builtin:flights")
+    assert (bounds.resize, bounds.resized_from, bounds.partition_count) == (2, 6, 2)
+    assert (bounds.cuts[5], bounds.cuts[0]) == ("1", "0")
+
+
+async def test_a_cut_is_taken_after_the_appends_that_the_resize_waits_for(logs, log, log_url):
+    open_append = """SELECT counterpoise_log.append(
+        'flights', 4, 'slow', 0, '{3}', %s::bytea[], NULL, NULL, NULL)"""
+    with psycopg.connect(log_url) as holding:
+        holding.execute(open_append, [[b"slow"]])
+        resized = asyncio.create_task(logs.set_partition_count("builtin:flights", 8, 7))
+        await asyncio.to_thread(until, lambda: waiters(log_url) == 1)
+        assert (await logs.bounds("builtin:flights", [3])).resize == 0
+        holding.commit()
+        assert await resized
+    assert (await logs.bounds("builtin:flights", [3])).cuts == {3: "1"}

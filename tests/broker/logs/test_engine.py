@@ -11,9 +11,8 @@ import pytest
 from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncEngine
 
-from broker.logs import builtin
 from broker.logs import engine as log_engine
-from broker.logs.builtin import BuiltinLogs
+from broker.logs.builtin import BuiltinLogs, database
 from broker.logs.clients import credentials
 from broker.logs.clients.credentials import LogCredentials
 from broker.logs.engine import log_engine as make_engine
@@ -35,7 +34,7 @@ def impatient() -> Iterator[None]:
     """A short timeout for calls of the log: only for calls that should time out."""
     with pytest.MonkeyPatch.context() as patch:
         for name in ("CALL_SECONDS", "LONG_SECONDS", "SWEEP_SECONDS"):
-            patch.setattr(builtin, name, 0.5)
+            patch.setattr(database, name, 0.5)
         patch.setattr(credentials, "GET_SECONDS", 0.5)
         yield
 
@@ -69,6 +68,10 @@ CALLS: dict[str, Callable[[BuiltinLogs], Coroutine[Any, Any, object]]] = {
     "forget_publishers": lambda logs: logs.forget_publishers(1e9),
     "partition_count": lambda logs: logs.partition_count("builtin:flights"),
     "bounds": lambda logs: logs.bounds("builtin:flights"),
+    "split": lambda logs: logs.ranges.split("builtin:flights", 0, None),
+    "merge": lambda logs: logs.ranges.merge("builtin:flights", 0, 1),
+    "sample": lambda logs: logs.ranges.sample("builtin:flights", 0),
+    "roots": lambda logs: logs.ranges.roots("builtin:flights", latest=False),
     "position_at": lambda logs: logs.position_at("builtin:flights", 0.0),
 }
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import pytest
 
 from broker.mailbox.batches import Batcher
-from tests.world.loop import settle, virtual
+from broker.memory.loop import settle, virtual
 
 
 @virtual

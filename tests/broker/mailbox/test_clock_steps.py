@@ -7,8 +7,8 @@ import pytest
 
 from broker.calls import views
 from broker.core.errors import FlowGone
+from broker.memory.loop import pass_time, settle, virtual
 from tests.broker.shell import Service, World, spec
-from tests.world.loop import pass_time, settle, virtual
 
 HOUR = 3600.0
 

@@ -21,9 +21,9 @@ from broker.core.rebalancer import decide
 from broker.core.state.queue import Queue
 from broker.mailbox.coordinator import Coordinator
 from broker.mailbox.turns import Ask
+from broker.memory.loop import settle, virtual
+from broker.memory.store import Fault
 from tests.broker.shell import Service, World, spec
-from tests.twin.store import Fault
-from tests.world.loop import settle, virtual
 from tests.world.store import picture
 
 

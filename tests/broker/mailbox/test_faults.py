@@ -9,9 +9,9 @@ import pytest
 
 from broker.calls import views
 from broker.core.errors import BrokerError, QueueExists, QueueNotFound, Unavailable
+from broker.memory.loop import settle, virtual
+from broker.memory.store import Fault
 from tests.broker.shell import Service, World, spec
-from tests.twin.store import Fault
-from tests.world.loop import settle, virtual
 
 Call = Callable[[Service, dict[str, str]], Awaitable[object]]
 

@@ -6,8 +6,8 @@ import pytest
 
 from broker.calls import views
 from broker.core.errors import FlowGone, Unavailable
+from broker.memory.loop import pass_time, settle, virtual
 from tests.broker.shell import Service, World, spec
-from tests.world.loop import pass_time, settle, virtual
 
 
 async def handing_over(one: Service, lease: float = 10.0) -> tuple[str, str]:

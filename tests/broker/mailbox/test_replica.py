@@ -6,9 +6,9 @@ import pytest
 
 from broker.core.errors import FlowNotFound, QueueNotFound
 from broker.mailbox.replica import IDLE_SECONDS
+from broker.memory.loop import settle, virtual
+from broker.memory.store import Fault
 from tests.broker.shell import World, spec
-from tests.twin.store import Fault
-from tests.world.loop import settle, virtual
 
 
 class TestNews:

@@ -8,9 +8,9 @@ import pytest
 
 from broker.core.state import records as r
 from broker.mailbox.replica import SWEEP_SECONDS
+from broker.memory.loop import running, settle, virtual
+from broker.memory.store import Fault
 from tests.broker.shell import Service, World, spec
-from tests.twin.store import Fault
-from tests.world.loop import running, settle, virtual
 
 PARTITIONS, SLICE = 43, 5
 
@@ -137,6 +137,109 @@ async def test_only_one_of_two_replicas_goes_on() -> None:
     world.check("orders")
 
 
+async def in_the_middle(one: Service, count: int, *, discard: bool = False) -> asyncio.Event:
+    """The commit of the second slice of a resize waits at the gate."""
+    met, gate, commits = asyncio.Event(), asyncio.Event(), itertools.count()
+
+    async def before(method: str) -> None:
+        await running().sleep(0.001)
+        if method == "commit" and next(commits) == 1:
+            met.set()
+            await gate.wait()
+
+    one.net.before = before
+    changing = asyncio.ensure_future(
+        one.change_queue("orders", {"partition_count": count}, discard)
+    )
+    await met.wait()
+    gate.changing = changing  # type: ignore[attr-defined]
+    return gate
+
+
+async def until_resized(world: World, count: int) -> None:
+    queue_id, _ = world.stored("orders")
+    while (queue := world.database.load(queue_id)).is_resizing or queue.status != "Ready":
+        await running().sleep(0.05)
+    assert queue.settings.partition_count == count
+
+
+@pytest.mark.parametrize("discard", [False, True])
+@virtual
+async def test_a_resize_is_answered_when_its_last_slice_is_committed(discard: bool) -> None:
+    world = World()
+    one = await world.replica()
+    await one.create_queue(spec(partitions=PARTITIONS))
+    for count in (2 * PARTITIONS, 7):
+        before = one.net.calls["commit"]
+        shown = await one.change_queue("orders", {"partition_count": count}, discard)
+        assert one.net.calls["commit"] - before >= abs(count - PARTITIONS) // SLICE
+        queue = world.check("orders")
+        assert not queue.is_resizing
+        assert shown.partition_count == count
+        assert one.logs.the("builtin:orders").count == count
+    existing = 7 if discard else 2 * PARTITIONS
+    assert shown.operational_partition_count == existing
+
+
+@pytest.mark.parametrize("discard", [False, True])
+@virtual
+async def test_another_replica_completes_a_resize(discard: bool) -> None:
+    """One that has the queue in memory, and one that loads it."""
+    for loaded in (False, True):
+        world = World()
+        one = await world.replica()
+        two = None if loaded else await world.replica()
+        await one.create_queue(spec(partitions=PARTITIONS))
+        if two is not None:
+            await two.rebalance_status("orders")
+        gate = await in_the_middle(one, 7, discard=discard)
+        gate.changing.cancel()  # type: ignore[attr-defined]
+        world.kill(one)
+        two = two or await world.replica()
+        await until_resized(world, 7)
+        queue = world.check("orders")
+        assert queue.operational_partition_count == (7 if discard else PARTITIONS)
+
+
+@pytest.mark.parametrize("discard", [False, True])
+@pytest.mark.parametrize("count", [2 * PARTITIONS, 7])
+@virtual
+async def test_the_upkeep_leaves_a_log_alone_between_the_slices_of_a_resize(
+    count: int, discard: bool
+) -> None:
+    """A message would go to a partition that the queue has not yet, or not be read to its end."""
+    world = World()
+    one, two = await world.replica(), await world.replica()
+    await one.create_queue(spec(partitions=PARTITIONS))
+    await two.keep_logs()
+    await two.rebalance_status("orders")
+    gate = await in_the_middle(one, count, discard=discard)
+    await two.keep_logs()
+    told = [told[2] for told in two.logs.told if told[0] == "maintain"]
+    assert told == [PARTITIONS]
+    assert two.logs.the("builtin:orders").count == PARTITIONS
+    gate.set()
+    await gate.changing  # type: ignore[attr-defined]
+    await two.keep_logs()
+    assert two.logs.the("builtin:orders").count == count
+
+
+@virtual
+async def test_positions_of_many_partitions_are_set_in_slices() -> None:
+    world = World()
+    one = await world.replica()
+    await one.create_queue(spec(partitions=PARTITIONS, log="other://elsewhere"))
+    await one.join("orders", "first", lease=60)
+    await until_ready(world)
+    before = one.net.calls["commit"]
+    positions = {number: str(number) for number in range(PARTITIONS)}
+    done = await one.set_positions("orders", positions)
+    assert one.net.calls["commit"] - before == -(-PARTITIONS // SLICE)
+    assert [item.epoch for item in done.partitions] == [2] * PARTITIONS
+    shown = (await one.partitions("orders", 1000, None)).items
+    assert {item.partition: item.position for item in shown} == positions
+
+
 @virtual
 async def test_the_garbage_collector_does_not_look_at_large_queues(
     monkeypatch: pytest.MonkeyPatch,
@@ -153,6 +256,40 @@ async def test_the_garbage_collector_does_not_look_at_large_queues(
         created = gc.get_freeze_count()
         assert created > before
         await two.rebalance_status("large")
-        assert gc.get_freeze_count() > created
+        loaded = gc.get_freeze_count()
+        assert loaded > created
+        await one.change_queue("large", {"partition_count": 2 * PARTITIONS}, False)
+        assert gc.get_freeze_count() > loaded
     finally:
         gc.unfreeze()
+
+
+@virtual
+async def test_handoffs_that_are_due_end_before_the_rest_of_a_decision() -> None:
+    world = World()
+    one = await world.replica()
+    await one.create_queue(spec(partitions=PARTITIONS, rebalance_delay=0.0, max_handoff_time=1.0))
+    await one.join("orders", "first", lease=60)
+    await until_ready(world)
+    second = await one.join("orders", "second", lease=60)
+    await until_ready(world)
+    await one.join("orders", "third", lease=60)
+
+    async def before(method: str) -> None:
+        await running().sleep(0.3 if method == "commit" else 0.001)
+
+    one.net.before = before
+    seen = world.check("orders").revision
+    await one.unbind("orders", second)
+    await until_ready(world)
+    entries = world.database.entries_after(world.check("orders").id, seen)
+    granted = [
+        "owed" if grant.by_handoff and grant.handed_over == "forced" else "rest"
+        for entry in entries
+        for record in entry.records
+        if isinstance(record, r.Granted)
+        for grant in record.grants
+        if grant.handed_over == "forced" or not grant.by_handoff
+    ]
+    assert granted == sorted(granted)
+    assert set(granted) == {"owed", "rest"}

@@ -38,7 +38,7 @@ class Worker:
     def _work(self) -> None:
         while not self._stop.wait(0.05):
             positions = [
-                (number, owned.epoch, str(int(owned.position or 0) + self.committed + 1))
+                (number, owned.epoch, str(int(owned.position or 0) + 1))
                 for number, owned in self.flow.partitions.items()
             ]
             if not positions:

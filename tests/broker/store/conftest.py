@@ -16,6 +16,7 @@ from tests.broker.store.support import Ground, MemoryGround, PostgresGround, Rep
 
 EMPTY = """
 TRUNCATE counterpoise.queues, counterpoise.flows, counterpoise.partitions, counterpoise.records,
+    counterpoise.lineage, counterpoise.trims, counterpoise.conditions,
     counterpoise.outages, counterpoise.keys, counterpoise.sessions, counterpoise.audit
     RESTART IDENTITY;
 UPDATE counterpoise.service SET stamped_at = NULL, gap_seconds = 3;

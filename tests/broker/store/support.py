@@ -19,13 +19,15 @@ import psycopg
 from broker.core import commands as c
 from broker.core.rebalancer import decide, follow
 from broker.core.state import records as r
+from broker.core.state.lineage import records as lr
 from broker.core.state.model import Flow, Handoff, Partition, Settings
 from broker.core.state.queue import Queue
 from broker.core.state.records import Entry
 from broker.core.state.replay import replay_all
-from broker.store.ports import Commit, PositionCommit, Store
+from broker.memory.store import MemoryDatabase, MemoryStore
+from broker.store.ports import Commit, PositionCommit, Store, StoreUnavailable
 from broker.store.postgres import PostgresStore
-from tests.twin.store import MemoryDatabase, MemoryStore
+from broker.store.trims import Fence
 
 _numbers = count(1)
 
@@ -140,12 +142,20 @@ class Replica:
         self.now = now
         self.queue: Queue
         self._mark = 0
+        self._begins: dict[int, str] = {}
+        self._removed: dict[int, str] = {}
 
     @property
     def id(self) -> str:
         return self.queue.id
 
-    async def create(self, partitions: int = 4, name: str | None = None, **settings: Any) -> Commit:
+    async def create(
+        self,
+        partitions: int = 4,
+        name: str | None = None,
+        fence: Fence | None = None,
+        **settings: Any,
+    ) -> Commit:
         """Creates a queue; `rebalance_delay` is 0 by default."""
         settings = {"rebalance_delay": 0.0, "log": "builtin:orders", **settings}
         self.queue = Queue(
@@ -156,7 +166,25 @@ class Replica:
         )
         self._mark = self.queue.journal.mark()
         records = (r.PartitionsAdded(0, partitions, self.now),)
-        commit = self.commit_of(self.replay(records), seen=0)
+        commit = self.commit_of(self.replay(records), seen=0, fence=fence)
+        await self.store.create(commit)
+        self.settle()
+        return commit
+
+    async def create_dynamic(self, *keys: str, **settings: Any) -> Commit:
+        """Creates a dynamic queue with these roots; `rebalance_delay` is 0 by default."""
+        settings = {"rebalance_delay": 0.0, "log": "stream://elsewhere", **settings}
+        self.queue = Queue(
+            str(uuid4()),
+            f"orders{next(_numbers)}",
+            Settings(partition_count=0, partitioning="dynamic", **settings),
+            self.now,
+        )
+        self._mark = self.queue.journal.mark()
+        roots = tuple(lr.Child(number, key, ()) for number, key in enumerate(keys))
+        ended = lr.WaitsEnded(tuple(range(len(roots))), self.now)
+        entry = self.replay((lr.ChildrenAdded(roots, self.now), ended))
+        commit = self.commit_of(entry, seen=0)
         await self.store.create(commit)
         self.settle()
         return commit
@@ -180,9 +208,14 @@ class Replica:
     def decide(self, *commands: c.Command) -> list[Entry]:
         """Decides commands; they are applied to the queue in memory only."""
         self._mark = self.queue.journal.mark()
-        return [
-            entry for command in commands for entry in decide(self.queue, command, self.now).entries
-        ]
+        self._begins, self._removed = {}, {}
+        entries: list[Entry] = []
+        for command in commands:
+            decision = decide(self.queue, command, self.now)
+            entries += decision.entries
+            self._begins.update(decision.effects.begins)
+            self._removed.update(decision.effects.removed)
+        return entries
 
     def commit_of(self, *entries: Entry, seen: int | None = None, **more: Any) -> Commit:
         """The transaction with all changes since the queue was last settled."""
@@ -190,8 +223,11 @@ class Replica:
         changed = list(queue.journal.changed_since(self._mark))
         partitions = {p.number: p for p in changed if isinstance(p, Partition)}
         partitions |= {
-            h.number: queue.partitions[h.number] for h in changed if isinstance(h, Handoff)
+            h.number: queue.partitions[h.number]
+            for h in changed
+            if isinstance(h, Handoff) and h.number in queue.partitions
         }
+        removed = self._removed
         flows = {flow.id: flow for flow in changed if isinstance(flow, Flow)}
         flows |= queue.flows
         said = [record for entry in entries for record in entry.records]
@@ -203,7 +239,12 @@ class Replica:
         }
         flows = {id: flow for id, flow in flows.items() if id in bound or not flow.gone}
         values: dict[str, Any] = {
-            "partitions": [partitions[number] for number in sorted(partitions)],
+            "partitions": [partitions[number] for number in sorted(partitions.keys() - removed)],
+            "children": [
+                child for one in said if isinstance(one, lr.ChildrenAdded) for child in one.children
+            ],
+            "removed": removed,
+            "first_positions": {n: at for n, at in self._begins.items() if n not in removed},
             "flows": list(flows.values()),
             "token_hashes": {flow_id: token_hash(flow_id) for flow_id in bound},
             "left": left,
@@ -291,7 +332,8 @@ async def outcomes(calls: Iterable[Callable[[], Awaitable[object]]]) -> list[str
         try:
             await call()
         except Exception as error:
-            ends.append(type(error).__name__)
+            away = isinstance(error, StoreUnavailable)
+            ends.append("StoreUnavailable" if away else type(error).__name__)
         else:
             ends.append("ok")
     return ends

@@ -8,6 +8,7 @@ import psycopg
 import pytest
 
 from broker.core import commands as c
+from broker.memory.store import Fault, MemoryStore
 from broker.store.ports import (
     Conflict,
     FlowsBound,
@@ -27,7 +28,6 @@ from tests.broker.store.support import (
     token_hash,
 )
 from tests.core.oracle import snapshot
-from tests.twin.store import Fault, MemoryStore
 
 
 async def test_a_created_queue_is_found_by_its_name(store: Store) -> None:
@@ -228,7 +228,7 @@ async def test_a_replaced_flow_makes_room_for_its_instance(store: Store, orders:
     assert row.reason == "replaced"
     loaded = await store.load(orders.id)
     assert loaded.by_instance[None, "i-A"].id == "A2"
-    assert [partition.epoch for partition in loaded.partitions] == [2, 2, 2, 2]
+    assert [partition.epoch for partition in loaded.partitions.values()] == [2, 2, 2, 2]
 
 
 async def test_a_flow_bound_and_replaced_in_one_commit_is_known(

@@ -24,7 +24,7 @@ async def orders(postgres: PostgresGround) -> Replica:
     await replica.bind("A", lease=60.0)
     await replica.do(c.Change({"partition_count": 3}, discard=True))
     await replica.do(bind("B"))
-    assert [str(partition.state) for partition in replica.queue.partitions] == [
+    assert [str(partition.state) for partition in replica.queue.partitions.values()] == [
         "owned",
         "owned",
         "revoking",

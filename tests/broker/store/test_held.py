@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import time
+from typing import Any
 
+import asyncpg
 import pytest
 from sqlalchemy import text
-from sqlalchemy.ext.asyncio import AsyncConnection
 
 from broker.core.commands import Outcome
-from broker.store import partition_writes, writing
-from broker.store.ports import Commit, StoreUnavailable
+from broker.store import writing
+from broker.store.connections import Connections
+from broker.store.ports import Conflict, StoreUnavailable
 from tests.broker.store.support import Ground, PostgresGround, Replica
 from tests.core.oracle import snapshot
 
@@ -39,12 +40,12 @@ async def test_a_commit_of_positions_waits_for_no_lock(ground: Ground, orders: R
     items = [orders.position("A", n, f"{n}") for n in (0, 1)] + [other.position("B", 0, "9")]
     with ground.holding([], [(orders.id, 0)]):
         async with asyncio.timeout(SOON_SECONDS):
-            held, *free = await store.commit_positions(items)
+            held, *free = (await store.commit_positions(items)).results
         assert held is None
         assert [result and result.outcome for result in free] == [Outcome.OK] * 2
     assert await store.positions(orders.id, [0, 1]) == {0: (1, None), 1: (1, "1")}
     assert await store.positions(other.id) == {0: (1, "9")}
-    assert None not in await store.commit_positions(items)
+    assert None not in (await store.commit_positions(items)).results
     assert await store.positions(orders.id, [0]) == {0: (1, "0")}
 
 
@@ -56,7 +57,7 @@ async def test_without_its_renewal_nothing_of_a_flow_is_committed(
     with ground.holding(["A"]):
         async with asyncio.timeout(SOON_SECONDS):
             items = [orders.position("A", 0, "1"), orders.position("A", 77, "1", epoch=1)]
-            held, missing = await orders.store.commit_positions(items)
+            held, missing = (await orders.store.commit_positions(items)).results
         assert held is None
         assert missing is not None
         assert missing.outcome is Outcome.NO_SUCH_PARTITION
@@ -78,29 +79,58 @@ async def test_the_locks_of_a_frozen_transaction_end_soon(
 
 
 @pytest.mark.parametrize("times", [1, 2])
-async def test_a_commit_that_the_database_has_ended_is_made_again(
-    postgres: PostgresGround, monkeypatch: pytest.MonkeyPatch, times: int
+@pytest.mark.parametrize("carried_out", [False, True])
+async def test_a_commit_without_an_answer_is_made_once(
+    postgres: PostgresGround, monkeypatch: pytest.MonkeyPatch, times: int, carried_out: bool
 ) -> None:
-    """As by a busy event loop; but not without end."""
+    """It is made again when its connection ends, and is not made twice; but not without end."""
     store = await postgres.store()
     orders = Replica(store)
     await orders.create(2)
     before = snapshot(orders.queue)
-    busy = [True] * times
-    write_partitions = partition_writes.write_partitions
+    losses = [True] * times
+    fetch = Connections._fetch
 
-    async def late(connection: AsyncConnection, commit: Commit) -> None:
-        if busy and busy.pop():
-            limit = "SET LOCAL idle_in_transaction_session_timeout = '10ms'"
-            await connection.execute(text(limit))
-            time.sleep(0.2)  # noqa: ASYNC251 - the loop is what is held up
-        await write_partitions(connection, commit)
+    async def lossy(self: Connections, driver: Any, statement: str, arguments: Any) -> Any:
+        lost = statement == writing.COMMIT.text and losses and losses.pop()
+        if lost and not carried_out:
+            await driver.close()
+        rows = await fetch(self, driver, statement, arguments)
+        if lost:
+            raise asyncpg.ConnectionDoesNotExistError("connection was closed")
+        return rows
 
-    monkeypatch.setattr(writing, "write_partitions", late)
+    monkeypatch.setattr(Connections, "_fetch", lossy)
     if times == 1:
         await orders.bind("A")
     else:
         with pytest.raises(StoreUnavailable):
             await orders.bind("A")
         assert snapshot(orders.queue) == before
+    if times == 2 and carried_out:
+        # A replica learns it from the records, by the commit's id.
+        await orders.catch_up()
     assert snapshot(await store.load(orders.id)) == snapshot(orders.queue)
+
+
+async def test_a_commit_of_another_replica_is_not_taken_for_ones_own(
+    postgres: PostgresGround, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, other = await postgres.store(), await postgres.store()
+    orders = Replica(store)
+    await orders.create(2)
+    rival = await Replica(other).follow(orders.id)
+    fetch = Connections._fetch
+    losses = [True]
+
+    async def overtaken(self: Connections, driver: Any, statement: str, arguments: Any) -> Any:
+        if self is store._connections and losses and losses.pop():
+            await rival.bind("B")
+            raise asyncpg.ConnectionDoesNotExistError("connection was closed")
+        return await fetch(self, driver, statement, arguments)
+
+    monkeypatch.setattr(Connections, "_fetch", overtaken)
+    with pytest.raises(Conflict):
+        await orders.bind("A")
+    await orders.catch_up()
+    assert list(orders.queue.flows) == ["B"]

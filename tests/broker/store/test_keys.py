@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from broker.core import commands as c
 from broker.core.access import digest
+from broker.memory.key_tables import MemoryKey
 from broker.store.key_ports import Act, KeyRow
 from broker.store.ports import Store
 from tests.broker.store.support import (
@@ -17,7 +18,6 @@ from tests.broker.store.support import (
     bind,
     token_hash,
 )
-from tests.twin.key_tables import MemoryKey
 from tests.world.store import picture
 
 IDS = [f"{number:012x}" for number in range(6)]

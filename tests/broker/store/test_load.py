@@ -11,7 +11,8 @@ from broker.core.draft import SLICE
 from broker.core.state import records as r
 from broker.core.state.queue import Queue
 from broker.store.ports import Store
-from broker.store.rows import flow_values, partition_values, queue_values, restore
+from broker.store.reading import restore
+from broker.store.rows import flow_values, partition_values, queue_values
 from tests.broker.store.support import Replica
 from tests.core.oracle import snapshot
 from tests.core.test_sequences import SETTINGS, STEPS, Player
@@ -138,7 +139,7 @@ def test_a_row_of_the_version_before_says_who_left() -> None:
     row = queue_values(queue, queue.next_deadline())
     assert row["departed"] == {"i-A": [0, [["flow", "A"]]]}
     row["departed"] = {"i-A": [0, [[0, 1], [1, 1], [2, 7]]]}
-    values = [partition_values(queue, partition) for partition in queue.partitions]
+    values = [partition_values(queue, partition) for partition in queue.partitions.values()]
     world.queue = restore(
         "id",
         row,

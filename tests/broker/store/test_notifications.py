@@ -8,9 +8,9 @@ from uuid import uuid4
 
 import pytest
 
+from broker.memory.store import MemoryStore
 from broker.store.ports import Store
 from tests.broker.store.support import Ground, MemoryGround, PostgresGround
-from tests.twin.store import MemoryStore
 
 HEARING_SECONDS = 20.0
 QUIET_SECONDS = 0.2

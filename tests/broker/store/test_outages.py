@@ -129,15 +129,15 @@ async def test_too_many_connections_are_unavailable(postgres_url: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "said", "code"),
     [
-        ({"path": "/nowhere"}, "does not exist"),
-        ({"netloc": "nobody:wrong@{address}"}, "password authentication failed"),
-        ({"netloc": "nobody:wrong@127.0.0.1:1"}, "onnect"),
+        ({"path": "/nowhere"}, "does not exist", "3D000"),
+        ({"netloc": "nobody:wrong@{address}"}, "password authentication failed", "28P01"),
+        ({"netloc": "nobody:wrong@127.0.0.1:1"}, "onnect", None),
     ],
 )
 async def test_an_error_is_reported_in_one_line(
-    postgres_url: str, change: dict[str, str], said: str
+    postgres_url: str, change: dict[str, str], said: str, code: str | None
 ) -> None:
     parts = urlsplit(postgres_url)
     change = {
@@ -146,6 +146,7 @@ async def test_an_error_is_reported_in_one_line(
     store = PostgresStore(parts._replace(**change).geturl())
     with pytest.raises(StoreUnavailable, match=said) as unavailable:
         await store.start()
+    assert unavailable.value.code == code
     assert "\n" not in str(unavailable.value)
     assert "wrong" not in str(unavailable.value)
     await store.stop()

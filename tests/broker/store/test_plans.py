@@ -16,19 +16,20 @@ import pytest
 from sqlalchemy import Integer, Text, bindparam, select, update
 from sqlalchemy.dialects.postgresql import asyncpg
 
-from broker.store import bulk, connections, flow_writes, leases, partition_writes, positions
-from broker.store.tables import partitions
+from broker.store import connections, flow_writes, leases, positions, writing
+from broker.store.schema import bulk
+from broker.store.schema.tables import partitions
 from tests.broker.store.support import PostgresGround, Replica
 
 STATEMENTS = {
-    "partitions of a commit": partition_writes.WRITE_PARTITIONS,
-    "flows of a commit": flow_writes.UPDATE_FLOWS,
+    "commits": writing.COMMIT.statement,
     "new flows": flow_writes.INSERT_FLOWS,
-    "positions": positions.COMMIT_POSITIONS,
-    "partitions that are there": positions.THERE,
-    "positions of some partitions": positions.POSITIONS,
-    "renewals": leases.RENEW,
-    "flows that are bound": leases.BOUND,
+    "positions": positions.COMMIT_POSITIONS.statement,
+    "partitions that are there": positions.THERE.statement,
+    "positions of some partitions": positions.POSITIONS.statement,
+    "renewals": leases.RENEW.statement,
+    "flows that are bound": leases.BOUND.statement,
+    "leases of a queue": leases.EXPIRIES.statement,
     "leases after an outage": leases.RENEW_ALIVE,
 }
 # Tables that may be looked up, with the columns of their keys.

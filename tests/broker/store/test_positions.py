@@ -12,7 +12,8 @@ import pytest
 
 from broker.core import commands as c
 from broker.core.commands import Outcome, Result
-from broker.store.ports import PositionBehind, PositionWrite, Store
+from broker.core.draft import SLICE
+from broker.store.ports import PositionBehind, PositionCommit, PositionWrite, Store
 from tests.broker.store.support import Ground, Replica, serve
 
 
@@ -21,7 +22,7 @@ async def position(replica: Replica, partition: int) -> str | None:
 
 
 async def outcomes(replica: Replica, *items: object) -> list[str]:
-    results = await replica.store.commit_positions(items)  # type: ignore[arg-type]
+    results, _ = await replica.store.commit_positions(items)  # type: ignore[arg-type]
     assert [r and r.partition for r in results] == [item.partition for item in items]  # type: ignore[attr-defined]
     return [result.outcome.value for result in results if result]
 
@@ -30,12 +31,15 @@ async def test_an_owner_commits(store: Store, orders: Replica) -> None:
     await orders.bind("A")
     assert await store.positions(orders.id, [0, 1, 77]) == {0: (1, None), 1: (1, None)}
     items = [orders.position("A", 1, "17"), orders.position("A", 0, "3")]
-    assert await store.commit_positions(items) == [
+    shown = [(orders.id, number) for number in (1, 2, 77)]
+    done = await store.commit_positions(items, shown)
+    assert done.positions == {(orders.id, 1): (1, "17"), (orders.id, 2): (1, None)}
+    assert done.results == [
         Result(1, Outcome.OK),
         Result(0, Outcome.OK),
     ]
     assert await store.positions(orders.id, [0, 1]) == {0: (1, "3"), 1: (1, "17")}
-    assert await store.commit_positions([]) == []
+    assert await store.commit_positions([]) == ([], {})
 
 
 async def test_commits_raise_no_revision(store: Store, orders: Replica) -> None:
@@ -60,12 +64,29 @@ async def test_a_refused_commit_renews_too(ground: Ground, store: Store, orders:
     assert (await store.leases(["A"]))["A"] >= before + 7
 
 
+async def test_a_flow_that_left_commits_nothing_though_partitions_are_still_its_own(
+    store: Store,
+) -> None:
+    """They are taken from it slice by slice, and no call waits for that."""
+    large = Replica(store)
+    await large.create(SLICE + 2)
+    await large.bind("A")
+    while large.queue.unassigned:
+        await large.do(c.Resume())
+    await large.do(c.Unbind("A"))
+    [last] = [p for p in large.queue.existing() if p.owner is not None][-1:]
+    item = PositionCommit(large.id, "A", None, last.number, last.epoch, "9")
+    done = await store.commit_positions([item])
+    assert done.results == [Result(last.number, Outcome.NOT_OWNER)]
+    assert await position(large, last.number) is None
+
+
 async def test_the_first_outcome_that_applies_is_told(store: Store, orders: Replica) -> None:
     await orders.bind("A", "B")
     await orders.do(c.RaiseEpochs((0,)))
     await orders.do(c.Change({"partition_count": 3}, discard=True))
     [epoch] = [orders.queue.partitions[0].epoch]
-    results = await store.commit_positions(
+    results, _ = await store.commit_positions(
         [
             orders.position("A", 3, "x", epoch=0),  # removed, and stale
             orders.position("A", 4, "x", epoch=1),  # never there
@@ -263,9 +284,10 @@ async def test_a_commit_and_the_end_of_an_epoch_agree(ground: Ground, orders: Re
     await orders.bind("A")
     for n in range(8):
         item = orders.position("A", 0, f"at {n}")
-        [result], _ = await asyncio.gather(
+        committed, _ = await asyncio.gather(
             other.commit_positions([item]), orders.do(c.RaiseEpochs((0,)))
         )
+        [result] = committed.results
         # Or nothing was done, because the other transaction held the row.
         ok = result is not None and result.outcome is Outcome.OK
         assert ok is (await position(orders, 0) == f"at {n}")

@@ -40,14 +40,49 @@ async def test_the_history_is_read_by_rebalance_newest_first(store: Store, order
         orders.now += 10
         await orders.do(c.Advance())
     everything = await store.history(orders.id, 100, None)
-    ids = [entry.rebalance_id for entry in everything]
-    assert ids == sorted(ids, key=lambda id: id or 0)
+    ids = [entry.rebalance_id for entry in everything if entry.rebalance_id is not None]
+    assert ids == sorted(ids)
     assert len(set(ids)) == 4
     assert [entry.revision for entry in everything] == sorted(e.revision for e in everything)
     newest = await store.history(orders.id, 2, None)
-    assert [entry for entry in everything if (entry.rebalance_id or 0) > 2] == newest
     older = await store.history(orders.id, 2, 3)
-    assert [entry for entry in everything if (entry.rebalance_id or 0) <= 2] == older
+    assert [*older, *newest] == everything
+    assert {entry.rebalance_id for entry in newest} - {None} == {3, 4}
+
+
+async def test_what_comes_before_a_rebalance_is_read_with_it(store: Store, orders: Replica) -> None:
+    await orders.do(c.Change({"rebalance_delay": 5.0}))
+    await orders.bind("A")
+    await orders.bind("B")
+    orders.now += 5
+    await orders.do(c.Advance())
+    first = orders.queue.revision
+    await orders.do(c.Change({"rebalance_delay": 6.0}))
+    await orders.do(c.Unbind("A"))
+    orders.now += 6
+    await orders.do(c.Advance())
+    await orders.do(c.Change({"rebalance_delay": 7.0}))
+    newest = await store.history(orders.id, 1, None)
+    assert [entry.revision for entry in newest] == [first + 1, first + 2, first + 3]
+    assert [entry.rebalance_id for entry in newest] == [None, None, 2]
+
+
+async def test_clients_are_named_while_their_flows_are_stored(
+    store: Store, orders: Replica
+) -> None:
+    now = (await store.pulse()).now
+    await orders.bind("A", "B")
+    await orders.do(c.Unbind("A"))
+    assert (await store.client_names(["A", "B", "nobody"])).keys() == {"A", "B"}
+    assert await store.client_names([]) == {}
+    await store.purge(flows_before=now + 60, records_before=now)
+    assert (await store.client_names(["A", "B"])).keys() == {"B"}
+
+
+async def test_there_is_no_history_before_the_first_rebalance(
+    store: Store, orders: Replica
+) -> None:
+    await orders.bind("A")
     assert await store.history(orders.id, 2, 1) == []
     assert await store.history("no queue", 2, None) == []
 

@@ -19,8 +19,9 @@ from urllib.parse import urlsplit
 import psycopg
 import pytest
 
+from broker.memory.database import MemoryDatabase
 from broker.postgres import migrations
-from broker.store.ports import Commit, PositionCommit, PositionWrite, Store, StoreError
+from broker.store.ports import Commit, PositionCommit, Positions, PositionWrite, Store, StoreError
 from tests.broker.store.support import Replica
 from tests.broker.store.twins import (
     READS,
@@ -31,7 +32,6 @@ from tests.broker.store.twins import (
     install_clock,
     recorded,
 )
-from tests.twin.database import MemoryDatabase
 
 Outcomes = Counter[tuple[str, str]]
 
@@ -113,7 +113,9 @@ class Mischief:
         """The commit, changed so that it is refused: at least it comes too late or too early."""
         rng = self.rng
         changed = {partition.number for partition in commit.partitions}
-        numbers = [n for n in range(len(commit.queue.partitions)) if n not in changed]
+        # Of a partition that the commit removes nothing is written.
+        there = [partition.number for partition in commit.queue.existing()]
+        numbers = [number for number in there if number not in changed]
         writes, left, expired = [*commit.writes], dict(commit.left), set(commit.expired)
         if numbers and rng.random() < 0.5:
             writes += [self._write(number) for number in self._some(numbers)]
@@ -303,8 +305,8 @@ class Unfenced(MemoryDatabase):
 class Immortal(MemoryDatabase):
     """The expiry of a lease is not checked again within a commit."""
 
-    def commit(self, commit: Commit) -> None:
-        super().commit(replace(commit, expired=frozenset()))
+    def commit(self, commit: Commit) -> Positions:
+        return super().commit(replace(commit, expired=frozenset()))
 
 
 class Eager(MemoryDatabase):

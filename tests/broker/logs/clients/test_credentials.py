@@ -13,6 +13,7 @@ from broker.logs.builtin import BuiltinLogs
 from broker.logs.clients.credentials import LogCredentials
 from broker.logs.clients.holders import Holder, LogAccess, Purpose
 from broker.logs.clients.roles import ClientRoles
+from broker.logs.engine import log_engine
 from counterpoise.logs import AppendBatch, LogAccessRefused, Message
 from counterpoise.logs.postgres import PostgresLog
 from tests.log_support import append, log, log_url, migrate_log, texts, until
@@ -229,6 +230,42 @@ async def test_credentials_rotate(engine: AsyncEngine, log_url: str) -> None:
     assert ends(first) == "0"
 
 
+async def test_a_bind_waits_for_one_statement_and_no_disk(log_url: str, log: PostgresLog) -> None:
+    sent: list[str] = []
+    engine = log_engine(log_url, tested=False)
+    credentials = LogCredentials(engine, log_url, making=engine)
+    await given(credentials, "read")
+    lent = await engine.connect()
+    driver: Any = (await lent.get_raw_connection()).driver_connection
+    driver.add_query_logger(lambda query: sent.append(query.query))
+    await driver.execute("SET synchronous_commit = 'on'")
+    await lent.close()
+    sent.clear()
+    access = await given(credentials, "read", FLOW)
+    assert len(sent) == 1
+    assert "synchronous_commit" in sent[0]
+    assert ends(access) == "0"
+    # Of this transaction alone.
+    assert await driver.fetchval("SHOW synchronous_commit") == "on"
+    await engine.dispose()
+
+
+async def test_a_connection_that_was_closed_meanwhile_is_replaced(
+    log_url: str, log: PostgresLog
+) -> None:
+    engine = log_engine(log_url, tested=False)
+    credentials = LogCredentials(engine, log_url, making=engine)
+    await given(credentials, "read")
+    with psycopg.connect(log_url, autocommit=True) as connection:
+        ended = connection.execute(
+            "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity"
+            " WHERE application_name = 'counterpoise' AND datname = current_database()"
+        )
+        assert ended.fetchall() == [(True,)]
+    assert ends(await given(credentials, "read", FLOW)) == "0"
+    await engine.dispose()
+
+
 async def test_refused_credentials_are_replaced_but_not_at_every_call(
     engine: AsyncEngine, log_url: str
 ) -> None:
@@ -400,6 +437,7 @@ def weak_url(log_url: str) -> Any:
             connection.execute(f"GRANT CREATE ON DATABASE {database} TO {name}".encode())
             connection.execute("DROP SCHEMA counterpoise_log CASCADE")
             connection.execute(f"GRANT EXECUTE ON FUNCTION {OPEN_BY_DEFAULT} TO PUBLIC".encode())
+            connection.execute("GRANT USAGE ON LANGUAGE plpgsql TO PUBLIC")
             if rights:
                 # On this server somebody else has made the group.
                 group = "counterpoise_log_client"

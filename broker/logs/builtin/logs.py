@@ -2,46 +2,29 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncIterator, Collection, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import Collection, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
 from sqlalchemy import text
-from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
+from broker.logs.builtin import database
+from broker.logs.builtin.database import (
+    LogDatabase,
+    available,
+    may_touch,
+    name_of,
+    within,
+)
+from broker.logs.builtin.ranges import HashRanges
 from broker.logs.clients.credentials import CONNECTIONS, LogCredentials
 from broker.logs.clients.roles import EXPIRE_FOR_LOG, ClientRoles
-from broker.logs.engine import STATEMENT_SECONDS
-from broker.logs.ports import (
-    Bounds,
-    Holder,
-    LogAccess,
-    LogDatabaseUnavailable,
-    LogOwner,
-    Purpose,
-)
+from broker.logs.ports import Bounds, Holder, LogAccess, LogOwner, Purpose
 from counterpoise.logs import LogNotFound
-from counterpoise.logs.address import parse_log
+from counterpoise.logs.bounds import COLUMNS, bounds_of
 
 SWEEP_MESSAGES = 10_000
-# A call ends before its caller stops waiting for the answer (10 s). Looking up times and dropping
-# may take longer.
-CALL_SECONDS = 8.0
-LONG_SECONDS = 60.0
-# For each statement of the upkeep: deleting SWEEP_MESSAGES large messages does take minutes.
-SWEEP_SECONDS = STATEMENT_SECONDS
-# While a resize waits for an append under way, other appends wait for the resize.
-_LOCK_SECONDS = 5
-_LOCK = "SELECT * FROM counterpoise_log.lock_log(:name, :exclusive)"
-_UNKNOWN_LOG = "CP002"
-
-
-def _may_touch(log: Mapping[str, Any], owner: LogOwner | None) -> bool:
-    """Whether a call on behalf of `owner` is for this log; without an owner it is for any."""
-    return owner is None or log["owner_id"] in (None, owner.queue_id)
 
 
 class BuiltinLogs:
@@ -56,49 +39,54 @@ class BuiltinLogs:
         engine: AsyncEngine,
         address: str,
         *,
+        making: AsyncEngine | None = None,
         tls: bool = False,
         connections: int = CONNECTIONS,
     ) -> None:
         """`address` is the database's URL as consumers and publishers reach it.
 
+        `making`: another engine for the same database, for the credentials that a bind waits for.
         `tls`: the service speaks HTTPS. `connections`: the most of one client.
         """
-        self._engine = engine
-        self._credentials = LogCredentials(engine, address, tls=tls, connections=connections)
+        self._database = LogDatabase(engine)
+        self.ranges = HashRanges(self._database)
+        self._credentials = LogCredentials(
+            engine, address, making=making, tls=tls, connections=connections
+        )
         self._roles = ClientRoles(engine)
 
     async def access(
         self, log: str, purpose: Purpose, holder: Holder, *, refused: bool = False
     ) -> LogAccess | None:
         """Short-lived credentials; None if the service may not make roles."""
-        with _available():
-            return await self._credentials.get(_name(log), purpose, holder, refused=refused)
+        with available():
+            return await self._credentials.get(name_of(log), purpose, holder, refused=refused)
 
     async def holders(self) -> frozenset[str]:
         """The names of all that have had credentials for a while."""
-        async with _within(CALL_SECONDS):
+        async with within(database.CALL_SECONDS):
             return await self._roles.holders()
 
     async def keys_in_use(self) -> frozenset[str]:
         """The ids of all keys with which credentials were made."""
-        async with _within(CALL_SECONDS):
+        async with within(database.CALL_SECONDS):
             return await self._roles.keys()
 
     async def revoke(self, holders: Collection[str] = (), keys: Collection[str] = ()) -> None:
         """End the credentials of these holders, or made with these keys, and their connections."""
         self._credentials.forget(holders=frozenset(holders), keys=frozenset(keys))
-        async with _within(LONG_SECONDS):
+        async with within(database.LONG_SECONDS):
             await self._roles.revoke(holders, keys)
 
     async def watch(self) -> None:
         """End sessions that would be in the way of others (see `broker.logs.clients.roles`)."""
-        async with _within(CALL_SECONDS):
+        async with within(database.CALL_SECONDS):
             await self._roles.watch()
 
     async def drop_expired_credentials(self) -> None:
         """End expired roles, with their sessions."""
         self._credentials.forget()
-        async with _within(LONG_SECONDS):
+        async with within(database.LONG_SECONDS):
             await self._roles.drop_expired()
 
     async def ensure(
@@ -107,24 +95,30 @@ class BuiltinLogs:
         partition_count: int,
         owner: LogOwner | None = None,
         committed: Sequence[Mapping[int, str]] = (),
+        keys: Mapping[int, str] | None = None,
     ) -> bool:
         """See `LogKind`. A log that an earlier queue of the same name left is dropped first.
 
         The log loses no message that its database has confirmed, so it ignores `committed`.
+        With `keys` the log is a dynamic one: if it does not exist, it gets partitions with these
+        hash ranges. Then raises LogError unless they cover all hashes exactly once.
         """
-        name = _name(log)
-        async with self._transaction() as connection:
+        name = name_of(log)
+        async with self._database.transaction() as connection:
             await self._insert(connection, name, partition_count, owner)
-            if owner is not None:
-                known = await self._known(connection, name)
-                if known["owner_id"] != owner.queue_id:
-                    if known["owner_created_at"] is not None and (
-                        known["owner_created_at"].timestamp() > owner.created_at
-                    ):
-                        return False
-                    await self._drop(connection, await self._lock(connection, name))
-                    await self._insert(connection, name, partition_count, owner)
-            await self._add_partitions(connection, name)
+            known = await self._database.known(connection, name)
+            if owner is not None and known["owner_id"] != owner.queue_id:
+                if known["owner_created_at"] is not None and (
+                    known["owner_created_at"].timestamp() > owner.created_at
+                ):
+                    return False
+                await self._drop(connection, await self._database.lock(connection, name))
+                await self._insert(connection, name, partition_count, owner)
+                known = await self._database.known(connection, name)
+            if keys is None:
+                await self._add_partitions(connection, name)
+            else:
+                await self.ranges.begin(connection, known["log_id"], keys)
             return True
 
     async def _insert(
@@ -153,10 +147,10 @@ class BuiltinLogs:
         owner: LogOwner | None = None,
     ) -> bool:
         """See `LogKind`. Waits seconds for running appends; without `revision` never outdated."""
-        async with self._transaction() as connection:
-            known = await self._lock(connection, _name(log))
+        async with self._database.transaction() as connection:
+            known = await self._database.lock(connection, name_of(log))
             late = revision is not None and revision < known["revision"]
-            if late or not _may_touch(known, owner):
+            if late or not may_touch(known, owner):
                 return False
             await connection.execute(
                 text(
@@ -169,16 +163,16 @@ class BuiltinLogs:
                     "log_id": known["log_id"],
                 },
             )
-            await self._add_partitions(connection, _name(log))
+            await self._add_partitions(connection, name_of(log))
             return True
 
     async def discard(
         self, log: str, partitions: Collection[int], owner: LogOwner | None = None
     ) -> frozenset[int]:
         """See `LogKind`. Positions continue; readers of discarded messages get no error."""
-        async with self._transaction() as connection:
-            known = await self._lock(connection, _name(log))
-            if not _may_touch(known, owner):
+        async with self._database.transaction() as connection:
+            known = await self._database.lock(connection, name_of(log))
+            if not may_touch(known, owner):
                 return frozenset()
             discarded = await connection.scalars(
                 text(
@@ -194,15 +188,15 @@ class BuiltinLogs:
                 },
             )
             result = frozenset(discarded)
-        await self._sweep(_name(log))
+        await self._sweep(name_of(log))
         return result
 
     async def drop(self, log: str, owner: LogOwner | None = None) -> None:
         """See `LogKind`. A log without an owner is dropped for any caller."""
         try:
-            async with self._transaction(LONG_SECONDS) as connection:
-                known = await self._lock(connection, _name(log))
-                if _may_touch(known, owner):
+            async with self._database.transaction(database.LONG_SECONDS) as connection:
+                known = await self._database.lock(connection, name_of(log))
+                if may_touch(known, owner):
                     await self._drop(connection, known)
         except LogNotFound:
             pass
@@ -219,10 +213,10 @@ class BuiltinLogs:
 
     async def trim(self, log: str, below: Mapping[int, str], owner: LogOwner | None = None) -> None:
         """See `LogKind`; in short transactions."""
-        async with self._transaction() as connection:
+        async with self._database.transaction() as connection:
             # It cannot be dropped before this ends, so the name stays that of this log.
-            known = await self._lock(connection, _name(log), exclusive=False)
-            if not _may_touch(known, owner):
+            known = await self._database.lock(connection, name_of(log), exclusive=False)
+            if not may_touch(known, owner):
                 return
             await connection.execute(
                 text(
@@ -230,16 +224,16 @@ class BuiltinLogs:
                     " CAST(:positions AS bigint[]))"
                 ),
                 {
-                    "name": _name(log),
+                    "name": name_of(log),
                     "partitions": list(below),
                     "positions": [int(position) for position in below.values()],
                 },
             )
-        await self._sweep(_name(log))
+        await self._sweep(name_of(log))
 
     async def sweep_dropped(self) -> int:
         """Delete messages of logs that were dropped, also when that was interrupted."""
-        return await self._repeat(
+        return await self._database.repeat(
             "SELECT counterpoise_log.sweep_dropped(:limit)", {"limit": SWEEP_MESSAGES}
         )
 
@@ -248,7 +242,7 @@ class BuiltinLogs:
 
         A retry after this time would be appended a second time: choose days.
         """
-        async with self._transaction(SWEEP_SECONDS) as connection:
+        async with self._database.transaction(database.SWEEP_SECONDS) as connection:
             result = await connection.execute(
                 text(
                     "DELETE FROM counterpoise_log.publishers"
@@ -260,38 +254,37 @@ class BuiltinLogs:
 
     async def partition_count(self, log: str) -> int:
         """See `LogKind`."""
-        async with self._transaction() as connection:
-            return int((await self._known(connection, _name(log)))["partition_count"])
+        async with self._database.transaction() as connection:
+            return int((await self._database.known(connection, name_of(log)))["partition_count"])
 
     async def bounds(
         self, log: str, partitions: Sequence[int] | None = None, *, seconds: float | None = None
     ) -> Bounds:
         """See `LogKind`. A partition that the log never had starts and ends at 0."""
-        async with self._transaction(seconds) as connection:
-            known = await self._known(connection, _name(log))
-            rows = await connection.execute(
+        async with self._database.transaction(seconds) as connection:
+            # One statement, so one snapshot: the ends, the cuts and the count belong together.
+            found = await connection.execute(
                 text(
-                    "SELECT partition, first_position, next_position"
-                    " FROM counterpoise_log.partitions WHERE log_id = :log_id"
-                    " AND (:every OR partition = ANY (CAST(:partitions AS integer[])))"
-                    " ORDER BY partition"
+                    f"SELECT {COLUMNS} FROM counterpoise_log.logs AS l"
+                    " LEFT JOIN counterpoise_log.partitions AS p ON p.log_id = l.log_id"
+                    " AND (:every OR p.partition = ANY (CAST(:partitions AS integer[])))"
+                    " WHERE l.name = :name ORDER BY p.partition"
                 ),
                 {
-                    "log_id": known["log_id"],
+                    "name": name_of(log),
                     "every": partitions is None,
                     "partitions": list(partitions or ()),
                 },
             )
-            starts = dict.fromkeys(partitions or (), "0")
-            ends = dict(starts)
-            for partition, first, after_last in rows:
-                starts[partition], ends[partition] = str(first), str(after_last)
-            return Bounds(known["partition_count"], str(known["incarnation"]), starts, ends)
+            rows = found.all()
+        if not rows:
+            raise LogNotFound(f"there is no log {name_of(log)!r}")
+        return bounds_of(partitions or (), rows)
 
     async def position_at(self, log: str, time: float) -> Mapping[int, str]:
         """See `LogKind`; also correct if publishers gave times that are not in order."""
-        async with self._transaction(LONG_SECONDS) as connection:
-            known = await self._known(connection, _name(log))
+        async with self._database.transaction(database.LONG_SECONDS) as connection:
+            known = await self._database.known(connection, name_of(log))
             rows = await connection.execute(
                 text(
                     "SELECT p.partition, coalesce(since.position, p.next_position)"
@@ -310,15 +303,6 @@ class BuiltinLogs:
             )
             return {row[0]: str(row[1]) for row in rows}
 
-    @asynccontextmanager
-    async def _transaction(self, seconds: float | None = None) -> AsyncIterator[AsyncConnection]:
-        """A transaction that ends after CALL_SECONDS, or the given seconds."""
-        async with (
-            _within(CALL_SECONDS if seconds is None else seconds),
-            self._engine.begin() as connection,
-        ):
-            yield connection
-
     async def _add_partitions(self, connection: AsyncConnection, name: str) -> None:
         await connection.execute(
             text(
@@ -330,68 +314,8 @@ class BuiltinLogs:
             {"name": name},
         )
 
-    async def _lock(
-        self, connection: AsyncConnection, name: str, exclusive: bool = True
-    ) -> Mapping[str, Any]:
-        """Lock out resizes and drops until the transaction ends, with `exclusive` also appends.
-
-        Returns the log's row under the lock.
-        """
-        await self._known(connection, name)
-        await connection.execute(text(f"SET LOCAL lock_timeout = '{_LOCK_SECONDS}s'"))
-        try:
-            locked = await connection.execute(text(_LOCK), {"name": name, "exclusive": exclusive})
-        except DBAPIError as error:
-            if getattr(error.orig, "sqlstate", None) == _UNKNOWN_LOG:
-                raise LogNotFound(f"there is no log {name!r}") from None
-            raise
-        return dict(locked.mappings().one())
-
-    async def _known(self, connection: AsyncConnection, name: str) -> Mapping[str, Any]:
-        found = await connection.execute(
-            text("SELECT * FROM counterpoise_log.logs WHERE name = :name"), {"name": name}
-        )
-        log = found.mappings().first()
-        if log is None:
-            raise LogNotFound(f"there is no log {name!r}")
-        return dict(log)
-
     async def _sweep(self, name: str) -> None:
-        await self._repeat(
+        await self._database.repeat(
             "SELECT counterpoise_log.sweep(:name, :limit)",
             {"name": name, "limit": SWEEP_MESSAGES},
         )
-
-    async def _repeat(self, statement: str, parameters: Mapping[str, object]) -> int:
-        """Run a statement that deletes a bounded number of messages until it finds none."""
-        total = 0
-        while True:
-            async with self._transaction(SWEEP_SECONDS) as connection:
-                deleted = await connection.scalar(text(statement), parameters) or 0
-            if not deleted:
-                return total
-            total += deleted
-
-
-def _name(log: str) -> str:
-    """The name of the log `builtin:NAME` in the log's table."""
-    return parse_log(log).name
-
-
-@contextmanager
-def _available() -> Iterator[None]:
-    """Raises LogDatabaseUnavailable if the database refuses or does not answer."""
-    try:
-        yield
-    except TimeoutError:
-        raise LogDatabaseUnavailable("the log's database did not answer in time") from None
-    except (SQLAlchemyError, OSError) as error:
-        raise LogDatabaseUnavailable(str(error)) from error
-
-
-@asynccontextmanager
-async def _within(seconds: float) -> AsyncIterator[None]:
-    """Raises LogDatabaseUnavailable also if it takes longer."""
-    with _available():
-        async with asyncio.timeout(seconds):
-            yield

@@ -20,7 +20,7 @@ A test checks the generic plans.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from sqlalchemy import (
@@ -35,11 +35,13 @@ from sqlalchemy import (
     literal_column,
     select,
 )
-from sqlalchemy.dialects.postgresql import ARRAY, JSONB, Insert
+from sqlalchemy.dialects.postgresql import ARRAY, JSONB, Insert, asyncpg
+from sqlalchemy.sql import ClauseElement
 from sqlalchemy.sql.elements import ColumnElement
 from sqlalchemy.sql.selectable import LateralFromClause, TableValuedAlias
 from sqlalchemy.types import TypeEngine
 
+_DIALECT: Any = asyncpg.dialect()  # type: ignore[no-untyped-call]
 # The store's time when the statement arrived, in Unix seconds.
 NOW: ColumnElement[float] = cast(extract("epoch", func.statement_timestamp()), Double)
 
@@ -107,3 +109,23 @@ class Rows:
 
     def _parameter(self, key: str) -> str:
         return f"{self.name}_{key}"
+
+
+class Prepared:
+    """A frequent statement, compiled once to the text that the driver takes.
+
+    Executed by `Connections.fetch`. It must take and return only what the driver itself converts:
+    numbers, texts, bytes, booleans and arrays of these; JSON is given as encoded text.
+    """
+
+    def __init__(self, statement: ClauseElement) -> None:
+        self.statement = statement
+        compiled: Any = statement.compile(dialect=_DIALECT)
+        self.text = str(compiled)
+        self._names: Sequence[str] = compiled.positiontup or ()
+        self._constants: Mapping[str, Any] = compiled.params
+
+    def arguments(self, parameters: Mapping[str, Any]) -> list[Any]:
+        """The values of the parameters in the order of the text."""
+        constants = self._constants
+        return [parameters[name] if name in parameters else constants[name] for name in self._names]

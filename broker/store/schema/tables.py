@@ -62,8 +62,15 @@ queues = Table(
     Column("rebalance", JSONB(none_as_null=True)),
     Column("last_rebalance", JSONB(none_as_null=True)),
     Column("growing", Boolean, nullable=False),
+    Column("discarding", Boolean, nullable=False),
     Column("retiring_count", Integer, nullable=False),
+    Column("waiting_count", Integer, nullable=False),
+    Column("finished_count", Integer, nullable=False),
     Column("outage_seen", BigInteger, nullable=False),
+    Column("resize_seen", BigInteger, nullable=False),
+    Column("barriers", JSONB(none_as_null=True)),
+    Column("cuts_due", Double),
+    Column("cuts_attempt", Integer, nullable=False),
     Column("next_seat", BigInteger, nullable=False),
     Column("next_deadline", Double),
     UniqueConstraint("name", name="queues_name_key"),
@@ -132,6 +139,18 @@ partitions = Table(
     Column("warmed_epoch", BigInteger),
     Column("position", Text),
     Column("seq", BigInteger),
+    Column("cut", Text),
+    Column("cut_reached", Boolean),
+)
+
+# The keys of a dynamic queue, also of partitions that were removed: those have no parents.
+lineage = Table(
+    "lineage",
+    metadata,
+    _queue_id(primary_key=True),
+    Column("key", Text(collation="C"), primary_key=True),
+    Column("number", Integer, nullable=False),
+    Column("parents", JSONB(none_as_null=True)),
 )
 
 records = Table(
@@ -152,6 +171,29 @@ Index(
     postgresql_where=records.c.rebalance_id.is_not(None),
 )
 Index("records_at", records.c.at, postgresql_using="brin")
+
+# See `broker.store.trims`.
+trims = Table(
+    "trims",
+    metadata,
+    Column("log", Text(collation="C"), primary_key=True),
+    Column("readers", Text, nullable=False),
+    Column("announced", Text, nullable=False),
+    Column("pending", Text),
+)
+
+# See `broker.store.conditions`. The row goes with the flow's; a reference to the queue, too, would
+# meet its deletion in another order of locks.
+conditions = Table(
+    "conditions",
+    metadata,
+    Column("flow_id", Text, ForeignKey(f"{SCHEMA}.flows.id", ondelete="CASCADE"), primary_key=True),
+    Column("queue_id", Text, nullable=False),
+    Column("seq", BigInteger, nullable=False),
+    Column("conditions", JSONB, nullable=False),
+)
+has_conditions = conditions.c.conditions != literal_column("'[]'::jsonb")
+Index("conditions_of_queue", conditions.c.queue_id, postgresql_where=has_conditions)
 
 service = Table(
     "service",

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
-from typing import Literal
+from typing import Literal, Protocol
 
 import structlog
 
 from broker.core.errors import BrokerError, Invalid, Unavailable
-from broker.logs.builtin import BuiltinLogs
+from broker.logs.by_kind.ranges import DATABASE_AWAY, DynamicLogs, HashRanges
 from broker.logs.external import ExternalLogs
 from broker.logs.ports import (
+    Bounds,
     Holder,
     LogAccess,
     LogDatabaseUnavailable,
@@ -23,7 +24,8 @@ from broker.logs.ports import (
     messages_after,
 )
 from broker.logs.positions import number_of
-from broker.logs.trimming import trim_floor
+from broker.logs.trimming import trim_floor, with_passed
+from broker.pieces import made
 from counterpoise.logs import LogError, LogNotFound, LogUnavailable
 from counterpoise.logs.address import Kind, kind_of
 
@@ -32,7 +34,6 @@ NOT_DISCARDED = (
     "The partitions are removed, but the log could not be reached to delete their messages; "
     "repeat the call."
 )
-DATABASE_AWAY = "The service cannot reach the database of the built-in log right now; try again."
 UNKNOWN_KIND = (
     "The service does not know this kind of log and cannot look up positions; send positions."
 )
@@ -40,14 +41,45 @@ UNKNOWN_KIND = (
 SHOW_SECONDS = 1.5
 
 
+class Builtin(LogKind, Protocol):
+    """The built-in logs: they also have credentials, sessions, publishers and rests to look
+    after, and may be dynamic. See `broker.logs.builtin.BuiltinLogs`.
+    """
+
+    @property
+    def ranges(self) -> HashRanges: ...
+
+    async def ensure(
+        self,
+        log: str,
+        partition_count: int,
+        owner: LogOwner,
+        committed: Sequence[Mapping[int, str]] = (),
+        keys: Mapping[int, str] | None = None,
+    ) -> bool: ...
+
+    async def holders(self) -> frozenset[str]: ...
+
+    async def keys_in_use(self) -> frozenset[str]: ...
+
+    async def revoke(self, holders: Collection[str] = (), keys: Collection[str] = ()) -> None: ...
+
+    async def watch(self) -> None: ...
+
+    async def sweep_dropped(self) -> int: ...
+
+    async def forget_publishers(self, idle_seconds: float) -> int: ...
+
+    async def drop_expired_credentials(self) -> None: ...
+
+
 class LogsByKind:
     """Implements `broker.logs.ports.Logs`."""
 
-    def __init__(
-        self, builtin: BuiltinLogs, external: ExternalLogs, keep_messages: int = 0
-    ) -> None:
+    def __init__(self, builtin: Builtin, external: ExternalLogs, keep_messages: int = 0) -> None:
         """`keep_messages`: how many of each partition stay after every reader has passed them."""
         self._builtin = builtin
+        self.ranges = DynamicLogs(builtin.ranges)
         self._external = external
         self._kinds: Mapping[Kind, LogKind] = {
             "builtin": builtin,
@@ -108,10 +140,19 @@ class LogsByKind:
         with suppress(LogError):
             await self._builtin.watch()
 
-    async def ensure(self, log: str, partition_count: int, owner: LogOwner) -> None:
+    async def ensure(
+        self,
+        log: str,
+        partition_count: int,
+        owner: LogOwner,
+        keys: Mapping[int, str] | None = None,
+    ) -> None:
         """See `Logs`."""
         try:
-            await self._known(log).ensure(log, partition_count, owner)
+            if keys is None:
+                await self._known(log).ensure(log, partition_count, owner)
+            else:
+                await self._builtin.ensure(log, partition_count, owner, keys=keys)
         except LogError as error:
             raise _cannot_be_used(error) from None
 
@@ -166,6 +207,15 @@ class LogsByKind:
         except LogError:
             return {}
 
+    async def bounds(self, log: str) -> Bounds | None:
+        """See `Logs`."""
+        kind = self._kind(log)
+        try:
+            return None if kind is None else await kind.bounds(log)
+        except LogError as error:
+            _log.warning("a log does not say where it ends", log=log, error=str(error))
+            return None
+
     async def spans(self, log: str, positions: Positions) -> Mapping[int, Span]:
         """See `Logs`. An invalid position has no lag."""
         kind = self._kind(log)
@@ -175,14 +225,13 @@ class LogsByKind:
             found = await kind.bounds(log, sorted(positions), seconds=SHOW_SECONDS)
         except LogError:
             return {}
-        return {
-            number: Span(
-                found.starts[number],
-                found.ends[number],
-                messages_after(found.starts[number], found.ends[number], at),
-            )
-            for number, at in positions.items()
-        }
+
+        def one(item: tuple[int, str | None]) -> tuple[int, Span]:
+            number, at = item
+            start, end = found.starts[number], found.ends[number]
+            return number, Span(start, end, messages_after(start, end, at))
+
+        return dict(await made(one, [*positions.items()]))
 
     async def maintain(
         self,
@@ -191,26 +240,44 @@ class LogsByKind:
         revision: int,
         owner: LogOwner,
         committed: Sequence[Positions],
-    ) -> None:
+        keys: Mapping[int, str] | None = None,
+    ) -> Mapping[int, str]:
         """See `Logs`. The last `keep_messages` stay."""
         kind = self._known(log)
         try:
-            floor = trim_floor(
-                (
-                    {n: None if at is None else number_of(log, at) for n, at in positions.items()}
-                    for positions in committed
-                ),
-                self._keep_messages,
-            )
-            if not await kind.ensure(log, partition_count, owner, _reached(committed)):
-                return
-            if await kind.partition_count(log) != partition_count:
-                await kind.set_partition_count(log, partition_count, revision, owner)
-            if floor:
-                below = {number: str(position) for number, position in floor.items()}
-                await kind.trim(log, below, owner)
+            readers = [
+                {n: None if at is None else number_of(log, at) for n, at in positions.items()}
+                for positions in committed
+            ]
+            if keys is not None:
+                if not await self._builtin.ensure(log, len(keys), owner, keys=keys):
+                    return {}
+                bounds = await self._builtin.bounds(log)
+                readers = [with_passed(positions, bounds.keys) for positions in readers]
+                floor = trim_floor(readers, self._keep_messages)
+            else:
+                if not await kind.ensure(log, partition_count, owner, _reached(committed)):
+                    return {}
+                if await kind.partition_count(log) != partition_count:
+                    await kind.set_partition_count(log, partition_count, revision, owner)
+                floor = trim_floor(readers, self._keep_messages)
+                if not floor:
+                    return {}
+                bounds = await kind.bounds(log, sorted(floor))
+            return _left(floor, bounds)
         except LogError as error:
             _log.warning("the upkeep of a log failed", log=log, error=str(error))
+            return {}
+
+    async def trim(self, log: str, below: Mapping[int, str], owner: LogOwner) -> None:
+        """See `Logs`."""
+        try:
+            await self._known(log).trim(log, below, owner)
+        except LogNotFound:
+            # It was deleted meanwhile, with its messages.
+            return
+        except LogError as error:
+            raise Unavailable(f"The log cannot be trimmed: {error}; try again.") from None
 
     async def drop(self, log: str, owner: LogOwner) -> None:
         """See `Logs`."""
@@ -257,6 +324,13 @@ def _cannot_be_asked(error: LogError) -> BrokerError:
     if isinstance(error, LogUnavailable):
         return Unavailable(f"The log cannot be asked right now: {error}.")
     return Invalid(f"The log cannot be asked: {error}; send positions.")
+
+
+def _left(floor: Mapping[int, int], bounds: Bounds) -> dict[int, str]:
+    """Where there is something to trim, up to which position."""
+    starts, ends = bounds.starts, bounds.ends
+    reached = {number: min(at, int(ends[number])) for number, at in floor.items() if number in ends}
+    return {number: str(at) for number, at in reached.items() if at > int(starts[number])}
 
 
 def _reached(committed: Sequence[Positions]) -> list[dict[int, str]]:

@@ -1,19 +1,16 @@
-"""Arguments and results of the facade (`broker.service.Broker`).
-
-These are values, not domain objects: the model never leaves `broker`. Every time is in Unix
-seconds by the database's clock; the API writes it as RFC 3339. Enumerated fields (`status`,
-`state`, `phase`, `trigger`, `outcome`, `handed_over`, ...) carry exactly the strings of the
-contract. A property of a queue has the contract's name, even if it lacks its unit
-(`rebalance_delay`, `max_handoff_time` and `max_warmup_time` are seconds).
-"""
+"""What administrators ask and see: queues, partitions, rebalances, positions, the audit."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Generic, TypeVar
 
+from broker.calls.past.views import RebalanceView
 from broker.logs.ports import LogAccess
 
 T = TypeVar("T")
+
+MOST_NAMED = 10
+"""So many of the partitions that a partition waits for are named, the lowest."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +28,8 @@ class Page(Generic[T]):
 class QueueSpec:
     """The settings of a new queue (the contract, *Queue*). `log` None means `builtin:` + name.
 
-    `partition_count` None: that of the queue whose built-in log this one reads.
+    `partition_count` None: that of the queue whose built-in log this one reads. `partitions` are
+    the keys of the first partitions of a dynamic queue.
     """
 
     name: str
@@ -43,11 +41,17 @@ class QueueSpec:
     max_concurrent_handoffs: int | None = None
     log: str | None = None
     start: str = "earliest"
+    ordered_resize: bool = False
+    partitioning: str = "fixed"
+    partitions: tuple[str, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class QueueView:
-    """A queue: its settings and its state. A queue made again under a name has another `id`."""
+    """A queue: its settings and its state. A queue made again under a name has another `id`.
+
+    `conditions`: how many hold, by kind; None where the answer does not look them up.
+    """
 
     id: str
     name: str
@@ -66,12 +70,32 @@ class QueueView:
     active_flow_count: int
     revision: int
     created_at: float
+    partitioning: str = "fixed"
+    ordered_resize: bool = False
+    conditions: Mapping[str, int] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ResizeView:
+    """An ordered resize that is not settled.
+
+    `awaits_cuts`: the log has not said yet where it has cut its partitions; then the counts are
+    those of an earlier resize, if any. `unreached` and `waiting` are numbers of partitions: those
+    that are not processed up to their cuts, and those that wait for them.
+    """
+
+    resized_from: int | None
+    resized_to: int
+    awaits_cuts: bool
+    unreached: int
+    waiting: int
 
 
 @dataclass(frozen=True, slots=True)
 class PartitionView:
     """A partition as administrators see it; `owner` and `successor` are flow ids.
 
+    `key`, `parents` and `children` (keys) are of a dynamic queue, else None.
     `end` and `lag` (the most messages from the position to the end) are None unless the log
     answered in time; a position that the log cannot have has no lag.
     """
@@ -85,6 +109,25 @@ class PartitionView:
     deadline: float | None
     end: str | None = None
     lag: int | None = None
+    key: str | None = None
+    parents: tuple[str, ...] | None = None
+    children: tuple[str, ...] | None = None
+    cut: str | None = None
+    reached_cut: bool | None = None
+    waits_for: tuple[int, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class LagView:
+    """How many messages of a queue are not processed yet, at most.
+
+    `messages` is the sum over the partitions whose lag is known; `unknown`: the number of others.
+    `partitions`: by number; empty for a queue with many.
+    """
+
+    messages: int
+    unknown: int
+    partitions: Mapping[int, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,36 +149,6 @@ class FlowSummaryView:
 
 
 @dataclass(frozen=True, slots=True)
-class MoveView:
-    """One partition's grant or handoff within a rebalance; both flows are given as flow ids.
-
-    `outcome` is how the partition was handed over (`initial`, `graceful`, `forced`, `orphaned`,
-    `replaced`, `discarded`); `seconds` from the start of the handoff to its end.
-    """
-
-    partition: int
-    from_flow: str | None
-    to_flow: str | None
-    epoch: int
-    outcome: str
-    seconds: float
-
-
-@dataclass(frozen=True, slots=True)
-class RebalanceView:
-    """One entry of the history; `handoffs`, `forced` and `granted` are counts."""
-
-    id: int
-    trigger: str
-    started_at: float
-    finished_at: float | None
-    handoffs: int
-    forced: int
-    granted: int
-    moves: tuple[MoveView, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
 class HandoffView:
     """A handoff in progress; `phase` is `warming` or `revoking`; both flows are flow ids."""
 
@@ -144,6 +157,15 @@ class HandoffView:
     to_flow: str | None
     phase: str
     deadline: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class WaitingView:
+    """A partition that waits for its parents; `waits_for` are those that are not finished."""
+
+    partition: int
+    key: str
+    waits_for: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,96 +182,8 @@ class RebalanceStatusView:
     unassigned: tuple[int, ...]
     spread: int
     last_rebalance: RebalanceView | None
-
-
-# Flows
-
-
-@dataclass(frozen=True, slots=True)
-class PartitionInUpdate:
-    """A partition as its owner or successor sees it. `handed_over` is None while `warming`."""
-
-    partition: int
-    epoch: int
-    state: str
-    position: str | None
-    handed_over: str | None = None
-    deadline: float | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class UpdateView:
-    """FlowChangeUpdate: a flow's whole current view, at `revision`, read at `now`."""
-
-    queue: str
-    flow_id: str
-    revision: int
-    active: bool
-    draining: bool
-    now: float
-    partitions: tuple[PartitionInUpdate, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class BoundView:
-    """The answer to bind. `flow_token` is only here; the service stores only its hash."""
-
-    flow_id: str
-    flow_token: str = field(repr=False)
-    queue_id: str
-    lease_seconds: float
-    log: str
-    start: str
-    log_access: LogAccess | None
-    update: UpdateView
-
-
-@dataclass(frozen=True, slots=True)
-class HeartbeatView:
-    """`revision` is that of the flow's view; a client with an older view fetches the new one."""
-
-    lease_expires_at: float
-    revision: int
-
-
-@dataclass(frozen=True, slots=True)
-class CommitItem:
-    partition: int
-    epoch: int
-    position: str
-
-
-@dataclass(frozen=True, slots=True)
-class ReleaseItem:
-    """`position` None releases at the last committed one."""
-
-    partition: int
-    epoch: int
-    position: str | None = None
-    finished: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class ReadyItem:
-    partition: int
-    epoch: int
-
-
-@dataclass(frozen=True, slots=True)
-class Result:
-    """`current_epoch` only with `stale_epoch`."""
-
-    partition: int
-    outcome: str
-    current_epoch: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class ResultsView:
-    """One result per item of the call, in order, and the flow's view afterwards."""
-
-    results: tuple[Result, ...]
-    update: UpdateView
+    resize: ResizeView | None = None
+    waiting: tuple[WaitingView, ...] = ()
 
 
 # The audit

@@ -1,0 +1,112 @@
+"""The calls about conditions: what consumers report of their work, and what of it holds (the
+contract, *Conditions*)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from broker.calls import views
+from broker.calls.access import QueueAccess
+from broker.calls.flow_rows import FlowRows
+from broker.core.state.queue import Queue
+from broker.mailbox.availability import store_available
+from broker.store.conditions import Condition
+
+
+@dataclass(frozen=True, slots=True)
+class ReportedCondition:
+    """What a consumer says; `partition` and `epoch` are None for a condition of the whole flow."""
+
+    kind: str
+    text: str
+    partition: int | None = None
+    epoch: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ConditionView:
+    """A condition that holds, and the consumer that reports it. `since`: Unix seconds."""
+
+    kind: str
+    text: str
+    partition: int | None
+    epoch: int | None
+    since: float
+    flow_id: str
+    client_name: str
+
+
+class ConditionCalls:
+    """Reports of consumers, and what administrators see of them."""
+
+    def __init__(self, queues: QueueAccess, rows: FlowRows) -> None:
+        self._queues = queues
+        self._rows = rows
+
+    async def report(
+        self, name: str, flow_id: str, seq: int, reported: Sequence[ReportedCondition]
+    ) -> None:
+        """Replaces what the flow reports, and renews its lease.
+
+        A report with the `seq` of an earlier one or a lower one changes nothing. Raises FlowGone,
+        FlowNotFound, QueueNotFound, Unavailable.
+        """
+        await self._rows.renew(name, flow_id)
+        with store_available():
+            before = await self._queues.store.conditions.of_flow(flow_id)
+            since = {(one.kind, one.partition, one.epoch): one.since for one in before}
+            now = self._queues.replica.clock.now()
+            conditions = [
+                Condition(
+                    one.kind,
+                    one.text,
+                    one.partition,
+                    one.epoch,
+                    since.get((one.kind, one.partition, one.epoch), now),
+                )
+                for one in reported
+            ]
+            await self._queues.store.conditions.report(flow_id, seq, conditions)
+
+    async def of_queue(self, name: str, limit: int) -> tuple[ConditionView, ...]:
+        """The conditions that hold: of whole flows first, then by partition. Raises QueueNotFound.
+
+        `limit`: the most of them.
+        """
+        queue_id = await self._queues.read(name, lambda queue: queue.id)
+        with store_available():
+            reported = await self._queues.store.conditions.of_queue(queue_id, limit)
+        if not reported:
+            return ()
+
+        def look(queue: Queue) -> list[ConditionView]:
+            return [
+                ConditionView(
+                    *(one.kind, one.text, one.partition, one.epoch, one.since, flow_id),
+                    queue.flows[flow_id].client_name,
+                )
+                for flow_id, one in reported
+                # The queue may have changed since.
+                if flow_id in queue.flows and _holds(queue, flow_id, one)
+            ]
+
+        return tuple(await self._queues.read(name, look))
+
+    async def with_counts(self, found: Sequence[views.QueueView]) -> tuple[views.QueueView, ...]:
+        """The queues, each with the number of its conditions by kind."""
+        with store_available():
+            counts: Mapping[str, Mapping[str, int]] = await self._queues.store.conditions.counts(
+                [queue.id for queue in found]
+            )
+        return tuple(replace(queue, conditions=counts.get(queue.id, {})) for queue in found)
+
+
+def _holds(queue: Queue, flow_id: str, condition: Condition) -> bool:
+    if condition.partition is None:
+        return True
+    if not queue.exists(condition.partition):
+        return False
+    partition = queue.partitions[condition.partition]
+    owner = partition.owner
+    return owner is not None and (owner.id, partition.epoch) == (flow_id, condition.epoch)

@@ -1,0 +1,230 @@
+"""Ordered resizes: what the log says of its cuts, and which of them are reached.
+
+The theory is in `broker.core.state.ordered`. The service knows the order of positions of the
+built-in log, which are numbers, and no other log has cuts. So it takes no consumer's word for it
+that a cut is reached: it compares the position. A call that says `reached_cut` only makes it look
+at what other replicas have committed a moment ago.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+import structlog
+
+from broker.calls.access import QueueAccess
+from broker.calls.log_readers import LogReaders, log_owner
+from broker.core import commands as c
+from broker.core.draft import SLICE
+from broker.core.errors import BrokerError, Invalid
+from broker.core.resizing import refuse_unsettled
+from broker.core.state.ordered.barriers import Barriers
+from broker.core.state.queue import Queue
+from broker.logs.ports import Bounds, Logs, Positions
+from broker.mailbox.availability import store_available
+from broker.mailbox.coordinator import Coordinator
+from broker.mailbox.turns import Ask
+from counterpoise.logs.address import kind_of
+from counterpoise.logs.numbered import TOO_LARGE, position_number
+
+_log = structlog.get_logger()
+# Another replica may be telling the same cuts at the same time.
+MOST_ROUNDS = 3
+
+
+class Committed(NamedTuple):
+    """A position that an owner has committed; `says`: that it has reached the cut."""
+
+    partition: int
+    epoch: int
+    position: str | None
+    says: bool = False
+
+
+class CutCalls:
+    """The cuts of the logs, for the queues that read them."""
+
+    def __init__(self, queues: QueueAccess, logs: Logs, readers: LogReaders) -> None:
+        self._queues = queues
+        self._store = queues.store
+        self._logs = logs
+        self._readers = readers
+
+    async def refuse_unsettled(self, names: Iterable[str]) -> None:
+        """Raises ResizeUnsettled if one of these queues has a resize that is not settled."""
+        for name in names:
+            await self._queues.read(name, refuse_unsettled)
+
+    async def settle(self, name: str) -> None:
+        """Makes the log of this queue have its partition count, and takes over the log's cuts.
+
+        Nothing if the queue has no ordered resizes, or amid a resize. A failure is logged and
+        tried again when the queue is due.
+        """
+        try:
+            await self._settle(name)
+        except BrokerError as error:
+            _log.warning("the cuts of a log are not known yet", queue=name, error=str(error))
+
+    async def _settle(self, name: str) -> None:
+        def seen(queue: Queue) -> tuple[str, int, int] | None:
+            settings = queue.settings
+            # Amid a resize the log must not route to partitions that the queue has not yet.
+            if not settings.ordered_resize or queue.is_resizing:
+                return None
+            return settings.log, settings.partition_count, queue.revision
+
+        found = await self._queues.read(name, seen)
+        if found is None:
+            return
+        log, count, revision = found
+        if await self._readers.owns(name, log):
+            owner = await self._queues.read(name, log_owner)
+            await self._logs.set_partition_count(log, count, revision, owner)
+            for follower in await self._readers.followers(name, log):
+                await self._readers.follow(follower, count, discard=False)
+                await self.settle(follower)
+        await self._queues.on(name, lambda queue: self._take(queue, log))
+
+    async def _take(self, coordinator: Coordinator, log: str) -> None:
+        """Tells the queue the cuts of its log, in pieces of the size of a slice."""
+        for _ in range(MOST_ROUNDS):
+            # Positions first: what is committed after that is found reached when it is committed,
+            # or said by the owner.
+            command = await self.cuts_of(coordinator, log, {})
+            if command is None:
+                return
+            answer = await self._tell(coordinator, command)
+            if answer.first is None:
+                return
+
+    async def _tell(self, coordinator: Coordinator, command: c.TakeCuts) -> c.CutsWanted:
+        """Returns the answer to the last piece."""
+        cuts, first = command.cuts, 0
+        while True:
+            end = first + SLICE
+            following = cuts[end].partition if end < len(cuts) else None
+            piece = c.TakeCuts(
+                command.resize,
+                command.resized_from,
+                command.resized_to,
+                cuts[first:end],
+                first=cuts[first].partition if first else 0,
+                next=following,
+            )
+            answer: c.CutsWanted = await coordinator.ask(Ask(piece))
+            if answer.first is None or answer.first != following:
+                return answer
+            first = end
+
+    async def look_again(self, name: str) -> None:
+        """Finds what was missed: a resize by a replica that knows no cuts, and positions of
+        consumers that know none."""
+
+        def look(queue: Queue) -> tuple[str, int, frozenset[int]]:
+            unreached = frozenset() if queue.barriers is None else queue.barriers.unreached
+            return queue.settings.log, queue.resize_seen, frozenset(unreached)
+
+        log, seen, unreached = await self._queues.read(name, look)
+        bounds = await self._logs.bounds(log)
+        if bounds is not None and bounds.resize > seen:
+            await self.settle(name)
+        if unreached:
+            await self._queues.on(name, lambda queue: self._look_at(queue, sorted(unreached)))
+
+    async def _look_at(self, coordinator: Coordinator, numbers: Sequence[int]) -> None:
+        with store_available():
+            stored = await self._store.positions(coordinator.queue_id, numbers)
+        await self.reached(
+            coordinator,
+            [Committed(number, epoch, at) for number, (epoch, at) in stored.items()],
+        )
+
+    async def cuts_of(
+        self, coordinator: Coordinator, log: str, positions: Positions
+    ) -> c.TakeCuts | None:
+        """The cuts of the log's last resize, and which of them this queue has reached; None while
+        the log cannot be asked.
+
+        `positions` count instead of the committed ones.
+        """
+        with store_available():
+            stored = await self._store.positions(coordinator.queue_id)
+        bounds = await self._logs.bounds(log)
+        if bounds is None:
+            return None
+        cuts = tuple(
+            _cut(bounds, number, stored.get(number), positions)
+            for number in sorted(bounds.cuts)
+            if number < max(bounds.resized_from, bounds.partition_count)
+        )
+        return c.TakeCuts(bounds.resize, bounds.resized_from, bounds.partition_count, cuts)
+
+    async def reached(self, coordinator: Coordinator, committed: Sequence[Committed]) -> None:
+        """Lifts the barriers that waited for these positions, which are committed."""
+
+        resize, numbers = await self._reached(coordinator, committed)
+        if numbers:
+            reached = (one for one in committed if one.partition in numbers)
+            items = tuple((one.partition, one.epoch) for one in reached)
+            await coordinator.ask(Ask(c.ReachCuts(resize, items)))
+
+    async def reaching(
+        self, coordinator: Coordinator, releases: Sequence[Committed]
+    ) -> dict[int, int]:
+        """Of what is to be released, the partitions that reach their cuts, with the resize."""
+
+        resize, numbers = await self._reached(coordinator, releases)
+        return dict.fromkeys(numbers, resize)
+
+    async def _reached(
+        self, coordinator: Coordinator, committed: Sequence[Committed]
+    ) -> tuple[int, frozenset[int]]:
+        """The partitions that reach their cuts with these positions, and the resize. An owner may
+        know of a resize that this replica has not heard of yet."""
+
+        def look(queue: Queue) -> tuple[int, frozenset[int]] | None:
+            return None if queue.barriers is None else _reached(queue.barriers, committed)
+
+        found = await coordinator.read(look)
+        if found is None and any(one.says for one in committed):
+            found = await coordinator.read(look, fresh=True)
+        return found or (0, frozenset())
+
+
+def _reached(barriers: Barriers, committed: Iterable[Committed]) -> tuple[int, frozenset[int]]:
+    return barriers.resize, frozenset(
+        one.partition
+        for one in committed
+        if one.partition in barriers.unreached
+        and _number(one.position) >= int(barriers.cuts[one.partition])
+    )
+
+
+def _cut(
+    bounds: Bounds, number: int, stored: tuple[int, str | None] | None, given: Positions
+) -> c.Cut:
+    """The cut of a partition. Nothing before it is left if the log begins at it or past it."""
+    start, cut = bounds.starts[number], bounds.cuts[number]
+    if int(start) >= int(cut):
+        return c.Cut(number, cut, True)
+    epoch, position = stored or (None, None)
+    is_reached = _number(given.get(number, position)) >= int(cut)
+    return c.Cut(number, cut, is_reached, None if number in given else epoch)
+
+
+def _number(position: str | None) -> int:
+    """A position as a number; below all others if it is none (an older version stored any text)."""
+    number = None if position is None else position_number(position, TOO_LARGE["builtin"])
+    return -1 if number is None else number
+
+
+def refuse_unordered(log: str) -> None:
+    """Raises Invalid for a log that takes no cuts."""
+    if kind_of(log) != "builtin":
+        raise Invalid(
+            f"The log {log} takes no cuts, so a resize of it cannot keep the order of a key "
+            "between partitions; only queues that read a built-in log have ordered resizes.",
+            [("ordered_resize", "is for the built-in log")],
+        )

@@ -1,0 +1,196 @@
+"""The graph of a dynamic queue: what administrators see of it and add to it (the contract,
+*Lineage*)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from heapq import nsmallest
+from typing import Literal, TypeAlias
+
+from broker.calls import views
+from broker.calls.access import QueueAccess, act_of
+from broker.calls.flows import new_child
+from broker.calls.log_readers import LogReaders, log_owner
+from broker.calls.monitoring import number_of
+from broker.calls.rendering import children_of, partition_view, queue_view, waits_for
+from broker.core import commands as c
+from broker.core.access import Caller
+from broker.core.errors import Invalid, QueueNotFound
+from broker.core.lineage import lineage_of
+from broker.core.state.queue import Queue
+from broker.logs.names import builtin_name
+from broker.logs.ports import LogOwner, Logs, Sealing
+from broker.mailbox.turns import Ask
+from broker.store.key_ports import Act
+
+At: TypeAlias = Literal["middle", "load"]
+"""Where a range is split: in its middle, or in the middle of its observed load."""
+
+
+@dataclass(frozen=True, slots=True)
+class LineageNode:
+    """A partition in the graph. `parents` and `children` are keys; of the parents, those that were
+    removed are finished. `waits_for` are the numbers of the parents that are not finished."""
+
+    partition: int
+    key: str
+    state: str
+    owner: str | None
+    parents: tuple[str, ...]
+    children: tuple[str, ...]
+    waits_for: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class LineagePage(views.Page[LineageNode]):
+    """Partitions of the graph by number, and the revision at which it was so.
+
+    `removed_count` is the number of keys that are remembered of partitions that were removed.
+    """
+
+    queue: str = ""
+    revision: int = 0
+    removed_count: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class SealedPartition:
+    """A partition that was split or merged, and its final end in the log."""
+
+    partition: int
+    end: str
+
+
+@dataclass(frozen=True, slots=True)
+class BegunPartition:
+    """A partition that came of it; `parents` are keys."""
+
+    partition: int
+    key: str
+    parents: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SealedView:
+    """What a split or merge sealed, and what came of it."""
+
+    sealed: tuple[SealedPartition, ...]
+    children: tuple[BegunPartition, ...]
+
+
+class LineageCalls:
+    """The graphs of dynamic queues."""
+
+    def __init__(self, queues: QueueAccess, logs: Logs, readers: LogReaders) -> None:
+        self._queues = queues
+        self._logs = logs
+        self._readers = readers
+
+    async def graph(self, name: str, limit: int, cursor: str | None) -> LineagePage:
+        """The partitions that exist, by number; the cursor is the last number of the previous page.
+
+        Raises QueueNotFound; Invalid for a fixed queue.
+        """
+        after = -1 if cursor is None else number_of(cursor)
+        return await self._queues.read(name, partial(_page, limit, after))
+
+    async def add_children(
+        self, name: str, children: Sequence[views.NewChild], caller: Caller | None = None
+    ) -> str:
+        """Records partitions that an administrator made in the log. All of them or none.
+
+        Answers the outcome: `ok`, also for what is known; `unknown_parent`, if the queue does not
+        know a parent yet (the owner of that parent's parent will report it); `conflicting_child`
+        or `too_many_partitions`. Raises QueueNotFound; Invalid for a fixed queue.
+        """
+        outcome = await self._add(name, children, act_of(caller, "add_children", name))
+        return outcome.value
+
+    async def _add(
+        self, name: str, children: Sequence[views.NewChild], act: Act | None
+    ) -> c.Outcome:
+        command = c.AddChildren(tuple(map(new_child, children)))
+        outcome: c.Outcome = await self._queues.ask(name, lambda: Ask(command, act=act))
+        return outcome
+
+    async def split(
+        self, name: str, partition: int, at: int | At, caller: Caller | None = None
+    ) -> SealedView:
+        """Splits a partition of a dynamic queue in its built-in log.
+
+        Repeating it is harmless. Raises QueueNotFound, Invalid, PartitionEnded, Unavailable.
+        """
+        log, owner = await self._own_log(name)
+        sealing = await self._logs.ranges.split(log, partition, at, owner)
+        return await self._sealed(name, log, sealing, act_of(caller, "split_partition", name))
+
+    async def merge(
+        self, name: str, partition: int, other: int, caller: Caller | None = None
+    ) -> SealedView:
+        """Merges two partitions with adjacent ranges; otherwise as `split`."""
+        log, owner = await self._own_log(name)
+        sealing = await self._logs.ranges.merge(log, partition, other, owner)
+        return await self._sealed(name, log, sealing, act_of(caller, "merge_partitions", name))
+
+    async def _own_log(self, name: str) -> tuple[str, LogOwner]:
+        queue = await self._queues.read(name, queue_view)
+        source = builtin_name(queue.log)
+        if queue.partitioning != "dynamic" or source is None:
+            raise Invalid(
+                "The service splits and merges partitions of dynamic queues with the built-in log; "
+                "of a fixed queue, change partition_count."
+            )
+        if source != name:
+            raise Invalid(
+                f"This queue reads the log of {source!r}; split and merge the partitions of that "
+                "queue."
+            )
+        return queue.log, log_owner(queue)
+
+    async def _sealed(self, name: str, log: str, sealing: Sealing, act: Act | None) -> SealedView:
+        """Tells all readers of the log what came, so that it is seen at once.
+
+        Where a reader does not know a parent yet, the owner of the parent reports it, as it would
+        if the service had died before this.
+        """
+        children = tuple(
+            views.NewChild(one.key, one.parents, one.partition, None) for one in sealing.successors
+        )
+        view = SealedView(
+            tuple(SealedPartition(*one) for one in sorted(sealing.ends.items())),
+            tuple(
+                BegunPartition(one.partition, one.key, one.parents) for one in sealing.successors
+            ),
+        )
+        if act is not None:
+            act = replace(act, after=asdict(view))
+        await self._add(name, children, act)
+        for follower in await self._readers.followers(name, log):
+            with suppress(QueueNotFound):
+                await self._add(follower, children, None)
+        return view
+
+
+def _page(limit: int, after: int, queue: Queue) -> LineagePage:
+    lineage = lineage_of(queue)
+    numbers = nsmallest(limit + 1, (number for number in lineage.nodes if number > after))
+    nodes = []
+    for number in numbers[:limit]:
+        node, seen = lineage.nodes[number], partition_view(queue, queue.partitions[number], {})
+        nodes.append(
+            LineageNode(
+                number,
+                node.key,
+                seen.state,
+                seen.owner,
+                node.parents,
+                children_of(queue, node),
+                waits_for(lineage, node),
+            )
+        )
+    cursor = str(nodes[-1].partition) if len(numbers) > limit else None
+    removed = len(lineage.numbers) - len(lineage.nodes)
+    return LineagePage(tuple(nodes), cursor, queue.name, queue.revision, removed)

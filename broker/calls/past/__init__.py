@@ -1,0 +1,1 @@
+"""What has happened to a queue, for people: its rebalances and what led to them."""

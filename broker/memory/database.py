@@ -1,0 +1,400 @@
+"""The database of the in-memory store: rows and encoded records, no shared objects.
+
+Each method is one transaction: it does not wait between reading and writing, and it raises before
+it writes anything. The rules that the real database enforces by constraints are assertions here.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import Protocol
+
+import orjson
+
+from broker.core.access import ALL_QUEUES, matches
+from broker.core.commands import Outcome, Result
+from broker.core.state.queue import Queue
+from broker.core.state.records import Entry
+from broker.core.state.stored import ShownEntry
+from broker.core.state.transitions import State
+from broker.memory.constraints import StoredFlow, StoredQueue, check
+from broker.memory.history import shown_entry, with_their_causes
+from broker.memory.key_tables import KeyTables
+from broker.memory.trims import TrimTable
+from broker.store.key_ports import Act
+from broker.store.ports import (
+    Commit,
+    Committed,
+    Conflict,
+    Expiry,
+    FlowRow,
+    FlowsBound,
+    Lease,
+    LeaseRenewed,
+    NameTaken,
+    Outage,
+    Overdue,
+    PositionBehind,
+    PositionCommit,
+    Positions,
+    Pulse,
+    QueueGone,
+    QueueRow,
+)
+from broker.store.reading import missing_flows, restore
+from broker.store.rows import (
+    LineageValues,
+    decode,
+    encode,
+    first_writes,
+    flow_values,
+    partition_values,
+    queue_row,
+    queue_values,
+)
+
+
+class Listener(Protocol):
+    """A replica that is notified of changes."""
+
+    def heard(self, speaker: object, queue_ids: Sequence[str]) -> None:
+        """`speaker` said that these queues changed."""
+
+
+class MemoryDatabase:
+    """The state that replicas share, with the methods of `ports.Store`."""
+
+    def __init__(self, clock: Callable[[], float] = time.time) -> None:
+        self.clock = clock
+        self.queues: dict[str, StoredQueue] = {}
+        self.key_tables = KeyTables()
+        self.trims = TrimTable()
+        self.flows: dict[str, StoredFlow] = {}
+        self.stamped_at: float | None = None
+        self.gap_seconds = 3.0
+        self.outages: list[Outage] = []
+        self.outage_ids = itertools.count(1)
+        self.listeners: list[Listener] = []
+        # Flows, and partitions as (queue, number), that some transaction has locked.
+        self.held_flows: set[str] = set()
+        self.held_partitions: set[tuple[str, int]] = set()
+
+    # Serving
+
+    def pulse(self, gap_seconds: float) -> Pulse:
+        now, began = self.clock(), self.stamped_at
+        if began is not None and abs(now - began) > gap_seconds:
+            self.outages.append(Outage(next(self.outage_ids), began, now - began))
+            for flow in self.flows.values():
+                if flow.reason is None and (flow.lease_expires_at > began or now < began):
+                    flow.lease_expires_at = now + flow.values.lease_seconds
+        self.stamped_at, self.gap_seconds = now, gap_seconds
+        return Pulse(now, self.outages[-1] if self.outages else None)
+
+    def _over(self, flow: StoredFlow) -> bool:
+        """Whether the lease is over: its time has come, and replicas served all the while."""
+        now = self.clock()
+        served = self.stamped_at is not None and now - self.stamped_at <= self.gap_seconds
+        return flow.reason is None and served and flow.lease_expires_at <= now
+
+    # Queues
+
+    def _queue(self, queue_id: str) -> StoredQueue:
+        queue = self.queues.get(queue_id)
+        if queue is None:
+            raise QueueGone(queue_id)
+        return queue
+
+    def _flows_of(self, queue_id: str) -> Iterable[StoredFlow]:
+        return [flow for flow in self.flows.values() if flow.queue_id == queue_id]
+
+    def _bound(self, flow_ids: Sequence[str]) -> Iterable[StoredFlow]:
+        flows = self.flows
+        return [flows[id] for id in flow_ids if id in flows and flows[id].reason is None]
+
+    def find(self, name: str) -> str | None:
+        queues = self.queues.items()
+        return next((id for id, queue in queues if queue.row["name"] == name), None)
+
+    def create(self, commit: Commit) -> None:
+        if self.find(commit.queue.name) is not None or commit.queue.id in self.queues:
+            raise NameTaken(commit.queue.name)
+        stored = StoredQueue(queue_values(commit.queue, None))
+        self._write(commit, stored)
+        self.queues[commit.queue.id] = stored
+
+    def delete(self, queue_id: str, *, force: bool, act: Act | None = None) -> None:
+        self._queue(queue_id)
+        flows = self._flows_of(queue_id)
+        if not force and any(flow.reason is None for flow in flows):
+            raise FlowsBound(queue_id)
+        del self.queues[queue_id]
+        self.key_tables.record(() if act is None else (act,), self.clock())
+        for flow in flows:
+            del self.flows[flow.values.id]
+
+    def list(
+        self, limit: int, after: str | None, patterns: Sequence[str] = ALL_QUEUES
+    ) -> Sequence[QueueRow]:
+        queues = sorted(self.queues.items(), key=lambda item: str(item[1].row["name"]))
+        return [
+            self._queue_row(queue_id, queue)
+            for queue_id, queue in queues
+            if (after is None or queue.row["name"] > after)
+            and matches(tuple(patterns), queue.row["name"])
+        ][:limit]
+
+    def _queue_row(self, queue_id: str, stored: StoredQueue) -> QueueRow:
+        bound = [flow for flow in self._flows_of(queue_id) if flow.reason is None]
+        active = sum(flow.values.active for flow in bound)
+        return queue_row(queue_id, stored.row, len(bound), active)
+
+    def revisions(self, queue_ids: Sequence[str]) -> Mapping[str, int]:
+        queues = self.queues
+        return {id: queues[id].row["revision"] for id in queue_ids if id in queues}
+
+    def load(self, queue_id: str) -> Queue:
+        stored = self._queue(queue_id)
+        bound = [flow.values for flow in self._flows_of(queue_id) if flow.reason is None]
+        partitions = [stored.partitions[number] for number in sorted(stored.partitions)]
+        return restore(
+            queue_id,
+            orjson.loads(orjson.dumps(stored.row)),
+            sorted(bound, key=lambda values: values.seat),
+            partitions,
+            [self.flows[flow_id].values for flow_id in sorted(missing_flows(bound, partitions))],
+            stored.lineage.values(),
+        )
+
+    # Records
+
+    def entries_after(
+        self, queue_id: str, revision: int, limit: int | None = None
+    ) -> Sequence[Entry]:
+        return [
+            Entry(
+                entry.revision,
+                entry.at,
+                decode(orjson.loads(records)),
+                entry.rebalance_id,
+                entry.commit_id,
+            )
+            for entry, records in self._after(queue_id, revision)[:limit]
+        ]
+
+    def changes_after(self, queue_id: str, revision: int, limit: int) -> Sequence[ShownEntry]:
+        return list(map(shown_entry, self._after(queue_id, revision)[:limit]))
+
+    def _after(self, queue_id: str, revision: int) -> Sequence[tuple[Entry, bytes]]:
+        stored = self._queue(queue_id)
+        found = [entry for entry in stored.entries if entry[0].revision > revision]
+        if len(found) != max(0, stored.row["revision"] - revision):
+            raise KeyError(revision)
+        return found
+
+    def history(self, queue_id: str, limit: int, before: int | None) -> Sequence[ShownEntry]:
+        entries = self.queues[queue_id].entries if queue_id in self.queues else []
+        chosen = with_their_causes([entry for entry, _ in entries], limit, before)
+        return [shown_entry(one) for one in entries if one[0].revision in chosen]
+
+    def client_names(self, flow_ids: Sequence[str]) -> Mapping[str, str]:
+        rows = ((id, self.flows.get(id)) for id in flow_ids)
+        return {id: row.values.client_name for id, row in rows if row is not None}
+
+    def purge(self, flows_before: float, records_before: float) -> None:
+        for flow_id, flow in list(self.flows.items()):
+            if flow.left_at is not None and flow.left_at < flows_before:
+                del self.flows[flow_id]
+        for stored in self.queues.values():
+            stored.entries = [
+                entry
+                for entry in stored.entries
+                if entry[0].at >= records_before or entry[0].revision == stored.row["revision"]
+            ]
+        self.outages = [
+            outage
+            for outage in self.outages
+            if outage.began >= records_before or outage is self.outages[-1]
+        ]
+
+    # Commits
+
+    def commit(self, commit: Commit) -> Positions:
+        stored = self._queue(commit.queue.id)
+        if stored.row["revision"] != commit.seen:
+            raise Conflict(commit.queue.id)
+        flows = self.flows
+        renewed = {
+            id for id in commit.expired if flows[id].reason is None and not self._over(flows[id])
+        }
+        if renewed:
+            raise LeaseRenewed(frozenset(renewed))
+        behind = {
+            write.partition
+            for write in first_writes(commit.writes).values()
+            if not self._may_write(stored, write.partition, write.epoch, write.flow_id, write.seq)
+        }
+        if behind:
+            raise PositionBehind(frozenset(behind))
+        if commit.valid is not None and not commit.valid[0] <= self.clock() <= commit.valid[1]:
+            raise Overdue(commit.queue.id)
+        self._write(commit, stored)
+        told = {one.number for one in commit.partitions} | {one.partition for one in commit.writes}
+        told |= commit.positions.keys() | commit.first_positions.keys() | commit.shown
+        return self.positions(commit.queue.id, sorted(told))
+
+    def _may_write(
+        self, stored: StoredQueue, number: int, epoch: int, flow_id: str, seq: int | None
+    ) -> bool:
+        values = stored.partitions[number]
+        _, last = stored.positions[number]
+        return (
+            values.owner == flow_id
+            and values.epoch == epoch
+            and (seq is None or last is None or seq > last)
+        )
+
+    def _write(self, commit: Commit, stored: StoredQueue) -> None:
+        self._check(commit, stored)
+        self.trims.pass_fence(commit)
+        stored.row = orjson.loads(orjson.dumps(queue_values(commit.queue, commit.next_deadline)))
+        self._write_flows(commit)
+        for write in first_writes(commit.writes).values():
+            position, seq = stored.positions[write.partition]
+            stored.positions[write.partition] = (
+                position if write.position is None else write.position,
+                seq if write.seq is None else write.seq,
+            )
+        for partition in commit.partitions:
+            values = partition_values(commit.queue, partition)
+            before = stored.partitions.get(values.number)
+            position, seq = stored.positions.get(values.number, (None, None))
+            if before is None or values.epoch > before.epoch:
+                seq = None
+            stored.partitions[values.number] = values
+            stored.positions[values.number] = (position, seq)
+        for number, first in commit.first_positions.items():
+            position, seq = stored.positions[number]
+            stored.positions[number] = (first if position is None else position, seq)
+        for number, position in commit.positions.items():
+            stored.positions[number] = (position, stored.positions[number][1])
+        for number, key, parents in commit.children:
+            stored.lineage[key] = LineageValues(number, key, [*parents])
+        for number, key in commit.removed.items():
+            stored.partitions.pop(number, None)
+            stored.positions.pop(number, None)
+            stored.lineage[key] = LineageValues(number, key, None)
+        self.key_tables.record(commit.acts, self.clock())
+        for entry in commit.entries:
+            kept = Entry(entry.revision, entry.at, (), entry.rebalance_id, commit.commit_id)
+            stored.entries.append((kept, encode(entry.records)))
+
+    def _write_flows(self, commit: Commit) -> None:
+        flows, now = self.flows, self.clock()
+        for flow in commit.flows:
+            if flow.id in flows:
+                flows[flow.id].values = flow_values(flow)
+            else:
+                token_hash, expires = commit.token_hashes[flow.id], now + flow.lease_seconds
+                flows[flow.id] = StoredFlow(commit.queue.id, flow_values(flow), token_hash, expires)
+        for flow_id in commit.renewed:
+            flows[flow_id].lease_expires_at = now + flows[flow_id].values.lease_seconds
+        for flow_id, reason in commit.left.items():
+            if flow_id in flows:
+                flows[flow_id].reason, flows[flow_id].left_at = reason, now
+
+    def _check(self, commit: Commit, stored: StoredQueue) -> None:
+        """The fences of a commit; the simulation plants bugs here."""
+        check(commit, stored, self.flows)
+
+    # Positions and leases
+
+    def expiries(self, queue_id: str) -> Expiry:
+        bound = [flow for flow in self._flows_of(queue_id) if flow.reason is None]
+        over = tuple(sorted(flow.values.id for flow in bound if self._over(flow)))
+        others = (flow.lease_expires_at for flow in bound if flow.values.id not in over)
+        return Expiry(over, min(others, default=None))
+
+    def leases(self, flow_ids: Sequence[str]) -> Mapping[str, float]:
+        return {flow.values.id: flow.lease_expires_at for flow in self._bound(flow_ids)}
+
+    def renew(self, flow_ids: Sequence[str]) -> Mapping[str, Lease | None]:
+        now = self.clock()
+        leases: dict[str, Lease | None] = {}
+        for flow in self._bound(flow_ids):
+            if flow.values.id in self.held_flows:
+                leases[flow.values.id] = None
+                continue
+            flow.lease_expires_at = now + flow.values.lease_seconds
+            leases[flow.values.id] = Lease(flow.lease_expires_at, flow.values.view_revision)
+        return leases
+
+    def commit_positions(
+        self, items: Sequence[PositionCommit], shown: Collection[tuple[str, int]] = ()
+    ) -> Committed:
+        self.renew([item.flow_id for item in items])
+        results = [self._commit_position(item) for item in items]
+        positions = {
+            (queue_id, number): known
+            for queue_id, number in (shown if items else ())
+            for known in self.positions(queue_id, [number]).values()
+        }
+        return Committed(results, positions)
+
+    def _commit_position(self, item: PositionCommit) -> Result | None:
+        stored = self.queues.get(item.queue_id)
+        values = stored.partitions.get(item.partition) if stored else None
+        if stored is None or values is None or values.state == State.REMOVED:
+            return Result(item.partition, Outcome.NO_SUCH_PARTITION)
+        if (item.queue_id, item.partition) in self.held_partitions:
+            return None
+        if item.epoch < values.epoch:
+            return Result(item.partition, Outcome.STALE_EPOCH, values.epoch)
+        bound = bool(self._bound([item.flow_id]))
+        if item.epoch > values.epoch or values.owner != item.flow_id or not bound:
+            return Result(item.partition, Outcome.NOT_OWNER)
+        if item.flow_id in self.held_flows:
+            return None
+        if self._may_write(stored, item.partition, item.epoch, item.flow_id, item.seq):
+            _, seq = stored.positions[item.partition]
+            stored.positions[item.partition] = (
+                item.position,
+                seq if item.seq is None else item.seq,
+            )
+        return Result(item.partition, Outcome.OK)
+
+    def positions(self, queue_id: str, partitions: Sequence[int] | None) -> Positions:
+        stored = self.queues.get(queue_id)
+        if stored is None:
+            return {}
+        return {
+            number: (stored.partitions[number].epoch, stored.positions[number][0])
+            for number in (stored.partitions if partitions is None else partitions)
+            if number in stored.partitions
+        }
+
+    def flow(self, flow_id: str) -> FlowRow | None:
+        flow = self.flows.get(flow_id)
+        if flow is None:
+            return None
+        return FlowRow(flow_id, flow.queue_id, flow.token_hash, flow.reason)
+
+    def outages_after(self, after: int) -> Sequence[Outage]:
+        return [outage for outage in self.outages if outage.id > after]
+
+    def due(self, limit: int) -> Sequence[str]:
+        now = self.clock()
+        went_back = max((outage.id for outage in self.outages if outage.seconds < 0), default=0)
+        since: dict[str, float] = {
+            queue_id: queue.row["next_deadline"]
+            for queue_id, queue in self.queues.items()
+            if queue.row["next_deadline"] is not None
+            and (queue.row["next_deadline"] <= now or queue.row["outage_seen"] < went_back)
+        }
+        for flow in self.flows.values():
+            if self._over(flow):
+                known = since.get(flow.queue_id, now)
+                since[flow.queue_id] = min(known, flow.lease_expires_at)
+        return sorted(since, key=lambda queue_id: (since[queue_id], queue_id))[:limit]

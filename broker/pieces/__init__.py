@@ -1,0 +1,64 @@
+"""Large work in pieces, so that no request holds the event loop.
+
+What names 100,000 partitions takes the processor for up to a second. It is done in pieces of some
+milliseconds, and between two pieces the worker pauses. **Of all workers that pause, one goes on in
+each turn of the loop**, in the order in which they paused: so however many there are, everybody
+else waits for one piece only.
+
+Work of less than a piece never pauses.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Sequence
+from typing import TypeVar
+from weakref import WeakKeyDictionary
+
+T = TypeVar("T")
+U = TypeVar("U")
+# Items of a piece; no work on an item takes more than some microseconds.
+PIECE = 500
+
+_waiting: WeakKeyDictionary[asyncio.AbstractEventLoop, deque[asyncio.Future[None]]] = (
+    WeakKeyDictionary()
+)
+
+
+async def pause() -> None:
+    """Lets everybody else have their turn."""
+    loop = asyncio.get_running_loop()
+    waiting = _waiting.setdefault(loop, deque())
+    turn: asyncio.Future[None] = loop.create_future()
+    waiting.append(turn)
+    if len(waiting) == 1:
+        loop.call_soon(_next, loop, waiting)
+    await turn
+
+
+def _next(loop: asyncio.AbstractEventLoop, waiting: deque[asyncio.Future[None]]) -> None:
+    """The one that waits longest goes on in the next turn of the loop."""
+    while waiting:
+        turn = waiting.popleft()
+        if not turn.done():
+            turn.set_result(None)
+            break
+    if waiting:
+        loop.call_soon(_next, loop, waiting)
+
+
+async def pieces(items: Sequence[T], size: int = PIECE) -> AsyncIterator[Sequence[T]]:
+    """The items in pieces of this size, with a pause before each; none if there is only one."""
+    for first in range(0, len(items), size):
+        if len(items) > size:
+            await pause()
+        yield items[first : first + size]
+
+
+async def made(make: Callable[[T], U], items: Sequence[T]) -> list[U]:
+    """What `make` makes of each item, in pieces."""
+    found: list[U] = []
+    async for some in pieces(items):
+        found += map(make, some)
+    return found

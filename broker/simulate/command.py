@@ -1,0 +1,163 @@
+"""`counterpoise simulate`: play a scaling plan on the real core, and draw what would happen."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from pathlib import Path
+from typing import Annotated, Any, NoReturn
+
+import typer
+
+from broker.core.state.model import Settings
+from broker.simulate import drawing, report, scenarios
+from broker.simulate.play import Consumers, play
+from broker.simulate.running import NotTold, ask
+from counterpoise.plain import plain_line
+
+DEFAULT_URL = "http://127.0.0.1:8640"
+MOST_PARTITIONS = 1_000_000
+MOST_FLOWS = 100_000
+
+
+def simulate(
+    scenario: Annotated[
+        str,
+        typer.Option(help="autoscale, rolling-restart, crash, or a file with steps as JSON."),
+    ] = "autoscale",
+    partitions: Annotated[
+        int | None,
+        typer.Option("--partitions", "-p", min=1, max=MOST_PARTITIONS, show_default="64"),
+    ] = None,
+    flows: Annotated[
+        int | None,
+        typer.Option(min=1, max=MOST_FLOWS, help="How many consumers.", show_default="8"),
+    ] = None,
+    from_queue: Annotated[
+        str | None,
+        typer.Option(
+            "--from",
+            metavar="QUEUE",
+            help="Take counts, settings and measured handoff times from this running queue; "
+            "options that are given win.",
+            show_default=False,
+        ),
+    ] = None,
+    rebalance_delay: Annotated[
+        float | None, typer.Option(min=0.0, max=3600.0, help="Seconds.", show_default="5")
+    ] = None,
+    max_handoff_time: Annotated[
+        float | None, typer.Option(min=0.0, max=3600.0, help="Seconds.", show_default="3")
+    ] = None,
+    max_concurrent_handoffs: Annotated[
+        int | None, typer.Option(min=1, max=100_000, show_default="all at once")
+    ] = None,
+    finish_seconds: Annotated[
+        float | None,
+        typer.Option(
+            min=0.0,
+            help="How long a consumer takes to finish what it has in hand, on average: for Spark "
+            "about a micro-batch.",
+            show_default="0.5",
+        ),
+    ] = None,
+    start_seconds: Annotated[
+        float, typer.Option(min=0.0, help="How long a consumer takes to start.")
+    ] = 20.0,
+    lease_seconds: Annotated[
+        float, typer.Option(min=1.0, max=3600.0, help="The lease of a consumer.")
+    ] = 10.0,
+    warmup_seconds: Annotated[
+        float, typer.Option(min=0.0, help="How long a consumer warms up; 0: it does not.")
+    ] = 0.0,
+    seed: Annotated[int, typer.Option(help="Another seed draws other times.")] = 1,
+    picture: Annotated[
+        Path | None,
+        typer.Option(help="Draw it into this SVG file.", dir_okay=False, show_default=False),
+    ] = None,
+    url: Annotated[
+        str, typer.Option(envvar="COUNTERPOISE_URL", help="The service's address, for --from.")
+    ] = DEFAULT_URL,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")] = False,
+) -> None:
+    """Try a scaling plan in virtual time: handoffs, pauses, time to balance.
+
+    It helps to choose rebalance_delay and max_handoff_time before production. The
+    decisions are those of the service; consumers are a model. Nothing is changed.
+    A million partitions with 20,000 consumers need minutes and 3 GB of memory.
+    """
+    given: dict[str, Any] = {
+        "partition_count": partitions,
+        "rebalance_delay": rebalance_delay,
+        "max_handoff_time": max_handoff_time,
+        "max_concurrent_handoffs": max_concurrent_handoffs,
+    }
+    found: dict[str, Any] = {"partition_count": 64, "rebalance_delay": 5.0, "max_handoff_time": 3.0}
+    count, finish, source = 8, 0.5, ""
+    if from_queue is not None:
+        try:
+            running = ask(url, from_queue)
+        except NotTold as error:
+            _fail(str(error))
+        found = {name: getattr(running.queue, name) for name in given}
+        count = max(1, running.queue.flow_count)
+        finish = finish if running.finish_seconds is None else running.finish_seconds
+        source = f" from {from_queue} ({running.handoffs} handoffs measured)"
+    chosen = {**found, **{name: value for name, value in given.items() if value is not None}}
+    settings = Settings(log="builtin:simulated", **chosen)
+    count = count if flows is None else flows
+    consumers = Consumers(
+        finish if finish_seconds is None else finish_seconds, lease_seconds, warmup_seconds, seed
+    )
+    try:
+        steps = _steps(scenario, count, start_seconds)
+    except scenarios.InvalidScenario as error:
+        raise typer.BadParameter(str(error), param_hint="--scenario") from None
+    started = time.monotonic()
+
+    def tell(at: float, said: str) -> None:
+        if sys.stderr.isatty():
+            took = time.monotonic() - started
+            sys.stderr.write(f"{took:5.0f} s  at {at:.0f} s: {said}\n")
+
+    played = play(settings, steps, consumers, tell)
+    about = (
+        f"{_counted(settings.partition_count, 'partition')}, {_counted(count, 'consumer')}"
+        f"{source}; rebalance_delay "
+        f"{settings.rebalance_delay:g} s, max_handoff_time {settings.max_handoff_time:g} s, "
+        f"finish {consumers.finish_seconds:.3g} s"
+    )
+    if picture is not None:
+        try:
+            picture.write_text(drawing.draw(played, f"simulated: {scenario}", about), "utf-8")
+        except OSError as error:
+            _fail(f"the picture cannot be written: {error}")
+    if as_json:
+        typer.echo(json.dumps(report.document(played, consumers), indent=2))
+        return
+    typer.echo(plain_line(about))
+    typer.echo(report.table(played))
+    for sentence in report.advice(played, consumers):
+        typer.echo(sentence)
+    took = time.monotonic() - started
+    hint = f"drawn into {picture}" if picture is not None else "--picture FILE.svg draws it"
+    typer.echo(plain_line(f"{played.seconds:.0f} s played in {took:.1f} s; {hint}"), err=True)
+
+
+def _steps(scenario: str, flows: int, start_seconds: float) -> tuple[scenarios.Step, ...]:
+    if scenario not in scenarios.SCENARIOS and Path(scenario).is_file():
+        try:
+            return scenarios.read(Path(scenario).read_text("utf-8"))
+        except (OSError, UnicodeDecodeError) as error:
+            raise scenarios.InvalidScenario(f"{scenario} cannot be read: {error}") from None
+    return scenarios.named(scenario, flows, start_seconds)
+
+
+def _counted(number: int, noun: str) -> str:
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def _fail(message: str) -> NoReturn:
+    typer.echo(plain_line(f"counterpoise: {message}"), err=True)
+    raise typer.Exit(1)

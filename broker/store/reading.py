@@ -1,0 +1,332 @@
+"""Reads what may be large: a queue from its rows (`rows` is the other direction), and its history.
+
+Flows and partitions enter through the same methods as in `replay`, so that all counts and rankings
+are right. All is done in pieces (`broker.pieces`).
+
+**History.** The entries of a rebalance name it. What led to it (flows that bound or left, settings)
+is in the entries before it that belong to no rebalance: those of its holddown, among others. They
+are read with it, newest first and limited in number, because a queue may see very many of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from itertools import starmap
+from typing import Any
+
+from sqlalchemy import Select, and_, bindparam, func, select
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from broker.core.state.lineage.graph import Lineage
+from broker.core.state.model import Flow, HandedOver, Handoff, Partition
+from broker.core.state.queue import Queue
+from broker.core.state.stored import ShownEntry
+from broker.core.state.transitions import LifeEvent, PartitionEvent, State
+from broker.pieces import pause, pieces
+from broker.store.lineage_writes import LINEAGE
+from broker.store.ports import QueueGone
+from broker.store.rows import (
+    FlowValues,
+    LineageValues,
+    PartitionValues,
+    decode_shown,
+    instance_of,
+    restore_head,
+)
+from broker.store.schema.bulk import any_of
+from broker.store.schema.tables import bound, flows, partitions, queues, records
+
+# So many rows of partitions take some milliseconds.
+ROWS_AT_ONCE = 1000
+_STATES = {state.value: state for state in State}
+_HANDED_OVER: dict[str | None, HandedOver] = {how.value: how for how in HandedOver}
+
+
+async def load(connection: AsyncConnection, queue_id: str) -> Queue:
+    """The queue, from one state of the database. Raises QueueGone."""
+    head = select(queues).where(queues.c.id == queue_id)
+    values = [flows.c[key] for key in FlowValues._fields]
+    bound_flows = select(*values).where(flows.c.queue_id == queue_id, bound).order_by(flows.c.seat)
+    some_partitions = (
+        select(*(partitions.c[key] for key in PartitionValues._fields))
+        .where(partitions.c.queue_id == queue_id, partitions.c.number > bindparam("after"))
+        .order_by(partitions.c.number)
+        .limit(ROWS_AT_ONCE)
+    )
+    row = (await connection.execute(head)).first()
+    if row is None:
+        raise QueueGone(queue_id)
+    found = [*starmap(FlowValues, await connection.execute(bound_flows))]
+    owned: list[PartitionValues] = []
+    named: set[str] = set()
+    while len(owned) % ROWS_AT_ONCE == 0:
+        if owned:
+            await pause()
+        after = {"after": owned[-1].number if owned else -1}
+        rows = (await connection.execute(some_partitions, after)).all()
+        if not rows:
+            break
+        owned += starmap(PartitionValues, rows)
+        named |= named_flows(owned[-len(rows) :])
+    gone: list[FlowValues] = []
+    if missing := named.difference(flow.id for flow in found):
+        query = select(*values).where(any_of(flows.c.id, "flow_ids"))
+        left = await connection.execute(query, {"flow_ids": sorted(missing)})
+        gone += starmap(FlowValues, left)
+    keys: list[LineageValues] = []
+    if row.partitioning == "dynamic":
+        keys += starmap(LineageValues, await connection.execute(LINEAGE, {"queue": queue_id}))
+    restoring = Restoring(queue_id, row._asdict(), found, gone, keys)
+    async for some in pieces(owned):
+        restoring.add(some)
+    return restoring.queue()
+
+
+class Restoring:
+    """A queue that is made from its rows."""
+
+    def __init__(
+        self,
+        queue_id: str,
+        row: Mapping[str, Any],
+        flows: Iterable[FlowValues],
+        gone: Iterable[FlowValues] = (),
+        lineage: Iterable[LineageValues] = (),
+    ) -> None:
+        """Flows by bind number; `gone` are those that left and are still named by partitions
+        (`missing_flows`). `lineage` has the keys of a dynamic queue."""
+        self._row = row
+        self._lineage = lineage
+        self._queue = restore_head(queue_id, row)
+        self._queue.configured_count = 0
+        self._gone = [_restore_flow(self._queue, values) for values in gone]
+        for values in flows:
+            _restore_flow(self._queue, values)
+
+    def add(self, partitions: Iterable[PartitionValues]) -> None:
+        """The next partitions, by number."""
+        for values in partitions:
+            _restore_partition(self._queue, values)
+        self._queue.journal.forget()
+
+    def queue(self) -> Queue:
+        """The queue, after its last partition; its journal is empty."""
+        queue, row = self._queue, self._row
+        if queue.lineage is not None:
+            _restore_lineage(queue, queue.lineage, self._lineage)
+        for flow in self._gone:
+            queue.leave(flow)
+        _restore_absent(queue, row)
+        queue.next_bind_number = row["next_seat"]
+        due = row["next_deadline"]
+        if due is not None and due != queue.next_deadline():
+            # Nothing else in it is due then, so it is the rest of a decision that was cut off.
+            queue.unfinished_at, queue.changed = due, True
+        elif queue.is_resizing:
+            # A version that does not slice a resize took the rest for done.
+            queue.unfinished_at, queue.changed = queue.since, True
+        queue.touched = set()
+        queue.journal.forget()
+        return queue
+
+
+def restore(
+    queue_id: str,
+    row: Mapping[str, Any],
+    flows: Iterable[FlowValues],
+    partitions: Iterable[PartitionValues],
+    gone: Iterable[FlowValues] = (),
+    lineage: Iterable[LineageValues] = (),
+) -> Queue:
+    """The queue from its rows, at once; see `Restoring`."""
+    restoring = Restoring(queue_id, row, flows, gone, lineage)
+    restoring.add(partitions)
+    return restoring.queue()
+
+
+def missing_flows(flows: Iterable[FlowValues], partitions: Iterable[PartitionValues]) -> set[str]:
+    """The flows that partitions name as owner or successor, and that are not among `flows`."""
+    return named_flows(partitions).difference(values.id for values in flows)
+
+
+def named_flows(partitions: Iterable[PartitionValues]) -> set[str]:
+    """The flows that partitions name as owner or successor."""
+    return {id for values in partitions for id in (values.owner, values.successor) if id}
+
+
+def _restore_absent(queue: Queue, row: Mapping[str, Any]) -> None:
+    """What is still there of the partitions of flows that left in this holddown.
+
+    A version before this one wrote (number, epoch) of each in the row of the queue.
+    """
+    for name, (_, held) in (row["departed"] or {}).items():
+        absent = queue.absent[instance_of(name)]
+        for number, epoch in held:
+            partition = queue.find(number) if isinstance(number, int) else None
+            if partition is not None and number in queue.unassigned:
+                raised = partition.next_handed_over == HandedOver.FORCED
+                if raised or (
+                    partition.next_handed_over == HandedOver.ORPHANED and partition.epoch == epoch
+                ):
+                    partition.released_by = absent.flow_id
+    by_flow = {absent.flow_id: absent for absent in queue.absent.values()}
+    if by_flow:
+        for number in queue.unassigned:
+            of = by_flow.get(queue.partitions[number].released_by or "")
+            if of is not None:
+                of.left.push(number)
+
+
+def _restore_flow(queue: Queue, values: FlowValues) -> Flow:
+    flow = Flow(
+        values.id,
+        values.instance_id,
+        values.client_name,
+        values.seat,
+        values.lease_seconds,
+        values.warmup,
+        values.bound_at,
+        values.binder,
+        values.attempt,
+        values.key_id,
+    )
+    flow.view_revision = values.view_revision
+    queue.enter(flow)
+    if values.draining:
+        queue.set_draining(flow, values.drain_deadline)
+    return flow
+
+
+def _restore_partition(queue: Queue, values: PartitionValues) -> None:
+    number, state = values.number, _STATES[values.state]
+    partition = Partition(number)
+    whole = queue.lineage is not None or number == len(queue.partitions)
+    assert whole, f"partition {len(queue.partitions)} is missing"
+    queue.partitions[number] = partition
+    partition.epoch = values.epoch
+    partition.handed_over = _HANDED_OVER.get(values.handed_over)
+    partition.next_handed_over = _HANDED_OVER[values.let_go]
+    partition.released_by = _known(queue, values.released_by)
+    if values.warmed_by is not None and values.warmed_epoch is not None:
+        queue.warmed[number] = (values.warmed_by, values.warmed_epoch)
+    if state is State.UNASSIGNED:
+        queue.restore_unassigned(number, values.unowned_since)
+    elif state in (State.WAITING, State.FINISHED):
+        partition.state = state
+    elif state is State.REMOVED:
+        queue.place(partition, PartitionEvent.REMOVED)
+    else:
+        assert values.owner is not None
+        owner = queue.flows[values.owner]
+        queue.place(partition, PartitionEvent.GRANTED, owner=owner)
+        if state is not State.OWNED:
+            warming = state is State.WARMING
+            event = PartitionEvent.WARMUP_STARTED if warming else PartitionEvent.REVOKED
+            queue.place(partition, event, owner=owner, handoff=_handoff(queue, values))
+    if queue.barriers is not None and values.cut is not None:
+        queue.barriers.restore(queue.journal, number, values.cut, bool(values.cut_reached))
+    if values.retiring:
+        queue.resize(partition, LifeEvent.RETIRED)
+    elif state not in (State.REMOVED, State.WAITING, State.FINISHED):
+        queue.configured_count += 1
+
+
+def _restore_lineage(queue: Queue, graph: Lineage, rows: Iterable[LineageValues]) -> None:
+    existing, removed = [], []
+    for number, key, parents in rows:
+        if parents is None:
+            removed.append((key, number))
+        else:
+            existing.append((number, key, tuple(parents)))
+    assert {number for number, _, _ in existing} == queue.partitions.keys(), "keys are missing"
+    states = {number: partition.state for number, partition in queue.partitions.items()}
+    waiting = (number for number, state in states.items() if state is State.WAITING)
+    finished = (number for number, state in states.items() if state is State.FINISHED)
+    graph.restore(existing, waiting, finished, removed)
+
+
+def _handoff(queue: Queue, values: PartitionValues) -> Handoff:
+    assert values.deadline is not None
+    assert values.handoff_since is not None
+    assert values.warm is not None
+    successor = None if values.successor is None else queue.flows[values.successor]
+    return Handoff(values.number, successor, values.deadline, values.handoff_since, values.warm)
+
+
+def _known(queue: Queue, flow_id: str | None) -> str | None:
+    """The same id, as the object of the bound flow: so partitions do not each hold a copy."""
+    flow = queue.flows.get(flow_id) if flow_id is not None else None
+    return flow_id if flow is None else flow.id
+
+
+# The most entries that are read beside those of rebalances.
+MOST_BETWEEN = 5000
+
+# Each has at most a slice, so these take some milliseconds.
+ENTRIES_AT_ONCE = 10
+_ENTRY = (records.c.revision, records.c.at, records.c.records, records.c.rebalance_id)
+SOME_ENTRIES = (
+    select(*_ENTRY)
+    .where(records.c.queue_id == bindparam("queue"), any_of(records.c.revision, "revisions"))
+    .order_by(records.c.revision)
+)
+
+
+async def read_history(
+    connection: AsyncConnection, queue_id: str, limit: int, before: int | None
+) -> list[ShownEntry]:
+    """The entries of the newest `limit` rebalances with an id below `before`, and those between
+    them and up to the rebalance before them; the oldest entry first.
+    """
+    named = and_(records.c.queue_id == queue_id, records.c.rebalance_id.is_not(None))
+    newest = (
+        select(records.c.rebalance_id)
+        .distinct()
+        .where(named)
+        .order_by(records.c.rebalance_id.desc())
+        .limit(limit)
+    )
+    if before is not None:
+        newest = newest.where(records.c.rebalance_id < before)
+    of_rebalances = select(*_ENTRY).where(named, records.c.rebalance_id.in_(newest))
+    found = await _entries(connection, queue_id, of_rebalances.order_by(records.c.revision))
+    if not found:
+        return []
+    revisions = [entry.revision for entry in found]
+    former = (
+        select(func.max(records.c.revision))
+        .where(named, records.c.revision < min(revisions))
+        .scalar_subquery()
+    )
+    between = (
+        select(*_ENTRY)
+        .where(
+            records.c.queue_id == queue_id,
+            records.c.rebalance_id.is_(None),
+            records.c.revision > func.coalesce(former, 0),
+            records.c.revision < max(revisions),
+        )
+        .order_by(records.c.revision.desc())
+        .limit(MOST_BETWEEN)
+    )
+    found += await _entries(connection, queue_id, between)
+    return sorted(found, key=lambda entry: entry.revision)
+
+
+async def _entries(
+    connection: AsyncConnection, queue_id: str, query: Select[Any]
+) -> list[ShownEntry]:
+    """The entries, read in pieces."""
+    found: list[ShownEntry] = []
+    revisions = query.with_only_columns(records.c.revision)
+    asked = (await connection.execute(revisions)).scalars().all()
+    async for some in pieces(asked, ENTRIES_AT_ONCE):
+        rows = await connection.execute(SOME_ENTRIES, {"revisions": [*some], "queue": queue_id})
+        found += (
+            ShownEntry(row.revision, row.at, decode_shown(row.records), row.rebalance_id)
+            for row in rows
+        )
+    return found
+
+
+NAMES = select(flows.c.id, flows.c.client_name).where(any_of(flows.c.id, "flow_ids"))

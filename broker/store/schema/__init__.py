@@ -1,0 +1,1 @@
+"""What all statements share: the tables, and rows in parameters."""

@@ -1,0 +1,342 @@
+"""Ordered resizes, from the log's cuts to the flows' views, on replicas in virtual time."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from broker.calls import views
+from broker.core.errors import Invalid, ResizeUnsettled, Unavailable
+from broker.memory.loop import settle, virtual
+from tests.broker.shell import Service, World
+
+LOG = "builtin:orders"
+
+
+async def ordered(world: World, count: int = 2, **settings: Any) -> Service:
+    """A replica with the queue `orders`, whose resizes are ordered."""
+    replica = await world.replica()
+    spec = views.QueueSpec("orders", count, rebalance_delay=0, ordered_resize=True, **settings)
+    await replica.create_queue(spec)
+    return replica
+
+
+async def bound(replica: Service, name: str = "A") -> str:
+    return (await replica.bind("orders", name, name, 10.0, False)).flow_id
+
+
+async def seen(replica: Service, flow_id: str) -> tuple[int | None, dict[int, Any]]:
+    """The resize that the flow's view knows, and (cut, reached_cut, waits_for) by partition."""
+    update = await replica.update("orders", flow_id)
+    assert update is not None
+    return update.resize, {
+        one.partition: (one.cut, one.reached_cut, one.waits_for)
+        for one in update.partitions
+        if one.cut is not None
+    }
+
+
+async def commit(replica: Service, flow_id: str, **positions: str) -> None:
+    update = await replica.update("orders", flow_id)
+    assert update is not None
+    epochs = {one.partition: one.epoch for one in update.partitions}
+    items = [
+        views.CommitItem(int(name[1:]), epochs[int(name[1:])], at) for name, at in positions.items()
+    ]
+    results = await replica.commit("orders", flow_id, None, items)
+    assert {one.outcome for one in results.results} == {"ok"}
+
+
+def publish(replica: Service, partition: int, messages: int = 1) -> None:
+    for _ in range(messages):
+        replica.logs.the(LOG).append(partition)
+
+
+@virtual
+async def test_a_queue_that_was_never_resized_waits_for_nothing() -> None:
+    world = World()
+    replica = await ordered(world)
+    flow = await bound(replica)
+    publish(replica, 0, 3)
+    assert await seen(replica, flow) == (0, {})
+    assert (await replica.rebalance_status("orders")).resize is None
+
+
+@virtual
+async def test_a_new_partition_waits_for_the_old_one_of_its_class_alone() -> None:
+    world = World()
+    replica = await ordered(world)
+    flow = await bound(replica)
+    publish(replica, 0, 3)
+    publish(replica, 1, 2)
+    await replica.change_queue("orders", {"partition_count": 4}, False)
+    assert await seen(replica, flow) == (
+        1,
+        {
+            0: ("3", False, ()),
+            1: ("2", False, ()),
+            2: ("0", True, (0,)),
+            3: ("0", True, (1,)),
+        },
+    )
+    await commit(replica, flow, p0="2", p1="2")
+    assert await seen(replica, flow) == (1, {0: ("3", False, ()), 2: ("0", True, (0,))})
+    await commit(replica, flow, p0="3")
+    assert await seen(replica, flow) == (1, {})
+    assert (await replica.rebalance_status("orders")).resize is None
+
+
+@virtual
+async def test_the_partitions_say_which_one_waits_for_which_and_where() -> None:
+    world = World()
+    replica = await ordered(world)
+    flow = await bound(replica)
+    publish(replica, 0, 3)
+    await replica.change_queue("orders", {"partition_count": 4}, False)
+    page = await replica.partitions("orders", 10, None)
+    assert [(one.cut, one.reached_cut, one.waits_for) for one in page.items] == [
+        ("3", False, ()),
+        (None, None, None),
+        ("0", True, (0,)),
+        (None, None, None),
+    ]
+    status = (await replica.rebalance_status("orders")).resize
+    assert status == views.ResizeView(2, 4, False, unreached=1, waiting=1)
+    await commit(replica, flow, p0="3")
+
+
+@virtual
+async def test_a_partition_without_messages_before_its_cut_is_not_waited_for() -> None:
+    world = World()
+    replica = await ordered(world)
+    flow = await bound(replica)
+    await replica.change_queue("orders", {"partition_count": 4}, False)
+    assert await seen(replica, flow) == (1, {})
+
+
+@virtual
+async def test_what_is_committed_before_the_cuts_are_known_counts() -> None:
+    world = World()
+    replica = await ordered(world)
+    flow = await bound(replica)
+    publish(replica, 0, 3)
+    await commit(replica, flow, p0="3")
+    await replica.change_queue("orders", {"partition_count": 4}, False)
+    assert await seen(replica, flow) == (1, {})
+
+
+@virtual
+async def test_shrinking_keeps_partitions_waiting_for_those_that_retire() -> None:
+    world = World()
+    replica = await ordered(world, 4)
+    flow = await bound(replica)
+    publish(replica, 2, 1)
+    publish(replica, 3, 2)
+    await replica.change_queue("orders", {"partition_count": 2}, False)
+    assert (await seen(replica, flow))[1] == {
+        0: ("0", True, (2,)),
+        1: ("0", True, (3,)),
+        2: ("1", False, ()),
+        3: ("2", False, ()),
+    }
+    update = await replica.update("orders", flow)
+    assert update is not None
+    epoch = {one.partition: one.epoch for one in update.partitions}
+    item = views.ReleaseItem(3, epoch[3], "2", finished=True)
+    await replica.release("orders", flow, None, [item])
+    assert (await seen(replica, flow))[1] == {0: ("0", True, (2,)), 2: ("1", False, ())}
+
+
+@virtual
+async def test_the_next_resize_is_refused_until_the_last_one_is_settled() -> None:
+    world = World()
+    replica = await ordered(world)
+    flow = await bound(replica)
+    publish(replica, 0, 3)
+    await replica.change_queue("orders", {"partition_count": 3}, False)
+    with pytest.raises(ResizeUnsettled, match="partitions 0"):
+        await replica.change_queue("orders", {"partition_count": 5}, False)
+    assert (await replica.queue("orders")).partition_count == 3
+    # The same count again is no resize.
+    await replica.change_queue("orders", {"partition_count": 3}, False)
+    await commit(replica, flow, p0="3")
+    assert (await replica.change_queue("orders", {"partition_count": 5}, False)).partition_count
+
+
+@virtual
+async def test_a_discard_is_refused() -> None:
+    world = World()
+    replica = await ordered(world, 4)
+    with pytest.raises(Invalid, match="ordered resizes"):
+        await replica.change_queue("orders", {"partition_count": 2}, True)
+    changes = {"partition_count": 2, "ordered_resize": False}
+    assert (await replica.change_queue("orders", changes, True)).partition_count == 2
+
+
+@virtual
+async def test_logs_without_cuts_are_refused() -> None:
+    world = World()
+    replica = await world.replica()
+    log = "redis://host:6379/0/orders"
+    with pytest.raises(Invalid, match="takes no cuts"):
+        await replica.create_queue(views.QueueSpec("orders", 4, log=log, ordered_resize=True))
+    await replica.create_queue(views.QueueSpec("orders", 4, log=log))
+    with pytest.raises(Invalid, match="takes no cuts"):
+        await replica.change_queue("orders", {"ordered_resize": True}, False)
+
+
+@virtual
+async def test_the_readers_of_a_log_are_all_asked_and_each_has_its_own_barriers() -> None:
+    world = World()
+    replica = await ordered(world)
+    flow = await bound(replica)
+    await replica.create_queue(views.QueueSpec("copy", log=LOG, ordered_resize=True))
+    publish(replica, 0, 3)
+    await replica.change_queue("orders", {"partition_count": 4}, False)
+    await commit(replica, flow, p0="3")
+    assert await seen(replica, flow) == (1, {})
+    status = await replica.rebalance_status("copy")
+    assert status.resize == views.ResizeView(2, 4, False, unreached=1, waiting=1)
+    with pytest.raises(ResizeUnsettled, match="'copy'"):
+        await replica.change_queue("orders", {"partition_count": 8}, False)
+    await replica.change_queue("copy", {"ordered_resize": False}, False)
+    assert (await replica.change_queue("orders", {"partition_count": 8}, False)).partition_count
+
+
+@virtual
+async def test_a_new_reader_keeps_the_order_of_the_last_resize() -> None:
+    world = World()
+    replica = await ordered(world)
+    publish(replica, 0, 3)
+    await replica.change_queue("orders", {"partition_count": 4}, False)
+    await replica.create_queue(views.QueueSpec("copy", log=LOG, ordered_resize=True))
+    status = await replica.rebalance_status("copy")
+    assert status.resize == views.ResizeView(2, 4, False, unreached=1, waiting=1)
+
+
+@virtual
+async def test_switching_on_takes_up_the_last_resize_and_off_drops_it() -> None:
+    world = World()
+    replica = await world.replica()
+    await replica.create_queue(views.QueueSpec("orders", 2, rebalance_delay=0))
+    flow = await bound(replica)
+    publish(replica, 0, 3)
+    await replica.change_queue("orders", {"partition_count": 4}, False)
+    assert await seen(replica, flow) == (None, {})
+    changes = {"ordered_resize": True, "partition_count": 8}
+    with pytest.raises(ResizeUnsettled, match="switch ordered resizes on first"):
+        await replica.change_queue("orders", changes, False)
+    await replica.change_queue("orders", {"ordered_resize": True}, False)
+    assert await seen(replica, flow) == (1, {0: ("3", False, ()), 2: ("0", True, (0,))})
+    await replica.change_queue("orders", {"ordered_resize": False}, False)
+    assert await seen(replica, flow) == (None, {})
+
+
+@virtual
+async def test_positions_lift_barriers_and_bring_them_back() -> None:
+    world = World()
+    replica = await ordered(world)
+    flow = await bound(replica)
+    publish(replica, 0, 3)
+    publish(replica, 1, 1)
+    await replica.change_queue("orders", {"partition_count": 4}, False)
+    await replica.set_positions("orders", {0: "3"})
+    assert await seen(replica, flow) == (1, {1: ("1", False, ()), 3: ("0", True, (1,))})
+    await commit(replica, flow, p1="1")
+    assert await seen(replica, flow) == (1, {})
+    await replica.set_positions("orders", "earliest")
+    assert set((await seen(replica, flow))[1]) == {0, 1, 2, 3}
+    with pytest.raises(ResizeUnsettled):
+        await replica.change_queue("orders", {"partition_count": 8}, False)
+    await commit(replica, flow, p0="3", p1="1")
+    assert await seen(replica, flow) == (1, {})
+
+
+@virtual
+async def test_a_resize_while_positions_are_set_brings_its_barriers_back() -> None:
+    """Found by the simulation: the cuts were those of before, and nothing waited."""
+    world = World()
+    one = await ordered(world)
+    two = await world.replica()
+    two.logs.by_name = one.logs.by_name
+    flow = await bound(one)
+    publish(one, 0, 4)
+    await commit(one, flow, p0="4")
+    gate = one.net.hold("commit")
+    setting = asyncio.create_task(one.set_positions("orders", {0: "1"}))
+    await one.net.met("commit")
+    await two.change_queue("orders", {"partition_count": 4}, False)
+    assert await seen(two, flow) == (1, {})
+    gate.set()
+    await setting
+    assert await seen(one, flow) == (1, {0: ("4", False, ()), 2: ("0", True, (0,))})
+    await commit(one, flow, p0="4")
+    assert await seen(one, flow) == (1, {})
+
+
+@virtual
+async def test_a_forced_handoff_keeps_the_barrier() -> None:
+    world = World()
+    replica = await ordered(world, max_handoff_time=1)
+    first = await bound(replica)
+    publish(replica, 0, 3)
+    await replica.change_queue("orders", {"partition_count": 4}, False)
+    second = await bound(replica, "B")
+    await asyncio.sleep(3)
+    both = (await seen(replica, first))[1] | (await seen(replica, second))[1]
+    assert both == {0: ("3", False, ()), 2: ("0", True, (0,))}
+
+
+@virtual
+async def test_another_replica_asks_for_the_cuts_if_the_first_one_dies_before() -> None:
+    world = World()
+    replica = await ordered(world)
+    other = await world.replica()
+    flow = await bound(other)
+    publish(replica, 0, 3)
+    other.logs.by_name = replica.logs.by_name
+    replica.logs.error = Unavailable("away")  # the log does not say its cuts
+    await replica.change_queue("orders", {"partition_count": 4}, False)
+    assert await seen(other, flow) == (0, {})
+    assert (await other.rebalance_status("orders")).resize == views.ResizeView(None, 4, True, 0, 0)
+    with pytest.raises(ResizeUnsettled, match="has not said yet"):
+        await other.change_queue("orders", {"partition_count": 8}, False)
+    world.kill(replica)
+    await asyncio.sleep(4)
+    await settle()
+    assert await seen(other, flow) == (1, {0: ("3", False, ()), 2: ("0", True, (0,))})
+
+
+@virtual
+async def test_a_delayed_word_of_the_resize_before_lifts_nothing() -> None:
+    world = World()
+    replica = await ordered(world)
+    flow = await bound(replica)
+    publish(replica, 0, 3)
+    await replica.change_queue("orders", {"partition_count": 4}, False)
+    await commit(replica, flow, p0="3")
+    publish(replica, 0, 2)
+    await replica.change_queue("orders", {"partition_count": 8}, False)
+    epoch = (await replica.partitions("orders", 1, None)).items[0].epoch
+    late = views.CommitItem(0, epoch, "3", reached_cut=True)
+    await replica.commit("orders", flow, None, [late])
+    assert await seen(replica, flow) == (2, {0: ("5", False, ()), 4: ("0", True, (0,))})
+
+
+@virtual
+async def test_the_barriers_of_many_partitions_come_in_slices() -> None:
+    world = World()
+    replica = await ordered(world, 600)
+    flow = await bound(replica)
+    await settle()
+    for number in range(600):
+        publish(replica, number)
+    await replica.change_queue("orders", {"partition_count": 601}, False)
+    await asyncio.sleep(5)
+    await settle()
+    status = (await replica.rebalance_status("orders")).resize
+    assert status == views.ResizeView(600, 601, False, unreached=600, waiting=601)
+    barriers = (await seen(replica, flow))[1]
+    assert barriers[600] == ("0", True, tuple(range(10)))

@@ -1,0 +1,154 @@
+"""How many statements go to Postgres between a call and its answer.
+
+Each is a round trip of its own, and most of what a call costs. They are counted at the driver, so
+the clock does not matter. The notification of other replicas is not counted: nobody waits for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+from uuid import uuid4
+
+import asyncpg
+import pytest
+
+from broker.calls import views
+from broker.mailbox.replica import Replica
+from broker.store.postgres import NOTIFY, PostgresStore
+from broker.store.writing import COMMIT
+from tests.broker.shell import ReplicaCalls, spec
+from tests.world.log import Logs
+
+PARTITIONS = 64
+
+
+class NoAlarms:
+    """Nothing happens by itself, so only what is called is counted."""
+
+    def start(self) -> None: ...
+
+    def stop(self) -> None: ...
+
+    async def finish(self) -> None: ...
+
+    def set(
+        self, key: str, delay_seconds: float | None, callback: Callable[[], object]
+    ) -> None: ...
+
+    def every(self, key: str, seconds: float, callback: Callable[[], object]) -> None: ...
+
+
+class Counted:
+    """A replica, and the statements that its connections have sent."""
+
+    def __init__(self, url: str) -> None:
+        self.sent: list[str] = []
+        self.connections: list[asyncpg.Connection[asyncpg.Record]] = []
+        self.replica = Replica(PostgresStore(url), NoAlarms(), lambda: uuid4().hex)
+        self.calls = ReplicaCalls(self.replica, Logs())
+
+    async def bind(self, who: str) -> views.BoundView:
+        return await self.calls.bind("orders", who, who, 600.0, False)
+
+    @contextmanager
+    def counting(self, most: int) -> Iterator[None]:
+        self.sent.clear()
+        yield
+        # The driver itself asks once in a connection for types that it does not know.
+        ours = [text for text in self.sent if "counterpoise" in text]
+        sent = [text for text in ours if text != NOTIFY.text]
+        assert len(sent) <= most, sent
+
+
+@pytest.fixture
+async def counted(migrated_url: str, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Counted]:
+    connect = asyncpg.connect
+    one = Counted(migrated_url)
+
+    async def connecting(*args: Any, **named: Any) -> Any:
+        connection = await connect(*args, **named)
+        connection.add_query_logger(lambda query: one.sent.append(query.query))
+        one.connections.append(connection)
+        return connection
+
+    monkeypatch.setattr(asyncpg, "connect", connecting)
+    await one.replica.start()
+    await one.calls.create_queue(
+        spec(partitions=PARTITIONS, rebalance_delay=0.0, max_handoff_time=600.0)
+    )
+    yield one
+    await one.replica.stop()
+
+
+def items(update: views.UpdateView, state: str) -> list[views.ReleaseItem]:
+    return [
+        views.ReleaseItem(seen.partition, seen.epoch, "7")
+        for seen in update.partitions
+        if seen.state == state
+    ]
+
+
+async def test_each_call_of_a_flow_is_one_statement(counted: Counted) -> None:
+    calls, replica = counted.calls, counted.replica
+    first = await counted.bind("first")
+    await replica.sweep()
+    with counted.counting(most=1):
+        await calls.heartbeat("orders", first.flow_id)
+    owned = items(await calls.update("orders", first.flow_id), "owned")
+    assert len(owned) == PARTITIONS
+    commits = [views.CommitItem(one.partition, one.epoch, "7") for one in owned[:3]]
+    with counted.counting(most=1):
+        done = await calls.commit("orders", first.flow_id, 1, commits)
+    assert {seen.position for seen in done.update.partitions[:3]} == {"7"}
+    await replica.sweep()
+    with counted.counting(most=1):
+        second = await counted.bind("second")
+    revoking = items(await calls.update("orders", first.flow_id), "revoking")
+    assert len(revoking) == PARTITIONS // 2
+    await replica.sweep()
+    with counted.counting(most=1):
+        released = await calls.release("orders", first.flow_id, 2, revoking)
+    assert {result.outcome for result in released.results} == {"ok"}
+    assert len(released.update.partitions) == PARTITIONS // 2
+    await replica.sweep()
+    with counted.counting(most=1):
+        await calls.unbind("orders", second.flow_id)
+
+
+async def test_a_decision_is_committed_without_planning_it_again(
+    counted: Counted, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A long statement that the driver does not keep costs a round trip more, and the server takes
+    longer to plan it than to carry it out."""
+
+    async def nobody_listens(_: object) -> None:
+        """A connection that notifies could not be asked."""
+
+    monkeypatch.setattr(counted.replica.store, "notify", nobody_listens)
+    for number in range(20):
+        await counted.bind(f"flow {number}")
+    kept = []
+    for connection in counted.connections:
+        kept += await connection.fetch(
+            "SELECT generic_plans + custom_plans FROM pg_prepared_statements WHERE statement = $1",
+            COMMIT.text,
+        )
+    assert sum(plans for (plans,) in kept) == 20
+    assert len(kept) < 5
+
+
+async def test_a_waiting_flow_is_told_without_another_statement(counted: Counted) -> None:
+    calls = counted.calls
+    first = await counted.bind("first")
+    await counted.replica.sweep()
+    coordinator = await counted.replica.coordinator("orders")
+    with counted.replica.watching(coordinator.queue_id, first.flow_id) as changed:
+        with counted.counting(most=1):
+            await counted.bind("second")
+            assert changed.is_set()
+            positions = coordinator.told.of(range(PARTITIONS))
+            assert positions is not None
+    assert len(positions) == PARTITIONS
+    assert items(await calls.update("orders", first.flow_id), "revoking")
