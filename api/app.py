@@ -12,14 +12,14 @@ from api.http.limits import Budget, RequestLimits
 from api.http.metrics import CountRequests, Metrics
 from api.http.rates import LimitRates, LimitWork, Rates
 from api.http.streams import OpenCalls
-from api.routes import access, flows, queue_events, queues, service
+from api.routes import access, conditions, flows, lineage, queue_events, queues, scaling, service
 from broker.service import Broker
 from broker.settings import Settings
 
 
 def all_routes() -> list[BaseRoute]:
     """Every route, the most called first, because they are tried in order."""
-    parts = (flows, queues, queue_events, service, access)
+    parts = (flows, queues, lineage, conditions, scaling, queue_events, service, access)
     return [route for part in parts for route in part.ROUTER.routes]
 
 

@@ -8,7 +8,7 @@ import threading
 
 import structlog
 import uvicorn
-from fastapi import FastAPI
+from starlette.applications import Starlette
 
 from api.app import create_app
 from api.connections.accepting import RESERVED_FILES, Acceptor, raise_file_limit
@@ -32,7 +32,7 @@ class Server(uvicorn.Server):
     def __init__(
         self,
         config: uvicorn.Config,
-        app: FastAPI,
+        app: Starlette,
         certificate: Certificate | None,
         *,
         announce: bool,
@@ -83,7 +83,7 @@ class Server(uvicorn.Server):
 
 
 def make_server(
-    app: FastAPI,
+    app: Starlette,
     settings: Settings,
     *,
     announce: bool = False,

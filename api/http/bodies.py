@@ -14,7 +14,6 @@ fields of an object are looked at.
 
 from __future__ import annotations
 
-import asyncio
 import itertools
 import re
 from collections.abc import Callable
@@ -26,6 +25,7 @@ from starlette.requests import Request
 
 from api.schemas.common import MOST_PARTITIONS
 from broker.core.errors import Invalid
+from broker.pieces import pause
 
 # What takes at most some milliseconds, whatever it holds.
 SMALL_BYTES = 65536
@@ -158,8 +158,9 @@ class _Reader:
             found = end.match(self._body, self._at)
             if not found:
                 self._take(_NEXT, f"expected , or {closing.decode()}")
-            await asyncio.sleep(0)
+            await pause()
         self._at = found.end() if found else self._at
+        await pause()
         if mapping:
             return {name: value for piece in pieces for name, value in piece.items()}
         return [item for piece in pieces for item in piece]

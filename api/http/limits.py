@@ -22,7 +22,7 @@ from api.http.rates import Rates, refusal
 BODY_SECONDS = 10.0
 SHARE_OF_ONE = 4
 # The calls that name partitions.
-_LARGE = ("/commit", "/release", "/ready", "/positions")
+_LARGE = ("/commit", "/release", "/ready", "/children", "/conditions", "/positions")
 
 
 class Budget:

@@ -1,12 +1,15 @@
 """Metrics for Prometheus: requests, results of flows' calls, commits, queues.
 
 Every application has its own registry, so that two services in one process count separately. Paths
-are route templates, never names: the number of series does not depend on the requests.
+are route templates, never names. Counters with the label `queue` are bounded in number
+(`broker.mailbox.tally`). Who asks sees the series of the queues that exist and match the key;
+without a database, those that match. What has no queue is seen by all.
 """
 
+import asyncio
 import collections
 import time
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 
 from prometheus_client import (
@@ -18,14 +21,20 @@ from prometheus_client import (
     ProcessCollector,
     generate_latest,
 )
+from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.metrics_core import Metric
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from api.http.streams import OpenCalls
-from broker.calls.views import QueueView, Result
-from broker.mailbox.tally import Tally
+from broker.calls.monitoring import MOST_LAGS
+from broker.calls.views import LagView, QueueView, Result
+from broker.core.access import matches
+from broker.mailbox.tally import OTHER, Tally
 
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 30.0, 60.0)
 STATUSES = ("Ready", "Holddown", "Rebalancing")
+MOST_PARTITIONS = 20_000
+"""Beyond these, or `MOST_LAGS` of one queue, the lag is exported by queue and not by partition."""
 
 
 class Metrics:
@@ -33,6 +42,7 @@ class Metrics:
 
     def __init__(self, open_calls: OpenCalls, tally: Tally) -> None:
         self.registry = CollectorRegistry()
+        self._labels = tally.queues
         for collector in tally.collectors:
             self.registry.register(collector)
         ProcessCollector(registry=self.registry)
@@ -50,7 +60,7 @@ class Metrics:
             registry=self.registry,
         )
         self._seconds = Histogram(
-            "counterpoise_http_request_seconds",
+            "counterpoise_http_request_duration_seconds",
             "From a request's arrival to the end of its answer; long polls wait by design.",
             ("method", "path"),
             buckets=SECONDS,
@@ -58,48 +68,126 @@ class Metrics:
         )
         self._results = Counter(
             "counterpoise_flow_results",
-            "Partitions named in commit, release and ready, by outcome.",
-            ("call", "outcome"),
+            "Partitions named in commit, release, ready and children, by outcome.",
+            ("queue", "call", "outcome"),
             registry=self.registry,
         )
+        self._labels.register(self._results)
         open_gauge = Gauge(
             "counterpoise_http_open_calls",
             "Long polls and event streams that are open.",
             registry=self.registry,
         )
         open_gauge.set_function(lambda: len(open_calls))
-        self._queue_gauges = {
-            "partition_count": self._gauge("partitions", "Configured partitions."),
-            "operational_partition_count": self._gauge(
-                "operational_partitions", "Partitions, retiring ones included."
-            ),
-            "flow_count": self._gauge("flows", "Bound flows."),
-            "active_flow_count": self._gauge("active_flows", "Flows that own a partition."),
-            "revision": self._gauge("revision", "The queue's revision."),
-        }
-        self._status = self._gauge("rebalance_status", "1 for the current status.", "status")
-
-    def _gauge(self, name: str, text: str, *labels: str) -> Gauge:
-        return Gauge(f"counterpoise_queue_{name}", text, ("queue", *labels), registry=self.registry)
 
     def count_request(self, method: str, path: str, status: int, seconds: float) -> None:
         self._requests.labels(method, path, str(status)).inc()
         self._seconds.labels(method, path).observe(seconds)
 
-    def count_results(self, call: str, results: Iterable[Result]) -> None:
+    def count_results(self, queue: str, call: str, results: Iterable[Result]) -> None:
+        label = self._labels.of(queue)
         for outcome, count in collections.Counter(result.outcome for result in results).items():
-            self._results.labels(call, outcome).inc(count)
+            self._results.labels(label, call, outcome).inc(count)
 
-    def exposition(self, queues: Iterable[QueueView]) -> bytes:
-        """All metrics in Prometheus' text format; the gauges cover only `queues`."""
-        for gauge in (*self._queue_gauges.values(), self._status):
-            gauge.clear()
+    async def exposition(
+        self,
+        queues: Sequence[QueueView] | None,
+        lags: Mapping[str, LagView],
+        patterns: tuple[str, ...],
+    ) -> bytes:
+        """All that the owner of these patterns may see, in Prometheus' text format.
+
+        `queues` None: they are not known now. A large exposition is written in a thread, beside
+        other work.
+        """
+        names = None if queues is None else {queue.name for queue in queues}
+        visible = _Visible(self.registry, names, patterns, [*_families(queues or (), lags)])
+        return await asyncio.to_thread(generate_latest, visible)
+
+    def keep(self, existing: Collection[str]) -> None:
+        """These are all queues that exist: the counters of others end."""
+        self._labels.keep(existing)
+
+
+class _Visible(CollectorRegistry):
+    """What a registry has of some queues, and what has no queue; and more."""
+
+    def __init__(
+        self,
+        registry: CollectorRegistry,
+        names: Collection[str] | None,
+        patterns: tuple[str, ...],
+        more: Sequence[Metric],
+    ) -> None:
+        super().__init__()
+        self._registry, self._names, self._patterns, self._more = registry, names, patterns, more
+
+    def collect(self) -> Iterator[Metric]:
+        for family in self._registry.collect():
+            family.samples = [one for one in family.samples if self._shows(one.labels)]
+            yield family
+        yield from self._more
+
+    def _shows(self, labels: Mapping[str, str]) -> bool:
+        name = labels.get("queue")
+        if name is None:
+            return True
+        if name == OTHER:
+            return "*" in self._patterns
+        return name in self._names if self._names is not None else matches(self._patterns, name)
+
+
+def _families(queues: Sequence[QueueView], lags: Mapping[str, LagView]) -> Iterator[Metric]:
+    """The gauges of queues."""
+
+    def gauge(name: str, text: str, *labels: str) -> GaugeMetricFamily:
+        return GaugeMetricFamily(f"counterpoise_{name}", text, labels=("queue", *labels))
+
+    for attribute, name, text in (
+        ("partition_count", "queue_partitions", "Configured partitions."),
+        (
+            "operational_partition_count",
+            "queue_operational_partitions",
+            "Partitions, retiring ones included.",
+        ),
+        ("flow_count", "queue_flows", "Bound flows."),
+        ("active_flow_count", "queue_active_flows", "Flows that own a partition."),
+        ("revision", "queue_revision", "The queue's revision."),
+    ):
+        family = gauge(name, text)
         for queue in queues:
-            for attribute, gauge in self._queue_gauges.items():
-                gauge.labels(queue.name).set(getattr(queue, attribute))
-            for status in STATUSES:
-                self._status.labels(queue.name, status).set(status == queue.rebalance_status)
-        return generate_latest(self.registry)
+            family.add_metric((queue.name,), getattr(queue, attribute))
+        yield family
+    status = gauge("queue_rebalance_status", "1 for the current status.", "status")
+    conditions = gauge(
+        "queue_conditions",
+        "What consumers report, by kind: quarantined or invalid_position (partitions), log_away "
+        "(consumers).",
+        "kind",
+    )
+    lag = gauge("queue_lag_messages", "Messages that are not processed yet, at most; their sum.")
+    unknown = gauge("queue_lag_unknown_partitions", "Partitions whose lag the log does not say.")
+    for queue in queues:
+        for one in STATUSES:
+            status.add_metric((queue.name, one), one == queue.rebalance_status)
+        for kind, count in (queue.conditions or {}).items():
+            conditions.add_metric((queue.name, kind), count)
+        if queue.name in lags:
+            lag.add_metric((queue.name,), lags[queue.name].messages)
+            unknown.add_metric((queue.name,), lags[queue.name].unknown)
+    yield from (status, conditions, lag, unknown)
+    partitions = gauge(
+        "partition_lag_messages",
+        "Messages of a partition that are not processed yet, at most. Left out for queues with "
+        f"more than {MOST_LAGS} partitions.",
+        "partition",
+    )
+    for queue in queues:
+        found = lags[queue.name].partitions if queue.name in lags else {}
+        if len(found) + len(partitions.samples) <= MOST_PARTITIONS:
+            for number, messages in found.items():
+                partitions.add_metric((queue.name, str(number)), messages)
+    yield partitions
 
 
 class CountRequests:

@@ -37,6 +37,8 @@ _BROKER_STATUSES: dict[type[errors.BrokerError], int] = {
     errors.QueueNotFound: 404,
     errors.QueueExists: 409,
     errors.QueueInUse: 409,
+    errors.ResizeUnsettled: 409,
+    errors.PartitionEnded: 409,
     errors.FlowNotFound: 404,
     errors.FlowGone: 410,
     errors.Overtaken: 409,
@@ -68,6 +70,10 @@ DETAILS = {
     "queue_exists": "A queue named 'flights' exists already; PATCH /v1/queues/flights changes its "
     "settings.",
     "queue_in_use": "3 flows are bound to 'flights'; unbind them, or delete it with ?force=true.",
+    "partition_ended": "Partition 3 takes no messages any more; after it came 7 and 8. Split or "
+    "merge those.",
+    "resize_unsettled": "The last resize of the queue 'flights' is not settled (partition 3 waits "
+    "for 1); try again when its consumers have processed what came before it.",
     "flow_not_found": "No flow 'f-1' is or was bound to this queue; bind with POST …/flows and use "
     "its flow_id.",
     "flow_gone": "Flow 0198c0de-7f2a-7c31-9d2f-0c5d7a1b2e3f has left. Its lease expired; bind "

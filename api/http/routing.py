@@ -31,6 +31,8 @@ LARGE_FIELDS = ("partitions", "positions")
 _PATH_PARAMETERS = {
     "queue": (re.compile(QUEUE_NAME_PATTERN), "1 to 200 of the characters A-Z a-z 0-9 . _ -"),
     "flow": (re.compile(FLOW_ID_PATTERN), "a flow_id as bind answered it"),
+    "partition": (re.compile(r"[0-9]{1,10}"), "the number of a partition"),
+    "module": (re.compile(r"[a-z]{1,40}\.js"), "the name of a module of the dashboard"),
 }
 
 

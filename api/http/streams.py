@@ -83,7 +83,7 @@ class EventStream(Response, Generic[T]):
     def __init__(
         self,
         source: AsyncIterator[T],
-        encode: Callable[[T], bytes],
+        encode: Callable[[T], Coroutine[Any, Any, bytes]],
         open_calls: OpenCalls,
         keep_alive_seconds: float = KEEP_ALIVE_SECONDS,
         until: Callable[[], Coroutine[Any, Any, None]] | None = None,
@@ -134,7 +134,7 @@ class EventStream(Response, Generic[T]):
                     await _body(send, b":\n\n")
                     continue
                 item, upcoming = upcoming.result(), None
-                await _body(send, self._encode(item))
+                await _body(send, await self._encode(item))
         except StopAsyncIteration:
             return
         except BrokerError as error:

@@ -3,13 +3,13 @@
 A flow calls heartbeat and updates all the time: plain Starlette handlers serve these two.
 """
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from fastapi import APIRouter, Path, Query, Response
-from pydantic import BaseModel
 from starlette.requests import Request
 
 from api.http import problems
+from api.http.large import answer, encoded
 from api.http.routing import LONGEST_WAIT_SECONDS, Route, number, served_by, whole_number
 from api.http.security import Also, allow, caller_of
 from api.http.streams import EventStream, OpenCalls, event
@@ -18,6 +18,7 @@ from api.schemas import common
 from api.schemas import flows as flow_schemas
 from broker.calls import views
 from broker.core.access import Right
+from broker.pieces import made
 
 ROUTER = APIRouter(prefix="/v1/queues/{queue}/flows", route_class=Route, tags=["Flows"])
 FlowId = Annotated[
@@ -28,14 +29,16 @@ FlowId = Annotated[
         openapi_examples={"flow": {"value": common.EXAMPLE_FLOW}},
     ),
 ]
+LeavesBecause = Annotated[
+    Literal["driver_lost"] | None,
+    Query(
+        description="What the history says instead of `unbound`. `driver_lost`: the driver of a "
+        "Spark query is gone, and its source unbinds the flow."
+    ),
+]
 
 CREDENTIALS = ("unauthorized", "forbidden", "invalid", "unavailable", "queue_not_found")
 ON_A_FLOW = (*CREDENTIALS, "flow_not_found", "flow_gone")
-
-
-def encoded(model: type[BaseModel], view: object) -> bytes:
-    """A broker's view as JSON by its wire model."""
-    return model.model_validate(view).model_dump_json(by_alias=True).encode()
 
 
 # The most frequent calls
@@ -44,7 +47,8 @@ def encoded(model: type[BaseModel], view: object) -> bytes:
 async def _serve_heartbeat(request: Request) -> Response:
     path = request.path_params
     view = await broker_of(request).flows.heartbeat(path["queue"], path["flow"])
-    return Response(encoded(flow_schemas.Heartbeat, view), media_type="application/json")
+    body = await encoded(flow_schemas.Heartbeat, view)
+    return Response(body, media_type="application/json")
 
 
 @ROUTER.post(
@@ -77,12 +81,12 @@ async def _serve_updates(request: Request) -> Response:
     view = await open_calls.waiting(broker.updates.wait(queue, flow, after, wait_seconds))
     if view is None:
         return Response(status_code=204)
-    body = encoded(flow_schemas.FlowChangeUpdate, view)
+    body = await encoded(flow_schemas.FlowChangeUpdate, view)
     return Response(body, media_type="application/json")
 
 
-def _update_event(view: views.UpdateView) -> bytes:
-    body = encoded(flow_schemas.FlowChangeUpdate, view)
+async def _update_event(view: views.UpdateView) -> bytes:
+    body = await encoded(flow_schemas.FlowChangeUpdate, view)
     return event("FlowChangeUpdate", body, view.revision)
 
 
@@ -159,7 +163,9 @@ async def updates(
     responses=problems.document(*CREDENTIALS, "overtaken", *problems.OF_A_BODY),
 )
 @allow(Right.CONSUME)
-async def bind(request: Request, queue: Name, body: flow_schemas.BindRequest) -> views.BoundView:
+async def bind(
+    request: Request, queue: Name, body: flow_schemas.BindRequest
+) -> views.BoundView | Response:
     """Bind a consumer to a queue as a flow.
 
     If the `instance_id` is bound already, the consumer was restarted: the new flow takes the place
@@ -177,7 +183,7 @@ async def bind(request: Request, queue: Name, body: flow_schemas.BindRequest) ->
         caller_of(request).key_id,
     )
     request.app.state.rates.admit(bound.flow_token)
-    return bound
+    return await answer(flow_schemas.Bound, bound, 201)
 
 
 @ROUTER.delete(
@@ -189,13 +195,13 @@ async def bind(request: Request, queue: Name, body: flow_schemas.BindRequest) ->
     responses=problems.document(*CREDENTIALS, "flow_not_found"),
 )
 @allow(Right.ADMINISTER, Also.FLOW, gone_may=True)
-async def unbind(request: Request, queue: Name, flow: FlowId) -> None:
+async def unbind(request: Request, queue: Name, flow: FlowId, reason: LeavesBecause = None) -> None:
     """Unbind a flow; its partitions have no owner until they are granted again.
 
     The call may be repeated, also for a flow that left in another way. To leave in order, drain
     first.
     """
-    await broker_of(request).flows.unbind(queue, flow, caller_of(request))
+    await broker_of(request).flows.unbind(queue, flow, caller_of(request), reason)
 
 
 @ROUTER.post(
@@ -208,17 +214,18 @@ async def unbind(request: Request, queue: Name, flow: FlowId) -> None:
 @allow(Also.FLOW)
 async def commit(
     request: Request, queue: Name, flow: FlowId, body: flow_schemas.CommitRequest
-) -> views.ResultsView:
+) -> views.ResultsView | Response:
     """Store the positions up to which partitions have been processed. Renews the lease.
 
     Each item is fenced by its epoch: a stale one changes nothing and does not affect the others.
     """
-    items = [
-        views.CommitItem(item.partition, item.epoch, item.position) for item in body.partitions
-    ]
-    answer = await broker_of(request).flows.commit(queue, flow, body.seq, items)
-    request.app.state.metrics.count_results("commit", answer.results)
-    return answer
+    items = await made(
+        lambda item: views.CommitItem(item.partition, item.epoch, item.position, item.reached_cut),
+        body.partitions,
+    )
+    done = await broker_of(request).flows.commit(queue, flow, body.seq, items)
+    request.app.state.metrics.count_results(queue, "commit", done.results)
+    return await answer(flow_schemas.Results, done)
 
 
 @ROUTER.post(
@@ -231,19 +238,56 @@ async def commit(
 @allow(Also.FLOW)
 async def release(
     request: Request, queue: Name, flow: FlowId, body: flow_schemas.ReleaseRequest
-) -> views.ResultsView:
+) -> views.ResultsView | Response:
     """Commit a position and release the partition, atomically. Renews the lease.
 
     For partitions in `revoking`, for retiring ones at their end (`finished`), and for any
     partition of a draining flow.
     """
-    items = [
-        views.ReleaseItem(item.partition, item.epoch, item.position, item.finished)
-        for item in body.partitions
-    ]
-    answer = await broker_of(request).flows.release(queue, flow, body.seq, items)
-    request.app.state.metrics.count_results("release", answer.results)
-    return answer
+    items = await made(
+        lambda item: views.ReleaseItem(
+            item.partition, item.epoch, item.position, item.finished, item.reached_cut
+        ),
+        body.partitions,
+    )
+    done = await broker_of(request).flows.release(queue, flow, body.seq, items)
+    request.app.state.metrics.count_results(queue, "release", done.results)
+    return await answer(flow_schemas.Results, done)
+
+
+@ROUTER.post(
+    "/{flow}/children",
+    response_model=flow_schemas.Results,
+    summary="Report what comes after partitions",
+    response_description="The result of each item.",
+    responses=problems.document(*ON_A_FLOW, *problems.OF_A_BODY),
+)
+@allow(Also.FLOW)
+async def children(
+    request: Request, queue: Name, flow: FlowId, body: flow_schemas.ChildrenRequest
+) -> views.ResultsView | Response:
+    """Record the children of partitions of a dynamic queue, and finish partitions.
+
+    Each item is carried out completely or not at all. A child is known by its key: reporting it
+    again, also by another parent, is harmless. It waits until all its parents are finished.
+    Renews the lease.
+    """
+    items = await made(
+        lambda item: views.ChildrenItem(
+            item.partition,
+            item.epoch,
+            item.position,
+            item.finished,
+            tuple(
+                views.NewChild(child.key, tuple(child.parents), child.partition, child.position)
+                for child in item.children
+            ),
+        ),
+        body.partitions,
+    )
+    done = await broker_of(request).flows.children(queue, flow, body.seq, items)
+    request.app.state.metrics.count_results(queue, "children", done.results)
+    return await answer(flow_schemas.Results, done)
 
 
 @ROUTER.post(
@@ -256,12 +300,12 @@ async def release(
 @allow(Also.FLOW)
 async def ready(
     request: Request, queue: Name, flow: FlowId, body: flow_schemas.ReadyRequest
-) -> views.ResultsView:
+) -> views.ResultsView | Response:
     """The flow has restored the state that it needs for these partitions. Renews the lease."""
-    items = [views.ReadyItem(item.partition, item.epoch) for item in body.partitions]
-    answer = await broker_of(request).flows.ready(queue, flow, items)
-    request.app.state.metrics.count_results("ready", answer.results)
-    return answer
+    items = await made(lambda item: views.ReadyItem(item.partition, item.epoch), body.partitions)
+    done = await broker_of(request).flows.ready(queue, flow, items)
+    request.app.state.metrics.count_results(queue, "ready", done.results)
+    return await answer(flow_schemas.Results, done)
 
 
 @ROUTER.post(
@@ -275,11 +319,12 @@ async def ready(
 @allow(Right.ADMINISTER, Also.FLOW)
 async def drain(
     request: Request, queue: Name, flow: FlowId, body: flow_schemas.DrainRequest | None = None
-) -> views.UpdateView:
+) -> views.UpdateView | Response:
     """Hand off all partitions of the flow; it keeps working until each one is handed off.
 
     Renews the lease if the flow itself asks, not if an administrator does. The flow is
     drained when it is draining and not active: unbind it then. Cannot be undone.
     """
     timeout_seconds = None if body is None else body.timeout_seconds
-    return await broker_of(request).flows.drain(queue, flow, timeout_seconds, caller_of(request))
+    view = await broker_of(request).flows.drain(queue, flow, timeout_seconds, caller_of(request))
+    return await answer(flow_schemas.FlowChangeUpdate, view, 202)

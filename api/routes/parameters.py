@@ -11,7 +11,7 @@ from api.schemas import common
 from broker.service import Broker
 
 
-def _whole(value: object) -> object:
+def whole(value: object) -> object:
     """Only digits: pydantic would also accept blanks and underscores."""
     if isinstance(value, str) and not (value.isascii() and value.isdecimal()):
         raise ValueError("should be a whole number")
@@ -36,7 +36,7 @@ Name = Annotated[
 ]
 Limit = Annotated[
     int,
-    BeforeValidator(_whole),
+    BeforeValidator(whole),
     Query(ge=1, le=1000, description="The most items to return."),
 ]
 Cursor = Annotated[

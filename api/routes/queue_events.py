@@ -75,7 +75,7 @@ async def events(queue: Name) -> None:
     """
 
 
-def _change_event(queue: str, item: views.EventView) -> bytes:
+async def _change_event(queue: str, item: views.EventView) -> bytes:
     document = {
         "queue": queue,
         "revision": item.revision,

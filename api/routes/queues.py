@@ -1,5 +1,6 @@
 """The calls on queues, for administrators and dashboards."""
 
+from dataclasses import replace
 from datetime import datetime
 from typing import Annotated, Any
 
@@ -7,12 +8,15 @@ from fastapi import APIRouter, Query, Response
 from starlette.requests import Request
 
 from api.http import problems
+from api.http.large import answer
 from api.http.routing import Route
 from api.http.security import Also, allow, caller_of
 from api.routes.parameters import Cursor, Flag, Limit, Name, broker_of
+from api.schemas import logs as log_schemas
 from api.schemas import queues as queue_schemas
 from api.schemas import rebalances as rebalance_schemas
 from broker.calls import views
+from broker.calls.past.views import RebalanceView
 from broker.core.access import Right
 
 ROUTER = APIRouter(prefix="/v1/queues", route_class=Route)
@@ -35,8 +39,12 @@ async def create_queue(request: Request, body: queue_schemas.QueueCreate) -> vie
     """Create a queue with its partitions 0..N-1; they get owners when flows bind."""
     caller = caller_of(request)
     caller.require(Right.ADMINISTER, queue=body.name)
-    spec = views.QueueSpec(**body.model_dump(exclude_unset=True))
-    return await broker_of(request).queues.create(spec, caller)
+    given = body.model_dump(exclude_unset=True)
+    if "partitions" in given:
+        given["partitions"] = tuple(root.key for root in body.partitions)
+    created = await broker_of(request).queues.create(views.QueueSpec(**given), caller)
+    # A new queue has no flows that could report any.
+    return replace(created, conditions={})
 
 
 @ROUTER.get(
@@ -52,7 +60,9 @@ async def list_queues(
     request: Request, limit: Limit = 100, cursor: Cursor = None
 ) -> views.Page[views.QueueView]:
     """The queues that the caller may see, by name, page by page."""
-    return await broker_of(request).queues.list(limit, cursor, caller_of(request).patterns)
+    broker = broker_of(request)
+    page = await broker.queues.list(limit, cursor, caller_of(request).patterns)
+    return replace(page, items=await broker.conditions.with_counts(page.items))
 
 
 @ROUTER.get(
@@ -66,7 +76,9 @@ async def list_queues(
 @allow(Right.SEE, Also.FLOW)
 async def show_queue(request: Request, queue: Name) -> views.QueueView:
     """A queue's settings and its state."""
-    return await broker_of(request).queues.get(queue)
+    broker = broker_of(request)
+    [shown] = await broker.conditions.with_counts([await broker.queues.get(queue)])
+    return shown
 
 
 @ROUTER.patch(
@@ -75,7 +87,7 @@ async def show_queue(request: Request, queue: Name) -> views.QueueView:
     tags=["Queues"],
     summary="Change or resize a queue",
     response_description="The queue after the change.",
-    responses=problems.document(*ON_A_QUEUE, *problems.OF_A_BODY),
+    responses=problems.document("resize_unsettled", *ON_A_QUEUE, *problems.OF_A_BODY),
 )
 @allow(Right.ADMINISTER)
 async def change_queue(
@@ -92,8 +104,10 @@ async def change_queue(
     `partition_count` is the resize. Growing takes effect at once. Shrinking lets the owners of
     surplus partitions drain them first, so that nothing is lost, unless `discard` is given.
     """
-    changes = body.model_dump(exclude_unset=True)
-    return await broker_of(request).queues.change(queue, changes, discard, caller_of(request))
+    broker, changes = broker_of(request), body.model_dump(exclude_unset=True)
+    changed = await broker.queues.change(queue, changes, discard, caller_of(request))
+    [shown] = await broker.conditions.with_counts([changed])
+    return shown
 
 
 @ROUTER.delete(
@@ -124,9 +138,10 @@ async def delete_queue(
     responses=problems.document(*ON_A_QUEUE),
 )
 @allow(Right.SEE, Also.FLOW)
-async def rebalance_status(request: Request, queue: Name) -> views.RebalanceStatusView:
+async def rebalance_status(request: Request, queue: Name) -> views.RebalanceStatusView | Response:
     """The status (Ready, Holddown or Rebalancing), its trigger, its begin, and the handoffs."""
-    return await broker_of(request).monitoring.rebalance_status(queue)
+    view = await broker_of(request).monitoring.rebalance_status(queue)
+    return await answer(rebalance_schemas.RebalanceStatus, view)
 
 
 @ROUTER.post(
@@ -139,9 +154,10 @@ async def rebalance_status(request: Request, queue: Name) -> views.RebalanceStat
     responses=problems.document(*ON_A_QUEUE),
 )
 @allow(Right.ADMINISTER)
-async def rebalance_now(request: Request, queue: Name) -> views.RebalanceStatusView:
+async def rebalance_now(request: Request, queue: Name) -> views.RebalanceStatusView | Response:
     """Rebalance at once, skipping the holddown. In a balanced queue no partition moves."""
-    return await broker_of(request).queues.rebalance(queue, caller_of(request))
+    view = await broker_of(request).queues.rebalance(queue, caller_of(request))
+    return await answer(rebalance_schemas.RebalanceStatus, view, 202)
 
 
 @ROUTER.get(
@@ -155,9 +171,10 @@ async def rebalance_now(request: Request, queue: Name) -> views.RebalanceStatusV
 @allow(Right.SEE)
 async def rebalances(
     request: Request, queue: Name, limit: Limit = 100, cursor: Cursor = None
-) -> views.Page[views.RebalanceView]:
+) -> views.Page[RebalanceView] | Response:
     """Every rebalance and every grant outside one, with its moves, newest first."""
-    return await broker_of(request).monitoring.rebalances(queue, limit, cursor)
+    page = await broker_of(request).monitoring.rebalances(queue, limit, cursor)
+    return await answer(rebalance_schemas.RebalancePage, page)
 
 
 @ROUTER.get(
@@ -194,7 +211,7 @@ async def flows(
 
 @ROUTER.post(
     "/{queue}/positions",
-    response_model=queue_schemas.Positions,
+    response_model=log_schemas.Positions,
     tags=["Queues"],
     summary="Set positions",
     response_description="The partitions that were set, with their raised epochs.",
@@ -204,11 +221,11 @@ async def flows(
 async def set_positions(
     request: Request,
     queue: Name,
-    body: queue_schemas.PositionsRequest,
+    body: log_schemas.PositionsRequest,
     dry_run: Annotated[
         Flag, Query(description="Change nothing, and say what would be read again or skipped.")
     ] = False,
-) -> views.PositionsView:
+) -> views.PositionsView | Response:
     """Set the positions from which consumers continue: an end of the log, a time, or positions.
 
     Raises the epochs, so that calls under the old epochs are refused.
@@ -218,14 +235,15 @@ async def set_positions(
         target = {int(number): position for number, position in body.positions.items()}
     else:
         target = body.to.timestamp() if isinstance(body.to, datetime) else body.to
-    return await broker_of(request).logs.set_positions(
+    done = await broker_of(request).logs.set_positions(
         queue, target, caller_of(request), dry_run=dry_run
     )
+    return await answer(log_schemas.Positions, done)
 
 
 @ROUTER.post(
     "/{queue}/log-access",
-    response_model=queue_schemas.LogAccess,
+    response_model=log_schemas.LogAccess,
     tags=["Queues"],
     summary="Get access to the log",
     response_description="The log's address; credentials if the service can give them.",
@@ -233,7 +251,7 @@ async def set_positions(
 )
 @allow(Right.PUBLISH, Right.CONSUME, Also.FLOW)
 async def log_access(
-    request: Request, queue: Name, body: queue_schemas.LogAccessRequest
+    request: Request, queue: Name, body: log_schemas.LogAccessRequest
 ) -> views.LogAccessView:
     """The address of a queue's log, its current partition count, and short-lived credentials.
 

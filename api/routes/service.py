@@ -8,11 +8,12 @@ import math
 import secrets
 
 import orjson
-from fastapi import APIRouter, FastAPI, Response
+from fastapi import APIRouter, FastAPI, HTTPException, Response
 from starlette.requests import Request
 
 from api.http import patience, problems
 from api.http.cached import Cached
+from api.http.lags import Lags
 from api.http.metrics import Metrics
 from api.http.openapi import document
 from api.http.routing import Route
@@ -40,9 +41,11 @@ _PAGE_HEADERS = {
     "Referrer-Policy": "no-referrer",
     "Cross-Origin-Opener-Policy": "same-origin",
 }
-# Only what carries this answer's nonce is run: text that gets into the page does nothing.
+# Only what carries this answer's nonce is run, and what that imports: text that gets into the page
+# does nothing.
 _POLICY = (
-    "default-src 'none'; style-src 'nonce-{0}'; script-src 'nonce-{0}'; connect-src 'self'; "
+    "default-src 'none'; style-src 'nonce-{0}'; script-src 'nonce-{0}' 'strict-dynamic'; "
+    "connect-src 'self'; "
     "img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
 
@@ -53,14 +56,21 @@ def share_answers(app: FastAPI) -> None:
     broker: Broker = state.broker
 
     metrics: Metrics = state.metrics
+    lags = state.lags = Lags(broker)
 
     def exposition_for(patterns: tuple[str, ...]) -> Cached[bytes]:
         async def exposition() -> bytes:
-            queues: tuple[QueueView, ...] = ()
-            listed = broker.queues.list(MOST_QUEUES_IN_METRICS, None, patterns)
+            queues: tuple[QueueView, ...] | None = None
             with contextlib.suppress(Unavailable, TimeoutError):
-                queues = (await patience.in_time(listed)).items
-            return metrics.exposition(queues)
+                queues = await patience.in_time(listed())
+            found = await lags.of([] if queues is None else [queue.name for queue in queues])
+            return await metrics.exposition(queues, found, patterns)
+
+        async def listed() -> tuple[QueueView, ...]:
+            page = await broker.queues.list(MOST_QUEUES_IN_METRICS, None, patterns)
+            if "*" in patterns and page.next_cursor is None:
+                metrics.keep({queue.name for queue in page.items})
+            return await broker.conditions.with_counts(page.items)
 
         return Cached(exposition, METRICS_SECONDS)
 
@@ -122,8 +132,8 @@ async def readyz(request: Request) -> dict[str, str]:
 )
 @allow(Right.SEE, stale_may=True)
 async def metrics(request: Request) -> Response:
-    """Requests and results, and the queues that the caller may see, up to a second old. Without a
-    database the queues are left out."""
+    """Requests, and the queues that the caller may see, up to a second old, with their lag, which
+    is older. Without a database, what queues are now is left out."""
     content = await request.app.state.expositions(caller_of(request).patterns).get()
     return Response(content, media_type="text/plain; version=0.0.4; charset=utf-8")
 
@@ -133,6 +143,23 @@ async def metrics(request: Request) -> Response:
 async def dashboard() -> Response:
     """The dashboard: queues, their status, the owners of their partitions."""
     return _page("index.html")
+
+
+@ROUTER.get("/dashboard/{module}", include_in_schema=False)
+@allow(Also.ANYONE)
+async def dashboard_module(module: str) -> Response:
+    """A JavaScript module of the dashboard."""
+    source = _modules().get(module)
+    if source is None:
+        raise HTTPException(404)
+    headers = {"Cache-Control": "no-cache", "X-Content-Type-Options": "nosniff"}
+    return Response(source, media_type="text/javascript; charset=utf-8", headers=headers)
+
+
+@functools.cache
+def _modules() -> dict[str, bytes]:
+    """The dashboard's modules, by name."""
+    return {one.name: one.read_bytes() for one in _PAGES.iterdir() if one.name.endswith(".js")}
 
 
 @ROUTER.get("/docs", include_in_schema=False)
@@ -150,8 +177,9 @@ async def openapi(request: Request) -> Response:
 
 
 def _page(name: str) -> Response:
-    """A page without data, with a nonce in the place of each `{{nonce}}`."""
+    """A page without data, with its style, and a nonce in the place of each `{{nonce}}`."""
     nonce = secrets.token_urlsafe(16)
     content = (_PAGES / name).read_text("utf-8").replace("{{nonce}}", nonce)
+    content = content.replace("{{style.css}}", (_PAGES / "style.css").read_text("utf-8"))
     headers = {**_PAGE_HEADERS, "Content-Security-Policy": _POLICY.format(nonce)}
     return Response(content, media_type="text/html; charset=utf-8", headers=headers)

@@ -26,6 +26,8 @@ TEXT_PATTERN = r"^[^\x00-\x1f\x7f]+$"
 POSITION_PATTERN = r"^[\x20-\x7e]+$"
 
 MOST_PARTITIONS = 100_000
+# In a call that creates a queue, and in a body of 64 KiB.
+MOST_ROOTS = 1000
 MOST_INT32 = 2**31 - 1
 MOST_INT64 = 2**63 - 1
 
@@ -53,6 +55,11 @@ QueueName = Annotated[
     Field(description="The name of the queue.", examples=["flights"]),
 ]
 PartitionNumber = Annotated[int, Field(ge=0, le=MOST_INT32, examples=[5])]
+Key = Annotated[
+    str,
+    StringConstraints(min_length=1, max_length=200, pattern=POSITION_PATTERN),
+    Field(description="Names a partition of a dynamic queue for good.", examples=["token-7"]),
+]
 Epoch = Annotated[int, Field(ge=0, le=MOST_INT64, examples=[3])]
 Position = Annotated[
     str,
@@ -68,6 +75,11 @@ ShownPosition = Annotated[
     Field(description="An opaque string of the log. Null: see `start`.", examples=["1042"]),
 ]
 RebalanceStatusName = Literal["Ready", "Holddown", "Rebalancing"]
+
+
+def absent(value: object) -> bool:
+    """For fields that an answer has only where they mean something."""
+    return value is None
 
 
 def left_out(**options: Any) -> Any:
@@ -109,6 +121,17 @@ class Problem(AnswerModel):
         default=None,
         description="With `flow_gone`: `unbound`, `lease_expired`, `replaced`, …",
     )
+
+
+CUT = (
+    "Where an ordered resize that is not settled has cut the partition; left out if the partition "
+    "neither waits nor is waited for."
+)
+REACHED_CUT = "With `cut`: everything before it is processed."
+WAITS_FOR = (
+    "With `cut`: nothing at the cut or past it is processed before these partitions have reached "
+    "theirs. The ten lowest; empty if it waits for none."
+)
 
 
 class Page(AnswerModel, Generic[T]):

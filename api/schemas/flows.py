@@ -5,22 +5,28 @@ from typing import Annotated, Any, Literal
 from pydantic import ConfigDict, Field, JsonValue, StringConstraints
 
 from api.schemas.common import (
+    CUT,
     EXAMPLE_FLOW,
     EXAMPLE_QUEUE_ID,
     EXAMPLE_TIME,
     MOST_INT64,
     MOST_PARTITIONS,
+    REACHED_CUT,
     TEXT_PATTERN,
+    WAITS_FOR,
     AnswerModel,
     Epoch,
+    Key,
     PartitionNumber,
     Position,
     QueueName,
     RequestModel,
     ShownPosition,
     Time,
+    absent,
 )
-from api.schemas.queues import LogCredentials, Start
+from api.schemas.logs import LogCredentials
+from api.schemas.queues import Start
 
 Name = Annotated[
     str, StringConstraints(min_length=1, max_length=200, pattern=TEXT_PATTERN), Field()
@@ -62,8 +68,9 @@ EXAMPLE_UPDATE: dict[str, JsonValue] = {
 }
 
 
-def _absent(value: object) -> bool:
-    return value is None
+SAYS_REACHED = (
+    "The position is at the partition's cut or past it, and the view does not say so yet."
+)
 
 
 class PartitionOfFlow(AnswerModel):
@@ -78,7 +85,7 @@ class PartitionOfFlow(AnswerModel):
     # Not an enumeration: a newer replica may have stored another.
     handed_over: str | None = Field(
         default=None,
-        exclude_if=_absent,
+        exclude_if=absent,
         description="How it left its previous owner: `initial`, `graceful`, `forced`, `orphaned` "
         "or `replaced`; absent while `warming`. After `forced` and `orphaned`, messages after "
         "`position` may have been seen before.",
@@ -86,8 +93,21 @@ class PartitionOfFlow(AnswerModel):
     )
     deadline: Time | None = Field(
         default=None,
-        exclude_if=_absent,
+        exclude_if=absent,
         description="With `revoking` and `warming`: when the handoff continues without the flow.",
+    )
+    cut: ShownPosition | None = Field(default=None, exclude_if=absent, description=CUT)
+    reached_cut: bool | None = Field(default=None, exclude_if=absent, description=REACHED_CUT)
+    waits_for: list[PartitionNumber] | None = Field(
+        default=None, exclude_if=absent, description=WAITS_FOR
+    )
+    key: str | None = Field(
+        default=None, exclude_if=absent, description="Of a partition of a dynamic queue."
+    )
+    parents: list[str] | None = Field(
+        default=None,
+        exclude_if=absent,
+        description="The keys of the partitions that it follows, in a dynamic queue.",
     )
 
 
@@ -103,6 +123,12 @@ class FlowChangeUpdate(AnswerModel):
     draining: bool
     now: Time = Field(description="The service's clock; `deadline` is a time of this clock.")
     partitions: list[PartitionOfFlow]
+    resize: int | None = Field(
+        default=None,
+        exclude_if=absent,
+        description="Of a queue with ordered resizes: the number of the log's last resize of which "
+        "this view knows the cuts. If the log names a later one, stop at its cuts.",
+    )
 
 
 class BindRequest(RequestModel):
@@ -197,6 +223,7 @@ class CommitItem(RequestModel):
     partition: PartitionNumber
     epoch: Epoch
     position: Position
+    reached_cut: bool = Field(default=False, description=SAYS_REACHED)
 
 
 class CommitRequest(RequestModel):
@@ -219,8 +246,10 @@ class ReleaseItem(RequestModel):
         default=None, description="Committed with the release; null: leave the position as it is."
     )
     finished: bool = Field(
-        default=False, description="A retiring partition has been processed to its end."
+        default=False,
+        description="A retiring partition, or one of a dynamic queue, was processed to its end.",
     )
+    reached_cut: bool = Field(default=False, description=SAYS_REACHED)
 
 
 class ReleaseRequest(RequestModel):
@@ -234,6 +263,62 @@ class ReleaseRequest(RequestModel):
 
     seq: Sequence = None
     partitions: list[ReleaseItem] = _ITEMS
+
+
+class NewChild(RequestModel):
+    """A partition that begins where its parents end."""
+
+    key: Key
+    parents: list[Key] = Field(
+        min_length=1,
+        max_length=1000,
+        description="The keys of all partitions that it follows, that of the item among them.",
+    )
+    partition: PartitionNumber | None = Field(
+        default=None,
+        description="Its number, if the log numbers its partitions; null: the next of the queue.",
+    )
+    position: Position | None = Field(
+        default=None, description="Where it begins; null: at its first message."
+    )
+
+
+class ChildrenItem(RequestModel):
+    """One partition. All of an item is carried out, or nothing."""
+
+    partition: PartitionNumber
+    epoch: Epoch
+    position: Position | None = Field(
+        default=None, description="Committed with the report; null: leave the position as it is."
+    )
+    finished: bool = Field(
+        default=False, description="It was processed to its end, and has no other children."
+    )
+    children: list[NewChild] = Field(default_factory=list, max_length=1000)
+
+
+class ChildrenRequest(RequestModel):
+    model_config = ConfigDict(
+        json_schema_extra={
+            "examples": [
+                {
+                    "seq": 19,
+                    "partitions": [
+                        {
+                            "partition": 3,
+                            "epoch": 2,
+                            "position": "1042",
+                            "finished": True,
+                            "children": [{"key": "token-7", "parents": ["token-3", "token-4"]}],
+                        }
+                    ],
+                }
+            ]
+        }
+    )
+
+    seq: Sequence = None
+    partitions: list[ChildrenItem] = _ITEMS
 
 
 class ReadyItem(RequestModel):
@@ -265,10 +350,18 @@ class Result(AnswerModel):
 
     partition: PartitionNumber
     outcome: Literal[
-        "ok", "no_such_partition", "stale_epoch", "not_owner", "not_revoking", "not_warming"
+        "ok",
+        "no_such_partition",
+        "stale_epoch",
+        "not_owner",
+        "not_revoking",
+        "not_warming",
+        "unknown_parent",
+        "conflicting_child",
+        "too_many_partitions",
     ]
     current_epoch: int | None = Field(
-        default=None, exclude_if=_absent, description="With `stale_epoch`."
+        default=None, exclude_if=absent, description="With `stale_epoch`."
     )
 
 

@@ -1,34 +1,33 @@
 """The wire models of queues (`api.schemas` explains the rules they follow)."""
 
-import re
-from datetime import datetime
 from typing import Annotated, Literal
 
 from pydantic import (
     AfterValidator,
-    BeforeValidator,
     ConfigDict,
     Field,
     JsonValue,
     StringConstraints,
-    WithJsonSchema,
-    model_validator,
 )
 
 from api.schemas.common import (
+    CUT,
     EXAMPLE_QUEUE_ID,
-    EXAMPLE_TIME,
     MOST_PARTITIONS,
+    MOST_ROOTS,
+    REACHED_CUT,
+    WAITS_FOR,
     AnswerModel,
     Epoch,
+    Key,
     Page,
     PartitionNumber,
-    Position,
     QueueName,
     RebalanceStatusName,
     RequestModel,
     ShownPosition,
     Time,
+    absent,
     left_out,
 )
 from counterpoise.logs.address import refuse_credentials
@@ -49,12 +48,14 @@ EXAMPLE_QUEUE: dict[str, JsonValue] = {
     "max_concurrent_handoffs": None,
     "log": "builtin:flights",
     "start": "earliest",
+    "ordered_resize": True,
     "rebalance_status": "Ready",
     "scale_status": "Ready",
     "flow_count": 3,
     "active_flow_count": 3,
     "revision": 42,
     "created_at": "2026-11-20T09:00:00.000Z",
+    "partitioning": "fixed",
 }
 
 ScaleStatusName = Literal["Ready", "ScalingUp", "ScalingDown"]
@@ -133,6 +134,30 @@ Start = Annotated[
 ]
 
 
+OrderedResize = Annotated[
+    bool,
+    Field(
+        description="Whether a resize keeps the order of each key between partitions: nothing that "
+        "was published after it is processed before what it could overtake. For the built-in log."
+    ),
+]
+
+
+Partitioning = Annotated[
+    Literal["fixed", "dynamic"],
+    Field(
+        description="`fixed`: a number of partitions that `partition_count` sets. `dynamic`: the "
+        "source begins and ends partitions, and their owners report it."
+    ),
+]
+
+
+class Root(RequestModel):
+    """A first partition of a dynamic queue."""
+
+    key: Key
+
+
 class QueueCreate(RequestModel):
     """A new queue (the contract, *Queue*); omitted settings have their defaults."""
 
@@ -142,7 +167,8 @@ class QueueCreate(RequestModel):
 
     name: NewQueueName
     partition_count: PartitionCount = left_out(
-        description="Required, unless `log` is another queue's: then that queue's count is taken."
+        description="Required, unless `log` is another queue's: then that queue's count is taken; "
+        "or unless the queue is dynamic."
     )
     access_type: AccessType = "non_exclusive"
     rebalance_delay: RebalanceDelay = 5.0
@@ -151,6 +177,13 @@ class QueueCreate(RequestModel):
     max_concurrent_handoffs: MaxConcurrentHandoffs = None
     log: LogName | None = Field(default=None, description="Null: `builtin:` and the name.")
     start: Start = "earliest"
+    ordered_resize: OrderedResize = False
+    partitioning: Partitioning = "fixed"
+    partitions: list[Root] = left_out(
+        min_length=1,
+        max_length=MOST_ROOTS,
+        description="The first partitions of a dynamic queue, each with a key.",
+    )
 
 
 class QueueChange(RequestModel):
@@ -167,6 +200,7 @@ class QueueChange(RequestModel):
     max_warmup_time: MaxWarmupTime = left_out()
     max_concurrent_handoffs: MaxConcurrentHandoffs = left_out()
     start: Start = left_out()
+    ordered_resize: OrderedResize = left_out()
 
 
 class Queue(AnswerModel):
@@ -176,8 +210,12 @@ class Queue(AnswerModel):
 
     id: str = Field(description="A queue that is deleted and made again has another id.")
     name: QueueName
-    partition_count: int = Field(description="The configured count.")
-    operational_partition_count: int = Field(description="Retiring partitions included.")
+    partition_count: int = Field(
+        description="The configured count; of a dynamic queue, how many take part in the balance."
+    )
+    operational_partition_count: int = Field(
+        description="Partitions that retire, wait or are finished are included."
+    )
     access_type: AccessType
     rebalance_delay: RebalanceDelay
     max_handoff_time: MaxHandoffTime
@@ -185,6 +223,7 @@ class Queue(AnswerModel):
     max_concurrent_handoffs: MaxConcurrentHandoffs
     log: str = Field(examples=["builtin:flights"])
     start: Start
+    ordered_resize: OrderedResize
     rebalance_status: RebalanceStatusName
     scale_status: ScaleStatusName
     flow_count: int = Field(description="Bound flows.")
@@ -193,6 +232,14 @@ class Queue(AnswerModel):
         description="+1 at every committed change of settings, status, flows or assignment."
     )
     created_at: Time
+    partitioning: Partitioning
+    conditions: dict[str, int] | None = Field(
+        default=None,
+        exclude_if=absent,
+        description="How many conditions that consumers report hold, by kind, as `quarantined` or "
+        "`log_away`; empty: none.",
+        examples=[{"quarantined": 1}],
+    )
 
 
 class QueuePage(Page[Queue]):
@@ -216,6 +263,20 @@ class Partition(AnswerModel):
     lag: Annotated[int, Field(ge=0)] | None = Field(
         description="The most messages from `position` to `end`; positions may have holes. Null "
         "with `end`, and for a position that the log cannot have."
+    )
+    cut: ShownPosition | None = Field(default=None, exclude_if=absent, description=CUT)
+    reached_cut: bool | None = Field(default=None, exclude_if=absent, description=REACHED_CUT)
+    waits_for: list[PartitionNumber] | None = Field(
+        default=None, exclude_if=absent, description=WAITS_FOR
+    )
+    key: str | None = Field(
+        default=None, description="Names it, in a dynamic queue; null in a fixed one."
+    )
+    parents: list[str] | None = Field(
+        default=None, description="The keys of the partitions that it follows."
+    )
+    children: list[str] | None = Field(
+        default=None, description="The keys of the partitions that follow it, as far as known."
     )
 
 
@@ -241,113 +302,3 @@ class FlowSummary(AnswerModel):
 
 class FlowPage(Page[FlowSummary]):
     """Flows, in the order of binding."""
-
-
-# Positions and the log
-
-_RFC3339 = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d{1,9})?(Z|[+-]\d\d:\d\d)", re.ASCII)
-
-
-def _moment(value: object) -> datetime:
-    """A time of a request; pydantic would also accept numbers as times."""
-    text = value.upper() if isinstance(value, str) else ""
-    if not _RFC3339.fullmatch(text) or text < "1970-01-02":
-        raise ValueError("should be an RFC 3339 time since 1970, like 2026-11-20T10:00:00Z")
-    return datetime.fromisoformat(text)
-
-
-Moment = Annotated[
-    datetime,
-    BeforeValidator(_moment),
-    WithJsonSchema({"type": "string", "format": "date-time", "examples": [EXAMPLE_TIME]}),
-]
-PartitionKey = Annotated[str, StringConstraints(pattern=r"^(0|[1-9][0-9]{0,8})$")]
-
-
-class PositionsRequest(RequestModel):
-    """The new positions: `to` for every partition, or `positions` for the named ones."""
-
-    model_config = ConfigDict(
-        json_schema_extra={
-            "examples": [{"to": "earliest"}, {"positions": {"0": "1042", "5": None}}],
-            "minProperties": 1,
-            "maxProperties": 1,
-        }
-    )
-
-    to: Literal["earliest", "latest"] | Moment = left_out(
-        description="An end of the log, or a time: the first message published then or later.",
-    )
-    positions: dict[PartitionKey, Position | None] = left_out(
-        min_length=1,
-        max_length=MOST_PARTITIONS,
-        description="Positions by partition number.",
-    )
-
-    @model_validator(mode="after")
-    def _one_of_both(self) -> "PositionsRequest":
-        if len(self.model_fields_set) != 1:
-            raise ValueError("give either 'to' or 'positions'")
-        return self
-
-
-class PositionSet(AnswerModel):
-    partition: PartitionNumber
-    epoch: Epoch
-    position: ShownPosition | None
-    previous: ShownPosition | None = Field(
-        default=None, description="In a dry run, the position as it is. Null without one."
-    )
-    read_again: int | None = Field(
-        default=None,
-        description="In a dry run, the most messages before `previous` that would be read again. "
-        "Null if the log does not answer.",
-    )
-    skipped: int | None = Field(
-        default=None,
-        description="In a dry run, the most messages that would never be read. Null if the log "
-        "does not answer.",
-    )
-
-
-class Positions(AnswerModel):
-    """The partitions whose position was set, each with its raised epoch; in a dry run, those whose
-    position would be set, each with its epoch as it is."""
-
-    revision: int
-    partitions: list[PositionSet]
-
-
-class LogAccessRequest(RequestModel):
-    model_config = ConfigDict(json_schema_extra={"examples": [{"purpose": "publish"}]})
-
-    purpose: Literal["read", "publish"]
-    refused: bool = Field(
-        default=False,
-        description="The log refused the credentials that the caller has: make others.",
-    )
-
-
-class LogCredentials(AnswerModel):
-    """Short-lived credentials for the built-in log."""
-
-    url: str = Field(
-        description="With user and password: do not log it.",
-        examples=["postgresql://counterpoise_read_7:…@127.0.0.1:41000/counterpoise"],
-    )
-    expires_at: Time
-
-
-class LogAccess(AnswerModel):
-    """Address of and credentials for a queue's log."""
-
-    log: str = Field(examples=["builtin:flights"])
-    log_name: str | None = Field(
-        description="The built-in log's name; null for other logs.", examples=["flights"]
-    )
-    partition_count: int = Field(description="An append has to name this count.")
-    start: Start
-    access: LogCredentials | None = Field(
-        description="Null when the log is not built in, or the service may not create roles in its "
-        "database: the consumer then has to bring its own credentials."
-    )

@@ -14,14 +14,15 @@ from api.schemas.common import (
     QueueName,
     RebalanceStatusName,
     Time,
+    absent,
 )
 
 # Not an enumeration: a replica also shows what a newer one has stored.
 Trigger = Annotated[
     str,
     Field(
-        description="`bind`, `unbind`, `lease_expired`, `resize`, `access_type`, `drain`, `admin` "
-        "or `replaced`; later versions may add others.",
+        description="`bind`, `unbind`, `lease_expired`, `driver_lost`, `resize`, `access_type`, "
+        "`drain`, `admin`, `replaced` or `lineage`; later versions may add others.",
         examples=["bind"],
     ),
 ]
@@ -69,7 +70,30 @@ class Move(AnswerModel):
         "`replaced` or `discarded`.",
         examples=["graceful"],
     )
-    seconds: float = Field(description="How long the handoff took.")
+    seconds: float = Field(
+        description="How long the partition paused: since its owner was told to finish, or without "
+        "an owner."
+    )
+    reason: str | None = Field(
+        description="Why it was `forced`: `not_released` (by the deadline) or `positions_set` (by "
+        "an administrator); else null."
+    )
+
+
+class Cause(AnswerModel):
+    """A change that led to a rebalance."""
+
+    at: Time
+    type: str = Field(
+        description="`bound`, `left`, `draining` or `changed` (settings).", examples=["bound"]
+    )
+    flow_id: str | None
+    client_name: str | None
+    reason: str | None = Field(
+        description="Why a flow left: `unbound`, `lease_expired`, `driver_lost`, `replaced`, "
+        "`key_ended`; later versions may add others."
+    )
+    settings: dict[str, JsonValue] | None = Field(description="The settings' new values.")
 
 
 class RebalanceSummary(AnswerModel):
@@ -85,8 +109,18 @@ class RebalanceSummary(AnswerModel):
 
 
 class Rebalance(RebalanceSummary):
-    """An entry of the history, with its moves."""
+    """An entry of the history, with what led to it and its moves."""
 
+    triggered_at: Time = Field(description="When its holddown began, or it itself without one.")
+    why: str = Field(
+        description="The causes in plain words, with the names of clients.",
+        examples=["etl-3 bound; etl-1 did not renew the lease"],
+    )
+    causes: list[Cause] = Field(description="What led to it, in order; at most 100.")
+    more_causes: int = Field(description="How many causes are left out.")
+    clients: dict[str, str] = Field(
+        description="The client names of the flows in `moves`, as far as they are stored."
+    )
     moves: list[Move]
 
 
@@ -102,6 +136,24 @@ class Handoff(AnswerModel):
     to_flow: str | None = Field(serialization_alias="to")
     phase: Literal["warming", "revoking"]
     deadline: Time | None
+
+
+class UnsettledResize(AnswerModel):
+    """An ordered resize that is not settled: the next one is refused until it is."""
+
+    resized_from: int | None = Field(description="Null while the log has not said its cuts.")
+    resized_to: int
+    awaits_cuts: bool = Field(description="The log has not said yet where it has cut partitions.")
+    unreached: int = Field(description="Partitions that are not processed up to their cuts.")
+    waiting: int = Field(description="Partitions that wait for those.")
+
+
+class Waiting(AnswerModel):
+    """A partition of a dynamic queue that may not be processed yet."""
+
+    partition: PartitionNumber
+    key: str
+    waits_for: list[PartitionNumber] = Field(description="Its parents that are not finished.")
 
 
 class RebalanceStatus(AnswerModel):
@@ -122,3 +174,11 @@ class RebalanceStatus(AnswerModel):
         "flows."
     )
     last_rebalance: RebalanceSummary | None
+    resize: UnsettledResize | None = Field(
+        default=None,
+        exclude_if=absent,
+        description="Of a queue with ordered resizes: the last resize, until it is settled.",
+    )
+    waiting: list[Waiting] = Field(
+        default_factory=list, description="In a dynamic queue: which partition waits for which."
+    )

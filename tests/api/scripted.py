@@ -68,6 +68,7 @@ class ScriptedBroker:
         self.updates = Updates(self, "updates")
         self.logs = Part(self, "logs")
         self.monitoring = Monitoring(self, "monitoring")
+        self.conditions = Part(self, "conditions")
         self.reset()
 
     def reset(self) -> None:
@@ -171,6 +172,8 @@ async def _default(name: str, *arguments: Any) -> Any:
     match name:
         case "queues.get" | "queues.create" | "queues.change":
             return QUEUE
+        case "conditions.with_counts":
+            return tuple(arguments[0])
         case "queues.list":
             return views.Page((QUEUE,))
         case "flows.heartbeat":

@@ -32,11 +32,15 @@ BODIES: dict[str, Any] = {
     "POST /v1/queues": {"name": "team-a.new", "partition_count": 1},
     "PATCH /v1/queues/{queue}": {"max_handoff_time": 4.0},
     "POST /v1/queues/{queue}/positions": {"to": "earliest"},
+    "POST /v1/queues/{queue}/partitions/{partition}/split": {},
+    "POST /v1/queues/{queue}/partitions/{partition}/merge": {"with": 1},
     "POST /v1/queues/{queue}/log-access": {"purpose": "read"},
     "POST /v1/queues/{queue}/flows": {"client_name": "etl"},
     "POST /v1/queues/{queue}/flows/{flow}/commit": {"partitions": []},
     "POST /v1/queues/{queue}/flows/{flow}/release": {"partitions": []},
     "POST /v1/queues/{queue}/flows/{flow}/ready": {"partitions": []},
+    "POST /v1/queues/{queue}/flows/{flow}/children": {"partitions": []},
+    "POST /v1/queues/{queue}/flows/{flow}/conditions": {"seq": 1, "conditions": []},
 }
 
 
@@ -67,7 +71,7 @@ def send(
     method, path = call.split()
     body = BODIES.get(call) if body is None else body
     request = http.build_request(
-        method, path.format(queue=queue, flow=flow), json=body, headers=bearer(token)
+        method, path.format(queue=queue, flow=flow, partition=0), json=body, headers=bearer(token)
     )
     response = http.send(request, stream=True)
     try:

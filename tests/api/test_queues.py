@@ -354,11 +354,11 @@ def test_the_service_itself(service: Service) -> None:
         assert 'path="/v1/queues",status="201"' in metrics
         with service.http as calls:
             bind(calls, "q").until("owned", 0, 1, 2)
-        bound = 'counterpoise_rebalances_total{trigger="bind"} 1.0'
+        bound = 'counterpoise_rebalances_total{queue="q",trigger="bind"} 1.0'
         eventually(lambda: bound in http.get("/metrics").text)
         metrics = http.get("/metrics").text
-        assert 'counterpoise_grants_total{handed_over="initial"} 3.0' in metrics
-        assert "counterpoise_flows_bound_total 1.0" in metrics
+        assert 'counterpoise_grants_total{handed_over="initial",queue="q"} 3.0' in metrics
+        assert 'counterpoise_flows_bound_total{queue="q"} 1.0' in metrics
         for path in ("/", "/docs"):
             page = http.get(path)
             assert page.headers["content-type"] == "text/html; charset=utf-8"

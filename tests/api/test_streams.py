@@ -203,7 +203,7 @@ async def _silence() -> AsyncIterator[bytes]:
 async def test_silence_is_broken_by_comments() -> None:
     wire = Wire()
     call = asyncio.create_task(
-        wire.carry(EventStream(_silence(), bytes, OpenCalls(), keep_alive_seconds=0.01))
+        wire.carry(EventStream(_silence(), _as_bytes, OpenCalls(), keep_alive_seconds=0.01))
     )
     await wire.until(lambda: wire.sent.count(b":\n\n") >= 3)
     wire.hung_up.set()
@@ -233,7 +233,7 @@ async def test_a_slow_reader_gets_the_latest_view_and_no_backlog() -> None:
             await may_go_on.wait()
             may_go_on.clear()
 
-    stream = EventStream(views(), bytes, OpenCalls())
+    stream = EventStream(views(), _as_bytes, OpenCalls())
     call = asyncio.create_task(stream({"type": "http"}, receive, send))
     await is_sending.wait()
     for _ in range(10_000):
@@ -255,7 +255,7 @@ async def test_a_flow_that_leaves_ends_its_stream_with_the_problem() -> None:
         raise FlowGone("f-1", "replaced")
 
     wire = Wire()
-    await wire.carry(EventStream(source(), bytes, OpenCalls()))
+    await wire.carry(EventStream(source(), _as_bytes, OpenCalls()))
     assert wire.sent[2] == b"id: 1\nevent: FlowChangeUpdate\ndata: {}\n\n"
     assert wire.sent[3].startswith(b"event: problem\ndata: {")
     document = json.loads(wire.sent[3].partition(b"data: ")[2])
@@ -267,7 +267,7 @@ async def test_streams_opened_after_the_stop_end_at_once() -> None:
     open_calls = OpenCalls()
     open_calls.end()
     wire = Wire()
-    await wire.carry(EventStream(_silence(), bytes, open_calls))
+    await wire.carry(EventStream(_silence(), _as_bytes, open_calls))
     assert wire.ended
 
 
@@ -279,3 +279,7 @@ async def test_a_call_that_is_cancelled_otherwise_stays_cancelled() -> None:
     with pytest.raises(asyncio.CancelledError):
         await task
     assert len(open_calls) == 0
+
+
+async def _as_bytes(item: bytes) -> bytes:
+    return item

@@ -43,3 +43,11 @@ def secured(databases: Databases) -> Iterator[Guarded]:
     """A live service with keys, shared by all attacks with keys."""
     with databases.lend() as url, guarded(url) as secured:
         yield secured
+
+
+@pytest.fixture(scope="session")
+def other(secured: Guarded) -> Iterator[Service]:
+    """A second replica of `secured`."""
+    settings = settings_for(secured.url)
+    with running(Broker(settings), settings) as service:
+        yield service

@@ -86,13 +86,15 @@ def as_in_a_process_of_its_own() -> Iterator[None]:
         gc.unfreeze()
 
 
-def shortest_hold(service: Service, request: Callable[[], object]) -> float:
+def shortest_hold(
+    service: Service, request: Callable[[], object], most_seconds: float = MOST_SECONDS
+) -> float:
     """How long this request holds the loop; the first attempt within the limit is enough."""
     holds = []
     for _ in range(ATTEMPTS):
         with measured(service) as holding:
             request()
         holds.append(holding.longest)
-        if holds[-1] <= MOST_SECONDS:
+        if holds[-1] <= most_seconds:
             break
     return min(holds)

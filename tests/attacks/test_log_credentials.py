@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, LiteralString
 from urllib.parse import urlsplit
 
@@ -158,6 +158,10 @@ def test_only_the_own_queue_can_be_published_in(stage: Stage) -> None:
                 log.append(batch)
             with pytest.raises(Exception, match="not valid for publishing"):
                 log.next_sequence("attacker")
+            with pytest.raises(Exception, match="not valid for publishing"):
+                log.append(replace(batch, by_range=True))
+        with pytest.raises(psycopg.errors.InsufficientPrivilege, match="not valid for publishing"):
+            rows(url, "SELECT * FROM counterpoise_log.ranges(%s)", [queue])
     assert stage.http.get(f"/queues/{stage.theirs}/partitions").json()["items"]
     with closing(PostgresLog(stage.mine, stage.writer)) as log:
         assert log.append(batch).appended == 1
@@ -182,6 +186,8 @@ REFUSED: list[LiteralString] = [
     "SELECT counterpoise_log.make_clients('{a}', '{a}', '{a}', '{read}', '{a}', '{a}', 1, 1)",
     "SELECT counterpoise_log.drop_clients('{a}')",
     "SELECT counterpoise_log.grant_access()",
+    "SELECT counterpoise_log.key_hash('any')",
+    "UPDATE counterpoise_log.partitions SET successors = '[]'",
     "ALTER TABLE counterpoise_log.messages DISABLE ROW LEVEL SECURITY",
     "DROP POLICY one_log ON counterpoise_log.messages",
     # the service's tables
@@ -198,6 +204,7 @@ REFUSED: list[LiteralString] = [
     "CREATE TABLE counterpoise_log.mine ()",
     "CREATE FUNCTION public.mine() RETURNS integer LANGUAGE sql AS 'SELECT 1'",
     "CREATE FUNCTION pg_temp.mine() RETURNS integer LANGUAGE sql AS 'SELECT 1'",
+    "DO $$ BEGIN LOOP COMMIT; END LOOP; END $$",
     "CREATE SCHEMA mine",
     "CREATE EXTENSION pg_trgm",
     "CREATE DATABASE mine",
@@ -214,6 +221,7 @@ REFUSED: list[LiteralString] = [
     "REVOKE counterpoise_log_client FROM CURRENT_USER",
     "ALTER SYSTEM SET max_connections = 1",
     "SET temp_file_limit = -1",
+    "ALTER ROLE CURRENT_USER SET temp_file_limit = -1",
     "SET session_replication_role = replica",
     # the machine
     "COPY (SELECT 1) TO PROGRAM 'true'",
@@ -349,7 +357,7 @@ def test_migrations_and_appends_wait_for_no_lock_that_anybody_may_take(
 
 
 @pytest.mark.long
-def test_a_transaction_that_stays_open_is_ended(
+def test_a_transaction_or_statement_that_stays_open_is_ended(
     stage: Stage, target: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It keeps a partition locked, or old rows from being removed; its own limits it may lift."""
@@ -363,8 +371,15 @@ def test_a_transaction_that_stays_open_is_ended(
         "SET statement_timeout = 0; SET idle_in_transaction_session_timeout = 0;"
         " SET transaction_timeout = 0"
     )
-    with connected(stage.writer) as idle, connected(stage.writer) as busy:
-        for one in (idle, busy):
+    database = target.settings.database_url
+    assert database is not None
+    with (
+        connected(database.get_secret_value()) as owner,
+        connected(stage.writer) as idle,
+        connected(stage.writer) as busy,
+        connected(stage.reader) as looping,
+    ):
+        for one in (idle, busy, looping):
             one.execute(unlimited)
         idle.execute("BEGIN")
         idle.execute(append.encode())
@@ -374,6 +389,11 @@ def test_a_transaction_that_stays_open_is_ended(
             idle.execute("SELECT 1")
         with pytest.raises(psycopg.OperationalError):
             busy.execute("SELECT pg_sleep(600)")
+        # As in a server that is not the service's own. Each turn is a transaction.
+        owner.execute("GRANT USAGE ON LANGUAGE plpgsql TO PUBLIC")
+        with pytest.raises(psycopg.OperationalError):
+            looping.execute("DO $$ BEGIN LOOP PERFORM pg_sleep(0.01); COMMIT; END LOOP; END $$")
+        owner.execute("REVOKE USAGE ON LANGUAGE plpgsql FROM PUBLIC")
 
 
 async def test_the_credentials_of_a_flow_that_left_open_nothing(

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator
 from contextlib import closing
 
+import httpx
 import psycopg
 import pytest
 
@@ -96,6 +97,38 @@ def test_no_position_of_a_flow_ends_the_next_owner_or_the_upkeep(
             assert answer.status_code == 422, answer.text
             assert answer.json()["errors"][0]["field"] == "partitions.0.position"
     assert client.partitions(queue)[0].position is None
+
+
+def test_nobody_is_sent_far_beyond_the_end_of_the_log(
+    target: Service, client: Client, queue: str
+) -> None:
+    """The next owner would fail until the log is so long, and then pass over what came between."""
+    bound = client.bind(queue, "attacker", lease_seconds=60)
+    with Publisher(queue, url=target.url) as publisher:
+        for number in range(3):
+            publisher.publish(b"v", f"key-{number}")
+    token = {"Authorization": f"Bearer {bound.flow_token}"}
+
+    def call(name: str, position: int, epoch: int = 1) -> httpx.Response:
+        item = {"partition": 0, "epoch": epoch, "position": str(position)}
+        path = f"/queues/{queue}/flows/{bound.flow_id}/{name}"
+        return http.post(path, json={"partitions": [item]}, headers=token)
+
+    with target.http as http:
+        for position in (1_763_800_000, 1_763_800_000_000, 2**63 - 1):
+            for name in ("commit", "release"):
+                answer = call(name, position)
+                assert answer.status_code == 422, answer.text
+                (error,) = answer.json()["errors"]
+                assert error == {
+                    "field": "partitions.0.position",
+                    "message": "is far beyond 3",
+                }
+        # Who has lost the partition is told that, and nothing of the log.
+        assert call("commit", 2**62, 0).json()["results"][0]["outcome"] == "stale_epoch"
+        assert client.partitions(queue)[0].position is None
+        assert call("commit", 3).json()["results"][0]["outcome"] == "ok"
+    assert client.partitions(queue)[0].lag == 0
 
 
 def test_a_position_of_before_holds_up_its_own_partition_until_it_is_set(

@@ -5,14 +5,25 @@ from __future__ import annotations
 import base64
 import json
 import re
+import shutil
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import pytest
 from websockets.sync.client import ClientConnection, connect
 
+from tests.service import eventually
+
+PROGRAM = shutil.which("chromium") or shutil.which("chromium-browser")
+# The marks of tests with a browser.
+MARKS = [
+    pytest.mark.long,
+    pytest.mark.skipif(PROGRAM is None, reason="not installed: chromium"),
+    pytest.mark.xdist_group("browser"),
+]
 FLAGS = [
     "--headless",
     "--no-sandbox",  # root has no sandbox
@@ -95,7 +106,11 @@ class Browser:
 
 
 class Page:
-    """An open page."""
+    """An open page.
+
+    It follows the service and its user in its own time. So a test waits for what it reads and for
+    what it clicks: a button may not be there yet, and a dialog that was closed still be there.
+    """
 
     def __init__(self, browser: Browser, session: str) -> None:
         self._browser = browser
@@ -110,6 +125,14 @@ class Page:
         answer = self.ask("Runtime.evaluate", given)
         assert "exceptionDetails" not in answer, answer
         return answer["result"].get("value")
+
+    def act(self, element: str, action: str) -> None:
+        """Do something to an element as soon as it is there.
+
+        `element`: an expression; `action`: statements in which it is called `it`.
+        """
+        attempt = f"(() => {{ const it = {element}; if (it) {{ {action} }} return !!it; }})()"
+        eventually(lambda: self.run(attempt))
 
     def text(self, selector: str = "body") -> str:
         """The text of this element; empty while there is no such element."""
@@ -129,6 +152,17 @@ class Page:
         """Shows the page to a user who prefers dark colours."""
         features = [{"name": "prefers-color-scheme", "value": "dark"}]
         self.ask("Emulation.setEmulatedMedia", {"features": features})
+
+    def still(self) -> None:
+        """Shows the page to a user who prefers no motion: nothing is amid a transition."""
+        features = [{"name": "prefers-reduced-motion", "value": "reduce"}]
+        self.ask("Emulation.setEmulatedMedia", {"features": features})
+
+    def width(self, pixels: int, height: int = 900) -> None:
+        """Shows the page in a window of this size."""
+        size = {"width": pixels, "height": height, "deviceScaleFactor": 1, "mobile": pixels < 600}
+        self.ask("Emulation.setScrollbarsHidden", {"hidden": True})
+        self.ask("Emulation.setDeviceMetricsOverride", size)
 
     def photograph(self, path: Path) -> None:
         """Write a screenshot."""

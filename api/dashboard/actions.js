@@ -1,0 +1,157 @@
+/** What administrators do: each with a preview of what will happen, and a confirmation.
+ *
+ *  A session only reads. So with keys, the dialog asks for the key of an administrator; it is sent
+ *  with this one call and kept nowhere.
+ */
+
+import { call, pathOf } from "./calls.js";
+import { make } from "./dom.js";
+import { granted, handoffs, held } from "./plan.js";
+import { number, plural } from "./words.js";
+
+/** A dialog that asks for values, shows a preview of them, and makes the call.
+ *
+ *  `fields`: inputs, by name. `preview(values)` answers lines of text, at once or later; a line that
+ *  begins with "!" is a warning. `act(values, key)` makes the call. */
+function ask({ title, button, fields = {}, preview, act, needsKey }) {
+  const foreseen = make("ul", { class: "preview" });
+  const problem = make("p", { class: "problem", role: "alert" });
+  const key = make("input", { type: "password", autocomplete: "current-password", id: "act-key", required: "" });
+  const go = make("button", { class: "danger" }, button);
+  const values = () => Object.fromEntries(Object.entries(fields).map(([name, input]) => [name,
+    input.type === "number" ? input.valueAsNumber : input.type === "checkbox" ? input.checked : input.value]));
+  let asked = 0;
+  const foresee = async () => {
+    const mine = asked += 1;
+    try {
+      const lines = await preview(values(), key.value);
+      if (mine !== asked) return;
+      foreseen.replaceChildren(...lines.map((line) => line.startsWith("!")
+        ? make("li", { class: "warning" }, line.slice(1)) : make("li", {}, line)));
+    } catch (error) {
+      if (mine === asked) foreseen.replaceChildren(make("li", { class: "warning" }, error.message));
+    }
+  };
+  const form = make("form", { method: "dialog", onsubmit: async (submitted) => {
+    submitted.preventDefault();
+    problem.textContent = "";
+    go.disabled = true;
+    try {
+      await act(values(), key.value);
+      dialog.close();
+    } catch (error) {
+      problem.textContent = error.code ? error.message : "The service does not answer; nothing is known of what it did.";
+    }
+    go.disabled = false;
+  } },
+  make("h2", { id: "act-title" }, title),
+  ...Object.entries(fields).map(([name, input]) => {
+    input.id = `act-${name}`;
+    input.oninput = foresee;
+    return make("p", { class: "field" }, make("label", { for: input.id }, input.label), input);
+  }),
+  make("div", { role: "status" }, foreseen),
+  needsKey ? make("p", { class: "field" }, make("label", { for: "act-key" }, "Key of an administrator"), key) : null,
+  problem,
+  make("p", { class: "buttons" }, make("button", { type: "button", onclick: () => dialog.close() }, "Cancel"), go));
+  key.onchange = foresee;
+  const dialog = make("dialog", { "aria-labelledby": "act-title", onclose: () => dialog.remove() }, form);
+  document.body.append(dialog);
+  dialog.showModal();
+  foresee();
+}
+
+function labelled(label, attributes) {
+  return Object.assign(make(attributes.options ? "select" : "input",
+    Object.fromEntries(Object.entries(attributes).filter(([name]) => name !== "options")),
+    ...(attributes.options ?? []).map(([value, text]) => make("option", { value }, text))), { label });
+}
+
+/** Changes the number of partitions. */
+export function resize(picture, needsKey) {
+  const { queue, flows, partitions } = picture;
+  const complete = partitions.length >= queue.operational_partition_count;
+  ask({
+    title: `Resize ${queue.name}`, button: "Resize", needsKey,
+    fields: { count: labelled("Partitions", { type: "number", min: 1, max: 100000, value: queue.partition_count, required: "" }) },
+    preview: ({ count }) => {
+      const before = queue.partition_count;
+      if (!Number.isInteger(count) || count < 1) return ["!Give a whole number from 1 on."];
+      if (count === before) return ["Nothing changes."];
+      const lines = [];
+      if (count > before) {
+        const { counts, draining } = held(flows, partitions);
+        const moves = handoffs(granted(counts, count - before), draining);
+        lines.push(`${plural(count - before, "new partition")}, granted at once.`);
+        if (complete) lines.push(moves ? `${plural(moves, "handoff")} of other partitions.` : "No partition that is owned moves.");
+      } else {
+        const { counts, draining } = held(flows, partitions, (each) => each.partition >= count);
+        lines.push(`Partitions ${count}–${before - 1} retire: their owners read them to the end, then they are removed. No message is lost.`);
+        if (complete) lines.push(`${plural(handoffs(counts, draining), "handoff")} of the partitions that stay.`);
+      }
+      lines.push(queue.ordered_resize
+        ? "The order of each key is kept: a partition waits until the older messages of its keys are processed."
+        : "!Keys move to other partitions: newer messages of a key may be processed before its older ones. Stop publishing first where that matters.");
+      return lines;
+    },
+    act: ({ count }, key) => call("PATCH", pathOf(queue.name), { content: { partition_count: count }, key }),
+  });
+}
+
+/** Rebalances without waiting for the end of the holddown. */
+export function rebalance({ queue, flows, partitions }, needsKey) {
+  ask({
+    title: `Rebalance ${queue.name} now`, button: "Rebalance", needsKey,
+    preview: () => {
+      const { counts, draining } = held(flows, partitions);
+      const moves = handoffs(counts, draining);
+      const free = partitions.filter((each) => each.state === "unassigned").length;
+      return [queue.rebalance_status === "Holddown" ? "The holddown ends at once." : "No holddown is running.",
+        ...(free ? [`${plural(free, "partition")} without an owner ${free === 1 ? "is" : "are"} granted.`] : []),
+        moves ? `${plural(moves, "handoff")}, each within ${number(queue.max_handoff_time)} s.` : "The queue is balanced: no partition moves."];
+    },
+    act: (_, key) => call("POST", pathOf(queue.name) + "/rebalance", { key }),
+  });
+}
+
+/** Takes all partitions from one consumer, in order. */
+export function drain({ queue, flows, held: heldBy }, flow, needsKey) {
+  ask({
+    title: `Drain ${flow.client_name}`, button: "Drain", needsKey,
+    preview: () => {
+      const mine = heldBy.get(flow.flow_id).length;
+      const others = flows.filter((other) => other !== flow && !other.draining);
+      return [others.length
+        ? `Its ${plural(mine, "partition")} go to ${plural(others.length, "other consumer")} after the holddown of ${number(queue.rebalance_delay)} s, each after its messages in work are committed.`
+        : "!No other consumer is bound: it finishes its work and leaves, and its partitions wait for the next one.",
+      "It then ends. This cannot be undone."];
+    },
+    act: (_, key) => call("POST", `${pathOf(queue.name)}/flows/${flow.flow_id}/drain`, { content: {}, key }),
+  });
+}
+
+/** Sets the positions from which consumers continue. */
+export function positions({ queue }, needsKey) {
+  const path = pathOf(queue.name) + "/positions";
+  const to = ({ where, time }) => ({ to: where === "time" ? new Date(time).toISOString() : where });
+  const time = labelled("Time (for the last choice)", { type: "datetime-local", step: 1 });
+  ask({
+    title: `Set positions of ${queue.name}`, button: "Set positions", needsKey,
+    fields: {
+      where: labelled("Continue from", { options: [["latest", "the end of the log"], ["earliest", "the first message"], ["time", "a time"]] }),
+      time,
+    },
+    preview: async (values, key) => {
+      if (needsKey && !key) return ["Give the key to see what would be read again or skipped."];
+      if (values.where === "time" && !values.time) return ["Choose a time."];
+      const would = await call("POST", path + "?dry_run=true", { content: to(values), key });
+      const sum = (name) => would.partitions.every((each) => each[name] === null) ? null
+        : would.partitions.reduce((total, each) => total + (each[name] ?? 0), 0);
+      const again = sum("read_again"), skipped = sum("skipped");
+      return [`${plural(would.partitions.length, "partition")}: their owners continue under new epochs.`,
+        again === null ? "The log does not say how many messages that concerns." : `At most ${plural(again, "message")} would be read again.`,
+        ...(skipped ? [`!At most ${plural(skipped, "message")} would never be read.`] : [])];
+    },
+    act: (values, key) => call("POST", path, { content: to(values), key }),
+  });
+}

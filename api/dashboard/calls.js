@@ -1,0 +1,43 @@
+/** Calls of the service's API, with the browser's session or with a key that was typed. */
+
+/** Seconds that the service's clock is ahead of this one, from the `Date` of its answers. */
+let ahead = 0;
+
+/** The service's time in milliseconds. */
+const now = () => Date.now() + ahead * 1000;
+export const secondsUntil = (text) => text ? (Date.parse(text) - now()) / 1000 : null;
+
+/** One call; the document that it answers. Throws an Error with the `code` of the problem; without
+ *  one, the service did not answer. */
+export async function call(method, path, { content, key } = {}) {
+  const headers = {};
+  if (content !== undefined) headers["Content-Type"] = "application/json";
+  if (key) headers.Authorization = `Bearer ${key}`;
+  const answer = await fetch("/v1" + path, {
+    method, headers, body: content === undefined ? undefined : JSON.stringify(content) });
+  const told = Date.parse(answer.headers.get("Date"));
+  // The header has whole seconds.
+  if (!Number.isNaN(told) && Math.abs(told / 1000 + 0.5 - Date.now() / 1000) > 2) {
+    ahead = told / 1000 + 0.5 - Date.now() / 1000;
+  }
+  const body = answer.status === 204 ? null : await answer.json();
+  if (!answer.ok) throw Object.assign(new Error(body.detail), { code: body.code });
+  return body;
+}
+
+export const get = (path) => call("GET", path);
+
+/** The items of a list that comes in pages, up to about `most`. */
+export async function all(path, most) {
+  const items = [];
+  let cursor = null;
+  do {
+    const query = "?limit=1000" + (cursor ? "&cursor=" + encodeURIComponent(cursor) : "");
+    const page = await get(path + query);
+    items.push(...page.items);
+    cursor = page.next_cursor;
+  } while (cursor && items.length < most);
+  return items;
+}
+
+export const pathOf = (queue) => "/queues/" + encodeURIComponent(queue);

@@ -1,0 +1,112 @@
+/** The dashboard: which page is shown, who looks, and when the service is asked again. */
+
+import { call, get, pathOf } from "./calls.js";
+import { onScheme } from "./colours.js";
+import { make } from "./dom.js";
+import { Overview } from "./overview.js";
+import { QueuePage } from "./queue.js";
+
+/** Positions, leases and other queues raise no event. */
+const LOOK_SECONDS = 5;
+const $ = (id) => document.getElementById(id);
+
+let session = null, page = null, events = null, pending = null, asking = null, again = false;
+
+/** Shows the page that the address names: a queue's, or that of all queues. */
+function show() {
+  const name = decodeURIComponent(location.hash.slice(1));
+  events?.close();
+  events = null;
+  page = name ? new QueuePage(name, session) : new Overview();
+  document.title = name ? `${name} · Counterpoise` : "Counterpoise";
+  $("home").toggleAttribute("aria-current", !name);
+  $("main").replaceChildren(page.element);
+  if (name) {
+    events = new EventSource(`/v1${pathOf(name)}/events`);
+    for (const kind of ["change", "open"]) events.addEventListener(kind, soon);
+  }
+}
+
+/** Asks who looks; without a session the page asks for a key, and shows nothing else. */
+async function enter() {
+  session = await get("/session");
+  $("who").textContent = session.key_id === null ? "" : `${session.name || session.key_id} (${session.role})`;
+  $("leave").hidden = session.key_id === null;
+  $("login").hidden = true;
+  show();
+}
+
+function lock() {
+  session = page = null;
+  events?.close();
+  document.querySelector("dialog")?.close();
+  $("main").replaceChildren();
+  $("who").textContent = "";
+  $("leave").hidden = true;
+  $("login").hidden = false;
+}
+
+/** One refresh at a time; one that is wanted meanwhile comes after it. */
+function refresh() {
+  if (asking) { again = true; return asking; }
+  asking = look().finally(() => {
+    asking = null;
+    if (again) { again = false; refresh(); }
+  });
+  return asking;
+}
+
+async function look() {
+  try {
+    if (session === null) await enter();
+    await page.refresh();
+    $("notice").textContent = "";
+  } catch (error) {
+    if (error.code === "unauthorized") {
+      $("notice").textContent = "";
+      lock();
+    } else if (error.code === "queue_not_found") {
+      $("main").replaceChildren(make("section", {}, make("h2", {}, "This queue does not exist."),
+        make("p", {}, make("a", { href: "#" }, "All queues"))));
+      events?.close();
+    } else {
+      if (!error.code && !(error instanceof TypeError)) throw error;
+      $("notice").textContent = error.code ? error.message : "The service does not answer; trying again.";
+    }
+  }
+}
+
+/** However many changes arrive together, one refresh. */
+function soon() {
+  pending ??= setTimeout(() => { pending = null; refresh(); }, 150);
+}
+
+$("login").addEventListener("submit", async (submitted) => {
+  submitted.preventDefault();
+  const key = $("key").value;
+  $("key").value = "";
+  try {
+    await call("POST", "/session", { content: { key } });
+    await refresh();
+  } catch (error) {
+    $("notice").textContent = error.code ? error.message : "The service does not answer.";
+  }
+});
+$("leave").addEventListener("click", async () => {
+  try {
+    await call("DELETE", "/session");
+  } finally {
+    await refresh();
+  }
+});
+$("address").textContent = location.host;
+onScheme(() => page?.draw());
+addEventListener("hashchange", () => {
+  if (session === null) return;
+  show();
+  refresh();
+});
+document.addEventListener("visibilitychange", () => document.hidden || refresh());
+setInterval(() => document.hidden || refresh(), LOOK_SECONDS * 1000);
+setInterval(() => document.hidden || page?.tick?.(), 250);
+refresh();

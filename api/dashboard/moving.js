@@ -1,0 +1,49 @@
+/** Handoffs under way: a row each, with a dot that travels from the owner to the next owner and
+ *  arrives at the deadline at the latest. */
+
+import { secondsUntil } from "./calls.js";
+import { plain } from "./colours.js";
+import { keyed, make, set } from "./dom.js";
+import { duration, number, plural } from "./words.js";
+
+const MOST_ROWS = 12;
+
+export class Moving {
+  constructor() {
+    this.title = make("h3");
+    this.list = make("ul", { class: "moving" });
+    this.more = make("p", { class: "soft" });
+    this.element = make("section", { "aria-label": "Handoffs", hidden: "" }, this.title, this.list, this.more);
+  }
+
+  /** Shows the handoffs of a status. */
+  show({ status, letterOf, nameOf, placeOf }) {
+    const { handoffs } = status;
+    this.element.hidden = handoffs.length === 0;
+    set(this.title, "text", `On their way (${number(handoffs.length)})`);
+    const shown = handoffs.slice(0, MOST_ROWS);
+    const badge = () => make("b", { class: "badge" });
+    const create = () => make("li", {}, make("span", { class: "which" }), badge(),
+      make("span", { class: "track" }, make("i")), badge(), make("span", { class: "soft" }));
+    keyed(this.list, shown, (each) => `${each.partition} ${each.phase} ${each.deadline}`, create, (item, each) => {
+      const [which, from, track, to, said] = item.children;
+      set(which, "text", each.partition);
+      for (const [element, flow] of [[from, each.from], [to, each.to]]) {
+        const { ground, ink } = plain(placeOf(flow));
+        set(element, "text", flow ? letterOf(flow) : "?");
+        set(element, "title", nameOf(flow));
+        set(element, "--ground", ground);
+        set(element, "--ink", ink);
+      }
+      set(item, "class", each.phase);
+      const left = secondsUntil(each.deadline);
+      if (!track.dataset.runs) {
+        track.dataset.runs = "yes";
+        track.firstChild.style.animation = `travel ${Math.max(0.2, left ?? 3)}s linear forwards`;
+      }
+      const phase = each.phase === "warming" ? "warms up, at most" : "finishes its work, at most";
+      set(said, "text", left === null ? each.phase : `${each.phase === "warming" ? nameOf(each.to) : nameOf(each.from)} ${phase} ${duration(left)}`);
+    });
+    set(this.more, "text", handoffs.length > shown.length ? `and ${plural(handoffs.length - shown.length, "more handoff")}` : "");
+  }
+}

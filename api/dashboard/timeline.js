@@ -1,0 +1,61 @@
+/** What happened to a queue: one line for each rebalance, newest first. */
+
+import { keyed, make, set } from "./dom.js";
+import { clock, duration, plural, ranges, trigger } from "./words.js";
+
+export class Timeline {
+  constructor() {
+    this.list = make("ol", { class: "timeline" });
+    this.none = make("p", { class: "soft" }, "Nothing yet.");
+    this.element = make("section", { "aria-label": "Timeline" }, make("h3", {}, "Timeline"), this.list, this.none);
+  }
+
+  /** Shows entries of the history. */
+  show(entries) {
+    this.none.hidden = entries.length > 0;
+    const create = () => make("li", {}, make("time"), make("span"), make("details", {}, make("summary"), make("ul")));
+    keyed(this.list, entries, (entry) => entry.id, create, (item, entry) => {
+      const [time, said, details] = item.children;
+      set(time, "text", clock(entry.started_at));
+      set(time, "datetime", entry.started_at);
+      set(said, "text", sentence(entry));
+      set(item, "class", entry.forced ? "forced" : entry.finished_at ? "" : "running");
+      details.hidden = entry.moves.length === 0;
+      set(details.firstChild, "text", moved(entry.moves));
+      const groups = Object.entries(grouped(entry.moves));
+      const nameOf = (flow) => flow === null ? "nobody" : entry.clients[flow] ?? `flow ${flow.slice(0, 8)}`;
+      keyed(details.lastChild, groups, ([name]) => name, () => make("li"), (line, [, moves]) => {
+        const { from, to, outcome } = moves[0];
+        set(line, "text", `${ranges(moves.map((move) => move.partition).sort((a, b) => a - b))}: ` +
+          `${nameOf(from)} → ${nameOf(to)} (${outcome}${REASONS[moves[0].reason] ?? ""})`);
+      });
+    });
+  }
+}
+
+const REASONS = { not_released: ": not released by its deadline", positions_set: ": an administrator set the position" };
+
+const key = (move) => `${move.from} ${move.to} ${move.outcome} ${move.reason}`;
+
+function grouped(moves) {
+  const groups = {};
+  for (const move of moves) (groups[key(move)] ??= []).push(move);
+  return groups;
+}
+
+function sentence(entry) {
+  const parts = [];
+  if (entry.handoffs) parts.push(plural(entry.handoffs, "handoff"));
+  if (entry.granted) parts.push(`${plural(entry.granted, "partition")} granted`);
+  if (entry.forced) parts.push(`${entry.forced} forced at the deadline`);
+  if (!parts.length && entry.finished_at) parts.push("nothing had to move");
+  parts.push(entry.finished_at
+    ? `in ${duration((Date.parse(entry.finished_at) - Date.parse(entry.started_at)) / 1000)}` : "still running");
+  return `${entry.why || trigger(entry.trigger)}: ${parts.join(", ")}`;
+}
+
+function moved(moves) {
+  const seconds = moves.map((move) => move.seconds).sort((a, b) => a - b);
+  const longest = seconds.length ? `; paused ${duration(seconds[Math.floor(seconds.length / 2)])} (median), ${duration(seconds.at(-1))} at most` : "";
+  return plural(moves.length, "partition") + longest;
+}

@@ -1,0 +1,135 @@
+"""The wire models of positions and of access to a log (`api.schemas` explains their rules)."""
+
+import re
+from datetime import datetime
+from typing import Annotated, Literal
+
+from pydantic import (
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    StringConstraints,
+    WithJsonSchema,
+    model_validator,
+)
+
+from api.schemas.common import (
+    EXAMPLE_TIME,
+    MOST_PARTITIONS,
+    AnswerModel,
+    Epoch,
+    PartitionNumber,
+    Position,
+    RequestModel,
+    ShownPosition,
+    Time,
+    left_out,
+)
+from api.schemas.queues import Start
+
+_RFC3339 = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d{1,9})?(Z|[+-]\d\d:\d\d)", re.ASCII)
+
+
+def _moment(value: object) -> datetime:
+    """A time of a request; pydantic would also accept numbers as times."""
+    text = value.upper() if isinstance(value, str) else ""
+    if not _RFC3339.fullmatch(text) or text < "1970-01-02":
+        raise ValueError("should be an RFC 3339 time since 1970, like 2026-11-20T10:00:00Z")
+    return datetime.fromisoformat(text)
+
+
+Moment = Annotated[
+    datetime,
+    BeforeValidator(_moment),
+    WithJsonSchema({"type": "string", "format": "date-time", "examples": [EXAMPLE_TIME]}),
+]
+PartitionKey = Annotated[str, StringConstraints(pattern=r"^(0|[1-9][0-9]{0,8})$")]
+
+
+class PositionsRequest(RequestModel):
+    """The new positions: `to` for every partition, or `positions` for the named ones."""
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "examples": [{"to": "earliest"}, {"positions": {"0": "1042", "5": None}}],
+            "minProperties": 1,
+            "maxProperties": 1,
+        }
+    )
+
+    to: Literal["earliest", "latest"] | Moment = left_out(
+        description="An end of the log, or a time: the first message published then or later.",
+    )
+    positions: dict[PartitionKey, Position | None] = left_out(
+        min_length=1,
+        max_length=MOST_PARTITIONS,
+        description="Positions by partition number.",
+    )
+
+    @model_validator(mode="after")
+    def _one_of_both(self) -> "PositionsRequest":
+        if len(self.model_fields_set) != 1:
+            raise ValueError("give either 'to' or 'positions'")
+        return self
+
+
+class PositionSet(AnswerModel):
+    partition: PartitionNumber
+    epoch: Epoch
+    position: ShownPosition | None
+    previous: ShownPosition | None = Field(
+        default=None, description="In a dry run, the position as it is. Null without one."
+    )
+    read_again: int | None = Field(
+        default=None,
+        description="In a dry run, the most messages before `previous` that would be read again. "
+        "Null if the log does not answer.",
+    )
+    skipped: int | None = Field(
+        default=None,
+        description="In a dry run, the most messages that would never be read. Null if the log "
+        "does not answer.",
+    )
+
+
+class Positions(AnswerModel):
+    """The partitions whose position was set, each with its raised epoch; in a dry run, those whose
+    position would be set, each with its epoch as it is."""
+
+    revision: int
+    partitions: list[PositionSet]
+
+
+class LogAccessRequest(RequestModel):
+    model_config = ConfigDict(json_schema_extra={"examples": [{"purpose": "publish"}]})
+
+    purpose: Literal["read", "publish"]
+    refused: bool = Field(
+        default=False,
+        description="The log refused the credentials that the caller has: make others.",
+    )
+
+
+class LogCredentials(AnswerModel):
+    """Short-lived credentials for the built-in log."""
+
+    url: str = Field(
+        description="With user and password: do not log it.",
+        examples=["postgresql://counterpoise_read_7:…@127.0.0.1:41000/counterpoise"],
+    )
+    expires_at: Time
+
+
+class LogAccess(AnswerModel):
+    """Address of and credentials for a queue's log."""
+
+    log: str = Field(examples=["builtin:flights"])
+    log_name: str | None = Field(
+        description="The built-in log's name; null for other logs.", examples=["flights"]
+    )
+    partition_count: int = Field(description="An append has to name this count.")
+    start: Start
+    access: LogCredentials | None = Field(
+        description="Null when the log is not built in, or the service may not create roles in its "
+        "database: the consumer then has to bring its own credentials."
+    )

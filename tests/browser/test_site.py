@@ -1,0 +1,62 @@
+"""The site of the documentation: it is built without a warning, and needs no other host."""
+
+import re
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.architecture.test_repository import ROOT
+from tests.browser.chromium import MARKS, PROGRAM, chromium
+from tests.service import eventually, free_port
+
+pytestmark = MARKS
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The built site. A broken link or anchor fails the build."""
+    directory = tmp_path_factory.mktemp("site")
+    done = subprocess.run(
+        [sys.executable, ROOT / "deploy/site/build.py", directory],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    assert done.returncode == 0, done.stdout
+    return directory
+
+
+def answers(port: int) -> bool:
+    with socket.socket() as caller:
+        return caller.connect_ex(("127.0.0.1", port)) == 0
+
+
+def test_the_site_asks_no_other_host_for_anything(site: Path) -> None:
+    loaded = re.compile(r"<(?:script|link|img)\b[^>]*\b(?:src|href)=\"?(?:https?:)?//[^\s>]*")
+    for page in site.rglob("*.html"):
+        assert not loaded.findall(page.read_text("utf-8")), page
+
+
+def test_the_search_finds_a_word_of_the_contract(site: Path, tmp_path: Path) -> None:
+    assert PROGRAM is not None
+    port = free_port()
+    command = ["-m", "http.server", str(port), "--bind", "127.0.0.1", "--directory", str(site)]
+    with subprocess.Popen([sys.executable, *command], stderr=subprocess.DEVNULL) as server:
+        try:
+            eventually(lambda: answers(port))
+            with chromium(PROGRAM, tmp_path) as browser:
+                page = browser.open(f"http://127.0.0.1:{port}/index.html")
+                eventually(lambda: "Counterpoise" in page.text("h1"))
+                page.run(
+                    "document.querySelector('label[for=__search]').click();"
+                    "const search = document.querySelector('[data-md-component=search-query]');"
+                    "search.focus(); search.value = 'holddown';"
+                    "search.dispatchEvent(new Event('keyup', {bubbles: true}))"
+                )
+                eventually(lambda: "olddown" in page.text(".md-search-result__list"))
+                assert page.faults() == []
+        finally:
+            server.terminate()
