@@ -41,6 +41,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from counterpoise.spark.channel.presence import announce
 from counterpoise.spark.errors import SourceError
 from counterpoise.spark.plan.offsets import VERSION_FIELD, Json
 
@@ -156,6 +157,7 @@ def source_end(home: str | Path, instance_id: str, known_as: str | None) -> Chan
 def make_home() -> str:
     """A new private directory for all queries of this driver; removed when Python ends."""
     home = tempfile.mkdtemp(prefix="counterpoise-spark-")
+    announce(home)
     atexit.register(shutil.rmtree, home, ignore_errors=True)
     return home
 

@@ -13,6 +13,7 @@ from counterpoise.flow.view import Owned, Warming
 from counterpoise.logs import Bounds
 from counterpoise.spark.channel.handoffs import Handoffs
 from counterpoise.spark.plan.offsets import Json
+from counterpoise.wire import barrier_text
 
 
 @dataclass(frozen=True)
@@ -54,6 +55,7 @@ class QueryStatus:
             "received": self.handoffs.received,
             "lastError": "" if self.last_error is None else str(self.last_error),
             "ends": self.ends(),
+            "waits": self.waits(),
             "lagTotal": sum(lag.values()),
             "lag": {str(number): behind for number, behind in lag.items()},
         }
@@ -68,6 +70,15 @@ class QueryStatus:
             for number in sorted(self.partitions)
             if number in bounds.ends
         }
+
+    def waits(self) -> Json:
+        """The held partitions that an ordered resize stops: `at 1002 for 0, 2` (the cut, and the
+        partitions that have to reach theirs)."""
+        texts = {
+            str(number): barrier_text(held.cut, held.waits_for)
+            for number, held in sorted(self.partitions.items())
+        }
+        return {number: text for number, text in texts.items() if text}
 
     def lag(self) -> dict[int, int]:
         """Messages between the done position and the end; with holes in the log, at most so many.

@@ -5,15 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Protocol
 
+from counterpoise.conditions import Condition
 from counterpoise.errors import CounterpoiseError
 from counterpoise.flow.view import Owned, Warming
 from counterpoise.spark.errors import FlowEnded
 from counterpoise.spark.tasks.log_connection import GivesAccess
-from counterpoise.wire import ReleaseItem
+from counterpoise.wire import ChildrenItem, Position, ReleaseItem
 
 
 class Tells(Protocol):
-    """What the settler needs of a flow: commits and releases."""
+    """What the settler needs of a flow: commits, releases and ends."""
 
     @property
     def status(self) -> str: ...
@@ -26,7 +27,7 @@ class Tells(Protocol):
 
     def commit(
         self,
-        positions: Iterable[tuple[int, int, str]],
+        positions: Iterable[Position],
         *,
         timeout_seconds: float | None = None,
     ) -> dict[int, str]: ...
@@ -34,6 +35,21 @@ class Tells(Protocol):
     def release_many(
         self, items: Iterable[ReleaseItem], *, timeout_seconds: float | None = None
     ) -> dict[int, str]: ...
+
+    def children_many(
+        self, items: Iterable[ChildrenItem], *, timeout_seconds: float | None = None
+    ) -> dict[int, str]: ...
+
+
+class Reports(Protocol):
+    """What the reports of conditions need of a flow."""
+
+    @property
+    def partitions(self) -> Mapping[int, Owned]: ...
+
+    def report(
+        self, conditions: Iterable[Condition], *, timeout_seconds: float | None = None
+    ) -> None: ...
 
 
 class LearnsOf(Protocol):
@@ -50,7 +66,7 @@ class LearnsOf(Protocol):
     def refresh(self, *, timeout_seconds: float | None = None) -> None: ...
 
 
-class BoundFlow(GivesAccess, Tells, LearnsOf, Protocol):
+class BoundFlow(GivesAccess, Tells, LearnsOf, Reports, Protocol):
     """What the consumption needs of a flow."""
 
     @property
@@ -78,7 +94,7 @@ class BoundFlow(GivesAccess, Tells, LearnsOf, Protocol):
 
     def wait(self, timeout_seconds: float | None = None, after: int | None = None) -> bool: ...
 
-    def close(self, *, timeout_seconds: float = 5.0) -> None: ...
+    def close(self, *, timeout_seconds: float = 5.0, reason: str | None = None) -> None: ...
 
 
 def in_doubt(flow: BoundFlow, now: float) -> bool:

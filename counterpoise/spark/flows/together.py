@@ -26,11 +26,12 @@ from concurrent.futures import ThreadPoolExecutor
 from types import MappingProxyType
 from typing import Generic, TypeVar
 
+from counterpoise.conditions import Condition
 from counterpoise.errors import CounterpoiseError
 from counterpoise.flow.core import FLOW_GONE
 from counterpoise.flow.view import Owned, Warming
 from counterpoise.spark.flows.bound import BoundFlow
-from counterpoise.wire import LogAccess, ReleaseItem
+from counterpoise.wire import ChildrenItem, LogAccess, Position, ReleaseItem
 
 logger = logging.getLogger("counterpoise.spark")
 
@@ -143,12 +144,12 @@ class Flows:
 
     def commit(
         self,
-        positions: Iterable[tuple[int, int, str]],
+        positions: Iterable[Position],
         *,
         timeout_seconds: float | None = None,
     ) -> dict[int, str]:
         """Outcomes by partition. Raises ServiceUnavailable if any call failed."""
-        shares: dict[int, list[tuple[int, int, str]]] = {}
+        shares: dict[int, list[Position]] = {}
         for item in positions:
             shares.setdefault(self._holder(item[0], item[1]), []).append(item)
 
@@ -170,6 +171,19 @@ class Flows:
 
         return self._told(tell, {i: [one.partition for one in some] for i, some in shares.items()})
 
+    def children_many(
+        self, items: Iterable[ChildrenItem], *, timeout_seconds: float | None = None
+    ) -> dict[int, str]:
+        """Outcomes by partition. Raises ServiceUnavailable if any call failed."""
+        shares: dict[int, list[ChildrenItem]] = {}
+        for item in items:
+            shares.setdefault(self._holder(item.partition, item.epoch), []).append(item)
+
+        def tell(index: int) -> dict[int, str]:
+            return self._flows[index].children_many(shares[index], timeout_seconds=timeout_seconds)
+
+        return self._told(tell, {i: [one.partition for one in some] for i, some in shares.items()})
+
     def ready(self, partition: int, epoch: int | None = None) -> str:
         """Report a partition as warmed up, through the flow that is to get it."""
         for flow in self._flows:
@@ -185,6 +199,20 @@ class Flows:
             flow.refresh(timeout_seconds=timeout_seconds)
 
         each([flow for flow in self._members() if flow.warming], refresh)
+
+    def report(
+        self, conditions: Iterable[Condition], *, timeout_seconds: float | None = None
+    ) -> None:
+        """Report what is wrong: of partitions through the flow that owns them, else through all.
+
+        Raises ServiceUnavailable if any call failed.
+        """
+        found = list(conditions)
+        # One after the other: hardly ever there is a call to make.
+        for flow in self._members():
+            owned = flow.partitions
+            mine = [one for one in found if one.partition is None or one.partition in owned]
+            flow.report(mine, timeout_seconds=timeout_seconds)
 
     def drain(self, timeout_seconds: float | None = None) -> None:
         """Drain all. Raises ServiceUnavailable if any call failed; then repeat it."""
@@ -206,11 +234,11 @@ class Flows:
         flow = next((one for one in members if one.status == "binding"), members[0])
         return flow.wait(timeout_seconds, after)
 
-    def close(self, *, timeout_seconds: float = 5.0) -> None:
-        """Unbind all. Never raises."""
+    def close(self, *, timeout_seconds: float = 5.0, reason: str | None = None) -> None:
+        """Unbind all. Never raises. `reason` as in `Flow.close`."""
 
         def close(flow: BoundFlow) -> None:
-            flow.close(timeout_seconds=timeout_seconds)
+            flow.close(timeout_seconds=timeout_seconds, reason=reason)
 
         each(self._flows, close)
 

@@ -13,10 +13,11 @@ from counterpoise.spark.errors import InvalidOption
 from counterpoise.spark.plan.edges import Edge, ending_edge, starting_edge
 from counterpoise.spark.plan.floor import EARLIEST, Floor, floor_of
 
-# The default limit of a micro-batch: about a second of work for two cores. So a micro-batch fits
-# into a handoff, however large the backlog is.
+# The limit of a query's first micro-batches. It grows while they are short
+# (`counterpoise.spark.run.batch_limit`), so that a micro-batch fits into a handoff, however large
+# the backlog is.
 DEFAULT_MESSAGES_PER_TRIGGER = 20_000
-# The same limit in bytes, for large messages.
+# The limit in bytes, which stays: about a second of work for two cores.
 DEFAULT_BYTES_PER_TRIGGER = 64 * 1024 * 1024
 MOST_FLOWS = 64
 
@@ -28,7 +29,7 @@ NAMES: Mapping[str, str] = {
     "clientName": "the name that people see",
     "leaseSeconds": "how long the partitions outlive a dead application, 1..3600",
     "flows": "a larger share: how many flows the query binds, 1..64",
-    "maxMessagesPerTrigger": "the most a micro-batch reads, or 'unlimited'",
+    "maxMessagesPerTrigger": "the most a micro-batch reads, or 'unlimited'; default: for a second",
     "maxBytesPerTrigger": "about the most bytes of values it reads (64m), or 'unlimited'",
     "maxBatchSeconds": "a query stuck for longer loses its lease",
     "maxInputPartitions": "the most tasks a micro-batch is read with, default the cores",
@@ -94,6 +95,14 @@ class SourceOptions:
     ending: Edge = "latest"
     # The names of the options that the user has given.
     given: frozenset[str] = field(default=frozenset(), compare=False, repr=False)
+
+    @property
+    def names_its_limit(self) -> bool:
+        """Whether the user has said how many messages a micro-batch may have."""
+        return (
+            "maxMessagesPerTrigger" in self.given
+            or self.max_messages_per_trigger != DEFAULT_MESSAGES_PER_TRIGGER
+        )
 
     def for_stream(self) -> SourceOptions:
         """Raises InvalidOption for options that only a batch read has."""

@@ -21,6 +21,7 @@ import sys
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from counterpoise.flow import barriers
 from counterpoise.flow.ledger import continues
 from counterpoise.flow.view import Key, Owned
 from counterpoise.logs import Bounds, InvalidPosition, Log
@@ -62,8 +63,9 @@ class Question:
     """How far to read from `positions` (None: the position that the queue's `start` names).
 
     `latest`: resolve None to the end of the log. The answer has at most `max_messages` and about
-    `max_bytes` of values in all, and nothing past `targets`, if given. `restores`: the states to
-    restore; `positions` includes those of held partitions.
+    `max_bytes` of values in all, nothing past `targets`, if given, and nothing past the cuts at
+    which partitions of the `view` have to wait. `restores`: the states to restore; `positions`
+    includes those of held partitions.
     """
 
     positions: Mapping[int, str | None]
@@ -72,6 +74,7 @@ class Question:
     targets: Mapping[int, str] | None = None
     max_bytes: int | None = None
     restores: tuple[Restore, ...] = ()
+    view: Mapping[int, Owned] = field(default_factory=dict)
 
     @property
     def partitions(self) -> list[int]:
@@ -98,6 +101,11 @@ class Answer:
     ahead: Mapping[int, tuple[str, str]] = field(default_factory=dict)
     invalid: Mapping[int, str] = field(default_factory=dict)
     beyond: frozenset[int] = frozenset()
+
+    @property
+    def leaves_messages(self) -> bool:
+        """Whether the log has more messages than are read."""
+        return any(end != self.bounds.ends.get(number) for number, end in self.ends.items())
 
 
 def answer_to(
@@ -128,7 +136,8 @@ def answer_to(
         number: undecided[number] if position is None else position
         for number, position in question.positions.items()
     }
-    within = bounds
+    # A micro-batch stops at the cut of an ordered resize.
+    within = barriers.within(bounds, question.view, begins)
     beyond: frozenset[int] = frozenset()
     targets = question.targets
     if targets is not None:
@@ -136,7 +145,7 @@ def answer_to(
         left = {n: log.compare(begin, targets[n]) for n, begin in begins.items() if n in targets}
         begins = {n: begins[n] for n, compared in left.items() if compared}
         beyond = frozenset(n for n, compared in left.items() if compared > 0)
-        within = replace(bounds, ends={n: _lower(log, bounds.ends[n], targets[n]) for n in begins})
+        within = replace(bounds, ends={n: _lower(log, within.ends[n], targets[n]) for n in begins})
     ahead = {
         number: (begin, bounds.ends[number])
         for number, begin in begins.items()

@@ -22,13 +22,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
-from counterpoise.flow.ledger import Ledger, Todo
+from counterpoise.flow.ledger import Item, Ledger, Todo
 from counterpoise.flow.view import Key, Owned, Warming
 from counterpoise.logs import Bounds
 from counterpoise.spark.plan.history import Portions, Restore, restore_of
 from counterpoise.spark.plan.offsets import Offset, Replay, Slice, replay_slices, slices
 from counterpoise.spark.plan.planning import Answer, View, done, is_ours, plan
-from counterpoise.wire import CommitItem, ReleaseItem
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,9 +202,8 @@ class Progress:
         """
         self.bounds = bounds
         for number, end in bounds.ends.items():
-            self.ledger.ends_at(
-                number, bounds.starts[number], end if bounds.is_final(number) else None
-            )
+            final = end if bounds.is_final(number) else None
+            self.ledger.ends_at(number, bounds.starts[number], final, bounds.sealed.get(number))
 
     def _tenures(self, begins: Iterable[int], view: View, history: Portions) -> Mapping[int, int]:
         """The tenures of the rows of these partitions, where the tenure is not the epoch."""
@@ -271,7 +269,7 @@ class Progress:
         self._follow(view)
         return self.ledger.due(parting=parting)
 
-    def answered(self, item: CommitItem | ReleaseItem, outcome: str) -> None:
+    def answered(self, item: Item, outcome: str) -> None:
         """The service's answer for one item."""
         self.ledger.answered(item, outcome)
 

@@ -13,6 +13,7 @@ from counterpoise.spark.plan.offsets import Json, Offset
 from counterpoise.spark.plan.options import SourceOptions
 from counterpoise.spark.plan.planning import Question
 from counterpoise.spark.run.available_now import AvailableNow
+from counterpoise.spark.run.batch_limit import BatchLimit
 from counterpoise.spark.run.books import Books
 from counterpoise.spark.run.cycles import Cycles
 from counterpoise.spark.run.learner import Learner
@@ -26,7 +27,10 @@ PATIENCE_SECONDS = 0.5
 
 
 class Asking:
-    """Answers Spark's question for the next offset. `settled`: see `AvailableNow`."""
+    """Answers Spark's question for the next offset.
+
+    `limit`: of a micro-batch, instead of Spark's. `settled`: see `AvailableNow`.
+    """
 
     def __init__(
         self,
@@ -37,6 +41,7 @@ class Asking:
         learner: Learner,
         cycles: Cycles,
         *,
+        limit: BatchLimit | None,
         max_handoff_seconds: float | None,
         settled: Callable[[], None],
         clock: Callable[[], float],
@@ -47,6 +52,7 @@ class Asking:
         self._probe = probe
         self._learner = learner
         self._cycles = cycles
+        self._limit = limit
         self._max_handoff_seconds = max_handoff_seconds
         self._clock = clock
         self._available_now = AvailableNow(
@@ -56,14 +62,21 @@ class Asking:
         # The flow unbinds: nothing more is planned.
         self.over = False
 
+    @property
+    def ends_by_itself(self) -> bool:
+        """Whether Spark takes "nothing to read" for the end of the query."""
+        return self._available_now.targets is not None
+
     def next_offset(self, start: Json, max_messages: int | None) -> Json:
         """The offset after `start`, or `start` itself when there is nothing to read now.
 
         Raises AheadOfLog, InvalidPosition, InvalidOffset, Unfinished.
         """
         self._measure()
+        if self._limit is not None and max_messages == self._options.max_messages_per_trigger:
+            max_messages = self._limit.messages
         self._books.asked_from(self._parse(start))
-        if self._available_now.targets is None:
+        if not self.ends_by_itself:
             return self._planned_after(start, max_messages) or start
         # "Nothing to read" would be the end of the query.
         return self._available_now.until_known(lambda: self._surely_after(start, max_messages))
@@ -105,6 +118,7 @@ class Asking:
             self._available_now.targets,
             self._options.max_bytes_per_trigger,
             restores,
+            {n: held for n, held in asked.items() if held.resize is not None},
         )
         answer = self._probe.ask(question, MAX_AGE_SECONDS, PATIENCE_SECONDS)
         if answer is None:
@@ -122,7 +136,7 @@ class Asking:
             self._books.wake.set()
         if document is None:
             return start if self._available_now.is_done(answer) else None
-        self._cycles.planned(self._clock())
+        self._cycles.planned(self._clock(), left_behind=answer.leaves_messages)
         return document
 
     def _measure(self) -> None:

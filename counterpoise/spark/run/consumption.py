@@ -18,20 +18,23 @@ from counterpoise.spark.channel.correspondence import Correspondent
 from counterpoise.spark.channel.documents import Channel
 from counterpoise.spark.channel.handoffs import Handoffs
 from counterpoise.spark.channel.planned import Plans
+from counterpoise.spark.channel.presence import Driver
 from counterpoise.spark.channel.status import QueryStatus
 from counterpoise.spark.driver.tracking import raise_if_refused
 from counterpoise.spark.errors import DRAINED_FROM_OUTSIDE, FlowEnded
 from counterpoise.spark.flows.bound import BoundFlow, raise_if_over
 from counterpoise.spark.plan.offsets import Json
-from counterpoise.spark.plan.options import SourceOptions
+from counterpoise.spark.plan.options import DEFAULT_MESSAGES_PER_TRIGGER, SourceOptions
 from counterpoise.spark.plan.place import Place
 from counterpoise.spark.run.asking import Asking
+from counterpoise.spark.run.batch_limit import BatchLimit
 from counterpoise.spark.run.batches import Batches
 from counterpoise.spark.run.books import Books
 from counterpoise.spark.run.cycles import Cycles
 from counterpoise.spark.run.learner import Learner
 from counterpoise.spark.run.leaving import Leaving
 from counterpoise.spark.run.probe import LogProbe
+from counterpoise.spark.run.reporting import conditions_of
 from counterpoise.spark.run.settler import Settler
 from counterpoise.spark.tasks.executor import LogPartition
 from counterpoise.spark.tasks.log_connection import LogConnection
@@ -39,6 +42,7 @@ from counterpoise.spark.tasks.log_connection import LogConnection
 logger = logging.getLogger("counterpoise.spark")
 
 _STOP_SECONDS = 3.0
+_REPORT_SECONDS = 5.0
 # How long a stopping query with a micro-batch in flight waits to learn its outcome.
 _ENDED_SECONDS = 1.0
 
@@ -61,7 +65,8 @@ class Consumption:
     """A query's consumption, from its first offset to its end.
 
     `flow` is bound, and sets `wake` whenever its view changes. `cores`: the limit of reading tasks.
-    `channel`: to the driver. The flow tells `handoffs` of grants and losses.
+    `channel`: to the driver. The flow tells `handoffs` of grants and losses. `driver`: whether it
+    still runs.
     """
 
     def __init__(
@@ -76,20 +81,24 @@ class Consumption:
         queue: QueueState | None = None,
         channel: Channel | None = None,
         handoffs: Handoffs | None = None,
+        driver: Driver | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._options = options
         self._flow = flow
         self._queue = queue or QueueState()
         self._channel = channel
+        self._driver = driver or Driver(None)
         self._clock = clock
-        self._cycles = Cycles()
+        limit = None if options.names_its_limit else BatchLimit(DEFAULT_MESSAGES_PER_TRIGGER)
+        self._cycles = Cycles(limit)
         self._books = Books(flow, place, wake, handoffs or Handoffs())
         self._probe = LogProbe(connection, clock, options.warmup_from)
         self._learner = Learner(options, flow, self._books, clock)
         self._settler = Settler(flow, self._books, also=self._tell_more)
         self._asking = Asking(
             *(options, flow, self._books, self._probe, self._learner, self._cycles),
+            limit=limit,
             max_handoff_seconds=self._queue.max_handoff_seconds,
             settled=self._queue.settled,
             clock=clock,
@@ -121,12 +130,15 @@ class Consumption:
         """
         if self._channel is not None:
             raise_if_refused(self._channel)
-        if self._asking.over:
-            if self._drained_from_outside:
-                raise FlowEnded(f"queue {self._options.queue!r}: {DRAINED_FROM_OUTSIDE}")
-            return start
-        raise_if_over(self._flow, self._options.queue)
-        return self._asking.next_offset(start, max_messages)
+        found = start
+        if not self._asking.over:
+            raise_if_over(self._flow, self._options.queue)
+            found = self._asking.next_offset(start, max_messages)
+        ends = self._asking.over or self._asking.ends_by_itself
+        if found is start and ends and self._drained_from_outside:
+            # Nothing to read would be a success, and there may be more.
+            raise FlowEnded(f"queue {self._options.queue!r}: {DRAINED_FROM_OUTSIDE}")
+        return found
 
     def available_now(self, ends: Callable[[list[int]], Mapping[int, str]]) -> None:
         """Read the messages that exist now in the partitions of the flow, and no more.
@@ -167,8 +179,14 @@ class Consumption:
         self._leaving.start()
 
     def _tell_more(self) -> None:
-        """What the settler does after each look: an administrator may have drained the flow."""
+        """What the settler does after each look."""
         self._learner.tell()
+        self._leave_if_drained()
+        # Last, because it may fail, and is no reason to stop the work.
+        self._flow.report(conditions_of(self._flow, self._probe), timeout_seconds=_REPORT_SECONDS)
+
+    def _leave_if_drained(self) -> None:
+        """An administrator may have drained the flow."""
         with self._beginning:
             if not self._flow.draining or self._leaving is not None or self._stopped:
                 return
@@ -210,7 +228,8 @@ class Consumption:
             self._leaving.close()
         self._settler.close(_STOP_SECONDS)
         self._probe.close()
-        self._flow.close(timeout_seconds=_STOP_SECONDS)
+        reason = "driver_lost" if self._driver.is_lost() else None
+        self._flow.close(timeout_seconds=_STOP_SECONDS, reason=reason)
 
     # ------------------------------------------------------------------ status
 

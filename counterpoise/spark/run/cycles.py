@@ -11,23 +11,31 @@ from __future__ import annotations
 import math
 from collections import deque
 
+from counterpoise.spark.run.batch_limit import BatchLimit
+
 # The first micro-batch of a query starts Python workers and compiles, so it is not typical.
 _UNTYPICAL_CYCLES = 1
 _KEPT_CYCLES = 8
 
 
 class Cycles:
-    """The latest cycles. Times are seconds by any monotonic clock."""
+    """The latest cycles. Times are seconds by any monotonic clock.
 
-    def __init__(self) -> None:
+    `limit` learns what each of them took.
+    """
+
+    def __init__(self, limit: BatchLimit | None = None) -> None:
+        self._limit = limit
         self._planned_at: float | None = None
+        self._left_behind = False
         self._seen = 0
         self._seconds: deque[float] = deque(maxlen=_KEPT_CYCLES)
         self._warned_of = 0.0
 
-    def planned(self, now: float) -> None:
-        """Spark was given a micro-batch to run."""
+    def planned(self, now: float, *, left_behind: bool = False) -> None:
+        """Spark was given a micro-batch to run. `left_behind`: there was more to read."""
         self._planned_at = now
+        self._left_behind = left_behind
 
     def done(self, now: float) -> None:
         """The micro-batch is done; this was learned before Spark asked for the next one."""
@@ -38,7 +46,10 @@ class Cycles:
         if self._planned_at is not None:
             self._seen += 1
             if self._seen > _UNTYPICAL_CYCLES:
-                self._seconds.append(now - self._planned_at)
+                seconds = now - self._planned_at
+                self._seconds.append(seconds)
+                if self._limit is not None:
+                    self._limit.took(seconds, left_behind=self._left_behind)
             self._planned_at = None
 
     @property

@@ -18,6 +18,7 @@ from counterpoise.client import Client
 from counterpoise.errors import ServiceUnavailable
 from counterpoise.spark.channel.documents import source_end
 from counterpoise.spark.channel.handoffs import Handoffs
+from counterpoise.spark.channel.presence import Driver
 from counterpoise.spark.errors import CannotStart, Unfinished
 from counterpoise.spark.flows.binding import bind
 from counterpoise.spark.flows.bound import BoundFlow
@@ -107,6 +108,7 @@ def open_consumption(
             ),
             channel=channel,
             handoffs=handoffs,
+            driver=Driver(home),
         )
         consumption.start()
     except BaseException:

@@ -79,6 +79,7 @@ class LogProbe:
         self._not_before = 0.0
         self._closed = False
         self.last_error: CounterpoiseError | None = None
+        self._away: tuple[float, CounterpoiseError] | None = None
         self._thread = threading.Thread(target=self._run, name="counterpoise-probe", daemon=True)
 
     def start(self) -> None:
@@ -119,6 +120,16 @@ class LogProbe:
             if self._fresh(question, now - max_age) or self._late(question):
                 return self._give()
             return None
+
+    @property
+    def invalid(self) -> Mapping[int, str]:
+        """The positions that are none of this log, by partition."""
+        return self._invalid
+
+    def away_for(self, seconds: float) -> CounterpoiseError | None:
+        """The first error of a log that has given none but errors for so long; else None."""
+        away = self._away
+        return away[1] if away is not None and self._clock() - away[0] >= seconds else None
 
     def _give(self) -> Answer | None:
         self._given = True
@@ -170,7 +181,12 @@ class LogProbe:
                 logger.exception("counterpoise: asking the log failed; it is tried again")
             error = Unforeseen(f"asking the log failed: {reason!r}")
         with self._changed:
-            self._fatal, self.last_error = fatal, error or fatal or waits
+            trouble = error or waits
+            self._fatal, self.last_error = fatal, trouble or fatal
+            if trouble is None:
+                self._away = None
+            elif self._away is None:
+                self._away = asked_at, trouble
             if error is not None:
                 self._not_before = self._clock() + self._pauses.failed()
             else:

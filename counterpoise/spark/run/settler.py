@@ -10,21 +10,24 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Callable, Iterable, Mapping
 
 from counterpoise.backoff import Backoff, Pauses
 from counterpoise.errors import CounterpoiseError
 from counterpoise.flow.core import FLOW_GONE
-from counterpoise.flow.ledger import Todo
+from counterpoise.flow.ledger import Item, Todo
 from counterpoise.spark.errors import Unforeseen
 from counterpoise.spark.flows.bound import Tells
 from counterpoise.spark.run.books import Books
-from counterpoise.wire import CommitItem, ReleaseItem
+from counterpoise.wire import ReleaseItem
 
 logger = logging.getLogger("counterpoise.spark")
 
 _CALL_SECONDS = 5.0
 _LOOK_AGAIN_SECONDS = 1.0
+# A child's other parent may be reported later, by another flow.
+_PARENT_SECONDS = 0.5
 _BACKOFF = Backoff(0.1, 2.0)
 
 
@@ -39,6 +42,7 @@ class Settler:
         self._books = books
         self._also = also
         self._hand_over_all = False
+        self._ends_not_before = float("-inf")
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._run, name="counterpoise-settler", daemon=True)
         self.last_error: CounterpoiseError | None = None
@@ -110,14 +114,17 @@ class Settler:
             self._answered(todo.releases, outcomes)
         if todo.commits:
             outcomes = self._flow.commit(
-                [(item.partition, item.epoch, item.position) for item in todo.commits],
+                [item.fields for item in todo.commits],
                 timeout_seconds=timeout_seconds,
             )
             self._answered(todo.commits, outcomes)
+        if todo.ends and time.monotonic() >= self._ends_not_before:
+            outcomes = self._flow.children_many(todo.ends, timeout_seconds=timeout_seconds)
+            self._answered(todo.ends, outcomes)
+            if "unknown_parent" in outcomes.values():
+                self._ends_not_before = time.monotonic() + _PARENT_SECONDS
 
-    def _answered(
-        self, items: Iterable[CommitItem | ReleaseItem], outcomes: Mapping[int, str]
-    ) -> None:
+    def _answered(self, items: Iterable[Item], outcomes: Mapping[int, str]) -> None:
         for item in items:
             outcome = outcomes.get(item.partition, FLOW_GONE)
             if outcome == FLOW_GONE:
@@ -126,6 +133,6 @@ class Settler:
                 progress.answered(item, outcome)
             if outcome == "ok" and isinstance(item, ReleaseItem):
                 self._books.handoffs.released(item)
-            if outcome not in ("ok", "not_revoking"):
+            if outcome not in ("ok", "not_revoking", "unknown_parent"):
                 logger.info("counterpoise: %s was answered %s", item, outcome)
                 self._books.handoffs.taken_over(item.partition, item.epoch, item.position)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from counterpoise.flow.view import Owned, Warming
 from counterpoise.logs import Bounds
 from counterpoise.logs.postgres import PostgresLog
-from counterpoise.wire import CommitItem, ReleaseItem
+from counterpoise.wire import ChildrenItem, CommitItem, ReleaseItem
 
 
 class NumberLog(PostgresLog):
@@ -68,6 +68,8 @@ class Queue:
     partitions: dict[int, Partition] = field(default_factory=dict)
     # Whether the consumers drain: then they may release all their partitions.
     draining: bool = False
+    # What was reported of sealed partitions.
+    reported: list[ChildrenItem] = field(default_factory=list)
 
     @classmethod
     def of(cls, count: int) -> Queue:
@@ -103,7 +105,16 @@ class Queue:
             del self.partitions[item.partition]
         return "ok"
 
-    def _fence(self, owner: str, item: CommitItem | ReleaseItem) -> str:
+    def children(self, owner: str, item: ChildrenItem) -> str:
+        """Finished, and what comes after it; a child begins when its last parent has ended."""
+        outcome = self._fence(owner, item)
+        if outcome == "ok":
+            assert item.finished
+            del self.partitions[item.partition]
+            self.reported.append(item)
+        return outcome
+
+    def _fence(self, owner: str, item: CommitItem | ReleaseItem | ChildrenItem) -> str:
         one = self.partitions.get(item.partition)
         if one is None:
             return "no_such_partition"

@@ -6,122 +6,20 @@ names), never for time to pass.
 
 from __future__ import annotations
 
-import contextlib
 import signal
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, TypeVar
 
 import pytest
 
-from counterpoise.client import Client
-from counterpoise.publisher import Publisher
 from tests.counterpoise.spark.application import Application, Row
 from tests.counterpoise.spark.jobs.drivers import Drivers
-from tests.counterpoise.spark.small import LOCAL
+from tests.counterpoise.spark.stage import Stage, staged
 from tests.counterpoise.spark.waiting import until
-from tests.service import ServeProcess, Service
+from tests.service import ServeProcess
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(600), pytest.mark.xdist_group("spark 1")]
-
-KEYS = 23
-App = TypeVar("App", bound=Application)
-
-
-class Stage:
-    """A queue, its publisher, and the applications on it."""
-
-    def __init__(
-        self, service: Service | ServeProcess, client: Client, directory: Path, drivers: Drivers
-    ) -> None:
-        self.client = client
-        self.drivers = drivers
-        self.url = service.url
-        self.directory = directory
-        self.published = 0
-        self.applications: list[Application] = []
-
-    def queue(self, partitions: int, **settings: object) -> None:
-        self.client.create_queue("flights", partitions, **settings)
-
-    def publish(self, count: int) -> None:
-        with Publisher("flights", url=self.url) as publisher:
-            for number in range(self.published, self.published + count):
-                publisher.publish(str(number).encode(), key=f"k{number % KEYS}")
-        self.published += count
-
-    def application(
-        self,
-        name: str,
-        *,
-        master: str = LOCAL,
-        drain_seconds: float | None = None,
-        **options: Any,
-    ) -> Application:
-        """Prepared now, and started later by the test."""
-        application = Application(
-            name,
-            self.directory,
-            self.url,
-            "flights",
-            self.drivers,
-            master=master,
-            drain_seconds=drain_seconds,
-            **options,
-        )
-        return self.add(application)
-
-    def add(self, application: App) -> App:
-        """Its own driver is prepared from now on; it ends with the stage."""
-        application.prepare()
-        self.applications.append(application)
-        return application
-
-    def end(self) -> None:
-        for application in self.applications:
-            application.end()
-            # pytest shows this if the test has failed.
-            print(f"--- {application.name}:\n{application.said()[-5000:]}")
-
-    def rows(self) -> list[Row]:
-        return [row for application in self.applications for row in application.rows()]
-
-    def seen(self) -> set[int]:
-        return {int(row.value) for row in self.rows()}
-
-    def all_seen(self) -> bool:
-        return len(self.seen()) == self.published
-
-    def owners(self) -> dict[int, str | None]:
-        """The client name of each partition's owner."""
-        names = {flow.flow_id: flow.client_name for flow in self.client.flows("flights")}
-        return {
-            one.partition: names.get(one.owner or "") for one in self.client.partitions("flights")
-        }
-
-    def owned(self, name: str) -> int:
-        return Counter(self.owners().values())[name]
-
-    def committed(self) -> int:
-        return sum(int(one.position or 0) for one in self.client.partitions("flights"))
-
-    def ready(self) -> bool:
-        return self.client.rebalance_status("flights").status == "Ready"
-
-    def moves(self) -> Counter[str]:
-        """How the moves of all rebalances ended."""
-        return Counter(
-            move.outcome for one in self.client.rebalances("flights") for move in one.moves
-        )
-
-
-@pytest.fixture
-def stage(service: Service, drivers: Drivers, tmp_path: Path) -> Iterator[Stage]:
-    with Client(service.url) as client, contextlib.ExitStack() as ending:
-        stage = Stage(service, client, tmp_path, drivers)
-        ending.callback(stage.end)
-        yield stage
 
 
 def duplicates(rows: list[Row]) -> dict[int, int]:
@@ -363,9 +261,7 @@ def test_a_stuck_application_loses_its_lease_and_comes_back(stage: Stage) -> Non
 
 @pytest.fixture
 def stage_on_served(served: ServeProcess, drivers: Drivers, tmp_path: Path) -> Iterator[Stage]:
-    with Client(served.url) as client, contextlib.ExitStack() as ending:
-        stage = Stage(served, client, tmp_path, drivers)
-        ending.callback(stage.end)
+    with staged(Stage, served, tmp_path, drivers) as stage:
         yield stage
 
 

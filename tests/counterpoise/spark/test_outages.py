@@ -46,6 +46,11 @@ def shown(query: StreamingQuery) -> str:
     return str(json.loads(progress.json)["sources"][0]["latestOffset"]["lastError"])
 
 
+def kinds(client: Client) -> list[str]:
+    """Of the conditions that the service shows."""
+    return [one.kind for one in client.conditions("flights")]
+
+
 @pytest.mark.long
 def test_neither_the_service_nor_the_log_being_away_ends_a_query(
     spark: SparkSession, service: Service, client: Client, tmp_path: Path
@@ -97,10 +102,12 @@ def test_neither_the_service_nor_the_log_being_away_ends_a_query(
         to_log.cut()
         publish(service, "flights", 10, first=30)
         until(lambda: shown(query), "the log's absence is shown")
+        until(lambda: kinds(client) == ["log_away"], "the service shows it too")
         assert len(sink.values) == 30
         to_log.mend()
         come(40)
         until(lambda: not shown(query), "all is well")
+        until(lambda: kinds(client) == [], "also by the service")
 
         # The log stops when a micro-batch is planned: its tasks wait for it.
         def cut_for_a_while() -> None:

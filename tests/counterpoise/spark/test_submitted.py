@@ -145,3 +145,16 @@ def test_a_jvm_that_is_told_to_end_drains_first(
             until(lambda: len(successor.partitions) == 2, "the next owner")
             assert {one.handed_over for one in successor.partitions.values()} == {"graceful"}
     assert "Traceback" not in submitted.said()
+
+
+def test_a_killed_program_is_told_apart_from_one_that_left(
+    service: Service, submitted: Submitted
+) -> None:
+    """Its source process survives it for a moment and unbinds for it: it says why."""
+    until(lambda: submitted.batches() or submitted.over(), "the first micro-batch", 200)
+    assert not submitted.over(), submitted.said()
+    os.kill(submitted.python(), signal.SIGKILL)
+    with Client(service.url) as client:
+        until(lambda: not client.flows("flights"), "the source process unbinds", 60)
+        newest = client.rebalances("flights")[0]
+        assert newest.trigger == "driver_lost", submitted.said()

@@ -6,18 +6,16 @@ the right count, so each row checks all the state before it.
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from counterpoise.client import Client
 from tests.counterpoise.spark.application import Row
 from tests.counterpoise.spark.jobs.drivers import Drivers
 from tests.counterpoise.spark.small import CLUSTER, LOCAL
-from tests.counterpoise.spark.test_applications import KEYS, Stage
+from tests.counterpoise.spark.stage import KEYS, Stage, staged
 from tests.counterpoise.spark.waiting import until
 from tests.counterpoise.spark.warmup.application import StatefulApplication
 from tests.service import Service
@@ -85,9 +83,7 @@ def number_of(row: Row) -> int:
 
 @pytest.fixture
 def stage(service: Service, drivers: Drivers, tmp_path: Path) -> Iterator[WarmStage]:
-    with Client(service.url) as client, contextlib.ExitStack() as ending:
-        stage = WarmStage(service, client, tmp_path, drivers)
-        ending.callback(stage.end)
+    with staged(WarmStage, service, tmp_path, drivers) as stage:
         yield stage
 
 

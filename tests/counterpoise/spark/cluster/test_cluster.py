@@ -6,37 +6,25 @@ JVM each, to which tasks and files go over the network as on any cluster.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import shutil
 import subprocess
 import sys
 import sysconfig
 import tarfile
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from counterpoise.client import Client
 from tests.counterpoise.spark.cluster.application import ClusterApplication
-from tests.counterpoise.spark.jobs.drivers import Drivers
-from tests.counterpoise.spark.test_applications import Stage, check_order, duplicates
+from tests.counterpoise.spark.stage import Stage
+from tests.counterpoise.spark.test_applications import check_order, duplicates
 from tests.counterpoise.spark.waiting import until
-from tests.service import Service
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(420), pytest.mark.xdist_group("spark 1")]
 
 SOURCE_PROCESS = "pyspark.sql.streaming.python_streaming_source_runner"
 PACKAGE = Path(__file__).resolve().parents[4] / "counterpoise"
-
-
-@pytest.fixture
-def stage(service: Service, drivers: Drivers, tmp_path: Path) -> Iterator[Stage]:
-    with Client(service.url) as client, contextlib.ExitStack() as ending:
-        stage = Stage(service, client, tmp_path, drivers)
-        ending.callback(stage.end)
-        yield stage
 
 
 def environment(directory: Path, *, with_package: bool) -> Path:

@@ -58,6 +58,18 @@ def test_lag_is_counted_from_what_is_done_and_only_where_the_end_is_known() -> N
     assert query_status(bounds=None).report()["lag"] == {}
 
 
+def test_the_progress_says_which_partition_an_ordered_resize_stops_and_where() -> None:
+    held = Owned(3, 1, "owned", "40", "initial", resize=2, cut="50", waits_for=(0, 2))
+    reached = Owned(4, 1, "owned", "9", "initial", resize=2, cut="9", reached_cut=True)
+    many = Owned(5, 1, "owned", "0", "initial", resize=2, cut="0", waits_for=tuple(range(10)))
+    report = query_status(partitions={3: held, 4: reached, 5: many}).report()
+    assert report["waits"] == {
+        "3": "at 50 for 0, 2",
+        "5": "at 0 for 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, …",
+    }
+    assert query_status().report()["waits"] == {}
+
+
 def test_a_view_has_the_newest_positions_and_says_what_is_warming_and_in_flight() -> None:
     view = query_status(in_flight=frozenset({1})).view()
     assert view["partitions"]["0"] == {

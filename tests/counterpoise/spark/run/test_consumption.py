@@ -6,21 +6,24 @@ import logging
 import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
 
+from counterpoise.conditions import Condition
 from counterpoise.errors import CounterpoiseError, ServiceUnavailable
 from counterpoise.flow.view import Owned, Warming
 from counterpoise.logs import Log, LogUnavailable
 from counterpoise.logs.postgres import PostgresLog
 from counterpoise.spark.errors import FlowEnded
 from counterpoise.spark.plan.offsets import Offset
-from counterpoise.spark.plan.options import SourceOptions
+from counterpoise.spark.plan.options import DEFAULT_MESSAGES_PER_TRIGGER, SourceOptions
 from counterpoise.spark.plan.place import Place
+from counterpoise.spark.run import consumption as consumption_module
 from counterpoise.spark.run.consumption import Consumption
 from counterpoise.spark.tasks.log_connection import LogConnection
-from counterpoise.wire import CommitItem, LogAccess, ReleaseItem
+from counterpoise.wire import ChildrenItem, CommitItem, LogAccess, Position, ReleaseItem
 from tests.counterpoise.spark.doubles import Queue
 from tests.log_support import append, log, log_url, until
 
@@ -49,6 +52,7 @@ class FlowDouble:
         self.released: list[ReleaseItem] = []
         self.ready_told: list[tuple[int, int | None]] = []
         self.refreshed = 0
+        self.reported: list[Condition] = []
         self.closed = False
 
     @property
@@ -80,7 +84,7 @@ class FlowDouble:
         self.refreshed += 1
 
     def commit(
-        self, positions: Iterable[tuple[int, int, str]], *, timeout_seconds: float | None = None
+        self, positions: Iterable[Position], *, timeout_seconds: float | None = None
     ) -> dict[int, str]:
         self._check()
         items = [CommitItem(*one) for one in positions]
@@ -94,11 +98,23 @@ class FlowDouble:
         self.released.extend(items)
         return {item.partition: self.queue.release("me", item) for item in items}
 
+    def children_many(
+        self, items: Iterable[ChildrenItem], *, timeout_seconds: float | None = None
+    ) -> dict[int, str]:
+        self._check()
+        return {item.partition: self.queue.children("me", item) for item in items}
+
+    def report(
+        self, conditions: Iterable[Condition], *, timeout_seconds: float | None = None
+    ) -> None:
+        self._check()
+        self.reported = list(conditions)
+
     def wait(self, timeout_seconds: float | None = None, after: int | None = None) -> bool:
         time.sleep(timeout_seconds or 0)
         return False
 
-    def close(self, *, timeout_seconds: float = 5.0) -> None:
+    def close(self, *, timeout_seconds: float = 5.0, reason: str | None = None) -> None:
         self.closed = True
 
     def grant(self, *numbers: int) -> None:
@@ -143,11 +159,19 @@ def broken(log: PostgresLog) -> BrokenLog:
 
 @pytest.fixture
 def consumption(flow: FlowDouble, log: PostgresLog, broken: BrokenLog) -> Iterator[Consumption]:
+    with running(SourceOptions("flights"), flow, log, broken) as consumption:
+        yield consumption
+
+
+@contextmanager
+def running(
+    options: SourceOptions, flow: FlowDouble, log: PostgresLog, broken: BrokenLog
+) -> Iterator[Consumption]:
     def opener(name: str, access: str | None) -> Log:
         return broken
 
     consumption = Consumption(
-        SourceOptions("flights"),
+        options,
         flow,
         LogConnection(flow, None, opener),
         Place("flights", log.bounds([]).incarnation),
@@ -196,6 +220,31 @@ def test_it_reads_what_it_owns_and_commits_when_asked_again(
     assert consumption.next_offset(second, 2) is second
     until(lambda: flow.queue.partitions[0].position == "3")
     assert consumption.report()["ends"] == {"0": "3"}
+
+
+@pytest.mark.parametrize(
+    ("options", "limit", "end"),
+    [
+        (SourceOptions("flights"), DEFAULT_MESSAGES_PER_TRIGGER, "2"),
+        (SourceOptions("flights"), 3, "3"),
+        (SourceOptions("flights", max_messages_per_trigger=5), 5, "5"),
+        (SourceOptions("flights", max_messages_per_trigger=None), None, "6"),
+    ],
+)
+def test_the_limit_that_grows_replaces_the_default_and_no_other(
+    options: SourceOptions,
+    limit: int | None,
+    end: str,
+    flow: FlowDouble,
+    log: PostgresLog,
+    broken: BrokenLog,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    append(log, *"abcdef")
+    flow.grant(0)
+    monkeypatch.setattr(consumption_module, "DEFAULT_MESSAGES_PER_TRIGGER", 2)
+    with running(options, flow, log, broken) as consumption:
+        assert ends(next_offset(consumption, EMPTY, limit=limit)) == {"0": ("0", end)}
 
 
 def test_a_revoked_partition_is_released_when_its_batch_is_done(
@@ -343,6 +392,26 @@ def test_a_flow_drained_from_outside_finishes_lets_go_and_ends_the_query(
     assert flow.queue.partitions[0].let_go == "graceful"
     with pytest.raises(FlowEnded, match="an administrator has drained this consumer"):
         consumption.next_offset(first, None)
+
+
+def test_a_query_that_ends_by_itself_does_not_take_a_drain_for_its_end(
+    consumption: Consumption, flow: FlowDouble, log: PostgresLog
+) -> None:
+    append(log, "a", "b")
+    flow.grant(0)
+    consumption.available_now(lambda numbers: log.bounds(numbers).ends)
+    first = next_offset(consumption, EMPTY, limit=1)
+    flow.draining = flow.queue.draining = True
+    flow.wake.set()
+
+    def is_ended() -> bool:
+        try:
+            assert consumption.next_offset(first, None) is not first
+        except FlowEnded:
+            return True
+        return False
+
+    until(is_ended)
 
 
 def test_a_driver_that_drains_too_ends_the_query_itself(

@@ -1,3 +1,4 @@
+from counterpoise.spark.run.batch_limit import BatchLimit
 from counterpoise.spark.run.cycles import Cycles
 
 
@@ -37,3 +38,15 @@ def test_without_measurements_there_is_no_warning() -> None:
     cycle(cycles, 9)
     cycle(cycles, 9)
     assert cycles.warning("flights", None) is None
+
+
+def test_the_limit_learns_from_each_cycle_but_the_first() -> None:
+    limit = BatchLimit(100)
+    cycles = Cycles(limit)
+    sizes = []
+    for seconds, left_behind in [(0.1, True), (0.1, True), (0.1, False), (0.1, True), (9, True)]:
+        cycles.planned(0, left_behind=left_behind)
+        cycles.asked(seconds)
+        cycles.asked(seconds + 60)  # with nothing in flight
+        sizes.append(limit.messages)
+    assert sizes == [100, 200, 200, 400, 200]

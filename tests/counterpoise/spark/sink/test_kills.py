@@ -8,7 +8,6 @@ at the service (the trigger's interval keeps Spark from asking for more, and its
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -20,9 +19,9 @@ from counterpoise.client import Client
 from tests.counterpoise.spark.jobs.drivers import Drivers
 from tests.counterpoise.spark.sink.application import FencedApplication
 from tests.counterpoise.spark.small import CLUSTER, LOCAL
-from tests.counterpoise.spark.test_applications import KEYS, Stage
+from tests.counterpoise.spark.stage import KEYS, Stage, staged
 from tests.counterpoise.spark.waiting import until
-from tests.service import Service
+from tests.service import ServeProcess, Service
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(600), pytest.mark.xdist_group("spark 2")]
 
@@ -36,7 +35,12 @@ class SinkStage(Stage):
     """The stage, with the database that all applications write to."""
 
     def __init__(
-        self, service: Service, client: Client, directory: Path, drivers: Drivers, database: str
+        self,
+        service: Service | ServeProcess,
+        client: Client,
+        directory: Path,
+        drivers: Drivers,
+        database: str,
     ) -> None:
         super().__init__(service, client, directory, drivers)
         self.connection = psycopg.connect(database, autocommit=True)
@@ -130,9 +134,7 @@ def stage(
     service: Service, drivers: Drivers, tmp_path: Path, database_url: str
 ) -> Iterator[SinkStage]:
     # Another database than the service's, because the fence must not depend on sharing one.
-    with Client(service.url) as client, contextlib.ExitStack() as ending:
-        stage = SinkStage(service, client, tmp_path, drivers, database_url)
-        ending.callback(stage.end)
+    with staged(SinkStage, service, tmp_path, drivers, database_url) as stage:
         yield stage
 
 
