@@ -1,9 +1,9 @@
-"""The demo: `counterpoise demo`. Start reading at `scenario`, then `verdict`."""
+"""The demo: `counterpoise demo`. Start reading at `scenario` and `split`, then `proof/verdict`."""
 
 import argparse
 from collections.abc import Sequence
 
-from counterpoise.demo.work.sabotage import SABOTAGES
+from counterpoise.demo.work.sabotage import ALL_SABOTAGES, SABOTAGES, SPLIT_SABOTAGES
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -16,9 +16,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--rows", type=int, help="only this many flights (at least 10,000)")
     parser.add_argument(
-        "--sabotage", choices=SABOTAGES, help="break a promise; the verdict must be bad"
+        "--split",
+        action="store_true",
+        help="another demo: one partition becomes hot, is split twice and merged back",
+    )
+    parser.add_argument(
+        "--sabotage",
+        choices=ALL_SABOTAGES,
+        help="break a promise; the verdict must be bad. "
+        f"{', '.join(SABOTAGES)}; with --split {', '.join(SPLIT_SABOTAGES)}",
     )
     options = parser.parse_args(arguments)
-    from counterpoise.demo.scenario import run
+    fitting = SPLIT_SABOTAGES if options.split else SABOTAGES
+    if options.sabotage and options.sabotage not in fitting:
+        parser.error(f"argument --sabotage: this demo has {', '.join(fitting)}")
+    from counterpoise.demo.playing import run
 
-    return run(options.rows, options.sabotage)
+    return run(options.rows, options.sabotage, split=options.split)

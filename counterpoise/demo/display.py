@@ -18,6 +18,7 @@ COLOURS = {"alpha": "cyan", "beta": "magenta", "gamma": "green"}
 STATUS_COLOURS = {"Ready": "green", "Holddown": "yellow", "Rebalancing": "red"}
 NEWS_LINES = 12
 LEGEND = "[one letter for each partition: its owner; a capital is being handed off, . has no owner]"
+SPLIT_LEGEND = "[partition and the first letter of its owner; 4<1: 4 waits until 1 has ended]"
 PLAIN_PROGRESS_SECONDS = 10.0
 
 
@@ -47,11 +48,21 @@ class Display(Protocol):
 
 
 def owners_line(seen: Seen) -> str:
-    """One letter for each partition: its owner's; a capital while it is handed off, . for none."""
-    return "".join(
-        "." if owner is None else owner[0].upper() if successor else owner[0]
-        for owner, successor in zip(seen.owners, seen.successors, strict=True)
-    )
+    """One letter for each partition: its owner's; a capital while it is handed off, . for none.
+
+    The partitions of a dynamic queue come and go, so each is named, with what it waits for.
+    """
+    letters = {
+        number: "." if owner is None else owner[0].upper() if seen.successors[number] else owner[0]
+        for number, owner in seen.owners.items()
+    }
+    if not seen.keys:
+        return "".join(letters.values())
+    return " ".join(
+        f"{number}<{','.join(map(str, waits))}" if (waits := seen.waits_for.get(number))
+        else f"{number}{letter}"
+        for number, letter in letters.items()
+    )  # fmt: skip
 
 
 class PlainDisplay:
@@ -69,7 +80,7 @@ class PlainDisplay:
     def show(self, seen: Seen, states: Mapping[str, str], progress: Progress) -> None:
         del states
         if not self._last:
-            self._line(LEGEND)
+            self._line(SPLIT_LEGEND if seen.keys else LEGEND)
         cause = f" ({seen.trigger})" if seen.trigger else ""
         line = f"[{owners_line(seen)}] {seen.status}{cause}"
         now = time.monotonic()
@@ -157,16 +168,20 @@ def colour(application: str) -> str:
 def _partitions(seen: Seen) -> RenderableType:
     table = Table(box=None, padding=(0, 1, 0, 0), header_style="dim")
     table.add_column("", style="dim")
-    for number in range(len(seen.owners)):
+    for number in seen.owners:
         table.add_column(str(number), justify="right", min_width=5)
+    owners = seen.owners.values()
     table.add_row(
-        "owner", *(Text(owner[:6], style=colour(owner)) if owner else "–" for owner in seen.owners)
+        "owner", *(Text(owner[:6], style=colour(owner)) if owner else "–" for owner in owners)
     )
     table.add_row(
         "goes to",
-        *(Text(to[:6], style=colour(to)) if to else "" for to in seen.successors),
+        *(Text(to[:6], style=colour(to)) if to else "" for to in seen.successors.values()),
     )
-    table.add_row("waiting", *(f"{seen.backlog[number]:,}" for number in sorted(seen.backlog)))
+    if seen.keys:
+        waits = (seen.waits_for.get(number, ()) for number in seen.owners)
+        table.add_row("waits for", *(", ".join(map(str, numbers)) for numbers in waits))
+    table.add_row("waiting", *(f"{seen.backlog[number]:,}" for number in seen.owners))
     return table
 
 

@@ -35,7 +35,8 @@ class Child:
                 cwd=log.parent,
                 start_new_session=True,
             )
-        threading.Thread(target=self._read, daemon=True).start()
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
 
     @property
     def pid(self) -> int:
@@ -49,6 +50,11 @@ class Child:
     def said(self, line: str) -> bool:
         """Whether it has written this line to its standard output."""
         return line in self._lines
+
+    def output(self, seconds: float) -> str:
+        """Its whole standard output, once it has ended; waits for it for so long."""
+        self._reader.join(seconds)
+        return "\n".join(self._lines)
 
     def tell(self, line: str) -> None:
         """Write a line to its standard input."""

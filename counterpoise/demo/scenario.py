@@ -1,94 +1,21 @@
 """The demo: PySpark applications share a queue while one joins, one leaves and one is killed.
 
-Each act waits for a condition, never for a time. The verdict (`verdict.py`) is computed afterwards
-from the applications' journal.
+Each act waits for a condition, never for a time.
 """
 
-import tempfile
 import time
-from pathlib import Path
 
-from rich.console import Console
-
-from counterpoise.demo.display import Display, LiveDisplay, PlainDisplay
-from counterpoise.demo.proof.evidence import Event, EventKind, Evidence
-from counterpoise.demo.proof.report import report
-from counterpoise.demo.proof.verdict import judge
+from counterpoise.demo.acts import Acts
 from counterpoise.demo.stage import PARTITIONS, QUEUE, DemoFailed, Stage
-from counterpoise.demo.watching import Seen
-from counterpoise.demo.work.flights import DataSetMissing, load
 
-GOOD, BAD, FAILED, INTERRUPTED = 0, 1, 2, 130
-# With fewer flights few aircraft fly twice while one application owns their partition, so there
-# would be no order to check.
-LEAST_ROWS = 10_000
-# For output that goes to a file.
-PLAIN_WIDTH = 120
 CATCH_SECONDS = 30.0
 CATCH_POLL_SECONDS = 0.005
 
 
-def run(rows: int | None = None, sabotage: str | None = None) -> int:
-    """Play the demo with the first `rows` flights (all by default). Returns the exit code:
-    0 for a good verdict, 1 for a bad one, 2 if it could not be played, 130 after Ctrl-C.
-    """
-    console = Console()
-    if not console.is_terminal:
-        console = Console(width=PLAIN_WIDTH)
-    if rows is not None and rows < LEAST_ROWS:
-        console.print(f"--rows must be at least {LEAST_ROWS:,}")
-        return FAILED
-    began = time.monotonic()
-    try:
-        with tempfile.TemporaryDirectory(prefix="counterpoise-demo-") as directory:
-            verdict = judge(play(Path(directory), console, rows, sabotage))
-    except (DemoFailed, DataSetMissing) as error:
-        console.print(f"The demo failed: {error}", markup=False, highlight=False, soft_wrap=True)
-        return FAILED
-    except KeyboardInterrupt:
-        console.print("Interrupted; all started processes have ended.")
-        return INTERRUPTED
-    report(console, verdict, time.monotonic() - began)
-    return GOOD if verdict.good else BAD
-
-
-def play(directory: Path, console: Console, rows: int | None, sabotage: str | None) -> Evidence:
-    """Play all acts, with everything they need in `directory`; returns what the verdict needs.
-
-    Raises DemoFailed and DataSetMissing.
-    """
-    console.print("Reading the flights that left New York in 2013 …")
-    flights = load(rows)
-    display = _display(console)
-    try:
-        with Stage(directory, flights, display, sabotage) as stage:
-            scenario = Scenario(stage)
-            scenario.play()
-            return Evidence(
-                flights=flights,
-                journal=list(stage.record.journal()),
-                statistics=stage.record.statistics(),
-                grants=scenario.grants,
-                events=scenario.events,
-            )
-    finally:
-        display.close()
-
-
-def _display(console: Console) -> Display:
-    return LiveDisplay(console, "Counterpoise") if console.is_terminal else PlainDisplay(console)
-
-
-class Scenario:
-    """The acts. They record `events` and `grants` for the verdict."""
-
-    def __init__(self, stage: Stage) -> None:
-        self.events: list[Event] = []
-        self._stage = stage
-        self._news = stage.display.news
+class Scenario(Acts[Stage]):
+    """The acts of the demo."""
 
     def play(self) -> None:
-        """All acts, in order."""
         self._two_applications_start()
         self._a_third_joins()
         self._one_is_drained_and_leaves()
@@ -142,29 +69,7 @@ class Scenario:
         self._news("beta is back")
         self._until_shared("beta.2", "gamma")
 
-    def _the_rest_is_processed(self) -> None:
-        stage = self._stage
-        self._news("no limit on the rate any more: the rest as fast as possible")
-        stage.lift_the_rate()
-        stage.wait("all flights to be processed", stage.all_committed, seconds=300.0)
-        self.grants = stage.grants()
-        self._news("everything is processed and committed; the applications stop")
-        stage.close_applications()
-
     # ------------------------------------------------------------------ conditions
-
-    def _until_shared(self, *names: str) -> None:
-        """Wait until the queue is balanced among these, and each processes its partitions."""
-        before = {name: self._stage.seen.processed.get(name, 0) for name in names}
-
-        def shared(seen: Seen) -> bool:
-            return (
-                seen.status == "Ready"
-                and set(seen.owners) == set(names)
-                and all(seen.processed.get(name, 0) > before[name] for name in names)
-            )
-
-        self._stage.wait(f"{', '.join(names)} to share the queue", shared)
 
     def _until_backlog_of(self, *names: str) -> None:
         """Wait until every partition of these applications has backlog."""
@@ -184,6 +89,3 @@ class Scenario:
             if time.monotonic() > deadline:
                 raise DemoFailed(f"{name} wrote nothing for {CATCH_SECONDS:.0f} s")
             time.sleep(CATCH_POLL_SECONDS)
-
-    def _happens(self, kind: EventKind, name: str) -> None:
-        self.events.append(Event(kind, name, time.time()))

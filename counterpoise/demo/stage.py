@@ -3,6 +3,7 @@
 All files are in one temporary directory, and all processes end with the demo, also after a crash.
 """
 
+import json
 import os
 import socket
 import sys
@@ -11,17 +12,16 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 from counterpoise.client import Client
 from counterpoise.demo.display import Display, Progress
 from counterpoise.demo.processes import Child, stop_all
 from counterpoise.demo.proof.evidence import Grant
 from counterpoise.demo.watching import Seen, Watcher, backlog
-from counterpoise.demo.work.application import READY
-from counterpoise.demo.work.flights import Flight
 from counterpoise.demo.work.sink import Record
-from counterpoise.demo.work.throttling import Plan, Rate, ThrottledPublisher
+from counterpoise.demo.work.staging import READY
+from counterpoise.demo.work.throttling import Flights, Plan, Rate, ThrottledPublisher
 from counterpoise.errors import CounterpoiseError, ServiceUnavailable
 from counterpoise.logs import Log, open_log
 from counterpoise.publisher import Publisher
@@ -48,9 +48,14 @@ class Stage:
     """Started by `open`, stopped at the end of the context."""
 
     def __init__(
-        self, directory: Path, flights: Sequence[Flight], display: Display, sabotage: str | None
+        self,
+        directory: Path,
+        flights: Flights,
+        display: Display,
+        sabotage: str | None,
+        plan: Plan | None = None,
     ) -> None:
-        self.plan = Plan(len(flights), PARTITIONS)
+        self.plan = plan or Plan(len(flights), PARTITIONS)
         self.display = display
         self.url = ""
         self._directory = directory
@@ -76,24 +81,25 @@ class Stage:
 
     # ------------------------------------------------------------------ setting up
 
-    def open(self) -> None:
-        """Start the service, create the queue, open log and sink."""
+    def open(self, **queue_settings: Any) -> None:
+        """Start the service, create the queue (with these settings, too), open log and sink."""
         self._start_service()
         self.client = self._cleanup.enter_context(Client(self.url))
         self._await_service()
         self.client.create_queue(
             QUEUE,
-            PARTITIONS,
+            self.plan.partitions,
             rebalance_delay=REBALANCE_DELAY_SECONDS,
             max_handoff_time=MAX_HANDOFF_SECONDS,
+            **queue_settings,
         )
         access = self.client.log_access(QUEUE, "read")
-        self._log: Log = open_log(access.log, access.access)
-        self._cleanup.callback(self._log.close)
+        self.log: Log = open_log(access.log, access.access)
+        self._cleanup.callback(self.log.close)
         self._sink = self._directory / "sink.db"
         self.record = Record(self._sink)
         self._cleanup.callback(self.record.close)
-        self._watcher = Watcher(self.client, QUEUE, self.record, self._log)
+        self._watcher = Watcher(self.client, QUEUE, self.record, self.log)
         self._open_publisher()
         self.seen = self._watcher.look()
         self._looked_at = time.monotonic()
@@ -125,18 +131,25 @@ class Stage:
         record = Record(self._sink)
         self._cleanup.callback(record.close)
         self.publisher = ThrottledPublisher(
-            publisher, self._flights, self.plan.lead, lambda: backlog(self._log, record, PARTITIONS)
+            publisher,
+            self._flights,
+            self.plan.lead,
+            lambda: self.backlog_ahead(record),
         )
         self._cleanup.callback(self.publisher.stop)
 
+    def backlog_ahead(self, record: Record) -> Mapping[int, int]:
+        """The waiting flights of the partitions in which the publisher stays ahead."""
+        return backlog(self.log, record, range(self.plan.partitions))
+
     # ------------------------------------------------------------------ applications
 
-    def start_application(self, name: str, instance: str) -> None:
+    def start_application(self, name: str, instance: str, program: str = "application") -> None:
         """Start an application; it gets ready and waits. A killed one restarts with the same
-        `instance_id`."""
+        `instance_id`. `program` is a module of `counterpoise.demo.work`."""
         own = self._directory / name
         own.mkdir()
-        command = [sys.executable, "-m", "counterpoise.demo.work.application"]
+        command = [sys.executable, "-m", f"counterpoise.demo.work.{program}"]
         for option, value in {
             "--url": self.url,
             "--queue": QUEUE,
@@ -245,8 +258,8 @@ class Stage:
         """Whether everything is published and every partition committed to its end."""
         if not self.publisher.done:
             return False
-        ends = self._watcher.ends(PARTITIONS)
-        return all(position == ends[number] for number, position in enumerate(seen.committed))
+        ends = self._watcher.ends(seen.committed)
+        return all(position == ends[number] for number, position in seen.committed.items())
 
     def grants(self) -> list[Grant]:
         """Every grant in the service's history."""
@@ -257,10 +270,25 @@ class Stage:
             if move.epoch is not None
         ]
 
+    # ------------------------------------------------------------------ the command line
+
+    def command(self, *arguments: str) -> Any:
+        """What this command of `counterpoise` answers as JSON. Raises DemoFailed if it fails."""
+        name = " ".join(("counterpoise", *arguments))
+        options = ["--json", "--url", self.url]
+        self._start(name, [sys.executable, "-m", "counterpoise.cli", *arguments, *options])
+        child = self._children[name]
+        self.wait(name, lambda _: child.exit_code is not None, ending=name)
+        del self._children[name]
+        output = child.output(GRACE_SECONDS)
+        _require_success(child)
+        return json.loads(output)
+
     # ------------------------------------------------------------------ children
 
     def _start(self, name: str, command: Sequence[str]) -> Child:
-        child = Child(name, command, self._directory / f"{name}.log", _environment())
+        log = self._directory / f"{name.replace(' ', '-')}.log"
+        child = Child(name, command, log, _environment())
         self._children[name] = child
         return child
 

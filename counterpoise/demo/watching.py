@@ -1,8 +1,8 @@
 """Observes the running demo for the scenario and the display, one look at a time."""
 
 from collections import Counter
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 
 from counterpoise.client import Client
 from counterpoise.demo.work.sink import Record
@@ -11,13 +11,16 @@ from counterpoise.logs import Log
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """The demo at one moment. Applications are keyed by name; lists are by partition."""
+    """The demo at one moment. Applications are keyed by name, partitions by number.
+
+    Partitions that have ended are left out.
+    """
 
     status: str
     trigger: str | None
-    owners: tuple[str | None, ...]
-    successors: tuple[str | None, ...]
-    committed: tuple[str | None, ...]
+    owners: Mapping[int, str | None]
+    successors: Mapping[int, str | None]
+    committed: Mapping[int, str | None]
     flows: Mapping[str, str]
     """By application: its flow's id."""
     draining: frozenset[str]
@@ -25,10 +28,14 @@ class Seen:
     """By partition: flights published and not processed."""
     processed: Mapping[str, int]
     """By application: messages journaled, repeated ones included."""
+    keys: Mapping[int, str] = field(default_factory=dict)
+    """By partition of a dynamic queue: its key, which says its range of hashes."""
+    waits_for: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
+    """By partition that waits: the partitions that must end before."""
 
     def owned(self, application: str) -> list[int]:
         """The partitions of an application."""
-        return [number for number, owner in enumerate(self.owners) if owner == application]
+        return [number for number, owner in self.owners.items() if owner == application]
 
 
 class Watcher:
@@ -51,32 +58,38 @@ class Watcher:
         self._names |= {flow.flow_id: flow.client_name for flow in flows}
         new, self._last_entry = self._record.messages_after(self._last_entry)
         self._processed.update(new)
+        left = {one.partition: one for one in partitions if one.state != "finished"}
         return Seen(
             status=status.status,
             trigger=status.trigger,
-            owners=tuple(self._name(partition.owner) for partition in partitions),
-            successors=tuple(self._name(partition.successor) for partition in partitions),
-            committed=tuple(partition.position for partition in partitions),
+            owners={number: self._name(one.owner) for number, one in left.items()},
+            successors={number: self._name(one.successor) for number, one in left.items()},
+            committed={number: one.position for number, one in left.items()},
             flows={flow.client_name: flow.flow_id for flow in flows},
             draining=frozenset(flow.client_name for flow in flows if flow.draining),
-            backlog=backlog(self._log, self._record, len(partitions)),
+            backlog=backlog(self._log, self._record, left),
             processed=dict(self._processed),
+            keys={number: one.key for number, one in left.items() if one.key is not None},
+            waits_for={
+                int(one["partition"]): tuple(one["waits_for"])
+                for one in status.raw.get("waiting") or ()
+            },
         )
 
-    def ends(self, partition_count: int) -> Mapping[int, str]:
+    def ends(self, partitions: Iterable[int]) -> Mapping[int, str]:
         """By partition: the position of the next message to be appended."""
-        return self._log.bounds(range(partition_count)).ends
+        return self._log.bounds(list(partitions)).ends
 
     def _name(self, flow_id: str | None) -> str | None:
         return None if flow_id is None else self._names.get(flow_id, "?")
 
 
-def backlog(log: Log, record: Record, partition_count: int) -> dict[int, int]:
+def backlog(log: Log, record: Record, partitions: Iterable[int]) -> dict[int, int]:
     """By partition: the number of messages in the log that are not in the statistics.
 
     The positions of the built-in log are numbers without holes, so they can be subtracted.
     """
-    bounds = log.bounds(range(partition_count))
+    bounds = log.bounds(list(partitions))
     following = record.next_positions()
     return {
         number: int(end) - following.get(number, int(bounds.starts[number]))

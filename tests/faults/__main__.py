@@ -2,9 +2,9 @@
 
     python -m tests.faults [--seconds 300] [--seed 1] [--keep DIRECTORY] [--complete]
 
-Two parts: the campaign, for so many seconds, and then a full disk. Exits with 1 when a promise was
-broken, and with `--complete` also when a part could not be played here. `--keep` leaves journal and
-logs in a new directory.
+Three parts: the campaign, for so many seconds; a full disk; and queues that are resized, split and
+merged all the time. Exits with 1 when a promise was broken, and with `--complete` also when a part
+could not be played here. `--keep` leaves journal and logs in a new directory.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from tests.faults import campaign, disk
+from tests.faults import campaign, disk, reshaping
 
 
 def main() -> int:
@@ -30,6 +30,9 @@ def main() -> int:
     parser.add_argument(
         "--complete", action="store_true", help="fail where something cannot be broken here"
     )
+    parser.add_argument(
+        "--no-reshaping", action="store_true", help="leave the third part out, five minutes"
+    )
     given = parser.parse_args()
     began = time.monotonic()
 
@@ -41,6 +44,9 @@ def main() -> int:
         directory.mkdir(parents=True, exist_ok=True)
         result = campaign.run(directory, given.seconds, given.seed, say)
         full = disk.run(directory / "disk", given.seed, say)
+        shaped = (
+            [] if given.no_reshaping else reshaping.run(directory / "reshaping", given.seed, say)
+        )
     complaints = result.complaints()
     tables = [result.table()]
     if full is None:
@@ -52,6 +58,9 @@ def main() -> int:
         tables.append(f"{disk.KIND}:\n\n{full.table()}")
         if not full.kept:
             complaints.append(f"PROMISES BROKEN WITH A FULL DISK\n{full.examples()}")
+    for one in shaped:
+        complaints += one.complaints()
+        tables.append(one.table())
     print(f"\n{result.faults_table()}\n{done}\n\n" + "\n\n".join(tables))
     for complaint in complaints:
         print(f"\n{complaint}")

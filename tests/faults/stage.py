@@ -16,7 +16,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Self, TypeVar
+from typing import Any, Self, TypeVar
 
 from broker.postgres.embedded import EmbeddedPostgres
 from counterpoise.client import Client
@@ -24,7 +24,17 @@ from counterpoise.errors import CounterpoiseError
 from counterpoise.logs import open_log
 from tests.faults.proxy import Proxy
 from tests.judge.causes import Faults
-from tests.judge.journal import OVERLOADED, Fault, Handled, Journal, Mended, read
+from tests.judge.journal import (
+    OVERLOADED,
+    UNTOLD,
+    Entry,
+    Fault,
+    Handled,
+    Journal,
+    Line,
+    Mended,
+    read,
+)
 from tests.judge.judge import Stored, Verdict, judge
 from tests.processes import kill_family
 from tests.service import ServeProcess
@@ -111,6 +121,8 @@ class Scene:
         self.journal_file = directory / "journal"
         self._journal = Journal(self.journal_file)
         self.replicas: list[ServeProcess] = []
+        self._outcomes: dict[tuple[int, int], str] | None = None
+        """By partition and epoch: how the service's history says that it was granted."""
         self._held = contextlib.ExitStack()
         self._held.callback(self._journal.close)
         command = [sys.executable, "-m", "tests.faults.machine", str(self.journal_file)]
@@ -162,6 +174,10 @@ class Scene:
         """A process with `count` consumers NAME-0, NAME-1, ..."""
         return self._worker("consume", name, count, LEASE_SECONDS)
 
+    def spark(self, name: str) -> Worker:
+        """A process with one PySpark application, the consumer NAME-0."""
+        return self._worker("spark", name, 1, LEASE_SECONDS)
+
     def publishers(self, name: str, count: int, messages_per_second: float) -> Worker:
         """A process with `count` publishers, each of which publishes so many messages a second."""
         return self._worker("publish", name, count, messages_per_second)
@@ -172,17 +188,25 @@ class Scene:
         self._held.callback(lambda: worker.end(signal.SIGKILL))
         return worker
 
-    def make_queues(self, partition_count: int) -> None:
+    def make_queues(
+        self, partition_count: int, *, partitioning: str = "fixed", **settings: Any
+    ) -> None:
         """The queue of the run, and the one that keeps its log from being trimmed."""
+        settings = {
+            "rebalance_delay": HOLDDOWN_SECONDS,
+            "max_handoff_time": HANDOFF_SECONDS,
+            **settings,
+        }
         self.ask(
             lambda client: client.create_queue(
-                QUEUE,
-                partition_count,
-                rebalance_delay=HOLDDOWN_SECONDS,
-                max_handoff_time=HANDOFF_SECONDS,
+                QUEUE, partition_count, partitioning=partitioning, **settings
             )
         )
-        self.ask(lambda client: client.create_queue(AUDIT, log=f"builtin:{QUEUE}"))
+        self.ask(
+            lambda client: client.create_queue(
+                AUDIT, log=f"builtin:{QUEUE}", partitioning=partitioning
+            )
+        )
 
     def ask(
         self,
@@ -231,12 +255,38 @@ class Scene:
             time.sleep(0.5)
         for worker in consumers:
             worker.end()
-        return judge(read(self.journal_file), log, REACH_SECONDS)
+        lines = [Line(line.at, self._with_outcome(line.entry)) for line in read(self.journal_file)]
+        return judge(lines, log, REACH_SECONDS, ordered=self._is_ordered())
+
+    def _with_outcome(self, entry: Entry) -> Entry:
+        """What a PySpark application handled, with how it had got the partition: it is not told."""
+        if not isinstance(entry, Handled) or entry.handed_over != UNTOLD:
+            return entry
+        if self._outcomes is None:
+            history = self.ask(lambda client: client.rebalances(QUEUE, max_items=None))
+            self._outcomes = {
+                (move.partition, move.epoch): move.outcome
+                for rebalance in history
+                for move in rebalance.moves
+                if move.epoch is not None
+            }
+        outcome = self._outcomes.get((entry.partition, entry.epoch), "unknown")
+        return entry._replace(handed_over=outcome)
+
+    def _is_ordered(self) -> bool:
+        """Whether the queue keeps the order of a key when its partitions change."""
+        queue = self.ask(lambda client: client.queue(QUEUE)).raw
+        return bool(queue["ordered_resize"]) or queue["partitioning"] == "dynamic"
 
     def handled(self) -> set[tuple[int, int]]:
         """Partition and position of all messages handled so far."""
         sink = (line.entry for line in read(self.journal_file))
         return {(one.partition, one.position) for one in sink if isinstance(one, Handled)}
+
+    def handled_by(self, consumer: str) -> int:
+        """How many messages this consumer has handled, in all its lives."""
+        sink = (line.entry for line in read(self.journal_file))
+        return sum(isinstance(e, Handled) and e.consumer.startswith(f"{consumer}/") for e in sink)
 
     def _log(self, partition_count: int) -> dict[int, list[Stored]]:
         """All messages of these partitions of the log, straight from Postgres."""

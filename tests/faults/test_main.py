@@ -8,9 +8,12 @@ from pathlib import Path
 import pytest
 
 from tests.faults import __main__ as main
-from tests.faults import campaign, disk
+from tests.faults import campaign, disk, reshaping
+from tests.faults.reshaping import RESIZES, Shaped
 from tests.faults.result import Loss, Result
 from tests.judge.judge import Verdict
+
+SHAPED: list[Shaped] = []
 
 
 def fine(*_: object) -> Result:
@@ -19,6 +22,7 @@ def fine(*_: object) -> Result:
 
 def outcome(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
     monkeypatch.setattr(campaign, "run", fine)
+    monkeypatch.setattr(reshaping, "run", lambda *_: SHAPED)
     monkeypatch.setattr(sys, "argv", ["faults", *arguments])
     return main.main()
 
@@ -43,3 +47,21 @@ def test_a_promise_that_a_full_disk_breaks_is_told(
     verdict.violations["lost"].append("a message")
     assert outcome(monkeypatch) == 1
     assert "lost: a message" in capsys.readouterr().out
+
+
+def test_a_run_that_changed_nothing_or_lost_something_is_told(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    judged = Verdict()
+    judged.counts["keys judged in several partitions"] = 80
+    shaped = Shaped(RESIZES, 20, 9, 1, judged, 1000)
+    monkeypatch.setattr(disk, "run", lambda *_: Verdict())
+    monkeypatch.setattr(sys.modules[__name__], "SHAPED", [shaped])
+    assert outcome(monkeypatch) == 0
+    assert "20 ordered resizes, 9 times a consumer killed" in capsys.readouterr().out
+    judged.violations["out of order"].append("a key")
+    shaped.by_spark = 0
+    assert outcome(monkeypatch) == 1
+    told = capsys.readouterr().out
+    assert "no messages handled by Spark" in told
+    assert "PROMISES BROKEN BY ORDERED RESIZES\nout of order: a key" in told

@@ -1,6 +1,7 @@
-"""A process of plain consumers, or of publishers, for the fault runs.
+"""A process of plain consumers, of a PySpark application, or of publishers, for the fault runs.
 
     python -m tests.faults.worker consume URL QUEUE JOURNAL NAME COUNT LEASE_SECONDS
+    python -m tests.faults.worker spark URL QUEUE JOURNAL NAME 1 LEASE_SECONDS
     python -m tests.faults.worker publish URL QUEUE JOURNAL NAME COUNT MESSAGES_PER_SECOND
 
 SIGTERM: consumers hand over their partitions and leave, publishers deliver the accepted messages.
@@ -17,11 +18,15 @@ import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from counterpoise import Consumer, Publisher
 from counterpoise.consumer import Message
 from counterpoise.flow.view import Owned
-from tests.judge.journal import Acknowledged, Failed, Granted, Handled, Journal
+from tests.judge.journal import UNTOLD, Acknowledged, Failed, Granted, Handled, Journal
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
 
 KEYS = 40
 # Longer than any fault of these runs.
@@ -86,11 +91,62 @@ def publish(
         journal.write(Acknowledged(name, number))
 
 
+def consume_with_spark(
+    url: str, queue: str, journal: Journal, name: str, lease: str, home: Path
+) -> None:
+    """A PySpark application whose micro-batches go to the journal. SIGTERM stops its query."""
+    # The other roles start sooner without it.
+    from counterpoise.demo.work.application import session, warm_up
+
+    stopping = threading.Event()
+    signal.signal(signal.SIGTERM, lambda *_: stopping.set())
+    home.mkdir()
+    spark = session(name, home)
+    warm_up(spark, home)
+    who = f"{name}/{os.getpid()}"
+
+    def handle(batch: DataFrame, _: int) -> None:
+        columns = ("partition", "epoch", "position", "key", "value")
+        for row in batch.select(*columns).toArrow().to_pylist():
+            journal.write(
+                Handled(
+                    who,
+                    row["partition"],
+                    row["epoch"],
+                    int(row["position"]),
+                    row["key"] or "",
+                    row["value"].decode(),
+                    UNTOLD,
+                )
+            )
+
+    options = {"url": url, "queue": queue, "clientName": name, "leaseSeconds": lease}
+    messages = spark.readStream.format("counterpoise").options(**options).load()
+    query = (
+        messages.writeStream.foreachBatch(handle)
+        .option("checkpointLocation", str(home / "checkpoint"))
+        .start()
+    )
+    while query.isActive and not stopping.wait(0.2):
+        pass
+    failure = query.exception()
+    query.stop()
+    spark.stop()
+    if failure is not None:
+        raise failure
+
+
 def main(arguments: list[str]) -> None:
     role, url, queue, path, name, count, figure = arguments
     journal = Journal(Path(path))
     stopping = threading.Event()
     names = [f"{name}-{number}" for number in range(int(count))]
+    if role == "spark":
+        try:
+            consume_with_spark(url, queue, journal, names[0], figure, Path(path).parent / name)
+        except Exception as error:
+            journal.write(Failed(names[0], f"{type(error).__name__}: {error}"))
+        return
     runs: list[Callable[[], None]] = []
     if role == "consume":
         consumers = [consume(url, queue, journal, one, figure) for one in names]

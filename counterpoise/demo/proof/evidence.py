@@ -20,6 +20,7 @@ from typing import Literal
 from counterpoise.demo.work.flights import Flight, Statistics
 from counterpoise.demo.work.sink import Entry
 
+SealingKind = Literal["split", "merge"]
 EventKind = Literal["start", "join", "drain", "kill", "return"]
 Cause = Literal["kill", "graceful", "ungraceful", "unexplained"]
 
@@ -47,6 +48,18 @@ class Event:
 
 
 @dataclass(frozen=True, slots=True)
+class Sealing:
+    """A split or merge: the partitions that ended, and those that came after them."""
+
+    kind: SealingKind
+    sealed: Mapping[int, int]
+    """By partition: its final end."""
+    children: Sequence[int]
+    time: float
+    """When it was done (Unix seconds)."""
+
+
+@dataclass(frozen=True, slots=True)
 class Evidence:
     """The data set, the applications' journal, the scenario's actions, the service's history."""
 
@@ -55,6 +68,7 @@ class Evidence:
     statistics: Mapping[str, Statistics]
     grants: Sequence[Grant]
     events: Sequence[Event]
+    sealings: Sequence[Sealing] = ()
 
 
 @dataclass(slots=True)
@@ -84,6 +98,8 @@ class Reading:
     """Entries under an old epoch of their partition."""
     periods: dict[tuple[int, int], Period] = field(default_factory=dict)
     """By partition and epoch."""
+    lines: dict[int, tuple[int, int]] = field(default_factory=dict)
+    """By partition: its first and its last line in the journal."""
     aircraft: int = 0
     keyless: int = 0
     uncommitted: int = 0
@@ -97,9 +113,11 @@ def read(evidence: Evidence) -> Reading:
     last_batches = _last_batches(evidence)
     highest_epoch: Counter[int] = Counter()
     highest_sequence: Counter[str] = Counter()
-    within_epoch: Counter[tuple[str, int]] = Counter()
+    within_epoch: Counter[tuple[str, int, int]] = Counter()
 
-    for entry in evidence.journal:
+    for line, entry in enumerate(evidence.journal):
+        began, _ = reading.lines.get(entry.partition, (line, line))
+        reading.lines[entry.partition] = (began, line)
         if entry.epoch < highest_epoch[entry.partition]:
             reading.late.append(entry)
         highest_epoch[entry.partition] = max(highest_epoch[entry.partition], entry.epoch)
@@ -127,11 +145,12 @@ def read(evidence: Evidence) -> Reading:
         else:
             # First entries must be in order over all epochs, all entries within their epoch.
             passed = highest_sequence[entry.aircraft] if first is None else 0
-            passed = max(passed, within_epoch[entry.aircraft, entry.epoch])
+            within = (entry.aircraft, entry.partition, entry.epoch)
+            passed = max(passed, within_epoch[within])
             if entry.sequence <= passed:
                 reading.disorder.append(entry)
             highest_sequence[entry.aircraft] = max(highest_sequence[entry.aircraft], entry.sequence)
-            within_epoch[entry.aircraft, entry.epoch] = entry.sequence
+            within_epoch[within] = entry.sequence
     reading.aircraft = len(highest_sequence)
     return reading
 

@@ -13,7 +13,10 @@ from counterpoise.demo.proof.verdict import Handoff, Verdict
 def report(console: Console, verdict: Verdict, seconds: float) -> None:
     """Print the cost of each handoff, every promise, and the verdict."""
     console.print()
-    console.print(_handoffs(verdict))
+    if verdict.handoffs:
+        console.print(_handoffs(verdict))
+    if verdict.successions:
+        console.print(_successions(verdict))
     if verdict.usual_gap_seconds is not None:
         console.print(
             "A pause is the time between two writes to a partition; within an epoch it is"
@@ -56,5 +59,25 @@ def _handoffs(verdict: Verdict) -> Table:
             f"{median(pauses):.1f} s" if pauses else "–",
             f"{max(pauses):.1f} s" if pauses else "–",
             f"{max(handoff.service_seconds for handoff in handoffs):.1f} s",
+        )
+    return table
+
+
+def _successions(verdict: Verdict) -> Table:
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
+    for name in ("ended by", "partition"):
+        table.add_column(name)
+    for name in ("flights waiting", "after it", "flights", "pause"):
+        table.add_column(name, justify="right")
+    table.add_column("taken by")
+    for one in verdict.successions:
+        table.add_row(
+            one.kind,
+            " and ".join(map(str, one.parents)),
+            f"{one.waited:,}",
+            str(one.partition),
+            f"{one.flights:,}",
+            "–" if one.pause_seconds is None else f"{one.pause_seconds:.1f} s",
+            one.taker or "–",
         )
     return table

@@ -17,6 +17,8 @@ The promises (the contract, *What must never happen*):
 - the statistics equal those of the data set in spite of the repetitions: the sink counts a message
   once (see `sink.py`), while the journal shows every delivery.
 
+Where partitions are split and merged, `lineage.py` adds what must hold then.
+
 A demo with empty partitions would prove nothing. So each join, drain and kill must have moved
 partitions, and each of these must have had backlog: flights that were published and not processed
 when its previous owner wrote for the last time.
@@ -28,19 +30,11 @@ from itertools import pairwise
 from statistics import median
 
 from counterpoise.demo.proof.evidence import Event, Evidence, Grant, Period, Reading, read
+from counterpoise.demo.proof.lineage import Check, Succession, lineage_checks, successions
 from counterpoise.demo.work.flights import expected_statistics
 from counterpoise.demo.work.sink import Entry
 
 NEED_BACKLOG = ("join", "drain", "kill")
-
-
-@dataclass(frozen=True, slots=True)
-class Check:
-    """One promise, whether it was kept, and the findings."""
-
-    promise: str
-    kept: bool
-    found: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +65,8 @@ class Verdict:
     handoffs: Sequence[Handoff]
     usual_gap_seconds: float | None
     """The median time between two writes to a partition within an epoch, for comparison."""
+    successions: Sequence[Succession] = ()
+    """The beginning of each partition that came of a split or merge."""
 
     @property
     def good(self) -> bool:
@@ -87,12 +83,14 @@ def judge(evidence: Evidence) -> Verdict:
             _order(reading),
             _one_owner(reading),
             _graceful(reading, handoffs),
-            _kill(evidence, reading),
+            *_kill(evidence, reading),
             *_ungraceful(reading),
             _statistics(evidence),
             *(_backlog(event, handoffs) for event in evidence.events if event.kind in NEED_BACKLOG),
+            *lineage_checks(evidence.sealings, reading),
         ],
         handoffs=handoffs,
+        successions=successions(evidence.sealings, reading),
         usual_gap_seconds=_usual_gap(reading.periods.values()),
     )
 
@@ -142,13 +140,14 @@ def _graceful(reading: Reading, handoffs: Sequence[Handoff]) -> Check:
     return Check("no duplicates from graceful handoffs", not graceful and not unexplained, found)
 
 
-def _kill(evidence: Evidence, reading: Reading) -> Check:
+def _kill(evidence: Evidence, reading: Reading) -> list[Check]:
+    """Only if there was one."""
+    if all(event.kind != "kill" for event in evidence.events):
+        return []
     repeated = len(reading.again["kill"])
     found = f"{repeated:,}, of {reading.uncommitted:,} in its uncommitted micro-batch"
-    if all(event.kind != "kill" for event in evidence.events):
-        found = "nothing was killed"
     kept = repeated <= reading.uncommitted
-    return Check("duplicates from the kill bounded", kept, found)
+    return [Check("duplicates from the kill bounded", kept, found)]
 
 
 def _ungraceful(reading: Reading) -> list[Check]:

@@ -12,11 +12,16 @@ All numbers are proportional to the number of flights, so that a short demo has 
 """
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
+from typing import Protocol
 
 from counterpoise.demo.work.flights import Flight
+from counterpoise.keys import hash_of
+from counterpoise.logs.ranges import HashRange
 from counterpoise.publisher import Publisher
 
 # The time of two applications at full rate for all flights.
@@ -30,6 +35,9 @@ SLOW_FROM = 0.45
 LAST_ACT = 0.75
 SLOWEST = 0.05
 
+# So many of the flights that are published during a rush belong to its range.
+RUSH_SHARE = 0.75
+
 CHUNK_MESSAGES = 1000
 CHECK_SECONDS = 0.05
 
@@ -40,11 +48,12 @@ class Plan:
 
     flights: int
     partitions: int
+    throttled_seconds: float = THROTTLED_SECONDS
 
     @property
     def rate(self) -> float:
         """Flights a second of one application, before the last act."""
-        return self.flights / THROTTLED_SECONDS / APPLICATIONS
+        return self.flights / self.throttled_seconds / APPLICATIONS
 
     @property
     def batch_messages(self) -> int:
@@ -76,23 +85,85 @@ class Rate:
         temporary.replace(self.path)
 
 
+class Flights(Protocol):
+    """The flights in the order in which they are published."""
+
+    def __len__(self) -> int: ...
+
+    def __iter__(self) -> Iterator[Flight]: ...
+
+
+class Rush:
+    """The flights, with a rush on a range of hashes while it lasts.
+
+    The flights of the range and all others keep their order, so the order of each aircraft holds.
+    Before and after the rush the two take turns in proportion to what is left of them.
+    """
+
+    def __init__(self, flights: Iterable[Flight]) -> None:
+        self._others = deque(flights)
+        self._hot: deque[Flight] = deque()
+        self._count = len(self._others)
+        self._credit = 0.0
+        self._lock = threading.Lock()
+        self.going_on = False
+
+    def begin(self, hot: HashRange) -> None:
+        """From now on most flights are those of this range. Call it once."""
+        with self._lock:
+            rest, self._others = self._others, deque()
+            for flight in rest:
+                own = flight.aircraft is not None and hash_of(flight.aircraft) in hot
+                (self._hot if own else self._others).append(flight)
+            self.going_on = True
+
+    def end(self) -> None:
+        """The rest comes evenly."""
+        self.going_on = False
+
+    def __len__(self) -> int:
+        """How many flights there are in all."""
+        return self._count
+
+    def __iter__(self) -> Iterator[Flight]:
+        while True:
+            with self._lock:
+                if not self._hot and not self._others:
+                    return
+                flight = self._next()
+            yield flight
+
+    def _next(self) -> Flight:
+        hot, others = len(self._hot), len(self._others)
+        share = RUSH_SHARE if self.going_on else hot / (hot + others)
+        self._credit = min(2.0, self._credit + share)
+        if hot and (not others or self._credit >= 1.0):
+            self._credit -= 1.0
+            return self._hot.popleft()
+        return self._others.popleft()
+
+
 class ThrottledPublisher:
     """Publishes the flights in their order, in a thread, `lead` ahead in every partition.
 
-    `backlog` returns the number of waiting flights of each partition. `release` lifts the limit.
+    `backlog` returns the number of waiting flights of each partition that counts. `release` lifts
+    the limit.
     """
 
     def __init__(
         self,
         publisher: Publisher,
-        flights: Sequence[Flight],
+        flights: Flights,
         lead: int,
         backlog: Callable[[], Mapping[int, int]],
     ) -> None:
         self._publisher = publisher
-        self._flights = flights
+        self._flights = iter(flights)
+        self._count = len(flights)
         self._lead = lead
         self._backlog = backlog
+        self.trickle = 0
+        """So many flights are published each CHECK_SECONDS, however many wait."""
         self._released = threading.Event()
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
@@ -108,7 +179,7 @@ class ThrottledPublisher:
 
     @property
     def done(self) -> bool:
-        return self.published == len(self._flights)
+        return self.published == self._count
 
     def stop(self) -> None:
         """End, even if not everything is published."""
@@ -119,10 +190,10 @@ class ThrottledPublisher:
     def _run(self) -> None:
         try:
             while not self.done and not self._stopping.is_set():
-                ahead = self._released.is_set() or self._missing() > 0
-                if ahead:
-                    self._publish(CHUNK_MESSAGES if self._released.is_set() else self._missing())
-                else:
+                missing = CHUNK_MESSAGES if self._released.is_set() else self._missing()
+                if missing or self.trickle:
+                    self._publish(max(missing, self.trickle))
+                if not missing:
                     self._stopping.wait(CHECK_SECONDS)
         except Exception as error:
             self.error = error
@@ -130,11 +201,13 @@ class ThrottledPublisher:
     def _missing(self) -> int:
         """Estimate how many flights to publish so that every partition has its lead."""
         backlog = self._backlog()
+        if not backlog:
+            return 0
         short = self._lead - min(backlog.values())
         return max(0, min(CHUNK_MESSAGES, short * len(backlog)))
 
     def _publish(self, count: int) -> None:
-        for flight in self._flights[self.published : self.published + count]:
+        for flight in islice(self._flights, count):
             self._publisher.publish(flight.value(), key=flight.aircraft)
         self._publisher.flush()
-        self.published = min(len(self._flights), self.published + count)
+        self.published = min(self._count, self.published + count)

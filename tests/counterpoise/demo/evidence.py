@@ -1,9 +1,11 @@
 """The evidence that a demo leaves for its verdict, in a file: `recorded/SABOTAGE.json.xz`.
 
+That of the demo of splits is in `recorded/split-SABOTAGE.json.xz`.
+
 If the demo changes so that the files no longer represent it, record them again, on a machine
 without other load:
 
-    .venv/bin/python -m tests.counterpoise.demo.evidence [SABOTAGE ...]
+    .venv/bin/python -m tests.counterpoise.demo.evidence [SABOTAGE | split-SABOTAGE ...]
 
 This plays a demo with each sabotage, a minute or two each. A file has what the data set does not
 contain: the journal by columns, with flights by their number in the data set; the statistics that
@@ -17,19 +19,20 @@ import json
 import lzma
 import sys
 import tempfile
-from dataclasses import astuple
+from dataclasses import asdict, astuple
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
-from counterpoise.demo.proof.evidence import Event, Evidence, Grant
+from counterpoise.demo.playing import LEAST_ROWS, play
+from counterpoise.demo.proof.evidence import Event, Evidence, Grant, Sealing
 from counterpoise.demo.proof.verdict import judge
-from counterpoise.demo.scenario import LEAST_ROWS, play
 from counterpoise.demo.work.flights import Statistics, expected_statistics, load
-from counterpoise.demo.work.sabotage import SABOTAGES
+from counterpoise.demo.work.sabotage import SABOTAGES, SPLIT_SABOTAGES
 from counterpoise.demo.work.sink import Entry
 
+SPLIT = "split-"
 RECORDED = Path(__file__).parent / "recorded"
 OF_THE_FLIGHT = ("flight", "aircraft", "sequence")
 TIMES = ("published_at", "time")
@@ -56,6 +59,9 @@ def write(path: Path, evidence: Evidence) -> None:
         },
         "grants": [astuple(grant) for grant in evidence.grants],
         "events": [astuple(event) for event in evidence.events],
+        "sealings": [
+            {**asdict(one), "sealed": list(one.sealed.items())} for one in evidence.sealings
+        ],
     }
     path.write_bytes(lzma.compress(json.dumps(document, separators=(",", ":")).encode()))
 
@@ -86,6 +92,10 @@ def read(path: Path) -> Evidence:
         statistics=statistics,
         grants=[Grant(*grant) for grant in document["grants"]],
         events=[Event(*event) for event in document["events"]],
+        sealings=[
+            Sealing(**{**one, "sealed": dict(one["sealed"])})
+            for one in document.get("sealings", ())
+        ],
     )
 
 
@@ -101,16 +111,18 @@ def _seconds(column: str, values: list[Any], began: float) -> list[Any]:
     return [began + value / 1000 for value in values] if column in TIMES else values
 
 
-def record(sabotage: str) -> None:
-    """Play a demo, write its evidence, and return the promises that it breaks."""
+def record(name: str) -> None:
+    """Play a demo, write its evidence, and tell the promises that it breaks."""
+    sabotage = name.removeprefix(SPLIT)
     with tempfile.TemporaryDirectory() as directory:
-        evidence = play(Path(directory), Console(), LEAST_ROWS, sabotage)
-    path = RECORDED / f"{sabotage}.json.xz"
+        split = name.startswith(SPLIT)
+        evidence = play(Path(directory), Console(), LEAST_ROWS, sabotage, split=split)
+    path = RECORDED / f"{name}.json.xz"
     write(path, evidence)
     broken = [check.promise for check in judge(evidence).checks if not check.kept]
     print(f"{path}: {path.stat().st_size:,} bytes; broken: {', '.join(broken)}")
 
 
 if __name__ == "__main__":
-    for each in sys.argv[1:] or SABOTAGES:
+    for each in sys.argv[1:] or (*SABOTAGES, *(SPLIT + one for one in SPLIT_SABOTAGES)):
         record(each)

@@ -17,11 +17,12 @@ from collections.abc import Iterator, Sequence
 import pytest
 from rich.console import Console
 
+from counterpoise.demo.playing import PLAIN_WIDTH
 from counterpoise.demo.proof.report import report
 from counterpoise.demo.proof.verdict import judge
-from counterpoise.demo.scenario import PLAIN_WIDTH
 from tests.counterpoise.demo.evidence import RECORDED, read
 from tests.counterpoise.spark.small import with_small_java
+from tests.judge.demo import judged
 from tests.log_support import until
 from tests.processes import Process, descendants, running
 
@@ -30,6 +31,9 @@ BAD = {
     "skip": "every flight processed",
     "reorder": "order kept for every aircraft",
     "unfenced": "one owner at a time",
+    "split-early": "order kept for every aircraft",
+    "split-twice": "no duplicates from graceful handoffs",
+    "split-skip": "every flight processed",
 }
 # The zombie always writes. The timing of the other writers depends on the machine, and decides
 # whether there are two owners at a time or the next owner repeats everything.
@@ -91,15 +95,28 @@ def test_a_sabotaged_demo_ends_with_a_bad_verdict(demos: list[Demo]) -> None:
     assert re.search(f"BROKEN +({UNFENCED})", output)
 
 
+@pytest.mark.long
+@pytest.mark.timeout(900)
+@pytest.mark.xdist_group("spark 3")
+def test_the_demo_of_splits_ends_with_a_good_verdict(demos: list[Demo]) -> None:
+    code, output = played(demos, "--split")
+    assert "Verdict: GOOD" in output
+    assert code == 0
+    assert re.search(r"kept +no partition began before its parents .* 6 new partitions", output)
+    assert len(re.findall(r"kept +the (split|merge) of .* met backlog", output)) == 4
+
+
 @pytest.mark.xdist_group("flights")
 @pytest.mark.parametrize("sabotage", BAD)
 def test_the_evidence_of_a_sabotaged_demo_gets_a_bad_verdict(sabotage: str) -> None:
     said = io.StringIO()
-    verdict = judge(read(RECORDED / f"{sabotage}.json.xz"))
+    evidence = read(RECORDED / f"{sabotage}.json.xz")
+    verdict = judge(evidence)
     report(Console(file=said, width=PLAIN_WIDTH), verdict, 0.0)
     assert "Verdict: BAD" in said.getvalue()
     assert not verdict.good
     assert re.search(f"BROKEN +{BAD[sabotage]}", said.getvalue())
+    assert not judged(evidence).kept, "the judge of all runs agrees"
 
 
 @pytest.mark.long
@@ -131,7 +148,13 @@ def test_every_end_of_the_demo_ends_its_processes(
 
 
 @pytest.mark.parametrize(
-    ("arguments", "says"), [(["--rows", "9"], "at least 10,000"), (["--sabotage", "all"], "choose")]
+    ("arguments", "says"),
+    [
+        (["--rows", "9"], "at least 10,000"),
+        (["--sabotage", "all"], "choose"),
+        (["--sabotage", "early"], "this demo has unfenced, skip, reorder"),
+        (["--split", "--sabotage", "reorder"], "this demo has early, twice, skip"),
+    ],
 )
 def test_wrong_usage_is_told(arguments: Sequence[str], says: str) -> None:
     done = subprocess.run(

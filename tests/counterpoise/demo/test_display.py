@@ -2,14 +2,16 @@
 
 import io
 import re
+from dataclasses import replace
 
 import pytest
 from rich.console import Console
 
 from counterpoise.demo.display import LEGEND, LiveDisplay, PlainDisplay, Progress, owners_line
 from counterpoise.demo.proof.evidence import Event
+from counterpoise.demo.proof.lineage import Check
 from counterpoise.demo.proof.report import report
-from counterpoise.demo.proof.verdict import Check, Handoff, Verdict
+from counterpoise.demo.proof.verdict import Handoff, Verdict
 from counterpoise.demo.watching import Seen
 
 STATES = {"alpha": "running", "beta": "killed", "gamma": "running"}
@@ -20,9 +22,9 @@ def seen(status: str = "Rebalancing", trigger: str | None = "bind") -> Seen:
     return Seen(
         status=status,
         trigger=trigger,
-        owners=("alpha", "beta", None, "beta.2"),
-        successors=(None, "gamma", None, None),
-        committed=("10", "20", None, "7"),
+        owners={0: "alpha", 1: "beta", 2: None, 3: "beta.2"},
+        successors={0: None, 1: "gamma", 2: None, 3: None},
+        committed={0: "10", 1: "20", 2: None, 3: "7"},
         flows={"alpha": "f1", "beta": "f2", "gamma": "f3"},
         draining=frozenset(),
         backlog={0: 5, 1: 1234, 2: 0, 3: 9},
@@ -32,6 +34,11 @@ def seen(status: str = "Rebalancing", trigger: str | None = "bind") -> Seen:
 
 def test_owners_are_letters_and_capitals_while_they_hand_off() -> None:
     assert owners_line(seen()) == "aB.b"
+
+
+def test_partitions_of_a_dynamic_queue_are_named_with_what_they_wait_for() -> None:
+    dynamic = replace(seen(), keys={0: "00000000-3fffffff.0"}, waits_for={2: (0, 1)})
+    assert owners_line(dynamic) == "0a 1B 2<0,1 3b"
 
 
 def test_plain_output_has_a_line_for_each_change_and_no_control_characters() -> None:

@@ -1,9 +1,19 @@
 """The changes that a sabotaged application makes to its micro-batches."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
-from counterpoise.demo.work.sabotage import REORDERED_BATCHES, SKIPPED_MESSAGES, Damage
+import pytest
+
+from counterpoise.demo.work.sabotage import (
+    REORDERED_BATCHES,
+    SKIPPED_MESSAGES,
+    Damage,
+    Impatient,
+    Repeater,
+)
 from counterpoise.demo.work.sink import Message, Slice
+from counterpoise.wire import Partition
 from tests.counterpoise.demo.sample import flights
 
 FLIGHTS = flights(100)
@@ -41,3 +51,49 @@ def test_reorder_changes_the_order_and_loses_nothing() -> None:
 
 def test_a_zombie_is_undamaged_otherwise() -> None:
     assert Damage("unfenced")(2, batch(2)) == batch(2)
+
+
+class Elsewhere:
+    """The service and the log, as the sabotages ask them."""
+
+    def __init__(self, *states: str) -> None:
+        self.states = list(states)
+
+    def partitions(self, queue: str) -> list[Partition]:
+        return [
+            Partition(number, 0, None, None, state, None, None)
+            for number, state in enumerate(self.states)
+        ]
+
+
+def test_who_is_impatient_reads_what_waits_and_goes_on_from_there(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    elsewhere = Elsewhere("owned", "waiting")
+    impatient = Impatient("http://127.0.0.1:1", "flights")
+    read: list[tuple[int, int | None]] = []
+
+    def further(partition: int, epoch: int, start: int | None) -> Slice:
+        read.append((partition, start))
+        return replace(batch(len(read) - 1)[0], partition=partition, epoch=epoch)
+
+    monkeypatch.setattr(impatient, "_client", elsewhere)
+    monkeypatch.setattr(impatient, "_read", further)
+    assert positions(impatient(batch(0))) == list(range(10))
+    assert positions(impatient(batch(1))) == list(range(10, 20))
+    elsewhere.states[1] = "owned"
+    assert impatient(batch(2)) == []
+    assert read == [(1, None), (1, 10)]
+
+
+def test_a_repeater_brings_the_last_batch_of_an_ended_partition_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    elsewhere = Elsewhere("owned", "owned")
+    repeater = Repeater("http://127.0.0.1:1", "flights")
+    monkeypatch.setattr(repeater, "_client", elsewhere)
+    assert repeater(batch(0)) == []
+    assert repeater(batch(1)) == []
+    elsewhere.states[0] = "finished"
+    assert repeater([]) == batch(1)
+    assert repeater([]) == []

@@ -8,8 +8,16 @@ from pathlib import Path
 import pytest
 
 from counterpoise.demo.work.flights import Flight
-from counterpoise.demo.work.throttling import LAST_ACT, SLOW_FROM, Plan, Rate, ThrottledPublisher
-from counterpoise.keys import partition_of
+from counterpoise.demo.work.throttling import (
+    LAST_ACT,
+    SLOW_FROM,
+    Plan,
+    Rate,
+    Rush,
+    ThrottledPublisher,
+)
+from counterpoise.keys import hash_of, partition_of
+from counterpoise.logs.ranges import HASHES, HashRange
 from tests.counterpoise.demo import sample
 
 FLIGHTS = sample.flights(6_000)
@@ -116,3 +124,29 @@ def test_errors_are_reported(queue: Queue, publisher: ThrottledPublisher) -> Non
     publisher.start()
     wait_for(lambda: publisher.error is not None)
     assert str(publisher.error) == "no service"
+
+
+def test_a_rush_brings_its_range_first_and_keeps_the_order_of_each_aircraft() -> None:
+    hot = HashRange(0, HASHES // 4 - 1, 0)
+    rush = Rush(FLIGHTS)
+    coming = iter(rush)
+
+    def share(flights: list[Flight]) -> float:
+        own = [one for one in flights if one.aircraft and hash_of(one.aircraft) in hot]
+        return len(own) / len(flights)
+
+    before = [next(coming) for _ in range(500)]
+    rush.begin(hot)
+    amid = [next(coming) for _ in range(1000)]
+    rush.end()
+    after = list(coming)
+    assert before == FLIGHTS[:500]
+    assert share(amid) == pytest.approx(0.75, abs=0.01)
+    assert 0.05 < share(after[:1000]) < 0.25
+    everything = before + amid + after
+    assert sorted(everything, key=FLIGHTS.index) == FLIGHTS
+    assert len(rush) == len(everything)
+    for number in (7, 14, 21):
+        own = [one.sequence for one in everything if one.aircraft == f"N{number:03}"]
+        assert own == sorted(own, key=lambda sequence: sequence or 0)
+        assert own

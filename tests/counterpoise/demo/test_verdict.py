@@ -13,7 +13,8 @@ from dataclasses import replace
 import pytest
 
 from counterpoise.demo.proof.evidence import Event, Evidence, Grant
-from counterpoise.demo.proof.verdict import Check, Verdict, judge
+from counterpoise.demo.proof.lineage import Check
+from counterpoise.demo.proof.verdict import Verdict, judge
 from counterpoise.demo.work.flights import Flight, Statistics, expected_statistics
 from counterpoise.demo.work.sink import Entry
 

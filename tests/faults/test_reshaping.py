@@ -1,0 +1,16 @@
+"""Ordered resizes, splits and merges while consumers are killed: every key stays in order."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.faults.reshaping import LEAST, run
+
+pytestmark = [pytest.mark.long, pytest.mark.timeout(900), pytest.mark.xdist_group("processes")]
+
+
+def test_every_key_stays_in_order_while_partitions_come_and_go(tmp_path: Path) -> None:
+    for shaped in run(tmp_path, 1, print, times=20, seconds=25.0, rate=200.0):
+        print(shaped.table())
+        assert shaped.complaints() == []
+        assert shaped.times >= LEAST
