@@ -12,15 +12,19 @@ from counterpoise.lazy import lazily
 
 if TYPE_CHECKING:
     from counterpoise.client import AsyncClient, Client
+    from counterpoise.conditions import Condition
     from counterpoise.consumer import Consumer
     from counterpoise.errors import CounterpoiseError
     from counterpoise.flow import AsyncFlow, Flow, Owned, Warming
     from counterpoise.publisher import Publisher
+    from counterpoise.wire import Child
 
 __all__ = [
     "AsyncClient",
     "AsyncFlow",
+    "Child",
     "Client",
+    "Condition",
     "Consumer",
     "CounterpoiseError",
     "Flow",
@@ -32,7 +36,9 @@ __all__ = [
 _WHERE = {
     "AsyncClient": "counterpoise.client",
     "AsyncFlow": "counterpoise.flow",
+    "Child": "counterpoise.wire",
     "Client": "counterpoise.client",
+    "Condition": "counterpoise.conditions",
     "Consumer": "counterpoise.consumer",
     "CounterpoiseError": "counterpoise.errors",
     "Flow": "counterpoise.flow",

@@ -116,13 +116,14 @@ def _segment(text: str) -> str:
     return quote(text, safe="").replace(".", "%2E") if set(text) == {"."} else quote(text, safe="")
 
 
-def _queue_path(name: str, rest: str = "") -> str:
+def queue_path(name: str, rest: str = "") -> str:
     return f"/queues/{_segment(name)}{rest}"
 
 
-def _listing(
+def listing(
     path: str, parse: Callable[[wire.Json], T], max_items: int | None, query: Mapping[str, str]
 ) -> Listing[T]:
+    """A list of items, page by page."""
     read = reading.page_of(parse)
     limit = PAGE_SIZE if max_items is None else max(1, min(PAGE_SIZE, max_items))
 
@@ -140,7 +141,7 @@ def _listing(
 
 def queues(max_items: int | None = None) -> Listing[wire.Queue]:
     """All queues, by name."""
-    return _listing("/queues", reading.queue, max_items, {})
+    return listing("/queues", reading.queue, max_items, {})
 
 
 def create_queue(
@@ -158,7 +159,7 @@ def create_queue(
 
 def queue(name: str) -> Call[wire.Queue]:
     """One queue. Raises `QueueNotFound`, as all the following do."""
-    return Call("GET", _queue_path(name), reading.reading(reading.queue))
+    return Call("GET", queue_path(name), reading.reading(reading.queue))
 
 
 def change_queue(name: str, discard: bool = False, **settings: Any) -> Call[wire.Queue]:
@@ -168,44 +169,44 @@ def change_queue(name: str, discard: bool = False, **settings: Any) -> Call[wire
     """
     query = {"discard": "true"} if discard else {}
     return Call(
-        "PATCH", _queue_path(name), reading.reading(reading.queue), query=query, body=settings
+        "PATCH", queue_path(name), reading.reading(reading.queue), query=query, body=settings
     )
 
 
 def delete_queue(name: str, force: bool = False) -> Call[None]:
     """Delete a queue. Raises `QueueInUse` while flows are bound, unless `force`."""
-    return Call("DELETE", _queue_path(name), _nothing, query={"force": "true"} if force else {})
+    return Call("DELETE", queue_path(name), _nothing, query={"force": "true"} if force else {})
 
 
 def rebalance_status(name: str) -> Call[wire.RebalanceStatus]:
     """The rebalance status of the queue, and its trigger."""
-    return Call("GET", _queue_path(name, "/rebalance"), reading.reading(reading.rebalance_status))
+    return Call("GET", queue_path(name, "/rebalance"), reading.reading(reading.rebalance_status))
 
 
 def rebalance_now(name: str) -> Call[wire.RebalanceStatus]:
     """Rebalance at once, skipping the holddown."""
-    return Call("POST", _queue_path(name, "/rebalance"), reading.reading(reading.rebalance_status))
+    return Call("POST", queue_path(name, "/rebalance"), reading.reading(reading.rebalance_status))
 
 
 def partitions(name: str, max_items: int | None = None) -> Listing[wire.Partition]:
     """All partitions, by number."""
-    return _listing(_queue_path(name, "/partitions"), reading.partition, max_items, {})
+    return listing(queue_path(name, "/partitions"), reading.partition, max_items, {})
 
 
 def flows(name: str, max_items: int | None = None) -> Listing[wire.FlowSummary]:
     """All bound flows, in the order of binding."""
-    return _listing(_queue_path(name, "/flows"), reading.flow_summary, max_items, {})
+    return listing(queue_path(name, "/flows"), reading.flow_summary, max_items, {})
 
 
 def rebalances(name: str, max_items: int | None = 20) -> Listing[wire.Rebalance]:
     """The last rebalances and grants outside rebalances, newest first."""
-    return _listing(_queue_path(name, "/rebalances"), reading.rebalance, max_items, {})
+    return listing(queue_path(name, "/rebalances"), reading.rebalance, max_items, {})
 
 
 def audit(queue: str | None = None, max_items: int | None = 100) -> Listing[wire.AuditItem]:
     """The administrative calls on queues that the key is for, newest first; `queue`: of one."""
     query = {} if queue is None else {"queue": queue}
-    return _listing("/audit", reading.audit_item, max_items, query)
+    return listing("/audit", reading.audit_item, max_items, query)
 
 
 def set_positions(
@@ -226,7 +227,7 @@ def set_positions(
         body = {"positions": {str(partition): position for partition, position in to.items()}}
     return Call(
         "POST",
-        _queue_path(name, "/positions"),
+        queue_path(name, "/positions"),
         lambda answer: answer,
         query={"dry_run": "true"} if dry_run else {},
         body=body,
@@ -246,7 +247,7 @@ def log_access(
     """
     body = {"purpose": purpose, **({"refused": True} if refused else {})}
     read = reading.reading(reading.log_view)
-    return Call("POST", _queue_path(name, "/log-access"), read, body=body, token=flow_token)
+    return Call("POST", queue_path(name, "/log-access"), read, body=body, token=flow_token)
 
 
 # ------------------------------------------------------------------ flows
@@ -275,16 +276,19 @@ def bind(
         body["lease_seconds"] = lease_seconds
     if binder is not None:
         body |= {"binder": binder, "attempt": attempt}
-    return Call("POST", _queue_path(queue, "/flows"), reading.reading(reading.bound), body=body)
+    return Call("POST", queue_path(queue, "/flows"), reading.reading(reading.bound), body=body)
 
 
-def _flow_path(queue: str, flow_id: str, rest: str = "") -> str:
-    return _queue_path(queue, f"/flows/{_segment(flow_id)}{rest}")
+def flow_path(queue: str, flow_id: str, rest: str = "") -> str:
+    return queue_path(queue, f"/flows/{_segment(flow_id)}{rest}")
 
 
-def unbind(queue: str, flow_id: str, flow_token: str | None = None) -> Call[None]:
-    """Unbind a flow; may be repeated. An administrator sends no token of the flow."""
-    return Call("DELETE", _flow_path(queue, flow_id), _nothing, token=flow_token)
+def unbind(
+    queue: str, flow_id: str, flow_token: str | None = None, reason: str | None = None
+) -> Call[None]:
+    """Unbind a flow; may be repeated. An administrator sends no token. `reason`: `driver_lost`."""
+    query = {} if reason is None else {"reason": reason}
+    return Call("DELETE", flow_path(queue, flow_id), _nothing, query=query, token=flow_token)
 
 
 def poll(
@@ -302,7 +306,7 @@ def poll(
     read = reading.reading(reading.update)
     return Call(
         "GET",
-        _flow_path(queue, flow_id, "/updates"),
+        flow_path(queue, flow_id, "/updates"),
         lambda body: None if body is None else read(body),
         query={"after": str(after), "wait": f"{wait_seconds:.3f}"},
         token=flow_token,
@@ -313,10 +317,10 @@ def poll(
 def heartbeat(queue: str, flow_id: str, flow_token: str) -> Call[wire.Heartbeat]:
     """Renew the lease."""
     read = reading.reading(reading.heartbeat)
-    return Call("POST", _flow_path(queue, flow_id, "/heartbeat"), read, token=flow_token)
+    return Call("POST", flow_path(queue, flow_id, "/heartbeat"), read, token=flow_token)
 
 
-def _results_call(
+def results_call(
     queue: str, flow_id: str, flow_token: str, verb: str, items: list[Any], seq: int | None
 ) -> Call[wire.Results]:
     read = reading.reading(reading.results)
@@ -330,7 +334,7 @@ def _results_call(
     body: dict[str, Any] = {"partitions": items}
     if seq is not None:
         body["seq"] = seq
-    return Call("POST", _flow_path(queue, flow_id, f"/{verb}"), parse, body=body, token=flow_token)
+    return Call("POST", flow_path(queue, flow_id, f"/{verb}"), parse, body=body, token=flow_token)
 
 
 def commit(
@@ -343,9 +347,10 @@ def commit(
     """Commit positions. One outcome for each item; a bad item does not affect the others."""
     body = [
         {"partition": item.partition, "epoch": item.epoch, "position": item.position}
+        | ({"reached_cut": True} if item.reached_cut else {})
         for item in items
     ]
-    return _results_call(queue, flow_id, flow_token, "commit", body, seq)
+    return results_call(queue, flow_id, flow_token, "commit", body, seq)
 
 
 def release(
@@ -361,10 +366,9 @@ def release(
         one: dict[str, Any] = {"partition": item.partition, "epoch": item.epoch}
         if item.position is not None:
             one["position"] = item.position
-        if item.finished:
-            one["finished"] = True
+        one |= {name: True for name in ("finished", "reached_cut") if getattr(item, name)}
         body.append(one)
-    return _results_call(queue, flow_id, flow_token, "release", body, seq)
+    return results_call(queue, flow_id, flow_token, "release", body, seq)
 
 
 def ready(
@@ -372,7 +376,7 @@ def ready(
 ) -> Call[wire.Results]:
     """The warm-ups of these partitions are done."""
     body = [{"partition": item.partition, "epoch": item.epoch} for item in items]
-    return _results_call(queue, flow_id, flow_token, "ready", body, None)
+    return results_call(queue, flow_id, flow_token, "ready", body, None)
 
 
 def drain(
@@ -381,7 +385,7 @@ def drain(
     """Begin to hand off all partitions of the flow. An administrator sends no token of it."""
     return Call(
         "POST",
-        _flow_path(queue, flow_id, "/drain"),
+        flow_path(queue, flow_id, "/drain"),
         reading.reading(reading.update),
         body={} if timeout_seconds is None else {"timeout_seconds": timeout_seconds},
         token=flow_token,
@@ -393,4 +397,4 @@ def drain(
 
 def events_path(name: str) -> str:
     """The path of the queue's event stream."""
-    return _queue_path(name, "/events")
+    return queue_path(name, "/events")

@@ -25,7 +25,9 @@ from urllib.parse import urlsplit
 
 import httpx
 
-from counterpoise import calls, wire
+from counterpoise import calls, wire, within
+from counterpoise import conditions as condition_calls
+from counterpoise import lineage as lineage_calls
 from counterpoise.calls import Call, Listing, base_url, read_answer
 from counterpoise.errors import BadAnswer, Unreachable
 from counterpoise.event_stream import EventReader
@@ -54,8 +56,7 @@ class _Quiet(logging.Filter):
         return not str(*asked).startswith(tuple(self.urls))
 
 
-_QUIET = _Quiet()
-logging.getLogger("httpx").addFilter(_QUIET)
+logging.getLogger("httpx").addFilter(_QUIET := _Quiet())
 
 
 @functools.cache
@@ -94,7 +95,7 @@ class _Settings:
                 "Accept-Encoding": "identity",
             },
             # A proxy from the environment is for other machines, not for this one.
-            "trust_env": (parts.hostname or "") not in _LOOPBACK,
+            "trust_env": (parts.hostname or "") not in _LOOPBACK and not within.found(self.url),
             # Without TLS there is nothing to verify, and loading the certificates takes time.
             "verify": parts.scheme == "https",
         }
@@ -174,7 +175,8 @@ class Client:
         self, url: str | None = None, *, token: str | None = None, timeout_seconds: float = 10.0
     ) -> None:
         self._settings = _Settings(url, token, timeout_seconds)
-        self._http = httpx.Client(limits=_LIMITS, **self._settings.transport())
+        here = within.transport(self._settings.url)
+        self._http = httpx.Client(limits=_LIMITS, transport=here, **self._settings.transport())
 
     @property
     def url(self) -> str:
@@ -192,7 +194,11 @@ class Client:
     flows = _listing(calls.flows)
     rebalances = _listing(calls.rebalances)
     audit = _listing(calls.audit)
+    lineage = _listing(lineage_calls.graph)
+    conditions = _listing(condition_calls.conditions)
     set_positions = _method(calls.set_positions)
+    split_partition = _method(lineage_calls.split_partition)
+    merge_partitions = _method(lineage_calls.merge_partitions)
     log_access = _method(calls.log_access)
 
     bind = _method(calls.bind)
@@ -201,6 +207,7 @@ class Client:
     heartbeat = _method(calls.heartbeat)
     commit = _method(calls.commit)
     release = _method(calls.release)
+    children = _method(lineage_calls.children)
     ready = _method(calls.ready)
     drain = _method(calls.drain)
 
@@ -313,7 +320,8 @@ class AsyncClient:
         self, url: str | None = None, *, token: str | None = None, timeout_seconds: float = 10.0
     ) -> None:
         self._settings = _Settings(url, token, timeout_seconds)
-        self._http = httpx.AsyncClient(limits=_LIMITS, **self._settings.transport())
+        here = within.async_transport(self._settings.url)
+        self._http = httpx.AsyncClient(limits=_LIMITS, transport=here, **self._settings.transport())
 
     @property
     def url(self) -> str:
@@ -331,7 +339,11 @@ class AsyncClient:
     flows = _async_listing(calls.flows)
     rebalances = _async_listing(calls.rebalances)
     audit = _async_listing(calls.audit)
+    lineage = _async_listing(lineage_calls.graph)
+    conditions = _async_listing(condition_calls.conditions)
     set_positions = _async_method(calls.set_positions)
+    split_partition = _async_method(lineage_calls.split_partition)
+    merge_partitions = _async_method(lineage_calls.merge_partitions)
     log_access = _async_method(calls.log_access)
 
     bind = _async_method(calls.bind)
@@ -340,6 +352,7 @@ class AsyncClient:
     heartbeat = _async_method(calls.heartbeat)
     commit = _async_method(calls.commit)
     release = _async_method(calls.release)
+    children = _async_method(lineage_calls.children)
     ready = _async_method(calls.ready)
     drain = _async_method(calls.drain)
 

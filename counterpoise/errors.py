@@ -128,6 +128,12 @@ class ResizeUnsettled(Refused):
     code = "resize_unsettled"
 
 
+class PartitionEnded(Refused):
+    """The partition was split or merged before; split or merge what came after it."""
+
+    code = "partition_ended"
+
+
 class FlowNotFound(Refused):
     """The service knows no such flow: it never existed, or left more than 24 hours ago."""
 
@@ -213,6 +219,7 @@ class _ByCode:
             QueueExists,
             QueueInUse,
             ResizeUnsettled,
+            PartitionEnded,
             FlowNotFound,
             FlowGone,
             Unauthorized,

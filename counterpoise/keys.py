@@ -2,6 +2,7 @@
 
 CRC-32 of the key's UTF-8 bytes modulo the partition count (the contract, *Logs*). This is
 librdkafka's consistent partitioner, so that programs in other languages can use the same rule.
+Where partitions have ranges of hashes, the CRC-32 itself decides (`counterpoise.logs.ranges`).
 """
 
 from __future__ import annotations
@@ -17,4 +18,9 @@ def partition_of(key: str, partition_count: int) -> int:
     """
     if partition_count < 1:
         raise ValueError(f"partition_count must be at least 1, not {partition_count}")
-    return crc32(key.encode()) % partition_count
+    return hash_of(key) % partition_count
+
+
+def hash_of(key: str) -> int:
+    """The hash of a key, 0 .. 2**32 - 1. Raises ValueError for lone surrogates."""
+    return crc32(key.encode())

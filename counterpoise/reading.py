@@ -20,6 +20,7 @@ from counterpoise.wire import (
     Handoff,
     Heartbeat,
     Json,
+    LineageNode,
     LogAccess,
     LogView,
     Move,
@@ -94,6 +95,10 @@ def _text(value: Any) -> str | None:
     return None if value is None else str(value)
 
 
+def _texts(values: Iterable[Any] | None) -> tuple[str, ...]:
+    return tuple(str(value) for value in values or ())
+
+
 def queue(body: Json) -> Queue:
     count = int(body.get("partition_count") or 0)
     return Queue(
@@ -129,6 +134,24 @@ def partition(body: Json) -> Partition:
         deadline=time_of(body.get("deadline")),
         end=_text(body.get("end")),
         lag=None if body.get("lag") is None else int(body["lag"]),
+        cut=_text(body.get("cut")),
+        reached_cut=bool(body.get("reached_cut") or False),
+        waits_for=_numbers(body.get("waits_for")),
+        key=_text(body.get("key")),
+        parents=_texts(body.get("parents")),
+        children=_texts(body.get("children")),
+    )
+
+
+def lineage_node(body: Json) -> LineageNode:
+    return LineageNode(
+        partition=int(body["partition"]),
+        key=str(body["key"]),
+        state=str(body["state"]),
+        owner=_text(body.get("owner")),
+        parents=_texts(body.get("parents")),
+        children=_texts(body.get("children")),
+        waits_for=_numbers(body.get("waits_for")),
     )
 
 
@@ -165,6 +188,7 @@ def move(body: Json) -> Move:
         epoch=body.get("epoch"),
         outcome=str(body["outcome"]),
         seconds=body.get("seconds"),
+        reason=_text(body.get("reason")),
     )
 
 
@@ -178,6 +202,10 @@ def rebalance(body: Json) -> Rebalance:
         forced=int(body.get("forced", 0)),
         granted=int(body.get("granted", 0)),
         moves=tuple(move(item) for item in body.get("moves") or ()),
+        triggered_at=time_of(body.get("triggered_at")),
+        why=_text(body.get("why")),
+        clients={str(id): str(name) for id, name in (body.get("clients") or {}).items()},
+        raw=body,
     )
 
 
@@ -223,8 +251,9 @@ def _update_partition(body: Json) -> UpdatePartition:
         handed_over=_text(body.get("handed_over")),
         deadline=time_of(body.get("deadline")),
         key=_text(body.get("key")),
-        parents=tuple(str(parent) for parent in body.get("parents") or ()),
+        parents=_texts(body.get("parents")),
         cut=_text(body.get("cut")),
+        reached_cut=bool(body.get("reached_cut") or False),
         waits_for=_numbers(body.get("waits_for")),
     )
 
@@ -238,6 +267,7 @@ def update(body: Json) -> Update:
         draining=bool(body["draining"]),
         now=_needed_time(body["now"]),
         partitions=tuple(_update_partition(item) for item in body["partitions"]),
+        resize=int(body["resize"]) if body.get("resize") is not None else None,
     )
 
 
@@ -284,7 +314,6 @@ def results(body: Json) -> Results:
                 partition=int(item["partition"]),
                 outcome=str(item["outcome"]),
                 current_epoch=item.get("current_epoch"),
-                reached_cut=bool(item.get("reached_cut", False)),
             )
             for item in body["results"]
         ),

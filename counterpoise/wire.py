@@ -5,12 +5,15 @@ All datetimes are aware, in UTC. Positions are opaque strings that only the log 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeAlias, TypeVar
 
 T = TypeVar("T")
+
+# The most partitions that the service names of those for which another one waits.
+MOST_WAITED_FOR = 10
 Json = Mapping[str, Any]
 
 
@@ -54,7 +57,10 @@ class Partition:
     """One partition of a queue, as an administrator sees it.
 
     `end` and `lag` (the most messages from the position to the end) are None unless the service
-    could ask the log.
+    could ask the log. Amid an ordered resize `cut` is where the partition must stop while it waits
+    for other partitions; None: it neither waits nor is waited for (the contract, *Ordered resize*).
+    In a dynamic queue `key` names it, and `parents` and `children` are the keys of its neighbours
+    in the graph (the contract, *Lineage*).
     """
 
     partition: int
@@ -66,6 +72,21 @@ class Partition:
     deadline: datetime | None
     end: str | None = None
     lag: int | None = None
+    cut: str | None = None
+    reached_cut: bool = False
+    waits_for: tuple[int, ...] = ()
+    key: str | None = None
+    parents: tuple[str, ...] = ()
+    children: tuple[str, ...] = ()
+
+
+def barrier_text(cut: str | None, waits_for: Sequence[int]) -> str:
+    """`at 1002 for 0, 2`: where a partition waits, and for which others; empty if it does not."""
+    if cut is None or not waits_for:
+        return ""
+    # The service names no more than the ten lowest.
+    more = ", …" if len(waits_for) >= MOST_WAITED_FOR else ""
+    return f"at {cut} for {', '.join(map(str, waits_for))}{more}"
 
 
 @dataclass(frozen=True)
@@ -104,11 +125,16 @@ class Move:
     epoch: int | None
     outcome: str
     seconds: float | None
+    reason: str | None = None
 
 
 @dataclass(frozen=True)
 class Rebalance:
-    """One entry of the rebalance history."""
+    """One entry of the rebalance history.
+
+    `why` says in plain words what led to it; None from an older service. `clients`: the names of
+    the clients of the flows in `moves`.
+    """
 
     id: int | None
     trigger: str | None
@@ -118,6 +144,10 @@ class Rebalance:
     forced: int
     granted: int
     moves: tuple[Move, ...]
+    triggered_at: datetime | None = None
+    why: str | None = None
+    clients: Mapping[str, str] = field(default_factory=dict)
+    raw: Json = field(default_factory=dict, repr=False, compare=False)
 
 
 @dataclass(frozen=True)
@@ -179,6 +209,7 @@ class UpdatePartition:
     key: str | None = None
     parents: tuple[str, ...] = ()
     cut: str | None = None
+    reached_cut: bool = False
     waits_for: tuple[int, ...] = ()
 
 
@@ -193,6 +224,7 @@ class Update:
     draining: bool
     now: datetime
     partitions: tuple[UpdatePartition, ...]
+    resize: int | None = None
 
 
 @dataclass(frozen=True)
@@ -243,7 +275,6 @@ class Result:
     partition: int
     outcome: str
     current_epoch: int | None = None
-    reached_cut: bool = False
 
 
 @dataclass(frozen=True)
@@ -254,13 +285,27 @@ class Results:
     update: Update | None
 
 
+Position: TypeAlias = tuple[int, int, str] | tuple[int, int, str, bool]
+"""The fields of a `CommitItem`."""
+
+
 @dataclass(frozen=True)
 class CommitItem:
-    """Processed up to `position` (the next to read) under `epoch`."""
+    """Processed up to `position` (the next to read) under `epoch`.
+
+    `reached_cut`: that is at the partition's cut or past it, which the view does not say yet.
+    """
 
     partition: int
     epoch: int
     position: str
+    reached_cut: bool = False
+
+    @property
+    def fields(self) -> Position:
+        """What a flow's `commit` takes."""
+        place = self.partition, self.epoch, self.position
+        return (*place, True) if self.reached_cut else place
 
 
 @dataclass(frozen=True)
@@ -274,6 +319,50 @@ class ReleaseItem:
     epoch: int
     position: str | None = None
     finished: bool = False
+    reached_cut: bool = False
+
+
+@dataclass(frozen=True)
+class Child:
+    """A partition that begins where its parents end.
+
+    `parents` are keys; for `Flow.children` none means the partition itself. `partition` is its
+    number in the log, None: the queue gives one. `position` is where it begins, None: at its first
+    message.
+    """
+
+    key: str
+    parents: tuple[str, ...] = ()
+    partition: int | None = None
+    position: str | None = None
+
+
+@dataclass(frozen=True)
+class ChildrenItem:
+    """What comes after a partition. All of it is carried out, or nothing.
+
+    `finished`: it was processed to its end, `position`, and has no other children.
+    """
+
+    partition: int
+    epoch: int
+    position: str | None = None
+    finished: bool = False
+    children: tuple[Child, ...] = ()
+
+
+@dataclass(frozen=True)
+class LineageNode:
+    """A partition in the graph of a dynamic queue; `parents` and `children` are keys, `waits_for`
+    the numbers of the parents that are not finished."""
+
+    partition: int
+    key: str
+    state: str
+    owner: str | None
+    parents: tuple[str, ...]
+    children: tuple[str, ...]
+    waits_for: tuple[int, ...]
 
 
 @dataclass(frozen=True)

@@ -18,8 +18,10 @@ from counterpoise.cli import (
     audit,
     doctor,
     flows,
+    history,
     lag,
     messages,
+    partitions,
     plugins,
     positions,
     queues,
@@ -151,8 +153,11 @@ def demo(context: typer.Context) -> None:
 app.add_typer(queues.app, name="queues")
 app.add_typer(flows.app, name="flows")
 app.add_typer(positions.app, name="positions")
+app.add_typer(partitions.app, name="partitions")
 app.command(name="doctor")(doctor.doctor)
 app.command(name="status")(status.show_status)
+app.command(name="lineage")(partitions.show_lineage)
+app.command(name="history")(history.show_history)
 app.command(name="rebalance")(status.rebalance)
 app.command(name="lag")(lag.show_lag)
 app.command(name="audit")(audit.show_audit)

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 from rich.text import Text
 
-from counterpoise.cli.common import AsJson, Url, console, print_json, table
+from counterpoise.cli.output.common import AsJson, Url, console, print_json, table
 from counterpoise.client import Client
 from counterpoise.wire import AuditItem
 

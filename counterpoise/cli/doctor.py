@@ -23,8 +23,8 @@ from typing import Annotated, Literal
 import typer
 from rich.text import Text
 
-from counterpoise.cli.common import AsJson, Url, console, counted, print_json, table
 from counterpoise.cli.lag import lag_of
+from counterpoise.cli.output.common import AsJson, Url, console, counted, print_json, table
 from counterpoise.client import Client, package_version
 from counterpoise.errors import CounterpoiseError, Refused, ServiceUnavailable
 from counterpoise.logs import LogError

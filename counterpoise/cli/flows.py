@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 from rich.text import Text
 
-from counterpoise.cli.common import (
+from counterpoise.cli.output.common import (
     AsJson,
     QueueName,
     Url,
@@ -18,7 +18,7 @@ from counterpoise.cli.common import (
     seconds_until,
     table,
 )
-from counterpoise.cli.progress import WAIT_SECONDS, Drain, Steps
+from counterpoise.cli.output.progress import WAIT_SECONDS, Drain, Steps
 from counterpoise.client import Client
 from counterpoise.wire import FlowSummary
 

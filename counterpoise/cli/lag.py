@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 
-from counterpoise.cli.common import AsJson, QueueName, Url, console, print_json, table
+from counterpoise.cli.output.common import AsJson, QueueName, Url, console, print_json, table
 from counterpoise.client import Client
 from counterpoise.logs import Bounds, InvalidPosition, Log, LogError, PositionAhead, open_log
 from counterpoise.logs.address import ENVIRONMENT, environment_access, kind_of

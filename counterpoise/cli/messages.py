@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
 
 import typer
 
-from counterpoise.cli.common import AsJson, QueueName, Url, counted, print_json, ranges, say
-from counterpoise.cli.progress import PublishProgress
+from counterpoise.cli.output.common import AsJson, QueueName, Url, counted, print_json, ranges, say
+from counterpoise.cli.output.progress import PublishProgress
 from counterpoise.client import Client
 from counterpoise.errors import CounterpoiseError, ServiceUnavailable
 from counterpoise.plain import plain, plain_json

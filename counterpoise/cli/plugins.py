@@ -21,6 +21,7 @@ ELSEWHERE: Mapping[str, str] = {
     "serve": "counterpoise-server",
     "migrate": "counterpoise-server",
     "keys": "counterpoise-server",
+    "simulate": "counterpoise-server",
 }
 
 
@@ -36,7 +37,9 @@ def load(point: EntryPoint) -> Any:
     except ImportError as error:
         return _saying(point.name, f"the command {point.name} cannot be loaded: {error}")
     if isinstance(found, typer.Typer):
-        return typer.main.get_command(found)
+        command = typer.main.get_command(found)
+        command.name = point.name  # the help of `counterpoise` lists it by its own name
+        return command
     return _command(point.name, found)
 
 

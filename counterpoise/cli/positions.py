@@ -15,7 +15,15 @@ from typing import Annotated, Any, Literal, TypeAlias
 
 import typer
 
-from counterpoise.cli.common import AsJson, QueueName, Url, console, counted, print_json, table
+from counterpoise.cli.output.common import (
+    AsJson,
+    QueueName,
+    Url,
+    console,
+    counted,
+    print_json,
+    table,
+)
 from counterpoise.client import Client
 from counterpoise.wire import Json
 
@@ -25,7 +33,10 @@ Target: TypeAlias = Mapping[int, str | None] | Literal["earliest", "latest"] | d
 
 AGO = re.compile(r"(\d{1,6})([smhd])")
 UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
-FORMS = "earliest, latest, a time like 2026-11-20T10:00:00Z, or how long ago, like 90m, 2h or 7d"
+FORMS = (
+    "earliest, latest, a time like 2026-11-20T10:00:00Z (without an offset: of this machine's time "
+    "zone), or how long ago, like 90m, 2h or 7d"
+)
 
 
 @app.command("show")
@@ -92,11 +103,12 @@ def set_positions(
         rows: list[Json] = answer["partitions"]
         if not dry_run:
             done = client.set_positions(queue, target)
-            epochs = {one["partition"]: one["epoch"] for one in done["partitions"]}
+            # The log may have grown since the dry run, which alone says what the effect is.
+            made = {one["partition"]: one for one in done["partitions"]}
             rows = [
-                {**row, "epoch": epochs[row["partition"]]}
+                {**row, **{name: made[row["partition"]][name] for name in ("epoch", "position")}}
                 for row in rows
-                if row["partition"] in epochs
+                if row["partition"] in made
             ]
     again, skipped = _sum(rows, "read_again"), _sum(rows, "skipped")
     if as_json:
@@ -121,6 +133,8 @@ def set_positions(
             f"{counted(again, 'message')} {would}{be} read again, {skipped} {would}{be} skipped"
         )
     verb = "would move" if dry_run else "set"
+    if isinstance(target, datetime):
+        verb += f" to {target.isoformat(timespec='seconds').replace('+00:00', 'Z')}"
     console.print(f"{queue}: {len(moved)} of {counted(len(rows), 'position')} {verb}; {effect}")
 
 

@@ -9,7 +9,15 @@ from typing import Annotated, Any
 
 import typer
 
-from counterpoise.cli.common import AsJson, QueueName, Url, console, counted, print_json, table
+from counterpoise.cli.output.common import (
+    AsJson,
+    QueueName,
+    Url,
+    console,
+    counted,
+    print_json,
+    table,
+)
 from counterpoise.client import Client
 from counterpoise.errors import CounterpoiseError
 from counterpoise.wire import Queue
@@ -44,8 +52,13 @@ class Start(StrEnum):
     LATEST = "latest"
 
 
+# Short metavars: with the values in them, the names of the options are cut off at 80 columns.
 Access = Annotated[
-    AccessType | None, typer.Option(help="One flow owns all partitions, or they are shared.")
+    AccessType | None,
+    typer.Option(
+        metavar="TYPE",
+        help="non_exclusive: the partitions are shared (default); exclusive: one flow owns all.",
+    ),
 ]
 RebalanceDelay = Annotated[
     float | None, typer.Option(help="The holddown before a rebalance, in seconds (default 5).")
@@ -65,7 +78,28 @@ LogName = Annotated[
 ]
 StartAt = Annotated[
     Start | None,
-    typer.Option("--start", help="Where partitions without a position begin (default earliest)."),
+    typer.Option(
+        "--start",
+        metavar="WHERE",
+        help="Where partitions without a position begin: earliest (default) or latest.",
+    ),
+]
+ORDERED_RESIZE = "Keep the order of each key across resizes"
+OrderedResize = Annotated[
+    bool | None,
+    typer.Option(
+        "--ordered-resize/--no-ordered-resize",
+        help=f"{ORDERED_RESIZE}, or not (built-in log only).",
+        show_default=False,
+    ),
+]
+Dynamic = Annotated[
+    bool,
+    typer.Option(
+        "--dynamic",
+        help="Each partition takes a range of the key's hash, and can be split and merged "
+        "(built-in log only).",
+    ),
 ]
 Discard = Annotated[
     bool,
@@ -128,9 +162,11 @@ def _lags(client: Client, queues: list[Queue]) -> dict[str, int | None]:
 
 
 def _status(queue: Queue) -> str:
-    """`Ready`, or what is going on: `Rebalancing, ScalingDown`."""
-    states = (queue.rebalance_status, queue.scale_status)
-    return ", ".join(state for state in states if state != "Ready") or "Ready"
+    """`Ready`, or what is going on: `Rebalancing, ScalingDown`; and what consumers report."""
+    states = [one for one in (queue.rebalance_status, queue.scale_status) if one != "Ready"]
+    counts = queue.raw.get("conditions") or {}
+    told = [f"{count} {kind.replace('_', ' ')}" for kind, count in sorted(counts.items())]
+    return ", ".join([*(states or ["Ready"]), *told])
 
 
 def _consumers(queue: Queue) -> str:
@@ -164,11 +200,28 @@ def create_queue(
     max_concurrent_handoffs: MaxConcurrentHandoffs = None,
     log: LogName = None,
     start: StartAt = None,
+    ordered_resize: Annotated[
+        bool,
+        typer.Option(
+            "--ordered-resize",
+            help=f"{ORDERED_RESIZE} (built-in log only; default with a log of its own).",
+        ),
+    ] = False,
+    no_ordered_resize: Annotated[
+        bool, typer.Option("--no-ordered-resize", help="Do not keep it.")
+    ] = False,
+    dynamic: Dynamic = False,
     url: Url = None,
     as_json: AsJson = False,
 ) -> None:
     """Create a queue."""
+    if ordered_resize and no_ordered_resize:
+        raise typer.BadParameter("give either --ordered-resize or --no-ordered-resize")
+    if not (no_ordered_resize or dynamic) and log in (None, f"builtin:{name}"):
+        # It costs nothing until the queue is resized (docs/logs.md).
+        ordered_resize = True
     settings = _given(
+        partitioning="dynamic" if dynamic else None,
         access_type=access_type,
         rebalance_delay=rebalance_delay,
         max_handoff_time=max_handoff_time,
@@ -176,10 +229,14 @@ def create_queue(
         max_concurrent_handoffs=max_concurrent_handoffs,
         log=log,
         start=start,
+        ordered_resize=ordered_resize or None,
     )
     with Client(url) as client:
         created = client.create_queue(name, partitions, **{**FITTING[consumers], **settings})
-        _show(created, as_json)
+    if as_json:
+        print_json(created.raw)
+    else:
+        typer.echo(f"{name} created: {_count_and_log(created)}")
 
 
 @app.command("show")
@@ -198,6 +255,7 @@ def change_queue(
     max_warmup_time: MaxWarmupTime = None,
     max_concurrent_handoffs: MaxConcurrentHandoffs = None,
     start: StartAt = None,
+    ordered_resize: OrderedResize = None,
     url: Url = None,
     as_json: AsJson = False,
 ) -> None:
@@ -209,6 +267,7 @@ def change_queue(
         max_warmup_time=max_warmup_time,
         max_concurrent_handoffs=max_concurrent_handoffs,
         start=start,
+        ordered_resize=ordered_resize,
     )
     if not settings:
         raise typer.BadParameter("give at least one setting to change")
@@ -228,13 +287,25 @@ def resize_queue(
 ) -> None:
     """Change the number of partitions; surplus ones are drained to their end first.
 
-    Most keys get another partition then. So messages that are published after the
-    resize may be processed before older messages of their key that are still in
-    the old partition. To keep the order of keys: stop publishing, wait until
+    Most keys get another partition then. With ordered resizes (queues create
+    switches them on for the built-in log, queues change for existing queues)
+    a partition waits for the older messages of its keys, so each key stays in
+    order. 'counterpoise status' shows which one waits for which. The next
+    resize is refused until then, and --discard always. Without them, messages
+    that are published after the resize may be processed before older messages
+    of their key that are still in the old partition.
+
+    On other logs than the built-in one: stop publishing, wait until
     'counterpoise lag' shows 0, resize, and publish again.
     """
     with Client(url) as client:
-        _show(client.change_queue(name, discard, partition_count=partitions), as_json)
+        changed = client.change_queue(name, discard, partition_count=partitions)
+    if as_json:
+        print_json(changed.raw)
+        return
+    retiring = changed.operational_partition_count - changed.partition_count
+    until = f"; {counted(retiring, 'surplus partition')} until read to the end" if retiring else ""
+    typer.echo(f"{name} resized: {_count_and_log(changed)}{until}")
 
 
 @app.command("delete")
@@ -258,6 +329,10 @@ def delete_queue(
         return
     ended = f"; {counted(consumers, 'consumer')} of it will end" if consumers else ""
     typer.echo(f"{name} deleted{ended}")
+
+
+def _count_and_log(queue: Queue) -> str:
+    return f"{counted(queue.partition_count, 'partition')}, log {queue.log}"
 
 
 def _count(queue: Queue) -> str:

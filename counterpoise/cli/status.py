@@ -9,8 +9,9 @@ from typing import Annotated
 import typer
 from rich.live import Live
 
-from counterpoise.cli.common import AsJson, QueueName, Url, console, print_json
-from counterpoise.cli.picture import Snapshot, render
+from counterpoise.cli.output.common import AsJson, QueueName, Url, console, print_json
+from counterpoise.cli.output.picture import Snapshot, held_conditions, render
+from counterpoise.cli.queues import list_queues
 from counterpoise.client import Client
 from counterpoise.errors import ServiceUnavailable
 
@@ -19,7 +20,12 @@ LOOK_SECONDS = 0.5
 
 
 def show_status(
-    queue: QueueName,
+    queue: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="QUEUE", help="The queue's name; without it, all queues are listed."
+        ),
+    ] = None,
     watch: Annotated[
         bool, typer.Option("--watch", "-w", help="Refresh until interrupted.")
     ] = False,
@@ -27,9 +33,15 @@ def show_status(
     as_json: AsJson = False,
 ) -> None:
     """Show the owners of the partitions, the handoffs, and the trigger."""
+    if queue is None:
+        if watch:
+            raise typer.BadParameter("name the queue to watch")
+        list_queues(url=url, as_json=as_json)
+        return
     with Client(url, timeout_seconds=5.0) as client:
         if as_json:
-            print_json(client.rebalance_status(queue).raw)
+            reported = [one.raw for one in held_conditions(client, queue)]
+            print_json({**client.rebalance_status(queue).raw, "conditions": reported})
         elif watch:
             _watch(client, queue)
         else:

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from typing import Any, Self
 
 from counterpoise.client import Client
+from counterpoise.consumer.conditions import conditions_of
 from counterpoise.consumer.lane import Failure, Lane
 from counterpoise.consumer.lanes import Lanes
 from counterpoise.consumer.message import Message
@@ -110,6 +111,7 @@ class Consumer:
             self._watchdog,
             self._wake_settler,
             client=self._client,
+            conditions=lambda: conditions_of(self._lanes, self._reader),
             commit_seconds=commit_seconds,
             drain_seconds=drain_seconds,
         )

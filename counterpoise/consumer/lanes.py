@@ -36,9 +36,10 @@ from collections.abc import Callable, Iterable, Mapping
 
 from counterpoise.consumer.lane import Chunk, Lane, Piece
 from counterpoise.consumer.message import Ownership
-from counterpoise.flow.ledger import Grant, Ledger
+from counterpoise.flow.ledger import Grant, Item, Ledger
 from counterpoise.flow.view import Owned
-from counterpoise.wire import CommitItem, ReleaseItem
+from counterpoise.logs import Successor
+from counterpoise.wire import ChildrenItem, CommitItem, ReleaseItem
 
 
 class Lanes:
@@ -65,6 +66,8 @@ class Lanes:
         self._changed = threading.Condition()
         self._ledger = Ledger()
         self._lanes: dict[int, Lane] = {}
+        # They may have been lost or resumed since.
+        self._quarantined: set[int] = set()
         self._line: deque[Lane] = deque()
         self._uncommitted = 0
         self.handled = 0
@@ -87,6 +90,11 @@ class Lanes:
                 owned = Ownership(grant.owned, self._look)
                 self._lanes[grant.partition] = Lane(grant, owned, read_to=grant.done)
                 self._wake_reader()
+            if changes.moved:
+                # A barrier may be gone, and a cut that was reached before it was known is to be
+                # said.
+                self._wake_reader()
+                self._wake_settler()
             self._changed.notify_all()
 
     def _lane_of(self, grant: Grant) -> Lane | None:
@@ -114,7 +122,7 @@ class Lanes:
         return not (
             self.closed
             or not lane.grant.open
-            or lane.grant.finished
+            or lane.grant.at_end
             or lane.quarantined
             or lane.start_pending
             or lane.waiting_messages > self._max_messages // 2
@@ -168,12 +176,21 @@ class Lanes:
             lane.read_to, lane.more = read_to, more
             self._stand(lane)
 
-    def came_to_end(self, lane: Lane, start: str, end: str) -> None:
-        """The log ends at `end` for good. When that is handled, the lane is finished."""
+    def came_to_end(
+        self,
+        lane: Lane,
+        start: str,
+        end: str,
+        successors: tuple[Successor, ...] | None = None,
+    ) -> None:
+        """The log ends at `end` for good, and `successors` come after it if the log has sealed it.
+
+        When all before the end is handled, the lane is finished.
+        """
         with self._changed:
             if lane.grant.open:
-                self._ledger.ends_at(lane.partition, start, end)
-                if lane.grant.finished:
+                self._ledger.ends_at(lane.partition, start, end, successors)
+                if lane.grant.at_end:
                     self._wake_settler()
 
     # -------------------------------------------------------------- working
@@ -247,7 +264,7 @@ class Lanes:
             if current is not None:
                 self._stand(current)
             reached = self._limit is not None and self.handled >= self._limit
-            may_go = lane.grant.finished or not lane.grant.open
+            may_go = lane.grant.at_end or not lane.grant.open or lane.grant.reached_cut
             if may_go or reached or self._uncommitted >= self._commit_messages:
                 self._wake_settler()
             self._changed.notify_all()
@@ -256,7 +273,17 @@ class Lanes:
         """Begin no more messages of the lane, but keep it. Called by the worker that handles it."""
         with self._changed:
             lane.quarantined = True
+            self._quarantined.add(lane.partition)
             lane.drop_waiting()
+            self._wake_settler()
+
+    def quarantined(self) -> list[Lane]:
+        """The lanes in quarantine, in the order of partitions."""
+        with self._changed:
+            lanes = (self._lanes.get(number) for number in sorted(self._quarantined))
+            found = [lane for lane in lanes if lane is not None and lane.quarantined]
+            self._quarantined = {lane.partition for lane in found}
+            return found
 
     def resume_lane(self, partition: int) -> bool:
         """Work on a quarantined partition again, from its position; False if it is not in
@@ -270,6 +297,7 @@ class Lanes:
                 return False
             lane.quarantined, lane.failure, lane.not_before = False, None, 0.0
             self._wake_reader()
+            self._wake_settler()
             return True
 
     def call_due(self, now: float) -> float | None:
@@ -314,10 +342,13 @@ class Lanes:
     def reached_limit(self) -> bool:
         return self._limit is not None and self.handled >= self._limit
 
-    def must_begin(self) -> bool:
-        """Whether a lane has a start that must be committed before reading."""
+    def must_say(self) -> bool:
+        """Whether a commit must not wait: a lane has a start that must be committed before it is
+        read, or has reached a cut for which others wait."""
         with self._changed:
-            return any(lane.start_pending for lane in self._lanes.values())
+            return any(
+                lane.start_pending or lane.grant.reached_cut for lane in self._lanes.values()
+            )
 
     def to_commit(self, *, everything: bool = False) -> tuple[CommitItem, ...]:
         """New positions to commit; `everything`: also repeat commits."""
@@ -332,7 +363,12 @@ class Lanes:
             self._ledger.decide(items)
             return items
 
-    def answered(self, item: CommitItem | ReleaseItem, outcome: str) -> None:
+    def to_end(self) -> tuple[ChildrenItem, ...]:
+        """The ends of sealed partitions to report."""
+        with self._changed:
+            return self._ledger.ends()
+
+    def answered(self, item: Item, outcome: str) -> None:
         """The service's answer for the item."""
         with self._changed:
             grant = self._ledger.answered(item, outcome)

@@ -28,7 +28,8 @@ from counterpoise.client import Client
 from counterpoise.consumer.lane import Chunk, Lane
 from counterpoise.consumer.lanes import Lanes
 from counterpoise.consumer.waking import Waking
-from counterpoise.errors import CounterpoiseError, ServiceUnavailable
+from counterpoise.errors import CounterpoiseError, QueueNotFound, ServiceUnavailable
+from counterpoise.flow.barriers import within
 from counterpoise.flow.blocking import Flow
 from counterpoise.logs import (
     Bounds,
@@ -82,6 +83,8 @@ class Reader:
         self._access_refused = False
         self._missing_since: float | None = None
         self._failures = 0
+        self._away_since = 0.0
+        self._away_with: CounterpoiseError | None = None
         self.incarnation = ""
 
     def reach(self, client: Callable[[], Client], over: Callable[[], bool]) -> bool:
@@ -124,6 +127,9 @@ class Reader:
                 except (LogUnavailable, ServiceUnavailable, LogNotFound) as error:
                     self._failed(error)
                     busy = False
+                except QueueNotFound:
+                    # Its queue was deleted: the flow hears it by its own call, and ends all.
+                    busy = False
                 if not busy:
                     self._waking.wait(self._pause())
         finally:
@@ -149,17 +155,22 @@ class Reader:
             self._lanes.begin_at(lane, begin, commit=latest)
             if latest:
                 return False
-        end = bounds.ends[lane.partition]
         start: str | None = lane.read_to
         if start is None or not lane.grant.open:
             return False
+        number = lane.partition
+        # As far as an ordered resize lets it be read, which need not be the partition's end.
+        end = within(bounds, {number: lane.grant.owned}, {number: start}).ends[number]
+        is_end = end == bounds.ends[number]
         try:
             if log.compare(start, end) > 0:
                 raise PositionAhead(lane.partition, start, end)
             if log.compare(start, end) == 0:
                 lane.ahead_since = None
-                if lane.owned.state == "retiring" and bounds.is_final(lane.partition):
-                    self._lanes.came_to_end(lane, bounds.starts[lane.partition], end)
+                after = bounds.sealed.get(lane.partition)
+                ends = after is not None or lane.owned.state == "retiring"
+                if ends and is_end and bounds.is_final(lane.partition):
+                    self._lanes.came_to_end(lane, bounds.starts[lane.partition], end, after)
                 return False
             messages, size = self._lanes.room(lane)
             if messages == 0:
@@ -229,6 +240,7 @@ class Reader:
                 raise error
         if self._failures == 0:
             logger.warning("the log is unreachable, waiting: %s", error)
+            self._away_since, self._away_with = time.monotonic(), error
         self._failures += 1
         self._access_refused = isinstance(error, LogAccessRefused)
         if self._log is not None:
@@ -244,6 +256,11 @@ class Reader:
     def away(self) -> bool:
         """Whether the log was unreachable at the last attempt."""
         return self._failures > 0
+
+    def away_for(self, seconds: float) -> CounterpoiseError | None:
+        """The first error of a log that has been unreachable for so long; None if it has not."""
+        lasts = self.away and time.monotonic() - self._away_since >= seconds
+        return self._away_with if lasts else None
 
 
 def read_range(

@@ -17,18 +17,22 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from counterpoise.client import Client
+from counterpoise.conditions import Condition
 from counterpoise.consumer.lanes import Lanes
 from counterpoise.consumer.waking import Waking
 from counterpoise.consumer.watchdog import Watchdog
 from counterpoise.errors import FlowGone, NotBound, ServiceUnavailable
 from counterpoise.flow.blocking import Flow
-from counterpoise.wire import CommitItem, ReleaseItem
+from counterpoise.flow.ledger import Item
+from counterpoise.wire import ChildrenItem, ReleaseItem
 
 logger = logging.getLogger("counterpoise.consumer")
 
 COMMIT_SECONDS = 2.0
 LONGEST_WAIT_SECONDS = 0.25
 ASK_SECONDS = 1.0
+# A child's other parent may be reported later, by another flow.
+PARENT_SECONDS = 0.5
 
 
 class Settler:
@@ -42,19 +46,22 @@ class Settler:
         waking: Waking,
         *,
         client: Callable[[], Client],
+        conditions: Callable[[], Iterable[Condition]],
         commit_seconds: float,
         drain_seconds: float,
     ) -> None:
-        """`client` makes a client of the service."""
+        """`client` makes a client of the service; `conditions`: what is wrong at present."""
         self._flow = flow
         self._lanes = lanes
         self._watchdog = watchdog
         self._waking = waking
         self._client = client
+        self._conditions = conditions
         self._commit_seconds = commit_seconds
         self._drain_seconds = drain_seconds
         self._committed_at = time.monotonic()
         self._asked_at = float("-inf")
+        self._ends_not_before = float("-inf")
         self._last_word = False
         self._drain_until: float | None = None
         self._next_look = 0.0
@@ -92,6 +99,7 @@ class Settler:
             self.settle(everything=True)
         else:
             self.settle()
+        self._report()
 
     def _wait_seconds(self) -> float:
         now = time.monotonic()
@@ -107,13 +115,14 @@ class Settler:
         `everything`: also repeat commits, to learn whether the partitions are still owned.
         """
         self._release(self._lanes.to_release())
+        self._end(self._lanes.to_end())
         now = time.monotonic()
         due = (
             at_once
             or everything
             or now - self._committed_at >= self._commit_seconds
             or self._lanes.enough_to_commit()
-            or self._lanes.must_begin()
+            or self._lanes.must_say()
         )
         items = self._lanes.to_commit(everything=everything) if due else ()
         if not items:
@@ -121,13 +130,20 @@ class Settler:
         self._committed_at = now
         try:
             outcomes = self._flow.commit(
-                [(item.partition, item.epoch, item.position) for item in items],
+                [item.fields for item in items],
                 timeout_seconds=COMMIT_SECONDS,
             )
         except ServiceUnavailable as error:
             logger.warning("could not commit, continuing: %s", error)
             return
         self._answered(items, outcomes)
+
+    def _report(self) -> None:
+        """Say what is wrong, if that has changed."""
+        try:
+            self._flow.report(self._conditions(), timeout_seconds=COMMIT_SECONDS)
+        except ServiceUnavailable as error:
+            logger.debug("could not report, trying again: %s", error)
 
     def _release(self, items: Sequence[ReleaseItem]) -> None:
         if not items:
@@ -139,12 +155,22 @@ class Settler:
             return
         self._answered(items, outcomes)
 
-    def _answered(
-        self, items: Iterable[CommitItem | ReleaseItem], outcomes: Mapping[int, str]
-    ) -> None:
+    def _end(self, items: Sequence[ChildrenItem]) -> None:
+        if not items or time.monotonic() < self._ends_not_before:
+            return
+        try:
+            outcomes = self._flow.children_many(items, timeout_seconds=COMMIT_SECONDS)
+        except ServiceUnavailable as error:
+            logger.warning("could not report what comes after a partition, trying again: %s", error)
+            return
+        if "unknown_parent" in outcomes.values():
+            self._ends_not_before = time.monotonic() + PARENT_SECONDS
+        self._answered(items, outcomes)
+
+    def _answered(self, items: Iterable[Item], outcomes: Mapping[int, str]) -> None:
         for item in items:
             outcome = outcomes[item.partition]
-            if outcome not in ("ok", "not_revoking"):
+            if outcome not in ("ok", "not_revoking", "unknown_parent"):
                 logger.info("partition %d epoch %d: %s", item.partition, item.epoch, outcome)
             self._lanes.answered(item, outcome)
 

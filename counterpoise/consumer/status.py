@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from counterpoise.consumer.lane import Lane
+from counterpoise.wire import barrier_text
 
 
 @dataclass(frozen=True)
@@ -13,7 +14,8 @@ class LaneStatus:
     """One owned partition: how far it is handled, and its waiting messages.
 
     `attempts`: how often the message at `position` has failed. `quarantined`: the last error, if
-    the partition is in quarantine.
+    the partition is in quarantine. `waits`: `at 1002 for 0, 2`, if an ordered resize lets the
+    partition go no further than position 1002 until partitions 0 and 2 have reached their cuts.
     """
 
     epoch: int
@@ -24,6 +26,7 @@ class LaneStatus:
     in_hand: int
     attempts: int
     quarantined: str | None
+    waits: str = ""
 
     @classmethod
     def of(cls, lane: Lane) -> LaneStatus:
@@ -38,6 +41,7 @@ class LaneStatus:
             lane.in_hand,
             failure.attempts if failure is not None else 0,
             repr(failure.error) if lane.quarantined and failure is not None else None,
+            barrier_text(lane.grant.owned.cut, lane.grant.owned.waits_for),
         )
 
 

@@ -11,7 +11,7 @@ from dataclasses import replace
 from types import MappingProxyType
 
 from counterpoise.flow.view import Key, Owned
-from counterpoise.wire import CommitItem
+from counterpoise.wire import ChildrenItem, CommitItem
 
 
 class Acknowledged:
@@ -21,11 +21,16 @@ class Acknowledged:
         self._by_key: dict[Key, tuple[int, str]] = {}
 
     def take(
-        self, partitions: Mapping[int, Owned], accepted: Sequence[CommitItem], seq: int
+        self, partitions: Mapping[int, Owned], accepted: Sequence[object], seq: int
     ) -> Mapping[int, Owned]:
-        """The partitions after these items of call `seq` took effect; the later call wins."""
+        """The partitions after these items of call `seq` took effect; the later call wins.
+
+        Of the items, those that commit a position and keep the partition count.
+        """
         changed = dict(partitions)
         for item in accepted:
+            if not isinstance(item, CommitItem | ChildrenItem) or item.position is None:
+                continue
             owned = changed.get(item.partition)
             key = (item.partition, item.epoch)
             seen, _ = self._by_key.get(key, (0, ""))

@@ -21,12 +21,13 @@ from contextlib import contextmanager, suppress
 from typing import Self, TypeVar
 
 from counterpoise.client import AsyncClient
+from counterpoise.conditions import Condition
 from counterpoise.errors import CounterpoiseError, ServiceUnavailable, Unreachable
 from counterpoise.flow import programs
 from counterpoise.flow.base import BaseFlow
 from counterpoise.flow.programs import MayRenew, Pause, Program, Send, Sent
 from counterpoise.flow.view import Notice
-from counterpoise.wire import LogAccess, ReleaseItem
+from counterpoise.wire import Child, ChildrenItem, LogAccess, Position, ReleaseItem
 
 R = TypeVar("R")
 
@@ -133,7 +134,7 @@ class AsyncFlow(BaseFlow):
 
     async def commit(
         self,
-        positions: Mapping[int, str] | Iterable[tuple[int, int, str]],
+        positions: Mapping[int, str] | Iterable[Position],
         *,
         timeout_seconds: float | None = None,
     ) -> dict[int, str]:
@@ -168,6 +169,60 @@ class AsyncFlow(BaseFlow):
         limit = self._timeout_seconds if timeout_seconds is None else timeout_seconds
         return await self._run(programs.release(self._core, items, limit))
 
+    async def children(
+        self,
+        partition: int,
+        children: Iterable[Child],
+        *,
+        position: str | None = None,
+        finished: bool = False,
+        epoch: int | None = None,
+        timeout_seconds: float | None = None,
+    ) -> str:
+        """Report what comes after a partition; see `Flow.children`."""
+        self._check_process()
+        limit = self._timeout_seconds if timeout_seconds is None else timeout_seconds
+        return await self._run(
+            programs.report(self._core, partition, children, position, finished, epoch, limit)
+        )
+
+    async def finish(
+        self,
+        partition: int,
+        position: str | None = None,
+        children: Iterable[Child] = (),
+        *,
+        epoch: int | None = None,
+        timeout_seconds: float | None = None,
+    ) -> str:
+        """A partition was processed to its end; see `Flow.finish`."""
+        found = tuple(children)
+        if not found:
+            return await self.release(
+                partition, position, True, epoch, timeout_seconds=timeout_seconds
+            )
+        return await self.children(
+            partition,
+            found,
+            position=position,
+            finished=True,
+            epoch=epoch,
+            timeout_seconds=timeout_seconds,
+        )
+
+    async def children_many(
+        self, items: Iterable[ChildrenItem], *, timeout_seconds: float | None = None
+    ) -> dict[int, str]:
+        """Report what comes after several partitions, and finish them, in one call.
+
+        Of each item all is carried out or nothing. Returns the outcomes: as for `commit`, or
+        `unknown_parent` (the owner of another parent lags; try again), `conflicting_child`,
+        `too_many_partitions`.
+        """
+        self._check_process()
+        limit = self._timeout_seconds if timeout_seconds is None else timeout_seconds
+        return await self._run(programs.children(self._core, list(items), limit))
+
     async def ready(self, partition: int, epoch: int | None = None) -> str:
         """Report that the warm-up of a partition is done; returns the outcome."""
         self._check_process()
@@ -177,6 +232,12 @@ class AsyncFlow(BaseFlow):
         """Fetch the committed positions of `warming` partitions; see `Flow.refresh`."""
         self._check_process()
         await self._run(programs.refresh(self._core, self._timeout_seconds))
+
+    async def report(self, conditions: Iterable[Condition]) -> None:
+        """Say what is wrong with this consumer's work; see `Flow.report`."""
+        self._check_process()
+        now, limit = time.monotonic(), self._timeout_seconds
+        await self._run(self._reports.report(self._core, conditions, now, limit))
 
     async def drain(self, timeout_seconds: float | None = None) -> None:
         """Begin to hand off all partitions; see `Flow.drain`."""

@@ -16,6 +16,7 @@ from counterpoise.flow.callbacks import Callbacks, OnOwned, OnRevoking, OnWarmin
 from counterpoise.flow.core import FlowCore, FlowSettings
 from counterpoise.flow.log_lines import LogLines
 from counterpoise.flow.programs import Sent
+from counterpoise.flow.reports import Reports
 from counterpoise.flow.view import Owned, Warming
 from counterpoise.wire import Update
 
@@ -63,6 +64,7 @@ class BaseFlow:
         self._renew_while = renew_while
         self._pid = os.getpid()
         self._log_lines = LogLines()
+        self._reports = Reports()
         self._set_up()
 
     def _set_up(self) -> None:

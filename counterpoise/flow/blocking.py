@@ -29,12 +29,13 @@ from contextlib import contextmanager
 from typing import Self, TypeVar
 
 from counterpoise.client import Client
+from counterpoise.conditions import Condition
 from counterpoise.errors import CounterpoiseError, ServiceUnavailable, Unreachable
 from counterpoise.flow import programs
 from counterpoise.flow.base import BaseFlow
 from counterpoise.flow.programs import MayRenew, Pause, Program, Send, Sent
 from counterpoise.flow.view import Notice
-from counterpoise.wire import LogAccess, ReleaseItem
+from counterpoise.wire import Child, ChildrenItem, LogAccess, Position, ReleaseItem
 
 R = TypeVar("R")
 
@@ -120,8 +121,11 @@ class Flow(BaseFlow):
         if not self._run(programs.leave(self._core, self._timeout_seconds)):
             raise self._core.last_error or ServiceUnavailable("the service did not answer")
 
-    def close(self, *, timeout_seconds: float = 5.0) -> None:
+    def close(self, *, timeout_seconds: float = 5.0, reason: str | None = None) -> None:
         """Unbind and stop the threads. Never raises; takes a few seconds at most.
+
+        `reason`: `driver_lost` if the program for which the flow was bound has been killed. The
+        history of the queue then says so.
 
         If the service cannot be reached within `timeout_seconds`, the lease has to expire. In a
         forked child this does nothing: the flow is the parent's.
@@ -130,7 +134,7 @@ class Flow(BaseFlow):
         if self._pid != os.getpid() or client is None or self._closing.is_set():
             return
         self._closing.set()
-        if not self._run(programs.leave(self._core, timeout_seconds)):
+        if not self._run(programs.leave(self._core, timeout_seconds, reason)):
             logger.warning("flow on %s: the unbind did not reach the service", self.queue)
         self._to_tell.put(None)
         for thread in (self._teller, self._keeper):
@@ -167,7 +171,7 @@ class Flow(BaseFlow):
 
     def commit(
         self,
-        positions: Mapping[int, str] | Iterable[tuple[int, int, str]],
+        positions: Mapping[int, str] | Iterable[Position],
         *,
         timeout_seconds: float | None = None,
     ) -> dict[int, str]:
@@ -212,6 +216,68 @@ class Flow(BaseFlow):
         limit = self._timeout_seconds if timeout_seconds is None else timeout_seconds
         return self._run(programs.release(self._core, items, limit))
 
+    def children(
+        self,
+        partition: int,
+        children: Iterable[Child],
+        *,
+        position: str | None = None,
+        finished: bool = False,
+        epoch: int | None = None,
+        timeout_seconds: float | None = None,
+    ) -> str:
+        """Report what comes after a partition of a dynamic queue (the contract, *Lineage*).
+
+        Do it before you commit past the record that named the children. `position` is committed
+        with it, and with `finished` the partition ends: all of it happens or nothing. A child
+        without parents follows this partition alone. Repeat the call after `unknown_parent`: the
+        owner of another parent lags. Returns the outcome, as for `children_many`.
+        """
+        self._check_process()
+        limit = self._timeout_seconds if timeout_seconds is None else timeout_seconds
+        return self._run(
+            programs.report(self._core, partition, children, position, finished, epoch, limit)
+        )
+
+    def finish(
+        self,
+        partition: int,
+        position: str | None = None,
+        children: Iterable[Child] = (),
+        *,
+        epoch: int | None = None,
+        timeout_seconds: float | None = None,
+    ) -> str:
+        """A partition of a dynamic queue, or one that retires, was processed to its end.
+
+        `children` come after it; see `children`. Returns the outcome. After a lost answer it may be
+        `no_such_partition`: the partition is finished, and was removed already.
+        """
+        found = tuple(children)
+        if not found:
+            return self.release(partition, position, True, epoch, timeout_seconds=timeout_seconds)
+        return self.children(
+            partition,
+            found,
+            position=position,
+            finished=True,
+            epoch=epoch,
+            timeout_seconds=timeout_seconds,
+        )
+
+    def children_many(
+        self, items: Iterable[ChildrenItem], *, timeout_seconds: float | None = None
+    ) -> dict[int, str]:
+        """Report what comes after several partitions, and finish them, in one call.
+
+        Of each item all is carried out or nothing. Returns the outcomes: as for `commit`, or
+        `unknown_parent` (the owner of another parent lags; try again), `conflicting_child`,
+        `too_many_partitions`.
+        """
+        self._check_process()
+        limit = self._timeout_seconds if timeout_seconds is None else timeout_seconds
+        return self._run(programs.children(self._core, list(items), limit))
+
     def ready(self, partition: int, epoch: int | None = None) -> str:
         """Report that the warm-up of a partition is done; returns the outcome."""
         self._check_process()
@@ -225,6 +291,18 @@ class Flow(BaseFlow):
         self._check_process()
         limit = self._timeout_seconds if timeout_seconds is None else timeout_seconds
         self._run(programs.refresh(self._core, limit))
+
+    def report(
+        self, conditions: Iterable[Condition], *, timeout_seconds: float | None = None
+    ) -> None:
+        """Say what is wrong with this consumer's work: all of it, () if nothing is.
+
+        People see it where they see the queue. Sent only when it has changed, so ask often. Renews
+        the lease if sent. Nothing is sent while the flow is not bound.
+        """
+        self._check_process()
+        limit = self._timeout_seconds if timeout_seconds is None else timeout_seconds
+        self._run(self._reports.report(self._core, conditions, time.monotonic(), limit))
 
     def drain(self, timeout_seconds: float | None = None) -> None:
         """Begin to hand off all partitions. Keep working until `drained`, then close.
@@ -244,6 +322,8 @@ class Flow(BaseFlow):
     def _keep(self) -> None:
         try:
             self._run(programs.keep_bound(self._core))
+        except SystemExit:  # a test has killed the flow (counterpoise.testing)
+            return
         except Exception:  # a defect of ours: report it instead of stopping silently
             logger.exception("flow on %s: the background thread ended", self.queue)
 
@@ -254,6 +334,8 @@ class Flow(BaseFlow):
                 continue
             try:
                 call()
+            except SystemExit:  # as above
+                return
             except Exception:
                 logger.exception("flow on %s: a callback failed for %s", self.queue, notice)
 

@@ -42,7 +42,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeAlias, TypeVar
 
-from counterpoise import calls
+from counterpoise import calls, lineage
 from counterpoise.calls import Call
 from counterpoise.errors import (
     CounterpoiseError,
@@ -60,6 +60,7 @@ from counterpoise.flow.notices import Notices, Request
 from counterpoise.flow.view import NOTHING, View, changes, view_of, with_owners_of
 from counterpoise.wire import (
     Bound,
+    ChildrenItem,
     CommitItem,
     LogAccess,
     ReadyItem,
@@ -73,7 +74,7 @@ from counterpoise.wire import (
 FLOW_GONE = "flow_gone"
 LOG_ACCESS_LEFT_SECONDS = 3600.0
 
-ItemT = TypeVar("ItemT", CommitItem, ReleaseItem, ReadyItem)
+ItemT = TypeVar("ItemT", CommitItem, ReleaseItem, ChildrenItem, ReadyItem)
 Build: TypeAlias = Callable[[str, str, str, Sequence[ItemT], int], Call[Results]]
 
 _ENDS_A_FLOW = (FlowGone, FlowNotFound, QueueNotFound, Unauthorized, Forbidden)
@@ -227,17 +228,15 @@ class FlowCore:
             return
         self._end(error)
 
-    def leave(self) -> Call[None] | None:
-        """The program has closed the flow. Returns the unbind to send, if it was bound."""
+    def leave(self) -> Bound | None:
+        """The program has closed the flow. Returns the binding to end, if it was bound."""
         if self.status == "gone":
             return None
         bound = self.bound
         self.gone_reason = "unbound"
         self.error = NotBound("the flow has been closed")
         self._forget_flow("gone", tell=False)
-        if bound is None:
-            return None
-        return calls.unbind(self.settings.queue, bound.flow_id, bound.flow_token)
+        return bound
 
     def _was_bound_elsewhere(self, bound: Bound) -> bool:
         """Whether the name belongs to another queue than before; an older service sends no id."""
@@ -303,6 +302,13 @@ class FlowCore:
             self.notices.releasing(request)
         return request
 
+    def children(self, items: Sequence[ChildrenItem]) -> Request | None:
+        """A report to send, or None while the flow is not bound. Finishing is releasing: rule 6."""
+        request = self._request(lineage.children, items)
+        if request is not None:
+            self.notices.releasing(request)
+        return request
+
     def ready(self, items: Sequence[ReadyItem]) -> Request | None:
         """A ready to send, or None while the flow is not bound."""
 
@@ -326,14 +332,10 @@ class FlowCore:
         """The answer to a request: record the accepted items, then take over the view in the
         answer.
         """
-        accepted = [
-            item
-            for item, result in zip(request.items, results.results, strict=True)
-            if result.outcome == "ok"
-        ]
-        self.notices.released([item for item in accepted if isinstance(item, ReleaseItem)])
-        commits = [item for item in accepted if isinstance(item, CommitItem)]
-        partitions = self._acknowledged.take(self.view.partitions, commits, request.seq)
+        answers = zip(request.items, results.results, strict=True)
+        accepted = [item for item, result in answers if result.outcome == "ok"]
+        self.notices.released(accepted)
+        partitions = self._acknowledged.take(self.view.partitions, accepted, request.seq)
         self.view = replace(self.view, partitions=partitions)
         self.notices.settle(request)
         if self.bound is not None and self.bound.flow_id == request.flow_id:

@@ -16,7 +16,7 @@ A grant is in one of these states:
 
     open ──► releasing ──► over
      ▲ │         │           ▲
-     │ │         │           │  its epoch is over, or the service has refused it
+     │ │         │           │  its epoch is over, it has ended, or the service has refused it
      │ └─────────┼───────────┘
      └───────────┘  answered not_revoking: a resize has taken a retiring partition back
 
@@ -37,6 +37,16 @@ Rules
    service says `replaced`, so this instance held the partition before and no consumer did in
    between. Then the ends of its own work count, even if the service never heard of them.
 
+5. **A sealed partition ends with one call.** When a partition that its log has sealed is done up to
+   the sealed end, one call reports the end as its position, that it is finished, and what comes
+   after it. Nothing past the end exists, so nothing past it is committed before. A revoked or
+   draining partition is released at its end like any other: its next owner finds it sealed, and
+   reports then. So each step may be the last of its owner's life, and no child is lost.
+6. **A cut that is reached is said.** While the view names the cut of a partition and does not say
+   that it is reached, a commit is due as soon as `done` is at the cut or past it, even if the
+   position is committed already. How far a partition may be read meanwhile, its caller asks
+   `counterpoise.flow.barriers`.
+
 What to tell the service is computed again each time (level-triggered). A call that failed, or whose
 answer was lost, is made again with the values of that moment.
 
@@ -48,9 +58,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import TypeAlias
 
+from counterpoise.flow.barriers import is_at
 from counterpoise.flow.view import Key, Owned
-from counterpoise.wire import CommitItem, ReleaseItem
+from counterpoise.logs.port import Successor
+from counterpoise.wire import Child, ChildrenItem, CommitItem, ReleaseItem
 
 
 def continues(epoch: int, owned: Owned) -> bool:
@@ -70,8 +83,12 @@ class Grant:
     confirmed: str | None = None
     # Where the partition starts and ends in the log, once no message can be appended any more.
     final: tuple[str, str] | None = None
+    # What comes after it, if the log has sealed it.
+    successors: tuple[Successor, ...] | None = None
     releasing: bool = False
     over: bool = False
+    # The service has confirmed, since the last view, that the cut is reached.
+    said: bool = False
     # Whether messages may be handed out; follows from the fields above and from `owned.state`.
     open: bool = True
 
@@ -96,12 +113,30 @@ class Grant:
         return self.owned.position if self.confirmed is None else self.confirmed
 
     @property
-    def finished(self) -> bool:
-        """Whether it is a retiring partition that is done up to its final end."""
-        if self.owned.state != "retiring" or self.final is None:
+    def at_end(self) -> bool:
+        """Whether it is done up to its final end."""
+        if self.final is None:
             return False
         start, end = self.final
         return (start if self.done is None else self.done) == end
+
+    @property
+    def reached_cut(self) -> bool:
+        """Whether it is done up to its cut, and the service does not say so yet (rule 6)."""
+        owned = self.owned
+        if owned.cut is None or owned.reached_cut or self.said:
+            return False
+        return is_at(self.done, owned.cut)
+
+    @property
+    def finished(self) -> bool:
+        """Whether it is a retiring partition that is done up to its final end."""
+        return self.owned.state == "retiring" and self.successors is None and self.at_end
+
+    @property
+    def ended(self) -> bool:
+        """Whether its log has sealed it, and it is done up to the sealed end."""
+        return self.successors is not None and self.at_end
 
     def settle(self) -> None:
         """Compute `open` again."""
@@ -110,11 +145,15 @@ class Grant:
 
 @dataclass(frozen=True, slots=True)
 class Changes:
-    """The difference that a view made: new grants, grants that stopped being open, ended grants."""
+    """The difference that a view made: new grants, grants that stopped being open, ended grants.
+
+    `moved`: cuts up to which grants are read may have come, gone or moved.
+    """
 
     new: tuple[Grant, ...] = ()
     stopped: tuple[Grant, ...] = ()
     gone: tuple[Grant, ...] = ()
+    moved: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,9 +162,14 @@ class Todo:
 
     commits: tuple[CommitItem, ...] = ()
     releases: tuple[ReleaseItem, ...] = ()
+    ends: tuple[ChildrenItem, ...] = ()
 
     def __bool__(self) -> bool:
-        return bool(self.commits or self.releases)
+        return bool(self.commits or self.releases or self.ends)
+
+
+Item: TypeAlias = CommitItem | ReleaseItem | ChildrenItem
+"""What is told of one grant."""
 
 
 class Ledger:
@@ -149,15 +193,20 @@ class Ledger:
             grant.over, grant.open = True, False
         new: list[Grant] = []
         stopped: list[Grant] = []
+        moved = False
         for number, owned in view.items():
             known = self._grants.get(number)
             if known is None:
                 grant = self._grants[number] = Grant(owned, owned.position)
                 grant.settle()
                 new.append(grant)
-            elif known.owned is not owned and self._update(known, owned):
-                stopped.append(known)
-        return Changes(tuple(new), tuple(stopped), tuple(gone))
+            elif known.owned is not owned:
+                moved = moved or (
+                    owned.resize is not None and owned.revision != known.owned.revision
+                )
+                if self._update(known, owned):
+                    stopped.append(known)
+        return Changes(tuple(new), tuple(stopped), tuple(gone), moved)
 
     def _update(self, grant: Grant, owned: Owned) -> bool:
         """Take over how a known grant is held now. Returns whether it stopped being open."""
@@ -165,6 +214,8 @@ class Ledger:
             grant.final = None
         if grant.done is None:
             grant.done = owned.position
+        # A position that we committed ourselves makes no view of the service.
+        grant.said = grant.said and owned.revision == grant.owned.revision
         was_open, grant.owned = grant.open, owned
         grant.settle()
         return was_open and not grant.open
@@ -208,25 +259,52 @@ class Ledger:
         grant.done = position
         return True
 
-    def ends_at(self, partition: int, start: str, end: str | None) -> None:
-        """The log says that the partition ends at `end` for good; None: it may still grow."""
+    def ends_at(
+        self,
+        partition: int,
+        start: str,
+        end: str | None,
+        successors: tuple[Successor, ...] | None = None,
+    ) -> None:
+        """The log says that the partition ends at `end` for good; None: it may still grow.
+
+        `successors`: what comes after it, if the log has sealed it.
+        """
         grant = self._grants.get(partition)
         if grant is not None:
             grant.final = None if end is None else (start, end)
+            grant.successors = successors
 
     # ------------------------------------------------------------------ calls to the service
 
     def due(self, *, parting: bool = False) -> Todo:
         """Commits and releases that are due. `parting`: also what a draining flow may release."""
-        releases = self.releases(parting=parting)
-        released = {item.partition for item in releases}
-        commits = tuple(item for item in self.commits() if item.partition not in released)
-        return Todo(commits, releases)
+        releases, ends = self.releases(parting=parting), self.ends(parting=parting)
+        carried = {item.partition for item in releases} | {item.partition for item in ends}
+        commits = tuple(item for item in self.commits() if item.partition not in carried)
+        return Todo(commits, releases, ends)
+
+    def ends(self, *, parting: bool = False) -> tuple[ChildrenItem, ...]:
+        """The ends of sealed partitions that are to be reported, in the order of partitions."""
+        due = [
+            ChildrenItem(
+                *(one.partition, one.epoch, one.final[1], True),
+                tuple(Child(s.key, s.parents, s.partition) for s in one.successors),
+            )
+            for one in self._grants.values()
+            if one.ended
+            and one.open
+            and not parting
+            and one.partition not in self.in_flight
+            and one.final is not None
+            and one.successors is not None
+        ]
+        return tuple(sorted(due, key=_partition))
 
     def releases(self, *, parting: bool = False) -> tuple[ReleaseItem, ...]:
         """The releases that are due, in the order of partitions. Pass them to `decide`."""
         due = [
-            ReleaseItem(one.partition, one.epoch, one.done, one.finished)
+            ReleaseItem(one.partition, one.epoch, one.done, one.finished, one.reached_cut)
             for one in self._grants.values()
             if not one.over
             and one.partition not in self.in_flight
@@ -237,12 +315,12 @@ class Ledger:
     def commits(self, *, everything: bool = False) -> tuple[CommitItem, ...]:
         """The commits that are due. `everything`: confirmed ones too, to check the ownership."""
         due = [
-            CommitItem(one.partition, one.epoch, done)
+            CommitItem(one.partition, one.epoch, done, one.reached_cut)
             for one in self._grants.values()
             # Read once: the thread that has the partition in flight may change it.
             if (done := one.done) is not None
             and not (one.over or one.releasing)
-            and (everything or done != one.committed)
+            and (everything or done != one.committed or one.reached_cut)
         ]
         return tuple(sorted(due, key=_partition))
 
@@ -254,7 +332,7 @@ class Ledger:
                 grant.releasing = True
                 grant.settle()
 
-    def answered(self, item: CommitItem | ReleaseItem, outcome: str) -> Grant | None:
+    def answered(self, item: Item, outcome: str) -> Grant | None:
         """The service's answer for one item. Returns its grant, None if the grant has ended
         already.
         """
@@ -263,19 +341,22 @@ class Ledger:
             return None
         if outcome == "not_revoking":
             grant.releasing = False
-        elif outcome != "ok" or isinstance(item, ReleaseItem):
+        elif outcome == "unknown_parent":
+            pass  # another parent of a child is reported later, by its own owner; tried again
+        elif outcome != "ok" or not isinstance(item, CommitItem):
             grant.over = True
         else:
             grant.confirmed = item.position
+            grant.said = grant.said or item.reached_cut
         grant.settle()
         return grant
 
-    def _held(self, item: CommitItem | ReleaseItem) -> Grant | None:
+    def _held(self, item: Item) -> Grant | None:
         grant = self._grants.get(item.partition)
         return grant if grant is not None and grant.epoch == item.epoch else None
 
 
-def _partition(item: CommitItem | ReleaseItem) -> int:
+def _partition(item: Item) -> int:
     return item.partition
 
 

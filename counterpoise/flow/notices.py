@@ -13,9 +13,9 @@ from typing import TypeAlias
 
 from counterpoise.calls import Call
 from counterpoise.flow.view import Lost, Notice, WarmingEnded, WarmingStarted
-from counterpoise.wire import CommitItem, ReadyItem, ReleaseItem, Results
+from counterpoise.wire import ChildrenItem, CommitItem, ReadyItem, ReleaseItem, Results
 
-Item: TypeAlias = CommitItem | ReleaseItem | ReadyItem
+Item: TypeAlias = CommitItem | ReleaseItem | ChildrenItem | ReadyItem
 GrantKey: TypeAlias = tuple[int, int]  # partition and epoch
 
 
@@ -59,9 +59,13 @@ class Notices:
         for item in request.items:
             self._releasing.setdefault((item.partition, item.epoch), request)
 
-    def released(self, items: Iterable[ReleaseItem]) -> None:
-        """The service has accepted these releases."""
-        self._released.update((item.partition, item.epoch) for item in items)
+    def released(self, items: Iterable[Item]) -> None:
+        """The service has accepted these: of releases and finished partitions, that they leave."""
+        self._released.update(
+            (item.partition, item.epoch)
+            for item in items
+            if isinstance(item, ReleaseItem) or (isinstance(item, ChildrenItem) and item.finished)
+        )
 
     def settle(self, request: Request) -> None:
         """This request is settled: give the notices that waited for it."""

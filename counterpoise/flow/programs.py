@@ -25,7 +25,16 @@ from counterpoise.errors import (
 )
 from counterpoise.flow.core import FLOW_GONE, FlowCore
 from counterpoise.flow.notices import Item, Request
-from counterpoise.wire import CommitItem, LogAccess, ReadyItem, ReleaseItem, Update
+from counterpoise.wire import (
+    Child,
+    ChildrenItem,
+    CommitItem,
+    LogAccess,
+    Position,
+    ReadyItem,
+    ReleaseItem,
+    Update,
+)
 
 R = TypeVar("R")
 
@@ -132,10 +141,10 @@ def _poll(core: FlowCore) -> Program[Sent]:
 
 def commit(
     core: FlowCore,
-    positions: Mapping[int, str] | Iterable[tuple[int, int, str]],
+    positions: Mapping[int, str] | Iterable[Position],
     timeout_seconds: float,
 ) -> Program[dict[int, str]]:
-    """Commit positions: by partition, or as (partition, epoch, position)."""
+    """Commit positions: by partition, or as `Position`."""
     core.check()
     items: list[CommitItem] = []
     outcomes: dict[int, str] = {}
@@ -175,6 +184,38 @@ def release(
     return outcomes | (yield from _submit(core, request, items, timeout_seconds))
 
 
+def report(
+    core: FlowCore,
+    partition: int,
+    found: Iterable[Child],
+    position: str | None,
+    finished: bool,
+    epoch: int | None,
+    timeout_seconds: float,
+) -> Program[str]:
+    """Report the children of one partition; it ends with the same call if it is `finished`."""
+    core.check()
+    owned = core.view.partitions.get(partition)
+    if epoch is None:
+        epoch = core.epoch_of(partition)
+    if epoch is None:
+        return "not_owner"
+    own = () if owned is None or owned.key is None else (owned.key,)
+    named = tuple(child if child.parents else replace(child, parents=own) for child in found)
+    item = ChildrenItem(partition, epoch, position, finished, named)
+    outcomes = yield from children(core, [item], timeout_seconds)
+    return outcomes[partition]
+
+
+def children(
+    core: FlowCore, items: Sequence[ChildrenItem], timeout_seconds: float
+) -> Program[dict[int, str]]:
+    """Report what comes after partitions, and finish them."""
+    core.check()
+    request = core.children(items) if items else None
+    return (yield from _submit(core, request, items, timeout_seconds))
+
+
 def ready(
     core: FlowCore, partition: int, epoch: int | None, timeout_seconds: float
 ) -> Program[str]:
@@ -208,13 +249,21 @@ def drain(core: FlowCore, drain_seconds: float | None, timeout_seconds: float) -
     core.poll_answered(flow_id, answer.value, answer.sent_at, answer.now)
 
 
-def leave(core: FlowCore, timeout_seconds: float) -> Program[bool]:
-    """Unbind. False if the service was not reached in time; then the lease has to expire."""
-    call = core.leave()
-    if call is None:
+def leave(core: FlowCore, timeout_seconds: float, reason: str | None = None) -> Program[bool]:
+    """Unbind. False if the service was not reached in time; then the lease has to expire.
+
+    `reason`: what the service is to record instead of `unbound`.
+    """
+    bound = core.leave()
+    if bound is None:
         return True
+    who = (core.settings.queue, bound.flow_id, bound.flow_token)
     try:
-        yield from _until(core, call, None, timeout_seconds)
+        try:
+            yield from _until(core, calls.unbind(*who, reason), None, timeout_seconds)
+        except Invalid:
+            # The service is of a release that takes no reason.
+            yield from _until(core, calls.unbind(*who), None, timeout_seconds)
     except ServiceUnavailable:
         return False
     except CounterpoiseError:

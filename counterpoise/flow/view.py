@@ -34,6 +34,14 @@ class Owned:
     `state` is `owned`, `revoking` or `retiring`. `position` is the last committed one, the next
     message to read; None: the queue's `start`. `handed_over` is how the partition left its previous
     owner. `deadline` (of a revoke) is by this process's monotonic clock, in seconds.
+
+    `revision` is that of the service's update that said so; a position that the service accepts
+    from this flow leaves it as it is.
+
+    `resize` is the number of the log's last resize that the view knows; None: resizes of this queue
+    are not ordered. `cut`, `reached_cut` and `waits_for` are those of the contract, *Ordered
+    resize*; without a `cut` nothing waits. `key` and
+    `parents` (keys) are those of a partition of a dynamic queue.
     """
 
     partition: int
@@ -42,6 +50,13 @@ class Owned:
     position: str | None
     handed_over: str | None
     deadline: float | None = None
+    resize: int | None = None
+    cut: str | None = None
+    reached_cut: bool = False
+    waits_for: tuple[int, ...] = ()
+    key: str | None = None
+    parents: tuple[str, ...] = ()
+    revision: int = 0
 
 
 @dataclass(frozen=True)
@@ -137,7 +152,19 @@ def view_of(update: Update, now: float, known: Mapping[Key, str]) -> View:
         elif item.state in ("owned", "revoking", "retiring"):
             position = known.get((number, epoch), item.position)
             partitions[number] = Owned(
-                number, epoch, item.state, position, item.handed_over, deadline
+                number,
+                epoch,
+                item.state,
+                position,
+                item.handed_over,
+                deadline,
+                update.resize,
+                item.cut,
+                item.reached_cut,
+                item.waits_for,
+                item.key,
+                item.parents,
+                update.revision,
             )
     return View(
         update.revision,

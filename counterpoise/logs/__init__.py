@@ -15,6 +15,7 @@ from counterpoise.logs.errors import (
     PositionAhead,
     PositionTrimmed,
     StalePartitionCount,
+    StaleRanges,
 )
 from counterpoise.logs.opening import open_log
 from counterpoise.logs.port import (
@@ -25,6 +26,7 @@ from counterpoise.logs.port import (
     Bounds,
     Log,
     Message,
+    Successor,
 )
 
 __all__ = [
@@ -45,5 +47,7 @@ __all__ = [
     "PositionAhead",
     "PositionTrimmed",
     "StalePartitionCount",
+    "StaleRanges",
+    "Successor",
     "open_log",
 ]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import psycopg
@@ -23,11 +23,15 @@ from counterpoise.logs.errors import (
 
 T = TypeVar("T")
 Row = tuple[Any, ...]
+# By place or by name.
+Parameters = Sequence[object] | Mapping[str, object]
 
 # Errors of the schema's functions (migrations/log).
 _STALE_PARTITION_COUNT = "CP001"
 _LOG_NOT_FOUND = "CP002"
 _OUT_OF_RANGE = "CP003"
+_STALE_RANGES = "CP004"
+_UNDEFINED_COLUMN = "42703"
 # SQLSTATE classes and codes of temporary errors: connection, rollback, resources, operator,
 # lock not available, read-only (a standby that has not taken over yet).
 _TRANSIENT_CLASSES = ("08", "40", "53", "57", "58", "XX")
@@ -70,7 +74,7 @@ class LogConnection:
         self._connection: _BoundedConnection | None = None
         self._process = os.getpid()
 
-    def query(self, statement: str, parameters: Sequence[object], *, retry: bool) -> list[Row]:
+    def query(self, statement: str, parameters: Parameters, *, retry: bool) -> list[Row]:
         """All rows of a statement, read in binary.
 
         With `retry` a broken connection is replaced and the statement is sent once more; use it
@@ -90,7 +94,7 @@ class LogConnection:
             self._discard()
 
     def _query(
-        self, statement: str, parameters: Sequence[object], retry: bool, deadline: float
+        self, statement: str, parameters: Parameters, retry: bool, deadline: float
     ) -> list[Row]:
         reused = self._usable()
         try:
@@ -179,3 +183,13 @@ def stale_partition_count(
     if isinstance(error, psycopg.Error) and error.sqlstate == _STALE_PARTITION_COUNT:
         return StalePartitionCount(routed_with, int(error.diag.message_detail or 0))
     return None
+
+
+def has_stale_ranges(error: BaseException | None) -> bool:
+    """Whether `error` refuses an append that was not routed with the ranges of a dynamic log."""
+    return isinstance(error, psycopg.Error) and error.sqlstate == _STALE_RANGES
+
+
+def lacks_column(error: BaseException | None) -> bool:
+    """Whether the tables are of a release before the one that added a column of the statement."""
+    return isinstance(error, psycopg.Error) and error.sqlstate == _UNDEFINED_COLUMN

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from counterpoise.errors import CounterpoiseError
+from counterpoise.logs.ranges import Ranges
 
 
 class LogError(CounterpoiseError):
@@ -66,6 +67,19 @@ class StalePartitionCount(LogError):
             f"the messages were routed for {routed_with} partitions, but the log has {current}"
         )
         self.routed_with = routed_with
+        self.current = current
+
+
+class StaleRanges(LogError):
+    """The append to a dynamic log was not routed with its current ranges: route it again.
+
+    No message of it was appended. `current` are the log's ranges after the refusal.
+    """
+
+    code = "stale_ranges"
+
+    def __init__(self, message: str, current: Ranges) -> None:
+        super().__init__(message)
         self.current = current
 
 

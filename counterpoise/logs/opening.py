@@ -13,6 +13,9 @@ from counterpoise.wire import LogAccess
 if TYPE_CHECKING:
     from counterpoise.logs.port import Log
 
+# The access that a service in memory gives to its logs.
+IN_MEMORY = "memory://"
+
 # Each module has a class (log, access, *, timeout_seconds), and imports its server's client.
 _OUTSIDE: Mapping[str, tuple[str, str]] = {
     "redis": ("counterpoise.logs.redis", "RedisLog"),
@@ -37,6 +40,10 @@ def open_log(
         raise LogError(f"cannot open the log: {error}") from None
     url = access.url if isinstance(access, LogAccess) else access
     url = url or environment_access(log)
+    if url is not None and url.startswith(IN_MEMORY) and address.kind == "builtin":
+        # Only tests need it, see `counterpoise.testing`.
+        memory = import_module("counterpoise.logs.memory")
+        return cast("Log", memory.MemoryLog(memory.opened(url), address.name))
     if url is not None:
         check_access(address, url)
     if address.kind != "builtin":

@@ -28,6 +28,12 @@ Consumers rely on these promises of a log:
 6. **Positions are not used twice**, not even after a trim, a discard or a resize up and down:
    a partition's positions only grow, as long as the log exists. A log that is dropped and made
    again under its name has another `incarnation`, and its positions begin anew.
+8. **A resize leaves its cuts.** Within a resize the log notes the end of each partition, its *cut*.
+   A message that was routed with the count before lies below the cut of its partition, a message
+   that is routed with the count after lies at the cut or past it. `bounds` returns the number of
+   the last resize and its cuts together with the ends. So no reader can know of a message past a
+   cut without knowing the cut. Logs without cuts (Redis, Kafka) say that they were never resized,
+   and the queues that read them have no ordered resizes.
 
 Positions are strings. Only the log that made them can compare them; they may have holes.
 All calls are bounded in time and raise `LogUnavailable` when the bound is reached. Several threads
@@ -86,13 +92,15 @@ class Message:
         size, ours = len(self.value), 0
         if self.key is not None:
             size += _text_bytes("key", self.key)
-        if not isinstance(self.headers, Mapping | None):
-            raise InvalidMessage(f"headers must be a mapping, not {type(self.headers).__name__}")
-        for name, text in (self.headers or {}).items():
-            both = _text_bytes("name of a header", name) + _text_bytes(f"header {name!r}", text)
-            size += both
-            ours += both if name.startswith(OUR_HEADERS) else 0
-        if size - min(ours, OUR_HEADERS_BYTES) > MAX_MESSAGE_BYTES:
+        headers: object = self.headers
+        if headers is not None:
+            if not isinstance(headers, Mapping):
+                raise InvalidMessage(f"headers must be a mapping, not {type(headers).__name__}")
+            for name, text in headers.items():
+                both = _text_bytes("name of a header", name) + _text_bytes(f"header {name!r}", text)
+                size += both
+                ours += both if name.startswith(OUR_HEADERS) else 0
+        if size > MAX_MESSAGE_BYTES and size - min(ours, OUR_HEADERS_BYTES) > MAX_MESSAGE_BYTES:
             raise InvalidMessage(
                 f"the message has {size} bytes, and {MAX_MESSAGE_BYTES} is the most a log holds"
             )
@@ -129,7 +137,8 @@ class AppendBatch:
     """Messages of one publisher, to be appended together or not at all.
 
     The i-th has the sequence `first_sequence + i` and goes to partition `partitions[i]`, which was
-    chosen among `partition_count` partitions. The order within a partition is preserved.
+    chosen among `partition_count` partitions. With `by_range` they were chosen by the ranges of a
+    dynamic log instead, and the count has no meaning. The order within a partition is preserved.
     """
 
     publisher: str
@@ -137,6 +146,7 @@ class AppendBatch:
     partition_count: int
     partitions: Sequence[int]
     messages: Sequence[Message]
+    by_range: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,19 +158,40 @@ class AppendResult:
 
 
 @dataclass(frozen=True, slots=True)
+class Successor:
+    """A partition that comes after sealed ones: its number, key, and the keys of its parents."""
+
+    partition: int
+    key: str
+    parents: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Bounds:
     """Starts and ends of partitions, and the log's partition count, all at one instant.
 
-    `ends` are the positions of the next messages to be appended.
+    `ends` are the positions of the next messages to be appended. Of a dynamic log the count is that
+    of all partitions it ever had; `keys` has their keys and `sealed` what comes after those of them
+    that are sealed (promise 7). Of other logs both are empty.
+    `resize` is the number of the log's last resize, which was from `resized_from` partitions (0 and
+    0: there was none, or the log takes no cuts), and `cuts` are the ends at that moment (promise
+    8).
     """
 
     partition_count: int
     incarnation: str
     starts: Mapping[int, str] = field(repr=False)
     ends: Mapping[int, str] = field(repr=False)
+    keys: Mapping[int, str] = field(default_factory=dict, repr=False)
+    sealed: Mapping[int, tuple[Successor, ...]] = field(default_factory=dict, repr=False)
+    resize: int = 0
+    resized_from: int = 0
+    cuts: Mapping[int, str] = field(default_factory=dict, repr=False)
 
     def is_final(self, partition: int) -> bool:
-        """Whether no message can be appended at this partition's end any more (promise 4)."""
+        """Whether no message can be appended at this partition's end any more (promises 4, 7)."""
+        if partition in self.keys:
+            return partition in self.sealed
         return partition >= self.partition_count
 
 
@@ -170,8 +201,9 @@ class Log(Protocol):
     def append(self, batch: AppendBatch) -> AppendResult:
         """Append the batch in one transaction.
 
-        Raises StalePartitionCount if the batch was routed with another count than the log's,
-        InvalidMessage, LogNotFound, and LogUnavailable when the outcome is not known.
+        Raises StalePartitionCount if the batch was routed with another count than the log's (also
+        a batch by ranges in a log without), StaleRanges if it was not routed with the ranges of a
+        dynamic log, InvalidMessage, LogNotFound, and LogUnavailable when the outcome is not known.
         """
         ...
 

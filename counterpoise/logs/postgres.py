@@ -13,53 +13,100 @@ caller works.
 from __future__ import annotations
 
 import json
+import operator
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import accumulate, repeat
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from counterpoise.logs.admission import ByteAdmission
-from counterpoise.logs.connection import LogConnection, Row, stale_partition_count
+from counterpoise.logs.bounds import COLUMNS, COLUMNS_BEFORE, bounds_of
+from counterpoise.logs.connection import (
+    LogConnection,
+    Row,
+    has_stale_ranges,
+    lacks_column,
+    stale_partition_count,
+)
 from counterpoise.logs.errors import (
     LogBehind,
     LogError,
     LogNotFound,
     PositionAhead,
     PositionTrimmed,
+    StaleRanges,
 )
 from counterpoise.logs.numbered import TOO_LARGE, NumberedLog
 from counterpoise.logs.port import AppendBatch, AppendResult, Bounds
-from counterpoise.logs.rows import headers_of, record_batch
+from counterpoise.logs.ranges import HashRange, Ranges
+from counterpoise.logs.rows import Pairs, headers_of, record_batch
 
 CHUNK_MESSAGES = 8192
-CHUNK_BYTES = 8 * 1024 * 1024
+# Of values, keys and headers. The usual chunk has half of it: larger ones do not stay in the
+# processor's cache, and those of 8 MiB take three times as long for each message.
+CHUNK_BYTES = 4 * 1024 * 1024
+# How many messages to ask for while their sizes are unknown, and how many to pack together.
+FIRST_MESSAGES = 1024
+GROUP_MESSAGES = 128
 SWEEP_MESSAGES = 10_000
 
 _APPEND = """SELECT counterpoise_log.append(%b, %b, %b, %b,
     %b::integer[], %b::bytea[], %b::text[], %b::text[], %b::timestamptz[])"""
 
-# `values_before` are the bytes of the values in the chunk before a message, `before` those of keys
-# and headers too: they take memory as well. Headers are parsed here, where a strange one is shown.
-_READ = """SELECT position, published_at, key, value, headers FROM (
-    SELECT position, published_at, key, value, headers,
-        sum(size) OVER sofar - size AS before,
-        sum(octet_length(value)) OVER sofar - octet_length(value) AS values_before
+# A chunk, each row of it a group of messages: their values one after the other, their other columns
+# as arrays. So neither the server nor this process handles each cell by itself. Positions are named
+# only where some are missing. `stop` finds the last position of the chunk from the sizes alone.
+# The sums of all of them are usually small enough; running sums take longer than all the rest.
+_READ = f"""WITH sized AS NOT MATERIALIZED (
+    SELECT position, octet_length(value) AS value_bytes, octet_length(value)
+        + coalesce(octet_length(key), 0) + coalesce(octet_length(headers::text), 0) AS bytes
+    FROM counterpoise_log.messages
+    WHERE log_id = (SELECT log_id FROM counterpoise_log.logs WHERE name = %(log)b)
+        AND partition = %(partition)b AND position >= %(start)b AND position < %(end)b
+), stop AS MATERIALIZED (
+    SELECT CASE
+        WHEN sum(value_bytes) < %(value_bytes)b AND sum(bytes) < %(bytes)b THEN max(position)
+        ELSE (
+            SELECT max(position) FROM (
+                SELECT position, sum(value_bytes) OVER sofar - value_bytes AS values_before,
+                    sum(bytes) OVER sofar - bytes AS before
+                FROM sized WINDOW sofar AS (ORDER BY position ROWS UNBOUNDED PRECEDING)
+            ) AS summed WHERE values_before < %(value_bytes)b AND before < %(bytes)b
+        ) END AS position
+    FROM sized
+)
+SELECT packed.*
+FROM stop, generate_series(%(start)b::bigint, stop.position, {GROUP_MESSAGES}) AS first,
+LATERAL (
+    SELECT min(position), CASE WHEN count(*) <= max(position) - min(position)
+            THEN array_agg(position) END,
+        array_agg(published_at), array_agg(octet_length(value)), string_agg(value, ''),
+        CASE WHEN count(key) > 0 THEN array_agg(key) END,
+        CASE WHEN count(headers) > 0 THEN array_agg(headers::text) END
     FROM (
-        SELECT position, published_at, key, value, headers::text AS headers, octet_length(value)
-            + coalesce(octet_length(key), 0) + coalesce(octet_length(headers::text), 0) AS size
-        FROM counterpoise_log.messages
-        WHERE log_id = (SELECT log_id FROM counterpoise_log.logs WHERE name = %b)
-            AND partition = %b AND position >= %b AND position < %b
-        ORDER BY position LIMIT %b
-    ) AS message WINDOW sofar AS (ORDER BY position ROWS UNBOUNDED PRECEDING)
-) AS chunk WHERE values_before < %b AND before < %b ORDER BY position"""
+        SELECT position, published_at, value, key, headers FROM counterpoise_log.messages
+        WHERE log_id = (SELECT log_id FROM counterpoise_log.logs WHERE name = %(log)b)
+            AND partition = %(partition)b AND position >= first
+            AND position < first + {GROUP_MESSAGES} AND position <= stop.position
+        ORDER BY position
+    ) AS message
+) AS packed"""
 
-# One statement, so one snapshot: the ends and the partition count belong together.
-_BOUNDS = """SELECT l.partition_count, l.incarnation::text, p.partition,
-        p.first_position, p.next_position
+_APPEND_BY_RANGE = """SELECT counterpoise_log.append_by_range(%b, %b, %b,
+    %b::integer[], %b::bytea[], %b::text[], %b::text[], %b::timestamptz[])"""
+
+_RANGES = "SELECT first_hash, last_hash, partition FROM counterpoise_log.ranges(%b)"
+
+# One statement, so one snapshot: ends, cuts, what is sealed and the count belong together.
+_BOUNDS = f"""SELECT {COLUMNS}
     FROM counterpoise_log.logs AS l LEFT JOIN counterpoise_log.partitions AS p
         ON p.log_id = l.log_id AND p.partition = ANY (%b::integer[])
     WHERE l.name = %b"""
+
+# While the service is of the release before.
+_BOUNDS_BEFORE = _BOUNDS.replace(COLUMNS, COLUMNS_BEFORE)
 
 _PARTITION = """SELECT p.first_position, p.next_position, p.discarded_position
     FROM counterpoise_log.logs AS l LEFT JOIN counterpoise_log.partitions AS p
@@ -80,6 +127,7 @@ class PostgresLog(NumberedLog):
         self.name = name
         self._connection = LogConnection(url, timeout_seconds)
         self._admission = ByteAdmission(self._connection, name)
+        self._chunk_messages = FIRST_MESSAGES
 
     def __repr__(self) -> str:
         return f"PostgresLog({self.name!r})"
@@ -96,9 +144,10 @@ class PostgresLog(NumberedLog):
             for message in messages
         ]
         times = [message.published_at for message in messages]
+        routed_by: list[Any] = [] if batch.by_range else [batch.partition_count]
         parameters = [
             self.name,
-            batch.partition_count,
+            *routed_by,
             batch.publisher,
             batch.first_sequence,
             list(batch.partitions),
@@ -107,12 +156,15 @@ class PostgresLog(NumberedLog):
             _unless_empty(headers),
             _unless_empty(times),
         ]
+        statement = _APPEND_BY_RANGE if batch.by_range else _APPEND
         try:
-            ((appended,),) = self._connection.query(_APPEND, parameters, retry=False)
+            ((appended,),) = self._connection.query(statement, parameters, retry=False)
         except LogError as error:
             stale = stale_partition_count(error.__cause__, batch.partition_count)
             if stale is not None:
                 raise stale from None
+            if has_stale_ranges(error.__cause__):
+                raise StaleRanges(str(error), self._ranges()) from None
             raise
         return AppendResult(appended, len(messages) - appended)
 
@@ -131,26 +183,14 @@ class PostgresLog(NumberedLog):
         bytes_left = CHUNK_BYTES if max_bytes is None else max_bytes
         missing_before = False
         while position < last and messages_left > 0 and bytes_left > 0:
-            rows = self._connection.query(
-                _READ,
-                [
-                    self.name,
-                    partition,
-                    position,
-                    last,
-                    min(messages_left, CHUNK_MESSAGES),
-                    bytes_left,
-                    CHUNK_BYTES,
-                ],
-                retry=True,
-            )
-            rows = _contiguous_from(position, rows)
-            if rows:
-                yield _record_batch(partition, rows)
-                position += len(rows)
-                messages_left -= len(rows)
+            chunk = self._chunk(partition, position, last, messages_left, bytes_left)
+            if chunk is not None:
+                batch, value_bytes = chunk
+                yield batch
+                position += batch.num_rows
+                messages_left -= batch.num_rows
                 if max_bytes is not None:
-                    bytes_left -= sum(len(row[3]) for row in rows)
+                    bytes_left -= value_bytes
                 missing_before = False
                 continue
             resumed = self._after_gap(partition, position, last)
@@ -161,15 +201,10 @@ class PostgresLog(NumberedLog):
             position = resumed
 
     def bounds(self, partitions: Sequence[int]) -> Bounds:
-        rows = self._connection.query(_BOUNDS, [list(partitions), self.name], retry=True)
+        rows = self._bound_rows([list(partitions), self.name])
         if not rows:
             raise LogNotFound(f"there is no log {self.name!r}")
-        starts = dict.fromkeys(partitions, "0")
-        ends = dict.fromkeys(partitions, "0")
-        for _, _, partition, first, following in rows:
-            if partition is not None:
-                starts[partition], ends[partition] = str(first), str(following)
-        return Bounds(rows[0][0], rows[0][1], starts, ends)
+        return bounds_of(partitions, rows)
 
     def trim(self, below: Mapping[int, str]) -> None:
         """Needs the rights of the service; a reader's credentials do not suffice."""
@@ -192,6 +227,52 @@ class PostgresLog(NumberedLog):
 
     def close(self) -> None:
         self._connection.close()
+
+    def _chunk(
+        self, partition: int, start: int, end: int, messages: int, value_bytes: int
+    ) -> tuple[pa.RecordBatch, int] | None:
+        """Messages from `start` on, up to the first gap, and the bytes of their values.
+
+        At most so many `messages`, of which none comes after so many `value_bytes`. None if there
+        is no message at `start`.
+        """
+        messages = min(messages, CHUNK_MESSAGES, self._chunk_messages)
+        groups = self._connection.query(
+            _READ,
+            {
+                "log": self.name,
+                "partition": partition,
+                "start": start,
+                "end": min(end, start + messages),
+                "value_bytes": value_bytes,
+                "bytes": CHUNK_BYTES,
+            },
+            retry=True,
+        )
+        chunk = _Chunk(start)
+        for group in groups:
+            if not chunk.add(*group):
+                break
+        if not chunk.sizes:
+            return None
+        batch = chunk.record_batch(partition)
+        size = max(1, batch.get_total_buffer_size())
+        self._chunk_messages = 1 + CHUNK_BYTES // 2 * batch.num_rows // size
+        return batch, sum(chunk.sizes)
+
+    def _bound_rows(self, parameters: Sequence[object]) -> list[Row]:
+        try:
+            return self._connection.query(_BOUNDS, parameters, retry=True)
+        except LogError as error:
+            if not lacks_column(error.__cause__):
+                raise
+            return self._connection.query(_BOUNDS_BEFORE, parameters, retry=True)
+
+    def _ranges(self) -> Ranges:
+        rows = self._connection.query(_RANGES, [self.name], retry=True)
+        if not rows:
+            raise LogNotFound(f"there is no log {self.name!r} with hash ranges")
+        return Ranges(HashRange(*row) for row in rows)
 
     def _admit(
         self,
@@ -231,25 +312,67 @@ class PostgresLog(NumberedLog):
 
 
 def _unless_empty(column: list[Any]) -> list[Any] | None:
-    return column if any(cell is not None for cell in column) else None
+    return column if any(map(operator.is_not, column, repeat(None))) else None
 
 
-def _contiguous_from(position: int, rows: list[Row]) -> list[Row]:
-    """The rows up to the first gap, if the first row is at `position`."""
-    if not rows or rows[0][0] != position:
-        return []
-    if rows[-1][0] - position + 1 == len(rows):
-        return rows
-    return [row for place, row in enumerate(rows) if row[0] == position + place]
+class _Chunk:
+    """Messages from `start` on, up to the first gap, unpacked from groups of `_READ`."""
+
+    def __init__(self, start: int) -> None:
+        self.start = start
+        self.sizes: list[int] = []
+        self._times: list[int] = []
+        self._values: list[bytes] = []
+        self._keys: list[str | None] = []
+        self._headers: list[Pairs | None] = []
+
+    def add(
+        self,
+        first: int | None,
+        positions: list[int] | None,
+        times: list[int],
+        sizes: list[int],
+        values: bytes,
+        keys: list[str | None] | None,
+        headers: list[str | None] | None,
+    ) -> bool:
+        """Add a group, a row of `_READ`; returns whether the next group may follow."""
+        due = self.start + len(self.sizes)
+        if first != due:
+            return False
+        count = len(times)
+        if positions is not None:
+            count = next(place for place, found in enumerate(positions) if found != due + place)
+            sizes = sizes[:count]
+        self.sizes += sizes
+        self._times += times[:count]
+        self._values.append(values if positions is None else values[: sum(sizes)])
+        self._keys += [None] * count if keys is None else keys[:count]
+        self._headers += (
+            [None] * count
+            if headers is None
+            else [None if raw is None else headers_of(raw) for raw in headers[:count]]
+        )
+        return positions is None
+
+    def record_batch(self, partition: int) -> pa.RecordBatch:
+        """The messages as a batch of MESSAGE_SCHEMA."""
+        count = len(self.sizes)
+        offsets = pa.array([0, *accumulate(self.sizes)], pa.int32())
+        values = pa.py_buffer(b"".join(self._values))
+        return record_batch(
+            partition,
+            pa.array(range(self.start, self.start + count), pa.int64()),
+            _since_1970(self._times),
+            pa.array(self._keys, pa.string()),
+            pa.BinaryArray.from_buffers(pa.binary(), count, [None, offsets.buffers()[1], values]),
+            self._headers,
+        )
 
 
-def _record_batch(partition: int, rows: list[Row]) -> pa.RecordBatch:
-    positions, times, keys, values, headers = zip(*rows, strict=True)
-    return record_batch(
-        partition,
-        pa.array(positions, pa.int64()),
-        [at + _EPOCH_2000_MICROSECONDS for at in times],
-        pa.array(keys, pa.string()),
-        values,
-        [None if raw is None else headers_of(raw) for raw in headers],
-    )
+def _since_1970(times: Sequence[int]) -> pa.Array | list[int]:
+    """Microseconds since 1970, of such since 2000."""
+    try:
+        return pc.add_checked(pa.array(times, pa.int64()), _EPOCH_2000_MICROSECONDS)
+    except pa.ArrowInvalid:  # a year that 64 bits do not reach from 1970
+        return [at + _EPOCH_2000_MICROSECONDS for at in times]

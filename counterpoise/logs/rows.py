@@ -57,9 +57,9 @@ _FIRST, _LAST = microseconds_of(SHOWN_FROM), microseconds_of(SHOWN_TO)
 def record_batch(
     partition: int,
     positions: pa.Array,
-    times: Sequence[int | None],
+    times: pa.Array | Sequence[int | None],
     keys: pa.Array,
-    values: Sequence[bytes | None],
+    values: pa.BinaryArray | Sequence[bytes | None],
     headers: Sequence[Pairs | None],
 ) -> pa.RecordBatch:
     """A batch of MESSAGE_SCHEMA.
@@ -67,39 +67,46 @@ def record_batch(
     `positions` are numbers, `times` microseconds since 1970 (None: not a time), a value that is
     None is missing.
     """
-    count = len(values)
-    strange = _out_of_range(times)
+    # What is strange shows in whole columns; only then single rows are looked at.
+    time_column, strange = _shown_times(times)
+    value_column = values if isinstance(values, pa.Array) else pa.array(values, pa.binary())
     shown = list(headers)
     for place in strange:
         shown[place] = flagged(shown[place] or [], "published_at")
-    if strange:
-        times = [0 if at is None else min(max(at, _FIRST), _LAST) for at in times]
-    if None in values:
+    if value_column.null_count:
         for place in (place for place, value in enumerate(values) if value is None):
             shown[place] = flagged(shown[place] or [], "value")
-        values = [value or b"" for value in values]
+        value_column = value_column.fill_null(b"")
+    count = len(shown)
     return pa.RecordBatch.from_arrays(
         [
             pa.repeat(pa.scalar(partition, pa.int32()), count),
             positions.cast(pa.string()),
             keys,
-            pa.array(values, pa.binary()),
+            value_column,
             pa.array([one or None for one in shown], _HEADERS)
             if any(shown)
             else pa.nulls(count, _HEADERS),
-            pa.array(times, pa.int64()).view(_TIME),
+            time_column.view(_TIME),
         ],
         schema=MESSAGE_SCHEMA,
     )
 
 
-def _out_of_range(times: Sequence[int | None]) -> list[int]:
-    """The places of times that cannot be shown."""
-    known = [at for at in times if at is not None]
-    all_known = len(known) == len(times)
-    if all_known and (not known or (min(known) >= _FIRST and max(known) <= _LAST)):
-        return []
-    return [n for n, at in enumerate(times) if at is None or not _FIRST <= at <= _LAST]
+def _shown_times(times: pa.Array | Sequence[int | None]) -> tuple[pa.Array, list[int]]:
+    """The column of times that can be shown, and the places where it differs from `times`."""
+    try:
+        column = pa.array(times, pa.int64())
+    except OverflowError:
+        column = None
+    if column is not None and not column.null_count:
+        found = pc.min_max(column)
+        if not len(column) or (found["min"].as_py() >= _FIRST and found["max"].as_py() <= _LAST):
+            return column, []
+    given = times.to_pylist() if isinstance(times, pa.Array) else times
+    shown = [0 if at is None else min(max(at, _FIRST), _LAST) for at in given]
+    strange = [place for place, at in enumerate(given) if at != shown[place]]
+    return pa.array(shown, pa.int64()), strange
 
 
 def flagged(headers: Iterable[tuple[str, str]], column: str) -> Pairs:
@@ -113,10 +120,9 @@ def headers_of(raw: str | bytes) -> Pairs:
     """The headers of a row that has them as a JSON object of texts."""
     try:
         text = raw if isinstance(raw, str) else raw.decode()
-        # Python does not read numbers of any length.
-        found = json.loads(text, parse_int=_Number, parse_float=_Number, parse_constant=_Number)
+        found = _decoded(text)
         if isinstance(found, dict):
-            if not all(type(value) is str for value in found.values()):
+            if not {*map(type, found.values())} <= {str}:
                 return flagged(_texts_of(found), "headers")
             # Only what is escaped may be a NUL or half a character.
             return list(found.items()) if "\\u" not in text else _texts_of(found)
@@ -126,9 +132,13 @@ def headers_of(raw: str | bytes) -> Pairs:
 
 
 class _Number(str):
-    """A number of JSON as it is written."""
+    """A number of JSON as it is written: Python does not read numbers of any length."""
 
     __slots__ = ()
+
+
+# Made once: `json.loads` makes a decoder in each call with arguments of its own.
+_decoded = json.JSONDecoder(parse_int=_Number, parse_float=_Number, parse_constant=_Number).decode
 
 
 def _texts_of(found: dict[str, Any]) -> Pairs:

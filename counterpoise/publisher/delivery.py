@@ -2,8 +2,13 @@
 
 A batch never changes its messages and sequences; only their partitions are chosen anew in each
 attempt. So an attempt with an unknown outcome is simply repeated, also with another partition
-count: if it did succeed, the log drops the repetition. The service is asked for the log's address
-at the start and after each failure; while it is away, its last answer is used.
+count or other ranges: if it did succeed, the log drops the repetition. The service is asked for the
+log's address at the start and after each failure; while it is away, its last answer is used.
+
+How messages are routed, the log decides: by its partition count, or, if it is a dynamic log, by its
+hash ranges (`counterpoise.logs.ranges`). It checks this in each append, and a refusal says the
+present count or the present ranges. So a split or merge costs a publisher one refused append, and
+only if it has messages for the partitions that were sealed.
 """
 
 from __future__ import annotations
@@ -28,8 +33,10 @@ from counterpoise.logs import (
     LogUnavailable,
     Message,
     StalePartitionCount,
+    StaleRanges,
 )
 from counterpoise.logs.address import environment_access
+from counterpoise.logs.ranges import Ranges
 from counterpoise.wire import LogAccess, LogView
 
 _BACKOFF = Backoff(0.05, 2.0)
@@ -94,6 +101,7 @@ class Delivery:
         self._doubtful = True
         self._refused = False
         self._partition_count = 0
+        self._ranges: Ranges | None = None
         self._log: Log | None = None
         self._next_keyless = crc32(publisher.encode())
 
@@ -122,16 +130,15 @@ class Delivery:
                 self._log.close()
 
     def _append(self, log: Log, batch: Batch) -> None:
-        count = self._partition_count
-        keyless = itertools.count(self._next_keyless)
-        partitions = [
-            next(keyless) % count if message.key is None else partition_of(message.key, count)
-            for message in batch.messages
-        ]
         try:
             result = log.append(
                 AppendBatch(
-                    self._publisher, batch.first_sequence, count, partitions, batch.messages
+                    self._publisher,
+                    batch.first_sequence,
+                    self._partition_count,
+                    self._route(batch.messages),
+                    batch.messages,
+                    by_range=self._ranges is not None,
                 )
             )
         except LogUnavailable:
@@ -144,6 +151,20 @@ class Delivery:
                 "next_sequence"
             )
 
+    def _route(self, messages: Sequence[Message]) -> list[int]:
+        """The partition of each message; those without a key take turns."""
+        keyless = itertools.count(self._next_keyless)
+        ranges, count = self._ranges, self._partition_count
+        if ranges is not None:
+            return [
+                ranges.nth(next(keyless)) if one.key is None else ranges.partition_of(one.key)
+                for one in messages
+            ]
+        return [
+            next(keyless) % count if one.key is None else partition_of(one.key, count)
+            for one in messages
+        ]
+
     def _persist(self, act: Callable[[Log], None]) -> None:
         deadline = self._monotonic() + self._timeout_seconds
         pauses = Pauses(_BACKOFF)
@@ -151,9 +172,12 @@ class Delivery:
             try:
                 act(self._current_log())
                 return
-            except StalePartitionCount as stale:
-                # The log itself checks the count, so its count is as good as the service's.
-                self._partition_count = stale.current
+            except (StalePartitionCount, StaleRanges) as stale:
+                # The log itself checks them, so its answer is as good as the service's.
+                if isinstance(stale, StaleRanges):
+                    self._ranges = stale.current
+                else:
+                    self._partition_count, self._ranges = stale.current, None
                 if self._monotonic() >= deadline:
                     raise
                 continue

@@ -1,11 +1,9 @@
 """The publisher against a real log, and a service that is available, away, or behind the log."""
 
 import itertools
-import json
 import threading
 import time
 from collections import Counter
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import psycopg
 import pytest
@@ -15,69 +13,10 @@ from counterpoise.errors import QueueNotFound, ServiceUnavailable
 from counterpoise.keys import partition_of
 from counterpoise.logs import InvalidMessage, LogUnavailable, open_log
 from counterpoise.publisher import BufferFull, Publisher, PublisherClosed, PublisherIdInUse
+from tests.counterpoise.log_access import service
 from tests.log_support import append, log, log_url, texts, until, with_logs
 
-__all__ = ["log", "log_url"]
-
-
-class Service:
-    """Answers log-access with `partition_count` and `log_url`; can be stopped and started again."""
-
-    def __init__(self, log_url):
-        self.partition_count = 4
-        self.log_url = log_url
-        self.status = 200
-        self.asked = 0
-        self.port = 0
-        self.start()
-
-    def start(self):
-        service = self
-
-        class Handler(BaseHTTPRequestHandler):
-            def do_POST(self):
-                self.rfile.read(int(self.headers["Content-Length"] or 0))
-                service.asked += 1
-                problem = {"code": "queue_not_found", "title": "no", "status": service.status}
-                access = {"url": service.log_url, "expires_at": "2100-01-01T00:00:00Z"}
-                view = {
-                    "log": "builtin:flights",
-                    "partition_count": service.partition_count,
-                    "start": "earliest",
-                    "access": access,
-                }
-                body = json.dumps(view if service.status == 200 else problem).encode()
-                self.send_response(service.status)
-                ok = service.status == 200
-                self.send_header(
-                    "Content-Type", "application/json" if ok else "application/problem+json"
-                )
-                self.send_header("Content-Length", str(len(body)))
-                self.end_headers()
-                self.wfile.write(body)
-
-            def log_message(self, *args):
-                pass
-
-        self.server = ThreadingHTTPServer(("127.0.0.1", self.port), Handler)
-        self.port = self.server.server_port
-        threading.Thread(target=self.server.serve_forever, args=[0.01], daemon=True).start()
-
-    def stop(self):
-        self.server.shutdown()
-        self.server.server_close()
-
-    @property
-    def url(self):
-        return f"http://127.0.0.1:{self.port}"
-
-
-@pytest.fixture
-def service(log, log_url, monkeypatch):
-    monkeypatch.delenv("COUNTERPOISE_LOG_URL", raising=False)
-    service = Service(log_url)
-    yield service
-    service.stop()
+__all__ = ["log", "log_url", "service"]
 
 
 @pytest.fixture

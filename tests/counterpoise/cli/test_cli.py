@@ -13,6 +13,7 @@ import pytest
 
 from counterpoise.cli import messages
 from counterpoise.client import Client, package_version
+from counterpoise.conditions import Condition, report
 from counterpoise.flow import Flow
 from counterpoise.logs import LogUnavailable
 from counterpoise.publisher import Publisher
@@ -25,7 +26,9 @@ from tests.service import eventually
 
 
 def test_queues_are_made_shown_resized_and_deleted(run):
-    run("queues", "create", "a", "-p", "3", "--rebalance-delay", "0", "--start", "latest")
+    options = ("-p", "3", "--rebalance-delay", "0", "--start", "latest")
+    said = run("queues", "create", "a", *options).output
+    assert said == "a created: 3 partitions, log builtin:a\n"
     document = json.loads(run("queues", "show", "a", "--json").output)
     assert (document["partition_count"], document["rebalance_delay"]) == (3, 0)
     assert document["start"] == "latest"
@@ -34,6 +37,14 @@ def test_queues_are_made_shown_resized_and_deleted(run):
     assert listing[0].split() == ["QUEUE", "STATUS", "PARTITIONS", "CONSUMERS", "LAG", "LOG"]
     assert listing[1].split() == ["a", "Ready", "3", "0", "0", "builtin:a"]
     assert [one["name"] for one in json.loads(run("queues", "list", "--json").output)] == ["a"]
+    assert run("status").output == run("queues", "list").output
+    said = run("queues", "resize", "a", "5").output
+    assert said == "a resized: 5 partitions, log builtin:a\n"
+    said = run("queues", "resize", "a", "4").output
+    assert (
+        said
+        == "a resized: 4 partitions, log builtin:a; 1 surplus partition until read to the end\n"
+    )
     run("queues", "resize", "a", "5")
     run("queues", "change", "a", "--max-handoff-time", "0")
     document = json.loads(run("queues", "show", "a", "--json").output)
@@ -53,8 +64,17 @@ def test_a_queue_for_spark_has_times_that_fit_micro_batches(run):
     run("queues", "create", "d", "-p", "3", "--for", "flink", code=2)
 
 
+def test_help_shows_the_whole_name_of_each_option_and_command(run):
+    """At 80 columns, where a wide column of values pushes names out."""
+    assert "…" not in run("queues", "create", "--help").output
+    assert "keys " in run("--help").output
+
+
 def test_resize_says_what_happens_to_order(run):
-    assert "To keep the order of keys" in run("queues", "resize", "--help").output
+    said = " ".join(run("queues", "resize", "--help").output.split())
+    assert "a partition waits for the older messages of its keys" in said
+    assert "Without them, messages that are published after the resize may be processed" in said
+    assert "stop publishing, wait until" in said
 
 
 def test_status_and_flows_show_the_owners(run, service):
@@ -76,6 +96,14 @@ def test_status_and_flows_show_the_owners(run, service):
         flows = json.loads(run("flows", "list", "a", "--json").output)
         assert [flow["client_name"] for flow in flows] == ["me", "[red]other[/red]"]
         assert "token" not in json.dumps(flows)
+        poison = Condition("quarantined", "at 7: [red]ValueError[/red]", 0, 1)
+        client.send(report("a", mine.flow_id, mine.flow_token, [poison], 1))
+        said = " ".join(run("status", "a").output.split())
+        assert "p0 quarantined at me for" in said
+        assert "[red]ValueError[/red]" in said
+        (told,) = json.loads(run("status", "a", "--json").output)["conditions"]
+        assert (told["kind"], told["partition"]) == ("quarantined", 0)
+        assert "Ready, 1 quarantined" in run("queues", "list").output
         assert "active" in run("flows", "list", "a").output
         assert "a: Ready" in run("rebalance", "a").output
 

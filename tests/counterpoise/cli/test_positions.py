@@ -57,9 +57,10 @@ def test_positions_are_set_and_put_back_from_a_file(run, consumed, tmp_path):
 def test_a_time_skips_what_was_published_before_it(run, consumed, service):
     with Client(service.url) as client:
         lag = sum(one.lag or 0 for one in client.partitions("a"))
-    future = (datetime.now(UTC) + timedelta(hours=1)).isoformat()
+    future = (datetime.now(UTC) + timedelta(hours=1)).isoformat(timespec="seconds")
     said = run("positions", "set", "a", future, "--dry-run").output
     assert f"0 messages would be read again, {lag} would be skipped" in said
+    assert f"would move to {future.replace('+00:00', 'Z')}" in said
     assert (
         "4 messages would be read again" in run("positions", "set", "a", "2h", "--dry-run").output
     )
@@ -106,3 +107,23 @@ def test_positions_that_the_log_cannot_have_are_refused_by_name(run, consumed, t
     said = run("positions", "set", "a", "-f", str(file), code=1).stderr
     assert "77 is beyond that" in said
     assert shown(run) == before
+
+
+def test_what_was_set_is_shown_and_not_what_the_dry_run_expected(
+    run, consumed, service, monkeypatch
+):
+    """Messages may be published between the two."""
+    real = Client.set_positions
+
+    def publishing(self, queue, target, *, dry_run=False):
+        answer = real(self, queue, target, dry_run=dry_run)
+        if dry_run:
+            run("publish", queue, "-q", stdin="late\n" * 4)
+        return answer
+
+    monkeypatch.setattr(Client, "set_positions", publishing)
+    said = json.loads(run("positions", "set", "a", "latest", "--json").stdout)
+    stored = {one["partition"]: one["position"] for one in shown(run)}
+    assert {one["partition"]: one["position"] for one in said["partitions"]} == stored
+    with Client(service.url) as client:
+        assert all(one.lag == 0 for one in client.partitions("a"))

@@ -17,6 +17,7 @@ from counterpoise.consumer.waking import Waking
 from counterpoise.flow.view import Owned
 from counterpoise.logs import MESSAGE_SCHEMA, LogBehind, PositionAhead
 from counterpoise.logs.patience import AHEAD_SECONDS
+from counterpoise.logs.port import Bounds
 from counterpoise.wire import CommitItem
 
 
@@ -454,6 +455,23 @@ def test_a_range_that_the_log_has_not_got_whole_is_not_taken_for_read():
         read_range(log, 0, "0", "20", 100, 10**6)
 
 
+def test_the_cut_of_a_retiring_partition_is_not_its_end():
+    """Its barrier may come back after it began to retire. What is beyond must be read first."""
+    view = View()
+    held = Owned(0, 1, "retiring", "5", "initial", resize=1, cut="5", waits_for=(1,))
+    view.partitions = MappingProxyType({0: held})
+    lanes = make(view)
+    flow = SimpleNamespace(queue="flights", start="earliest", commit=lambda *_, **__: {0: "ok"})
+    reader: Any = Reader(flow, lanes, Waking(), log_url=None, idle_seconds=1.0)  # type: ignore[arg-type]
+    starts, ends = {0: "0", 1: "0"}, {0: "9", 1: "9"}
+    reader._log = SimpleNamespace(
+        bounds=lambda _: Bounds(0, "log-1", starts, ends),
+        compare=lambda a, b: int(a) - int(b),
+    )
+    assert reader.turn() is False
+    assert not [item for item in lanes.to_release() if item.finished]
+
+
 def test_a_log_that_has_caught_up_is_waited_for_anew_when_it_falls_short_again(monkeypatch):
     now = [0.0]
     monkeypatch.setattr(
@@ -468,7 +486,7 @@ def test_a_log_that_has_caught_up_is_waited_for_anew_when_it_falls_short_again(m
     def look(end):
         ends = {0: str(end)}
         log: Any = SimpleNamespace(
-            bounds=lambda _: SimpleNamespace(incarnation="log-1", ends=ends),
+            bounds=lambda _: SimpleNamespace(incarnation="log-1", sealed={}, ends=ends),
             compare=lambda a, b: int(a) - int(b),
         )
         reader._log = log

@@ -79,10 +79,14 @@ def test_a_message_that_succeeds_in_the_end_is_not_poison(running, publish):
 def test_the_others_go_on_while_a_message_waits_for_its_next_attempt(running, publish):
     publish(range(60))
     with running(Picky(), attempts=2, backoff_seconds=3600) as one:
-        eventually(lambda: len(one.seen) >= 30 and all_others_done(one))
-        (waiting,) = [p for p in one.consumer.status().partitions.values() if p.attempts]
-        assert waiting.attempts == 1
+        eventually(lambda: len(one.seen) >= 30 and all_others_done(one) and attempts(one))
+        assert attempts(one) == [1]
     assert POISON not in one.numbers
+
+
+def attempts(one):
+    """Of the partitions that wait for another attempt, how many there were."""
+    return [lane.attempts for lane in one.consumer.status().partitions.values() if lane.attempts]
 
 
 def all_others_done(one):
@@ -102,6 +106,12 @@ def test_quarantine_stops_one_partition_until_a_retry_is_requested(
         eventually(lambda: one.consumer.status().quarantined)
         ((number, error),) = one.consumer.status().quarantined.items()
         assert error == "ValueError('23 is poison')"
+        # People see it where they see the queue, which is Ready.
+        eventually(lambda: client.conditions("flights"))
+        (told_to_service,) = client.conditions("flights")
+        assert (told_to_service.kind, told_to_service.partition) == ("quarantined", number)
+        assert told_to_service.text.endswith(" after 1 attempts: ValueError: 23 is poison")
+        assert client.queue("flights").raw["conditions"] == {"quarantined": 1}
         assert "quarantined after 1 attempts" in caplog.text
         eventually(lambda: told)
         assert [(partition, failure.attempts) for partition, failure in told] == [(number, 1)]
@@ -116,6 +126,7 @@ def test_quarantine_stops_one_partition_until_a_retry_is_requested(
         picky.number = -1
         assert one.consumer.resume(number)
         eventually(lambda: len(one.seen) == 120)
+        eventually(lambda: not client.conditions("flights"))
     assert sorted(one.numbers) == list(range(120))
     assert in_order(one)
 

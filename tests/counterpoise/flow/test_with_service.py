@@ -8,6 +8,7 @@ import pytest
 from counterpoise.client import Client
 from counterpoise.errors import CounterpoiseError, FlowGone
 from counterpoise.flow import AsyncFlow, Flow
+from counterpoise.wire import Child
 from tests.service import eventually
 
 
@@ -276,3 +277,56 @@ async def test_the_same_with_asyncio(service, flights):
             assert {owned.position for owned in second.partitions.values()} == {"7"}
             assert await second.commit({3: "9"}) == {3: "ok"}
             assert await second.log_access() is not None
+
+
+# ------------------------------------------------------------------ dynamic queues
+
+
+@pytest.fixture
+def tokens(client):
+    """A dynamic queue with one root."""
+    roots = [{"key": "root"}]
+    client.create_queue(
+        "tokens", log="stream://x", partitioning="dynamic", partitions=roots, rebalance_delay=0
+    )
+    return client
+
+
+def test_a_flow_follows_splits_and_merges(service, tokens):
+    lost = []
+    with Flow("tokens", url=service.url, on_lost=lambda owned: lost.append(owned.key)) as flow:
+        owns(flow, 1)
+        assert (flow.partitions[0].key, flow.partitions[0].parents) == ("root", ())
+        halves = [Child("low", position="5"), Child("high", partition=7)]
+        assert flow.children(0, halves, position="20") == "ok"
+        assert flow.partitions[0].position == "20"
+        assert flow.finish(0, "41", halves) == "ok"
+        owns(flow, 2)
+        assert {
+            number: (owned.key, owned.parents, owned.position)
+            for number, owned in flow.partitions.items()
+        } == {1: ("low", ("root",), "5"), 7: ("high", ("root",), None)}
+        whole = Child("whole", ("low", "high"))
+        unknown = Child("more", ("low", "nobody"))
+        assert flow.children(1, [unknown], finished=True) == "unknown_parent"
+        assert flow.finish(1, children=[whole]) == "ok"
+        [waiting] = [node for node in tokens.lineage("tokens") if node.state == "waiting"]
+        assert (waiting.key, waiting.parents, waiting.waits_for) == ("whole", ("low", "high"), (7,))
+        assert flow.finish(7, children=[whole]) == "ok"
+        eventually(lambda: [owned.key for owned in flow.partitions.values()] == ["whole"])
+        assert flow.finish(8) == "ok"
+        assert flow.finish(8) in ("no_such_partition", "not_owner")
+        # What the program finished by itself is not reported as lost.
+        assert lost == []
+
+
+def test_an_asyncio_flow_finishes_a_partition(service, tokens):
+    async def run():
+        async with AsyncFlow("tokens", url=service.url) as flow:
+            await flow.wait(10)
+            assert await flow.children(0, [Child("next")]) == "ok"
+            assert await flow.finish(0, "9", [Child("next")], epoch=1) == "ok"
+            assert await flow.finish(0, epoch=9) == "not_owner"
+
+    asyncio.run(run())
+    assert [node.key for node in tokens.lineage("tokens")] == ["root", "next"]

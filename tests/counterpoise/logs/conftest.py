@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import pytest
 
 from counterpoise.logs import Log
-from tests.counterpoise.logs.kits import KITS, KafkaKit, LogKit, PostgresKit, RedisKit
+from tests.counterpoise.logs.kits import KITS, KafkaKit, LogKit, MemoryKit, PostgresKit, RedisKit
 from tests.kafka_server import kafka
 from tests.log_support import log, log_url
 from tests.redis_server import redis_server
@@ -20,6 +20,8 @@ def kit(request: pytest.FixtureRequest) -> Iterator[LogKit]:
     made: LogKit
     if request.param == "builtin":
         made = PostgresKit(request.getfixturevalue("log_url"))
+    elif request.param == "memory":
+        made = MemoryKit()
     elif request.param == "kafka":
         made = KafkaKit(request.getfixturevalue("kafka"), uuid.uuid4().hex)
     else:

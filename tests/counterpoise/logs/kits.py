@@ -24,6 +24,7 @@ from broker.logs.managed import open_managed
 from broker.logs.ports import LogOwner
 from counterpoise.demo.mock_kafka import MockKafka
 from counterpoise.logs import Log, open_log
+from counterpoise.logs.memory import MemoryLogs
 from counterpoise.logs.postgres import PostgresLog
 from tests.log_support import with_logs
 from tests.redis_server import RedisServer
@@ -98,6 +99,36 @@ class PostgresKit(_Opening):
 
     def drop(self) -> None:
         with_logs(self._url, lambda logs: logs.drop("builtin:flights"))
+
+
+class MemoryKit(_Opening):
+    """The log in memory, for tests of consumers."""
+
+    lacks: frozenset[str] = frozenset()
+
+    def __init__(self) -> None:
+        self._logs = MemoryLogs()
+        super().__init__(
+            lambda timeout: open_log("builtin:flights", self._logs.access, timeout_seconds=timeout)
+        )
+
+    def make(self, partition_count: int) -> None:
+        self._logs.ensure("flights", partition_count, "id", 1.0)
+
+    def resize(self, partition_count: int, revision: int | None = None) -> bool:
+        return self._logs.set_partition_count("flights", partition_count, revision)
+
+    def discard(self, partitions: Sequence[int]) -> frozenset[int]:
+        return self._logs.discard("flights", partitions)
+
+    def trim(self, below: Mapping[int, str]) -> None:
+        self._logs.trim("flights", {number: int(at) for number, at in below.items()})
+
+    def position_at(self, time: float) -> Mapping[int, str]:
+        return self._logs.position_at("flights", time)
+
+    def drop(self) -> None:
+        self._logs.drop("flights")
 
 
 class RedisKit(_Opening):
@@ -177,7 +208,12 @@ class KafkaKit(_Opening):
         self._kafka.delete_topic(self._topic)
 
 
-KITS: Mapping[str, type[LogKit]] = {"builtin": PostgresKit, "redis": RedisKit, "kafka": KafkaKit}
+KITS: Mapping[str, type[LogKit]] = {
+    "builtin": PostgresKit,
+    "memory": MemoryKit,
+    "redis": RedisKit,
+    "kafka": KafkaKit,
+}
 
 
 def needs(*promises: str) -> pytest.MarkDecorator:

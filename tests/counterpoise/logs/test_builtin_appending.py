@@ -2,6 +2,7 @@
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime, timedelta
 
 import psycopg
 import pytest
@@ -39,6 +40,67 @@ def test_the_largest_message_fits(log):
     batches = list(log.read(0, "0", None, max_messages=10))
     assert [batch.num_rows for batch in batches] == [1, 1]
     assert batches[0]["value"][0].as_py() == value
+
+
+# ------------------------------------------------------------------ columns taken by their place
+
+
+def test_what_a_log_has_of_a_batch_is_left_out_in_all_columns(log):
+    at = datetime(2013, 1, 1, tzinfo=UTC)
+    sent = [
+        Message(b"%d" % n, f"k{n}", {"h": f"{n}"} if n % 2 else None, at + timedelta(hours=n))
+        for n in range(12)
+    ]
+    partitions = [n % 3 for n in range(12)]
+    log.append(AppendBatch("p", 0, 4, partitions[:5], sent[:5]))
+    assert log.append(AppendBatch("p", 0, 4, partitions, sent)) == AppendResult(7, 5)
+    for partition in range(3):
+        read = [
+            Message(
+                row["value"], row["key"], dict(row["headers"] or ()) or None, row["published_at"]
+            )
+            for row in rows_of(log, partition)
+        ]
+        assert read == sent[partition::3]
+
+
+def test_a_large_batch_does_not_go_to_the_disk_on_its_way(log, log_url):
+    values = [bytes(1024) for _ in range(8192)]
+    with psycopg.connect(log_url) as connection:
+        connection.execute("SET temp_file_limit = 0")
+        connection.execute(OPEN_APPEND, [4, "p", 0, [n % 4 for n in range(8192)], values])
+    assert log.bounds([0]).ends == {0: "2048"}
+
+
+def test_plans_of_an_append_are_general_ones(log_url):
+    """Else the first appends of a session take time with the square of the batch."""
+    with psycopg.connect(log_url) as connection:
+        rows = connection.execute(
+            "SELECT proconfig FROM pg_proc WHERE pronamespace = 'counterpoise_log'::regnamespace"
+            " AND proname IN ('append', 'append_by_range')"
+        ).fetchall()
+    assert len(rows) == 2
+    assert all("plan_cache_mode=force_generic_plan" in config for (config,) in rows)
+
+
+@pytest.mark.parametrize("column", ["values", "keys", "headers", "times"])
+@pytest.mark.parametrize("array", ["[0:1]={{{0},{0}}}", "[2:3]={{{0},{0}}}", "{{{{{0}}},{{{0}}}}}"])
+def test_an_array_with_a_numbering_of_its_own_is_refused(log, log_url, column, array):
+    """Else one key would be checked, and another one stored."""
+    cell = {"values": "a", "keys": "k", "headers": '"{\\"h\\": \\"1\\"}"', "times": "2013-01-01Z"}
+    columns = {"values": "{a,b}", "keys": None, "headers": None, "times": None}
+    columns[column] = array.format(cell[column])
+    given = list(columns.values())
+    for function, routed in (("append", "4, 'p', 0"), ("append_by_range", "'p', 0")):
+        with psycopg.connect(log_url) as connection:
+            with pytest.raises(psycopg.Error, match="one dimension and begin at 1") as refused:
+                connection.execute(
+                    f"SELECT counterpoise_log.{function}('flights', {routed}, '{{0,0}}',"
+                    " %s::bytea[], %s::text[], %s::text[], %s::timestamptz[])",
+                    given,
+                )
+            assert refused.value.sqlstate == "CP003"
+    assert texts(log, 0) == []
 
 
 # ------------------------------------------------------------------ order of commits

@@ -49,6 +49,61 @@ def test_a_message_that_is_missing_without_a_reason_is_an_error(log, log_url):
         next(reading)
 
 
+@pytest.mark.parametrize("group", [1, 2, 3, 7, 128])
+@pytest.mark.parametrize("value_bytes", [None, 1, 60, 1000])
+def test_packed_groups_are_the_messages_whatever_their_size(log, monkeypatch, group, value_bytes):
+    """Keys and headers in some groups only, an empty value, a text of several bytes a character."""
+    packed = postgres._READ.replace(str(postgres.GROUP_MESSAGES), str(group))
+    assert (packed == postgres._READ) == (group == postgres.GROUP_MESSAGES)
+    monkeypatch.setattr(postgres, "_READ", packed)
+    messages = [
+        Message(
+            b"v" * (number % 5 * 10),
+            "käse" if number % 7 == 3 else None,
+            {"h": "ü", "n": str(number)} if number in (4, 11) else {},
+        )
+        for number in range(20)
+    ]
+    log.append(AppendBatch("p", 0, 4, [0] * 20, messages))
+    read, position = [], 0
+    while position < 20:
+        for batch in log.read(0, str(position), "20", max_messages=99, max_bytes=value_bytes):
+            read += batch.to_pylist()
+            before_last = sum(len(row["value"]) for row in read[position:-1])
+            assert value_bytes is None or before_last < value_bytes
+        position = len(read)
+    assert [row["position"] for row in read] == [str(number) for number in range(20)]
+    assert [row["value"] for row in read] == [message.value for message in messages]
+    assert [row["key"] for row in read] == [message.key for message in messages]
+    assert [dict(row["headers"] or []) for row in read] == [
+        dict(message.headers or {}) for message in messages
+    ]
+
+
+@pytest.mark.parametrize("missing", [[1], [5], [5, 6, 7, 8], [127], [128], [129], [0, 299]])
+def test_a_batch_ends_before_a_missing_message_wherever_it_lies(log, log_url, missing):
+    append(log, *map(str, range(300)))
+    with psycopg.connect(log_url) as connection:
+        connection.execute(
+            "DELETE FROM counterpoise_log.messages WHERE position = ANY (%s)", [missing]
+        )
+    found: list[bytes] = []
+    reading = log.read(0, "0", None, max_messages=1000)
+    with pytest.raises(LogError, match=f"lacks position {missing[0]} "):
+        found.extend(value for batch in reading for value in batch["value"].to_pylist())
+    assert found == [str(number).encode() for number in range(missing[0])]
+
+
+def test_chunks_become_as_long_as_their_messages_are_short(log):
+    append(log, *["x"] * 3000)
+    assert [len(batch) for batch in log.read(0, "0", None, max_messages=9999)] == [1024, 1976]
+    append(log, *["x" * 100_000] * 60, first=3000)
+    lengths = [len(batch) for batch in log.read(0, "3000", None, max_messages=9999)]
+    assert sum(lengths) == 60
+    assert max(lengths) * 100_000 <= postgres.CHUNK_BYTES + 100_000
+    assert lengths[1] * 100_000 <= postgres.CHUNK_BYTES // 2 + 100_000
+
+
 # ------------------------------------------------------------------ connections
 
 

@@ -19,6 +19,7 @@ from counterpoise.logs import (
     postgres,
 )
 from counterpoise.logs.kafka import reader as kafka_reader
+from counterpoise.logs.memory import log as memory_log
 from counterpoise.logs.redis import log as redis_log
 from tests.counterpoise.logs.kits import needs
 from tests.log_support import append, texts
@@ -29,7 +30,7 @@ def chunk(monkeypatch):
     """Sets how many messages are fetched at a time, for logs that fetch in chunks."""
 
     def set_to(messages=None, size=None):
-        for module in (postgres, redis_log, kafka_reader):
+        for module in (postgres, memory_log, redis_log, kafka_reader):
             if messages is not None:
                 monkeypatch.setattr(module, "CHUNK_MESSAGES", messages)
             if size is not None:

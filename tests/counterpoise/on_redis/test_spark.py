@@ -12,8 +12,9 @@ from counterpoise.publisher import Publisher
 from tests.counterpoise.on_redis.conftest import SECRET, World
 from tests.counterpoise.spark.jobs.drivers import Drivers
 from tests.counterpoise.spark.small import CLUSTER
+from tests.counterpoise.spark.stage import Stage
 from tests.counterpoise.spark.starting import started
-from tests.counterpoise.spark.test_applications import Stage, check_joining_and_leaving
+from tests.counterpoise.spark.test_applications import check_joining_and_leaving
 from tests.counterpoise.spark.waiting import until
 
 if TYPE_CHECKING:

@@ -26,7 +26,7 @@ from rich.progress import (
 )
 from rich.text import Text
 
-from counterpoise.cli.common import PlainConsole, counted, duration, say, seconds_until
+from counterpoise.cli.output.common import PlainConsole, counted, duration, say, seconds_until
 from counterpoise.client import Client
 from counterpoise.wire import FlowSummary, RebalanceStatus
 

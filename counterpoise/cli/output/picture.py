@@ -12,9 +12,19 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from counterpoise.cli.common import duration, ranges, seconds_until, table
+from counterpoise.cli.output.common import duration, ranges, seconds_until, table
 from counterpoise.client import Client
-from counterpoise.wire import FlowSummary, Partition, Queue, Rebalance, RebalanceStatus
+from counterpoise.conditions import HeldCondition, is_unknown
+from counterpoise.errors import Refused
+from counterpoise.wire import (
+    FlowSummary,
+    Json,
+    Partition,
+    Queue,
+    Rebalance,
+    RebalanceStatus,
+    barrier_text,
+)
 
 # Readable on 16-colour terminals and for colour-blind people: each cell also shows the number of
 # the flow.
@@ -26,12 +36,16 @@ MARKS = {
     "warming": "~ warming up there",
     "retiring": "× retiring",
     "unassigned": "· without an owner",
+    "waiting": "… waits for its parents",
+    "finished": "‡ finished",
 }
 
 MOST_PARTITIONS = 256
 PER_ROW = 16
 MOST_FLOWS = 30
 MOST_HANDOFFS = 8
+MOST_WAITING = 8
+MOST_CONDITIONS = 8
 
 
 @dataclass(frozen=True)
@@ -43,6 +57,7 @@ class Snapshot:
     flows: tuple[FlowSummary, ...]
     partitions: tuple[Partition, ...]
     at: datetime
+    conditions: tuple[HeldCondition, ...] = ()
 
     @classmethod
     def take(cls, client: Client, name: str) -> Self:
@@ -55,6 +70,7 @@ class Snapshot:
             flows=tuple(client.flows(name, max_items=MOST_FLOWS + 1)),
             partitions=tuple(client.partitions(name)) if small else (),
             at=datetime.now(UTC),
+            conditions=held_conditions(client, name),
         )
 
 
@@ -62,11 +78,18 @@ def render(snapshot: Snapshot, away: str | None = None) -> RenderableType:
     """The picture; `away` is the message if the service does not answer any more."""
     numbers = {flow.flow_id: number for number, flow in enumerate(snapshot.flows, 1)}
     parts: list[RenderableType] = [_headline(snapshot)]
+    if snapshot.conditions:
+        parts += [Text(), _conditions(snapshot.conditions)]
     if snapshot.partitions:
         parts += [Text(), _strip(snapshot.partitions, numbers)]
         marks = {MARKS[one.state] for one in snapshot.partitions if one.state in MARKS}
         if marks:
             parts.append(Text(" " * 7 + "   ".join(sorted(marks)), style="dim"))
+    waiting = [one for one in snapshot.partitions if one.cut is not None and one.waits_for]
+    if waiting:
+        parts += [Text(), _barriers(waiting)]
+    if snapshot.status.raw.get("waiting"):
+        parts += [Text(), _parents(snapshot.status.raw["waiting"])]
     parts += [Text(), _flows(snapshot, numbers)]
     if snapshot.status.handoffs:
         parts += [Text(), _handoffs(snapshot, numbers)]
@@ -92,21 +115,49 @@ def render(snapshot: Snapshot, away: str | None = None) -> RenderableType:
 def _headline(snapshot: Snapshot) -> Text:
     queue, status = snapshot.queue, snapshot.status
     line = Text()
-    line.append(status.status, style=STATUS_STYLES.get(status.status, "bold"))
+    style = STATUS_STYLES.get(status.status, "bold")
+    line.append(status.status, style="bold red" if snapshot.conditions else style)
     if status.trigger:
         line.append(f" ({status.trigger})")
     left = seconds_until(status.holddown_until)
     if left is not None:
         line.append(f", {duration(left)} left")
-    retiring = queue.operational_partition_count - queue.partition_count
+    more = queue.operational_partition_count - queue.partition_count
     line.append(f"   {queue.partition_count} partitions")
-    if retiring > 0:
-        line.append(f" + {retiring} retiring", style="yellow")
+    if more > 0:
+        dynamic = queue.raw.get("partitioning") == "dynamic"
+        what = "waiting or finished" if dynamic else "retiring"
+        line.append(f" + {more} {what}", style="yellow")
     standby = queue.flow_count - queue.active_flow_count
     line.append(f"   flows: {queue.active_flow_count} active")
     if standby > 0:
         line.append(f", {standby} standby")
     return line
+
+
+def held_conditions(client: Client, name: str) -> tuple[HeldCondition, ...]:
+    """What consumers report; nothing of a service of a version that takes no reports."""
+    try:
+        return tuple(client.conditions(name))
+    except Refused as error:
+        if is_unknown(error):
+            return ()
+        raise
+
+
+def _conditions(conditions: Sequence[HeldCondition]) -> Text:
+    """What consumers say is wrong, the consumer's whole conditions first."""
+    shown = Text("reported by consumers", style="bold red")
+    for one in conditions[:MOST_CONDITIONS]:
+        where = "" if one.partition is None else f"p{one.partition} "
+        since = seconds_until(one.since)
+        age = "" if since is None else f" for {duration(-since)}"
+        shown.append(f"\n{where}{one.kind.replace('_', ' ')}", style="red not bold")
+        shown.append(f" at {one.client_name}{age}: {one.text}", style="default not bold")
+    more = len(conditions) - MOST_CONDITIONS
+    if more > 0:
+        shown.append(f"\n… and {more} more", style="dim not bold")
+    return shown
 
 
 def _style(flow_id: str | None, numbers: Mapping[str, int]) -> str:
@@ -117,7 +168,8 @@ def _style(flow_id: str | None, numbers: Mapping[str, int]) -> str:
 def _strip(partitions: Sequence[Partition], numbers: Mapping[str, int]) -> Text:
     """One cell for each partition: the number of its flow in the flow's colour.
 
-    `1` owned, `1>` being revoked, `2~` warming up at flow 2, `1×` retiring, `·` unassigned.
+    `1` owned, `1>` being revoked, `2~` warming up at flow 2, `1×` retiring, `·` unassigned; of a
+    dynamic queue also `…` waiting, `‡` finished.
     Each row begins with the number of its first partition.
     """
     strip = Text()
@@ -134,7 +186,8 @@ def _strip(partitions: Sequence[Partition], numbers: Mapping[str, int]) -> Text:
                 mark = "×"
         number = numbers.get(who or "")
         if who is None:
-            strip.append(" · ", style="dim")
+            cell = {"waiting": " … ", "finished": " ‡ "}.get(partition.state, " · ")
+            strip.append(cell, style="dim")
         else:
             cell = f"{number if number is not None else '?':>2}{mark}"
             style = _style(who, numbers)
@@ -187,6 +240,35 @@ def _handoffs(snapshot: Snapshot, numbers: Mapping[str, int]) -> RenderableType:
     more = len(snapshot.status.handoffs) - MOST_HANDOFFS
     title = Text("handoffs", style="bold")
     return Group(title, shown, *([Text(f"… and {more} more", style="dim")] if more > 0 else []))
+
+
+def _barriers(waiting: Sequence[Partition]) -> Text:
+    """Which partitions stop at the cut of an ordered resize, and for which others they wait."""
+    told = [(one.partition, barrier_text(one.cut, one.waits_for)) for one in waiting]
+    return _waits("ordered resize", told)
+
+
+def _parents(waiting: Sequence[Json]) -> Text:
+    """Which partitions of a dynamic queue wait for which parents to be finished."""
+    told = []
+    for one in waiting:
+        parents = list(map(str, one["waits_for"]))
+        more = ", …" if len(parents) > MOST_WAITING else ""
+        end = f"until {', '.join(parents[:MOST_WAITING])}{more}"
+        told.append(
+            (int(one["partition"]), f"{end} {'is' if len(parents) == 1 else 'are'} finished")
+        )
+    return _waits("splits and merges", told)
+
+
+def _waits(title: str, waiting: Sequence[tuple[int, str]]) -> Text:
+    shown = Text(title, style="bold")
+    for partition, text in waiting[:MOST_WAITING]:
+        shown.append(f"\np{partition}", style="bold").append(f" waits {text}", style="not bold")
+    more = len(waiting) - MOST_WAITING
+    if more > 0:
+        shown.append(f"\n… and {more} more", style="dim not bold")
+    return shown
 
 
 def _last(last: Rebalance) -> Text:

@@ -1,0 +1,1 @@
+"""What the commands print: tables, JSON, progress, the picture of a queue."""

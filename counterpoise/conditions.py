@@ -1,0 +1,113 @@
+"""Conditions: what a consumer says is wrong with its work (the contract, *Conditions*).
+
+The calls about them; see `counterpoise.calls`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any
+
+from counterpoise import reading
+from counterpoise.calls import Call, Listing, flow_path, listing, queue_path
+from counterpoise.errors import CounterpoiseError, Refused
+from counterpoise.plain import plain_line
+from counterpoise.wire import Json
+
+MOST_CONDITIONS = 1000
+MOST_TEXT_CHARACTERS = 300
+# A log that answers again by then is no news: its connection was cut, or it was restarted.
+AWAY_SECONDS = 2.0
+
+
+@dataclass(frozen=True)
+class Condition:
+    """Something that a consumer waits for people to mend, or to pass.
+
+    `kind`: `quarantined`, `log_away` or `invalid_position`. `partition` and its `epoch`: None for a
+    condition of the whole consumer. `text`: the details; longer ones are cut.
+    """
+
+    kind: str
+    text: str
+    partition: int | None = None
+    epoch: int | None = None
+
+
+@dataclass(frozen=True)
+class HeldCondition:
+    """A condition that holds, with its consumer, as an administrator sees it."""
+
+    kind: str
+    text: str
+    partition: int | None
+    epoch: int | None
+    since: datetime | None
+    flow_id: str
+    client_name: str
+    raw: Json = field(repr=False, compare=False)
+
+
+def text_of(error: BaseException) -> str:
+    """An error in one line, fit for a condition."""
+    return f"{type(error).__name__}: {error}"
+
+
+def log_away(away_for: Callable[[float], BaseException | None]) -> Iterator[Condition]:
+    """That the log does not answer, if that lasts; `away_for`: the first error of so many seconds
+    in which it gave none but errors.
+    """
+    error = away_for(AWAY_SECONDS)
+    if error is not None:
+        yield Condition("log_away", text_of(error))
+
+
+def invalid_position(partition: int, epoch: int, position: str | None) -> Condition:
+    """That a committed position is none of the log."""
+    text = f"the position {position!s:.50} is none of this log"
+    return Condition("invalid_position", text, partition, epoch)
+
+
+def is_unknown(error: CounterpoiseError) -> bool:
+    """Whether a service of a version without conditions gave this answer."""
+    return type(error) is Refused and error.status in (404, 405)
+
+
+def report(
+    queue: str, flow_id: str, flow_token: str, conditions: Iterable[Condition], seq: int
+) -> Call[None]:
+    """Replace what the flow reports; of more than 1,000, the first."""
+    items: list[dict[str, Any]] = []
+    for one in list(conditions)[:MOST_CONDITIONS]:
+        text = plain_line(one.text)[:MOST_TEXT_CHARACTERS]
+        items.append({"kind": one.kind, "text": text or one.kind})
+        if one.partition is not None:
+            items[-1] |= {"partition": one.partition, "epoch": one.epoch}
+    return Call(
+        "POST",
+        flow_path(queue, flow_id, "/conditions"),
+        lambda _: None,
+        body={"seq": seq, "conditions": items},
+        token=flow_token,
+    )
+
+
+def conditions(name: str, max_items: int | None = None) -> Listing[HeldCondition]:
+    """The conditions that hold: of whole consumers first, then by partition; at most 1,000."""
+    return listing(queue_path(name, "/conditions"), _held, max_items, {})
+
+
+def _held(body: Json) -> HeldCondition:
+    partition, epoch = body.get("partition"), body.get("epoch")
+    return HeldCondition(
+        kind=str(body["kind"]),
+        text=str(body["text"]),
+        partition=None if partition is None else int(partition),
+        epoch=None if epoch is None else int(epoch),
+        since=reading.time_of(body.get("since")),
+        flow_id=str(body["flow_id"]),
+        client_name=str(body.get("client_name") or ""),
+        raw=dict(body),
+    )

@@ -1,0 +1,69 @@
+"""`counterpoise partitions`: split, the hottest too, and merge."""
+
+import json
+import threading
+
+import pytest
+from typer.testing import CliRunner
+
+from counterpoise.cli.app import app
+from counterpoise.client import Client
+from counterpoise.keys import hash_of
+from counterpoise.logs.ranges import parse_range
+from counterpoise.publisher import Publisher
+
+
+@pytest.fixture
+def client(service):
+    with Client(service.url) as client:
+        client.create_queue("flights", 2, partitioning="dynamic")
+        yield client
+
+
+def run(client, *words):
+    return CliRunner().invoke(app, ["partitions", *words, "--url", client.url.removesuffix("/v1")])
+
+
+def test_partitions_are_split_and_merged(client):
+    done = run(client, "split", "flights", "0", "--at", "10000000")
+    assert done.exit_code == 0, done.output
+    assert "sealed 0 (at 0)" in done.output
+    assert "began 2: 00000000-0fffffff.2" in done.output
+    merged = run(client, "merge", "flights", "2", "3", "--json")
+    assert json.loads(merged.output)["children"][0]["key"] == "00000000-7fffffff.4"
+
+
+@pytest.mark.parametrize(
+    "words", [["flights"], ["flights", "0", "--hottest"], ["flights", "0", "--at", "half"]]
+)
+def test_what_makes_no_sense_is_refused(client, words):
+    assert run(client, "split", *words).exit_code == 2
+
+
+def test_the_hottest_partition_is_split_where_its_load_lies(service, client):
+    stop = threading.Event()
+
+    # Both are in the lower half of the hashes.
+    hot = ("k2", "k3")
+
+    def publish():
+        with Publisher("flights", url=service.url) as publisher:
+            while not stop.wait(0.005):
+                for key in hot:
+                    publisher.publish(b"1", key)
+
+    publishing = threading.Thread(target=publish)
+    publishing.start()
+    try:
+        done = run(client, "split", "flights", "--hottest", "--seconds", "1", "--json")
+    finally:
+        stop.set()
+        publishing.join(30)
+    assert done.exit_code == 0, done.output
+    answer = json.loads(done.output)
+    assert answer["sealed"][0]["partition"] == 0
+    halves = [parse_range(child["key"]) for child in answer["children"]]
+    assert [[hash_of(key) in half for half in halves if half] for key in hot] == [
+        [True, False],
+        [False, True],
+    ]

@@ -1,0 +1,232 @@
+"""What `counterpoise.testing` promises to those who test their own consumers with it."""
+
+import asyncio
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from counterpoise import AsyncFlow, Client, Consumer, Flow, Publisher
+from counterpoise.errors import Unreachable
+from counterpoise.logs import Message
+from counterpoise.testing import Killed, MemoryService
+from counterpoise.testing.plugin import counterpoise_service
+
+__all__ = ["counterpoise_service"]
+
+pytestmark = pytest.mark.timeout(60)
+
+
+@pytest.fixture
+def service(counterpoise_service: MemoryService) -> MemoryService:
+    counterpoise_service.create_queue("orders", partitions=4)
+    return counterpoise_service
+
+
+def test_a_consumer_handles_and_commits_what_is_in_the_queue(service):
+    service.publish("orders", *map(str, range(100)), key="c1")
+    seen: list[bytes] = []
+    service.run(Consumer("orders", each=lambda message: seen.append(message.value)))
+    assert seen == [str(number).encode() for number in range(100)]
+    assert service.lag("orders") == 0
+    assert service.owners("orders") == dict.fromkeys(range(4))
+
+
+def test_a_test_with_a_consumer_takes_milliseconds(service):
+    service.publish("orders", *map(str, range(10)))
+    best = float("inf")
+    for _ in range(5):
+        began = time.monotonic()
+        service.run(Consumer("orders", each=lambda message: None))
+        service.publish("orders", *map(str, range(10)))
+        best = min(best, time.monotonic() - began)
+    assert best < 0.5
+
+
+def test_what_the_handler_raises_reaches_the_test(service):
+    service.publish("orders", "poison")
+
+    def fail(message):
+        raise ValueError("cannot be handled")
+
+    with pytest.raises(ValueError, match="cannot be handled"):
+        service.run(Consumer("orders", each=fail))
+    assert service.lag("orders") == 1
+
+
+def test_a_killed_consumer_has_not_committed_so_the_message_comes_again(service):
+    service.publish("orders", "once more", key="c1")
+    seen: list[bytes] = []
+    victim: list[Consumer] = []
+
+    def handle(message):
+        seen.append(message.value)
+        service.kill(victim[0])
+
+    victim.append(Consumer("orders", each=handle, client_name="victim"))
+    with pytest.raises(Killed):
+        victim[0].run()
+    assert set(service.owners("orders").values()) == {"victim"}
+    service.expire(victim[0])
+    service.run(Consumer("orders", each=lambda message: seen.append(message.value)))
+    assert seen == [b"once more"] * 2
+
+
+def test_the_lease_of_a_killed_consumer_ends_when_its_time_has_passed(service):
+    stays, goes = (
+        Consumer("orders", each=print, client_name=name, lease_seconds=10.0)
+        for name in ("stays", "goes")
+    )
+    with service.running(stays, goes):
+        service.wait_until(lambda: set(service.owners("orders").values()) == {"stays", "goes"})
+        service.kill(goes)
+        service.advance(9.0)
+        assert set(service.owners("orders").values()) == {"stays", "goes"}
+        service.advance(5.0)
+        assert set(service.owners("orders").values()) == {"stays"}
+
+
+def test_live_consumers_keep_their_partitions_over_any_time(service):
+    with Flow("orders", client_name="stays") as flow:
+        before, began = flow.flow_id, service.now
+        service.advance(86400.0)
+        assert (service.now - began).total_seconds() == 86400.0
+        flow.commit({0: "0"})
+        assert flow.flow_id == before
+        assert set(service.owners("orders").values()) == {"stays"}
+
+
+def test_a_flow_learns_that_partitions_are_revoked_and_hands_them_over(service):
+    revoked: list[int] = []
+    flow = Flow("orders", on_revoking=lambda owned, deadline: revoked.append(owned.partition))
+    with flow:
+        with service.revoke("orders") as rival:
+            service.wait_until(lambda: len(revoked) == 2)
+            assert rival.partitions == frozenset()
+            flow.release_many([(partition, None, False) for partition in revoked])
+            assert rival.partitions == frozenset(revoked)
+        service.wait_until(lambda: len(flow.partitions) == 4)
+
+
+def test_a_flow_that_does_not_hand_over_loses_its_partitions_at_the_deadline(service):
+    service.create_queue("slow", partitions=2, max_handoff_time=30.0)
+    lost: list[int] = []
+    with Flow("slow", on_lost=lambda owned: lost.append(owned.partition)):
+        with service.revoke("slow") as rival:
+            service.advance(29.0)
+            assert rival.partitions == frozenset()
+            service.advance(2.0)
+            service.wait_until(lambda: len(lost) == 1)
+            assert rival.partitions == frozenset(lost)
+
+
+def test_a_flow_whose_lease_runs_out_binds_again(service):
+    with Flow("orders") as flow:
+        before = flow.flow_id
+        service.expire(flow)
+        service.wait_until(lambda: flow.flow_id not in (None, before))
+        service.wait_until(lambda: len(flow.partitions) == 4)
+
+
+async def test_an_asyncio_flow_works_and_can_be_killed(service):
+    async with AsyncFlow("orders", client_name="async") as flow:
+        assert len(flow.partitions) == 4
+        assert await flow.commit({0: "0"}) == {0: "ok"}
+        rival = service.revoke("orders")
+        await flow.wait(10)
+        rival.close()
+    killed = AsyncFlow("orders", client_name="killed")
+    await killed.open()
+    service.kill(killed)
+    with pytest.raises(asyncio.CancelledError):
+        await killed.commit({0: "0"})
+    service.expire(killed)
+    assert set(service.owners("orders").values()) == {None}
+    with pytest.raises(asyncio.CancelledError):
+        await killed.close()
+
+
+def test_a_publisher_publishes_once_and_in_order(service):
+    with Publisher("orders", publisher_id="p") as publisher:
+        for number in range(10):
+            publisher.publish(str(number).encode(), key="c1")
+    with Publisher("orders", publisher_id="p") as publisher:
+        assert publisher.next_sequence == 10
+    rows = service.messages("orders")
+    assert [row["value"] for row in rows] == [str(number).encode() for number in range(10)]
+    assert {row["published_at"] for row in rows} == {service.now}
+
+
+def test_messages_may_have_keys_headers_and_times_of_their_own(service):
+    service.publish("orders", Message(b"x", "k", {"h": "1"}, service.now))
+    (row,) = service.messages("orders")
+    assert (row["key"], dict(row["headers"])) == ("k", {"h": "1"})
+
+
+def test_two_consumers_share_the_queue(service):
+    seen: list[str] = []
+
+    def consumer(name):
+        def note(message):
+            seen.append(name)
+
+        return Consumer("orders", each=note, client_name=name, commit_seconds=0)
+
+    both = [consumer("one"), consumer("two")]
+    with service.running(*both):
+        service.wait_until(lambda: set(service.owners("orders").values()) == {"one", "two"})
+        service.publish("orders", *(Message(b"", f"c{number}") for number in range(40)))
+        service.wait_until(lambda: service.lag("orders") == 0)
+    assert set(seen) == {"one", "two"}
+    assert len(seen) == 40
+
+
+def test_an_error_of_a_running_consumer_is_raised_at_the_end(service):
+    def fail(message):
+        raise ValueError("cannot be handled")
+
+    def play():
+        with service.running(consumer := Consumer("orders", each=fail, idle_seconds=0.01)):
+            service.publish("orders", "poison")
+            service.wait_until(lambda: consumer.flow.status == "gone")
+
+    with pytest.raises(ValueError, match="cannot be handled"):
+        play()
+
+
+def test_a_resize_and_a_trim_work_as_in_production(service):
+    service.publish("orders", *map(str, range(8)))
+    service.client.change_queue("orders", partition_count=6)
+    service.publish("orders", *map(str, range(8)))
+    assert service.lag("orders") == 16
+    service.run(Consumer("orders", each=lambda message: None))
+    service.advance(120.0)
+    assert service.messages("orders") == []
+
+
+def test_the_event_stream_tells_what_happens(service):
+    events = service.client.events("orders")
+    with ThreadPoolExecutor(1) as pool:
+        first = pool.submit(next, events)
+        service.wait_until(lambda: len(service._server.app.state.open_calls))
+        with Flow("orders"):
+            assert first.result(10).name == "change"
+    events.close()
+
+
+def test_a_stopped_service_is_unreachable(monkeypatch):
+    with MemoryService() as service:
+        client = Client(service.url)
+        client.create_queue("orders", 1)
+    other = Client(service.url, timeout_seconds=1.0)
+    with pytest.raises(Unreachable):
+        other.queues()
+    other.close()
+    client.close()
+
+
+def test_services_do_not_share_anything():
+    with MemoryService() as one, MemoryService() as two:
+        one.create_queue("orders")
+        assert two.client.queues() == []
+        assert one.url != two.url
