@@ -2,8 +2,9 @@
 
     python -m benchmarks.binds [--rounds 200] [--flows 1000] [--partitions 10000]
 
-A real service process on an embedded Postgres (durable: fsync is on), called over HTTP on loopback.
-The callers share the machine with it.
+Figures: a bind, a join, a leave, and a join with many partitions. A real service process on an
+embedded Postgres (durable: fsync is on), called over HTTP on loopback. The callers share the
+machine with it.
 """
 
 from __future__ import annotations
@@ -12,12 +13,17 @@ import argparse
 import asyncio
 import statistics
 import time
+from dataclasses import dataclass, field
 from typing import Any
 
-from benchmarks.service import measure_a_service
+from benchmarks.figures import Figure, timed
+from benchmarks.service import UNLIMITED, Served, measure_a_service, run_service
 from benchmarks.wire import Caller
+from benchmarks.yardsticks import yardsticks
 
+FEW, MANY = 64, 512
 BIND_SECONDS = 0.015
+AT_ONCE = 200
 CROWD_SECONDS = 5.0
 
 
@@ -27,7 +33,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=200)
     parser.add_argument("--flows", type=int, default=1000)
     parser.add_argument("--partitions", type=int, default=10_000)
-    measure_a_service(measure, parser)
+    measure_a_service(measure, parser, UNLIMITED)
 
 
 async def measure(url: str, arguments: argparse.Namespace) -> None:
@@ -65,37 +71,97 @@ async def first_binds(call: Caller, rounds: int) -> None:
     show("bind to update, first flow of a queue", taken, BIND_SECONDS)
 
 
+@dataclass
+class Handoffs:
+    """Seconds from a call to what others see of it, one of each round."""
+
+    told: list[float] = field(default_factory=list)
+    owning: list[float] = field(default_factory=list)
+    left: list[float] = field(default_factory=list)
+
+
 async def second_binds(call: Caller, rounds: int) -> None:
-    """A second flow binds. The owner is told to hand over and releases; the second learns that it
-    owns."""
-    told, owning = [], []
+    """A second flow joins, and the first one leaves."""
+    found = Handoffs()
     for n in range(rounds):
-        queue = f"second-{n}"
-        await call("POST", "/queues", queue_of(queue, 8))
-        one = await bind(call, queue, "one")
-        waiting = asyncio.create_task(poll(call, queue, one, one["update"]["revision"]))
-        await asyncio.sleep(0.01)
-        began = time.perf_counter()
-        binding = asyncio.create_task(bind(call, queue, "two"))
-        update = await waiting
-        told.append(time.perf_counter() - began)
-        items = [
-            {"partition": p["partition"], "epoch": p["epoch"], "position": "1"}
-            for p in update["partitions"]
-            if p["state"] == "revoking"
+        await join_and_leave(call, f"second-{n}", 8, found)
+    show("bind to the owner being told to hand over", found.told, BIND_SECONDS)
+    show("bind to owning, the owner releasing at once", found.owning)
+    show("unbind to the other flow owning all", found.left)
+
+
+async def join_and_leave(call: Caller, queue: str, partitions: int, found: Handoffs) -> None:
+    """A second flow binds, the owner is told and releases at once, the second learns that it owns
+    its half. Then the first one leaves.
+    """
+    await call("POST", "/queues", queue_of(queue, partitions))
+    one = await bind(call, queue, "one")
+    waiting = asyncio.create_task(poll(call, queue, one, one["update"]["revision"]))
+    # Its poll has arrived before the second one binds.
+    await asyncio.sleep(0.01)
+    began = time.perf_counter()
+    binding = asyncio.create_task(bind(call, queue, "two"))
+    update = await waiting
+    found.told.append(time.perf_counter() - began)
+    items = [
+        {"partition": p["partition"], "epoch": p["epoch"], "position": "1"}
+        for p in update["partitions"]
+        if p["state"] == "revoking"
+    ]
+    assert len(items) == partitions // 2
+    path = f"/queues/{queue}/flows/{one['flow_id']}"
+    body = {"seq": 1, "partitions": items}
+    releasing = asyncio.create_task(call("POST", f"{path}/release", body, one["flow_token"]))
+    two = await binding
+    update = await poll(call, queue, two, two["update"]["revision"])
+    found.owning.append(time.perf_counter() - began)
+    assert len(update["partitions"]) == partitions // 2
+    await releasing
+    waiting = asyncio.create_task(poll(call, queue, two, update["revision"]))
+    await asyncio.sleep(0.01)
+    began = time.perf_counter()
+    leaving = asyncio.create_task(call("DELETE", path, token=one["flow_token"]))
+    update = await waiting
+    found.left.append(time.perf_counter() - began)
+    assert len(update["partitions"]) == partitions
+    await leaving
+
+
+def figures(quick: bool = False) -> list[Figure]:
+    """What a join and a leave cost, in units of Y1 + Y2."""
+    return run_service(lambda served: _figures(served, 20 if quick else 150), UNLIMITED)
+
+
+async def _figures(served: Served, rounds: int) -> list[Figure]:
+    small, large, bound = Handoffs(), Handoffs(), list[float]()
+    async with yardsticks(served.database_url) as yard, Caller(served.url) as call:
+        await call.open(10)
+        for n in range(rounds):
+            await yard.sample()
+            queue = f"first-{n}"
+            await call("POST", "/queues", queue_of(queue, FEW))
+            began = time.perf_counter()
+            await bind(call, queue, "one")
+            bound.append(time.perf_counter() - began)
+            await join_and_leave(call, f"few-{n}", FEW, small)
+        # The statements have been planned for few partitions by now.
+        for n in range(max(5, rounds // 10)):
+            await yard.sample()
+            await join_and_leave(call, f"many-{n}", MANY, large)
+        return [
+            *yard.figures(),
+            yard.timed(f"bind to update, {FEW} partitions", bound, 8),
+            yard.timed(f"bind to owner told, {FEW} partitions", small.told, 8),
+            yard.timed(f"join to balanced, {FEW} partitions", small.owning, 18),
+            yard.timed(f"leave to others own, {FEW} partitions", small.left, 10),
+            timed(
+                f"join to balanced, {MANY} partitions",
+                large.owning,
+                f"of {FEW} partitions",
+                statistics.median(small.owning),
+                2.5,
+            ),
         ]
-        assert len(items) == 4
-        path = f"/queues/{queue}/flows/{one['flow_id']}/release"
-        releasing = asyncio.create_task(
-            call("POST", path, {"seq": 1, "partitions": items}, one["flow_token"])
-        )
-        two = await binding
-        update = await poll(call, queue, two, two["update"]["revision"])
-        owning.append(time.perf_counter() - began)
-        assert len(update["partitions"]) == 4
-        await releasing
-    show("bind to the owner being told to hand over", told, BIND_SECONDS)
-    show("bind to owning, the owner releasing at once", owning)
 
 
 async def crowd(call: Caller, flows: int, partitions: int, delay: float) -> None:
@@ -107,8 +173,12 @@ async def crowd(call: Caller, flows: int, partitions: int, delay: float) -> None
     began = time.perf_counter()
     bound_at: list[float] = []
 
+    # Beyond its limit the service answers 429.
+    gate = asyncio.Semaphore(AT_ONCE)
+
     async def join(who: str) -> None:
-        one = await bind(call, queue, who)
+        async with gate:
+            one = await bind(call, queue, who)
         bound_at.append(time.perf_counter() - began)
         view = one["update"]
         path = f"/queues/{queue}/flows/{one['flow_id']}/release"
@@ -120,7 +190,8 @@ async def crowd(call: Caller, flows: int, partitions: int, delay: float) -> None
             ]
             if items:
                 body = {"partitions": items}
-                view = (await call("POST", path, body, one["flow_token"]))["update"]
+                async with gate:
+                    view = (await call("POST", path, body, one["flow_token"]))["update"]
             elif share <= len(view["partitions"]) <= share + 1:
                 return
             else:
@@ -134,10 +205,12 @@ async def crowd(call: Caller, flows: int, partitions: int, delay: float) -> None
                 return
             await asyncio.sleep(0.02)
 
-    joining = [asyncio.create_task(join(f"flow-{n}")) for n in range(flows)]
-    await balanced()
-    taken = time.perf_counter() - began
-    await asyncio.gather(*joining)
+    # A join that fails ends the wait for the balance, too.
+    async with asyncio.TaskGroup() as group:
+        for n in range(flows):
+            group.create_task(join(f"flow-{n}"))
+        await balanced()
+        taken = time.perf_counter() - began
     told = time.perf_counter() - began
     name = f"{flows} binds at once, {partitions} partitions, holddown {delay:g} s"
     show(f"{name}: bound", [max(bound_at)])

@@ -12,19 +12,14 @@ from __future__ import annotations
 import argparse
 import os
 import statistics
-import tempfile
 import time
 import uuid
 from collections.abc import Callable
-from pathlib import Path
 
-from broker.postgres.embedded import EmbeddedPostgres
-from broker.postgres.migrations import upgrade
-from broker.service import Broker
+from benchmarks.service import served_here
 from counterpoise.client import Client
 from counterpoise.consumer import Consumer
 from counterpoise.publisher import Publisher
-from tests.service import running, settings_for
 
 PARTITIONS = 16
 MESSAGE_BYTES = 1024
@@ -36,11 +31,8 @@ def main() -> None:
     parser.add_argument("--messages", type=int, default=20_000, help="in each round")
     parser.add_argument("--rounds", type=int, default=3)
     arguments = parser.parse_args()
-    with tempfile.TemporaryDirectory() as directory, EmbeddedPostgres(Path(directory)) as database:
-        upgrade(database)
-        settings = settings_for(database)
-        with running(Broker(settings), settings) as service:
-            measure(service.url, arguments.messages, arguments.rounds)
+    with served_here() as url:
+        measure(url, arguments.messages, arguments.rounds)
 
 
 def measure(url: str, messages: int, rounds: int) -> None:

@@ -2,19 +2,20 @@
 
     python -m benchmarks.large [--partitions 100000] [--most-ms 50]
 
-A flow of a small queue sends one heartbeat after the other. Meanwhile the partitions of the large
-queue get their first owner, a second flow joins, and the first one leaves. Figures: the median, the
-99th percentile and the maximum of the heartbeats in each phase, and the same without a large queue
-as the yardstick. Fails if in one of these phases a heartbeat took longer than `--most-ms`.
+A flow of a small queue sends one heartbeat after the other. Meanwhile the large queue is created,
+its partitions get their first owner, who reads its view and commits all of them, positions are set,
+the history is read, a second flow joins, the first one leaves, and the queue shrinks and grows.
+Figures: the median, the 99th percentile and the maximum of the heartbeats in each phase, and the
+same without a large queue as the yardstick. Fails if a heartbeat took longer than `--most-ms`.
 
-Two phases that are no decisions have no limit: to create the queue, and to read a view of all its
-partitions.
+The machine must be idle: what others take of its processors is in the figures, too.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import json
 import os
 import statistics
 import time
@@ -44,7 +45,7 @@ def main() -> None:
 
 
 async def measure(url: str, arguments: argparse.Namespace) -> None:
-    """Create, bind, bind again, unbind; print."""
+    """Play the phases; print."""
     beats: list[Beat] = []
     slowest: list[float] = []
     async with Caller(url) as call, Caller(url) as other:
@@ -62,31 +63,51 @@ async def measure(url: str, arguments: argparse.Namespace) -> None:
                 "rebalance_delay": 2,
                 "max_handoff_time": 600,
             }
-            async with shown("create", beats):
+            async with shown("create", beats, slowest):
                 await call("POST", "/queues", spec)
             async with shown("first owner", beats, slowest):
-                first = await bind(call, "first")
+                answer = await bind(call, "first")
                 await until_decided(call)
-            async with shown("read its view", beats):
-                path = f"/queues/{LARGE}/flows/{first['flow_id']}"
-                await call("GET", f"{path}/updates?after=0&wait=0", token=first["flow_token"])
+            first = json.loads(answer)
+            path, token = f"/queues/{LARGE}/flows/{first['flow_id']}", first["flow_token"]
+            async with shown("read its view", beats, slowest):
+                answer = await call.raw("GET", f"{path}/updates?after=0&wait=0", token=token)
+            items = [
+                {"partition": one["partition"], "epoch": one["epoch"], "position": "0"}
+                for one in json.loads(answer)["partitions"]
+            ]
+            body = json.dumps({"partitions": items}).encode()
+            async with shown("commit all", beats, slowest):
+                await call.raw("POST", f"{path}/commit", body, token=token)
+            async with shown("set positions", beats, slowest):
+                await call.raw("POST", f"/queues/{LARGE}/positions", {"to": "earliest"})
+            async with shown("history", beats, slowest):
+                await call.raw("GET", f"/queues/{LARGE}/rebalances")
             async with shown("second flow", beats, slowest):
                 await bind(call, "second")
                 await until_decided(call)
+            async with shown("status", beats, slowest):
+                await call.raw("GET", f"/queues/{LARGE}/rebalance")
             async with shown("first one leaves", beats, slowest):
-                await call("DELETE", path, token=first["flow_token"])
+                await call("DELETE", path, token=token)
                 await until_decided(call)
+            for what, count in (
+                ("shrink", arguments.partitions // 2),
+                ("grow", arguments.partitions),
+            ):
+                async with shown(what, beats, slowest):
+                    await call("PATCH", f"/queues/{LARGE}", {"partition_count": count})
+                    await until_decided(call)
         finally:
             beating.cancel()
     if max(slowest) * 1000 > arguments.most_ms:
         raise SystemExit(f"a heartbeat took longer than {arguments.most_ms:g} ms")
 
 
-async def bind(call: Caller, name: str) -> dict[str, Any]:
+async def bind(call: Caller, name: str) -> bytes:
     """A flow of the large queue. The rebalance comes after the holddown."""
     body = {"client_name": name, "lease_seconds": 600}
-    bound: dict[str, Any] = await call("POST", f"/queues/{LARGE}/flows", body)
-    return bound
+    return await call.raw("POST", f"/queues/{LARGE}/flows", body)
 
 
 async def beat(call: Caller, flow: dict[str, Any], beats: list[Beat]) -> None:

@@ -1,6 +1,6 @@
 """How fast the built-in log appends and reads messages of 1 KB; medians over some rounds.
 
-    python -m benchmarks.log [--url postgresql://...] [--messages 50000] [--batch 1000]
+    python -m benchmarks.log [--url postgresql://...] [--messages 50000] [--batch 1000] [--rounds 5]
 
 Without a URL it starts an embedded Postgres in a temporary directory, as the service would
 (durable: fsync is on).
@@ -11,13 +11,16 @@ from __future__ import annotations
 import argparse
 import asyncio
 import os
-import resource
 import statistics
+import sys
 import tempfile
 import time
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
+from benchmarks.figures import Figure, rate, spread, timed
+from benchmarks.rows import Y3, Y5, ArrowReader, Copier
 from broker.logs.builtin import BuiltinLogs
 from broker.logs.engine import log_engine
 from broker.logs.ports import Holder, Purpose
@@ -33,6 +36,7 @@ from counterpoise.wire import LogAccess, LogView
 PARTITIONS = 16
 MESSAGE_BYTES = 1024
 ROUNDS = 5
+BATCH = 1000
 
 
 def main() -> None:
@@ -40,33 +44,66 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--url")
     parser.add_argument("--messages", type=int, default=50_000, help="in each round")
-    parser.add_argument("--batch", type=int, default=1000)
+    parser.add_argument("--batch", type=int, default=BATCH)
+    parser.add_argument("--rounds", type=int, default=ROUNDS)
     arguments = parser.parse_args()
     with ExitStack() as stack:
-        url = arguments.url
-        if url is None:
-            directory = stack.enter_context(tempfile.TemporaryDirectory())
-            url = stack.enter_context(EmbeddedPostgres(Path(directory)))
-        measure(url, arguments.messages, arguments.batch)
+        url = arguments.url or stack.enter_context(_postgres())
+        for figure in measure(url, arguments.messages, arguments.batch, arguments.rounds):
+            print(figure)
 
 
-def measure(url: str, messages: int, batch: int) -> None:
-    """Append and read `messages` in each round; print the medians."""
-    print(
-        f"{MESSAGE_BYTES} B messages, batches of {batch}, {PARTITIONS} partitions, {ROUNDS} rounds"
-    )
+def figures(quick: bool = False) -> list[Figure]:
+    """Append, publish and read messages of 1 KB."""
+    with _postgres() as url:
+        return measure(url, 20_000 if quick else 50_000, BATCH, 5 if quick else 11)
+
+
+@contextmanager
+def _postgres() -> Iterator[str]:
+    with tempfile.TemporaryDirectory() as directory, EmbeddedPostgres(Path(directory)) as url:
+        yield url
+
+
+def measure(url: str, messages: int, batch: int, rounds: int) -> list[Figure]:
+    """Append and read `messages` in each round."""
     given = asyncio.run(_prepare(url))
-    sides = {"the owner": (url, url), "a client": (given["publish"], given["read"])}
+    sides = {"a client": (given["publish"], given["read"]), "the owner": (url, url)}
     found: dict[str, dict[str, list[float]]] = {side: {} for side in sides}
-    # In turns: what slows the machine down slows both.
-    for round_number in range(ROUNDS):
+    copier = Copier(url)
+    # In turns: what slows the machine down slows all.
+    for number in range(rounds):
+        yard = copier.per_second(os.urandom(MESSAGE_BYTES), messages, batch, PARTITIONS)
         for side, (publish_url, read_url) in sides.items():
-            figures = _measure(side, publish_url, read_url, messages, batch, round_number)
-            for what, figure in figures.items():
+            one = _measure(side, publish_url, read_url, messages, batch, number)
+            for what, figure in {**one, "copied": yard}.items():
                 found[side].setdefault(what, []).append(figure)
-    for what in found["a client"]:
-        owner, client = (statistics.median(found[side][what]) for side in sides)
-        print(f"{what:44} {client:>12,.2f}   (the owner, whom no policy binds: {owner:,.2f})")
+    copier.close()
+    result = []
+    for side, of in found.items():
+        who = "" if side == "a client" else " (as the owner, whom no row policy binds)"
+        result += [
+            rate(f"append, batches of {batch}{who}", of["append"], Y5, of["copied"]),
+            rate(f"publish, through Publisher{who}", of["publish"], Y5, of["copied"]),
+            rate(f"read, one connection{who}", of["read"], Y3, of["adbc"], None if who else 0.9),
+        ]
+        if not who:
+            result += [
+                Figure(
+                    name, statistics.median(of[what]), "µs", spread=spread(of[what]), rounds=rounds
+                )
+                for name, what in (
+                    ("CPU of the publisher, a message", "append CPU"),
+                    ("CPU of the reader, a message", "read CPU"),
+                    ("CPU of a reader through ADBC, a message", "adbc CPU"),
+                )
+            ]
+            result += [
+                timed(f"bounds of {PARTITIONS} partitions", of["bounds"]),
+                rate("Y3: ADBC reads the same rows into Arrow", of["adbc"]),
+                rate("Y5: COPY of the same rows into a table", of["copied"]),
+            ]
+    return result
 
 
 def _measure(
@@ -76,30 +113,42 @@ def _measure(
     name = f"bench-{side.split()[-1]}"
     found = {}
     log = PostgresLog(name, publish_url, timeout_seconds=60)
-    before_cpu, before = _cpu_seconds(), time.perf_counter()
+    cpu, began = time.process_time(), time.perf_counter()
     _append(log, messages, batch, first=round_number * messages)
-    found["append, messages/s"] = messages / (time.perf_counter() - before)
-    found["append, µs CPU of the publisher per message"] = (
-        (_cpu_seconds() - before_cpu) / messages * 1e6
-    )
+    found["append"] = messages / (time.perf_counter() - began)
+    found["append CPU"] = (time.process_time() - cpu) / messages * 1e6
     log.close()
-    found["publish, messages/s (through Publisher)"] = _publish(name, publish_url, messages, batch)
+    found["publish"] = _publish(name, publish_url, messages, batch)
     log = PostgresLog(name, read_url, timeout_seconds=60)
-    before = time.perf_counter()
-    rows = sum(
-        part.num_rows
-        for partition in range(PARTITIONS)
-        for part in log.read(partition, "0", None, max_messages=messages)
-    )
-    found["read, messages/s"] = rows / (time.perf_counter() - before)
+    arrow = ArrowReader(read_url, name, PARTITIONS)
+    # Both have read the rows before, so none finds them in colder memory.
+    _read(log)
+    arrow.per_second()
+    cpu, began = time.process_time(), time.perf_counter()
+    rows = _read(log)
+    found["read"] = rows / (time.perf_counter() - began)
+    found["read CPU"] = (time.process_time() - cpu) / rows * 1e6
+    cpu = time.process_time()
+    found["adbc"] = arrow.per_second()
+    found["adbc CPU"] = (time.process_time() - cpu) / rows * 1e6
+    arrow.close()
     bounds = []
     for _ in range(200):
-        before = time.perf_counter()
+        began = time.perf_counter()
         log.bounds(range(PARTITIONS))
-        bounds.append(time.perf_counter() - before)
-    found[f"bounds of {PARTITIONS} partitions, ms"] = statistics.median(bounds) * 1e3
+        bounds.append(time.perf_counter() - began)
+    found["bounds"] = statistics.median(bounds)
     log.close()
     return found
+
+
+def _read(log: PostgresLog) -> int:
+    """All messages from the begin; returns how many."""
+    return sum(
+        part.num_rows
+        for partition in range(PARTITIONS)
+        for part in log.read(partition, "0", None, max_messages=sys.maxsize)
+    )
 
 
 def _append(log: PostgresLog, messages: int, batch: int, first: int) -> None:
@@ -136,11 +185,6 @@ def _publish(name: str, url: str, messages: int, batch: int) -> float:
             for number in range(messages):
                 publisher.publish(value, f"key-{number}")
     return messages / (time.perf_counter() - before)
-
-
-def _cpu_seconds() -> float:
-    usage = resource.getrusage(resource.RUSAGE_SELF)
-    return usage.ru_utime + usage.ru_stime
 
 
 async def _prepare(url: str) -> dict[Purpose, str]:

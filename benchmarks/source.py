@@ -1,14 +1,13 @@
 """How fast a PySpark query reads a queue, and how soon a starting query gets its first row.
 
-    python -m benchmarks.source [--messages 200000] [--rounds 5] [--bytes 1024]
+    python -m benchmarks.source [--messages 300000] [--rounds 5] [--bytes 1024]
 
 A real service process on an embedded Postgres, and a real Spark. They share the machine. So the
 wall clock shows the speed of the query next to the service, and the CPU time of the application
 (JVM and Python workers, without Postgres and the service) shows the cost of a message.
 
 * *through the source*: micro-batches of the built-in log into a sink that does nothing, in steady
-  state: the first micro-batch of a query starts workers and is left out. Target: 10,000 messages of
-  1 KB a second and core.
+  state: the second half of the messages. Targets: 0.4 of Y3 with one core and 0.6 with two.
 * *first row*: a session that has run a query before starts another one on a queue with messages,
   without a holddown. From `start()`, and from the bind, to the first row in `foreachBatch`. Target:
   2 s after the bind.
@@ -26,7 +25,9 @@ import uuid
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from benchmarks.service import served
+from benchmarks.figures import Figure, rate, timed
+from benchmarks.rows import Y3, Y4, ArrowReader, parquet_per_second, write_parquet
+from benchmarks.service import running
 from counterpoise.client import Client
 from counterpoise.publisher import Publisher
 
@@ -34,7 +35,8 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 PARTITIONS = 16
-MESSAGES_A_SECOND_AND_CORE = 10_000
+# Of Y3, by cores.
+TARGETS = {1: 0.4, 2: 0.6}
 FIRST_ROW_SECONDS = 2.0
 WAIT_SECONDS = 120.0
 
@@ -42,22 +44,39 @@ WAIT_SECONDS = 120.0
 def main() -> None:
     """Parse the arguments, measure, print."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--messages", type=int, default=200_000)
+    parser.add_argument("--messages", type=int, default=300_000)
     parser.add_argument("--bytes", type=int, default=1024)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--cores", type=int, nargs="*", default=[1, 2])
     arguments = parser.parse_args()
-    with tempfile.TemporaryDirectory() as directory, served(Path(directory)) as url:
+    for figure in measure(arguments.messages, arguments.bytes, arguments.rounds, arguments.cores):
+        print(figure)
+
+
+def figures(quick: bool = False) -> list[Figure]:
+    """Through the source with one and two cores, and the first row of a query."""
+    return measure(300_000, 1024, 1 if quick else 5, [1, 2])
+
+
+def measure(messages: int, size: int, rounds: int, cores: list[int]) -> list[Figure]:
+    """Throughput with so many cores each, then the first row."""
+    found: list[Figure] = []
+    with tempfile.TemporaryDirectory() as name, running(Path(name)) as service:
+        directory, url = Path(name), service.url
         with Client(url) as client:
             client.create_queue("source", PARTITIONS, rebalance_delay=0, max_handoff_time=30)
-            publish(url, "source", arguments.messages, arguments.bytes)
-            for cores in arguments.cores:
-                spark = session(cores, Path(directory))
-                throughput(spark, url, cores, arguments.messages, Path(directory))
+            publish(url, "source", messages, size)
+            arrow = ArrowReader(service.database_url, "source", PARTITIONS)
+            write_parquet(arrow.table(), directory / "parquet")
+            for count in cores:
+                spark = session(count, directory)
+                found += throughput(spark, url, count, messages, directory, rounds, arrow)
                 spark.stop()
-            spark = session(max(arguments.cores), Path(directory))
-            first_rows(spark, client, url, arguments.rounds, Path(directory))
+            arrow.close()
+            spark = session(max(cores), directory)
+            found += first_rows(spark, client, url, rounds, directory)
             spark.stop()
+    return found
 
 
 def publish(url: str, queue: str, messages: int, size: int) -> None:
@@ -85,44 +104,80 @@ def session(cores: int, directory: Path) -> SparkSession:
     )
 
 
-def throughput(spark: SparkSession, url: str, cores: int, messages: int, directory: Path) -> None:
-    """All messages into a sink that does nothing; prints messages a second."""
+def throughput(
+    spark: SparkSession,
+    url: str,
+    cores: int,
+    messages: int,
+    directory: Path,
+    rounds: int,
+    arrow: ArrowReader,
+) -> list[Figure]:
+    """All messages into a sink that does nothing, next to the yardsticks."""
+    found: dict[str, list[float]] = {}
+    parquet_per_second(spark, directory / "parquet", messages)  # Spark compiles in the first one
+    for _ in range(rounds):
+        for name, value in {
+            Y3: arrow.per_second(),
+            **_through(spark, url, messages, directory),
+            Y4: parquet_per_second(spark, directory / "parquet", messages),
+        }.items():
+            found.setdefault(name, []).append(value)
+    name = f"through the source, local[{cores}]"
+    target = TARGETS.get(cores)
+    return [
+        rate(name, found["source"], Y3, found[Y3], target),
+        rate(name, found["source"], Y4, found[Y4]),
+        Figure(
+            f"CPU of the application, a message, local[{cores}]",
+            statistics.median(found["cpu"]),
+            "µs",
+            rounds=rounds,
+        ),
+        rate(f"Y3: ADBC reads the same rows into Arrow, beside local[{cores}]", found[Y3]),
+        rate(f"Y4: Spark reads them from Parquet, local[{cores}]", found[Y4]),
+    ]
+
+
+def _through(spark: SparkSession, url: str, messages: int, directory: Path) -> dict[str, float]:
+    """One query over all messages, by what was measured."""
     stream = spark.readStream.format("counterpoise").options(url=url, queue="source")
     writer = stream.load().writeStream.format("noop").trigger(availableNow=True)
     process = jvm_pid(spark)
     query = writer.option("checkpointLocation", checkpoint(directory)).start()
-    used = cpu_seconds(process)
     progresses: dict[int, Any] = {}
-    at_first: tuple[int, float, float] | None = None
+    at_first: tuple[int, float] | None = None
     while query.isActive:
         for progress in query.recentProgress:
             progresses[progress.batchId] = progress
         if at_first is None and progresses:
-            at_first = rows_of(progresses), cpu_seconds(process), time.perf_counter()
+            at_first = rows_of(progresses), cpu_seconds(process)
         time.sleep(0.05)
     for progress in query.recentProgress:
         progresses[progress.batchId] = progress
     used = cpu_seconds(process)
     if error := query.exception():
         raise error
-    Client(url).set_positions("source", "earliest")
-    assert at_first is not None
+    with Client(url) as client:
+        client.set_positions("source", "earliest")
     assert rows_of(progresses) == messages, f"{rows_of(progresses)} of {messages} came"
-    steady = [one for number, one in sorted(progresses.items()) if number > 0 and one.numInputRows]
+    # In the first half workers start, and the limit of a micro-batch grows.
+    steady, seen = [], 0
+    for _, one in sorted(progresses.items()):
+        if seen >= messages // 2 and one.numInputRows:
+            steady.append(one)
+        seen += one.numInputRows
     rows = sum(one.numInputRows for one in steady)
     seconds = sum(one.durationMs["triggerExecution"] for one in steady) / 1000
-    per_core = rows / seconds / cores
-    cost = (used - at_first[1]) / (messages - at_first[0])
-    print(
-        f"through the source, local[{cores}]: {rows / seconds:>9,.0f} messages/s, "
-        f"{per_core:,.0f} a core {verdict(per_core >= MESSAGES_A_SECOND_AND_CORE)}; "
-        f"{cost * 1e6:.0f} µs CPU of the application a message ({1 / cost:,.0f} a CPU second)",
-        flush=True,
-    )
+    assert at_first is not None
+    cost = (used - at_first[1]) / max(1, messages - at_first[0])
+    return {"source": rows / seconds, "cpu": cost * 1e6}
 
 
-def first_rows(spark: SparkSession, client: Client, url: str, rounds: int, directory: Path) -> None:
-    """Start a query repeatedly; prints the time to the first row."""
+def first_rows(
+    spark: SparkSession, client: Client, url: str, rounds: int, directory: Path
+) -> list[Figure]:
+    """Start a query repeatedly: the time to the first row."""
     client.create_queue("soon", PARTITIONS, rebalance_delay=0, max_handoff_time=30)
     publish(url, "soon", 1000, 1024)
     from_start, from_bind = [], []
@@ -148,17 +203,10 @@ def first_rows(spark: SparkSession, client: Client, url: str, rounds: int, direc
             from_bind.append(at[1] - flow.bound_at.timestamp())
         running.stop()
         client.set_positions("soon", "earliest")
-    soon = statistics.median(from_bind)
-    print(
-        f"first row: {soon:.2f} s after the bind (worst of {rounds}: {max(from_bind):.2f}) "
-        f"{verdict(soon < FIRST_ROW_SECONDS)}; {statistics.median(from_start):.2f} s after start()",
-        flush=True,
-    )
-
-
-def verdict(reached: bool) -> str:
-    """Whether the target is reached."""
-    return "(target reached)" if reached else "(TARGET MISSED)"
+    return [
+        timed("first row, since the bind", from_bind, target=FIRST_ROW_SECONDS * 1e3),
+        timed("first row, since start()", from_start),
+    ]
 
 
 def rows_of(progresses: dict[int, Any]) -> int:

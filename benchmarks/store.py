@@ -68,7 +68,7 @@ async def measure(url: str, rounds: int) -> None:
         await _timed(f"renew {FLOWS:,} flows", [lambda: store.renew(flow_ids)] * rounds)
         items = [
             PositionCommit(orders.queue.id, p.owner.id, None, p.number, p.epoch, "12345")
-            for p in orders.queue.partitions[:FLOWS]
+            for p in [*orders.queue.partitions.values()][:FLOWS]
             if p.owner
         ]
         positions = [lambda: store.commit_positions(items)] * rounds
@@ -101,7 +101,9 @@ class Bench:
         self.queue.settings.partition_count = partitions
         records = (r.PartitionsAdded(0, partitions, self.now),)
         replay_all(self.queue, records, 1)
-        commit = Commit(self.queue, 0, "c", [Entry(1, self.now, records)], self.queue.partitions)
+        commit = Commit(
+            self.queue, 0, "c", [Entry(1, self.now, records)], [*self.queue.partitions.values()]
+        )
         await self.store.create(commit)
         self.queue.journal.forget()
 

@@ -47,6 +47,13 @@ class Caller:
 
         Raises RuntimeError for a status of 400 and more.
         """
+        answer = await self.raw(method, path, body, token)
+        return json.loads(answer) if answer else None
+
+    async def raw(
+        self, method: str, path: str, body: object = None, token: str | None = None
+    ) -> bytes:
+        """As a call, without parsing the answer: a large one would hold this process up."""
         data = (
             body if isinstance(body, bytes) else b"" if body is None else json.dumps(body).encode()
         )
@@ -73,7 +80,7 @@ class Caller:
         self._idle.append((reader, writer))
         if status >= 400:
             raise RuntimeError(f"{method} {path}: {status} {answer.decode()}")
-        return json.loads(answer) if answer else None
+        return answer
 
 
 async def until_it_owns(call: Caller, queue: str, bound: dict[str, Any], count: int) -> Any:

