@@ -57,6 +57,10 @@ $(VENV)/.installed: $(VENV)/.locked pyproject.toml deploy/server/pyproject.toml
 demo: setup ## two PySpark applications share a real queue while they come and go
 	@$(BIN)/counterpoise demo $(ARGS)
 
+.PHONY: demo-split
+demo-split: setup ## a hot partition is split twice and merged back while consumers run; SABOTAGE=early
+	@$(BIN)/counterpoise demo --split $(if $(SABOTAGE),--sabotage $(SABOTAGE)) $(ARGS)
+
 .PHONY: test
 test: lint ## lint, then the short tests
 	$(pytest) -m 'not long' $(call junit,short) $(ARGS)
@@ -78,6 +82,9 @@ lint: setup ## lint, format, types
 .PHONY: check
 check: lint ## lint, import rules, openapi.yaml, migrations
 	$(BIN)/pytest -q -m 'not long' $(AGREEMENTS)
+
+# Where the site is built.
+SITE ?= reports/site
 
 # How many simulated runs, or which (500-600); SEED=7 shows one.
 SEEDS ?= 1000
@@ -110,9 +117,23 @@ faults: setup ## kill, freeze and cut off real processes for five minutes (docs/
 model: setup ## check the model of the handoff with spin (docs/model.md)
 	@$(BIN)/python -m tests.model.checker
 
+.PHONY: site
+site: setup ## build the documentation's site into SITE; a broken link or anchor is an error
+	@$(BIN)/python deploy/site/build.py $(SITE)
+	@echo "look at it: $(BIN)/python -m http.server --directory $(SITE)"
+
+.PHONY: pictures
+pictures: setup ## photograph the dashboard for the README (needs chromium), draw the architecture
+	@$(BIN)/python docs/pictures/architecture.py
+	@$(BIN)/python -m tests.browser.pictures docs/pictures $(ARGS)
+
 .PHONY: bench
-bench: setup ## run the benchmarks
+bench: setup ## run the benchmarks; writes benchmarks/RESULTS.md and plots (ARGS=NAME: only shows one)
 	@$(BIN)/python -m benchmarks $(ARGS)
+
+.PHONY: bench-quick
+bench-quick: setup ## the same with fewer rounds, in under three minutes
+	@$(BIN)/python -m benchmarks --quick
 
 .PHONY: lock
 lock: ## choose versions anew and write deploy/constraints.txt (then: make setup)

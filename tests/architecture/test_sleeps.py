@@ -2,7 +2,7 @@
 
 A sleep guesses how long a machine takes, and the guess is wrong when the machine stalls. So only
 the functions below sleep in real time, each for a reason. Tests in virtual time may sleep: those in
-modules that import `virtual` (tests/world/loop.py), and the simulation.
+modules that import `virtual` (broker/memory/loop.py), and the simulation.
 """
 
 import ast
@@ -33,8 +33,6 @@ ALLOWED = {
     "broker/store/support.py: PostgresGround.until_waiting": POLL,
     "broker/store/test_commits.py: test_a_wait_for_a_lock_makes_a_commit_late": POLL,
     "broker/store/test_constraints.py: test_positions_and_leases_touch_no_index": POLL,
-    "broker/store/test_held.py:"
-    " test_a_commit_that_the_database_has_ended_is_made_again.late": LASTS,
     "broker/store/test_notifications.py: Listening.quiet": SILENCE,
     "broker/store/test_notifications.py: test_pending_notifications_name_each_queue_once": SILENCE,
     "broker/mailbox/test_alarms.py: test_a_stall_of_the_loop_drops_no_alarm": LASTS,
@@ -80,7 +78,7 @@ def is_called(parent: ast.AST, function: ast.AST) -> bool:
 def in_virtual_time(tree: ast.Module) -> bool:
     return any(
         isinstance(node, ast.ImportFrom)
-        and node.module == "tests.world.loop"
+        and node.module == "broker.memory.loop"
         and "virtual" in {name.name for name in node.names}
         for node in tree.body
     )

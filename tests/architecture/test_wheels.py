@@ -1,71 +1,18 @@
-"""Both wheels, built from the committed files and installed into new environments.
-
-These tests need the package index, like `make setup`.
-"""
+"""Both wheels, installed into new environments."""
 
 import re
-import shutil
-import subprocess
-import sys
 import zipfile
 from pathlib import Path
 
 import pytest
 
+from tests.architecture.conftest import environment_with, run
 from tests.architecture.test_repository import ROOT, tracked_files
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(900), pytest.mark.xdist_group("wheels")]
 
 CONSUMERS = frozenset({"counterpoise"})
 SERVICE = frozenset({"api", "broker", "migrations"})
-
-
-def run(*command: str | Path, cwd: Path) -> str:
-    """The output of the command. On an error, fails with all of it."""
-    done = subprocess.run(
-        command, cwd=cwd, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-    )
-    assert done.returncode == 0, f"{' '.join(map(str, command))}\n{done.stdout}"
-    return done.stdout
-
-
-@pytest.fixture(scope="module")
-def wheels(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A directory with both wheels, made from a checkout of tracked files only."""
-    checkout = tmp_path_factory.mktemp("checkout")
-    for name in tracked_files():
-        if (ROOT / name).is_file():
-            (checkout / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy2(ROOT / name, checkout / name)
-    directory = tmp_path_factory.mktemp("wheels")
-    for project in (".", "deploy/server"):
-        run(
-            *(sys.executable, "-m", "build", "--wheel", "--no-isolation"),
-            *("--outdir", directory, project),
-            cwd=checkout,
-        )
-    return directory
-
-
-@pytest.fixture(scope="module")
-def versions(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The locked versions as constraints, without hashes, because our own wheels have none."""
-    lock = (ROOT / "deploy/constraints.txt").read_text("utf-8")
-    path = tmp_path_factory.mktemp("versions") / "constraints.txt"
-    path.write_text(re.sub(r"\s*\\\n\s+--hash=\S+", "", lock), "utf-8")
-    return path
-
-
-def environment_with(wheels: Path, versions: Path, name: str, directory: Path) -> Path:
-    """The `bin` of a new virtual environment with the wheel and its dependencies."""
-    run(sys.executable, "-m", "venv", "--without-pip", directory, cwd=wheels)
-    binaries = directory / "bin"
-    run(
-        *(sys.executable, "-m", "pip", "--python", binaries / "python", "install", "--quiet"),
-        *("--constraint", versions, "--find-links", wheels, name),
-        cwd=wheels,
-    )
-    return binaries
 
 
 def packages_of_ours(binaries: Path, directory: Path) -> set[str]:
@@ -97,15 +44,28 @@ def test_a_wheel_has_all_files_of_its_packages_and_nothing_else(
 
 
 def test_a_consumer_gets_no_service(wheels: Path, versions: Path, tmp_path: Path) -> None:
-    binaries = environment_with(wheels, versions, "counterpoise", tmp_path / "venv")
+    binaries = environment_with(wheels, versions, ["counterpoise"], tmp_path / "venv")
     assert packages_of_ours(binaries, tmp_path) == CONSUMERS
     assert "Usage" in run(binaries / "counterpoise", "--help", cwd=tmp_path)
 
 
 def test_the_service_brings_both(wheels: Path, versions: Path, tmp_path: Path) -> None:
-    binaries = environment_with(wheels, versions, "counterpoise-server", tmp_path / "venv")
+    binaries = environment_with(wheels, versions, ["counterpoise-server"], tmp_path / "venv")
     assert packages_of_ours(binaries, tmp_path) == CONSUMERS | SERVICE
     helped = run(binaries / "counterpoise", "--help", cwd=tmp_path)
     assert "serve" in helped
     assert "migrate" in helped
     assert "--database-url" in run(binaries / "counterpoise", "serve", "--help", cwd=tmp_path)
+
+
+def test_users_test_their_consumers_with_one_install(
+    wheels: Path, versions: Path, tmp_path: Path
+) -> None:
+    """docs/testing.md: the plugin's fixture is found by its entry point."""
+    binaries = environment_with(wheels, versions, ["counterpoise[testing]"], tmp_path / "venv")
+    page = (ROOT / "docs/testing.md").read_text("utf-8")
+    (example,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    project = tmp_path / "project"
+    project.mkdir()
+    (project / "test_example.py").write_text(example, "utf-8")
+    assert "2 passed" in run(binaries / "pytest", "-q", "-p", "no:cacheprovider", cwd=project)

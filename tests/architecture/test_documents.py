@@ -1,0 +1,129 @@
+"""The documents agree with the repository: links, anchors, commands, Python."""
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.main import get_command
+
+from counterpoise.cli.app import app
+from counterpoise.cli.plugins import installed, load
+from tests.architecture.test_repository import ROOT, tracked_files
+
+DOCUMENTS = [name for name in tracked_files() if name.endswith(".md") and (ROOT / name).exists()]
+FENCE = re.compile(r"^( *)```(\w*)\n(.*?)^\1```$", re.M | re.S)
+
+
+def text(name: str) -> str:
+    return (ROOT / name).read_text("utf-8")
+
+
+def prose(name: str) -> str:
+    """The document without code."""
+    return re.sub(r"`[^`\n]+`", "``", FENCE.sub("", text(name)))
+
+
+def anchors(name: str) -> set[str]:
+    """The anchors of its headings, by the rule of GitHub and of the site."""
+    found: set[str] = set()
+    for heading in re.findall(r"^#+ (.+?)\s*$", FENCE.sub("", text(name)), re.M):
+        plain = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading).replace("`", "").lower()
+        found.add(re.sub(r"[^\w\- ]", "", plain).replace(" ", "-"))
+    return found
+
+
+def links(name: str) -> Iterator[str]:
+    """The targets of its relative links and pictures."""
+    said = prose(name)
+    targets = re.findall(r"\]\(([^)\s]+)\)", said) + re.findall(r"^\[[^\]]+\]: (\S+)$", said, re.M)
+    yield from (target for target in targets if not re.match(r"[a-z]+:", target))
+
+
+def blocks(language: str) -> Iterator[Any]:
+    for name in DOCUMENTS:
+        for number, (indent, kind, code) in enumerate(FENCE.findall(text(name))):
+            if kind == language:
+                code = re.sub(rf"^{indent}", "", code, flags=re.M)
+                yield pytest.param(code, id=f"{name}-{number}")
+
+
+@pytest.mark.parametrize("name", DOCUMENTS)
+def test_every_link_leads_somewhere(name: str) -> None:
+    tracked = set(tracked_files())
+    broken = []
+    for target in links(name):
+        path, _, anchor = target.partition("#")
+        page = (ROOT / name).parent / path if path else ROOT / name
+        there = page.resolve().relative_to(ROOT).as_posix()
+        exists = there in tracked or any(one.startswith(f"{there}/") for one in tracked)
+        if not exists or (anchor and (not there.endswith(".md") or anchor not in anchors(there))):
+            broken.append(target)
+    assert not broken
+
+
+@pytest.mark.parametrize("name", DOCUMENTS)
+def test_references_of_links_are_defined(name: str) -> None:
+    said = prose(name)
+    used = set(re.findall(r"\]\[([^\]]+)\]", said))
+    assert used == set(re.findall(r"^\[([^\]]+)\]: \S+$", said, re.M))
+
+
+@pytest.mark.parametrize("code", list(blocks("python")))
+def test_python_in_documents_can_be_parsed(code: str) -> None:
+    ast.parse(code)
+
+
+def command_lines(name: str) -> Iterator[list[str]]:
+    """The words behind `counterpoise` on each line of code that begins with it."""
+    for _, kind, code in FENCE.findall(text(name)):
+        if kind in ("", "sh", "bash", "console"):
+            joined = code.replace("\\\n", " ")
+            for line in re.findall(r"^(?:\$ )?(?:.*\| )?counterpoise ([a-z].*)$", joined, re.M):
+                yield re.split(r"\s+(?:#|2?>|\||&)", line)[0].split()
+
+
+@pytest.mark.parametrize("name", DOCUMENTS)
+def test_commands_in_documents_exist_with_their_options(name: str) -> None:
+    for words in command_lines(name):
+        command: Any = get_command(app)
+        for word in words:
+            found = getattr(command, "commands", {}).get(word)
+            if found is None and command.name in (None, "counterpoise") and word in installed():
+                found = load(installed()[word])
+            if found is None:
+                break
+            command = found
+        assert not getattr(command, "commands", None), f"no such command: {words}"
+        known = {option for parameter in command.params for option in parameter.opts}
+        known |= {option for parameter in command.params for option in parameter.secondary_opts}
+        given = {word.partition("=")[0] for word in words if re.match(r"--?[a-z]", word)}
+        assert given <= known | {"--help", "-h"}, words
+
+
+def test_all_documents_are_read() -> None:
+    """The list is not empty by mistake, and the README is in it."""
+    assert {"README.md", "docs/protocol.md", "deploy/README.md"} <= set(DOCUMENTS)
+    assert sum(1 for name in DOCUMENTS for _ in command_lines(name)) > 10
+    assert Path(ROOT / "docs/pictures/dashboard.png").stat().st_size < 200_000
+
+
+def test_the_guides_sink_is_the_one_of_the_tested_example() -> None:
+    """`tests/counterpoise/spark` runs the example; the guide quotes its SQL and its function."""
+    example = re.sub(r'["\s]', "", text("docs/examples/per_key_counts.py"))
+    quoted = [
+        code
+        for _, kind, code in FENCE.findall(text("docs/guides/exactly-once.md"))
+        if kind == "sql" or "def add" in code
+    ]
+    assert len(quoted) == 3
+    for code in quoted:
+        assert re.sub(r'["\s]', "", code) in example
+
+
+def test_the_sites_menu_has_every_page() -> None:
+    menu = re.findall(r"^ +- (?:[^:\n]+: )?(\S+\.md)$", text("deploy/site/mkdocs.yml"), re.M)
+    pages = {name for name in DOCUMENTS if name.startswith(("docs/", "benchmarks/"))}
+    assert pages - set(menu) == set()

@@ -1,0 +1,236 @@
+"""What deploy/ says agrees with the service: commands, settings, ports, paths and times.
+
+There is no container engine here, so what an engine would find out is read from the files.
+"""
+
+import re
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+import yaml
+from typer.main import get_command
+
+from api.app import all_routes
+from broker.settings import PREFIX, Settings
+from counterpoise.cli.plugins import installed
+from tests.architecture.test_repository import ROOT, tracked_files
+
+DEPLOY = ROOT / "deploy"
+# Read by clients, or by the command line.
+OF_CLIENTS = {"URL", "TOKEN", "LOG_URL"}
+
+
+def text(name: str) -> str:
+    return (DEPLOY / name).read_text("utf-8")
+
+
+def one_in(pattern: str, where: str) -> str:
+    """The group of the first match at the begin of a line."""
+    match = re.search(pattern, where, re.M)
+    assert match is not None, pattern
+    return str(match[1])
+
+
+def documents(name: str) -> list[dict]:
+    return list(yaml.safe_load_all(text(name)))
+
+
+COMPOSE = documents("compose/compose.yaml")[0]
+KUBERNETES = {one["kind"]: one for one in documents("kubernetes/service.yaml")}
+POD = KUBERNETES["Deployment"]["spec"]["template"]["spec"]
+[CONTAINER] = POD["containers"]
+SERVICES = {name: one for name, one in COMPOSE["services"].items() if "build" in one}
+FILES = [
+    path.relative_to(DEPLOY).as_posix()
+    for path in sorted(DEPLOY.rglob("*"))
+    if path.is_file() and path.suffix not in (".py", ".pyc", ".txt")
+]
+
+
+def port() -> int:
+    return Settings.model_fields["port"].default
+
+
+# ------------------------------------------------------------------ settings, commands, paths
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_every_setting_that_is_named_exists(name: str) -> None:
+    known = {field.upper() for field in Settings.model_fields} | OF_CLIENTS
+    assert set(re.findall(rf"\b{PREFIX}([A-Z_]+)", text(name))) <= known
+
+
+def test_the_images_run_commands_that_exist() -> None:
+    runs = [CONTAINER["args"], *(service["command"] for service in SERVICES.values())]
+    runs.append(one_in(r'^CMD \["(.*)"\]', text("Dockerfile")).split('", "'))
+    unit = text("systemd/counterpoise.service")
+    runs.append(one_in(r"^ExecStart=/\S+/counterpoise (.*)$", unit).split())
+    for command, *options in runs:
+        assert command in installed()
+        assert options == []
+
+
+@pytest.mark.parametrize("name", ["README.md", "systemd/counterpoise.env"])
+def test_keys_are_made_as_the_documents_say(name: str) -> None:
+    made = re.findall(r"\bkeys create((?: --\S+(?: \"[^\"]*\"| [^-\s`]\S*)?)*)", text(name))
+    keys: Any = get_command(installed()["keys"].load())
+    create = keys.commands["create"]
+    options = {option for parameter in create.params for option in parameter.opts}
+    assert made
+    for one in made:
+        assert set(re.findall(r"--[a-z-]+", one)) <= options
+
+
+def test_probes_ask_for_paths_that_are_served() -> None:
+    served = {getattr(route, "path", "") for route in all_routes()}
+    probes = [CONTAINER[f"{kind}Probe"]["httpGet"] for kind in ("startup", "liveness", "readiness")]
+    assert {probe["path"] for probe in probes} == {"/healthz", "/readyz"}
+    assert CONTAINER["livenessProbe"]["httpGet"]["path"] == "/healthz"
+    assert CONTAINER["readinessProbe"]["httpGet"]["path"] == "/readyz"
+    named = re.findall(r"\buri (/\S+)", text("compose/haproxy.cfg"))
+    scrapes = documents("compose/prometheus.yml")[0]["scrape_configs"]
+    named += [one["metrics_path"] for one in scrapes]
+    named += re.findall(r"127\.0\.0\.1:\d+(/\w+)", text("compose/compose.yaml"))
+    assert {"/readyz", "/healthz", "/metrics"} == set(named)
+    assert {*named, *(probe["path"] for probe in probes)} <= served
+
+
+def test_ports_are_the_services() -> None:
+    found = re.findall(r"(?:service-\d|127\.0\.0\.1|bind ):(\d+)", text("compose/haproxy.cfg"))
+    targets = documents("compose/prometheus.yml")[0]["scrape_configs"][0]["static_configs"][0]
+    found += [target.rpartition(":")[2] for target in targets["targets"]]
+    found += re.findall(r"^EXPOSE (\d+)", text("Dockerfile"), re.M)
+    found += [f"{CONTAINER['ports'][0]['containerPort']}"]
+    found += [f"{KUBERNETES['Service']['spec']['ports'][0]['port']}"]
+    found += [COMPOSE["services"]["proxy"]["ports"][0].rpartition(":")[2]]
+    assert {int(one) for one in found} == {port()}
+    assert {target.partition(":")[0] for target in targets["targets"]} == set(SERVICES)
+
+
+def test_the_service_is_called_by_names_that_it_allows() -> None:
+    allowed = SERVICES["service-1"]["environment"][f"{PREFIX}ALLOWED_HOSTS"].split(",")
+    assert set(SERVICES) <= set(allowed)  # Prometheus
+    assert one_in(r"set-header Host (\S+)", text("compose/haproxy.cfg")) in allowed
+
+
+# ------------------------------------------------------------------ stopping
+
+
+def test_a_replica_has_time_to_stop() -> None:
+    stops = Settings.model_fields["shutdown_seconds"].default
+    pause = int(CONTAINER["lifecycle"]["preStop"]["exec"]["command"][1])
+    unready = CONTAINER["readinessProbe"]["periodSeconds"] * 2
+    assert pause >= unready
+    assert POD["terminationGracePeriodSeconds"] >= pause + stops + 10
+    for service in SERVICES.values():
+        assert int(service["stop_grace_period"].removesuffix("s")) >= stops + 10
+    unit = one_in(r"^TimeoutStopSec=(\d+)", text("systemd/counterpoise.service"))
+    assert int(unit) >= stops + 10
+
+
+def test_one_replica_serves_while_another_is_replaced() -> None:
+    deployment, budget = KUBERNETES["Deployment"]["spec"], KUBERNETES["PodDisruptionBudget"]["spec"]
+    labels = deployment["template"]["metadata"]["labels"]
+    assert deployment["replicas"] - budget["maxUnavailable"] >= 1
+    assert deployment["strategy"]["rollingUpdate"]["maxUnavailable"] == 0
+    for selector in (deployment["selector"], budget["selector"]):
+        assert selector["matchLabels"].items() <= labels.items()
+    assert KUBERNETES["Service"]["spec"]["selector"].items() <= labels.items()
+
+
+def test_the_proxy_waits_longer_than_any_long_poll() -> None:
+    timeouts = dict(re.findall(r"timeout (client|server) (\d+)s", text("compose/haproxy.cfg")))
+    assert all(int(seconds) > 60 for seconds in timeouts.values())
+    assert set(timeouts) == {"client", "server"}
+
+
+# ------------------------------------------------------------------ security
+
+
+def test_the_image_is_not_root_and_holds_no_secret() -> None:
+    dockerfile = text("Dockerfile")
+    stages = re.split(r"^FROM ", dockerfile, flags=re.M)[1:]
+    assert len(stages) == 2
+    (user,) = re.findall(r"^USER (\S+)", stages[-1], re.M)
+    assert all(int(number) > 0 for number in user.split(":"))
+    assert not re.search(r"^(ARG|ENV).*(TOKEN|PASSWORD|SECRET|KEY|URL)", dockerfile, re.M)
+    assert int(user.split(":")[0]) == POD["securityContext"]["runAsUser"]
+    (only,) = re.findall(r"^COPY .*$", stages[-1], re.M)
+    assert only.startswith("COPY --from=build")
+    ignored = text("Dockerfile.dockerignore").splitlines()
+    assert ignored[1] == "*"
+
+
+def test_the_image_copies_what_the_wheels_are_built_from() -> None:
+    copied = {
+        name
+        for line in re.findall(r"^COPY (?!--from)(.*) \S+$", text("Dockerfile"), re.M)
+        for name in line.split()
+    }
+    allowed = {
+        line.removeprefix("!")
+        for line in text("Dockerfile.dockerignore").splitlines()
+        if line.startswith("!")
+    }
+    assert copied == allowed
+    assert all(any(f"{name}/".startswith(f"{one}/") for name in tracked_files()) for one in copied)
+
+
+def test_containers_have_no_rights_that_they_do_not_need() -> None:
+    security = CONTAINER["securityContext"]
+    assert security["readOnlyRootFilesystem"] is True
+    assert security["allowPrivilegeEscalation"] is False
+    assert security["capabilities"] == {"drop": ["ALL"]}
+    assert POD["securityContext"]["runAsNonRoot"] is True
+    assert POD["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+    assert POD["automountServiceAccountToken"] is False
+    for name in (*SERVICES, "proxy", "prometheus", "grafana"):
+        service = COMPOSE["services"][name]
+        assert service["read_only"] is True
+        assert service["cap_drop"] == ["ALL"]
+        assert service["security_opt"] == ["no-new-privileges:true"]
+
+
+def test_compose_is_reached_from_this_machine_only() -> None:
+    """The replicas have neither keys nor TLS there."""
+    published = [port for one in COMPOSE["services"].values() for port in one.get("ports", ())]
+    assert published
+    assert all(port.startswith("127.0.0.1:") for port in published)
+
+
+def test_kubernetes_needs_keys_and_tls() -> None:
+    names = {one["name"] for one in CONTAINER["env"]}
+    assert f"{PREFIX}INSECURE" not in names
+    assert {f"{PREFIX}TLS_CERT", f"{PREFIX}TLS_KEY"} <= names
+    [database] = [one for one in CONTAINER["env"] if one["name"] == f"{PREFIX}DATABASE_URL"]
+    assert "secretKeyRef" in database["valueFrom"]
+
+
+def test_the_unit_is_restarted_only_where_that_may_help() -> None:
+    unit = text("systemd/counterpoise.service")
+    codes = set(one_in(r"^RestartPreventExitStatus=(.*)$", unit).split())
+    operations = (ROOT / "docs/operations.md").read_text("utf-8")
+    described = operations.partition("## Exit codes of `serve`")[2]
+    assert codes == {"2", "6", "8", "9"}
+    assert codes <= set(re.findall(r"^\| (\d+) \|", described, re.M))
+    for directive in ("DynamicUser=yes", "NoNewPrivileges=yes", "ProtectSystem=strict"):
+        assert directive in unit
+
+
+# ------------------------------------------------------------------ licenses
+
+
+def test_the_list_of_third_party_packages_is_current() -> None:
+    """After a change of dependencies: `.venv/bin/python deploy/third_party.py`."""
+    done = subprocess.run(
+        [sys.executable, DEPLOY / "third_party.py"], capture_output=True, text=True, check=True
+    )
+    assert done.stdout == text("THIRD-PARTY.md")
+
+
+def test_licenses_of_all_packages_are_known() -> None:
+    rows = re.findall(r"^\| ([a-z0-9-]+) \| (\S+) \| (.+?) \| .* \|$", text("THIRD-PARTY.md"), re.M)
+    assert len(rows) > 40
+    assert not [row for row in rows if row[1] == "?" or row[2] == "see the package"]
