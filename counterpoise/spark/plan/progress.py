@@ -273,6 +273,13 @@ class Progress:
         """The service's answer for one item."""
         self.ledger.answered(item, outcome)
 
+    def awaits_view(self, view: View) -> bool:
+        """Whether the view is about to change: the service has ended a grant that it still names,
+        or is to be told that a sealed partition has ended.
+        """
+        self._follow(view)
+        return any(grant.over or grant.ended for grant in self.ledger.grants())
+
     def positions(self, view: View) -> dict[int, str | None]:
         """The position up to which each partition is done, even if the service does not know it
         yet.

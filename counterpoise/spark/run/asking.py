@@ -92,12 +92,25 @@ class Asking:
     def _surely_after(self, start: Json, max_messages: int | None) -> Json | None:
         """Like `_planned_after`, but `start` only if there is certainly nothing to read."""
         if self.over:
-            return start
+            return self._ended(start, "it has left the queue")
         if not self._available_now.settle():
             return None
+        self._available_now.follow()
         found = self._planned_after(start, max_messages)
-        certain = found is not start or self._books.is_closing() or self._available_now.is_settled()
-        return found if certain else None
+        if found is not start:
+            return found
+        if self._books.is_closing():
+            return self._ended(start, "it was told to leave")
+        with self._books.locked() as progress:
+            known = not progress.awaits_view(self._flow.partitions)
+        if not (known and self._available_now.is_whole() and self._available_now.is_settled()):
+            return None
+        return self._ended(start, "everything is read")
+
+    def _ended(self, start: Json, why: str) -> Json:
+        with self._books.locked() as progress:
+            self._available_now.ended(why, progress.positions(self._flow.partitions))
+        return start
 
     def _planned_after(self, start: Json, max_messages: int | None) -> Json | None:
         """The offset after `start`; `start`: nothing to read; None: unknown for now."""

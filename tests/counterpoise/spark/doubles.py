@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from counterpoise.flow.view import Owned, Warming
 from counterpoise.logs import Bounds
+from counterpoise.logs.port import Successor
 from counterpoise.logs.postgres import PostgresLog
 from counterpoise.wire import ChildrenItem, CommitItem, ReleaseItem
 
@@ -19,6 +20,9 @@ class NumberLog(PostgresLog):
         self.incarnation = "log-1"
         self.starts: dict[int, int] = {}
         self.next: dict[int, int] = {}
+        # Of a dynamic log.
+        self.keys: dict[int, str] = {}
+        self.sealed: dict[int, tuple[Successor, ...]] = {}
 
     def bounds(self, partitions: Sequence[int]) -> Bounds:
         return Bounds(
@@ -26,6 +30,8 @@ class NumberLog(PostgresLog):
             self.incarnation,
             {number: str(self.starts.get(number, 0)) for number in partitions},
             {number: str(self.next.get(number, 0)) for number in partitions},
+            {number: key for number, key in self.keys.items() if number in partitions},
+            {number: after for number, after in self.sealed.items() if number in partitions},
         )
 
     def publish(self, partition: int, count: int) -> None:

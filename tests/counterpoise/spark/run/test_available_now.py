@@ -6,8 +6,10 @@ waiting for the flow.
 
 from __future__ import annotations
 
+import logging
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -15,8 +17,10 @@ from pyspark.sql.streaming.datasource import ReadMaxRows
 
 from counterpoise.client import Client
 from counterpoise.errors import ServiceUnavailable
+from counterpoise.flow.view import Owned
 from counterpoise.logs import Bounds, Log, LogUnavailable
 from counterpoise.logs.patience import AHEAD_SECONDS
+from counterpoise.logs.port import Successor
 from counterpoise.spark.errors import AheadOfLog, FlowEnded, Unfinished
 from counterpoise.spark.plan.offsets import Offset
 from counterpoise.spark.plan.options import SourceOptions, read_options
@@ -24,7 +28,7 @@ from counterpoise.spark.plan.place import Place
 from counterpoise.spark.run.consumption import Consumption, QueueState
 from counterpoise.spark.source.reader import CounterpoiseStreamReader
 from counterpoise.spark.tasks.log_connection import LogConnection
-from tests.counterpoise.spark.doubles import NumberLog, Queue
+from tests.counterpoise.spark.doubles import NumberLog, Partition, Queue
 from tests.counterpoise.spark.queries import publish
 from tests.counterpoise.spark.run.test_consumption import EMPTY, FlowDouble, ends
 from tests.log_support import until
@@ -112,6 +116,21 @@ class TimedFlow(FlowDouble):
         self.world = world
         self.number = 1
         self.granted_late: tuple[int, ...] = ()
+        # What an ordered resize says of partitions.
+        self.barriers: dict[int, dict[str, Any]] = {}
+        self.keys: dict[int, str] = {}
+        # The view, while the flow has not heard of the queue's latest changes.
+        self.heard: Mapping[int, Owned] | None = None
+
+    @property
+    def partitions(self) -> Mapping[int, Owned]:
+        if self.heard is not None:
+            return self.heard
+        view = super().partitions
+        return {
+            n: replace(one, key=self.keys.get(n), **self.barriers.get(n, {}))
+            for n, one in view.items()
+        }
 
     @property
     def flow_ids(self) -> tuple[str, ...]:
@@ -234,6 +253,63 @@ def test_targets_are_those_of_the_finally_granted_partitions(world: World) -> No
     world.steps = [lambda: world.flow.bind_again(0, 1, 2, 3)]
     world.aim()
     assert world.read(EMPTY) == ALL
+
+
+def test_a_partition_that_stops_at_its_cut_is_waited_for(world: World) -> None:
+    """The barrier is lifted when the service has heard that the others are at theirs."""
+    world.flow.barriers = {3: {"resize": 1, "cut": "1", "waits_for": (0,)}}
+    world.aim()
+    world.steps = [*[lambda: None] * 20, world.flow.barriers.clear]
+    assert world.read(EMPTY) == ALL
+
+
+def test_a_partition_that_keeps_stopping_at_its_cut_is_an_error(world: World) -> None:
+    world.flow.barriers = {3: {"resize": 1, "cut": "1", "waits_for": (0, 2)}}
+    world.aim()
+    with pytest.raises(Unfinished, match=r"partition 3 stops at 1 .*0, 2"):
+        world.read(EMPTY)
+
+
+def test_partitions_whose_epochs_are_over_are_unknown_until_the_next_view(world: World) -> None:
+    """The service refuses a commit before the flow hears why: the positions were set."""
+    world.aim()
+    first = world.consumption.next_offset(EMPTY, 4)
+    world.flow.heard = dict(world.flow.partitions)
+    for one in world.flow.queue.partitions.values():
+        one.position = "1"
+        one.grant("me", "forced")
+    assert world.consumption.batch_done(first)
+    world.flow.wake.set()
+    until(lambda: world.consumption.status().handoffs.taken_over_count == 4)
+
+    def hear() -> None:
+        world.flow.heard = None
+
+    world.steps = [lambda: None, hear]
+    assert world.read(first) == {str(number): ("1", "2") for number in range(4)}
+
+
+def test_what_comes_after_a_split_is_read(world: World) -> None:
+    """Partition 3 was split into 4 and 5, which wait for its end."""
+    world.flow.keys = world.log.keys = {n: f"key-{n}" for n in range(6)}
+    world.log.sealed = {3: tuple(Successor(n, f"key-{n}", ("key-3",)) for n in (4, 5))}
+    for number in (4, 5):
+        world.flow.queue.partitions[number] = Partition(number)
+        world.log.publish(number, 2)
+    world.aim()
+    # The service grants them when it has heard that partition 3 is finished.
+    world.flow.granted_late = (4, 5)
+    assert world.read(EMPTY) == {**ALL, "4": ("0", "2"), "5": ("0", "2")}
+    assert world.settled == 2
+
+
+def test_the_end_is_explained(world: World, caplog: pytest.LogCaptureFixture) -> None:
+    world.aim()
+    with caplog.at_level(logging.INFO, "counterpoise.spark"):
+        world.read(EMPTY)
+    (line,) = [text for text in caplog.messages if "ends" in text]
+    assert "everything is read" in line
+    assert "0 at 2 of 2" in line
 
 
 def test_a_query_that_leaves_ends(world: World) -> None:
