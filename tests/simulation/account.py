@@ -116,14 +116,6 @@ class Account:
     def dynamic(self) -> bool:
         return bool(self.queue["partitioning"] == "dynamic")
 
-    def growing(self) -> bool:
-        """Whether a growth that is made in slices still adds partitions, or grants them."""
-        rows = [row for row in self.partitions.values() if row.state not in APART]
-        there = sum(not row.retiring for row in rows)
-        missing = not self.dynamic and there < self.queue["partition_count"]
-        unassigned = any(row.state == "unassigned" for row in rows)
-        return missing or (unassigned and self.queue["status"] == "Rebalancing")
-
     def owned(self) -> bool:
         """Whether each partition that takes part has an owner that takes."""
         takers = [id for id, row in self.flows.items() if not row.draining]

@@ -72,8 +72,8 @@ class Checker(Ending):
         # The end of the log when the queue was about to be created.
         self._ended: dict[int, int] = {}
         self._disturbed_until = self._hindered_until = 0.0
-        # Until when a growth was under way: a warm-up that is over ends after its grants.
-        self._growing_until = 0.0
+        # Until when a decision had a rest.
+        self._rest_until = 0.0
 
     # Outside the service
 
@@ -163,7 +163,7 @@ class Checker(Ending):
         """The database's clock was set by so much; the checker's own times move with it."""
         self._disturbed_until += seconds
         self._hindered_until += seconds
-        self._growing_until += seconds
+        self._rest_until += seconds
         self._progress.clock_set(seconds)
         self.deadlines.clock_set(seconds, now)
 
@@ -229,10 +229,10 @@ class Checker(Ending):
             lineage.check_count(self)
         else:
             queues.check_resize(self, queue)
-        if self.growing():
-            self._growing_until = math.inf
-        elif self._growing_until == math.inf:
-            self._growing_until = tx.now
+        if tx.rest or self._rest_until == math.inf:
+            self._rest_until = math.inf if tx.rest else tx.now
+            # Slices of two keep the calls of a slow service waiting.
+            self.hindered(tx.now + WORK_SECONDS)
         queues.check_owners(self, tx, old_partitions)
         queues.check_status(self, tx, queue)
         queues.check_handoffs(self, tx, queue, old_flows, old_partitions)
@@ -423,7 +423,8 @@ class Checker(Ending):
                 continue
             due = self.deadlines.due(number)
             if row.state == "warming":
-                due = max(due, self._growing_until)
+                # It ends after the grants that are left.
+                due = max(due, self._rest_until)
             if due < horizon:
                 text = f"p{number} is {row.state} {now - due:.3f} s after its deadline"
                 raise Violation(8, text)
