@@ -52,7 +52,10 @@ class Large:
     def __init__(self, model: type[BaseModel], name: str) -> None:
         """The field `name` of a request's `model`."""
         self.name = name
-        annotation: Any = model.model_fields[name].annotation
+        field = model.model_fields[name]
+        annotation: Any = field.annotation
+        limits = (getattr(limit, "max_length", None) for limit in field.metadata)
+        self.most: int = next(filter(None, limits), MOST_PARTITIONS)
         self.mapping = get_origin(annotation) is dict
         self.item: type[BaseModel] | None = None if self.mapping else get_args(annotation)[0]
         # In pieces: the limits of the whole are checked with the whole.
@@ -152,7 +155,7 @@ class _Reader:
             pieces.append(checked)
             count += len(checked)
             # More than there may be are not read; that they are too many is said of the whole.
-            self._wrong = not right or count > MOST_PARTITIONS
+            self._wrong = not right or count > self._large.most
             if self._wrong:
                 break
             found = end.match(self._body, self._at)

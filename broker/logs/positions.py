@@ -7,6 +7,9 @@ only the length of the text is limited (by the API).
 
 Positions that an older version stored may be anything. Whatever uses them leaves out those that are
 none, until an administrator sets others.
+
+A position is stored as the log gives it, without leading zeros: consumers find out whether a
+partition is at its end by comparing two texts.
 """
 
 from __future__ import annotations
@@ -19,7 +22,7 @@ from counterpoise.logs.address import kind_of
 from counterpoise.logs.numbered import TOO_LARGE, position_number
 
 # Whatever the kind, these are positions.
-_SURELY = re.compile("[0-9]{1,15}")
+_SURELY = re.compile("0|[1-9][0-9]{0,14}")
 
 
 def number_of(log: str, position: str) -> int | None:
@@ -39,7 +42,7 @@ def refuse_invalid(log: str, positions: Mapping[str, str]) -> None:
     kind = kind_of(log)
     if kind is None:
         return
-    wrong = [field for field, at in positions.items() if number_of(log, at) is None]
+    wrong = [field for field, at in positions.items() if str(number_of(log, at)) != at]
     if wrong:
         shown = positions[wrong[0]]
         shown = shown if len(shown) <= 50 else f"{shown[:50]}…"

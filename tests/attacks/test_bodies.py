@@ -73,6 +73,9 @@ def bodies(size: int) -> Iterator[tuple[str, bytes]]:
         yield f"{name}: an item without end", repeated(start + one, b'\\"', b"")
         many = b"".join(b'"k%x":0,' % number for number in range(size // 16))
         yield f"{name}: one item of many fields", (start + b"{" + many + b'"z":0}' + end)[:size]
+    condition = b'{"kind":"quarantined","text":"x"}'
+    start, end = b'{"seq":1,"conditions":[', condition + b"]}"
+    yield "conditions", repeated(start, condition + b",", end)
     child = b'{"key":"k","parents":["a","b"],"position":"1"}'
     many_of = b'{"partitions":[{"partition":1,"epoch":1,"children":['
     yield "children of one item", repeated(many_of, child + b",", child + b"]}]}")

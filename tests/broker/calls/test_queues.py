@@ -209,8 +209,8 @@ class TestResizing:
         one = await world.replica()
         await one.create_queue(spec())
         flow = await one.join("orders", "first", lease=60)
-        items = [views.CommitItem(n, 1, f"{n}0") for n in range(4)]
-        await one.commit("orders", flow, 1, items)
+        items = [views.CommitItem(n, 1, f"{n}1") for n in range(1, 4)]
+        await one.commit("orders", flow, 1, [views.CommitItem(0, 1, "1"), *items])
         await one.change_queue("orders", {"partition_count": 1}, False)
         await one.release("orders", flow, 2, [views.ReleaseItem(n, 1, None, True) for n in (1, 2)])
         await one.keep_logs()
@@ -218,7 +218,7 @@ class TestResizing:
             "maintain",
             "builtin:orders",
             1,
-            [{0: "00", 1: "10", 2: "20", 3: "30"}],
+            [{0: "1", 1: "11", 2: "21", 3: "31"}],
         )
 
     @virtual
