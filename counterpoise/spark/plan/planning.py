@@ -81,6 +81,14 @@ class Question:
         """All partitions that the log is asked about."""
         return sorted({*self.positions, *(one.partition for one in self.restores)})
 
+    def serves(self, other: Question) -> bool:
+        """Whether its answer is one to `other`, too: the same, but perhaps of fewer messages."""
+        if self == other:
+            return True
+        most, others = self.max_messages, other.max_messages
+        fewer = most is not None and (others is None or most <= others)
+        return fewer and replace(self, max_messages=others) == other
+
 
 @dataclass(frozen=True)
 class Answer:
@@ -101,6 +109,17 @@ class Answer:
     ahead: Mapping[int, tuple[str, str]] = field(default_factory=dict)
     invalid: Mapping[int, str] = field(default_factory=dict)
     beyond: frozenset[int] = frozenset()
+
+    def next_question(self) -> Question | None:
+        """What is asked once all of this is read, if nothing changes; None: hard to say, or all of
+        the log is read then.
+        """
+        question = self.question
+        unresolved = question.latest and None in question.positions.values()
+        if question.restores or unresolved or not self.leaves_messages:
+            return None
+        read = {n: end for n, end in self.ends.items() if self.begins[n] != end}
+        return replace(question, positions={**question.positions, **read})
 
     @property
     def leaves_messages(self) -> bool:

@@ -162,7 +162,7 @@ class Progress:
         """
         assert self.start is not None
         self._follow(view)
-        self._see(answer.bounds)
+        self._see(answer.bounds, asked)
         begins: dict[int, str] = {}
         for number, begin in answer.begins.items():
             grant = self.ledger.held_open(number, asked[number].epoch)
@@ -196,12 +196,16 @@ class Progress:
                 self.here.pop(one.partition, None)
         return planned
 
-    def _see(self, bounds: Bounds) -> None:
+    def _see(self, bounds: Bounds, asked: View) -> None:
         """Take over what the log says. End and partition count are of the same instant
-        (`is_final`).
+        (`is_final`). An end is that of the epoch at the question: a retiring partition may be taken
+        back and grow, and retires again under another epoch.
         """
         self.bounds = bounds
         for number, end in bounds.ends.items():
+            grant = self.ledger.held(number)
+            if grant is not None and (number not in asked or asked[number].epoch != grant.epoch):
+                continue
             final = end if bounds.is_final(number) else None
             self.ledger.ends_at(number, bounds.starts[number], final, bounds.sealed.get(number))
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from counterpoise.spark.flows.bound import BoundFlow, in_doubt
 from counterpoise.spark.plan.offsets import Json, Offset
 from counterpoise.spark.plan.options import SourceOptions
-from counterpoise.spark.plan.planning import Question
+from counterpoise.spark.plan.planning import Answer, Question, View
 from counterpoise.spark.run.available_now import AvailableNow
 from counterpoise.spark.run.batch_limit import BatchLimit
 from counterpoise.spark.run.books import Books
@@ -59,6 +59,7 @@ class Asking:
             *(options, flow, lambda: self._probe.last_error, settled, clock)
         )
         self._parsed: tuple[Json, Offset] | None = None
+        self._expected: tuple[Question, View] | None = None
         # The flow unbinds: nothing more is planned.
         self.over = False
 
@@ -136,6 +137,9 @@ class Asking:
         answer = self._probe.ask(question, MAX_AGE_SECONDS, PATIENCE_SECONDS)
         if answer is None:
             return None
+        if self._expected is not None and answer.question is self._expected[0]:
+            # What the log says of a partition's end is of the epochs of that time.
+            asked = self._expected[1]
         with self._books.locked() as progress:
             if self._books.is_closing():
                 return start
@@ -150,7 +154,15 @@ class Asking:
         if document is None:
             return start if self._available_now.is_done(answer) else None
         self._cycles.planned(self._clock(), left_behind=answer.leaves_messages)
+        self._look_ahead(answer, view)
         return document
+
+    def _look_ahead(self, answer: Answer, view: View) -> None:
+        """Let the log find the end of the next micro-batch while Spark runs this one."""
+        expected = answer.next_question()
+        if expected is not None and expected.positions.keys() <= view.keys():
+            self._expected = expected, view
+            self._probe.look_ahead(expected)
 
     def _measure(self) -> None:
         self._cycles.asked(self._clock())

@@ -70,6 +70,8 @@ class LogProbe:
         self._clock = clock
         self._changed = threading.Condition()
         self._question: Question | None = None
+        self._expected: Question | None = None
+        self._answering: Question | None = None
         self._answer: Answer | None = None
         self._given = True
         self._fatal: CounterpoiseError | None = None
@@ -92,18 +94,26 @@ class LogProbe:
             self._closed = True
             self._changed.notify_all()
 
+    def look_ahead(self, question: Question) -> None:
+        """Answer this question in the background: it is probably the next one to be asked."""
+        with self._changed:
+            self._expected = question
+            self._changed.notify_all()
+
     def ask(self, question: Question, max_age: float, patience: float) -> Answer | None:
         """The answer, if it is at most `max_age` seconds old or comes within `patience` seconds.
 
-        Otherwise an answer that was too late for an earlier call, once. Raises permanent errors:
-        AheadOfLog, when waiting has not helped, and InvalidPosition.
+        Otherwise an answer that was too late for an earlier call, once, or one of `look_ahead`.
+        Raises permanent errors: AheadOfLog, when waiting has not helped, and InvalidPosition.
         """
         with self._changed:
             now = self._clock()
-            if self._fresh(question, now - max_age):
+            if self._fresh(question, now - max_age) or self._foreseen(question):
                 return self._give()
-            self._question = question
+            self._expected = None
             before = self._answer
+            if self._answering is None or not self._answering.serves(question):
+                self._question = question
             self._changed.notify_all()
             if now >= self._not_before:
                 self._changed.wait_for(
@@ -136,7 +146,12 @@ class LogProbe:
         return self._answer
 
     def _late(self, question: Question) -> bool:
-        return not self._given and self._fresh(question, float("-inf"))
+        answer = self._answer
+        return not self._given and answer is not None and answer.question.serves(question)
+
+    def _foreseen(self, question: Question) -> bool:
+        """Whether there is an answer that a new one could not surpass: its limit is reached."""
+        return self._late(question) and self._answer is not None and self._answer.leaves_messages
 
     def _fresh(self, question: Question, since: float) -> bool:
         answer = self._answer
@@ -148,18 +163,20 @@ class LogProbe:
                 self._changed.wait_for(self._due, self._until_due())
                 if self._closed:
                     break
-                question = self._question
+                question = self._question or self._expected
                 if question is None or not self._due():
                     continue
-                self._question = None
+                self._question = self._expected = None
+                self._answering = question
             self._take(question)
         self._connection.close()
 
     def _due(self) -> bool:
-        return self._closed or (self._question is not None and self._clock() >= self._not_before)
+        asked = self._question is not None or self._expected is not None
+        return self._closed or (asked and self._clock() >= self._not_before)
 
     def _until_due(self) -> float | None:
-        if self._question is None:
+        if self._question is None and self._expected is None:
             return None
         return max(0.001, self._not_before - self._clock())
 
@@ -182,6 +199,7 @@ class LogProbe:
             error = Unforeseen(f"asking the log failed: {reason!r}")
         with self._changed:
             trouble = error or waits
+            self._answering = None
             self._fatal, self.last_error = fatal, trouble or fatal
             if trouble is None:
                 self._away = None

@@ -14,6 +14,7 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 
 from counterpoise.spark.plan.options import SourceOptions
+from counterpoise.spark.tasks.ahead import ahead
 from counterpoise.spark.tasks.executor import LogPartition, read_slices
 
 
@@ -34,7 +35,7 @@ class CounterpoiseBatchReader(DataSourceReader):
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         assert isinstance(partition, LogPartition)
-        return read_slices(partition)
+        return ahead(lambda pause: read_slices(partition, sleep=pause))
 
     def __getstate__(self) -> dict[str, Any]:
         """For the tasks: only options, and no secret."""

@@ -29,6 +29,7 @@ from pyspark.sql.streaming.datasource import (
 
 from counterpoise.spark.plan.offsets import Json, Offset, offset_of
 from counterpoise.spark.plan.options import SourceOptions
+from counterpoise.spark.tasks.ahead import ahead
 from counterpoise.spark.tasks.executor import LogPartition, read_slices
 
 if TYPE_CHECKING:
@@ -85,7 +86,7 @@ class CounterpoiseStreamReader(DataSourceStreamReader, SupportsTriggerAvailableN
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         assert isinstance(partition, LogPartition)
-        return read_slices(partition)
+        return ahead(lambda pause: read_slices(partition, sleep=pause))
 
     def stop(self) -> None:
         if self._opened is not None:

@@ -110,6 +110,18 @@ def test_a_retiring_partition_is_finished_when_done_to_its_final_end() -> None:
     assert not retire("5", 5, partition_count=3).todo(view).releases
 
 
+def test_an_end_counts_only_for_the_epoch_of_the_question() -> None:
+    """The partition was taken back, grew, and retires again since the log was asked."""
+    before = owned(partition=2, state="retiring", position="5")
+    log = NumberLog(2)
+    log.publish(2, 5)
+    progress = after(Offset("q"), before)
+    answer = answer_to(Question(progress.wanted(before)), log, log.bounds([2]))
+    again = owned(partition=2, epoch=2, state="retiring", position="5", how="replaced")
+    progress.plan(answer, before, again, "me")
+    assert not progress.todo(again).releases
+
+
 def test_an_empty_retiring_partition_is_finished_at_once() -> None:
     view = owned(partition=2, state="retiring")
     assert retire(None, 0, partition_count=2).todo(view).releases == (

@@ -222,6 +222,38 @@ def test_it_reads_what_it_owns_and_commits_when_asked_again(
     assert consumption.report()["ends"] == {"0": "3"}
 
 
+def test_while_a_backlog_is_read_the_log_is_asked_before_spark_asks(
+    consumption: Consumption, flow: FlowDouble, log: PostgresLog, broken: BrokenLog
+) -> None:
+    append(log, *"abcdef")
+    append(log, *"uvw", partition=1, first=10)
+    flow.grant(0, 1)
+    first = next_offset(consumption, EMPTY, limit=4)
+    assert ends(first) == {"0": ("0", "2"), "1": ("0", "2")}
+    until(lambda: consumption._probe._given is False)
+    # The answer is there already, so Spark gets the next micro-batch at once. The limit may have
+    # grown.
+    broken.away = True
+    second = consumption.next_offset(first, 8)
+    assert ends(second) == {"0": ("2", "5"), "1": ("2", "3")}
+    broken.away = False
+    assert ends(next_offset(consumption, second, limit=8))["0"] == ("5", "6")
+
+
+def test_a_partition_that_was_revoked_meanwhile_is_asked_about_anew(
+    consumption: Consumption, flow: FlowDouble, log: PostgresLog
+) -> None:
+    append(log, *"abcdef")
+    append(log, *"uvwxyz", partition=1, first=10)
+    flow.grant(0, 1)
+    first = next_offset(consumption, EMPTY, limit=4)
+    until(lambda: consumption._probe._given is False)
+    flow.revoke(1)
+    second = next_offset(consumption, first, limit=4)
+    assert ends(second)["0"] == ("2", "6")
+    assert ends(second).get("1") in (None, ("0", "2"))
+
+
 @pytest.mark.parametrize(
     ("options", "limit", "end"),
     [

@@ -96,6 +96,65 @@ def test_an_answer_to_another_question_is_not_given(log: SlowLog, probe: LogProb
     probe.close()
 
 
+def test_an_expected_question_is_answered_before_it_is_asked(log: SlowLog, probe: LogProbe) -> None:
+    log.publish(0, 9)
+    log.may_answer.release(1)
+    probe.look_ahead(Question({0: "2"}, max_messages=3))
+    until(lambda: probe._answer is not None)
+    # A limit that grew meanwhile is no reason to ask again. However old the answer is, a new one
+    # would have no more messages.
+    found = probe.ask(Question({0: "2"}, max_messages=6), max_age=0.0, patience=0.0)
+    assert found is not None
+    assert found.ends == {0: "5"}
+    assert log.asked == 1
+    # Only once.
+    assert probe.ask(Question({0: "2"}, max_messages=3), max_age=0.0, patience=0.0) is None
+    log.may_answer.release(10)
+    probe.close()
+
+
+@pytest.mark.parametrize(
+    ("expected", "asked"),
+    [
+        # The limit was lowered, the partition was set to another position, the log had no more.
+        (Question({0: "2"}, max_messages=3), Question({0: "2"}, max_messages=2)),
+        (Question({0: "2"}, max_messages=3), Question({0: "4"}, max_messages=3)),
+        (Question({0: "2"}, max_messages=30), Question({0: "2"}, max_messages=30)),
+    ],
+)
+def test_an_answer_that_does_not_fit_or_could_be_larger_is_asked_for_again(
+    expected: Question, asked: Question, log: SlowLog, probe: LogProbe
+) -> None:
+    log.publish(0, 9)
+    log.may_answer.release(1)
+    probe.look_ahead(expected)
+    until(lambda: probe._answer is not None)
+    log.publish(0, 9)
+    log.may_answer.release(1)
+    found = probe.ask(asked, max_age=0.0, patience=10.0)
+    assert found is not None
+    assert found.question == asked
+    assert found.bounds.ends == {0: "18"}
+    assert log.asked == 2
+    log.may_answer.release(10)
+    probe.close()
+
+
+def test_a_question_that_is_being_answered_is_not_asked_twice(
+    log: SlowLog, probe: LogProbe
+) -> None:
+    log.publish(0, 9)
+    question = Question({0: "2"}, max_messages=3)
+    probe.look_ahead(question)
+    until(lambda: log.asked == 1)
+    assert probe.ask(question, max_age=0.0, patience=0.0) is None
+    log.may_answer.release(1)
+    until(lambda: probe.ask(question, max_age=0.0, patience=0.1) is not None)
+    assert log.asked == 1
+    log.may_answer.release(10)
+    probe.close()
+
+
 class DefectiveLog(NumberLog):
     """Fails with an unforeseen error while `defective`."""
 
