@@ -1,7 +1,8 @@
 """Splits and merges the partitions of dynamic built-in logs (`counterpoise.logs.ranges`).
 
-One transaction locks the row of the log, so that splits, merges, resizes and drops take turns, and
-then the partitions that it seals. Appends to these wait for it, a few milliseconds; others do not
+One transaction locks the row of the log, so that splits, merges, resizes and drops take turns. So
+it can read the ranges and make the new partitions without other locks. Only its last statement
+locks the partitions that it seals: appends to these wait for it and for the commit, others do not
 notice. A repeated call finds what the first one did and answers the same.
 """
 
@@ -35,12 +36,20 @@ _LOG = "SELECT log_id, owner_id FROM counterpoise_log.logs WHERE name = :name FO
 _PARENTS = """SELECT partition, first_hash, last_hash, successors, next_position
     FROM counterpoise_log.partitions
     WHERE log_id = :log_id AND partition = ANY (CAST(:partitions AS integer[]))
-    ORDER BY partition FOR NO KEY UPDATE"""
+    ORDER BY partition"""
+_HIGHEST = "SELECT max(partition) FROM counterpoise_log.partitions WHERE log_id = :log_id"
 _BEGIN = """INSERT INTO counterpoise_log.partitions (log_id, partition, first_hash, last_hash)
     SELECT :log_id, * FROM unnest(CAST(:partitions AS integer[]), CAST(:firsts AS bigint[]),
         CAST(:lasts AS bigint[]))"""
-_SEAL = """UPDATE counterpoise_log.partitions SET successors = CAST(:successors AS jsonb)
-    WHERE log_id = :log_id AND partition = ANY (CAST(:partitions AS integer[]))"""
+# Appends that have the lock come first, so the ends are those of after the wait.
+_SEAL = """WITH locked AS (
+        SELECT partition, next_position FROM counterpoise_log.partitions
+        WHERE log_id = :log_id AND partition = ANY (CAST(:partitions AS integer[]))
+        ORDER BY partition FOR NO KEY UPDATE
+    )
+    UPDATE counterpoise_log.partitions AS sealed SET successors = CAST(:successors AS jsonb)
+    FROM locked WHERE sealed.log_id = :log_id AND sealed.partition = locked.partition
+    RETURNING locked.partition, locked.next_position"""
 _COUNT = """UPDATE counterpoise_log.logs SET partition_count =
         (SELECT max(partition) + 1 FROM counterpoise_log.partitions WHERE log_id = :log_id)
     WHERE log_id = :log_id"""
@@ -53,7 +62,7 @@ _SAMPLE = """SELECT key_hash, count(*) AS messages FROM (
 
 @dataclass(frozen=True, slots=True)
 class _Parent:
-    """A partition that is to be sealed, or is."""
+    """A partition that is to be sealed, or is; `end` may grow until then."""
 
     range: HashRange
     successors: tuple[Successor, ...] | None
@@ -221,11 +230,8 @@ class HashRanges:
         parents: Sequence[_Parent],
         edges: Sequence[tuple[int, int]],
     ) -> Sealing:
-        """Seal partitions that are locked and not sealed; others begin with these hashes."""
-        highest = await connection.scalar(
-            text("SELECT max(partition) FROM counterpoise_log.partitions WHERE log_id = :log_id"),
-            {"log_id": log_id},
-        )
+        """Seal partitions of a locked log that are not sealed; others begin with these hashes."""
+        highest = await connection.scalar(text(_HIGHEST), {"log_id": log_id})
         begun = [
             HashRange(first, last, int(highest or 0) + place)
             for place, (first, last) in enumerate(edges, start=1)
@@ -233,7 +239,7 @@ class HashRanges:
         keys = tuple(parent.range.key for parent in parents)
         successors = tuple(Successor(one.partition, one.key, keys) for one in begun)
         await self._begin(connection, log_id, begun)
-        await connection.execute(
+        sealed = await connection.execute(
             text(_SEAL),
             {
                 "log_id": log_id,
@@ -241,7 +247,7 @@ class HashRanges:
                 "successors": json.dumps([asdict(one) for one in successors]),
             },
         )
-        return Sealing({parent.range.partition: parent.end for parent in parents}, successors)
+        return Sealing({number: str(end) for number, end in sealed}, successors)
 
     async def _begin(
         self, connection: AsyncConnection, log_id: int, ranges: Collection[HashRange]

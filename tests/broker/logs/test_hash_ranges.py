@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from sqlalchemy.ext.asyncio import create_async_engine
 
 from broker.logs.builtin import BuiltinLogs
+from broker.logs.builtin.ranges import HashRanges
 from broker.logs.by_kind.ranges import halves
 from broker.logs.ports import LogOwner, NoSuchRange, NotAdjacent, NotSplittable, PartitionSealed
 from counterpoise.keys import hash_of
@@ -249,6 +250,21 @@ def test_a_split_waits_for_appends_under_way_and_others_do_not_wait(log, log_url
         holding.commit()
         assert splitting.result().ends == {1: "1"}
     assert texts(log, 1) == ["slow"]
+
+
+async def test_an_append_waits_only_for_the_sealing_itself(logs, log, monkeypatch):
+    """Not for the other statements of a split, however slow the service is."""
+    begin = HashRanges._begin
+
+    async def appended_meanwhile(*arguments):
+        await begin(*arguments)
+        async with asyncio.timeout(5):
+            done = await asyncio.to_thread(put, log, Ranges(equal_ranges(1)), "a")
+        assert done == AppendResult(1, 0)
+
+    monkeypatch.setattr(HashRanges, "_begin", appended_meanwhile)
+    assert (await logs.ranges.split("builtin:flights", 0, None)).ends == {0: "1"}
+    assert texts(log, 0) == ["a:0"]
 
 
 def test_an_append_that_waited_for_a_split_is_refused(log, log_url):
