@@ -6,6 +6,7 @@
   remove. So is one whose statement takes as long: a procedural block may commit now and then.
   Postgres lets each role change its own time limits, so the service looks (every WATCH_SECONDS).
   Our clients' statements are transactions of their own and end in half a minute.
+* Sessions beyond the fair share of their key are ended when connections run short (`shares`).
 * A role belongs to the whole server: a session in another database is ended, too.
 
 Every replica does all of it; what another one has done already is passed over. Without the right to
@@ -20,6 +21,8 @@ import structlog
 from sqlalchemy import text
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncEngine
+
+from broker.logs.clients.shares import share_out
 
 _log = structlog.get_logger()
 
@@ -87,7 +90,7 @@ class ClientRoles:
                 "ended sessions of clients that were in the way",
                 sessions=ended,
             )
-        return ended
+        return ended + await share_out(self._engine)
 
     async def holders(self) -> frozenset[str]:
         """All that have had roles for a while."""
