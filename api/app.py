@@ -13,6 +13,7 @@ from api.http.metrics import CountRequests, Metrics
 from api.http.rates import LimitRates, LimitWork, Rates
 from api.http.streams import OpenCalls
 from api.routes import access, conditions, flows, lineage, queue_events, queues, scaling, service
+from api.tracing import telemetry
 from broker.service import Broker
 from broker.settings import Settings
 
@@ -45,6 +46,7 @@ def create_app(broker: Broker, settings: Settings) -> FastAPI:
         redoc_url=None,
         openapi_url=None,
         redirect_slashes=False,
+        telemetry=telemetry(),
     )
     # Without include_router, which would look every request up twice.
     app.router.routes.extend(all_routes())

@@ -25,6 +25,7 @@ from broker.postgres.reporting import REPORTER
 from broker.settings import Settings
 from broker.store.ports import Store, StoreUnavailable
 from broker.store.postgres import PostgresStore
+from broker.tracing import traced
 
 _log = structlog.get_logger()
 
@@ -68,7 +69,7 @@ class Broker:
             connections=settings.log_connections,
         )
         logs = LogsByKind(builtin, ExternalLogs(log_urls), settings.log_keep_messages)
-        replica = Replica(store, alarms, lambda: uuid4().hex)
+        replica = Replica(traced(store), alarms, lambda: uuid4().hex)
         if isinstance(store, PostgresStore):
             store.count_round_trips(replica.tally.round_trip.observe)
         self._assemble(settings, replica, alarms, logs)

@@ -18,14 +18,14 @@ import logging
 import os
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
-from dataclasses import dataclass
+from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 from urllib.parse import urlsplit
 
 import httpx
 
-from counterpoise import calls, wire, within
+from counterpoise import calls, tracing, wire, within
 from counterpoise import conditions as condition_calls
 from counterpoise import lineage as lineage_calls
 from counterpoise.calls import Call, Listing, base_url, read_answer
@@ -68,15 +68,6 @@ def package_version() -> str:
         return "unknown"
 
 
-@dataclass(frozen=True)
-class Probe:
-    """The answer of an address outside the base path; `date` as the server wrote it."""
-
-    status: int
-    date: str | None
-    text: str
-
-
 class _Settings:
     """What both clients share: address, time limit, credential."""
 
@@ -117,6 +108,22 @@ class _Settings:
             "content": content,
             "timeout": self.timeout(call),
         }
+
+    @contextmanager
+    def sending(self, call: Call[Any]) -> Iterator[tuple[dict[str, Any], tracing.CallSpan]]:
+        """The request of a call and its span; raises as `trying`."""
+        request = self.request(call)
+        with tracing.call(call.method, self.url, call.path, request["headers"]) as span:
+            with self.trying():
+                yield request, span
+
+    @contextmanager
+    def trying(self) -> Iterator[None]:
+        """Raises `Unreachable` for httpx's errors."""
+        try:
+            yield
+        except (httpx.HTTPError, httpx.StreamError, TimeoutError) as error:
+            raise self.unreachable(error) from error
 
     def events(self, name: str) -> tuple[Call[None], dict[str, Any]]:
         """The call for a queue's event stream, and its request."""
@@ -214,11 +221,12 @@ class Client:
     def send(self, call: Call[T]) -> T:
         """Send any call and read its answer."""
         deadline = time.monotonic() + self._settings.timeout(call)
-        try:
-            with self._http.stream(**self._settings.request(call)) as response:
-                content = self._content(response, deadline)
-        except (httpx.HTTPError, httpx.StreamError) as error:
-            raise self._settings.unreachable(error) from error
+        with (
+            self._settings.sending(call) as (request, span),
+            self._http.stream(**request) as response,
+        ):
+            content = self._content(response, deadline)
+            span.answered(response.status_code)
         return read_answer(call, response.status_code, response.headers, content)
 
     def _content(self, response: httpx.Response, deadline: float) -> bytes:
@@ -230,7 +238,7 @@ class Client:
                 raise self._settings.unreachable(None)
         return content.all()
 
-    def probe(self, path: str) -> Probe:
+    def probe(self, path: str) -> wire.Probe:
         """GET of an address outside the base path (`/readyz`, `/metrics`), whatever its answer.
 
         Raises `Unreachable`, and `BadAnswer` for one that is too large.
@@ -239,12 +247,9 @@ class Client:
         request["url"] = self.url.removesuffix("/v1") + path
         request["headers"]["Accept"] = "*/*"
         deadline = time.monotonic() + self._settings.timeout_seconds
-        try:
-            with self._http.stream(**request) as response:
-                content = self._content(response, deadline)
-        except (httpx.HTTPError, httpx.StreamError) as error:
-            raise self._settings.unreachable(error) from error
-        return Probe(
+        with self._settings.trying(), self._http.stream(**request) as response:
+            content = self._content(response, deadline)
+        return wire.Probe(
             response.status_code, response.headers.get("date"), content.decode(errors="replace")
         )
 
@@ -253,17 +258,14 @@ class Client:
         call, request = self._settings.events(name)
         deadline = time.monotonic() + self._settings.timeout_seconds
         reader = EventReader()
-        try:
-            with self._http.stream(**request) as response:
-                if response.status_code != 200:
-                    content = self._content(response, deadline)
-                    read_answer(call, response.status_code, response.headers, content)
-                    raise BadAnswer(f"HTTP {response.status_code} for an event stream")
-                Content(response.headers)
-                for chunk in response.iter_raw():
-                    yield from reader.feed(chunk)
-        except (httpx.HTTPError, httpx.StreamError) as error:
-            raise self._settings.unreachable(error) from error
+        with self._settings.trying(), self._http.stream(**request) as response:
+            if response.status_code != 200:
+                content = self._content(response, deadline)
+                read_answer(call, response.status_code, response.headers, content)
+                raise BadAnswer(f"HTTP {response.status_code} for an event stream")
+            Content(response.headers)
+            for chunk in response.iter_raw():
+                yield from reader.feed(chunk)
 
     def close(self) -> None:
         """Close the connections."""
@@ -358,21 +360,20 @@ class AsyncClient:
 
     async def send(self, call: Call[T]) -> T:
         """Send any call and read its answer."""
-        try:
+        with self._settings.sending(call) as (request, span):
             async with (
                 asyncio.timeout(self._settings.timeout(call)),
-                self._http.stream(**self._settings.request(call)) as response,
+                self._http.stream(**request) as response,
             ):
                 content = await _content(response)
-        except (httpx.HTTPError, httpx.StreamError, TimeoutError) as error:
-            raise self._settings.unreachable(error) from error
+            span.answered(response.status_code)
         return read_answer(call, response.status_code, response.headers, content)
 
     async def events(self, name: str) -> AsyncIterator[wire.Event]:
         """Every change of a queue as it is committed. Ends with `Unreachable` when cut off."""
         call, request = self._settings.events(name)
         reader = EventReader()
-        try:
+        with self._settings.trying():
             async with self._http.stream(**request) as response:
                 if response.status_code != 200:
                     async with asyncio.timeout(self._settings.timeout_seconds):
@@ -383,8 +384,6 @@ class AsyncClient:
                 async for chunk in response.aiter_raw():
                     for event in reader.feed(chunk):
                         yield event
-        except (httpx.HTTPError, httpx.StreamError, TimeoutError) as error:
-            raise self._settings.unreachable(error) from error
 
     async def close(self) -> None:
         """Close the connections."""

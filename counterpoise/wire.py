@@ -371,3 +371,12 @@ class ReadyItem:
 
     partition: int
     epoch: int
+
+
+@dataclass(frozen=True)
+class Probe:
+    """The answer of an address outside the base path; `date` as the server wrote it."""
+
+    status: int
+    date: str | None
+    text: str

@@ -32,6 +32,9 @@ def wanted() -> Iterator[tuple[str, str]]:
     server = tomllib.loads((ROOT / "deploy/server/pyproject.toml").read_text("utf-8"))["project"]
     for text in server["dependencies"]:
         yield text, "service"
+    for extra, texts in server["optional-dependencies"].items():
+        for text in texts:
+            yield text, f"service [{extra}]"
 
 
 def needed(text: str, extras: frozenset[str] = frozenset()) -> Iterator[tuple[str, frozenset[str]]]:

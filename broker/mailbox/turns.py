@@ -23,6 +23,7 @@ from broker.core.state.records import Entry
 from broker.store.key_ports import Act
 from broker.store.ports import Commit, PositionCommit, PositionWrite
 from broker.store.trims import Fence
+from broker.tracing import Asked, asked
 
 T = TypeVar("T")
 # A turn decides no longer than this, and never holds up other queues for much longer than a step.
@@ -68,6 +69,7 @@ class Ask:
     moved: bool = False
     act: Act | None = None
     shown: Callable[[Queue], Mapping[str, Any] | None] | None = None
+    trace: Asked | None = field(default_factory=asked)
     answer: asyncio.Future[Any] = field(default_factory=asyncio.Future)
 
     def give(self, answer: Any) -> None:
@@ -214,6 +216,8 @@ class Turn:
                 raise LogMoved
             self.commit.fence = ask.fence
             self._fenced.append(ask)
+        if ask.trace is not None:
+            self.commit.asked.append(ask.trace)
         flow_id = getattr(command, "flow_id", None)
         if flow_id is not None:
             self._asking.add(flow_id)

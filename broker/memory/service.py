@@ -14,6 +14,7 @@ from broker.memory.process import Process
 from broker.memory.store import MemoryDatabase, MemoryStore
 from broker.service import Broker
 from broker.settings import Settings
+from broker.tracing import traced
 from counterpoise.logs.memory import MemoryLogs
 
 
@@ -27,9 +28,8 @@ class MemoryBroker(Broker):
         self, settings: Settings, database: MemoryDatabase, process: Process, logs: MemoryLogs
     ) -> None:
         alarms, numbers = Alarms(process), itertools.count(1)
-        replica = Replica(
-            MemoryStore(database), alarms, lambda: f"commit-{next(numbers)}", process.now
-        )
+        store = traced(MemoryStore(database))
+        replica = Replica(store, alarms, lambda: f"commit-{next(numbers)}", process.now)
         by_kind = LogsByKind(MemoryLogKind(logs), ExternalLogs(), settings.log_keep_messages)
         self._assemble(settings, replica, alarms, by_kind)
 

@@ -23,6 +23,7 @@ from contextlib import closing
 
 import pyarrow as pa
 
+from counterpoise import tracing
 from counterpoise.backoff import Backoff
 from counterpoise.client import Client
 from counterpoise.consumer.lane import Chunk, Lane
@@ -175,7 +176,9 @@ class Reader:
             messages, size = self._lanes.room(lane)
             if messages == 0:
                 return False
-            chunks, reached = read_range(log, lane.partition, start, end, messages, size)
+            with tracing.reading(self._flow.queue, number, start) as span:
+                chunks, reached = read_range(log, number, start, end, messages, size)
+                span.found(sum(chunk.batch.num_rows for chunk in chunks), reached)
         except LogUnavailable:
             raise
         except InvalidPosition as error:

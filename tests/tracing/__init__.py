@@ -1,0 +1,1 @@
+"""Traces of calls, commits, handoffs and reads, collected in memory by OpenTelemetry's SDK."""
