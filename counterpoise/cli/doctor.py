@@ -25,6 +25,7 @@ from rich.text import Text
 
 from counterpoise.cli.lag import lag_of
 from counterpoise.cli.output.common import AsJson, Url, console, counted, print_json, table
+from counterpoise.cli.output.conditions import held_conditions
 from counterpoise.client import Client, package_version
 from counterpoise.errors import CounterpoiseError, Refused, ServiceUnavailable
 from counterpoise.logs import LogError
@@ -39,6 +40,14 @@ TIMEOUT_SECONDS = 5.0
 CLOCKS_APART_SECONDS = 3.0
 MOST_QUEUES = 50
 OLDEST_SPARK = (4, 3)
+# By kind of condition; {} is the queue.
+ADVICE = {
+    "quarantined": "look at the message, mend the consumer or pass the message by with "
+    "'counterpoise positions set {}', and restart the consumer",
+    "invalid_position": "set a position of the log: counterpoise positions set {} earliest "
+    "--dry-run",
+    "log_away": "see whether the log runs, and whether the consumer's machine reaches it",
+}
 _VERSION = re.compile(r'^counterpoise_build_info\{version="([^"]*)"\}', re.MULTILINE)
 
 
@@ -232,6 +241,7 @@ def _queues(client: Client, names: list[str] | None) -> Iterator[Finding]:
         yield Finding("queues", "fine", "none yet", "counterpoise queues create NAME -p PARTITIONS")
     for queue in queues[:MOST_QUEUES]:
         yield _log(client, queue)
+        yield from _conditions(client, queue)
     if len(queues) > MOST_QUEUES:
         yield Finding("queues", "skipped", "there are more queues", "name them with --queue")
 
@@ -259,6 +269,25 @@ def _log(client: Client, queue: Queue) -> Finding:
     if not queue.flow_count:
         return Finding(check, "warning", f"{found}, and no consumer is bound", "start one")
     return Finding(check, "fine", f"{found}, {counted(queue.flow_count, 'consumer')}")
+
+
+def _conditions(client: Client, queue: Queue) -> Iterator[Finding]:
+    """What consumers of a queue report to be wrong, if they do."""
+    try:
+        found = held_conditions(client, queue.name)
+    except CounterpoiseError:
+        return
+    for kind in dict.fromkeys(one.kind for one in found):
+        these = [one for one in found if one.kind == kind]
+        first = these[0]
+        where = "" if first.partition is None else f"partition {first.partition}, "
+        more = f" (and {len(these) - 1} more)" if len(these) > 1 else ""
+        yield Finding(
+            f"{queue.name}: {kind.replace('_', ' ')}",
+            "wrong",
+            f"{where}{first.client_name}: {first.text}{more}",
+            ADVICE.get(kind, f"'counterpoise status {queue.name}' shows all").format(queue.name),
+        )
 
 
 # ------------------------------------------------------------------ Spark

@@ -10,6 +10,7 @@ import os
 from dataclasses import dataclass
 
 from counterpoise.cli.output.common import AsJson, QueueName, Url, console, print_json, table
+from counterpoise.cli.output.conditions import conditions_text, held_conditions
 from counterpoise.client import Client
 from counterpoise.logs import Bounds, InvalidPosition, Log, LogError, PositionAhead, open_log
 from counterpoise.logs.address import ENVIRONMENT, environment_access, kind_of
@@ -36,8 +37,10 @@ def show_lag(queue: QueueName, url: Url = None, as_json: AsJson = False) -> None
     """Show how many messages of each partition are not processed yet."""
     with Client(url, timeout_seconds=TIMEOUT_SECONDS) as client:
         view, rows = lag_of(client, queue)
+        conditions = held_conditions(client, queue)
     if as_json:
-        print_json(_document(queue, view, rows))
+        reported = [one.raw for one in conditions]
+        print_json({**_document(queue, view, rows), "conditions": reported})
         return
     shown = table(
         "PARTITION",
@@ -63,6 +66,8 @@ def show_lag(queue: QueueName, url: Url = None, as_json: AsJson = False) -> None
             "messages. "
             f"Set them: counterpoise positions set {queue} earliest --dry-run"
         )
+    if conditions:
+        console.print(conditions_text(conditions))
 
 
 def lag_of(client: Client, queue: str) -> tuple[LogView, list[Behind]]:

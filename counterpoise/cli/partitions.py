@@ -17,6 +17,7 @@ from counterpoise.cli.output.common import (
     counted,
     print_json,
 )
+from counterpoise.cli.output.conditions import conditions_text, held_conditions
 from counterpoise.cli.output.graph import dot, draw
 from counterpoise.client import Client
 from counterpoise.errors import CounterpoiseError
@@ -131,6 +132,7 @@ def show_lineage(
         nodes = client.lineage(queue)
         if not (as_dot or as_json):
             clients = {flow.flow_id: flow.client_name for flow in client.flows(queue)}
+            conditions = held_conditions(client, queue)
     if as_json:
         print_json([asdict(node) for node in nodes])
     elif as_dot:
@@ -144,3 +146,5 @@ def show_lineage(
             f"{queue}: {counted(len(nodes), 'partition')}, of which {waiting} wait and "
             f"{finished} are finished"
         )
+        if conditions:
+            console.print(conditions_text(conditions))

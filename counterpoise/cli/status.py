@@ -10,7 +10,8 @@ import typer
 from rich.live import Live
 
 from counterpoise.cli.output.common import AsJson, QueueName, Url, console, print_json
-from counterpoise.cli.output.picture import Snapshot, held_conditions, render
+from counterpoise.cli.output.conditions import held_conditions
+from counterpoise.cli.output.picture import Snapshot, render
 from counterpoise.cli.queues import list_queues
 from counterpoise.client import Client
 from counterpoise.errors import ServiceUnavailable

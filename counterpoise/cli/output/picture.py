@@ -13,9 +13,9 @@ from rich.table import Table
 from rich.text import Text
 
 from counterpoise.cli.output.common import duration, ranges, seconds_until, table
+from counterpoise.cli.output.conditions import conditions_text, held_conditions
 from counterpoise.client import Client
-from counterpoise.conditions import HeldCondition, is_unknown
-from counterpoise.errors import Refused
+from counterpoise.conditions import HeldCondition
 from counterpoise.wire import (
     FlowSummary,
     Json,
@@ -45,7 +45,6 @@ PER_ROW = 16
 MOST_FLOWS = 30
 MOST_HANDOFFS = 8
 MOST_WAITING = 8
-MOST_CONDITIONS = 8
 
 
 @dataclass(frozen=True)
@@ -79,7 +78,7 @@ def render(snapshot: Snapshot, away: str | None = None) -> RenderableType:
     numbers = {flow.flow_id: number for number, flow in enumerate(snapshot.flows, 1)}
     parts: list[RenderableType] = [_headline(snapshot)]
     if snapshot.conditions:
-        parts += [Text(), _conditions(snapshot.conditions)]
+        parts += [Text(), conditions_text(snapshot.conditions)]
     if snapshot.partitions:
         parts += [Text(), _strip(snapshot.partitions, numbers)]
         marks = {MARKS[one.state] for one in snapshot.partitions if one.state in MARKS}
@@ -133,31 +132,6 @@ def _headline(snapshot: Snapshot) -> Text:
     if standby > 0:
         line.append(f", {standby} standby")
     return line
-
-
-def held_conditions(client: Client, name: str) -> tuple[HeldCondition, ...]:
-    """What consumers report; nothing of a service of a version that takes no reports."""
-    try:
-        return tuple(client.conditions(name))
-    except Refused as error:
-        if is_unknown(error):
-            return ()
-        raise
-
-
-def _conditions(conditions: Sequence[HeldCondition]) -> Text:
-    """What consumers say is wrong, the consumer's whole conditions first."""
-    shown = Text("reported by consumers", style="bold red")
-    for one in conditions[:MOST_CONDITIONS]:
-        where = "" if one.partition is None else f"p{one.partition} "
-        since = seconds_until(one.since)
-        age = "" if since is None else f" for {duration(-since)}"
-        shown.append(f"\n{where}{one.kind.replace('_', ' ')}", style="red not bold")
-        shown.append(f" at {one.client_name}{age}: {one.text}", style="default not bold")
-    more = len(conditions) - MOST_CONDITIONS
-    if more > 0:
-        shown.append(f"\n… and {more} more", style="dim not bold")
-    return shown
 
 
 def _style(flow_id: str | None, numbers: Mapping[str, int]) -> str:

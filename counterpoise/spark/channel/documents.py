@@ -17,6 +17,7 @@ end, are never mistaken for those of this one.
 | `view` | source | what the flows hold, and how they are |
 | `ready` | driver | which partitions have their state restored (warm-up) |
 | `drain` | driver | leave in order, within a time |
+| `left` | source | an administrator drained it, and it has left: stop the query |
 | `alias` | source | which source speaks for the instance now (or was that in its checkpoint) |
 | `done` | driver | which micro-batch is in Spark's commit log, and whether the query has ended |
 | `refusal` | driver | why the query must end: it runs in a way that is not supported |
@@ -53,7 +54,7 @@ logger = logging.getLogger("counterpoise.spark")
 FORMAT = "counterpoise"
 """What Spark calls the source."""
 
-Name = Literal["plan", "view", "ready", "drain", "done", "refusal", "alias"]
+Name = Literal["plan", "view", "ready", "drain", "left", "done", "refusal", "alias"]
 
 
 class NoChannel(SourceError):

@@ -15,6 +15,7 @@ from pathlib import Path
 from pyspark.sql import SparkSession
 
 from counterpoise.spark.channel.documents import DriverEnd
+from counterpoise.spark.driver.departures import Departures
 from counterpoise.spark.driver.events import EventListener, ours
 from counterpoise.spark.driver.tracking import refuse_asynchronous
 from counterpoise.spark.plan.offsets import Json
@@ -49,7 +50,10 @@ class DoneListener(EventListener):
 
 
 def listen(spark: SparkSession, home: str | Path) -> None:
-    """Add the listener to the session, once. Without it, positions trail by a trigger."""
+    """Add the listener to the session, once, and look for queries that are drained from outside.
+
+    Without it, positions trail by a trigger, and a drained query ends with an error.
+    """
     if getattr(spark, "_counterpoise_listener", None) is not None:
         return
     listener = DoneListener(home, lambda query_id: refuse_asynchronous(spark, query_id))
@@ -59,3 +63,4 @@ def listen(spark: SparkSession, home: str | Path) -> None:
         logger.warning("counterpoise: Spark's events cannot be listened to (%s)", error)
         return
     vars(spark)["_counterpoise_listener"] = listener
+    Departures(spark, home).start()

@@ -9,6 +9,7 @@ order when the driver says so. Their shared state is in the books.
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -43,6 +44,8 @@ logger = logging.getLogger("counterpoise.spark")
 
 _STOP_SECONDS = 3.0
 _REPORT_SECONDS = 5.0
+# How long the driver may take to stop a query that an administrator has drained.
+DRIVER_SECONDS = 10.0
 # How long a stopping query with a micro-batch in flight waits to learn its outcome.
 _ENDED_SECONDS = 1.0
 
@@ -111,6 +114,7 @@ class Consumption:
         # The driver and the settler may begin to leave at once.
         self._beginning = threading.Lock()
         self._left = False
+        self._stopped_by = math.inf
         self._stopped = False
 
     def start(self) -> None:
@@ -134,9 +138,10 @@ class Consumption:
         if not self._asking.over:
             raise_if_over(self._flow, self._options.queue)
             found = self._asking.next_offset(start, max_messages)
-        ends = self._asking.over or self._asking.ends_by_itself
+        # The driver stops the query. If it ends by itself, nothing to read would be taken for
+        # success, and there may be more.
+        ends = self._asking.ends_by_itself or self._clock() >= self._stopped_by
         if found is start and ends and self._drained_from_outside:
-            # Nothing to read would be a success, and there may be more.
             raise FlowEnded(f"queue {self._options.queue!r}: {DRAINED_FROM_OUTSIDE}")
         return found
 
@@ -207,11 +212,26 @@ class Consumption:
 
     def left(self) -> None:
         """Everything is handed over: unbind. The query continues and finds nothing to read, until
-        the driver stops it; if an administrator drained it, it ends by itself.
+        the driver stops it. If an administrator drained it, the driver is told; if it does not stop
+        the query in time, the query ends by an error.
         """
         self._asking.over = True
         self._flow.close(timeout_seconds=_STOP_SECONDS)
         self._left = True
+        if self._drained_from_outside:
+            told = self._tell_driver()
+            self._stopped_by = self._clock() + (DRIVER_SECONDS if told else 0.0)
+
+    def _tell_driver(self) -> bool:
+        """Whether the driver was told that the flow has left."""
+        if self._channel is None:
+            return False
+        try:
+            self._channel.put("left", {})
+        except OSError as error:
+            logger.warning("counterpoise: the driver cannot be told of the drain: %s", error)
+            return False
+        return True
 
     # ------------------------------------------------------------------ the end
 

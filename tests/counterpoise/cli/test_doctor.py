@@ -7,7 +7,8 @@ from email.utils import format_datetime
 import pytest
 
 from counterpoise.cli import doctor
-from counterpoise.client import package_version
+from counterpoise.client import Client, package_version
+from counterpoise.conditions import Condition, report
 from tests.counterpoise.cli.conftest import run_at
 from tests.counterpoise.faulty import Answer, FaultyService, faulty_service
 
@@ -46,6 +47,22 @@ def test_it_names_a_log_that_this_machine_does_not_reach(run, service):
     [log] = [one for one in found if one["check"].startswith("log of")]
     assert (log["check"], log["state"]) == ("log of a", "wrong")
     assert "check that this machine reaches builtin:a" in log["found"]
+
+
+def test_lag_and_doctor_show_what_consumers_report(run, service):
+    run("queues", "create", "a", "-p", "2", "--rebalance-delay", "0")
+    with Client(service.url) as client:
+        mine = client.bind("a", "billing", lease_seconds=600)
+        poison = Condition("quarantined", "at 7: [red]ValueError[/red]", 1, 1)
+        client.send(report("a", mine.flow_id, mine.flow_token, [poison], 1))
+        said = " ".join(run("lag", "a").output.split())
+        assert "p1 quarantined at billing for" in said
+        assert "[red]ValueError[/red]" in said
+        [told] = json.loads(run("lag", "a", "--json").output)["conditions"]
+        assert (told["kind"], told["partition"]) == ("quarantined", 1)
+        state, said = examined(service.url, code=1)["a: quarantined"]
+    assert state == "wrong"
+    assert "partition 1, billing: at 7: [red]ValueError[/red]" in said
 
 
 def test_it_names_a_queue_that_is_not_there(service):

@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,12 +17,13 @@ from counterpoise.errors import CounterpoiseError, ServiceUnavailable
 from counterpoise.flow.view import Owned, Warming
 from counterpoise.logs import Log, LogUnavailable
 from counterpoise.logs.postgres import PostgresLog
+from counterpoise.spark.channel.documents import Channel
 from counterpoise.spark.errors import FlowEnded
 from counterpoise.spark.plan.offsets import Offset
 from counterpoise.spark.plan.options import DEFAULT_MESSAGES_PER_TRIGGER, SourceOptions
 from counterpoise.spark.plan.place import Place
 from counterpoise.spark.run import consumption as consumption_module
-from counterpoise.spark.run.consumption import Consumption
+from counterpoise.spark.run.consumption import DRIVER_SECONDS, Consumption
 from counterpoise.spark.tasks.log_connection import LogConnection
 from counterpoise.wire import ChildrenItem, CommitItem, LogAccess, Position, ReleaseItem
 from tests.counterpoise.spark.doubles import Queue
@@ -165,7 +167,7 @@ def consumption(flow: FlowDouble, log: PostgresLog, broken: BrokenLog) -> Iterat
 
 @contextmanager
 def running(
-    options: SourceOptions, flow: FlowDouble, log: PostgresLog, broken: BrokenLog
+    options: SourceOptions, flow: FlowDouble, log: PostgresLog, broken: BrokenLog, **more: Any
 ) -> Iterator[Consumption]:
     def opener(name: str, access: str | None) -> Log:
         return broken
@@ -177,6 +179,7 @@ def running(
         Place("flights", log.bounds([]).incarnation),
         wake=flow.wake,
         cores=2,
+        **more,
     )
     consumption.start()
     yield consumption
@@ -424,6 +427,26 @@ def test_a_flow_drained_from_outside_finishes_lets_go_and_ends_the_query(
     assert flow.queue.partitions[0].let_go == "graceful"
     with pytest.raises(FlowEnded, match="an administrator has drained this consumer"):
         consumption.next_offset(first, None)
+
+
+def test_a_driver_that_is_told_of_a_drain_has_time_to_stop_the_query(
+    flow: FlowDouble, log: PostgresLog, broken: BrokenLog, tmp_path: Path
+) -> None:
+    append(log, "a")
+    channel = Channel(tmp_path, "me")
+    later = [0.0]
+    told = {"channel": channel, "clock": lambda: time.monotonic() + later[0]}
+    with running(SourceOptions("flights"), flow, log, broken, **told) as consumption:
+        flow.grant(0)
+        first = next_offset(consumption, EMPTY)
+        flow.draining = flow.queue.draining = True
+        flow.wake.set()
+        assert consumption.next_offset(first, None) is first
+        until(lambda: channel.stamp("left") is not None)
+        assert consumption.next_offset(first, None) is first
+        later[0] = DRIVER_SECONDS + 1.0
+        with pytest.raises(FlowEnded, match="an administrator has drained this consumer"):
+            consumption.next_offset(first, None)
 
 
 def test_a_query_that_ends_by_itself_does_not_take_a_drain_for_its_end(
