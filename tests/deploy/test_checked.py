@@ -1,0 +1,133 @@
+"""The files in deploy/, checked by the programs that are for it; the proxy is played with."""
+
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import kubernetes_validate
+import pytest
+import yaml
+
+from broker.service import Broker
+from counterpoise import Client, Flow
+from tests.architecture.test_repository import ROOT
+from tests.service import Service, eventually, free_port, running, settings_for
+
+DEPLOY = ROOT / "deploy"
+HAPROXY = shutil.which("haproxy")
+PROMTOOL = shutil.which("promtool")
+SYSTEMD = shutil.which("systemd-analyze")
+# The oldest that gets fixes, and the newest that there are schemas for.
+KUBERNETES = ("1.33", kubernetes_validate.latest_version())
+
+
+def checked(*command: str | Path) -> str:
+    """What a checker says of a file that is right."""
+    done = subprocess.run([*map(str, command)], capture_output=True, text=True, timeout=120)
+    said = done.stdout + done.stderr
+    assert done.returncode == 0, said
+    return said
+
+
+def test_hadolint_finds_nothing_in_the_dockerfile() -> None:
+    hadolint = shutil.which("hadolint", path=str(ROOT / ".venv" / "bin"))
+    assert hadolint is not None
+    assert checked(hadolint, DEPLOY / "Dockerfile") == ""
+
+
+@pytest.mark.parametrize("version", KUBERNETES)
+def test_the_manifests_fit_the_schemas_of_kubernetes(version: str) -> None:
+    documents = [*yaml.safe_load_all((DEPLOY / "kubernetes/service.yaml").read_text("utf-8"))]
+    template = yaml.safe_load((DEPLOY / "kubernetes/spark-driver.yaml").read_text("utf-8"))
+    # Spark gives the driver its name.
+    documents.append({**template, "metadata": {"name": "driver", **template.get("metadata", {})}})
+    for document in documents:
+        kubernetes_validate.validate(document, version, strict=True)
+
+
+@pytest.mark.skipif(SYSTEMD is None, reason="needs systemd-analyze (Debian package systemd)")
+def test_systemd_takes_the_unit(tmp_path: Path) -> None:
+    unit = (DEPLOY / "systemd/counterpoise.service").read_text("utf-8")
+    assert SYSTEMD is not None
+    installed = tmp_path / "counterpoise.service"
+    installed.write_text(re.sub(r"^ExecStart=\S+", "ExecStart=/bin/true", unit, flags=re.M))
+    assert checked(SYSTEMD, "verify", installed) == ""
+
+
+@pytest.mark.skipif(PROMTOOL is None, reason="needs promtool (Debian package prometheus)")
+def test_prometheus_takes_its_configuration_with_the_alerts(tmp_path: Path) -> None:
+    config = (DEPLOY / "compose/prometheus.yml").read_text("utf-8")
+    (tmp_path / "key").write_text("key")
+    (tmp_path / "alerts.yml").write_text((DEPLOY / "prometheus/alerts.yml").read_text("utf-8"))
+    config = config.replace("/run/secrets/metrics-key", str(tmp_path / "key"))
+    config = config.replace("/etc/prometheus/", f"{tmp_path}/")
+    (tmp_path / "prometheus.yml").write_text(config)
+    assert PROMTOOL is not None
+    assert "rules found" in checked(PROMTOOL, "check", "config", tmp_path / "prometheus.yml")
+
+
+# ------------------------------------------------------------------ the proxy
+
+
+needs_haproxy = pytest.mark.skipif(HAPROXY is None, reason="needs haproxy (Debian package haproxy)")
+
+
+def on_loopback(port: int, replicas: dict[str, Service]) -> str:
+    """The proxy's configuration, for replicas at ports of this machine."""
+    config = (DEPLOY / "compose/haproxy.cfg").read_text("utf-8")
+    config = re.sub(r"^resolvers docker\n(?: .*\n)*", "", config, flags=re.M)
+    config = config.replace(" resolvers docker init-addr last,libc,none", "")
+    config = config.replace("bind :8640", f"bind 127.0.0.1:{port}")
+    for name, service in replicas.items():
+        config = config.replace(f"{name}:8640", service.url.removeprefix("http://"))
+    assert not re.search(r"8640|docker", config), config
+    return config
+
+
+@pytest.fixture
+def replicas(migrated_url: str) -> Iterator[dict[str, Service]]:
+    settings = settings_for(migrated_url, allowed_hosts="counterpoise,service-1,service-2")
+    with ExitStack() as stack:
+        yield {
+            name: stack.enter_context(running(Broker(settings), settings))
+            for name in ("service-1", "service-2")
+        }
+
+
+@needs_haproxy
+@pytest.mark.long
+def test_a_consumer_behind_the_proxy_outlives_each_replica(
+    replicas: dict[str, Service], tmp_path: Path
+) -> None:
+    assert HAPROXY is not None
+    port = free_port()
+    config = tmp_path / "haproxy.cfg"
+    config.write_text(on_loopback(port, replicas))
+    checked(HAPROXY, "-c", "-f", config)
+    lost: list[int] = []
+    with (
+        (tmp_path / "haproxy.log").open("w") as log,
+        subprocess.Popen([HAPROXY, "-f", config], stdout=log, stderr=log) as proxy,
+    ):
+        try:
+            url = f"http://127.0.0.1:{port}"
+            with Client(url) as client:
+                eventually(lambda: client.probe("/readyz").status == 200)
+                client.create_queue("orders", 4, rebalance_delay=0)
+                flow = Flow("orders", url=url, on_lost=lambda one: lost.append(one.partition))
+                with flow:
+                    eventually(lambda: len(flow.partitions) == 4)
+                    replicas["service-1"].stop()
+                    commit = dict.fromkeys(range(4), "1")
+                    assert set(flow.commit(commit).values()) == {"ok"}
+                    # The other one serves: a rebalance begins, and is told.
+                    other = client.bind("orders", "other")
+                    eventually(lambda: "revoking" in {o.state for o in flow.partitions.values()})
+                    client.unbind("orders", other.flow_id, other.flow_token)
+                assert lost == []
+        finally:
+            proxy.terminate()
+            proxy.wait(30)
