@@ -4,14 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-
-import matplotlib as mpl
+from typing import Any
 
 from benchmarks.figures import Figure, Series
-
-mpl.use("Agg")
-
-from matplotlib import pyplot as plt
 
 REACHED, MISSED, LINES = "#2a7f62", "#b5412c", ("#1f5fa8", "#c2701c", "#2a7f62", "#7a4fa3")
 
@@ -21,7 +16,8 @@ def draw(found: Mapping[str, Sequence[Figure | Series]], directory: Path) -> lis
     directory.mkdir(exist_ok=True)
     for old in directory.glob("*.png"):
         old.unlink()
-    plt.rcParams.update({"font.size": 11, "axes.spines.top": False, "axes.spines.right": False})
+    style = {"font.size": 11, "axes.spines.top": False, "axes.spines.right": False}
+    _pyplot().rcParams.update(style)
     pictures = []
     targets = [
         one
@@ -48,6 +44,7 @@ def _targets(figures: Sequence[Figure], file: Path) -> Path:
         unit = one.yardstick if one.ratio is not None else one.unit
         names.append(f"{one.name}\n{one.reached:.2f} {unit}, target {sign} {one.target:g}")
         lengths.append(reached)
+    plt = _pyplot()
     figure, axes = plt.subplots(figsize=(10, 1.2 + 0.62 * len(names)), layout="constrained")
     colours = [REACHED if length <= 1 else MISSED for length in lengths]
     bars = axes.barh(names, lengths, color=colours, height=0.6)
@@ -62,12 +59,23 @@ def _targets(figures: Sequence[Figure], file: Path) -> Path:
     return file
 
 
+def _pyplot() -> Any:
+    """Imported only to draw, because that takes a second."""
+    import matplotlib as mpl
+
+    mpl.use("Agg")
+    from matplotlib import pyplot
+
+    return pyplot
+
+
 def _plain(value: float, _position: int) -> str:
     return f"{value:,.0f}" if value >= 1 else f"{value:g}"
 
 
 def _growth(plot: str, lines: Sequence[Series], file: Path) -> Path:
     """A panel for each line, because their units differ; both axes logarithmic."""
+    plt = _pyplot()
     figure, panels = plt.subplots(
         1, len(lines), figsize=(5.6 * len(lines), 4.4), squeeze=False, layout="constrained"
     )

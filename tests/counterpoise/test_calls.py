@@ -2,19 +2,16 @@
 
 import re
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
-import counterpoise
 from counterpoise import calls, conditions, lineage
 from counterpoise.calls import Call, Listing, base_url
 from counterpoise.errors import InvalidUrl
 from counterpoise.wire import Child, ChildrenItem, CommitItem, ReadyItem, ReleaseItem
+from tests.api.conformance import document
 
-DOCUMENT = yaml.safe_load((Path(counterpoise.__file__).parents[1] / "openapi.yaml").read_text())
 SETTINGS: dict[str, Any] = {
     "access_type": "exclusive",
     "rebalance_delay": 1.0,
@@ -63,7 +60,7 @@ SENT: dict[str, Call | Listing] = {
 
 def operation(call):
     """The operation of the document for a call."""
-    for template, item in DOCUMENT["paths"].items():
+    for template, item in document()["paths"].items():
         if re.fullmatch(re.sub(r"{\w+}", "[^/]+", template), "/v1" + call.path):
             assert call.method.lower() in item, f"{call.method} {template} is not described"
             return {"parameters": item.get("parameters", []), **item[call.method.lower()]}
@@ -72,7 +69,7 @@ def operation(call):
 
 def resolve(schema):
     while "$ref" in schema:
-        found = DOCUMENT
+        found = document()
         for name in schema["$ref"].removeprefix("#/").split("/"):
             found = found[name]
         schema = found
@@ -121,7 +118,7 @@ def test_a_bind_always_names_an_instance():
 def test_every_operation_on_queues_has_its_call():
     described = {
         (method, path)
-        for path, item in DOCUMENT["paths"].items()
+        for path, item in document()["paths"].items()
         for method in item
         if path.startswith("/v1/queues") and method in ("get", "post", "patch", "delete")
     }
@@ -130,7 +127,7 @@ def test_every_operation_on_queues_has_its_call():
     made = {
         (call.method.lower(), path)
         for call in sent
-        for path in DOCUMENT["paths"]
+        for path in document()["paths"]
         if re.fullmatch(re.sub(r"{\w+}", "[^/]+", path), "/v1" + call.path)
     }
     assert described - NOT_IN_THE_CLIENT == made
