@@ -1,6 +1,7 @@
 """The documents agree with the repository: links, anchors, commands, Python."""
 
 import ast
+import functools
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,15 +18,18 @@ DOCUMENTS = [name for name in tracked_files() if name.endswith(".md") and (ROOT 
 FENCE = re.compile(r"^( *)```(\w*)\n(.*?)^\1```$", re.M | re.S)
 
 
+@functools.cache
 def text(name: str) -> str:
     return (ROOT / name).read_text("utf-8")
 
 
+@functools.cache
 def prose(name: str) -> str:
     """The document without code."""
     return re.sub(r"`[^`\n]+`", "``", FENCE.sub("", text(name)))
 
 
+@functools.cache
 def anchors(name: str) -> set[str]:
     """The anchors of its headings, by the rule of GitHub and of the site."""
     found: set[str] = set()
@@ -85,10 +89,16 @@ def command_lines(name: str) -> Iterator[list[str]]:
                 yield re.split(r"\s+(?:#|2?>|\||&)", line)[0].split()
 
 
+@functools.cache
+def everything() -> Any:
+    """All commands of `counterpoise`, which are many to build."""
+    return get_command(app)
+
+
 @pytest.mark.parametrize("name", DOCUMENTS)
 def test_commands_in_documents_exist_with_their_options(name: str) -> None:
     for words in command_lines(name):
-        command: Any = get_command(app)
+        command = everything()
         for word in words:
             found = getattr(command, "commands", {}).get(word)
             if found is None and command.name in (None, "counterpoise") and word in installed():

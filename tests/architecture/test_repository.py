@@ -1,5 +1,6 @@
 """Which files may be at the top of the repository, and what no committed file may contain."""
 
+import functools
 import re
 import subprocess
 from pathlib import Path
@@ -31,7 +32,8 @@ TOP_LEVEL = frozenset(
 )
 
 
-def tracked_files() -> list[str]:
+@functools.cache
+def tracked_files() -> tuple[str, ...]:
     listing = subprocess.run(
         ["git", "-c", f"safe.directory={ROOT}", "ls-files", "-z"],
         cwd=ROOT,
@@ -39,7 +41,7 @@ def tracked_files() -> list[str]:
         capture_output=True,
         text=True,
     )
-    return [name for name in listing.stdout.split("\0") if name]
+    return tuple(name for name in listing.stdout.split("\0") if name)
 
 
 def test_the_top_level_is_fixed() -> None:

@@ -44,10 +44,8 @@ ALLOWED = {
     "counterpoise/consumer/test_batches.py: Running.handle": DOUBLE,
     "counterpoise/faulty.py: FaultyService._handler.Handler.act": LASTS,
     "counterpoise/spark/application.py: Sink.wait_if": "a file is all that reaches its process",
-    "counterpoise/spark/waiting.py: until": POLL,
     "counterpoise/spark/sink/application.py: wait_if": "a file is all that reaches its process",
     "counterpoise/spark/run/test_consumption.py: FlowDouble.wait": DOUBLE,
-    "log_support.py: until": POLL,
     "service.py: eventually": POLL,
     "service.py: running": POLL,
 }
