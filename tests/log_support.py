@@ -5,7 +5,6 @@ the `service`; `log`, the log `flights` with four partitions in it.
 """
 
 import asyncio
-import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
@@ -19,8 +18,11 @@ from broker.logs.builtin import BuiltinLogs
 from counterpoise.logs import AppendBatch, AppendResult, Log, Message
 from counterpoise.logs.postgres import PostgresLog
 from tests.databases import Databases
+from tests.service import eventually
 
 T = TypeVar("T")
+
+until = eventually
 
 
 def migrate_log(url: str) -> None:
@@ -87,14 +89,6 @@ def waiters(url: str) -> int:
             " WHERE datname = current_database() AND wait_event_type = 'Lock'"
         ).fetchone()
     return row[0] if row else 0
-
-
-def until(condition: Callable[[], object], seconds: float = 60.0) -> None:
-    """Wait until the condition holds; fail when it takes too long."""
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "it did not happen in time"
-        time.sleep(0.01)
 
 
 def append(

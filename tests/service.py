@@ -37,6 +37,7 @@ from broker.tls import Certificate
 COUNTERPOISE = [str(Path(sys.executable).with_name("counterpoise"))]
 START_SECONDS = 60.0
 STOP_SECONDS = 60.0
+MOST_PAUSE_SECONDS = 0.25
 
 
 @dataclass
@@ -63,12 +64,22 @@ class Service:
         return time.monotonic() - started
 
 
-def eventually(condition: Callable[[], object], seconds: float = 60.0) -> None:
-    """Wait until the condition holds; fail if it does not in time."""
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "it did not come about in time"
-        time.sleep(0.01)
+def eventually(
+    condition: Callable[[], object], seconds: float = 60.0, what: str = "it came about"
+) -> float:
+    """Wait until the condition holds; fail if it does not in time. Returns how long that took.
+
+    The test looks often at first, and less often the longer it waits and the longer a look takes:
+    what it waits for needs the processors too.
+    """
+    began = time.monotonic()
+    while True:
+        looked = time.monotonic()
+        if condition():
+            return time.monotonic() - began
+        now = time.monotonic()
+        assert now < began + seconds, f"not in time: {what}"
+        time.sleep(min(max(0.01, (now - began) / 20, 4 * (now - looked)), MOST_PAUSE_SECONDS))
 
 
 def free_port() -> int:
