@@ -14,9 +14,9 @@ from broker.core.errors import Invalid, QueueNotFound
 from broker.core.state.queue import Queue
 from broker.logs.positions import refuse_invalid, surely_valid
 from broker.logs.reach import Reach
+from broker.mailbox.asks import Ask
 from broker.mailbox.coordinator import Coordinator
 from broker.mailbox.replica import Replica
-from broker.mailbox.turns import Ask
 from broker.pieces import PIECE, pieces
 from broker.store.key_ports import Act
 from broker.store.ports import Store

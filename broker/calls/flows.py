@@ -40,9 +40,10 @@ from broker.core.state.queue import Queue
 from broker.logs.bind_access import BindAccess
 from broker.logs.ports import Holder, Logs
 from broker.logs.reach import Reach
+from broker.mailbox.asks import Ask
 from broker.mailbox.batches import Batcher
 from broker.mailbox.coordinator import Coordinator
-from broker.mailbox.turns import Ask, slices
+from broker.mailbox.turns import slices
 from broker.pieces import pieces
 from broker.store.ports import PositionCommit, Positions
 

@@ -29,9 +29,9 @@ from broker.core.access import (
     key_id_of,
 )
 from broker.core.errors import BrokerError, Forbidden, QueueNotFound, Unauthorized, Unavailable
+from broker.mailbox.asks import Ask
 from broker.mailbox.availability import UNAVAILABLE, store_available
 from broker.mailbox.batches import Batcher
-from broker.mailbox.turns import Ask
 from broker.store.key_ports import KeyRow
 from broker.store.ports import StoreUnavailable
 

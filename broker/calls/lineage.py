@@ -23,7 +23,7 @@ from broker.core.lineage import lineage_of
 from broker.core.state.queue import Queue
 from broker.logs.names import builtin_name
 from broker.logs.ports import LogOwner, Logs, Sealing
-from broker.mailbox.turns import Ask
+from broker.mailbox.asks import Ask
 from broker.store.key_ports import Act
 
 At: TypeAlias = Literal["middle", "load"]

@@ -17,8 +17,8 @@ moved first (the contract, *Flow*). A decision that begins a deadline is committ
 anew (`Overdue`): otherwise an owner might be forced before it was told to release.
 
 **A large decision comes in slices** (`broker.core.rebalancer`). The replica that committed one goes
-on with the next in a turn of its own, which takes in what was asked meanwhile. Other replicas leave
-the rest to it; if it dies, a sweep finds the queue due.
+on in its next turn, after what was asked meanwhile. Other replicas leave the rest to it; if it
+dies, a sweep finds the queue due.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ from broker.core.errors import QueueNotFound, Unavailable
 from broker.core.rebalancer import follow
 from broker.core.state.queue import Queue
 from broker.core.state.records import Entry
+from broker.mailbox.asks import Ask, Late
 from broker.mailbox.availability import UNAVAILABLE
 from broker.mailbox.clock import StoreClock, outage_seen
-from broker.mailbox.looks import Look, at_once, show
+from broker.mailbox.looks import Look, ToldPositions, at_once, show
 from broker.mailbox.patience import renew, write
-from broker.mailbox.told import ToldPositions
-from broker.mailbox.turns import Ask, Late, Turn
+from broker.mailbox.turns import Turn
 from broker.pieces import pause
 from broker.store.ports import (
     Conflict,
@@ -81,11 +81,10 @@ class Coordinator:
         watched: Callable[[], Container[str]] = tuple,
     ) -> None:
         """`on_change(self, flows whose views changed, whether it was this replica)` follows every
-        commit; None for the flows: any of them may have.
-
-        `on_alarm(self, time)` says when to call `advance` next (Unix seconds of the store, None:
-        not at all). `on_commit(entries)` is told what this replica itself has committed. `renewing`
-        has the flows whose renewals wait here, `watched()` those whose changed views are awaited.
+        commit; None for the flows: any of them may have. `on_alarm(self, time)` says when to call
+        `advance` next (Unix seconds of the store, None: not at all). `on_commit(entries)` is told
+        what this replica itself has committed. `renewing` has the flows whose renewals wait here,
+        `watched()` those whose changed views are awaited.
         """
         self.queue_id = queue_id
         self.name = name
@@ -133,10 +132,8 @@ class Coordinator:
             self._settled(queue, follow(queue, ()), ours=False)
 
     async def ask(self, ask: Ask) -> Any:
-        """The answer of the command, once it is committed.
-
-        Raises the command's BrokerError, QueueNotFound if the queue is gone, Unavailable without
-        the store.
+        """The answer of the command, once it is committed. Raises the command's BrokerError,
+        QueueNotFound if the queue is gone, Unavailable without the store.
         """
         self._asks.append(ask)
         self._run()
@@ -155,7 +152,7 @@ class Coordinator:
     async def read_in_pieces(
         self, look: Callable[[Queue], Awaitable[T]], *, fresh: bool = False
     ) -> T:
-        """As `read`, for a `look` that pauses (`broker.pieces`); the queue stays as it is."""
+        """As `read`, for a `look` that pauses (`broker.pieces`)."""
         future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
         self._looks.append((look, future))
         self._behind = self._behind or fresh
@@ -204,10 +201,7 @@ class Coordinator:
         self._task = None
 
     def _fail(self, error: Exception, waiting: Iterable[asyncio.Future[Any]]) -> None:
-        """Tells those who wait.
-
-        What is due is left to the sweep: trying again at once would meet the same.
-        """
+        """Tells those who wait. What is due is left to the sweep: to try at once meets the same."""
         told = error
         self._advance, self._resumes, self._behind = False, False, True
         if isinstance(error, StoreUnavailable):
@@ -249,25 +243,33 @@ class Coordinator:
 
     async def _replay_missed(self, queue: Queue) -> bool:
         """Whether others have committed; if so the queue is brought up to date."""
-        found = False
-        while True:
-            seen = queue.revision
-            try:
-                entries = await self._store.entries_after(self.queue_id, seen, FOLLOWED_AT_ONCE)
-            except KeyError:
-                # They are no longer stored, or say what only a newer version knows.
-                self._queue = None
-                raise StoreUnavailable("the missed records are of no use") from None
-            await self._keep_time(max(map(outage_seen, entries), default=0))
-            if entries:
+        found, uncommitted = False, self._uncommitted
+        try:
+            while entries := await self._missed(queue):
                 found = True
-                followed = follow(queue, entries)
                 # The replica that has decided last goes on.
                 self._resumes = False
-                self._settled(queue, followed, ours=False)
-            if len(entries) < FOLLOWED_AT_ONCE:
-                return found
-            await pause()
+                self._settled(queue, follow(queue, entries), ours=False)
+                if len(entries) < FOLLOWED_AT_ONCE:
+                    break
+                # The queue may be as amid a commit, so nobody looks at it meanwhile.
+                self._uncommitted = True
+                await pause()
+            return found
+        finally:
+            self._uncommitted = uncommitted
+
+    async def _missed(self, queue: Queue) -> Sequence[Entry]:
+        """The next entries that others have committed, which bring the time forward, too."""
+        try:
+            seen = queue.revision
+            entries = await self._store.entries_after(self.queue_id, seen, FOLLOWED_AT_ONCE)
+        except KeyError:
+            # They are no longer stored, or say what only a newer version knows.
+            self._queue = None
+            raise StoreUnavailable("the missed records are of no use") from None
+        await self._keep_time(max(map(outage_seen, entries), default=0))
+        return entries
 
     async def _keep_time(self, outage_seen: int) -> None:
         """Looks at the store's clock if the queue knows more of it than this replica.
@@ -312,9 +314,7 @@ class Coordinator:
                 await self._move_deadlines(turn)
                 if looked:
                     await self._do_what_is_due(turn, spared)
-                elif self._resumes:
-                    turn.decide(c.Resume())
-                answers = await turn.answers(asks, behind)
+                answers = await turn.answers(asks, behind, resumes=self._resumes and not looked)
                 if turn.commit.entries:
                     positions = await self._store.commit(turn.finish(within, self._watched()))
                     self._on_commit(turn.commit.entries)
@@ -384,9 +384,8 @@ class Coordinator:
                 turn.decide(c.MoveDeadlines(outage.id, outage.began, outage.seconds))
 
     async def _do_what_is_due(self, turn: Turn, spared: frozenset[str]) -> None:
-        """Unbinds the flows whose leases are over, and advances the queue.
-
-        Not those in `spared`, which live, nor those whose renewals this replica has kept waiting.
+        """Unbinds the flows whose leases are over, and advances the queue. Not those in `spared`,
+        which live, nor those whose renewals this replica has kept waiting.
         """
         queue = turn.queue
         expiry = await self._store.expiries(self.queue_id)

@@ -6,26 +6,28 @@ ahead of the store until the turn is committed. It can be taken back as a whole.
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple, TypeVar
+from collections.abc import Collection, Container, Iterable, Iterator, Sequence
+from dataclasses import replace
+from itertools import zip_longest
+from typing import Any, TypeVar
 
 from broker.core import commands as c
 from broker.core.administering import is_read
 from broker.core.draft import SLICE
-from broker.core.errors import BrokerError, Unavailable
+from broker.core.errors import BrokerError
 from broker.core.rebalancer import decide
 from broker.core.state.lineage.records import Child
 from broker.core.state.model import Flow
 from broker.core.state.queue import Queue
 from broker.core.state.records import Entry
+from broker.mailbox.asks import Ask, Late, LogMoved
+from broker.pieces import Pace
 from broker.store.key_ports import Act
 from broker.store.ports import Commit, PositionCommit, PositionWrite
-from broker.store.trims import Fence
-from broker.tracing import Asked, asked
 
 T = TypeVar("T")
+# The slices of one transaction. Each commit has a cost of its own, and so has each wait for it.
+SLICES_AT_ONCE = 4
 # A turn decides no longer than this, and never holds up other queues for much longer than a step.
 TURN_SECONDS = 0.25
 STEP_SECONDS = 0.02
@@ -40,60 +42,10 @@ MOST_SHOWN = 1000
 EARLY_SECONDS = 3.0
 
 
-class LogMoved(Unavailable):
-    """The log was trimmed meanwhile: what was to be committed relies on how it was before."""
-
-    def __init__(self) -> None:
-        super().__init__("The log is being trimmed; try again.")
-
-
-@dataclass(slots=True, eq=False)
-class Ask:
-    """One command in the mailbox and what goes with it into the transaction.
-
-    `token_hash` goes with a bind, `renews` names the flow whose lease begins anew, `seq` and
-    `released` (position by partition) go with a release, `positions` with raised epochs, `begins`
-    (for partitions without a position) with a change of `start` to `latest`. It is refused with
-    LogMoved if `fence` does not hold. `act` is recorded
-    unless the command is refused, with what `shown` shows of the queue before and after.
-    """
-
-    command: c.Command
-    token_hash: bytes | None = None
-    renews: str | None = None
-    seq: int | None = None
-    released: Mapping[int, str | None] = field(default_factory=dict)
-    positions: Mapping[int, str | None] = field(default_factory=dict)
-    begins: Mapping[int, str] = field(default_factory=dict)
-    fence: Fence | None = None
-    moved: bool = False
-    act: Act | None = None
-    shown: Callable[[Queue], Mapping[str, Any] | None] | None = None
-    trace: Asked | None = field(default_factory=asked)
-    answer: asyncio.Future[Any] = field(default_factory=asyncio.Future)
-
-    def give(self, answer: Any) -> None:
-        """The answer to who asked, unless they gave up; a BrokerError is raised there."""
-        if self.answer.done():
-            return
-        if isinstance(answer, BrokerError):
-            self.answer.set_exception(answer)
-        else:
-            self.answer.set_result(answer)
-
-
 def slices(items: Sequence[T]) -> Iterator[tuple[T, ...]]:
     """The items in pieces of the size of a slice, one at least."""
     for first in range(0, max(1, len(items)), SLICE):
         yield tuple(items[first : first + SLICE])
-
-
-class Late(NamedTuple):
-    """A release that came after a later call of its flow, by `seq`: nothing is done for it."""
-
-    partition: int
-    epoch: int
-    seq: int | None
 
 
 class Turn:
@@ -149,19 +101,21 @@ class Turn:
     @property
     def full(self) -> bool:
         """Whether the transaction is large enough: what waits is for the next turn."""
-        return len(self._partitions) >= SLICE
+        return len(self._partitions) >= SLICES_AT_ONCE * SLICE
 
     @property
     def renewed(self) -> Sequence[str]:
         """The flows whose leases begin anew."""
         return sorted(self._renewed)
 
-    def decide(self, command: c.Command) -> Any:
+    def decide(self, command: c.Command, room: int | None = None) -> Any:
         """Decides a command and takes the decision into the transaction.
 
-        Returns its answer, raises its BrokerError.
+        `room`: how many partitions it may change; None: a slice, as far as the transaction has room
+        for it. Returns its answer, raises its BrokerError.
         """
-        room = max(1, SLICE - len(self._partitions))
+        if room is None:
+            room = max(1, min(SLICE, SLICES_AT_ONCE * SLICE - len(self._partitions)))
         decision = decide(self.queue, command, self.now, room)
         self._entries += decision.entries
         self.notices |= decision.notices
@@ -188,27 +142,47 @@ class Turn:
         self.decide(c.Unbind(flow_id, "lease_expired"))
         self._expired.add(flow_id)
 
-    async def answers(self, asks: Sequence[Ask], behind: frozenset[Late]) -> list[Any]:
+    async def answers(
+        self, asks: Sequence[Ask], behind: frozenset[Late], *, resumes: bool = False
+    ) -> list[Any]:
         """The answers (or errors) to as many as there is time for, at least one; others get on
-        meanwhile.
+        meanwhile. Then the next slices of what was cut off; `resumes`: at least one.
+
+        Of flows that join together, the last one's decision gives all of them their partitions.
+        Otherwise the first would get everything, and hand most of it over to the others.
         """
-        clock = asyncio.get_running_loop().time
         answers: list[Any] = []
-        began = stepped = clock()
-        for ask in asks:
+        pace = Pace(TURN_SECONDS, STEP_SECONDS)
+        goes_on = True
+        for ask, after in zip_longest(asks, asks[1:]):
+            room = 0 if after is not None and self._joins(ask) and self._joins(after) else None
             try:
-                answers.append(self.answer(ask, behind))
+                answers.append(self.answer(ask, behind, room))
             except BrokerError as error:
                 answers.append(error)
-            now = clock()
-            if self.full or now - began > TURN_SECONDS:
+            goes_on = not self.full and await pace.goes_on()
+            if not goes_on:
                 break
-            if now - stepped > STEP_SECONDS:
-                await asyncio.sleep(0)
-                stepped = clock()
+        ours = resumes or bool(self._entries)
+        while self.rest and (resumes or (ours and goes_on and not self._is_due)):
+            self.decide(c.Resume())
+            resumes, goes_on = False, not self.full and await pace.goes_on()
         return answers
 
-    def answer(self, ask: Ask, behind: frozenset[Late]) -> Any:
+    def _joins(self, ask: Ask) -> bool:
+        """Whether it is a bind of an instance that was not bound before."""
+        command = ask.command
+        if not isinstance(command, c.Bind):
+            return False
+        instance = (command.key_id, command.instance_id)
+        return instance not in self.queue.by_instance and instance not in self.queue.absent
+
+    @property
+    def _is_due(self) -> bool:
+        """Whether something goes before the rest of a decision, in the next turn."""
+        return self.wake_at is not None and self.wake_at <= self.now
+
+    def answer(self, ask: Ask, behind: frozenset[Late], room: int | None = None) -> Any:
         """Decides what was asked, but not what is `behind`; raises its BrokerError."""
         command = ask.command
         if ask.fence is not None:
@@ -228,7 +202,7 @@ class Turn:
         elif isinstance(command, c.Children):
             answer = self._report(ask, command, behind)
         else:
-            answer = self.decide(command)
+            answer = self.decide(command, room)
         if earliest and self.queue.settings.start == "latest":
             numbers = (partition.number for partition in self.queue.existing())
             # Those that the same change added begin at the earliest position.

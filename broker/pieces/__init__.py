@@ -62,3 +62,24 @@ async def made(make: Callable[[T], U], items: Sequence[T]) -> list[U]:
     async for some in pieces(items):
         found += map(make, some)
     return found
+
+
+class Pace:
+    """Bounds work that cannot be done in pieces by number: how long it lasts in all, and how long
+    others wait for it.
+    """
+
+    def __init__(self, most_seconds: float, step_seconds: float) -> None:
+        self._clock = asyncio.get_running_loop().time
+        self._most, self._step = most_seconds, step_seconds
+        self._began = self._stepped = self._clock()
+
+    async def goes_on(self) -> bool:
+        """Whether there is time for more; others get on first if the last step was long."""
+        now = self._clock()
+        if now - self._began > self._most:
+            return False
+        if now - self._stepped > self._step:
+            await asyncio.sleep(0)
+            self._stepped = self._clock()
+        return True

@@ -32,7 +32,8 @@ class Config:
     `latency`: of each message between two processes, (least, most, probability of any). `drift`:
     how much clocks may run too fast or too slow. `work`: how long a consumer takes for a few
     messages, (least, most). `sticky`: a client stays with a replica until it fails; else each call
-    may meet another. `slice`: how many partitions one slice of a decision may change.
+    may meet another. `slice`: how many partitions one slice of a decision may change;
+    `slices_at_once`: of how many slices a transaction may consist.
     """
 
     replicas: int = 2
@@ -42,6 +43,7 @@ class Config:
     work: tuple[float, float] = (0.02, 0.3)
     sticky: bool = True
     slice: int = 250
+    slices_at_once: int = 1
 
     @property
     def reshapes(self) -> bool:
@@ -84,6 +86,8 @@ LATENCIES = (
 )
 # In every other seed one slice holds the whole queue, because slicing hides some rare events.
 SLICES = (2, 250, 3, 250, 5, 250)
+# How many slices one transaction may have.
+SLICES_AT_ONCE = (1, 4, 1, 4, 2)
 # The log of the queue: its own, or a topic that existed before, has messages and grows.
 BUILTIN, TOPIC = "builtin:orders", "kafka://broker:9092/orders"
 LEASES = (2.0, 3.0, 4.0, 6.0)
@@ -144,6 +148,7 @@ def draw(seed: int) -> Plan:
         drift=rng.choice((0.0, 0.001)),
         sticky=rng.random() < 0.5,
         slice=SLICES[seed % len(SLICES)],
+        slices_at_once=SLICES_AT_ONCE[seed % len(SLICES_AT_ONCE)],
     )
     kinds = [kind for kinds in ACTIONS.values() if rng.random() < 0.6 for kind in kinds]
     kinds += [kind for kinds in FAULTS.values() if rng.random() < 0.5 for kind in kinds]

@@ -361,6 +361,7 @@ def run(plan: Plan, *, recording: bool = False) -> Outcome:
         (broker.calls.flows, "secrets", SimpleNamespace(token_urlsafe=lambda n: world.new_id("s"))),
         (broker.mailbox.coordinator, "_log", quiet),
         (broker.mailbox.turns, "SLICE", plan.config.slice),
+        (broker.mailbox.turns, "SLICES_AT_ONCE", plan.config.slices_at_once),
         (broker.calls.logs, "_log", quiet),
         (broker.calls.cuts, "_log", quiet),
         (broker.mailbox.replica, "_log", quiet),

@@ -11,8 +11,8 @@ import orjson
 from broker.core.errors import CutsOutdated
 from broker.logs.names import canonical, has_owner
 from broker.logs.ports import LogOwner, Logs
+from broker.mailbox.asks import LogMoved
 from broker.mailbox.availability import store_available
-from broker.mailbox.turns import LogMoved
 from broker.store.ports import Store
 from broker.store.trims import NEVER, Fence, Trimming
 

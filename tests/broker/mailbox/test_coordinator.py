@@ -19,8 +19,8 @@ from broker.core.errors import (
 )
 from broker.core.rebalancer import decide
 from broker.core.state.queue import Queue
+from broker.mailbox.asks import Ask
 from broker.mailbox.coordinator import Coordinator
-from broker.mailbox.turns import Ask
 from broker.memory.loop import settle, virtual
 from broker.memory.store import Fault
 from tests.broker.shell import Service, World, spec

@@ -1,6 +1,7 @@
 """How a replica keeps its queues up to date: notifications, alarms, the sweep."""
 
 import asyncio
+from typing import Any
 
 import pytest
 
@@ -41,6 +42,44 @@ class TestNews:
         began = world.now
         await told
         assert world.now - began <= 1.01
+
+    @virtual
+    async def test_a_commit_of_many_entries_is_told_on_the_other_replica_as_a_whole(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("broker.mailbox.coordinator.FOLLOWED_AT_ONCE", 2)
+        world = World()
+        one, two = await world.replica(), await world.replica()
+        await one.create_queue(spec(partitions=40, max_concurrent_handoffs=1))
+        first = await one.join("orders", "first", lease=60)
+        revision = (await two.update("orders", first)).revision
+        gate = one.net.hold("commit")
+        calls: list[asyncio.Future[Any]] = [
+            asyncio.ensure_future(one.join("orders", "second", lease=60))
+        ]
+        await one.net.met("commit")
+        # These are decided together, each in an entry of its own that begins a handoff.
+        for most in range(2, 20):
+            changes = {"max_concurrent_handoffs": most}
+            calls.append(asyncio.ensure_future(one.change_queue("orders", changes, False)))
+        await settle()
+
+        async def slow(method: str) -> None:
+            await asyncio.sleep(0.001)
+
+        two.net.before = slow
+        two.database.deaf = True
+        told = asyncio.ensure_future(two.wait_update("orders", first, revision + 1, 20.0))
+        await asyncio.sleep(0.01)
+        gate.set()
+        await asyncio.gather(*calls)
+        await two.replica.sweep()
+        stored = world.check("orders")
+        entries = world.database.entries_after(stored.id, stored.revision - 18)
+        assert len({entry.commit_id for entry in entries}) == 1
+        view = await told
+        assert view is not None
+        assert view.revision == stored.revision
 
     @virtual
     async def test_watchers_of_a_reloaded_queue_are_woken(self) -> None:

@@ -19,6 +19,7 @@ PARTITIONS, SLICE = 43, 5
 @pytest.fixture(autouse=True)
 def _small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("broker.mailbox.turns.SLICE", SLICE)
+    monkeypatch.setattr("broker.mailbox.turns.SLICES_AT_ONCE", 1)
 
 
 async def cut_off(one: Service) -> asyncio.Event:

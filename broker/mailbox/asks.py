@@ -1,0 +1,65 @@
+"""What is asked of a queue: one command in its mailbox, and what goes with it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from broker.core import commands as c
+from broker.core.errors import BrokerError, Unavailable
+from broker.core.state.queue import Queue
+from broker.store.key_ports import Act
+from broker.store.trims import Fence
+from broker.tracing import Asked, asked
+
+
+class LogMoved(Unavailable):
+    """The log was trimmed meanwhile: what was to be committed relies on how it was before."""
+
+    def __init__(self) -> None:
+        super().__init__("The log is being trimmed; try again.")
+
+
+@dataclass(slots=True, eq=False)
+class Ask:
+    """One command in the mailbox and what goes with it into the transaction.
+
+    `token_hash` goes with a bind, `renews` names the flow whose lease begins anew, `seq` and
+    `released` (position by partition) go with a release, `positions` with raised epochs, `begins`
+    (for partitions without a position) with a change of `start` to `latest`. It is refused with
+    LogMoved if `fence` does not hold. `act` is recorded
+    unless the command is refused, with what `shown` shows of the queue before and after.
+    """
+
+    command: c.Command
+    token_hash: bytes | None = None
+    renews: str | None = None
+    seq: int | None = None
+    released: Mapping[int, str | None] = field(default_factory=dict)
+    positions: Mapping[int, str | None] = field(default_factory=dict)
+    begins: Mapping[int, str] = field(default_factory=dict)
+    fence: Fence | None = None
+    moved: bool = False
+    act: Act | None = None
+    shown: Callable[[Queue], Mapping[str, Any] | None] | None = None
+    trace: Asked | None = field(default_factory=asked)
+    answer: asyncio.Future[Any] = field(default_factory=asyncio.Future)
+
+    def give(self, answer: Any) -> None:
+        """The answer to who asked, unless they gave up; a BrokerError is raised there."""
+        if self.answer.done():
+            return
+        if isinstance(answer, BrokerError):
+            self.answer.set_exception(answer)
+        else:
+            self.answer.set_result(answer)
+
+
+class Late(NamedTuple):
+    """A release that came after a later call of its flow, by `seq`: nothing is done for it."""
+
+    partition: int
+    epoch: int
+    seq: int | None
