@@ -16,7 +16,9 @@ import time
 from dataclasses import dataclass, field
 from typing import Any
 
-from benchmarks.figures import Figure, timed
+import asyncpg
+
+from benchmarks.figures import Figure, counted, timed
 from benchmarks.service import UNLIMITED, Served, measure_a_service, run_service
 from benchmarks.wire import Caller
 from benchmarks.yardsticks import yardsticks
@@ -24,7 +26,7 @@ from benchmarks.yardsticks import yardsticks
 FEW, MANY = 64, 512
 BIND_SECONDS = 0.015
 AT_ONCE = 200
-CROWD_SECONDS = 5.0
+CROWD_SECONDS = 2.0
 
 
 def main() -> None:
@@ -103,17 +105,16 @@ async def join_and_leave(call: Caller, queue: str, partitions: int, found: Hando
     binding = asyncio.create_task(bind(call, queue, "two"))
     update = await waiting
     found.told.append(time.perf_counter() - began)
-    items = [
-        {"partition": p["partition"], "epoch": p["epoch"], "position": "1"}
-        for p in update["partitions"]
-        if p["state"] == "revoking"
-    ]
+    items = revoked(update)
     assert len(items) == partitions // 2
     path = f"/queues/{queue}/flows/{one['flow_id']}"
     body = {"seq": 1, "partitions": items}
     releasing = asyncio.create_task(call("POST", f"{path}/release", body, one["flow_token"]))
     two = await binding
-    update = await poll(call, queue, two, two["update"]["revision"])
+    # Its first view may be as the release left it.
+    update = two["update"]
+    while len(update["partitions"]) < partitions // 2:
+        update = await poll(call, queue, two, update["revision"]) or update
     found.owning.append(time.perf_counter() - began)
     assert len(update["partitions"]) == partitions // 2
     await releasing
@@ -127,9 +128,99 @@ async def join_and_leave(call: Caller, queue: str, partitions: int, found: Hando
     await leaving
 
 
+async def follow(call: Caller, queue: str, bound: Any) -> None:
+    """Releases at once what the flow is told to, until cancelled."""
+    path, view = f"/queues/{queue}/flows/{bound['flow_id']}/release", bound["update"]
+    while True:
+        items = revoked(view)
+        if items:
+            view = (await call("POST", path, {"partitions": items}, bound["flow_token"]))["update"]
+        else:
+            view = await poll(call, queue, bound, view["revision"]) or view
+
+
+async def join_among(call: Caller, queue: str, partitions: int, flows: int) -> float:
+    """Seconds from a bind until the flow owns its share, with so many others that release at
+    once.
+    """
+    await call("POST", "/queues", queue_of(queue, partitions))
+    async with asyncio.TaskGroup() as group:
+        others = [
+            group.create_task(follow(call, queue, await bind(call, queue, f"flow-{n}")))
+            for n in range(flows)
+        ]
+        await until_ready(call, queue, flows)
+        began = time.perf_counter()
+        last = await bind(call, queue, "last")
+        update = last["update"]
+        while len(update["partitions"]) < partitions // (flows + 1):
+            update = await poll(call, queue, last, update["revision"]) or update
+        taken = time.perf_counter() - began
+        for one in others:
+            one.cancel()
+    return taken
+
+
+async def until_ready(call: Caller, queue: str, flows: int) -> None:
+    """So many flows are bound, and own their shares."""
+    while True:
+        status = await call("GET", f"/queues/{queue}/rebalance")
+        shown = await call("GET", f"/queues/{queue}")
+        if status["status"] == "Ready" and status["spread"] <= 1 and shown["flow_count"] == flows:
+            return
+        await asyncio.sleep(0.02)
+
+
+async def commits_of(database_url: str, queue: str) -> int:
+    """The transactions that changed the queue so far."""
+    connection = await asyncpg.connect(database_url)
+    try:
+        found: int = await connection.fetchval(
+            "SELECT count(DISTINCT commit_id) FROM counterpoise.records AS r"
+            " JOIN counterpoise.queues AS q ON q.id = r.queue_id WHERE q.name = $1",
+            queue,
+        )
+        return found
+    finally:
+        await connection.close()
+
+
 def figures(quick: bool = False) -> list[Figure]:
-    """What a join and a leave cost, in units of Y1 + Y2."""
-    return run_service(lambda served: _figures(served, 20 if quick else 150), UNLIMITED)
+    """What joins and leaves cost: in units of Y1 + Y2, and crowds also in transactions."""
+
+    async def run(served: Served) -> list[Figure]:
+        found = await _figures(served, 20 if quick else 150)
+        return found + await _crowds(served, 1 if quick else 5)
+
+    return run_service(run, UNLIMITED)
+
+
+async def _crowds(served: Served, rounds: int) -> list[Figure]:
+    """1,000 flows that come at once, and 1,000 handoffs among 100 flows."""
+    seconds, commits, shares = list[float](), list[float](), list[float]()
+    for n in range(rounds):
+        async with Caller(served.url) as call:
+            seconds.append(await crowd(call, 1000, 10_000, 0.0, f"thousand-{n}"))
+            commits.append(await commits_of(served.database_url, f"thousand-{n}"))
+        queue = f"handoffs-{n}"
+        async with Caller(served.url) as call, asyncio.TaskGroup() as group:
+            await call("POST", "/queues", queue_of(queue, 2000))
+            tasks = []
+            for first in (0, 50):
+                before = await commits_of(served.database_url, queue)
+                binds = (bind(call, queue, f"flow-{n}") for n in range(first, first + 50))
+                for bound in await asyncio.gather(*binds):
+                    tasks.append(group.create_task(follow(call, queue, bound)))
+                await until_ready(call, queue, first + 50)
+            shares.append((await commits_of(served.database_url, queue) - before) / 1000)
+            for task in tasks:
+                task.cancel()
+    name = "1,000 binds at once, 10,000 partitions"
+    return [
+        timed(f"{name}: balanced", seconds, target=2000),
+        counted(f"{name}: transactions", commits, 20),
+        counted("transactions for each of 1,000 handoffs among 100 flows", shares, 0.05),
+    ]
 
 
 async def _figures(served: Served, rounds: int) -> list[Figure]:
@@ -148,11 +239,20 @@ async def _figures(served: Served, rounds: int) -> list[Figure]:
         for n in range(max(5, rounds // 10)):
             await yard.sample()
             await join_and_leave(call, f"many-{n}", MANY, large)
+        among: dict[int, list[float]] = {4: [], 8: []}
+        for n in range(max(5, rounds // 3)):
+            for flows, taken in among.items():
+                await yard.sample()
+                taken.append(await join_among(call, f"among-{flows}-{n}", FEW, flows))
         return [
             *yard.figures(),
             yard.timed(f"bind to update, {FEW} partitions", bound, 8),
             yard.timed(f"bind to owner told, {FEW} partitions", small.told, 8),
             yard.timed(f"join to balanced, {FEW} partitions", small.owning, 18),
+            *(
+                yard.timed(f"join to balanced, {FEW} partitions, {n} → {n + 1} flows", taken, 18)
+                for n, taken in among.items()
+            ),
             yard.timed(f"leave to others own, {FEW} partitions", small.left, 10),
             timed(
                 f"join to balanced, {MANY} partitions",
@@ -164,9 +264,11 @@ async def _figures(served: Served, rounds: int) -> list[Figure]:
         ]
 
 
-async def crowd(call: Caller, flows: int, partitions: int, delay: float) -> None:
-    """Many flows bind at once, and release revoked partitions, until each owns its share."""
-    queue = f"crowd-{delay:g}"
+async def crowd(call: Caller, flows: int, partitions: int, delay: float, queue: str = "") -> float:
+    """Many flows bind at once, and release revoked partitions, until each owns its share; the
+    seconds until the queue is balanced.
+    """
+    queue = queue or f"crowd-{delay:g}"
     await call("POST", "/queues", queue_of(queue, partitions, delay))
     share = partitions // flows
     await call.open(max(0, flows - 10))
@@ -183,11 +285,7 @@ async def crowd(call: Caller, flows: int, partitions: int, delay: float) -> None
         view = one["update"]
         path = f"/queues/{queue}/flows/{one['flow_id']}/release"
         while True:
-            items = [
-                {"partition": p["partition"], "epoch": p["epoch"], "position": "1"}
-                for p in view["partitions"]
-                if p["state"] == "revoking"
-            ]
+            items = revoked(view)
             if items:
                 body = {"partitions": items}
                 async with gate:
@@ -216,6 +314,16 @@ async def crowd(call: Caller, flows: int, partitions: int, delay: float) -> None
     show(f"{name}: bound", [max(bound_at)])
     show(f"{name}: balanced", [taken], CROWD_SECONDS)
     show(f"{name}: all told", [told])
+    return taken
+
+
+def revoked(view: Any) -> list[dict[str, object]]:
+    """The items of the release that a view asks for."""
+    return [
+        {"partition": one["partition"], "epoch": one["epoch"], "position": "1"}
+        for one in view["partitions"]
+        if one["state"] == "revoking"
+    ]
 
 
 async def poll(call: Caller, queue: str, bound: Any, after: int) -> Any:

@@ -124,6 +124,12 @@ def timed(
     )
 
 
+def counted(name: str, counts: Sequence[float], target: float) -> Figure:
+    """The median of a count in some rounds, which depends on the clock only a little."""
+    median = statistics.median(counts)
+    return Figure(name, median, "", None, None, target, spread=spread(counts), rounds=len(counts))
+
+
 def spread(values: Sequence[float]) -> tuple[float, float] | None:
     """The 10th and the 90th percentile; None for fewer than five values."""
     if len(values) < 5:

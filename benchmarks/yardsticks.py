@@ -78,12 +78,12 @@ class Yardsticks:
 
 
 @contextmanager
-def bare_service() -> Iterator[str]:
-    """The bare route as a process; its URL."""
+def bare_service() -> Iterator[Served]:
+    """The bare route as a process."""
     with tempfile.TemporaryDirectory() as directory:
         command = [sys.executable, "-m", "benchmarks.bare"]
         with started(command, Path(directory) / "log") as service:
-            yield service.url
+            yield service
 
 
 @asynccontextmanager
@@ -95,8 +95,8 @@ async def yardsticks(database_url: str) -> AsyncIterator[Yardsticks]:
             f"CREATE TABLE IF NOT EXISTS {_TABLE} (id int PRIMARY KEY, n int);"
             f"INSERT INTO {_TABLE} VALUES (1, 0) ON CONFLICT DO NOTHING"
         )
-        with bare_service() as url:
-            async with Caller(url) as bare:
+        with bare_service() as service:
+            async with Caller(service.url) as bare:
                 found = Yardsticks(connection, bare)
                 await found.sample(50)
                 found.y1_samples.clear()
