@@ -11,6 +11,7 @@ One caller has at most a quarter of the budget. Renewals of leases have no bodie
 """
 
 import asyncio
+import re
 from collections import Counter
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -21,8 +22,15 @@ from api.http.rates import Rates, refusal
 
 BODY_SECONDS = 10.0
 SHARE_OF_ONE = 4
-# The calls that name partitions.
-_LARGE = ("/commit", "/release", "/ready", "/children", "/conditions", "/positions")
+# The calls that name partitions. A queue may have the name of one of them.
+_LARGE = re.compile(
+    "/v1/queues/[^/]+/(positions|flows/[^/]+/(commit|release|ready|children|conditions))"
+)
+
+
+def may_be_large(path: str) -> bool:
+    """Whether a body of this call may be larger than `SMALL_BYTES`."""
+    return _LARGE.fullmatch(path) is not None
 
 
 class Budget:
@@ -87,7 +95,7 @@ class RequestLimits:
         if length == 0 and not chunked:
             await self.app(scope, receive, send)
             return
-        is_large = scope["path"].endswith(_LARGE)
+        is_large = may_be_large(scope["path"])
         limit = self.limit_bytes if is_large else min(SMALL_BYTES, self.limit_bytes)
         if length > limit:
             await self._refuse(limit, scope, receive, send)

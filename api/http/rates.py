@@ -27,6 +27,7 @@ import asyncio
 import functools
 import ipaddress
 import math
+import re
 import time
 from collections import OrderedDict
 from collections.abc import Callable
@@ -48,8 +49,9 @@ BYTES_A_REQUEST = 65536
 UNKNOWN_BYTES = 2**20
 
 # These wait for an event before they answer, and cost little.
-_WAITING = ("/updates", "/heartbeat", "/events")
-_RENEWALS = ("/updates", "/heartbeat")
+# Whole paths: a queue may be named `updates`.
+_WAITING = re.compile("/v1/queues/[^/]+/(flows/[^/]+/(updates|heartbeat)|events)")
+_RENEWALS = re.compile("/v1/queues/[^/]+/flows/[^/]+/(updates|heartbeat)")
 _PROBES = frozenset(("/healthz", "/readyz", "/metrics"))
 
 
@@ -174,7 +176,7 @@ class Rates:
         path: str = scope["path"]
         if self.at_work < MOST_AT_WORK or path in _PROBES:
             return False
-        if path.endswith(_RENEWALS) and _token_and_length(scope)[0] in self.flows:
+        if _RENEWALS.fullmatch(path) and _token_and_length(scope)[0] in self.flows:
             return False
         self.refused.labels("service").inc()
         return True
@@ -214,7 +216,7 @@ class LimitWork:
         elif self.rates.too_much(scope):
             answer = await refusal(self.rates, 1.0, {})
             await answer(scope, receive, send)
-        elif scope["path"].endswith(_WAITING) or scope["path"] in _PROBES:
+        elif _WAITING.fullmatch(scope["path"]) or scope["path"] in _PROBES:
             await self.app(scope, receive, send)
         else:
             await self._work(scope, receive, send)

@@ -26,8 +26,8 @@ Endpoint = TypeVar("Endpoint", bound=Callable[..., object])
 
 # Of a poll.
 LONGEST_WAIT_SECONDS = 60.0
-# What a call names up to 100,000 partitions in.
-LARGE_FIELDS = ("partitions", "positions")
+# What makes bodies large that may be (`limits`): up to 100,000 partitions, or many conditions.
+LARGE_FIELDS = ("partitions", "positions", "conditions")
 _PATH_PARAMETERS = {
     "queue": (re.compile(QUEUE_NAME_PATTERN), "1 to 200 of the characters A-Z a-z 0-9 . _ -"),
     "flow": (re.compile(FLOW_ID_PATTERN), "a flow_id as bind answered it"),
@@ -50,6 +50,8 @@ class Route(APIRoute):
     """Checks the path, then the caller's role, then the query's names; then it serves."""
 
     requirement: Requirement
+    # The field that is read in pieces.
+    large: bodies.Large | None = None
 
     def __init__(self, path: str, endpoint: Callable[..., Any], **options: Any) -> None:
         self.requirement = requirement_of(endpoint)
@@ -65,7 +67,7 @@ class Route(APIRoute):
         if model is None:
             return self._guarded(handler)
         name = next((name for name in LARGE_FIELDS if name in model.model_fields), None)
-        large = None if name is None else bodies.Large(model, name)
+        large = self.large = None if name is None else bodies.Large(model, name)
 
         async def read(request: Request) -> Response:
             return await handler(await bodies.read(request, model, large))

@@ -124,6 +124,8 @@ def test_with_too_much_at_work_renewals_go_first(rates: Rates) -> None:
     assert not rates.too_much(request(f"{flow}/heartbeat", "known"))
     assert not rates.too_much(request(f"{flow}/updates", "known"))
     assert not rates.too_much(request("/readyz"))
+    # A queue may be named `updates`.
+    assert rates.too_much(request("/v1/queues/updates", "known"))
     assert rates.too_much(request(f"{flow}/commit", "known"))
     assert rates.too_much(request(f"{flow}/heartbeat", "unknown"))
     assert rates.too_much(request())

@@ -10,6 +10,7 @@ import pytest
 
 from api.app import all_routes
 from api.http.bodies import SMALL_BYTES
+from api.http.limits import may_be_large
 from api.http.routing import Route
 from broker.service import Broker
 from tests.attacks.bystander import Bystander
@@ -235,11 +236,31 @@ def test_a_large_body_is_read_as_a_small_one(unlimited: Service) -> None:
             assert answer.json()["errors"][0]["field"] == "body"
 
 
+def test_whatever_may_be_large_is_read_in_pieces() -> None:
+    large = {
+        route.path.rpartition("/")[2]: route.large
+        for route in all_routes()
+        if isinstance(route, Route) and may_be_large(route.path)
+    }
+    assert {name: one is not None for name, one in large.items()} == {
+        "commit": True,
+        "release": True,
+        "ready": True,
+        "children": True,
+        "conditions": True,
+        "positions": True,
+    }
+    assert large["conditions"] is not None
+    assert large["conditions"].most == 1000
+
+
 def test_only_calls_on_partitions_have_large_bodies(target: Service) -> None:
     with target.http as http:
-        answer = http.post("/queues", json={"name": "q" * SMALL_BYTES, "partition_count": 1})
-    assert answer.status_code == 413
-    assert str(SMALL_BYTES) in answer.json()["detail"]
+        body = {"name": "q" * SMALL_BYTES, "partition_count": 1}
+        # Also not where the name of a queue is that of a large call.
+        for answer in (http.post("/queues", json=body), http.patch("/queues/commit", json=body)):
+            assert answer.status_code == 413
+            assert str(SMALL_BYTES) in answer.json()["detail"]
 
 
 def test_bodies_that_wait_have_a_budget(
