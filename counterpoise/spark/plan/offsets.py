@@ -18,6 +18,10 @@ Spark compares and stores offsets as JSON text. So the text is a function of the
 in the order of their numbers, fields always in the same order. If nothing is added to a start
 offset, it is given back unchanged.
 
+`prepared` counts the micro-batches in a row that read nothing: a query that waits for its first
+partitions runs one, so that it is warm when they come. Nothing but the count tells its offset from
+the one before.
+
 `instance` is the instance_id of the flow. If the user has not chosen one, a restarted query finds
 it in the checkpoint and takes its own place again (the contract, *What triggers what*, 12). `log`
 names the incarnation of the log and `queueId` the queue's id. So positions of a log or queue that
@@ -98,6 +102,7 @@ class Offset:
     log: str | None = None
     replays: Mapping[int, Replay] = field(default_factory=dict)
     queue_id: str | None = None
+    prepared: int = 0
 
     def to_json(self) -> Json:
         """The dict to give to Spark."""
@@ -116,6 +121,8 @@ class Offset:
                 str(number): {"tenure": one.tenure, "from": one.start, "to": one.end}
                 for number, one in sorted(self.replays.items())
             }
+        if self.prepared:
+            head["prepared"] = self.prepared
         return head
 
 
@@ -159,10 +166,11 @@ def offset_of(document: Mapping[str, Any], queue: str) -> Offset:
             int(number): Replay(int(one["tenure"]), str(one["from"]), str(one["to"]))
             for number, one in document.get("replays", {}).items()
         }
+        prepared = int(document.get("prepared", 0))
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise InvalidOffset(f"the checkpoint has a broken offset: {error!r}") from error
     instance, log, queue_id = (document.get(name) for name in ("instance", "log", "queueId"))
-    return Offset(queue, ranges, instance, log, replays, queue_id)
+    return Offset(queue, ranges, instance, log, replays, queue_id, prepared)
 
 
 def slices(start: Offset, end: Offset) -> list[Slice]:

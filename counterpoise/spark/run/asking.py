@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 from counterpoise.spark.flows.bound import BoundFlow, in_doubt
 from counterpoise.spark.plan.offsets import Json, Offset
@@ -60,6 +61,8 @@ class Asking:
         )
         self._parsed: tuple[Json, Offset] | None = None
         self._expected: tuple[Question, View] | None = None
+        # The query has run a micro-batch.
+        self._warm = False
         # The flow unbinds: nothing more is planned.
         self.over = False
 
@@ -78,7 +81,8 @@ class Asking:
             max_messages = self._limit.messages
         self._books.asked_from(self._parse(start))
         if not self.ends_by_itself:
-            return self._planned_after(start, max_messages) or start
+            found = self._planned_after(start, max_messages) or start
+            return self._prepared_after(start) if found is start else found
         # "Nothing to read" would be the end of the query.
         return self._available_now.until_known(lambda: self._surely_after(start, max_messages))
 
@@ -153,9 +157,35 @@ class Asking:
             self._books.wake.set()
         if document is None:
             return start if self._available_now.is_done(answer) else None
+        self._warm = True
         self._cycles.planned(self._clock(), left_behind=answer.leaves_messages)
         self._look_ahead(answer, view)
         return document
+
+    def _prepared_after(self, start: Json) -> Json:
+        """While the query waits for its first partitions: once, an offset with nothing to read.
+
+        Its micro-batch starts Python workers, loads what they import, connects them to the log and
+        compiles the query's plan. So the owners of the partitions still work meanwhile, and the
+        first messages do not wait for it. A warm-up does the same by reading history.
+        """
+        flow = self._flow
+        waits = flow.status == "bound" and not flow.partitions and not flow.draining
+        if self._warm or not waits or self._options.warmup:
+            return start
+        self._warm = True
+        with self._books.locked():
+            if self._books.is_closing():
+                return start
+            before, place = self._parse(start), self._books.place
+            return self._books.plan(
+                replace(
+                    before,
+                    instance=flow.instance_id,
+                    log=place.incarnation,
+                    prepared=before.prepared + 1,
+                )
+            )
 
     def _look_ahead(self, answer: Answer, view: View) -> None:
         """Let the log find the end of the next micro-batch while Spark runs this one."""

@@ -64,6 +64,9 @@ class Batches:
             log_partition(self._connection, self._options, group)
             for group in pack(read, self._cores)
         ]
+        if not groups and after.prepared != before.prepared:
+            # Each task warms up a worker.
+            groups = [log_partition(self._connection, self._options, ())] * self._cores
         if self._plans is not None:
             self._plans.say(start, end, [one.slices for one in groups], sorted_out.skipped)
         self._last = (start, end, groups)

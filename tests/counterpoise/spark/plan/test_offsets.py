@@ -1,4 +1,5 @@
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -28,7 +29,7 @@ def test_the_text_is_a_function_of_the_content() -> None:
 WARM = Offset("q", {2: Range(3, "0", "4", 1)}, "me", "log-1", {7: Replay(5, "0", "9")}, "id-1")
 
 
-@pytest.mark.parametrize("offset", [FULL, Offset("q"), WARM])
+@pytest.mark.parametrize("offset", [FULL, Offset("q"), WARM, replace(FULL, prepared=2)])
 def test_an_offset_comes_back_as_it_was(offset: Offset) -> None:
     assert offset_of(json.loads(json.dumps(offset.to_json())), "q") == offset
 

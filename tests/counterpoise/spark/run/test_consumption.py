@@ -19,7 +19,7 @@ from counterpoise.logs import Log, LogUnavailable
 from counterpoise.logs.postgres import PostgresLog
 from counterpoise.spark.channel.documents import Channel
 from counterpoise.spark.errors import FlowEnded
-from counterpoise.spark.plan.offsets import Offset
+from counterpoise.spark.plan.offsets import Offset, Range
 from counterpoise.spark.plan.options import DEFAULT_MESSAGES_PER_TRIGGER, SourceOptions
 from counterpoise.spark.plan.place import Place
 from counterpoise.spark.run import consumption as consumption_module
@@ -209,7 +209,6 @@ def test_it_reads_what_it_owns_and_commits_when_asked_again(
 ) -> None:
     append(log, "a", "b", "c")
     append(log, "x", partition=1, first=10)
-    assert consumption.next_offset(EMPTY, None) is EMPTY
     flow.grant(0)
     first = next_offset(consumption, EMPTY, limit=2)
     assert ends(first) == {"0": ("0", "2")}
@@ -223,6 +222,53 @@ def test_it_reads_what_it_owns_and_commits_when_asked_again(
     assert consumption.next_offset(second, 2) is second
     until(lambda: flow.queue.partitions[0].position == "3")
     assert consumption.report()["ends"] == {"0": "3"}
+
+
+def test_while_it_waits_for_partitions_it_runs_one_micro_batch_that_reads_nothing(
+    consumption: Consumption, flow: FlowDouble, log: PostgresLog
+) -> None:
+    append(log, "a")
+    prepared = consumption.next_offset(EMPTY, None)
+    assert prepared != EMPTY
+    assert ends(prepared) == {}
+    # A task for each core, so that each has a worker that is ready.
+    assert [one.slices for one in consumption.partitions(EMPTY, prepared)] == [(), ()]
+    assert consumption.next_offset(prepared, None) is prepared
+    flow.grant(0)
+    first = next_offset(consumption, prepared)
+    assert ends(first) == {"0": ("0", "1")}
+    assert "prepared" not in first
+    # Only at its start: it is warm now.
+    flow.queue.partitions[0].leave("graceful")
+    flow.wake.set()
+    assert consumption.next_offset(first, None) is first
+
+
+def test_a_restarted_query_that_waits_remembers_what_it_has_done(
+    consumption: Consumption, flow: FlowDouble, log: PostgresLog
+) -> None:
+    append(log, "a", "b", "c")
+    place = log.bounds([]).incarnation
+    done = Offset("flights", {0: Range(1, "0", "2")}, "me", place, prepared=1).to_json()
+    prepared = consumption.next_offset(done, None)
+    assert prepared != done
+    assert ends(prepared) == {"0": ("0", "2")}
+    assert all(one.slices == () for one in consumption.partitions(done, prepared))
+    # Its instance gets the partition back before the service has heard of the last micro-batch.
+    flow.queue.partitions[0].epoch = 1
+    flow.queue.partitions[0].grant("me", "replaced")
+    flow.wake.set()
+    assert ends(next_offset(consumption, prepared)) == {"0": ("2", "3")}
+
+
+def test_a_query_with_partitions_or_that_drains_has_nothing_to_prepare(
+    consumption: Consumption, flow: FlowDouble, log: PostgresLog
+) -> None:
+    flow.draining = True
+    assert consumption.next_offset(EMPTY, None) is EMPTY
+    flow.draining = False
+    flow.grant(0)
+    assert consumption.next_offset(EMPTY, None) is EMPTY
 
 
 def test_while_a_backlog_is_read_the_log_is_asked_before_spark_asks(

@@ -12,6 +12,7 @@ from pyspark.sql.types import StructType, _parse_datatype_string
 
 from counterpoise.logs import (
     MESSAGE_SCHEMA,
+    Bounds,
     Log,
     LogAccessRefused,
     LogBehind,
@@ -230,3 +231,17 @@ def test_a_worker_keeps_its_connection_until_the_credentials_change() -> None:
     assert open_kept(LogSource(**vars(SOURCE))) is first
     renewed = LogSource("builtin:flights", "postgresql://u:other@h/d")
     assert open_kept(renewed) is not first
+
+
+def test_a_task_without_slices_connects_and_reads_nothing() -> None:
+    class Asked(FailingLog):
+        asked = 0
+
+        def bounds(self, partitions: object) -> Bounds:
+            self.asked += 1
+            raise LogUnavailable("away")
+
+    log = Asked({})
+    rows = read_slices(LogPartition(SOURCE, ()), open_source=lambda _: log)
+    assert list(rows) == []
+    assert log.asked == 1
