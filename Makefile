@@ -69,6 +69,13 @@ test: lint ## lint, then the short tests
 test-long: setup ## the long tests
 	$(pytest) -m long $(call junit,long) $(ARGS)
 
+# An environment of its own, made anew each time.
+LOWEST ?= .lowest
+
+.PHONY: test-lowest
+test-lowest: setup ## a choice of tests with the lowest versions that both packages allow, in LOWEST
+	$(BIN)/python deploy/lowest.py $(LOWEST) $(ARGS)
+
 .PHONY: coverage
 coverage: setup ## the short tests, and which lines and branches of both packages they reach
 	$(pytest) -m 'not long' --cov --cov-report=term $(ARGS)

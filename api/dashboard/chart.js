@@ -6,13 +6,18 @@ import { clock, short } from "./words.js";
 const HEIGHT = 120, LEFT = 46, BOTTOM = 18, TOP = 8;
 
 export class Chart {
+  #looks = [];
+
   constructor() {
     this.svg = draw("svg", { role: "img", class: "chart" });
     this.element = make("div", {}, this.svg);
+    // Its text must not shrink with the window (a phone that is turned).
+    new ResizeObserver(() => this.show(this.#looks)).observe(this.element);
   }
 
   /** Draws the looks of a `History`. */
   show(looks) {
+    this.#looks = looks;
     const width = Math.max(240, this.svg.clientWidth);
     set(this.svg, "viewBox", `0 0 ${width} ${HEIGHT}`);
     const known = looks.filter((look) => look.lag !== null);

@@ -13,6 +13,7 @@ from typer.main import get_command
 from counterpoise.cli.app import app
 from counterpoise.cli.plugins import installed, load
 from tests.architecture.test_repository import ROOT, tracked_files
+from tests.browser.diagrams import PICTURES, diagrams, name_of
 
 DOCUMENTS = [name for name in tracked_files() if name.endswith(".md") and (ROOT / name).exists()]
 FENCE = re.compile(r"^( *)```(\w*)\n(.*?)^\1```$", re.M | re.S)
@@ -137,3 +138,9 @@ def test_the_sites_menu_has_every_page() -> None:
     menu = re.findall(r"^ +- (?:[^:\n]+: )?(\S+\.md)$", text("deploy/site/mkdocs.yml"), re.M)
     pages = {name for name in DOCUMENTS if name.startswith(("docs/", "benchmarks/"))}
     assert pages - set(menu) == set()
+
+
+def test_each_diagram_has_its_picture_for_the_site() -> None:
+    """Draw them anew: python -m tests.browser.diagrams."""
+    names = {name_of(source) for source in diagrams()}
+    assert names == {path.name for path in PICTURES.glob("diagram-*.svg")}

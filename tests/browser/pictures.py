@@ -16,6 +16,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from counterpoise.client import Client
+from counterpoise.conditions import Condition
 from counterpoise.flow import Flow
 from counterpoise.publisher import Publisher
 from tests.browser.chromium import Browser, Page, chromium
@@ -55,6 +56,20 @@ class Scene:
         for flow in self.flows:
             moving = sorted(self._moving().get(flow, []))
             flow.release_many([(number, None, False) for number in moving[:released]])
+
+    def complain(self) -> None:
+        """The first consumer has partitions in quarantine, and does not reach its log."""
+        first = self.flows[0]
+        text = "ValueError: the order customer-17 names no currency, so it has no price"
+        poisoned = sorted(first.partitions)[:2]
+        of_partitions = [
+            Condition(
+                "quarantined", f"at {7 + number}: {text}", number, first.partitions[number].epoch
+            )
+            for number in poisoned
+        ]
+        away = Condition("log_away", "LogUnavailable: connection refused by 10.0.3.7, port 5432")
+        first.report([away, *of_partitions])
 
     def work(self, behind: int) -> None:
         """Commit up to at most `behind` messages of the end: partitions differ in their lag."""
@@ -120,6 +135,7 @@ def crowd(url: str, partitions: int, consumers: int, ending: ExitStack) -> str:
     scene.join(*(f"billing-{number}" for number in range(1, consumers)))
     scene.work(behind=12)
     scene.arrive(f"billing-{consumers}", released=0)
+    scene.complain()
     return scene.queue
 
 
