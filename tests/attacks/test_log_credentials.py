@@ -251,6 +251,15 @@ def test_statements_that_no_client_may_send(stage: Stage) -> None:
     assert not allowed
 
 
+@pytest.mark.long
+def test_temporary_files_end_a_statement_at_a_gigabyte(stage: Stage) -> None:
+    """In the service's own server, as here. What was written is gone with the statement."""
+    with connected(stage.reader) as connection:
+        with pytest.raises(psycopg.errors.ConfigurationLimitExceeded):
+            connection.execute("SELECT count(*) FROM generate_series(1, 200000000)")
+    assert rows(stage.writer, "SHOW temp_file_limit") == [("1GB",)]
+
+
 def test_other_databases_of_the_server_cannot_be_entered(stage: Stage) -> None:
     for database in ("postgres", "template1"):
         url = urlsplit(stage.reader)._replace(path=f"/{database}").geturl()
