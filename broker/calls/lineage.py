@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from functools import partial
-from heapq import nsmallest
+from itertools import islice
 from typing import Literal, TypeAlias
 
 from broker.calls import views
@@ -176,7 +176,7 @@ class LineageCalls:
 
 def _page(limit: int, after: int, queue: Queue) -> LineagePage:
     lineage = lineage_of(queue)
-    numbers = nsmallest(limit + 1, (number for number in lineage.nodes if number > after))
+    numbers = list(islice(lineage.above(after), limit + 1))
     nodes = []
     for number in numbers[:limit]:
         node, seen = lineage.nodes[number], partition_view(queue, queue.partitions[number], {})

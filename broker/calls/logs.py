@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
+from itertools import islice
 from typing import Any, Literal, TypeAlias
 
 import structlog
@@ -29,7 +30,7 @@ from broker.mailbox.asks import Ask
 from broker.mailbox.availability import store_available
 from broker.mailbox.coordinator import Coordinator
 from broker.mailbox.turns import EARLIEST, slices
-from broker.pieces import made, pieces
+from broker.pieces import PIECE, made, pause, pieces
 from broker.store.ports import StoreError
 from broker.store.trims import Trimming
 from counterpoise.logs.address import InvalidLog, kind_of
@@ -118,16 +119,19 @@ class LogCalls:
     async def _wanted(self, name: str, where: Where) -> dict[int, str | None]:
         """The position of each partition that `where` means now."""
 
-        def existing(queue: Queue) -> tuple[str, str, list[int]]:
-            # A finished partition stays finished, wherever its position is.
-            existing = (one for one in queue.existing() if one.state is not State.FINISHED)
-            numbers = [partition.number for partition in existing]
+        async def look(queue: Queue) -> tuple[str, str, list[int]]:
+            existing, numbers = queue.existing(), list[int]()
+            while some := list(islice(existing, PIECE)):
+                # A finished partition stays finished, wherever its position is.
+                numbers += [one.number for one in some if one.state is not State.FINISHED]
+                if len(some) == PIECE:
+                    await pause()
             return queue.settings.log, queue.settings.start, numbers
 
-        log, start, numbers = await self._queues.read(name, existing)
+        log, start, numbers = await self._queues.on(name, lambda one: one.read_in_pieces(look))
         if not isinstance(where, Mapping):
             found = await self._logs.positions(log, where)
-            return {number: found.get(number, EARLIEST) for number in numbers}
+            return dict(await made(lambda number: (number, found.get(number, EARLIEST)), numbers))
         unknown = sorted(set(where) - set(numbers))
         if unknown:
             raise Invalid(
@@ -135,9 +139,11 @@ class LogCalls:
                 [("positions", f"names {unknown}, which do not exist")],
             )
         if kind_of(log) is not None:
-            given = [(number, at) for number, at in sorted(where.items()) if at is not None]
-            async for some in pieces(given):
-                refuse_invalid(log, {f"positions.{number}": at for number, at in some})
+            given: list[tuple[int, str]] = []
+            async for some in pieces(sorted(where)):
+                new = [(number, at) for number in some if (at := where[number]) is not None]
+                refuse_invalid(log, {f"positions.{number}": at for number, at in new})
+                given += new
             await _refuse_ahead(given, await self._logs.ends(log, sorted(where)))
         positions = dict(where)
         if start == "latest" and None in positions.values() and kind_of(log) is not None:
@@ -160,7 +166,7 @@ class LogCalls:
             queue, epochs = await coordinator.read_in_pieces(look, fresh=True)
             with store_available():
                 stored = await self._stored(coordinator.queue_id, sorted(epochs))
-            before = {number: stored.get(number) for number in epochs}
+            before: dict[int, str | None] = {**dict.fromkeys(epochs), **stored}
             spans = await self._logs.spans(queue.log, before)
 
             def one(number: int) -> views.PositionSet:
@@ -239,7 +245,7 @@ class LogCalls:
             owner.partition_count,
             owner.revision,
             log_owner(owner),
-            [self._usable(one, await self._stored(one.id)) for one in readers],
+            [await self._usable(one, await self._stored(one.id)) for one in readers],
             await self._keys(owner),
         )
         if not await self._is_there(owner):
@@ -324,16 +330,17 @@ class LogCalls:
         """The positions of these partitions, by number; of all without `numbers`, also of removed
         ones, whose messages are kept no longer than the others'."""
         rows = await self._queues.store.positions(queue_id, numbers)
-        return {number: position for number, (_, position) in rows.items()}
+        return dict(await made(lambda number: (number, rows[number][1]), [*rows]))
 
-    def _usable(
+    async def _usable(
         self, queue: views.QueueView, positions: dict[int, str | None]
     ) -> dict[int, str | None]:
         """Without what is no position: an older version stored whatever it was sent. Nothing of
         such a partition is trimmed."""
-        wrong = [
-            n for n, at in positions.items() if at is not None and number_of(queue.log, at) is None
-        ]
+        wrong: list[int] = []
+        async for some in pieces([*positions.items()]):
+            given = ((number, at) for number, at in some if at is not None)
+            wrong += [number for number, at in given if number_of(queue.log, at) is None]
         if wrong:
             _log.warning(
                 "these partitions have a position that is none: set it (POST …/positions)",

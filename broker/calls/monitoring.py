@@ -76,8 +76,7 @@ class MonitoringCalls:
         after = -1 if cursor is None else number_of(cursor)
 
         def numbers(queue: Queue) -> list[int]:
-            following = (p.number for p in queue.existing() if p.number > after)
-            return list(islice(following, limit + 1))
+            return [partition.number for partition in islice(queue.existing(after), limit + 1)]
 
         async def work(coordinator: Coordinator) -> views.Page[views.PartitionView]:
             wanted = await coordinator.read(numbers, fresh=True)

@@ -166,9 +166,11 @@ class Queue:
         partition = self.find(number)
         return partition is not None and partition.state is not State.REMOVED
 
-    def existing(self) -> Iterator[Partition]:
-        """The partitions that exist, lowest number first."""
-        numbers = self.partitions if self.lineage is None else sorted(self.partitions)
+    def existing(self, after: int = -1) -> Iterator[Partition]:
+        """The partitions above this number that exist, lowest number first. What is skipped are
+        removed ones of a fixed queue."""
+        end = len(self.partitions) if self.retiring else self.configured_count
+        numbers = range(after + 1, end) if self.lineage is None else self.lineage.above(after)
         found = (self.partitions[number] for number in numbers)
         return (partition for partition in found if partition.state is not State.REMOVED)
 

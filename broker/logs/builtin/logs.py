@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
-from sqlalchemy import text
+from sqlalchemy import CursorResult, text
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from broker.logs.builtin import database
@@ -21,10 +21,18 @@ from broker.logs.builtin.ranges import HashRanges
 from broker.logs.clients.credentials import CONNECTIONS, LogCredentials
 from broker.logs.clients.roles import EXPIRE_FOR_LOG, ClientRoles
 from broker.logs.ports import Bounds, Holder, LogAccess, LogOwner, Purpose
+from broker.pieces import PIECE, pause
 from counterpoise.logs import LogNotFound
-from counterpoise.logs.bounds import COLUMNS, bounds_of
+from counterpoise.logs.bounds import COLUMNS, ReadBounds
 
 SWEEP_MESSAGES = 10_000
+_BOUNDS = (
+    f"SELECT {COLUMNS} FROM counterpoise_log.logs AS l"
+    " LEFT JOIN counterpoise_log.partitions AS p ON p.log_id = l.log_id{} WHERE l.name = :name"
+    " ORDER BY p.partition"
+)
+_EVERY_BOUND = text(_BOUNDS.format(""))
+_SOME_BOUNDS = text(_BOUNDS.format(" AND p.partition = ANY (CAST(:partitions AS integer[]))"))
 
 
 class BuiltinLogs:
@@ -263,29 +271,22 @@ class BuiltinLogs:
         """See `LogKind`. A partition that the log never had starts and ends at 0."""
         async with self._database.transaction(seconds) as connection:
             # One statement, so one snapshot: the ends, the cuts and the count belong together.
-            found = await connection.execute(
-                text(
-                    f"SELECT {COLUMNS} FROM counterpoise_log.logs AS l"
-                    " LEFT JOIN counterpoise_log.partitions AS p ON p.log_id = l.log_id"
-                    " AND (:every OR p.partition = ANY (CAST(:partitions AS integer[])))"
-                    " WHERE l.name = :name ORDER BY p.partition"
-                ),
-                {
-                    "name": name_of(log),
-                    "every": partitions is None,
-                    "partitions": list(partitions or ()),
-                },
-            )
-            rows = found.all()
-        if not rows:
+            statement, parameters = _EVERY_BOUND, dict[str, Any](name=name_of(log))
+            if partitions is not None:
+                statement, parameters["partitions"] = _SOME_BOUNDS, [*partitions]
+            found = await connection.execute(statement, parameters)
+            reading = ReadBounds(partitions or ())
+            async for rows in _in_pieces(found):
+                reading.add(rows)
+        if not reading.found:
             raise LogNotFound(f"there is no log {name_of(log)!r}")
-        return bounds_of(partitions or (), rows)
+        return reading.bounds()
 
     async def position_at(self, log: str, time: float) -> Mapping[int, str]:
         """See `LogKind`; also correct if publishers gave times that are not in order."""
         async with self._database.transaction(database.LONG_SECONDS) as connection:
             known = await self._database.known(connection, name_of(log))
-            rows = await connection.execute(
+            found = await connection.execute(
                 text(
                     "SELECT p.partition, coalesce(since.position, p.next_position)"
                     " FROM counterpoise_log.partitions AS p LEFT JOIN ("
@@ -301,7 +302,10 @@ class BuiltinLogs:
                 ),
                 {"log_id": known["log_id"], "time": time},
             )
-            return {row[0]: str(row[1]) for row in rows}
+            positions: dict[int, str] = {}
+            async for rows in _in_pieces(found):
+                positions.update((number, str(position)) for number, position in rows)
+            return positions
 
     async def _add_partitions(self, connection: AsyncConnection, name: str) -> None:
         await connection.execute(
@@ -319,3 +323,11 @@ class BuiltinLogs:
             "SELECT counterpoise_log.sweep(:name, :limit)",
             {"name": name, "limit": SWEEP_MESSAGES},
         )
+
+
+async def _in_pieces(found: CursorResult[Any]) -> AsyncIterator[Sequence[Any]]:
+    """The rows, with pauses."""
+    while rows := found.fetchmany(PIECE):
+        yield rows
+        if len(rows) == PIECE:
+            await pause()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Literal, Protocol
 
 import structlog
@@ -25,7 +26,7 @@ from broker.logs.ports import (
 )
 from broker.logs.positions import number_of
 from broker.logs.trimming import trim_floor, with_passed
-from broker.pieces import made
+from broker.pieces import made, pieces
 from counterpoise.logs import LogError, LogNotFound, LogUnavailable
 from counterpoise.logs.address import Kind, kind_of
 
@@ -245,29 +246,38 @@ class LogsByKind:
         """See `Logs`. The last `keep_messages` stay."""
         kind = self._known(log)
         try:
-            readers = [
-                {n: None if at is None else number_of(log, at) for n, at in positions.items()}
-                for positions in committed
-            ]
+            numbered = partial(_numbered, log)
+            readers = [dict(await made(numbered, [*some.items()])) for some in committed]
             if keys is not None:
                 if not await self._builtin.ensure(log, len(keys), owner, keys=keys):
                     return {}
                 bounds = await self._builtin.bounds(log)
                 readers = [with_passed(positions, bounds.keys) for positions in readers]
-                floor = trim_floor(readers, self._keep_messages)
+                floor = await self._floor(readers)
             else:
                 if not await kind.ensure(log, partition_count, owner, _reached(committed)):
                     return {}
                 if await kind.partition_count(log) != partition_count:
                     await kind.set_partition_count(log, partition_count, revision, owner)
-                floor = trim_floor(readers, self._keep_messages)
+                floor = await self._floor(readers)
                 if not floor:
                     return {}
                 bounds = await kind.bounds(log, sorted(floor))
-            return _left(floor, bounds)
+            left: dict[int, str] = {}
+            async for some in pieces([*floor.items()]):
+                left.update(_left(dict(some), bounds))
+            return left
         except LogError as error:
             _log.warning("the upkeep of a log failed", log=log, error=str(error))
             return {}
+
+    async def _floor(self, readers: Sequence[Mapping[int, int | None]]) -> dict[int, int]:
+        """See `trim_floor`."""
+        floor: dict[int, int] = {}
+        async for some in pieces([*readers[0]] if readers else []):
+            those = ({number: one.get(number) for number in some} for one in readers)
+            floor.update(trim_floor(those, self._keep_messages))
+        return floor
 
     async def trim(self, log: str, below: Mapping[int, str], owner: LogOwner) -> None:
         """See `Logs`."""
@@ -331,6 +341,11 @@ def _left(floor: Mapping[int, int], bounds: Bounds) -> dict[int, str]:
     starts, ends = bounds.starts, bounds.ends
     reached = {number: min(at, int(ends[number])) for number, at in floor.items() if number in ends}
     return {number: str(at) for number, at in reached.items() if at > int(starts[number])}
+
+
+def _numbered(log: str, item: tuple[int, str | None]) -> tuple[int, int | None]:
+    number, at = item
+    return number, None if at is None else number_of(log, at)
 
 
 def _reached(committed: Sequence[Positions]) -> list[dict[int, str]]:

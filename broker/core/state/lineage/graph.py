@@ -18,6 +18,7 @@ graph is, or once was. The order of keys among the parents of a child is that of
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right, insort
 from collections.abc import Iterable, Iterator, Sequence
 
 from broker.core.structures.heap import Heap
@@ -56,6 +57,7 @@ class Lineage:
         self.finished: set[int] = set()
         self.over: set[int] = set()
         self._lowest: Heap[int] = Heap()
+        self._sorted: list[int] = []
         self._journal = journal
 
     # What it looks like
@@ -64,6 +66,11 @@ class Lineage:
     def apart(self) -> int:
         """How many partitions exist and take no part in the balance."""
         return len(self.waiting) + len(self.finished)
+
+    def above(self, number: int) -> Iterator[int]:
+        """The partitions that exist above this number, lowest first, as long as none changes."""
+        first = bisect_right(self._sorted, number)
+        return (self._sorted[at] for at in range(first, len(self._sorted)))
 
     def node_of(self, key: str) -> Node | None:
         """The partition of this key, if it exists."""
@@ -105,6 +112,8 @@ class Lineage:
         assert key not in self.numbers, "a key is another partition's"
         assert number not in self.taken, "a number is another partition's"
         journal.put(self.nodes, number, node)
+        insort(self._sorted, number)
+        journal.did(self._unsort, number)
         journal.put(self.numbers, key, number)
         journal.add(self.taken, number)
         if number >= self.next_number:
@@ -146,6 +155,8 @@ class Lineage:
             if parent is not None:
                 self._journal.drop(parent.children, self.nodes[number].key)
         self._journal.drop(self.nodes, number)
+        self._unsort(number)
+        self._journal.did(insort, self._sorted, number)
         self._journal.discard(self.finished, number)
 
     def _link(self, node: Node) -> None:
@@ -160,6 +171,9 @@ class Lineage:
                 journal.set(parent, "open", parent.open + 1)
             if parent.number not in self.finished:
                 journal.set(node, "pending", node.pending + 1)
+
+    def _unsort(self, number: int) -> None:
+        del self._sorted[bisect_left(self._sorted, number)]
 
     def _end(self, node: Node) -> None:
         self._journal.add(self.over, node.number)
@@ -177,12 +191,13 @@ class Lineage:
         for number, key, parents in existing:
             self.nodes[number] = Node(number, key, parents)
             self.numbers[key] = number
+        self._sorted = sorted(self.nodes)
         self.numbers.update(removed)
         self.taken.update(self.numbers.values())
         self.next_number = max(self.taken, default=-1) + 1
         self.waiting.update(waiting)
         self.finished.update(finished)
-        for number in sorted(self.nodes):
+        for number in self._sorted:
             self._link(self.nodes[number])
         for number in self.waiting:
             if not self.nodes[number].pending:

@@ -1,0 +1,145 @@
+"""Calls on a large queue: none holds the event loop, and a page costs no more than itself.
+
+Counted in executed lines of the service, not in seconds.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import broker
+from broker.calls import views
+from broker.memory.loop import VirtualLoop
+from broker.pieces import PIECE
+from tests.broker.shell import Service, World, dynamic, spec
+
+BROKER = str(Path(broker.__file__).parent)
+# Decisions have bounds of their own (`tests/core/test_scale.py`), and the database in memory does
+# everything at once.
+CALLS = (f"{BROKER}/calls", f"{BROKER}/pieces", f"{BROKER}/logs")
+PAGES = (*CALLS, f"{BROKER}/core", f"{BROKER}/mailbox")
+LARGE = 12 * PIECE
+# For each item of a piece.
+MOST_LINES = 10
+
+
+class Measuring(VirtualLoop):
+    """Counts the lines of the longest callback, and of all of them, while it is told to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lines = self.longest = self.total = 0
+
+    def call_soon(self, callback: Callable[..., object], *args: Any, context: Any = None) -> Any:
+        return super().call_soon(self._measured, callback, args)
+
+    def _measured(self, callback: Callable[..., object], args: tuple[Any, ...]) -> None:
+        self.lines = 0
+        callback(*args)
+        self.longest = max(self.longest, self.lines)
+
+    @contextmanager
+    def counting(self, parts: tuple[str, ...]) -> Iterator[None]:
+        """Lines of these parts of the service."""
+        before, self.longest, self.total = sys.gettrace(), 0, 0
+
+        def trace(frame: Any, event: str, _argument: Any) -> Any:
+            if not frame.f_code.co_filename.startswith(parts):
+                return None
+            if event == "line":
+                self.lines += 1
+                self.total += 1
+            return trace
+
+        sys.settrace(trace)
+        try:
+            yield
+        finally:
+            sys.settrace(before)
+
+
+def measured(test: Callable[[Measuring], Coroutine[Any, Any, None]]) -> None:
+    loop = Measuring()
+    with asyncio.Runner(loop_factory=lambda: loop) as runner:
+        runner.run(test(loop))
+
+
+async def large() -> tuple[World, Service]:
+    world = World()
+    one = await world.replica()
+    await one.create_queue(spec(partitions=LARGE))
+    await one.join("orders", "first", lease=600)
+    return world, one
+
+
+WHERE: dict[str, Any] = {
+    "earliest": "earliest",
+    "time": 5.0,
+    "positions": {number: str(number % 7 and 0) for number in range(LARGE)},
+}
+
+
+@pytest.mark.parametrize("dry_run", [False, True])
+@pytest.mark.parametrize("where", WHERE)
+def test_positions_are_set_in_pieces(where: str, dry_run: bool) -> None:
+    async def test(loop: Measuring) -> None:
+        _, one = await large()
+        with loop.counting(CALLS):
+            done = await one.set_positions("orders", WHERE[where], dry_run=dry_run)
+        assert len(done.partitions) == LARGE
+        assert loop.longest < MOST_LINES * PIECE
+
+    measured(test)
+
+
+def test_the_last_page_of_partitions_costs_as_much_as_the_first() -> None:
+    async def test(loop: Measuring) -> None:
+        _, one = await large()
+        await costs_the_same(loop, lambda after: one.partitions("orders", 10, after))
+
+    measured(test)
+
+
+def test_a_page_of_a_queue_that_shrank_does_not_walk_the_removed() -> None:
+    async def test(loop: Measuring) -> None:
+        _, one = await large()
+        await one.change_queue("orders", {"partition_count": 10}, discard=True)
+        with loop.counting(PAGES):
+            page = await one.partitions("orders", 10, "4")
+        assert [item.partition for item in page.items] == [5, 6, 7, 8, 9]
+        assert loop.total < LARGE
+
+    measured(test)
+
+
+def test_pages_of_a_dynamic_queue_cost_the_same() -> None:
+    async def test(loop: Measuring) -> None:
+        world = World()
+        one = await world.replica()
+        await one.create_queue(dynamic("orders", *(f"k{number}" for number in range(LARGE))))
+        await costs_the_same(loop, lambda after: one.partitions("orders", 10, after))
+        await costs_the_same(loop, lambda after: one.lineage("orders", 10, after))
+
+    measured(test)
+
+
+async def costs_the_same(
+    loop: Measuring, page: Callable[[str | None], Coroutine[Any, Any, views.Page[Any]]]
+) -> None:
+    """The first page and one near the end."""
+    costs = []
+    for after in (None, str(LARGE - 50)):
+        with loop.counting(PAGES):
+            found = await page(after)
+        first = 0 if after is None else int(after) + 1
+        assert [item.partition for item in found.items] == list(range(first, first + 10))
+        costs.append(loop.total)
+    assert costs[1] <= 1.1 * costs[0]
+    assert max(costs) < LARGE
