@@ -16,6 +16,7 @@ from broker.core.lineage import TRIGGER as LINEAGE
 from broker.core.lineage import end_waits
 from broker.core.state import records as r
 from broker.core.state.model import Handoff
+from broker.core.state.queue import Queue
 from broker.core.state.transitions import State, Status
 from broker.core.structures.ranking import Ranking
 
@@ -219,14 +220,24 @@ def _revise(draft: Draft) -> None:
 
 
 def _end_ready(draft: Draft) -> None:
-    """Ends the warm-ups whose successors became ready while it was not known which are needed."""
+    """Ends the warm-ups whose successors became ready while it was not known which are needed.
+
+    Not where the epoch was raised since, as when positions were set: the successor warms up anew.
+    """
     queue = draft.queue
-    ready = sorted(number for number in queue.warming if number in queue.warmed)
+    ready = sorted(number for number in queue.warming if _is_ready(queue, number))
     room = max(0, draft.room)
     if ready[:room]:
         revoke(draft, tuple(ready[:room]), ready=True)
     if ready[room:]:
         draft.cut_off()
+
+
+def _is_ready(queue: Queue, number: int) -> bool:
+    warmed, successor = queue.warmed.get(number), queue.handoffs[number].named
+    if warmed is None or successor is None:
+        return False
+    return warmed == (successor.id, queue.partitions[number].epoch)
 
 
 def _start_handoffs(draft: Draft) -> None:

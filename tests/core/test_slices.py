@@ -394,6 +394,22 @@ class TestDeadlines:
         assert orders.status == "Ready"
         assert orders.owned("A") == [0, 1, 2, 3]
 
+    def test_who_was_ready_before_positions_were_set_warms_up_anew(self) -> None:
+        """Found by the simulation: the warm-up ended, ready, with the state of other positions."""
+        orders = World.owning(
+            {"A": [0, 1, 2, 3], "B": [4, 5, 6, 7]}, rebalance_delay=0.0, max_warmup_time=3.0
+        )
+        orders.bind("C", warmup=True)
+        in_slices_of_one(orders)
+        orders.resize(9)
+        assert orders.ready("C", 3, 7) == ["ok", "ok"]
+        orders.raise_epochs(3)
+        while orders.do(c.Resume()).rest:
+            pass
+        assert (orders.state(3), orders.state(7)) == ("warming", "revoking")
+        assert orders.ready("C", 3, epoch=2) == ["ok"]
+        assert orders.state(3) == "revoking"
+
     def test_the_holddown_ends_before_the_grants_of_the_rest(self) -> None:
         orders = owning("A", "B", most=2)
         orders.unbind("A")

@@ -22,6 +22,7 @@ class Administrator:
 
     def __init__(self, world: World) -> None:
         self.world = world
+        self._last_resize: dict[str, Any] = {}
 
     def _later(self, seconds: float, callback: Callable[..., object], *args: Any) -> None:
         """Calls back later, unless all faults have ended before."""
@@ -38,7 +39,12 @@ class Administrator:
 
     async def _persist(self, work: Callable[[Any], Awaitable[Any]], what: tuple[Any, ...]) -> None:
         """An administrator who tries again until there is an answer, ever more patiently: each
-        attempt that is given up is still carried out, and delays the next ones."""
+        attempt that is given up is still carried out, and delays the next ones.
+
+        Two who go on to ask for different partition counts would resize the queue for ever. So when
+        all faults have ended, a resize is not asked for again if there was a later one. Only who
+        discards does: messages may be left that nobody will read.
+        """
         asked = self.world.checker.asked
         waits = Pauses(PATIENCE)
         while True:
@@ -70,8 +76,13 @@ class Administrator:
             if task.done() and task.result():
                 return
             await self.world.loop.sleep(seconds / 10)
+            resizes = what[:1] == ("change",) and "partition_count" in what[1] and not what[2]
+            if self.world.calm and resizes and what[1] is not self._last_resize:
+                return
 
     def _change(self, changes: dict[str, Any], discard: bool = False) -> None:
+        if "partition_count" in changes:
+            self._last_resize = changes
         self._administer(
             lambda calls: calls.queues.change(QUEUE, changes, discard), "change", changes, discard
         )

@@ -72,8 +72,8 @@ class Checker(Ending):
         # The end of the log when the queue was about to be created.
         self._ended: dict[int, int] = {}
         self._disturbed_until = self._hindered_until = 0.0
-        # Until when a decision had a rest.
-        self._rest_until = 0.0
+        # Until when a decision had a rest, and how many transactions left one.
+        self._rest_until, self.rests = 0.0, 0
 
     # Outside the service
 
@@ -192,6 +192,7 @@ class Checker(Ending):
         if list(tx.revisions) != expected or not expected:
             raise Violation(7, f"revisions {tx.revisions} follow revision {self.revision}")
         self.revision = expected[-1]
+        self.rests += tx.rest
         queue, self.queue = self.queue, tx.queue
         counts = [row["partition_count"] for row in (queue, tx.queue) if row]
         self.discarding_from = min(counts) if queue and queue["discarding"] else math.inf

@@ -44,7 +44,8 @@ LEASE_SECONDS = 3.0
 BATCH_SECONDS, BATCH_LATENCIES = 0.5, 12
 STEP_SECONDS = 0.5
 # Administrators who are not answered in time ask again, and what was asked is still carried out. On
-# a slow connection their calls to set positions, slice after slice, last so long at the most.
+# a slow connection their calls to set positions or to resize, slice after slice, last so long at
+# the most.
 CALLS_SECONDS = 60.0
 # How soon consumers notice messages with keys.
 NOTICED_SECONDS = 0.05
@@ -156,7 +157,7 @@ class World:
 
     def _settle(self) -> None:
         """Plays until everything is settled. Raises Violation if that takes too long since the last
-        fault, or since the last time that positions were set.
+        fault, or since the last call that was made in slices.
         """
         loop, checker = self.loop, self.checker
         calm, granted = loop.now, checker.granted_seconds()
@@ -166,10 +167,11 @@ class World:
         seconds = max(LEASE_SECONDS, checker.under_way_seconds()) + PATIENCE_SECONDS
         seconds += FIND_SECONDS + FIND_LATENCIES * latency
         seconds += batches * (BATCH_SECONDS + BATCH_LATENCIES * latency)
-        quiet, resets = calm, checker.last_reset
+        quiet, resets, rests = calm, checker.last_reset, checker.rests
         while (left := self._unsettled()) is not None:
-            if checker.last_reset != resets:
-                quiet, resets = min(loop.now, calm + CALLS_SECONDS), checker.last_reset
+            if (resets, rests) != (checker.last_reset, checker.rests):
+                resets, rests = checker.last_reset, checker.rests
+                quiet = min(loop.now, calm + CALLS_SECONDS)
             most = seconds + checker.granted_seconds() - granted
             if loop.now > quiet + most:
                 promise, text = left
