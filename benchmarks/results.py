@@ -17,6 +17,7 @@ YARDSTICKS = {
     "Y3": "one ADBC connection that reads the same rows into Arrow (COPY, parsed in C++)",
     "Y4": "Spark that reads the same rows from uncompressed Parquet into `noop`, as many cores",
     "Y5": "COPY of the same rows into a table like the log's, committed as often",
+    "Y6": "the CPU time of the server for one GET of that route, under the same load",
     "P": "a Python loop of 10⁶ additions",
 }
 _PACKAGES = (

@@ -87,7 +87,7 @@ LATENCIES = (
 # In every other seed one slice holds the whole queue, because slicing hides some rare events.
 SLICES = (2, 250, 3, 250, 5, 250)
 # How many slices one transaction may have.
-SLICES_AT_ONCE = (1, 4, 1, 4, 2)
+SLICES_AT_ONCE = (2, 1, 1, 4, 1)
 # The log of the queue: its own, or a topic that existed before, has messages and grows.
 BUILTIN, TOPIC = "builtin:orders", "kafka://broker:9092/orders"
 LEASES = (2.0, 3.0, 4.0, 6.0)
