@@ -37,6 +37,7 @@ from broker.tls import Certificate
 COUNTERPOISE = [str(Path(sys.executable).with_name("counterpoise"))]
 START_SECONDS = 60.0
 STOP_SECONDS = 60.0
+# Of a wait for something that is cheap to look at.
 MOST_PAUSE_SECONDS = 0.25
 
 
@@ -79,7 +80,9 @@ def eventually(
             return time.monotonic() - began
         now = time.monotonic()
         assert now < began + seconds, f"not in time: {what}"
-        time.sleep(min(max(0.01, (now - began) / 20, 4 * (now - looked)), MOST_PAUSE_SECONDS))
+        cost = now - looked
+        pause = max(0.01, 4 * cost, (now - began) / 20)
+        time.sleep(min(pause, max(MOST_PAUSE_SECONDS, 2 * cost)))
 
 
 def free_port() -> int:

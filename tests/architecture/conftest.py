@@ -1,16 +1,21 @@
 """Both wheels, built from the committed files; and environments that have nothing else.
 
-The fixtures need the package index, like `make setup`.
+`environment_with` needs the package index, like `make setup`, and a minute for Spark.
+`environment_like_ours` needs neither.
 """
 
+import os
 import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from importlib import metadata
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
+from packaging.utils import NormalizedName, canonicalize_name
 
 from tests.architecture.test_repository import ROOT, tracked_files
 
@@ -66,3 +71,74 @@ def environment_with(wheels: Path, versions: Path, names: Sequence[str], directo
     ]
     run(*pip, "--constraint", versions, "--find-links", wheels, *names, cwd=wheels)
     return binaries
+
+
+def environment_like_ours(wheels: Path, names: Sequence[str], directory: Path) -> Path:
+    """The `bin` of a new virtual environment with both wheels, and what they declare for `names`.
+
+    The dependencies are the files that `make setup` installed for the tests: linked, not copied.
+    """
+    run(sys.executable, "-m", "venv", "--without-pip", directory, cwd=wheels)
+    binaries = directory / "bin"
+    offline = ("install", "--quiet", "--no-deps", "--no-index", "--find-links", wheels)
+    pip = (sys.executable, "-m", "pip", "--python", binaries / "python")
+    run(*pip, *offline, "counterpoise", "counterpoise-server", cwd=wheels)
+    (site,) = directory.glob("lib/python*/site-packages")
+    ours = {canonicalize_name(each.name): each for each in metadata.distributions(path=[str(site)])}
+    for name, distribution in declared(ours, names).items():
+        if name not in ours:
+            link(distribution, directory)
+    return binaries
+
+
+def declared(
+    ours: dict[NormalizedName, metadata.Distribution], names: Sequence[str]
+) -> dict[NormalizedName, metadata.Distribution]:
+    """All distributions that are required, by name: those of `ours`, and the installed ones.
+
+    Fails if the version of one does not fit.
+    """
+    found: dict[NormalizedName, metadata.Distribution] = {}
+    seen: set[tuple[str, str]] = set()
+    wanted = [Requirement(name) for name in names]
+    while wanted:
+        requirement = wanted.pop()
+        name = canonicalize_name(requirement.name)
+        found[name] = ours.get(name) or metadata.distribution(name)
+        assert requirement.specifier.contains(found[name].version, prereleases=True), requirement
+        for extra in {"", *requirement.extras} - {extra for one, extra in seen if one == name}:
+            seen.add((name, extra))
+            wanted += _required(found[name], extra)
+    return found
+
+
+def _required(distribution: metadata.Distribution, extra: str) -> Iterator[Requirement]:
+    for requirement in map(Requirement, distribution.requires or ()):
+        if requirement.marker is None or requirement.marker.evaluate({"extra": extra}):
+            yield requirement
+
+
+def link(distribution: metadata.Distribution, directory: Path) -> None:
+    """Hard links to its files; its programs start the Python of the new environment."""
+    prefix = Path(sys.prefix).resolve()
+    for file in distribution.files or ():
+        source = Path(str(distribution.locate_file(file))).resolve()
+        target = directory / source.relative_to(prefix)
+        if not source.exists() or target.exists():
+            continue
+        target.parent.mkdir(parents=True, exist_ok=True)
+        if target.parent.name == "bin" and target.parent.parent == directory:
+            program = source.read_bytes()
+            target.write_bytes(
+                program.replace(os.fsencode(prefix / "bin"), os.fsencode(directory / "bin"), 1)
+            )
+            target.chmod(0o755)
+        else:
+            _link(source, target)
+
+
+def _link(source: Path, target: Path) -> None:
+    try:
+        target.hardlink_to(source)
+    except OSError:  # another file system
+        shutil.copy2(source, target)

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.architecture.conftest import environment_with
+from tests.architecture.conftest import environment_like_ours
 from tests.architecture.test_repository import ROOT
 from tests.service import eventually, free_port
 
@@ -95,11 +95,11 @@ class Terminal:
 
 
 @pytest.fixture(scope="module")
-def directory(wheels: Path, versions: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An empty directory with a .venv, as `make setup` makes it, and the README's programs."""
+def directory(wheels: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An empty directory with a .venv of the wheels, and the README's programs."""
     directory = tmp_path_factory.mktemp("newcomer")
     names = ["counterpoise[spark]", "counterpoise-server"]
-    environment_with(wheels, versions, names, directory / ".venv")
+    environment_like_ours(wheels, names, directory / ".venv")
     (directory / "tour.py").write_text(code("import sys"), "utf-8")
     return directory
 

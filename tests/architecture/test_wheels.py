@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.architecture.conftest import environment_with, run
+from tests.architecture.conftest import environment_like_ours, environment_with, run
 from tests.architecture.test_repository import ROOT, tracked_files
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(900), pytest.mark.xdist_group("wheels")]
@@ -58,11 +58,9 @@ def test_the_service_brings_both(wheels: Path, versions: Path, tmp_path: Path) -
     assert "--database-url" in run(binaries / "counterpoise", "serve", "--help", cwd=tmp_path)
 
 
-def test_users_test_their_consumers_with_one_install(
-    wheels: Path, versions: Path, tmp_path: Path
-) -> None:
+def test_users_test_their_consumers_with_one_install(wheels: Path, tmp_path: Path) -> None:
     """docs/testing.md: the plugin's fixture is found by its entry point."""
-    binaries = environment_with(wheels, versions, ["counterpoise[testing]"], tmp_path / "venv")
+    binaries = environment_like_ours(wheels, ["counterpoise[testing]"], tmp_path / "venv")
     page = (ROOT / "docs/testing.md").read_text("utf-8")
     (example,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
     project = tmp_path / "project"
