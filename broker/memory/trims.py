@@ -68,7 +68,7 @@ class MemoryTrims:
     async def forget(self, log: str, seen: str) -> None:
         def work() -> None:
             row = self._table.rows.get(log)
-            if row is not None and row.readers == seen:
+            if row is not None and row.readers == seen and row.pending is None:
                 del self._table.rows[log]
 
         await self._call("forget_trim", work)

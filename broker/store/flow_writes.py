@@ -11,7 +11,6 @@ from sqlalchemy import (
     CTE,
     Boolean,
     ColumnElement,
-    Select,
     Text,
     and_,
     bindparam,
@@ -23,7 +22,6 @@ from sqlalchemy import (
     true,
 )
 from sqlalchemy.dialects.postgresql import insert as postgresql_insert
-from sqlalchemy.ext.asyncio import AsyncConnection
 
 from broker.core.state.model import Flow
 from broker.store.leases import lease_over
@@ -106,21 +104,15 @@ _NEW = Rows(
 _COLUMNS = ["queue_id", *_NEW.types, "lease_expires_at", "left_at"]
 
 
-def _new_rows() -> Select[Any]:
-    return select(
+def inserted_flows(may: ColumnElement[bool]) -> CTE:
+    """Inserts the new flows, if it `may`."""
+    new = select(
         bindparam("queue", type_=Text),
         *_NEW.c,
         NOW + _NEW.c.lease_seconds,
         case((_NEW.c.reason.is_not(None), NOW)),
     )
-
-
-INSERT_FLOWS = insert(flows).from_select(_COLUMNS, _new_rows())
-
-
-def inserted_flows(may: ColumnElement[bool]) -> CTE:
-    """Inserts the new flows, if it `may`."""
-    rows = insert(flows).from_select(_COLUMNS, _new_rows().where(may))
+    rows = insert(flows).from_select(_COLUMNS, new.where(may))
     return rows.returning(flows.c.id).cte("inserted_flows")
 
 
@@ -171,10 +163,3 @@ def _new(commit: Commit) -> list[tuple[Any, ...]]:
         for flow in commit.flows
         if flow.id in commit.token_hashes
     ]
-
-
-async def insert_flows(connection: AsyncConnection, commit: Commit) -> None:
-    """Inserts the flows of a new queue."""
-    if rows := _new(commit):
-        parameters = {"queue": commit.queue.id, **_NEW.parameters(rows)}
-        await connection.execute(INSERT_FLOWS, parameters)

@@ -187,12 +187,9 @@ async def commit_positions(
     for places in turns:
         # The latest positions are those that the last round sees.
         told = [*shown] if places is turns[-1] else []
-        found, held = await _one_round(connections, items, places, told)
-        by_place = {}
-        for row in found:
-            if row["nth"] is not None:
-                by_place[row["nth"]] = row
-            elif (key := (row["queue_id"], row["number"])) in shown:
+        by_place, others, held = await _one_round(connections, items, places, told)
+        for row in others:
+            if (key := (row["queue_id"], row["number"])) in shown:
                 positions[key] = (row["epoch"], row["position"])
         for place in places:
             if place not in held:
@@ -205,9 +202,10 @@ async def _one_round(
     items: Sequence[PositionCommit],
     places: Sequence[int],
     shown: Sequence[tuple[str, int]],
-) -> tuple[Sequence[Any], set[int]]:
-    """The rows of the statement for the items at these places, and the places of items for which
-    another transaction holds the partition or the flow.
+) -> tuple[dict[int, Any], list[Any], set[int]]:
+    """The rows of the statement: those of the items at these places, by place, and those of
+    positions. And the places of items for which another transaction holds the partition or the
+    flow.
     """
     rows = [
         (nth, item.queue_id, item.flow_id, item.seq, item.partition, item.epoch, item.position)
@@ -219,7 +217,12 @@ async def _one_round(
         **_SHOWN.parameters(shown),
     }
     found = await connections.fetch(COMMIT_POSITIONS, parameters)
-    by_place = {row["nth"]: row for row in found if row["nth"] is not None}
+    by_place, others = {}, []
+    for row in found:
+        if row["nth"] is None:
+            others.append(row)
+        else:
+            by_place[row["nth"]] = row
     missing = [row for row in rows if row[0] not in by_place]
     there = await connections.fetch(THERE, _ITEMS.parameters(missing)) if missing else ()
     held = {row["nth"] for row in there}
@@ -233,7 +236,7 @@ async def _one_round(
         if (row["owned"], row["epoch"]) == (True, items[nth].epoch)
         if not row["renewed"] and items[nth].flow_id in waiting
     }
-    return found, held
+    return by_place, others, held
 
 
 def _result(item: PositionCommit, row: Any) -> Result:

@@ -55,10 +55,9 @@ from broker.store.ports import (
     StoreUnavailable,
 )
 from broker.store.positions import commit_positions, positions_of
-from broker.store.reading import NAMES, load, read_history
+from broker.store.reading import NAMES, load, read_history, shown
 from broker.store.rows import (
     decode,
-    decode_shown,
     queue_row,
 )
 from broker.store.schema.bulk import Prepared, any_of
@@ -208,7 +207,7 @@ class PostgresStore:
         ]
 
     async def changes_after(self, queue_id: str, revision: int, limit: int) -> Sequence[ShownEntry]:
-        return list(map(_shown, await self._rows_after(queue_id, revision, limit)))
+        return list(map(shown, await self._rows_after(queue_id, revision, limit)))
 
     async def _rows_after(
         self, queue_id: str, revision: int, limit: int | None
@@ -349,7 +348,3 @@ _ENTRY = (
     records.c.rebalance_id,
     records.c.commit_id,
 )
-
-
-def _shown(row: Row[Any]) -> ShownEntry:
-    return ShownEntry(row.revision, row.at, decode_shown(row.records), row.rebalance_id)

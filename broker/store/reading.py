@@ -322,11 +322,13 @@ async def _entries(
     asked = (await connection.execute(revisions)).scalars().all()
     async for some in pieces(asked, ENTRIES_AT_ONCE):
         rows = await connection.execute(SOME_ENTRIES, {"revisions": [*some], "queue": queue_id})
-        found += (
-            ShownEntry(row.revision, row.at, decode_shown(row.records), row.rebalance_id)
-            for row in rows
-        )
+        found += map(shown, rows)
     return found
+
+
+def shown(row: Any) -> ShownEntry:
+    """A stored entry, for showing."""
+    return ShownEntry(row.revision, row.at, decode_shown(row.records), row.rebalance_id)
 
 
 NAMES = select(flows.c.id, flows.c.client_name).where(any_of(flows.c.id, "flow_ids"))

@@ -55,7 +55,6 @@ from broker.store.connections import ConnectionLost, Connections
 from broker.store.flow_writes import (
     check_flows,
     flow_parameters,
-    insert_flows,
     inserted_flows,
     locked_flows,
     updated_flows,
@@ -254,7 +253,7 @@ async def record_acts(connection: AsyncConnection, acts: Sequence[Act]) -> None:
 
 
 async def create(connection: AsyncConnection, commit: Commit) -> None:
-    """Inserts a queue with its partitions, flows and first records.
+    """Inserts a queue with its partitions and first records. Nobody is bound to it yet.
 
     Raises NameTaken, LogTrimmed.
     """
@@ -264,7 +263,6 @@ async def create(connection: AsyncConnection, commit: Commit) -> None:
     await connection.execute(
         RECORD, {"queue": commit.queue.id, "commit": commit.commit_id, **_entries(commit)}
     )
-    await insert_flows(connection, commit)
     await insert_partitions(connection, commit)
     await insert_children(connection, commit)
     await record_acts(connection, commit.acts)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
 from typing import TypeVar
 from uuid import uuid4
 
 import orjson
 
-from broker.core.errors import CutsOutdated
+from broker.core.errors import CutsOutdated, Unavailable
 from broker.logs.names import canonical, has_owner
 from broker.logs.ports import LogOwner, Logs
 from broker.mailbox.asks import LogMoved
@@ -99,8 +100,14 @@ class Trims:
             await self._store.trims.done(log, row.announced)
 
     async def forget(self, rows: Mapping[str, Trimming], read: Mapping[str, object]) -> None:
-        """Forget the logs among `rows` that no queue reads: those not in `read`."""
+        """Forget the logs among `rows` that no queue reads: those not in `read`.
+
+        What was announced is carried out before: a queue that is made later must not meet it.
+        """
         for log, row in rows.items():
             if log not in read:
+                if row.pending is not None:
+                    with suppress(Unavailable):
+                        await self._carry_out(log, row)
                 with store_available():
                     await self._store.trims.forget(log, row.readers)

@@ -66,7 +66,9 @@ class TrimStore(Protocol):
         """The trim of this name was carried out."""
 
     async def forget(self, log: str, seen: str) -> None:
-        """Delete the row of a log without readers, unless one came since `readers` was `seen`."""
+        """Delete the row of a log without readers, unless one came since `readers` was `seen`, or a
+        trim is pending.
+        """
 
 
 class PostgresTrims:
@@ -147,4 +149,4 @@ _ANNOUNCE = Prepared(
     .returning(trims.c.log)
 )
 _DONE = Prepared(update(trims).where(_OF_LOG, trims.c.announced == _NAME).values(pending=None))
-_FORGET = Prepared(delete(trims).where(_OF_LOG, _SEEN))
+_FORGET = Prepared(delete(trims).where(_OF_LOG, _SEEN, trims.c.pending.is_(None)))

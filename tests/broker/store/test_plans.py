@@ -16,14 +16,13 @@ import pytest
 from sqlalchemy import Integer, Text, bindparam, select, update
 from sqlalchemy.dialects.postgresql import asyncpg
 
-from broker.store import connections, flow_writes, leases, positions, writing
+from broker.store import connections, leases, positions, writing
 from broker.store.schema import bulk
 from broker.store.schema.tables import partitions
 from tests.broker.store.support import PostgresGround, Replica
 
 STATEMENTS = {
     "commits": writing.COMMIT.statement,
-    "new flows": flow_writes.INSERT_FLOWS,
     "positions": positions.COMMIT_POSITIONS.statement,
     "partitions that are there": positions.THERE.statement,
     "positions of some partitions": positions.POSITIONS.statement,
