@@ -29,7 +29,7 @@ def change(command: c.Change, draft: Draft) -> None:
         for name, value in command.changes.items()
         if getattr(queue.settings, name) != value
     }
-    awaits = resizing.begins(command, changes, queue)
+    awaits = resizing.begins(changes, queue)
     if changes:
         draft.emit(r.SettingsChanged(changes))
     if awaits:

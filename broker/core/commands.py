@@ -181,13 +181,12 @@ class Drain:
 class Change:
     """Settings are to have new values; `partition_count` is the resize.
 
-    `follows`: the log has that partition count already. Raises ResizeUnsettled for another resize
-    of a queue with ordered resizes before the last one is settled.
+    Raises ResizeUnsettled for another resize of a queue with ordered resizes before the last one is
+    settled.
     """
 
     changes: Mapping[str, Any]
     discard: bool = False
-    follows: bool = False
 
 
 @dataclass(frozen=True, slots=True)

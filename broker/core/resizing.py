@@ -118,21 +118,20 @@ def refuse_unsettled(queue: Queue) -> None:
         )
 
 
-def begins(command: c.Change, changes: Mapping[str, Any], queue: Queue) -> bool:
+def begins(changes: Mapping[str, Any], queue: Queue) -> bool:
     """Whether cuts are to be awaited with these changes of settings. Raises ResizeUnsettled.
 
     Of what came before ordered resizes are switched on, the queue knows nothing yet. So it cannot
     be resized by the same call, and takes the cuts of the log's last resize first.
     """
     if changes.get("ordered_resize"):
-        if "partition_count" in changes and not command.follows:
+        if "partition_count" in changes:
             raise ResizeUnsettled(queue.name, "switch ordered resizes on first, then resize")
         return True
     ordered = queue.settings.ordered_resize and changes.get("ordered_resize", True)
     if not ordered or "partition_count" not in changes:
         return False
-    if not command.follows:
-        refuse_unsettled(queue)
+    refuse_unsettled(queue)
     return True
 
 
