@@ -21,9 +21,8 @@ unexport PYTHONDONTWRITEBYTECODE
 # Tests wait most of their time, so four run at once even on two cores. A choice of tests (by -k, a
 # path, --lf) starts sooner in one process. WORKERS=... overrides both; 0 is one process.
 WORKERS ?= $(if $(filter -k% --lf tests/% ./%,$(ARGS)),0,4)
-# tests/conftest.py says which groups come first; without the last option, those of the most tests do.
 # pytest-xdist 3.8 waits for ever for a worker that replaces a crashed one (its issue 1323).
-pytest = $(BIN)/pytest -n $(WORKERS) --dist loadgroup --max-worker-restart 0 --no-loadscope-reorder
+pytest = $(BIN)/pytest -n $(WORKERS) --dist loadgroup --max-worker-restart 0
 
 # What keeps two descriptions of one thing equal: rules and imports, openapi.yaml and what the app
 # serves, migrations and the tables that the store uses. They are among the short tests.

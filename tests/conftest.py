@@ -8,7 +8,6 @@ The time limit of the test ends an endless one.
 
 import signal
 
-import pytest
 from hypothesis import HealthCheck
 from hypothesis import settings as hypothesis_settings
 
@@ -22,20 +21,3 @@ hypothesis_settings.load_profile("counterpoise")
 # A background process of a shell ignores Ctrl-C, and every process that a test starts would inherit
 # that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
-
-# A group runs on one worker, so a run takes at least as long as its longest group. These take
-# longest; the single tests fill the workers in the end.
-LONGEST_GROUPS = ["spark 1", "spark 2", "spark 3", "processes", "wheels"]
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Groups first, and the longest before the others (with `--no-loadscope-reorder`)."""
-
-    def place(item: pytest.Item) -> int:
-        group = item.get_closest_marker("xdist_group")
-        if group is None:
-            return len(LONGEST_GROUPS) + 1
-        named = group.args[0] in LONGEST_GROUPS
-        return LONGEST_GROUPS.index(group.args[0]) if named else len(LONGEST_GROUPS)
-
-    items.sort(key=place)
