@@ -27,7 +27,7 @@ from broker.store.ports import Commit, PositionCommit, PositionWrite
 
 T = TypeVar("T")
 # The slices of one transaction. Each commit has a cost of its own, and so has each wait for it.
-SLICES_AT_ONCE = 4
+SLICES_AT_ONCE = 2
 # A turn decides no longer than this, and never holds up other queues for much longer than a step.
 TURN_SECONDS = 0.25
 STEP_SECONDS = 0.02
