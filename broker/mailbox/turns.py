@@ -30,7 +30,7 @@ T = TypeVar("T")
 SLICES_AT_ONCE = 2
 # A turn decides no longer than this, and never holds up other queues for much longer than a step.
 TURN_SECONDS = 0.25
-STEP_SECONDS = 0.02
+STEP_SECONDS = 0.005
 # Where every partition of the built-in log begins.
 EARLIEST = "0"
 # A store that is slow writes so many partitions.
@@ -160,13 +160,13 @@ class Turn:
                 answers.append(self.answer(ask, behind, room))
             except BrokerError as error:
                 answers.append(error)
-            goes_on = not self.full and await pace.goes_on()
+            goes_on = await pace.goes_on() and not self.full
             if not goes_on:
                 break
         ours = resumes or bool(self._entries)
         while self.rest and (resumes or (ours and goes_on and not self._is_due)):
             self.decide(c.Resume())
-            resumes, goes_on = False, not self.full and await pace.goes_on()
+            resumes, goes_on = False, await pace.goes_on() and not self.full
         return answers
 
     def _joins(self, ask: Ask) -> bool:
