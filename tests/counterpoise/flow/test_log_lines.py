@@ -21,7 +21,8 @@ def test_a_flow_tells_what_it_gets_and_loses(
 ) -> None:
     caplog.set_level(logging.INFO)
     with Client(service.url) as client:
-        client.create_queue("flights", 2, rebalance_delay=0, max_handoff_time=0.1)
+        # Long enough for "revoked" to arrive before "lost" on a busy machine.
+        client.create_queue("flights", 2, rebalance_delay=0, max_handoff_time=3)
         with Flow("flights", url=service.url, client_name="one") as one:
             eventually(lambda: len(one.partitions) == 2)
             flow_id = one.flow_id
