@@ -21,6 +21,7 @@ times as long. If a test changed its tables, functions or rights, the database i
 import itertools
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 from urllib.parse import urlsplit
 
 import psycopg
@@ -137,6 +138,15 @@ def _rows(connection: Connection, table: sql.Identifier) -> str | None:
     row = connection.execute(sql.SQL("SELECT json_agg(t)::text FROM {} t").format(table)).fetchone()
     assert row is not None
     return row[0]
+
+
+def is_ended(connection: Connection[Any]) -> bool:
+    """Whether the server has ended the session."""
+    try:
+        connection.execute("SELECT 1")
+    except psycopg.OperationalError:
+        return True
+    return False
 
 
 def _administer(server_url: str, statement: str) -> None:

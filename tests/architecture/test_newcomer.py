@@ -77,7 +77,8 @@ class Terminal:
         raise AssertionError(f"the shell has ended: {line}\n{''.join(said)}")
 
     def see(self, line: str, *words: str) -> str:
-        """Type a command again until its output has these words."""
+        """Type a command again until its output has these words. Fails with the last output, and
+        with the end of each log."""
         said = ""
 
         def shown() -> bool:
@@ -85,7 +86,11 @@ class Terminal:
             said = self.type(line)
             return all(word in said for word in words)
 
-        eventually(shown, PATIENCE_SECONDS)
+        try:
+            eventually(shown, PATIENCE_SECONDS)
+        except AssertionError as late:
+            logs = self.type("tail --lines=40 *.log")
+            raise AssertionError(f"{words} not in\n{said}\n{logs}") from late
         return said
 
     def close(self) -> None:

@@ -23,6 +23,7 @@ from broker.core.access import key_id_of
 from broker.service import ENDED_KEYS_SECONDS
 from tests.api.access import Guarded, bearer
 from tests.attacks.keys import END_SECONDS, revoke
+from tests.databases import is_ended
 from tests.service import Service, eventually
 
 pytestmark = pytest.mark.xdist_group("access")
@@ -71,15 +72,7 @@ class Sessions(NamedTuple):
     amid: threading.Thread
 
     def are_ended(self) -> bool:
-        return not self.amid.is_alive() and all(map(_is_ended, (self.idle, self.within)))
-
-
-def _is_ended(connection: psycopg.Connection[Any]) -> bool:
-    try:
-        connection.execute("SELECT 1")
-    except psycopg.OperationalError:
-        return True
-    return False
+        return not self.amid.is_alive() and all(map(is_ended, (self.idle, self.within)))
 
 
 @pytest.fixture

@@ -45,7 +45,9 @@ def chromium(program: str, directory: Path) -> Iterator[Browser]:
         text=True,
     )
     try:
-        with connect(_address(process), max_size=None, ping_interval=None, close_timeout=1) as socket:
+        with connect(
+            _address(process), max_size=None, ping_interval=None, close_timeout=1
+        ) as socket:
             yield Browser(socket)
     finally:
         process.terminate()

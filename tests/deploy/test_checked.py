@@ -124,9 +124,10 @@ def test_a_consumer_behind_the_proxy_outlives_each_replica(
                     commit = dict.fromkeys(range(4), "1")
                     assert set(flow.commit(commit).values()) == {"ok"}
                     # The other one serves: a rebalance begins, and is told.
-                    other = client.bind("orders", "other")
-                    eventually(lambda: "revoking" in {o.state for o in flow.partitions.values()})
-                    client.unbind("orders", other.flow_id, other.flow_token)
+                    with Flow("orders", client_name="other", url=url):
+                        eventually(
+                            lambda: "revoking" in {o.state for o in flow.partitions.values()}
+                        )
                 assert lost == []
         finally:
             proxy.terminate()

@@ -149,5 +149,6 @@ def parsed(lines: Iterable[str]) -> Iterator[Line]:
 
 
 def read(path: Path) -> list[Line]:
-    with path.open() as file:
-        return list(parsed(file))
+    """The journal so far. An entry that is being written is not in it yet."""
+    text = path.read_text("utf-8")
+    return list(parsed(text[: text.rfind("\n") + 1].splitlines()))

@@ -349,6 +349,16 @@ def test_the_journal_gives_back_what_was_written(tmp_path: Path) -> None:
     assert [line.at for line in lines] == sorted(line.at for line in lines)
 
 
+def test_an_entry_that_is_being_written_is_not_read_yet(tmp_path: Path) -> None:
+    path = tmp_path / "journal"
+    for entry in a_good_run():
+        Journal(path).write(entry)
+    whole = path.read_bytes()
+    for length in range(len(whole)):
+        path.write_bytes(whole[:length])
+        assert [line.entry for line in read(path)] == a_good_run()[: whole[:length].count(b"\n")]
+
+
 # The calls of consumers over HTTP, and their answers.
 
 

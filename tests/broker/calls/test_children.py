@@ -6,11 +6,11 @@ import asyncio
 
 import pytest
 
-from api.schemas.lineage import dot
 from broker.calls import views
 from broker.core.errors import Invalid
 from broker.memory.loop import virtual
 from broker.memory.store import Fault
+from counterpoise.plain import dot
 from tests.broker.shell import Service, World, dynamic, spec
 
 
@@ -243,7 +243,7 @@ async def test_the_graph_page_by_page() -> None:
         ("c", "waiting", ("a", "b"), (1,))
     ]
     assert rest.next_cursor is None
-    drawn = dot(rest)
+    drawn = dot(rest.queue, rest.items)
     assert '"a" -> "c";' in drawn
     assert '"a" [style=dashed];' in drawn
     await one.create_queue(spec("fixed"))

@@ -17,6 +17,7 @@ from broker.logs.clients.holders import Holder
 from broker.logs.clients.shares import Session, share_out, surplus_of
 from counterpoise.logs.postgres import PostgresLog
 from tests.broker.logs.clients.test_credentials import async_engine
+from tests.databases import is_ended
 from tests.log_support import log, log_url, until
 
 __all__ = ["log", "log_url"]
@@ -95,18 +96,10 @@ async def test_a_key_with_many_flows_leaves_room_for_others(
     try:
         assert await share_out(engine, counted[0] * 2) == 0
         assert 15 <= await share_out(engine, capacity) <= 25
-        until(lambda: 15 <= sum(map(_is_ended, taken)) <= 25)
-        assert not any(map(_is_ended, own))
+        until(lambda: 15 <= sum(map(is_ended, taken)) <= 25)
+        assert not any(map(is_ended, own))
         connect(modest[0])
         with pytest.raises(psycopg.OperationalError, match="too many connections for role"):
             [connect(url) for url in greedy for _ in range(8)]
     finally:
         await engine.dispose()
-
-
-def _is_ended(connection: psycopg.Connection[Any]) -> bool:
-    try:
-        connection.execute("SELECT 1")
-    except psycopg.OperationalError:
-        return True
-    return False
