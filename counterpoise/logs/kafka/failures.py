@@ -54,6 +54,8 @@ _NOT_TO_BE_HELD = frozenset(
         KafkaError.RECORD_LIST_TOO_LARGE,
     }
 )
+# No connection, or one that was cut.
+_AWAY = frozenset({KafkaError._TRANSPORT, KafkaError._ALL_BROKERS_DOWN, KafkaError._RESOLVE})
 # librdkafka requires a group; nothing here uses its offsets.
 _NO_MATTER = frozenset({KafkaError.GROUP_AUTHORIZATION_FAILED, KafkaError._MAX_POLL_EXCEEDED})
 
@@ -107,6 +109,8 @@ class Trouble:
             return self.told(self._last)
         if error.code() == KafkaError._TIMED_OUT and self._last is not None:
             return self.too_late("an answer")
+        if error.code() in _AWAY:
+            return LogUnavailable(f"Kafka cannot be reached: {text}")
         return LogUnavailable(f"Kafka: {text}")
 
     def invalid(self, error: KafkaException) -> LogError:
