@@ -1,4 +1,4 @@
-"""Text that may come from strangers, made fit for a terminal.
+"""Text that may come from strangers, made fit for a terminal and for Graphviz.
 
 A name, a message or a position may contain control characters: a terminal obeys them (it moves the
 cursor, changes its title, or answers as if typed), and a line end in a log looks like another
@@ -7,7 +7,8 @@ record. `plain` shows each of them as an escape and leaves everything else, also
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from typing import Protocol
 
 # Besides the controls: what ends a line, turns the direction of writing, or cannot be encoded.
 _OTHERS = (0x061C, 0x200E, 0x200F, *range(0x2028, 0x202F), *range(0x2066, 0x206A), 0xFEFF)
@@ -38,3 +39,38 @@ def plain_line(text: str) -> str:
 def plain_json(text: str) -> str:
     """The same JSON; control characters in its strings are JSON's escapes."""
     return text.translate(_JSON)
+
+
+class Node(Protocol):
+    """A partition in the graph of a dynamic queue."""
+
+    @property
+    def partition(self) -> int: ...
+    @property
+    def key(self) -> str: ...
+    @property
+    def state(self) -> str: ...
+    @property
+    def parents(self) -> Sequence[str]: ...
+
+
+def dot(queue: str, nodes: Sequence[Node]) -> str:
+    """The graph in DOT, the language of Graphviz: each partition points to those that follow it.
+
+    Parents that are not among the nodes are dashed.
+    """
+    lines = [f"digraph {_quoted(queue)} {{", "  rankdir=LR;", "  node [shape=box];"]
+    keys = {node.key for node in nodes}
+    for node in nodes:
+        label = f"{node.partition}: {node.key}\n{node.state}"
+        lines.append(f"  {_quoted(node.key)} [label={_quoted(label)}];")
+    gone = sorted({key for node in nodes for key in node.parents if key not in keys})
+    lines += [f"  {_quoted(key)} [style=dashed];" for key in gone]
+    for node in nodes:
+        lines += [f"  {_quoted(key)} -> {_quoted(node.key)};" for key in node.parents]
+    return "\n".join([*lines, "}"])
+
+
+def _quoted(text: str) -> str:
+    escaped = text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+    return f'"{escaped}"'

@@ -15,6 +15,7 @@ from api.schemas import common
 from api.schemas import lineage as lineage_schemas
 from broker.calls.lineage import SealedView
 from broker.core.access import Right
+from counterpoise.plain import dot
 
 ROUTER = APIRouter(prefix="/v1/queues", route_class=Route, tags=["Queues"])
 DOT = "text/vnd.graphviz"
@@ -48,7 +49,7 @@ async def lineage(
     """
     page = await broker_of(request).lineage.graph(queue, limit, cursor)
     if DOT in request.headers.get("accept", ""):
-        return Response(lineage_schemas.dot(page), media_type=f"{DOT}; charset=utf-8")
+        return Response(f"{dot(page.queue, page.items)}\n", media_type=f"{DOT}; charset=utf-8")
     body = lineage_schemas.Lineage.model_validate(page).model_dump_json().encode()
     return Response(body, media_type="application/json")
 

@@ -1,4 +1,4 @@
-"""The wire models of lineage, and the graph in DOT (`api.schemas` explains the rules)."""
+"""The wire models of lineage (`api.schemas` explains the rules)."""
 
 from typing import Annotated
 
@@ -6,7 +6,6 @@ from pydantic import ConfigDict, Field, StringConstraints
 
 from api.schemas.common import AnswerModel, PartitionNumber, Position, QueueName, RequestModel
 from api.schemas.queues import PartitionState
-from broker.calls.lineage import LineagePage
 
 
 class LineageNode(AnswerModel):
@@ -124,23 +123,3 @@ class Sealed(AnswerModel):
 
     sealed: list[SealedPartition]
     children: list[BegunPartition]
-
-
-def dot(page: LineagePage) -> str:
-    """The page as a graph in DOT, the language of Graphviz: each partition points to those that
-    follow it."""
-    lines = [f"digraph {_quoted(page.queue)} {{", "  rankdir=LR;", "  node [shape=box];"]
-    keys = {node.key for node in page.items}
-    for node in page.items:
-        label = f"{node.partition}: {node.key}\n{node.state}"
-        lines.append(f"  {_quoted(node.key)} [label={_quoted(label)}];")
-    gone = sorted({key for node in page.items for key in node.parents if key not in keys})
-    lines += [f"  {_quoted(key)} [style=dashed];" for key in gone]
-    for node in page.items:
-        lines += [f"  {_quoted(key)} -> {_quoted(node.key)};" for key in node.parents]
-    return "\n".join([*lines, "}", ""])
-
-
-def _quoted(text: str) -> str:
-    escaped = text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
-    return f'"{escaped}"'

@@ -80,6 +80,6 @@ class Pace:
         if now - self._began > self._most:
             return False
         if now - self._stepped > self._step:
-            await asyncio.sleep(0)
+            await pause()
             self._stepped = self._clock()
         return True

@@ -18,10 +18,10 @@ from counterpoise.cli.output.common import (
     print_json,
 )
 from counterpoise.cli.output.conditions import conditions_text, held_conditions
-from counterpoise.cli.output.graph import dot, draw
+from counterpoise.cli.output.graph import draw
 from counterpoise.client import Client
 from counterpoise.errors import CounterpoiseError
-from counterpoise.plain import plain
+from counterpoise.plain import dot, plain
 from counterpoise.wire import Json
 
 app = typer.Typer(no_args_is_help=True, help="Partitions of a dynamic queue: split, merge.")

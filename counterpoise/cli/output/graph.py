@@ -1,4 +1,4 @@
-"""The graph of a dynamic queue as text, and as DOT.
+"""The graph of a dynamic queue as text.
 
 The text is a tree. Below a partition stand those that come after it; one with several parents (a
 merge) stands below the lowest of them, and its line names the others. Partitions without parents or
@@ -31,28 +31,6 @@ def draw(nodes: Sequence[LineageNode], clients: Mapping[str, str]) -> Iterator[T
     yield from islice(lines, MOST_LINES)
     if next(lines, None) is not None:
         yield Text(f"… and more; --json has all {len(nodes)}", style="dim")
-
-
-def dot(queue: str, nodes: Sequence[LineageNode]) -> str:
-    """The graph in DOT, the language of Graphviz: each partition points to those after it.
-
-    Parents that were removed are dashed.
-    """
-    lines = [f"digraph {_quoted(queue)} {{", "  rankdir=LR;", "  node [shape=box];"]
-    keys = {node.key for node in nodes}
-    for node in nodes:
-        label = f"{node.partition}: {node.key}\n{node.state}"
-        lines.append(f"  {_quoted(node.key)} [label={_quoted(label)}];")
-    gone = sorted({key for node in nodes for key in node.parents if key not in keys})
-    lines += [f"  {_quoted(key)} [style=dashed];" for key in gone]
-    for node in nodes:
-        lines += [f"  {_quoted(key)} -> {_quoted(node.key)};" for key in node.parents]
-    return "\n".join([*lines, "}"])
-
-
-def _quoted(text: str) -> str:
-    escaped = text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
-    return f'"{escaped}"'
 
 
 class _Tree:
