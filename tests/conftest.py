@@ -11,6 +11,8 @@ import signal
 from hypothesis import HealthCheck
 from hypothesis import settings as hypothesis_settings
 
+from tests.counterpoise.spark import archive
+
 pytest_plugins = ["tests.databases", "tests.service"]
 
 hypothesis_settings.register_profile(
@@ -21,3 +23,5 @@ hypothesis_settings.load_profile("counterpoise")
 # A background process of a shell ignores Ctrl-C, and every process that a test starts would inherit
 # that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+archive.use()
