@@ -5,17 +5,36 @@ from contextlib import asynccontextmanager
 
 from fastapi import FastAPI
 from starlette.routing import BaseRoute
+from starlette.types import Receive, Scope, Send
 
 from api.connections.crowd import Crowd
 from api.http import problems
 from api.http.limits import Budget, RequestLimits
 from api.http.metrics import CountRequests, Metrics
 from api.http.rates import LimitRates, LimitWork, Rates
-from api.http.streams import OpenCalls
+from api.http.streams import LATER, Later, OpenCalls
 from api.routes import access, conditions, flows, lineage, queue_events, queues, scaling, service
 from api.tracing import telemetry
+from broker import tracing
 from broker.service import Broker
 from broker.settings import Settings
+
+
+class Application(FastAPI):
+    """FastAPI whose layers end before a call waits (`api.http.streams`).
+
+    If requests are traced the layers stay, because the span of a request is one of them.
+    """
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or tracing.api() is not None:
+            await super().__call__(scope, receive, send)
+            return
+        calls: list[Later] = []
+        # In a copy: what the layers add to the scope ends with them.
+        await super().__call__({**scope, LATER: calls}, receive, send)
+        for call in calls:
+            await call.run(scope, receive, send)
 
 
 def all_routes() -> list[BaseRoute]:
@@ -39,7 +58,7 @@ def create_app(broker: Broker, settings: Settings) -> FastAPI:
         finally:
             await broker.stop()
 
-    app = FastAPI(
+    app = Application(
         title="Counterpoise",
         lifespan=lifespan,
         docs_url=None,

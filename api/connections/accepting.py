@@ -122,6 +122,7 @@ class Acceptor:
         self, connection: Connection, peer: socket.socket, task: asyncio.Task[None]
     ) -> None:
         self._opening.discard(task)
+        connection.opening = None
         error = asyncio.CancelledError() if task.cancelled() else task.exception()
         if error is None:
             return

@@ -6,6 +6,9 @@ may be idle for as long as uvicorn keeps it (`timeout_keep_alive`).
 
 An answer that nobody reads is given up when a whole `timeout_keep_alive` has taken none of it.
 
+A connection is small, because thousands of them wait for long: what uvicorn makes in advance for
+rare cases is made here when the case comes.
+
 Pipelined requests are answered one after another; at most `MOST_PIPELINED` may be ahead, because
 the parser makes requests of all that one read brings, and holds the event loop meanwhile.
 """
@@ -33,8 +36,63 @@ class _Refused(Exception):
     """The request is refused while its head is being read; the argument is the problem's code."""
 
 
+class _Event:
+    """An event of asyncio, which is made when somebody waits for it: it takes 0.7 KB."""
+
+    __slots__ = ("_event", "_is_set")
+
+    def __init__(self, is_set: bool = False) -> None:
+        self._is_set = is_set
+        self._event: asyncio.Event | None = None
+
+    def is_set(self) -> bool:
+        return self._is_set
+
+    def set(self) -> None:
+        self._is_set = True
+        if self._event is not None:
+            self._event.set()
+
+    def clear(self) -> None:
+        self._is_set = False
+        if self._event is not None:
+            self._event.clear()
+
+    async def wait(self) -> bool:
+        if not self._is_set:
+            if self._event is None:
+                self._event = asyncio.Event()
+            await self._event.wait()
+        return True
+
+
+class _Few(list[Any]):
+    """A deque of few: an empty one of Python takes 0.7 KB."""
+
+    __slots__ = ()
+
+    def appendleft(self, item: Any) -> None:
+        self.insert(0, item)
+
+
 class Connection(HttpToolsProtocol):
     """One connection of a `Crowd`."""
+
+    # Python keeps attributes in a dictionary of its own for each object that has more than 30.
+    __slots__ = (
+        "_answered",
+        "_crowd",
+        "_head_begun",
+        "_head_bytes",
+        "_head_seconds",
+        "_head_timer",
+        "_in_body",
+        "_made",
+        "_refusal",
+        "_unread",
+        "host",
+        "opening",
+    )
 
     def __init__(
         self,
@@ -47,6 +105,7 @@ class Connection(HttpToolsProtocol):
     ) -> None:
         """`host`: the peer's address."""
         super().__init__(config, server_state, app_state)
+        self.pipeline = _Few()  # type: ignore[assignment]
         self.host = host
         self._crowd = crowd
         self._head_seconds = head_seconds
@@ -73,6 +132,7 @@ class Connection(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         self._made = True
         super().connection_made(transport)
+        self.flow._is_writable_event = _Event(is_set=True)  # type: ignore[assignment]
         self._expect_head()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -121,6 +181,7 @@ class Connection(HttpToolsProtocol):
         self._unset_keepalive_if_required()
         self._answered = False
         super().on_headers_complete()
+        self.cycle.message_event = _Event()  # type: ignore[assignment]
 
     def on_message_complete(self) -> None:
         self._in_body = False

@@ -8,6 +8,7 @@ without a database, those that match. What has no queue is seen by all.
 
 import asyncio
 import collections
+import functools
 import time
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
@@ -25,7 +26,7 @@ from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from api.http.streams import OpenCalls
+from api.http.streams import OpenCalls, call_that_waits
 from broker.calls.monitoring import MOST_LAGS
 from broker.calls.views import LagView, QueueView, Result
 from broker.core.access import matches
@@ -80,9 +81,10 @@ class Metrics:
         )
         open_gauge.set_function(lambda: len(open_calls))
 
-    def count_request(self, method: str, path: str, status: int, seconds: float) -> None:
+    def count_request(self, method: str, path: str, started: float, status: int) -> None:
+        """A request has ended that was `started` by `time.perf_counter`."""
         self._requests.labels(method, path, str(status)).inc()
-        self._seconds.labels(method, path).observe(seconds)
+        self._seconds.labels(method, path).observe(time.perf_counter() - started)
 
     def count_results(self, queue: str, call: str, results: Iterable[Result]) -> None:
         label = self._labels.of(queue)
@@ -215,7 +217,11 @@ class CountRequests:
         finally:
             path = getattr(scope.get("route"), "path", "other")
             method = scope["method"] if scope["method"] in _METHODS else "other"
-            self.metrics.count_request(method, path, status, time.perf_counter() - started)
+            call = call_that_waits(scope)
+            if call is None:
+                self.metrics.count_request(method, path, started, status)
+            else:
+                call.count = functools.partial(self.metrics.count_request, method, path, started)
 
 
 _METHODS = frozenset(("GET", "POST", "PATCH", "PUT", "DELETE", "HEAD", "OPTIONS"))

@@ -309,20 +309,25 @@ class Defects:
         try:
             await self.app(scope, receive, noted)
         except Exception as error:
-            error_id = uuid.uuid4().hex[:8]
-            log.error(
-                "defect",
-                error_id=error_id,
-                method=scope["method"],
-                path=scope["path"],
-                exc_info=error,
-            )
+            response = of_defect(scope, error)
             if started:
                 # Too late for another answer; the server cuts the connection.
                 raise
-            response = problem(
-                "internal",
-                f"The service's log has the details under the id {error_id}; the request may or "
-                "may not have been carried out.",
-            )
             await response(scope, receive, send)
+
+
+def of_defect(scope: Scope, error: Exception) -> Response:
+    """The response for an unexpected error, which is logged."""
+    error_id = uuid.uuid4().hex[:8]
+    log.error(
+        "defect",
+        error_id=error_id,
+        method=scope["method"],
+        path=scope["path"],
+        exc_info=error,
+    )
+    return problem(
+        "internal",
+        f"The service's log has the details under the id {error_id}; the request may or "
+        "may not have been carried out.",
+    )

@@ -1,5 +1,12 @@
 """Calls that stay open: long polls and event streams.
 
+A request goes through a dozen layers: limits, metrics, errors, routing, permissions. Together they
+keep some twenty kilobytes for as long as the call is under way. A long poll waits most of its time,
+and thousands of flows wait at once. So its handler returns `Later`: the layers end without an
+answer, and only then the application lets the call wait (`api.app.Application`). What the layers do
+with an answer, `Later` does itself: an error becomes a problem document, and the request is counted
+when it ends.
+
 An event stream sends each item of its source immediately. There is no queue per connection, so a
 slow reader gets only the latest state. While there are no events, the stream sends a comment from
 time to time, so that proxies and readers know that the connection is alive.
@@ -18,13 +25,15 @@ import structlog
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from api.http.problems import of_broker_error
+from api.http.problems import of_broker_error, of_defect
 from broker.core.errors import BrokerError, Unauthorized
 
 T = TypeVar("T")
 
 log = structlog.get_logger("api")
 
+# Where the scope of a request has the call that waits.
+LATER = "counterpoise.later"
 KEEP_ALIVE_SECONDS = 15.0
 # A reader that lost its connection tries again after this long.
 RETRY_MILLISECONDS = 1000
@@ -63,6 +72,45 @@ class OpenCalls:
             self._ended.set()
             for task in self._tasks:
                 task.cancel()
+
+
+class Later(Response):
+    """The answer of a call that waits for it."""
+
+    def __init__(self, answer: Callable[[], Coroutine[Any, Any, Response | None]]) -> None:
+        """`answer` waits; it may raise BrokerError. None: there is nothing to answer (204)."""
+        self.background = None
+        self._answer = answer
+        # Called with the status at the end.
+        self.count: Callable[[int], object] | None = None
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if LATER in scope:
+            scope[LATER].append(self)
+        else:
+            await self.run(scope, receive, send)
+
+    async def run(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Wait, and answer."""
+        status = 500
+        try:
+            try:
+                response = await self._answer() or Response(status_code=204)
+            except BrokerError as error:
+                response = of_broker_error(error)
+            except Exception as error:
+                response = of_defect(scope, error)
+            status = response.status_code
+            await response(scope, receive, send)
+        finally:
+            if self.count is not None:
+                self.count(status)
+
+
+def call_that_waits(scope: Scope) -> Later | None:
+    """The call of this request, if the application lets it wait after its layers."""
+    calls: list[Later] = scope.get(LATER, [])
+    return calls[0] if calls else None
 
 
 def event(name: str, data: bytes, id_: int | None = None) -> bytes:

@@ -8,17 +8,19 @@ from typing import Annotated, Literal
 from fastapi import APIRouter, Path, Query, Response
 from starlette.requests import Request
 
-from api.http import problems
+from api.http import patience, problems
 from api.http.large import answer, encoded
 from api.http.routing import LONGEST_WAIT_SECONDS, Route, number, served_by, whole_number
 from api.http.security import Also, allow, caller_of
-from api.http.streams import EventStream, OpenCalls, event
+from api.http.streams import EventStream, Later, OpenCalls, event
 from api.routes.parameters import Name, broker_of, last_event_id
 from api.schemas import common
 from api.schemas import flows as flow_schemas
 from broker.calls import views
+from broker.calls.updates import Waiting
 from broker.core.access import Right
 from broker.pieces import made
+from broker.service import Broker
 
 ROUTER = APIRouter(prefix="/v1/queues/{queue}/flows", route_class=Route, tags=["Flows"])
 FlowId = Annotated[
@@ -78,7 +80,23 @@ async def _serve_updates(request: Request) -> Response:
     if "text/event-stream" in request.headers.get("accept", ""):
         source = broker.updates.watch(queue, flow, after if resumed is None else resumed)
         return EventStream(source, _update_event, open_calls)
-    view = await open_calls.waiting(broker.updates.wait(queue, flow, after, wait_seconds))
+    found = await open_calls.waiting(broker.updates.begin(queue, flow, after, wait_seconds))
+    if not isinstance(found, Waiting):
+        return await _update(found)
+    return Later(lambda: open_calls.waiting(_next_update(broker, found)))
+
+
+async def _next_update(broker: Broker, waiting: Waiting) -> Response:
+    """The answer to a flow that waits for its next view."""
+    view = None
+    with waiting:
+        while view is None and await waiting.changes() and not waiting.stops:
+            view = await patience.answered(broker.updates.of(waiting), broker.is_reachable)
+    return await _update(view)
+
+
+async def _update(view: views.UpdateView | None) -> Response:
+    """The view as an answer; None: nothing is newer."""
     if view is None:
         return Response(status_code=204)
     body = await encoded(flow_schemas.FlowChangeUpdate, view)

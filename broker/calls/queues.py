@@ -295,7 +295,6 @@ class QueueCalls:
                 if self._replica.stopping:
                     raise Unavailable("The service stops; send the same change again.")
                 await changed.wait()
-                changed.clear()
 
     async def delete(self, name: str, force: bool, caller: Caller | None = None) -> None:
         """Deletes a queue, and the log it owns. Raises QueueNotFound, QueueInUse."""

@@ -7,25 +7,66 @@ epoch, and a view is returned only if both have the same epoch. Positions are re
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
-from contextlib import nullcontext, suppress
+from collections.abc import AsyncIterator, Coroutine, Sequence
+from contextlib import nullcontext
 from functools import partial
+from typing import Any, Self
 
 from broker.calls import views
 from broker.calls.access import QueueAccess
 from broker.calls.flow_rows import FlowRows
 from broker.calls.rendering import needed_positions, partitions_in_update, update_view
+from broker.core.errors import QueueNotFound
 from broker.core.state.model import Flow
 from broker.core.state.queue import Queue
 from broker.mailbox.availability import store_available
 from broker.mailbox.batches import Batcher
 from broker.mailbox.coordinator import Coordinator
+from broker.mailbox.looks import Watch
+from broker.mailbox.replica import Replica
 from broker.pieces import PIECE, pieces
 from broker.store.ports import Positions
 
 # Views of more partitions are made one at a time: each keeps the processor busy for long, and
 # other calls have their turn between two of them.
 BIG_VIEW = 1000
+
+
+class Waiting:
+    """A flow that waits for its next view, as long as this is entered (`with`)."""
+
+    __slots__ = ("_replica", "_until", "_watch", "after", "coordinator", "flow_id")
+
+    def __init__(
+        self, replica: Replica, coordinator: Coordinator, flow_id: str, after: int, seconds: float
+    ) -> None:
+        """It waits at most so many seconds from now on."""
+        self._replica = replica
+        self._watch: Watch | None = None
+        self._until = asyncio.get_running_loop().time() + seconds
+        self.coordinator = coordinator
+        self.flow_id = flow_id
+        self.after = after
+
+    def __enter__(self) -> Self:
+        self._watch = self._replica.watch(self.coordinator.queue_id, self.flow_id)
+        # The view may have changed since it was looked at.
+        self._watch.set()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        assert self._watch is not None
+        self._replica.unwatch(self.coordinator.queue_id, self.flow_id, self._watch)
+
+    @property
+    def stops(self) -> bool:
+        """Whether the service stops: then nobody waits any more."""
+        return self._replica.stopping
+
+    def changes(self) -> Coroutine[Any, Any, bool]:
+        """True as soon as the view may have changed; False if the time is over."""
+        assert self._watch is not None
+        return self._watch.wait(self._until - asyncio.get_running_loop().time())
 
 
 class UpdateCalls:
@@ -52,26 +93,43 @@ class UpdateCalls:
 
         Waits at most `wait_seconds`, and at most half the lease.
         """
+        found = await self.begin(name, flow_id, after, wait_seconds)
+        if not isinstance(found, Waiting):
+            return found
+        with found:
+            while await found.changes() and not found.stops:
+                if view := await self.of(found):
+                    return view
+        return None
+
+    async def begin(
+        self, name: str, flow_id: str, after: int, wait_seconds: float
+    ) -> views.UpdateView | Waiting | None:
+        """As `wait`, but if it has to wait for a change, the caller does so, within `with`.
+
+        What it waits with is small, because thousands of flows wait at once.
+        """
         lease = await self._rows.renew(name, flow_id)
 
-        async def work(coordinator: Coordinator) -> views.UpdateView | None:
-            with self._queues.replica.watching(coordinator.queue_id, flow_id) as changed:
-                view = await self._newer(coordinator, flow_id, after, lease.view_revision)
-                if view is not None or wait_seconds <= 0:
-                    return view
-                half = await self._lease_seconds(coordinator, flow_id) / 2
-                with suppress(TimeoutError):
-                    async with asyncio.timeout(min(wait_seconds, half)):
-                        await changed.wait()
-                        while not self._queues.replica.stopping:
-                            changed.clear()
-                            view = await self._newer(coordinator, flow_id, after)
-                            if view is not None:
-                                break
-                            await changed.wait()
+        async def work(coordinator: Coordinator) -> views.UpdateView | Waiting | None:
+            view = await self._newer(coordinator, flow_id, after, lease.view_revision)
+            if view is not None or wait_seconds <= 0:
                 return view
+            half = await self._lease_seconds(coordinator, flow_id) / 2
+            seconds = min(wait_seconds, half)
+            return Waiting(self._queues.replica, coordinator, flow_id, after, seconds)
 
         return await self._queues.on(name, work)
+
+    async def of(self, waiting: Waiting) -> views.UpdateView | None:
+        """The view that a flow waits for; None if it has not changed. Raises FlowGone,
+        FlowNotFound, QueueNotFound, Unavailable.
+        """
+        coordinator = waiting.coordinator
+        try:
+            return await self._newer(coordinator, waiting.flow_id, waiting.after)
+        except QueueNotFound:
+            raise await self._rows.missing(coordinator.name, waiting.flow_id) from None
 
     async def watch(self, name: str, flow_id: str, after: int) -> AsyncIterator[views.UpdateView]:
         """The flow's view each time it has changed; changes between two reads are combined.
@@ -90,7 +148,6 @@ class UpdateCalls:
                     after = view.revision
                     yield view
                 await changed.wait()
-                changed.clear()
                 if not self._queues.replica.stopping:
                     view = await self._newer(coordinator, flow_id, after)
 

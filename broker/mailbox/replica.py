@@ -26,6 +26,7 @@ from broker.mailbox.availability import store_available
 from broker.mailbox.batches import Batcher
 from broker.mailbox.clock import StoreClock
 from broker.mailbox.coordinator import Coordinator
+from broker.mailbox.looks import Watch
 from broker.mailbox.memory import Memory
 from broker.mailbox.narration import Narration
 from broker.mailbox.tally import Tally
@@ -62,9 +63,9 @@ class Replica:
         self._finds: Batcher[str, str | None] = Batcher(self._find)
         self._coordinators: dict[str, Coordinator] = {}
         self._used: dict[str, float] = {}
-        # Events are kept in the order in which they came, so that they are woken in it.
+        # Those who wait are woken in the order in which they came.
         self._renewing: Counter[str] = Counter()
-        self._watchers: dict[str, dict[str, dict[asyncio.Event, None]]] = {}
+        self._watchers: dict[str, dict[str, tuple[Watch, ...]]] = {}
         self._to_notify: set[str] = set()
         self._outage_id = 0
         self._tasks: set[asyncio.Task[None]] = set()
@@ -188,21 +189,33 @@ class Replica:
     # Those who wait
 
     @contextmanager
-    def watching(self, queue_id: str, flow_id: str = "") -> Iterator[asyncio.Event]:
-        """An event that is set at every change of a flow's view, or of the queue if no flow is
+    def watching(self, queue_id: str, flow_id: str = "") -> Iterator[Watch]:
+        """A watch that is set at every change of a flow's view, or of the queue if no flow is
         named.
         """
-        event = asyncio.Event()
-        of_queue = self._watchers.setdefault(queue_id, {})
-        of_queue.setdefault(flow_id, {})[event] = None
+        watch = self.watch(queue_id, flow_id)
         try:
-            yield event
+            yield watch
         finally:
-            del of_queue[flow_id][event]
-            if not of_queue[flow_id]:
-                del of_queue[flow_id]
-            if not of_queue:
-                del self._watchers[queue_id]
+            self.unwatch(queue_id, flow_id, watch)
+
+    def watch(self, queue_id: str, flow_id: str) -> Watch:
+        """As `watching`, until `unwatch`."""
+        watch = Watch()
+        of_queue = self._watchers.setdefault(queue_id, {})
+        of_queue[flow_id] = (*of_queue.get(flow_id, ()), watch)
+        return watch
+
+    def unwatch(self, queue_id: str, flow_id: str, watch: Watch) -> None:
+        """Nobody waits with this watch any more."""
+        of_queue = self._watchers[queue_id]
+        others = tuple(one for one in of_queue[flow_id] if one is not watch)
+        if others:
+            of_queue[flow_id] = others
+        else:
+            del of_queue[flow_id]
+        if not of_queue:
+            del self._watchers[queue_id]
 
     @contextmanager
     def renewing(self, flow_id: str) -> Iterator[None]:
@@ -219,8 +232,8 @@ class Replica:
         """Wakes those who watch the queue or these flows of it; None: all."""
         watchers = self._watchers.get(queue_id, {})
         for key in list(watchers) if notices is None else (*sorted(notices), ""):
-            for event in watchers.get(key, ()):
-                event.set()
+            for watch in watchers.get(key, ()):
+                watch.set()
 
     # Other replicas
 

@@ -185,7 +185,7 @@ async def _default(name: str, *arguments: Any) -> Any:
             return views.ResultsView(results, update(3))
         case "flows.unbind" | "queues.delete":
             return None
-        case "updates.wait":
+        case "updates.begin":
             await asyncio.sleep(arguments[-1])
             return None
     raise AssertionError(f"{name} is not scripted")

@@ -1,0 +1,211 @@
+"""Flows that wait cost little: counted in objects, not measured.
+
+The application runs in virtual time, over a broker in memory and without sockets.
+"""
+
+import asyncio
+import gc
+import json
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+from prometheus_client import CollectorRegistry
+from starlette.requests import Request
+
+from api.app import create_app
+from broker.calls import views
+from broker.memory.database import MemoryDatabase
+from broker.memory.loop import running, settle, virtual
+from broker.memory.process import Process
+from broker.memory.service import MemoryBroker
+from broker.settings import load
+from counterpoise.logs.memory import MemoryLogs
+
+FLOWS = 50
+# A task, a future, a timer, some coroutines, and what this test keeps of each call. With the layers
+# of a request it would be three times as many.
+MOST_OBJECTS = 48
+WAIT_SECONDS = 60
+MOST_COROUTINES = 6
+
+
+class Served:
+    """The application, and what its callers get."""
+
+    def __init__(self) -> None:
+        loop = running()
+        self.now = lambda: 1_795_168_800.0 + loop.now
+        database = MemoryDatabase(self.now)
+        settings = load(
+            host="127.0.0.1", flow_requests_per_second=0.0, address_requests_per_second=0.0
+        )
+        logs = MemoryLogs(self.now)
+        self.broker = MemoryBroker(settings, database, Process(loop), logs)
+        self.app = create_app(self.broker, settings)
+
+    async def start(self, partitions: int) -> None:
+        await self.broker.start()
+        spec = views.QueueSpec("orders", partitions, rebalance_delay=0.0)
+        await self.broker.queues.create(spec)
+
+    async def bind(self, number: int) -> views.BoundView:
+        return await self.broker.flows.bind(
+            "orders", f"client-{number}", f"i-{number}", 120.0, False, None, 0, None
+        )
+
+    def poll(self, flow: views.BoundView, after: int) -> asyncio.Task[tuple[int, Any]]:
+        """Begin a long poll; its result are the status and the document."""
+        path = f"/v1/queues/orders/flows/{flow.flow_id}/updates"
+        scope = {
+            "type": "http",
+            "method": "GET",
+            "path": path,
+            "raw_path": path.encode(),
+            "query_string": b"after=%d&wait=%d" % (after, WAIT_SECONDS),
+            "headers": [
+                (b"host", b"127.0.0.1"),
+                (b"authorization", b"Bearer " + flow.flow_token.encode()),
+            ],
+            "client": ("127.0.0.1", 1),
+            "scheme": "http",
+            "server": ("127.0.0.1", 80),
+        }
+        return asyncio.create_task(self._call(scope))
+
+    async def _call(self, scope: Mapping[str, Any]) -> tuple[int, Any]:
+        sent: list[Any] = []
+
+        async def send(message: Any) -> None:
+            sent.append(message)
+
+        await self.app(scope, _silence, send)  # type: ignore[arg-type]
+        body = b"".join(message.get("body", b"") for message in sent[1:])
+        return sent[0]["status"], json.loads(body) if body else None
+
+    async def revision(self, flow: views.BoundView) -> int:
+        return (await self.broker.updates.get("orders", flow.flow_id)).revision
+
+    def counted(self, status: int) -> float:
+        """How many polls ended so, according to the metrics."""
+        registry: CollectorRegistry = self.app.state.metrics.registry
+        labels = {
+            "method": "GET",
+            "path": "/v1/queues/{queue}/flows/{flow}/updates",
+            "status": str(status),
+        }
+        return registry.get_sample_value("counterpoise_http_requests_total", labels) or 0.0
+
+
+async def _silence() -> Any:
+    await asyncio.Event().wait()
+
+
+async def served(flows: int) -> tuple[Served, list[views.BoundView]]:
+    one = Served()
+    await one.start(flows)
+    bound = [await one.bind(number) for number in range(flows)]
+    for flow in bound[:-1]:
+        view = await one.broker.updates.get("orders", flow.flow_id)
+        items = [
+            views.ReleaseItem(each.partition, each.epoch)
+            for each in view.partitions
+            if each.state == "revoking"
+        ]
+        if items:
+            await one.broker.flows.release("orders", flow.flow_id, None, items)
+    await settle()
+    return one, bound
+
+
+def alive() -> Counter[str]:
+    gc.collect()
+    return Counter(type(one).__name__ for one in gc.get_objects())
+
+
+@virtual
+async def test_a_flow_that_waits_keeps_few_objects() -> None:
+    one, flows = await served(FLOWS)
+    warm = one.poll(flows[0], await one.revision(flows[0]))
+    await settle()
+    afters = [await one.revision(flow) for flow in flows[1:]]
+    before = alive()
+    polls = [one.poll(flow, after) for flow, after in zip(flows[1:], afters, strict=True)]
+    await settle()
+    assert len(one.app.state.open_calls) == FLOWS
+    grown = alive() - before
+    for poll in (warm, *polls):
+        poll.cancel()
+    assert grown[Request.__name__] == 0
+    assert grown["Task"] == len(polls)
+    assert grown["coroutine"] <= MOST_COROUTINES * len(polls)
+    assert sum(grown.values()) <= MOST_OBJECTS * len(polls)
+
+
+@virtual
+async def test_a_flow_that_waits_is_told_and_counted() -> None:
+    one, flows = await served(2)
+    poll = one.poll(flows[0], await one.revision(flows[0]))
+    await settle()
+    assert one.counted(200) == 0
+    await one.broker.queues.change("orders", {"partition_count": 4}, False)
+    status, view = await poll
+    assert status == 200
+    assert len(view["partitions"]) == 2
+    assert one.counted(200) == 1
+
+
+@virtual
+async def test_nothing_newer_is_counted_when_the_wait_is_over() -> None:
+    one, flows = await served(1)
+    began = running().time()
+    assert await one.poll(flows[0], await one.revision(flows[0])) == (204, None)
+    assert running().time() - began == WAIT_SECONDS
+    assert one.counted(204) == 1
+
+
+@virtual
+async def test_a_flow_that_leaves_while_it_waits_is_told() -> None:
+    one, flows = await served(2)
+    poll = one.poll(flows[0], await one.revision(flows[0]))
+    await settle()
+    await one.broker.flows.unbind("orders", flows[0].flow_id)
+    status, document = await poll
+    assert (status, document["code"], document["reason"]) == (410, "flow_gone", "unbound")
+    assert one.counted(410) == 1
+
+
+@virtual
+async def test_a_queue_that_is_deleted_while_a_flow_waits() -> None:
+    one, flows = await served(1)
+    poll = one.poll(flows[0], await one.revision(flows[0]))
+    await settle()
+    await one.broker.queues.delete("orders", True)
+    status, document = await poll
+    assert (status, document["code"]) == (404, "queue_not_found")
+
+
+@virtual
+async def test_a_defect_while_a_flow_waits_is_an_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    one, flows = await served(1)
+    poll = one.poll(flows[0], await one.revision(flows[0]))
+    await settle()
+
+    async def defect(_: object) -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(one.broker.updates, "of", defect)
+    await one.broker.queues.change("orders", {"partition_count": 2}, False)
+    status, document = await poll
+    assert (status, document["code"]) == (500, "internal")
+    assert one.counted(500) == 1
+
+
+@virtual
+async def test_a_flow_that_waits_is_answered_when_the_service_stops() -> None:
+    one, flows = await served(1)
+    poll = one.poll(flows[0], await one.revision(flows[0]))
+    await settle()
+    one.app.state.open_calls.end()
+    assert await poll == (204, None)
