@@ -91,7 +91,11 @@ async def _next_update(broker: Broker, waiting: Waiting) -> Response:
     view = None
     with waiting:
         while view is None and await waiting.changes() and not waiting.stops:
-            view = await patience.answered(broker.updates.of(waiting), broker.is_reachable)
+            if not waiting.is_same:
+                # At once if possible: what a commit tells is forgotten in a moment.
+                view = broker.updates.told(waiting) or await patience.answered(
+                    broker.updates.of(waiting), broker.is_reachable
+                )
     return await _update(view)
 
 

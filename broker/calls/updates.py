@@ -63,6 +63,13 @@ class Waiting:
         """Whether the service stops: then nobody waits any more."""
         return self._replica.stopping
 
+    @property
+    def is_same(self) -> bool:
+        """Whether the view is surely the one that the flow has."""
+        queue = self.coordinator.at_hand
+        flow = None if queue is None else queue.flows.get(self.flow_id)
+        return flow is not None and flow.view_revision <= self.after
+
     def changes(self) -> Coroutine[Any, Any, bool]:
         """True as soon as the view may have changed; False if the time is over."""
         assert self._watch is not None
@@ -125,11 +132,25 @@ class UpdateCalls:
         """The view that a flow waits for; None if it has not changed. Raises FlowGone,
         FlowNotFound, QueueNotFound, Unavailable.
         """
+        if view := self.told(waiting):
+            return view
         coordinator = waiting.coordinator
         try:
             return await self._newer(coordinator, waiting.flow_id, waiting.after)
         except QueueNotFound:
             raise await self._rows.missing(coordinator.name, waiting.flow_id) from None
+
+    def told(self, waiting: Waiting) -> views.UpdateView | None:
+        """The changed view of a flow that was just woken, with what the commit told; None if
+        somebody has to be asked, or nothing has changed.
+        """
+        coordinator, queue = waiting.coordinator, waiting.coordinator.at_hand
+        flow = None if queue is None else queue.flows.get(waiting.flow_id)
+        if queue is None or flow is None or flow.view_revision <= waiting.after:
+            return None
+        numbers = needed_positions(flow)
+        positions = coordinator.told.of(numbers) if len(numbers) <= PIECE else None
+        return None if positions is None else self._made(flow.id, positions, queue)
 
     async def watch(self, name: str, flow_id: str, after: int) -> AsyncIterator[views.UpdateView]:
         """The flow's view each time it has changed; changes between two reads are combined.

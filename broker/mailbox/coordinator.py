@@ -100,13 +100,11 @@ class Coordinator:
         self.told = ToldPositions()
         self._alarm: float | None = None
         self._wake_at: float | None = None
-        self._rest = self._resumes = False
+        self._rest = self._resumes = self._uncommitted = self._behind = False
         self._queue: Queue | None = None
         self._asks: list[Ask] = []
         self._looks: list[Look] = []
-        self._uncommitted = False
         self._advance = True
-        self._behind = False
         self._next_lease: float | None = None
         self._task: asyncio.Task[None] | None = None
 
@@ -114,6 +112,11 @@ class Coordinator:
     def queue(self) -> Queue | None:
         """The queue as last known; None before the first use."""
         return self._queue
+
+    @property
+    def at_hand(self) -> Queue | None:
+        """The queue as committed, only to be looked at; None if something comes first."""
+        return None if self._behind or self._uncommitted else self._queue
 
     @property
     def waits(self) -> bool:
@@ -145,8 +148,8 @@ class Coordinator:
         `fresh`: with everything that any replica committed before this call; else as this replica
         knows it, which may be a moment behind the others. Raises as `ask`, and what `look` raises.
         """
-        if self._queue is not None and not (fresh or self._behind or self._uncommitted):
-            return look(self._queue)
+        if (queue := None if fresh else self.at_hand) is not None:
+            return look(queue)
         return await self.read_in_pieces(at_once(look), fresh=fresh)
 
     async def read_in_pieces(
@@ -272,10 +275,8 @@ class Coordinator:
         return entries
 
     async def _keep_time(self, outage_seen: int) -> None:
-        """Looks at the store's clock if the queue knows more of it than this replica.
-
-        So nobody decides on a queue, or is shown it, by a time from before its deadlines moved.
-        """
+        """Looks at the store's clock if the queue knows more of it than this replica: so nobody
+        decides on a queue, or is shown it, by a time from before its deadlines moved."""
         if outage_seen > self._clock.outage_id:
             await self._clock.look(self._store)
 

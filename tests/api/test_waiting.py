@@ -144,8 +144,10 @@ async def test_a_flow_that_waits_keeps_few_objects() -> None:
 
 
 @virtual
-async def test_a_flow_that_waits_is_told_and_counted() -> None:
+async def test_a_flow_that_waits_is_told_and_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     one, flows = await served(2)
+    # The commit tells all that the view needs.
+    monkeypatch.delattr(type(one.broker.updates), "of")
     poll = one.poll(flows[0], await one.revision(flows[0]))
     await settle()
     assert one.counted(200) == 0
@@ -192,10 +194,10 @@ async def test_a_defect_while_a_flow_waits_is_an_answer(monkeypatch: pytest.Monk
     poll = one.poll(flows[0], await one.revision(flows[0]))
     await settle()
 
-    async def defect(_: object) -> None:
+    def defect(_: object) -> None:
         raise ZeroDivisionError
 
-    monkeypatch.setattr(one.broker.updates, "of", defect)
+    monkeypatch.setattr(one.broker.updates, "told", defect)
     await one.broker.queues.change("orders", {"partition_count": 2}, False)
     status, document = await poll
     assert (status, document["code"]) == (500, "internal")
