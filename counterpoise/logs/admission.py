@@ -9,11 +9,13 @@ no partition is passed over for ever.
 
 The server adds up the sizes, so it has to look at every considered message. If the number of
 messages is limited too, these are only the planned messages, else a few more than the bytes hold.
+If the sizes seen before suggest that all of them fit, it only adds them up: sorting and running
+sums would take most of the time.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from counterpoise.logs.connection import LogConnection
 from counterpoise.logs.shares import fair_shares
@@ -23,6 +25,15 @@ from counterpoise.logs.shares import fair_shares
 FIRST_MESSAGES = 8192
 GROWTH = 4
 RESERVE = 1.5
+
+_SUM = """SELECT w.partition, m.found, m.size
+    FROM unnest(%b::integer[], %b::bigint[], %b::bigint[]) AS w (partition, first, last)
+    CROSS JOIN LATERAL (
+        SELECT count(*) AS found, coalesce(sum(octet_length(value)), 0)::bigint AS size
+        FROM counterpoise_log.messages
+        WHERE log_id = (SELECT log_id FROM counterpoise_log.logs WHERE name = %b)
+            AND partition = w.partition AND position >= w.first AND position < w.last
+    ) AS m"""
 
 # The inner ORDER BY ... OFFSET 0 keeps the values out of sorting and materialising.
 _ADMIT = """SELECT partition, count(*) FILTER (WHERE so_far < %b), count(*), sum(size)::bigint
@@ -93,16 +104,24 @@ class ByteAdmission:
         counts = dict(shares)
         if not named:
             return counts, 0
+        firsts = [begins[partition] for partition in named]
         lasts = [begins[partition] + shares[partition] for partition in named]
-        rows = self._connection.query(
-            _ADMIT,
-            [max_bytes, named, [begins[partition] for partition in named], lasts, self._name],
-            retry=True,
-        )
-        seen = total_bytes = 0
-        for partition, admitted, found, size in rows:
+        where = [named, firsts, lasts, self._name]
+        if 0 < self._bytes_per_message * sum(shares.values()) < max_bytes:
+            rows = self._connection.query(_SUM, where, retry=True)
+            total_bytes = self._learn((found, size) for _, found, size in rows)
+            if total_bytes < max_bytes:
+                return counts, total_bytes
+        rows = self._connection.query(_ADMIT, [max_bytes, *where], retry=True)
+        for partition, admitted, found, _ in rows:
             # Fewer messages than expected: they were trimmed meanwhile, and reading will report it.
             counts[partition] = admitted if admitted < found else shares[partition]
+        return counts, self._learn((found, size) for _, _, found, size in rows)
+
+    def _learn(self, sizes: Iterable[tuple[int, int]]) -> int:
+        """The sum of the bytes of so many messages each."""
+        seen = total_bytes = 0
+        for found, size in sizes:
             seen, total_bytes = seen + found, total_bytes + size
         self._bytes_per_message = total_bytes / seen if seen else 0.0
-        return counts, total_bytes
+        return total_bytes

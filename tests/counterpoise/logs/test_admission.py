@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -79,6 +80,36 @@ def test_the_lowest_level_of_bytes_comes_first(
     assert min(1, sum(backlogs.values())) <= messages <= max_messages
     assert total >= max_bytes or messages == min(max_messages, sum(backlogs.values()))
     assert total < max_bytes + max(map(max, (one for one in sizes if one)), default=last)
+
+
+@pytest.mark.parametrize("warm", [False, True])
+def test_limits_that_the_sizes_seen_do_not_reach_take_sums_alone(
+    filled: PostgresLog, monkeypatch: pytest.MonkeyPatch, warm: bool
+) -> None:
+    asked: list[str] = []
+    query = filled._connection.query
+
+    def watched(statement: str, *parameters: Any, **more: Any) -> Any:
+        asked.append(statement)
+        return query(statement, *parameters, **more)
+
+    admission_of = filled._admission
+    monkeypatch.setattr(admission_of, "_bytes_per_message", 1.0 if warm else 0.0)
+    monkeypatch.setattr(filled._connection, "query", watched)
+    bounds = filled.bounds([0, 1])
+    asked.clear()
+    # All fit.
+    assert filled.limit({1: "0"}, 20, bounds, max_bytes=21) == {1: "20"}
+    assert asked == [admission._SUM if warm else admission._ADMIT]
+    # They seem to fit, and do not: the sum is 30.
+    asked.clear()
+    assert filled.limit({1: "0"}, 30, bounds, max_bytes=31) == {1: "30"}
+    assert filled.limit({0: "8"}, 2, bounds, max_bytes=30) == {0: "9"}
+    assert asked == [admission._SUM, admission._SUM, admission._ADMIT]
+    # They do not even seem to fit.
+    asked.clear()
+    assert filled.limit({1: "0"}, 30, bounds, max_bytes=20) == {1: "20"}
+    assert asked == [admission._ADMIT]
 
 
 def test_messages_trimmed_since_the_bounds_were_asked_stay_planned(filled: PostgresLog) -> None:
