@@ -13,11 +13,10 @@ from counterpoise.spark.errors import InvalidOption
 from counterpoise.spark.plan.edges import Edge, ending_edge, starting_edge
 from counterpoise.spark.plan.floor import EARLIEST, Floor, floor_of
 
-# The limit of a query's first micro-batches. It grows while they are short
+# The limits of a query's first micro-batches. They grow while micro-batches are short
 # (`counterpoise.spark.run.batch_limit`), so that a micro-batch fits into a handoff, however large
 # the backlog is.
 DEFAULT_MESSAGES_PER_TRIGGER = 20_000
-# The limit in bytes, which stays: about a second of work for two cores.
 DEFAULT_BYTES_PER_TRIGGER = 64 * 1024 * 1024
 MOST_FLOWS = 64
 
@@ -102,6 +101,14 @@ class SourceOptions:
         return (
             "maxMessagesPerTrigger" in self.given
             or self.max_messages_per_trigger != DEFAULT_MESSAGES_PER_TRIGGER
+        )
+
+    @property
+    def names_its_bytes(self) -> bool:
+        """Whether the user has said how many bytes a micro-batch may have."""
+        return (
+            "maxBytesPerTrigger" in self.given
+            or self.max_bytes_per_trigger != DEFAULT_BYTES_PER_TRIGGER
         )
 
     def for_stream(self) -> SourceOptions:

@@ -82,12 +82,14 @@ class Question:
         return sorted({*self.positions, *(one.partition for one in self.restores)})
 
     def serves(self, other: Question) -> bool:
-        """Whether its answer is one to `other`, too: the same, but perhaps of fewer messages."""
-        if self == other:
-            return True
-        most, others = self.max_messages, other.max_messages
-        fewer = most is not None and (others is None or most <= others)
-        return fewer and replace(self, max_messages=others) == other
+        """Whether its answer is one to `other`, too: the same, but perhaps of less."""
+        messages, size = other.max_messages, other.max_bytes
+        less = _is_within(self.max_messages, messages) and _is_within(self.max_bytes, size)
+        return less and replace(self, max_messages=messages, max_bytes=size) == other
+
+
+def _is_within(limit: int | None, other: int | None) -> bool:
+    return other is None or (limit is not None and limit <= other)
 
 
 @dataclass(frozen=True)

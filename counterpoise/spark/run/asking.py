@@ -14,7 +14,7 @@ from counterpoise.spark.plan.offsets import Json, Offset
 from counterpoise.spark.plan.options import SourceOptions
 from counterpoise.spark.plan.planning import Answer, Question, View
 from counterpoise.spark.run.available_now import AvailableNow
-from counterpoise.spark.run.batch_limit import BatchLimit
+from counterpoise.spark.run.batch_limit import BatchLimit, Most
 from counterpoise.spark.run.books import Books
 from counterpoise.spark.run.cycles import Cycles
 from counterpoise.spark.run.learner import Learner
@@ -77,14 +77,15 @@ class Asking:
         Raises AheadOfLog, InvalidPosition, InvalidOffset, Unfinished.
         """
         self._measure()
+        most = Most(max_messages, self._options.max_bytes_per_trigger)
         if self._limit is not None and max_messages == self._options.max_messages_per_trigger:
-            max_messages = self._limit.messages
+            most = self._limit.most
         self._books.asked_from(self._parse(start))
         if not self.ends_by_itself:
-            found = self._planned_after(start, max_messages) or start
+            found = self._planned_after(start, most) or start
             return self._prepared_after(start) if found is start else found
         # "Nothing to read" would be the end of the query.
-        return self._available_now.until_known(lambda: self._surely_after(start, max_messages))
+        return self._available_now.until_known(lambda: self._surely_after(start, most))
 
     def available_now(self, ends: Callable[[list[int]], Mapping[int, str]]) -> None:
         """Read the messages that exist now in the partitions of the flow, and no more.
@@ -94,14 +95,14 @@ class Asking:
         if not self.over:
             self._available_now.aim(ends)
 
-    def _surely_after(self, start: Json, max_messages: int | None) -> Json | None:
+    def _surely_after(self, start: Json, most: Most) -> Json | None:
         """Like `_planned_after`, but `start` only if there is certainly nothing to read."""
         if self.over:
             return self._ended(start, "it has left the queue")
         if not self._available_now.settle():
             return None
         self._available_now.follow()
-        found = self._planned_after(start, max_messages)
+        found = self._planned_after(start, most)
         if found is not start:
             return found
         if self._books.is_closing():
@@ -117,7 +118,7 @@ class Asking:
             self._available_now.ended(why, progress.positions(self._flow.partitions))
         return start
 
-    def _planned_after(self, start: Json, max_messages: int | None) -> Json | None:
+    def _planned_after(self, start: Json, most: Most) -> Json | None:
         """The offset after `start`; `start`: nothing to read; None: unknown for now."""
         with self._books.locked() as progress:
             if self._books.is_closing():
@@ -132,9 +133,9 @@ class Asking:
         question = Question(
             positions,
             self._flow.start == "latest",
-            max_messages,
+            most.messages,
             self._available_now.targets,
-            self._options.max_bytes_per_trigger,
+            most.bytes,
             restores,
             {n: held for n, held in asked.items() if held.resize is not None},
         )
@@ -158,8 +159,12 @@ class Asking:
         if document is None:
             return start if self._available_now.is_done(answer) else None
         self._warm = True
-        self._cycles.planned(self._clock(), left_behind=answer.leaves_messages)
-        self._look_ahead(answer, view)
+        self._cycles.planned(
+            self._clock(),
+            messages=answer.question.max_messages,
+            left_behind=answer.leaves_messages,
+        )
+        self._look_ahead(answer, view, most)
         return document
 
     def _prepared_after(self, start: Json) -> Json:
@@ -187,10 +192,14 @@ class Asking:
                 )
             )
 
-    def _look_ahead(self, answer: Answer, view: View) -> None:
-        """Let the log find the end of the next micro-batch while Spark runs this one."""
+    def _look_ahead(self, answer: Answer, view: View, most: Most) -> None:
+        """Let the log find the end of the next micro-batch while Spark runs this one.
+
+        With the present limit: that of the answer may be older, as the answer was looked up ahead.
+        """
         expected = answer.next_question()
         if expected is not None and expected.positions.keys() <= view.keys():
+            expected = replace(expected, max_messages=most.messages, max_bytes=most.bytes)
             self._expected = expected, view
             self._probe.look_ahead(expected)
 

@@ -93,7 +93,13 @@ class Consumption:
         self._channel = channel
         self._driver = driver or Driver(None)
         self._clock = clock
-        limit = None if options.names_its_limit else BatchLimit(DEFAULT_MESSAGES_PER_TRIGGER)
+        limit = None
+        if not options.names_its_limit:
+            limit = BatchLimit(
+                DEFAULT_MESSAGES_PER_TRIGGER,
+                options.max_bytes_per_trigger,
+                bytes_grow=not options.names_its_bytes,
+            )
         self._cycles = Cycles(limit)
         self._books = Books(flow, place, wake, handoffs or Handoffs())
         self._probe = LogProbe(connection, clock, options.warmup_from)

@@ -28,13 +28,20 @@ class Cycles:
         self._limit = limit
         self._planned_at: float | None = None
         self._left_behind = False
+        self._messages: int | None = None
         self._seen = 0
         self._seconds: deque[float] = deque(maxlen=_KEPT_CYCLES)
         self._warned_of = 0.0
 
-    def planned(self, now: float, *, left_behind: bool = False) -> None:
-        """Spark was given a micro-batch to run. `left_behind`: there was more to read."""
+    def planned(
+        self, now: float, *, messages: int | None = None, left_behind: bool = False
+    ) -> None:
+        """Spark was given a micro-batch to run, with a limit of so many `messages`.
+
+        `left_behind`: there was more to read.
+        """
         self._planned_at = now
+        self._messages = messages
         self._left_behind = left_behind
 
     def done(self, now: float) -> None:
@@ -48,8 +55,8 @@ class Cycles:
             if self._seen > _UNTYPICAL_CYCLES:
                 seconds = now - self._planned_at
                 self._seconds.append(seconds)
-                if self._limit is not None:
-                    self._limit.took(seconds, left_behind=self._left_behind)
+                if self._limit is not None and self._messages is not None:
+                    self._limit.took(seconds, self._messages, left_behind=self._left_behind)
             self._planned_at = None
 
     @property

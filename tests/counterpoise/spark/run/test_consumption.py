@@ -184,6 +184,8 @@ def running(
     consumption.start()
     yield consumption
     consumption.stop()
+    # It may still look ahead, on a connection that the fixture is about to close.
+    consumption._probe._thread.join()
 
 
 def ends(offset: Mapping[str, Any]) -> dict[str, tuple[str, str]]:
@@ -287,6 +289,26 @@ def test_while_a_backlog_is_read_the_log_is_asked_before_spark_asks(
     assert ends(second) == {"0": ("2", "5"), "1": ("2", "3")}
     broken.away = False
     assert ends(next_offset(consumption, second, limit=8))["0"] == ("5", "6")
+
+
+def test_the_micro_batches_of_a_backlog_grow_although_their_ends_are_looked_up_ahead(
+    flow: FlowDouble, log: PostgresLog, broken: BrokenLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    append(log, *"abcdefghij" * 10)
+    flow.grant(0)
+    monkeypatch.setattr(consumption_module, "DEFAULT_MESSAGES_PER_TRIGGER", 2)
+    options = SourceOptions("flights")
+    start, sizes = EMPTY, []
+    with running(options, flow, log, broken, clock=lambda: 0.0) as consumption:
+        for _ in range(6):
+            end = next_offset(consumption, start, options.max_messages_per_trigger)
+            ((begin, last),) = ends(end).values()
+            sizes.append(int(last) - int(begin))
+            # The answer to the next question is there when Spark asks.
+            until(lambda: consumption._probe._given is False)
+            start = end
+    # The first is not typical. Each change shows one micro-batch later.
+    assert sizes == [2, 2, 2, 8, 8, 20]
 
 
 def test_a_partition_that_was_revoked_meanwhile_is_asked_about_anew(

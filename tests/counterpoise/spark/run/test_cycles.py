@@ -41,11 +41,11 @@ def test_without_measurements_there_is_no_warning() -> None:
 
 
 def test_the_limit_learns_from_each_cycle_but_the_first() -> None:
-    limit = BatchLimit(100)
+    limit = BatchLimit(100, None, bytes_grow=False)
     cycles = Cycles(limit)
     sizes = []
-    for seconds, left_behind in [(0.1, True), (0.1, True), (0.1, False), (0.1, True), (9, True)]:
-        cycles.planned(0, left_behind=left_behind)
+    for seconds, left_behind in [(0.5, True), (0.5, True), (0.5, False), (0.5, True), (9, True)]:
+        cycles.planned(0, messages=limit.messages, left_behind=left_behind)
         cycles.asked(seconds)
         cycles.asked(seconds + 60)  # with nothing in flight
         sizes.append(limit.messages)
