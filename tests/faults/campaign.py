@@ -19,7 +19,15 @@ from typing import NamedTuple
 
 from tests.faults.proxy import Proxy
 from tests.faults.result import COMPLETE_SECONDS, Done, Loss, Result
-from tests.faults.stage import HANG_SECONDS, LEASE_SECONDS, QUEUE, REACH_SECONDS, Stage, Worker
+from tests.faults.stage import (
+    HANG_SECONDS,
+    LEASE_SECONDS,
+    QUEUE,
+    REACH_SECONDS,
+    START_SECONDS,
+    Stage,
+    Worker,
+)
 from tests.judge.journal import SERVICE
 from tests.service import ServeProcess, eventually
 
@@ -84,7 +92,7 @@ class Campaign:
         ]
         self._publishers = stage.publishers("p", PUBLISHERS, MESSAGES_PER_SECOND)
         count = PROCESSES * CONSUMERS_EACH
-        eventually(lambda: sum(map(bool, stage.owners().values())) == count, 120)
+        eventually(lambda: sum(map(bool, stage.owners().values())) == count, START_SECONDS)
         self._say(f"{count} consumers own partitions")
         ends = time.monotonic() + self._seconds
         turns = self._turns()

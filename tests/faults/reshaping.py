@@ -21,7 +21,7 @@ from pathlib import Path
 
 from counterpoise.client import Client
 from counterpoise.logs.ranges import HashRange, parse_range
-from tests.faults.stage import QUEUE, Stage, Worker
+from tests.faults.stage import QUEUE, START_SECONDS, Stage, Worker
 from tests.judge.judge import Verdict
 from tests.service import eventually
 
@@ -36,7 +36,6 @@ PUBLISHERS = 2
 MANY = 1000
 # A micro-batch of a loaded machine takes seconds; handoffs by force are not the matter here.
 HANDOFF_SECONDS = 30.0
-START_SECONDS = 180.0
 
 
 @dataclass

@@ -52,6 +52,8 @@ REACH_SECONDS = LEASE_SECONDS + HOLDDOWN_SECONDS + HANDOFF_SECONDS + 1.0
 # How long a poll waits for its answer: a replica that hangs longer may cost leases.
 HANG_SECONDS = LEASE_SECONDS * 7 / 12
 SETTLE_SECONDS = 120.0
+# Until all consumers of a stage own partitions, on a machine that does other things too.
+START_SECONDS = 300.0
 
 
 class Postgres:
