@@ -16,12 +16,14 @@ from counterpoise.demo.work.flights import Flight
 from counterpoise.demo.work.sink import Message, Slice
 from counterpoise.demo.work.staging import Cues, Work, parser
 from counterpoise.spark.driver.java import ensure_java
+from counterpoise.spark.driver.python import installed_pyspark
 
 if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
 
+MASTER = "local[1]"
 CHECKPOINT_MANAGER = (
     "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
 )
@@ -79,8 +81,8 @@ def session(name: str, directory: Path) -> "SparkSession":
 
     from counterpoise.spark import register
 
-    spark = (
-        SparkSession.builder.master("local[1]")
+    builder = (
+        SparkSession.builder.master(MASTER)
         .appName(name)
         .config("spark.driver.bindAddress", "127.0.0.1")
         .config("spark.driver.host", "127.0.0.1")
@@ -95,8 +97,9 @@ def session(name: str, directory: Path) -> "SparkSession":
         .config("spark.sql.warehouse.dir", str(directory / "warehouse"))
         .config("spark.ui.enabled", "false")
         .config("spark.ui.showConsoleProgress", "false")
-        .getOrCreate()
     )
+    with installed_pyspark(MASTER):
+        spark = builder.getOrCreate()
     register(spark)
     return spark
 

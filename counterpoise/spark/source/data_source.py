@@ -18,6 +18,7 @@ from counterpoise.spark.channel.documents import FORMAT, driver_home
 from counterpoise.spark.driver.done import listen
 from counterpoise.spark.driver.finishing import finish_batches
 from counterpoise.spark.driver.java import ensure_java
+from counterpoise.spark.driver.python import installed_pyspark
 from counterpoise.spark.errors import CannotStart, InvalidSchema
 from counterpoise.spark.plan.options import read_options
 
@@ -110,6 +111,7 @@ def session(app_name: str = "counterpoise", **config: str) -> SparkSession:
         settings.setdefault("spark.master", "local[*]")
     for key, value in settings.items():
         builder = builder.config(key, value)
-    spark = builder.getOrCreate()
+    with installed_pyspark(settings.get("spark.master")):
+        spark = builder.getOrCreate()
     register(spark)
     return spark

@@ -11,10 +11,12 @@ from pathlib import Path
 import pytest
 
 from counterpoise.spark.driver import java
+from counterpoise.spark.driver.launchers import write_program
 
 SPARK = """
 import json, sys
 from counterpoise.spark.driver import java
+from counterpoise.spark.driver.launchers import write_program
 java._home_of_java_on_the_path = lambda: None
 home = java.ensure_java()
 from pyspark.sql import SparkSession
@@ -139,7 +141,7 @@ def test_the_launcher_drops_one_argument_and_keeps_the_others(tmp_path: Path) ->
     echo.write_text("#!/bin/sh\nprintf '%s\\n' \"$@\"\n")
     echo.chmod(0o755)
     launcher = tmp_path / "launcher"
-    java._write_program(launcher / "bin" / "java", java.launcher_script(echo))
+    write_program(launcher / "bin" / "java", java.launcher_script(echo))
     arguments = ["-cp", "a b", "", "--add-modules=jdk.incubator.vector", "*", "--add-modules=x"]
     heard = subprocess.run(
         [launcher / "bin" / "java", *arguments], capture_output=True, text=True, check=True
