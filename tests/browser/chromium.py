@@ -117,6 +117,7 @@ class Page:
     def __init__(self, browser: Browser, session: str) -> None:
         self._browser = browser
         self._session = session
+        self._preferences: dict[str, str] = {}
 
     def ask(self, method: str, parameters: dict[str, Any] | None = None) -> dict[str, Any]:
         return self._browser.ask(method, parameters, self._session)
@@ -150,14 +151,17 @@ class Page:
                 faults.append(str(one["params"]["entry"]))
         return faults
 
-    def dark(self) -> None:
-        """Shows the page to a user who prefers dark colours."""
-        features = [{"name": "prefers-color-scheme", "value": "dark"}]
-        self.ask("Emulation.setEmulatedMedia", {"features": features})
+    def dark(self, dark: bool = True) -> None:
+        """Shows the page to a user who prefers dark colours, or light ones."""
+        self._prefer("color-scheme", "dark" if dark else "light")
 
     def still(self) -> None:
         """Shows the page to a user who prefers no motion: nothing is amid a transition."""
-        features = [{"name": "prefers-reduced-motion", "value": "reduce"}]
+        self._prefer("reduced-motion", "reduce")
+
+    def _prefer(self, name: str, value: str) -> None:
+        self._preferences[f"prefers-{name}"] = value
+        features = [{"name": name, "value": value} for name, value in self._preferences.items()]
         self.ask("Emulation.setEmulatedMedia", {"features": features})
 
     def width(self, pixels: int, height: int = 900) -> None:

@@ -1,8 +1,8 @@
 """Photographs of the dashboard.
 
 `python -m tests.browser.pictures docs/pictures` (`make pictures`) writes the one of the README.
-With `--sizes` it writes the page at 1200 and 400 pixels, with 4, 300 and 1,000 partitions, for a
-human to look at.
+With `--sizes` it writes the page at 1200 and 400 pixels, light and dark, with 4, 300 and 1,000
+partitions that wait, move and are in quarantine, for a human to look at.
 
 A real service shows real queues. Their consumers are flows of this process: some are behind, one
 has just come, and the partitions that it is to get are on their way.
@@ -14,6 +14,7 @@ import tempfile
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 from counterpoise.client import Client
 from counterpoise.conditions import Condition
@@ -31,13 +32,16 @@ TALLEST = 2400
 class Scene:
     """A queue, its messages and its consumers. They leave when `ending` ends."""
 
-    def __init__(self, url: str, queue: str, partitions: int, ending: ExitStack) -> None:
+    def __init__(
+        self, url: str, queue: str, partitions: int, ending: ExitStack, **settings: Any
+    ) -> None:
         self.url = url
         self.queue = queue
         self.client = ending.enter_context(Client(url))
         self.flows: list[Flow] = []
         self._ending = ending
-        self.client.create_queue(queue, partitions, rebalance_delay=1, max_handoff_time=120)
+        times = {"rebalance_delay": 1, "max_handoff_time": 120}
+        self.client.create_queue(queue, partitions, **times, **settings)
 
     def publish(self, messages: int) -> None:
         with Publisher(self.queue, url=self.url) as publisher:
@@ -56,6 +60,11 @@ class Scene:
         for flow in self.flows:
             moving = sorted(self._moving().get(flow, []))
             flow.release_many([(number, None, False) for number in moving[:released]])
+
+    def grow(self, partitions: int) -> None:
+        """More partitions: they wait for the older messages of their keys."""
+        self.client.change_queue(self.queue, partition_count=partitions)
+        eventually(self._released)
 
     def complain(self) -> None:
         """The first consumer has partitions in quarantine, and does not reach its log."""
@@ -129,13 +138,26 @@ def orders(url: str, ending: ExitStack, browser: Browser) -> Page:
 
 
 def crowd(url: str, partitions: int, consumers: int, ending: ExitStack) -> str:
-    """A queue of this size, amid a rebalance; returns its name."""
-    scene = Scene(url, f"orders-{partitions}", partitions, ending)
+    """A queue of this size, amid a rebalance after a resize; returns its name."""
+    queue = f"orders-{partitions}"
+    scene = Scene(url, queue, partitions // 2, ending, ordered_resize=True)
     scene.publish(20 * partitions)
     scene.join(*(f"billing-{number}" for number in range(1, consumers)))
     scene.work(behind=12)
+    scene.grow(partitions)
     scene.arrive(f"billing-{consumers}", released=0)
     scene.complain()
+    return queue
+
+
+def split(url: str, ending: ExitStack) -> str:
+    """A dynamic queue, of which a partition was split and two were merged; returns its name."""
+    scene = Scene(url, "clicks", 4, ending, partitioning="dynamic")
+    scene.publish(400)
+    scene.join("web-1", "web-2")
+    scene.work(behind=12)
+    scene.client.split_partition(scene.queue, 1)
+    scene.client.merge_partitions(scene.queue, 2, 3)
     return scene.queue
 
 
@@ -174,15 +196,24 @@ def main() -> None:
             queue = crowd(service.url, partitions, consumers, ending)
             page = browser.open(f"{service.url}/#{queue}")
             shows(page, ".headline", "Rebalancing")
-            for width in WIDTHS:
-                page.width(width, 900)
-                height = min(TALLEST, page.run("document.documentElement.scrollHeight"))
-                photograph(page, given.directory / f"{partitions}-{width}.png", width, height)
+            all_of(page, given.directory, str(partitions))
+        page = browser.open(f"{service.url}/#{split(service.url, ending)}")
+        shows(page, "#main", "waiting")
+        all_of(page, given.directory, "split")
         page = browser.open(service.url)
         for partitions, _ in SIZES:
             shows(page, "#main", f"orders-{partitions}")
-        for width in WIDTHS:
-            photograph(page, given.directory / f"queues-{width}.png", width, 900)
+        all_of(page, given.directory, "queues")
+
+
+def all_of(page: Page, directory: Path, name: str) -> None:
+    """The page in every width, light and dark."""
+    for width in WIDTHS:
+        page.width(width, 900)
+        height = min(TALLEST, page.run("document.documentElement.scrollHeight"))
+        for colours in ("light", "dark"):
+            page.dark(colours == "dark")
+            photograph(page, directory / f"{name}-{width}-{colours}.png", width, height)
 
 
 if __name__ == "__main__":

@@ -241,15 +241,24 @@ def test_a_thousand_partitions_and_fifty_consumers_are_legible(
 def test_axe_finds_no_violation(page: Page, client: Client, service: Service, dark: bool) -> None:
     if dark:
         page.dark()
-    client.create_queue("flights", 5, rebalance_delay=0, max_handoff_time=60)
+    times = {"rebalance_delay": 0, "max_handoff_time": 60}
+    client.create_queue("flights", 3, **times, ordered_resize=True)
+    with Publisher("flights", url=service.url) as publisher:
+        for number in range(30):
+            publisher.publish(b"x", f"k{number}")
+    client.change_queue("flights", partition_count=5)
     with (
-        Flow("flights", url=service.url, client_name="first"),
+        Flow("flights", url=service.url, client_name="first") as first,
         Flow("flights", url=service.url, client_name="second"),
     ):
-        eventually(lambda: any("flights" in one for one in rows(page)))
+        eventually(lambda: len(first.partitions) == 5)
+        poison = Condition("quarantined", "at 7: ValueError", 1, first.partitions[1].epoch)
+        first.report([Condition("log_away", "connection refused"), poison])
+        eventually(lambda: any("flights" in one and "1 log away" in one for one in rows(page)))
         assert violations(page) == []
         go(page, "flights")
         eventually(lambda: "On their way" in page.text("#main"))
+        eventually(lambda: any("waits at" in one for one in labels(page)))
         page.act("document.querySelector('.cell')", "it.click()")
         assert violations(page) == []
         click(page, "Resize")
