@@ -110,6 +110,8 @@ def set_positions(
                 for row in rows
                 if row["partition"] in made
             ]
+        moved = [row for row in rows if row["position"] != row["previous"]]
+        nothing_older = not moved and _goes_back(target) and _is_earliest(client, queue)
     again, skipped = _sum(rows, "read_again"), _sum(rows, "skipped")
     if as_json:
         print_json(
@@ -122,7 +124,6 @@ def set_positions(
             }
         )
         return
-    moved = [row for row in rows if row["position"] != row["previous"]]
     if moved:
         _print(moved)
     would, be = ("would ", "be") if dry_run else ("", "are")
@@ -132,10 +133,22 @@ def set_positions(
         effect = (
             f"{counted(again, 'message')} {would}{be} read again, {skipped} {would}{be} skipped"
         )
+    if nothing_older:
+        effect += "; nothing older is in the log"
     verb = "would move" if dry_run else "set"
     if isinstance(target, datetime):
         verb += f" to {target.isoformat(timespec='seconds').replace('+00:00', 'Z')}"
     console.print(f"{queue}: {len(moved)} of {counted(len(rows), 'position')} {verb}; {effect}")
+
+
+def _goes_back(target: Target) -> bool:
+    return target == "earliest" or isinstance(target, datetime)
+
+
+def _is_earliest(client: Client, queue: str) -> bool:
+    """Whether all positions are where the log begins."""
+    rows = client.set_positions(queue, "earliest", dry_run=True)["partitions"]
+    return not any(row["read_again"] for row in rows)
 
 
 def _target(text: str) -> Target:

@@ -42,6 +42,9 @@ def test_positions_are_set_and_put_back_from_a_file(run, consumed, tmp_path):
         in run("positions", "set", "a", "earliest").output
     )
     assert {one["position"] for one in shown(run)} == {"0"}
+    for again in ("earliest", "2h"):
+        assert "; nothing older is in the log" in run("positions", "set", "a", again).output
+    assert "older" not in run("positions", "set", "a", "latest", "--dry-run").output
     assert len(run("consume", "a", "-n", "6", "-q").stdout.splitlines()) == 6
     assert (
         "2 messages are read again, 0 are skipped"
