@@ -20,7 +20,7 @@ ROOT = Path(__file__).resolve().parents[1]
 PROJECTS = (ROOT / "pyproject.toml", ROOT / "deploy/server/pyproject.toml")
 TRACES = "tests/tracing/test_traces.py"
 # A choice that reaches every dependency: the core, both stores, the API, clients and consumers, the
-# logs on Postgres, Redis and Kafka, the fenced sink, traces, and an application of Spark's.
+# logs on Postgres, Redis and Kafka, the fenced sink, and traces.
 TESTS = (
     "tests/core",
     "tests/broker/store",
@@ -35,9 +35,17 @@ TESTS = (
     "tests/counterpoise/testing",
     "tests/counterpoise/cli/test_cli.py",
     "tests/counterpoise/spark/run",
-    "tests/counterpoise/spark/test_applications.py",
     f"{TRACES}::test_a_consumer_shows_what_it_reads_and_its_commits",
     f"{TRACES}::test_a_handoff_begun_by_one_replica_and_ended_by_another_is_in_one_trace",
+)
+
+# Applications of Spark's, which are among the long tests.
+APPLICATIONS = (
+    (
+        "tests/counterpoise/spark/test_applications.py::"
+        "test_a_second_application_joins_and_the_first_leaves_without_a_trace"
+    ),
+    "tests/counterpoise/spark/driver/test_python.py",
 )
 
 
@@ -92,7 +100,9 @@ def main(arguments: Sequence[str]) -> int:
     directory = Path(arguments[0] if arguments else ".lowest").absolute()
     install(directory)
     choice = arguments[1:] or ("-m", "not long", *TESTS)
-    return run(directory / "bin/python", "-m", "pytest", "-q", *choice)
+    python = directory / "bin/python"
+    failed = run(python, "-m", "pytest", "-q", *choice)
+    return failed or (not arguments[1:] and run(python, "-m", "pytest", "-q", *APPLICATIONS))
 
 
 if __name__ == "__main__":
