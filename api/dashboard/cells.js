@@ -1,6 +1,6 @@
 /** The partitions of a queue as cells: who owns each, how far behind it is, and where it goes.
  *
- *  A cell has its owner's letter and colour, darker with more lag. While it moves it has the letter
+ *  A cell has its owner's letter and colour, stronger with more lag. While it moves it has the letter
  *  of its next owner too, and a bar that runs out at the deadline. The cells are a listbox: arrow
  *  keys move between them, and the chosen one is told in full beside it.
  */
