@@ -55,8 +55,12 @@ class BatchLimit:
         aimed = AIMED_SECONDS / 2
         if seconds > AIMED_SECONDS:
             self._set(messages // 2)
+        elif left_behind and seconds > aimed:
+            self._set(min(self.messages, messages))
         elif left_behind:
-            self._set(int(messages * max(1.0, aimed / max(seconds, aimed / STEP))))
+            # Not lowered: what was looked up ahead with the present limit would be in vain.
+            fits = int(messages * aimed / max(seconds, aimed / STEP))
+            self._set(max(self.messages, fits))
 
     def _set(self, messages: int) -> None:
         self.messages = min(GROWTH * self._least, max(self._least, messages))

@@ -54,6 +54,22 @@ def test_a_micro_batch_that_was_planned_before_it_grew_makes_it_grow_once() -> N
     assert limit.messages == 100
 
 
+def test_a_micro_batch_that_was_planned_before_it_grew_does_not_lower_it_if_it_was_short() -> None:
+    """What was looked up ahead with the present limit would be in vain."""
+    limit = new()
+    limit.took(0.25, 100, left_behind=True)
+    limit.took(0.9, 100, left_behind=True)
+    assert limit.messages == 400
+
+
+def test_it_is_not_raised_by_one_that_was_long() -> None:
+    limit = new()
+    limit.took(0.25, 100, left_behind=True)
+    limit.took(2.5, 400, left_behind=True)
+    limit.took(1.5, 400, left_behind=True)
+    assert limit.messages == 200
+
+
 def test_the_limit_of_bytes_grows_with_it_up_to_four_times() -> None:
     found = []
     for messages in (100, 250, 400, 1000):
