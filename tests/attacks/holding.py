@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from api.server import OBJECTS_A_COLLECTION
+from api.server import COLLECTIONS
 from tests.service import Service
 
 # What no request may take.
@@ -78,7 +78,7 @@ def as_in_a_process_of_its_own() -> Iterator[None]:
     thresholds = gc.get_threshold()
     gc.collect()
     gc.freeze()
-    gc.set_threshold(OBJECTS_A_COLLECTION, 20, 20)
+    gc.set_threshold(*COLLECTIONS)
     try:
         yield
     finally:
