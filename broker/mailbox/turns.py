@@ -30,7 +30,7 @@ T = TypeVar("T")
 SLICES_AT_ONCE = 2
 # A turn decides no longer than this, and never holds up other queues for much longer than a step.
 TURN_SECONDS = 0.25
-STEP_SECONDS = 0.005
+STEP_SECONDS = 0.002
 # Where every partition of the built-in log begins.
 EARLIEST = "0"
 # A store that is slow writes so many partitions.

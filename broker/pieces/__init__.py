@@ -1,9 +1,11 @@
 """Large work in pieces, so that no request holds the event loop.
 
 What names 100,000 partitions takes the processor for up to a second. It is done in pieces of some
-milliseconds, and between two pieces the worker pauses. **Of all workers that pause, one goes on in
-each turn of the loop**, in the order in which they paused: so however many there are, everybody
-else waits for one piece only.
+milliseconds, and between two pieces the worker pauses. Of all workers that pause, one goes on at a
+time, in the order in which they paused. **Between two pieces the loop turns `TURNS` times**: a
+small call takes several turns, and would otherwise wait for a piece in each. So however many
+workers there are, it waits for one piece when it arrives, and for one more each time that it waits
+for the database.
 
 Work of less than a piece never pauses.
 """
@@ -18,8 +20,14 @@ from weakref import WeakKeyDictionary
 
 T = TypeVar("T")
 U = TypeVar("U")
+K = TypeVar("K")
+V = TypeVar("V")
 # Items of a piece; no work on an item takes more than some microseconds.
 PIECE = 500
+# A heartbeat takes three turns until it has asked the database, and four from there to its answer.
+TURNS = 8
+# Where the turns are long themselves, the next piece comes after this time.
+OTHERS_SECONDS = 0.01
 
 _waiting: WeakKeyDictionary[asyncio.AbstractEventLoop, deque[asyncio.Future[None]]] = (
     WeakKeyDictionary()
@@ -33,19 +41,31 @@ async def pause() -> None:
     turn: asyncio.Future[None] = loop.create_future()
     waiting.append(turn)
     if len(waiting) == 1:
-        loop.call_soon(_next, loop, waiting)
+        _after_others(loop, waiting)
     await turn
 
 
-def _next(loop: asyncio.AbstractEventLoop, waiting: deque[asyncio.Future[None]]) -> None:
-    """The one that waits longest goes on in the next turn of the loop."""
+def _after_others(loop: asyncio.AbstractEventLoop, waiting: deque[asyncio.Future[None]]) -> None:
+    loop.call_soon(_next, loop, waiting, TURNS - 1, loop.time() + OTHERS_SECONDS)
+
+
+def _next(
+    loop: asyncio.AbstractEventLoop,
+    waiting: deque[asyncio.Future[None]],
+    turns: int,
+    until: float,
+) -> None:
+    """The one that waits longest goes on after so many more turns of the loop."""
+    if turns > 0 and loop.time() < until:
+        loop.call_soon(_next, loop, waiting, turns - 1, until)
+        return
     while waiting:
         turn = waiting.popleft()
         if not turn.done():
             turn.set_result(None)
             break
     if waiting:
-        loop.call_soon(_next, loop, waiting)
+        _after_others(loop, waiting)
 
 
 async def pieces(items: Sequence[T], size: int = PIECE) -> AsyncIterator[Sequence[T]]:
@@ -61,6 +81,14 @@ async def made(make: Callable[[T], U], items: Sequence[T]) -> list[U]:
     found: list[U] = []
     async for some in pieces(items):
         found += map(make, some)
+    return found
+
+
+async def mapped(make: Callable[[T], tuple[K, V]], items: Sequence[T]) -> dict[K, V]:
+    """What `make` makes of each item, key and value, in pieces."""
+    found: dict[K, V] = {}
+    async for some in pieces(items):
+        found.update(map(make, some))
     return found
 
 

@@ -1,11 +1,12 @@
-"""Large work pauses, and of all that pause one goes on in each turn of the loop."""
+"""Large work pauses; of all that pause one goes on at a time, and small calls go before it."""
 
 from __future__ import annotations
 
 import asyncio
+from itertools import pairwise
 
-from broker.memory.loop import virtual
-from broker.pieces import pause, pieces
+from broker.memory.loop import running, virtual
+from broker.pieces import OTHERS_SECONDS, TURNS, pause, pieces
 
 
 @virtual
@@ -25,7 +26,7 @@ async def test_work_of_one_piece_does_not_pause() -> None:
 
 
 @virtual
-async def test_one_worker_goes_on_in_each_turn_of_the_loop() -> None:
+async def test_one_worker_goes_on_at_a_time() -> None:
     turns: list[int] = [0]
     worked: list[tuple[int, int]] = []
 
@@ -43,8 +44,30 @@ async def test_one_worker_goes_on_in_each_turn_of_the_loop() -> None:
         group.create_task(count())
         for name in range(3):
             group.create_task(work(name))
-    assert len({turn for turn, _ in worked}) == len(worked), "two pieces in one turn"
+    between = {after[0] - before[0] for before, after in pairwise(worked)}
+    assert min(between) >= TURNS, "a call of several turns waits for several pieces"
+    assert max(between) <= TURNS + 1
     assert [name for _, name in worked] == [0, 1, 2] * 10, "not in order"
+
+
+@virtual
+async def test_others_who_take_long_do_not_keep_a_worker_waiting_for_many_turns() -> None:
+    turns = 0
+
+    async def others() -> None:
+        nonlocal turns
+        while turns < 100:
+            turns += 1
+            loop.now += OTHERS_SECONDS
+            await asyncio.sleep(0)
+
+    loop = running()
+    busy = asyncio.ensure_future(others())
+    await asyncio.sleep(0)
+    before = turns
+    await pause()
+    assert turns - before <= 3
+    await busy
 
 
 @virtual

@@ -16,18 +16,21 @@ import pytest
 
 import broker
 from broker.calls import views
+from broker.core.draft import SLICE
 from broker.memory.loop import VirtualLoop
 from broker.pieces import PIECE
 from tests.broker.shell import Service, World, dynamic, spec
 
 BROKER = str(Path(broker.__file__).parent)
-# Decisions have bounds of their own (`tests/core/test_scale.py`), and the database in memory does
-# everything at once.
+# The database in memory does everything at once.
 CALLS = (f"{BROKER}/calls", f"{BROKER}/pieces", f"{BROKER}/logs")
+DECISIONS = (f"{BROKER}/core", f"{BROKER}/mailbox")
 PAGES = (*CALLS, f"{BROKER}/core", f"{BROKER}/mailbox")
 LARGE = 12 * PIECE
 # For each item of a piece.
 MOST_LINES = 10
+# As in `tests/core/test_scale.py`, and not twice as many.
+MOST_LINES_OF_A_SLICE = 400 * SLICE
 
 
 class Measuring(VirtualLoop):
@@ -143,3 +146,36 @@ async def costs_the_same(
         costs.append(loop.total)
     assert costs[1] <= 1.1 * costs[0]
     assert max(costs) < LARGE
+
+
+def test_a_large_decision_holds_the_loop_for_one_slice_at_a_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """First owners, a second flow, and the first one leaves. Two slices are committed together."""
+    # No time passes here within a step, and a slice takes longer than this.
+    monkeypatch.setattr("broker.mailbox.turns.STEP_SECONDS", -1.0)
+
+    async def test(loop: Measuring) -> None:
+        world = World()
+        one = await world.replica()
+        await one.create_queue(spec(partitions=5 * SLICE))
+        queue = one.memory(world.stored("orders")[0])
+        assert queue is not None
+        longest: list[int] = []
+
+        async def until_decided() -> None:
+            while queue.unfinished_at is not None:
+                await loop.sleep(0.01)
+            longest.append(loop.longest)
+            loop.longest = 0
+
+        with loop.counting(DECISIONS):
+            first = await one.join("orders", "first", lease=600)
+            await until_decided()
+            await one.join("orders", "second", lease=600)
+            await until_decided()
+            await one.unbind("orders", first)
+            await until_decided()
+        assert max(longest) < MOST_LINES_OF_A_SLICE, longest
+
+    measured(test)
