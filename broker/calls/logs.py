@@ -30,7 +30,7 @@ from broker.mailbox.asks import Ask
 from broker.mailbox.availability import store_available
 from broker.mailbox.coordinator import Coordinator
 from broker.mailbox.turns import EARLIEST, slices
-from broker.pieces import PIECE, made, pause, pieces
+from broker.pieces import PIECE, made, mapped, pause, pieces
 from broker.store.ports import StoreError
 from broker.store.trims import Trimming
 from counterpoise.logs.address import InvalidLog, kind_of
@@ -131,7 +131,7 @@ class LogCalls:
         log, start, numbers = await self._queues.on(name, lambda one: one.read_in_pieces(look))
         if not isinstance(where, Mapping):
             found = await self._logs.positions(log, where)
-            return dict(await made(lambda number: (number, found.get(number, EARLIEST)), numbers))
+            return await mapped(lambda number: (number, found.get(number, EARLIEST)), numbers)
         unknown = sorted(set(where) - set(numbers))
         if unknown:
             raise Invalid(
@@ -330,13 +330,13 @@ class LogCalls:
         """The positions of these partitions, by number; of all without `numbers`, also of removed
         ones, whose messages are kept no longer than the others'."""
         rows = await self._queues.store.positions(queue_id, numbers)
-        return dict(await made(lambda number: (number, rows[number][1]), [*rows]))
+        return await mapped(lambda number: (number, rows[number][1]), [*rows])
 
     async def _usable(
         self, queue: views.QueueView, positions: dict[int, str | None]
     ) -> dict[int, str | None]:
-        """Without what is no position: an older version stored whatever it was sent. Nothing of
-        such a partition is trimmed."""
+        """Changed: without what is no position. An older version stored whatever it was sent;
+        nothing of such a partition is trimmed."""
         wrong: list[int] = []
         async for some in pieces([*positions.items()]):
             given = ((number, at) for number, at in some if at is not None)
@@ -347,7 +347,8 @@ class LogCalls:
                 queue=queue.name,
                 partitions=wrong[:10],
             )
-        return positions | dict.fromkeys(wrong)
+        positions.update(dict.fromkeys(wrong))
+        return positions
 
 
 def _complete(queue: Queue) -> tuple[int, int] | None:

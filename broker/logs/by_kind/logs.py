@@ -26,7 +26,7 @@ from broker.logs.ports import (
 )
 from broker.logs.positions import number_of
 from broker.logs.trimming import trim_floor, with_passed
-from broker.pieces import made, pieces
+from broker.pieces import mapped, pieces
 from counterpoise.logs import LogError, LogNotFound, LogUnavailable
 from counterpoise.logs.address import Kind, kind_of
 
@@ -232,7 +232,7 @@ class LogsByKind:
             start, end = found.starts[number], found.ends[number]
             return number, Span(start, end, messages_after(start, end, at))
 
-        return dict(await made(one, [*positions.items()]))
+        return await mapped(one, [*positions.items()])
 
     async def maintain(
         self,
@@ -247,7 +247,7 @@ class LogsByKind:
         kind = self._known(log)
         try:
             numbered = partial(_numbered, log)
-            readers = [dict(await made(numbered, [*some.items()])) for some in committed]
+            readers = [await mapped(numbered, [*some.items()]) for some in committed]
             if keys is not None:
                 if not await self._builtin.ensure(log, len(keys), owner, keys=keys):
                     return {}
@@ -255,7 +255,8 @@ class LogsByKind:
                 readers = [with_passed(positions, bounds.keys) for positions in readers]
                 floor = await self._floor(readers)
             else:
-                if not await kind.ensure(log, partition_count, owner, _reached(committed)):
+                reached = [await _reached(some) for some in committed]
+                if not await kind.ensure(log, partition_count, owner, reached):
                     return {}
                 if await kind.partition_count(log) != partition_count:
                     await kind.set_partition_count(log, partition_count, revision, owner)
@@ -348,5 +349,8 @@ def _numbered(log: str, item: tuple[int, str | None]) -> tuple[int, int | None]:
     return number, None if at is None else number_of(log, at)
 
 
-def _reached(committed: Sequence[Positions]) -> list[dict[int, str]]:
-    return [{n: at for n, at in reader.items() if at is not None} for reader in committed]
+async def _reached(positions: Positions) -> dict[int, str]:
+    found: dict[int, str] = {}
+    async for some in pieces([*positions.items()]):
+        found.update((number, at) for number, at in some if at is not None)
+    return found
