@@ -18,6 +18,7 @@ YARDSTICKS = {
     "Y4": "Spark that reads the same rows from uncompressed Parquet into `noop`, as many cores",
     "Y5": "COPY of the same rows into a table like the log's, committed as often",
     "Y6": "the CPU time of the server for one GET of that route, under the same load",
+    "Y7": "the simplest Python data source: prepared Arrow into `noop`, as many cores",
     "P": "a Python loop of 10⁶ additions",
 }
 _PACKAGES = (

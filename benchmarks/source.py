@@ -1,13 +1,16 @@
 """How fast a PySpark query reads a queue, and how soon a starting query gets its first row.
 
-    python -m benchmarks.source [--messages 300000] [--rounds 5] [--bytes 1024]
+    python -m benchmarks.source [--messages 1000000] [--rounds 5] [--bytes 1024] [--cores 1 2]
 
 A real service process on an embedded Postgres, and a real Spark. They share the machine. So the
 wall clock shows the speed of the query next to the service, and the CPU time of the application
 (JVM and Python workers, without Postgres and the service) shows the cost of a message.
 
 * *through the source*: micro-batches of the built-in log into a sink that does nothing, in steady
-  state: the second half of the messages. Targets: 0.4 of Y3 with one core and 0.6 with two.
+  state: the second half of the messages, after a query that is not measured (the JVM compiles).
+  Targets: 0.4 of Y3 with one core and 0.6 with two. Y7 is the simplest Python data source
+  (`benchmarks.floor`), in the same session and with micro-batches of the same size.
+* *share*: which steps of a micro-batch take how much of its time, as Spark's progress tells them.
 * *first row*: a session that has run a query before starts another one on a queue with messages,
   without a holddown. From `start()`, and from the bind, to the first row in `foreachBatch`. Target:
   2 s after the bind.
@@ -22,9 +25,11 @@ import tempfile
 import threading
 import time
 import uuid
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from benchmarks import floor
 from benchmarks.figures import Figure, rate, timed
 from benchmarks.rows import Y3, Y4, ArrowReader, parquet_per_second, write_parquet
 from benchmarks.service import running
@@ -35,6 +40,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 PARTITIONS = 16
+Y7 = "Y7"
 # As docs/performance.md says of a checkpoint on a local disk.
 CHECKPOINTS = (
     "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
@@ -42,13 +48,21 @@ CHECKPOINTS = (
 # Of Y3, by cores.
 TARGETS = {1: 0.4, 2: 0.6}
 FIRST_ROW_SECONDS = 2.0
+# Steps of a micro-batch, by their names in Spark's progress.
+STEPS = {
+    "the source's answers": ("latestOffset",),
+    "Spark's plan": ("queryPlanning", "getBatch"),
+    "checkpoint files": ("walCommit", "commitOffsets"),
+    "tasks": ("addBatch",),
+}
+EMPTY_BATCHES = 20
 WAIT_SECONDS = 120.0
 
 
 def main() -> None:
     """Parse the arguments, measure, print."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--messages", type=int, default=300_000)
+    parser.add_argument("--messages", type=int, default=1_000_000)
     parser.add_argument("--bytes", type=int, default=1024)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--cores", type=int, nargs="*", default=[1, 2])
@@ -59,7 +73,7 @@ def main() -> None:
 
 def figures(quick: bool = False) -> list[Figure]:
     """Through the source with one and two cores, and the first row of a query."""
-    return measure(300_000, 1024, 1 if quick else 5, [1, 2])
+    return measure(*((400_000, 1024, 1) if quick else (1_000_000, 1024, 5)), [1, 2])
 
 
 def measure(messages: int, size: int, rounds: int, cores: list[int]) -> list[Figure]:
@@ -74,7 +88,7 @@ def measure(messages: int, size: int, rounds: int, cores: list[int]) -> list[Fig
             write_parquet(arrow.table(), directory / "parquet")
             for count in cores:
                 spark = session(count, directory)
-                found += throughput(spark, url, count, messages, directory, rounds, arrow)
+                found += throughput(spark, url, count, messages, size, directory, rounds, arrow)
                 spark.stop()
             arrow.close()
             spark = session(max(cores), directory)
@@ -114,6 +128,7 @@ def throughput(
     url: str,
     cores: int,
     messages: int,
+    size: int,
     directory: Path,
     rounds: int,
     arrow: ArrowReader,
@@ -121,62 +136,115 @@ def throughput(
     """All messages into a sink that does nothing, next to the yardsticks."""
     found: dict[str, list[float]] = {}
     parquet_per_second(spark, directory / "parquet", messages)  # Spark compiles in the first one
-    for _ in range(rounds):
+    floor.register(spark)
+    options = {"url": url, "queue": "source"}
+    for number in range(rounds + 1):
+        yard = arrow.per_second()
+        ours = _through(spark, "counterpoise", options, directory)
+        assert ours.messages == messages, f"{ours.messages} of {messages} came"
+        with Client(url) as client:
+            client.set_positions("source", "earliest")
+        chunks = ours.batch_messages // floor.CHUNK_MESSAGES
+        simplest = {"size": str(size), "cores": str(cores)}
+        batches = -(-messages // ours.batch_messages)
+        bare = _through(
+            spark,
+            floor.FORMAT,
+            {**simplest, "chunks": str(chunks), "batches": str(batches)},
+            directory,
+        )
+        nothing = _through(
+            spark,
+            floor.FORMAT,
+            {**simplest, "chunks": "0", "batches": str(EMPTY_BATCHES)},
+            directory,
+        )
+        if not number:
+            continue
         for name, value in {
-            Y3: arrow.per_second(),
-            **_through(spark, url, messages, directory),
+            Y3: yard,
+            "source": ours.per_second,
+            "cpu": ours.cpu_microseconds,
+            "messages": ours.batch_messages,
+            **{step: 100 * share for step, share in ours.shares.items()},
+            Y7: bare.per_second,
+            "cpu of Y7": bare.cpu_microseconds,
+            "nothing": nothing.batch_seconds,
             Y4: parquet_per_second(spark, directory / "parquet", messages),
         }.items():
             found.setdefault(name, []).append(value)
+
+    def median(name: str, key: str, unit: str) -> Figure:
+        return Figure(f"{name}, local[{cores}]", statistics.median(found[key]), unit, rounds=rounds)
+
     name = f"through the source, local[{cores}]"
-    target = TARGETS.get(cores)
     return [
-        rate(name, found["source"], Y3, found[Y3], target),
+        rate(name, found["source"], Y3, found[Y3], TARGETS.get(cores)),
+        rate(name, found["source"], Y7, found[Y7]),
         rate(name, found["source"], Y4, found[Y4]),
-        Figure(
-            f"CPU of the application, a message, local[{cores}]",
-            statistics.median(found["cpu"]),
-            "µs",
-            rounds=rounds,
-        ),
+        median("messages of a micro-batch", "messages", ""),
+        *(median(f"share: {step}", step, "%") for step in STEPS),
+        timed(f"Y7: a micro-batch of nothing, local[{cores}]", found["nothing"]),
+        median("CPU of the application, a message", "cpu", "µs"),
+        median("CPU of Y7, a message", "cpu of Y7", "µs"),
         rate(f"Y3: ADBC reads the same rows into Arrow, beside local[{cores}]", found[Y3]),
         rate(f"Y4: Spark reads them from Parquet, local[{cores}]", found[Y4]),
+        rate(f"Y7: the simplest Python data source, local[{cores}]", found[Y7], Y3, found[Y3]),
     ]
 
 
-def _through(spark: SparkSession, url: str, messages: int, directory: Path) -> dict[str, float]:
-    """One query over all messages, by what was measured."""
-    stream = spark.readStream.format("counterpoise").options(url=url, queue="source")
+@dataclass(frozen=True)
+class _Run:
+    """What one query showed: `messages` in all, the rest in its second half."""
+
+    messages: int
+    batch_messages: int
+    """Of the largest micro-batch."""
+    batch_seconds: float
+    per_second: float
+    cpu_microseconds: float
+    """Of the application, for each message after the first micro-batch."""
+    shares: dict[str, float]
+
+
+def _through(spark: SparkSession, source: str, options: dict[str, str], directory: Path) -> _Run:
+    """One query until it ends by itself."""
+    stream = spark.readStream.format(source).options(**options)
     writer = stream.load().writeStream.format("noop").trigger(availableNow=True)
     process = jvm_pid(spark)
     query = writer.option("checkpointLocation", checkpoint(directory)).start()
     progresses: dict[int, Any] = {}
     at_first: tuple[int, float] | None = None
     while query.isActive:
-        for progress in query.recentProgress:
-            progresses[progress.batchId] = progress
-        if at_first is None and progresses:
-            at_first = rows_of(progresses), cpu_seconds(process)
+        if at_first is None:
+            progresses = {one.batchId: one for one in query.recentProgress}
+            at_first = (rows_of(progresses), cpu_seconds(process)) if progresses else None
         time.sleep(0.05)
-    for progress in query.recentProgress:
-        progresses[progress.batchId] = progress
     used = cpu_seconds(process)
     if error := query.exception():
         raise error
-    with Client(url) as client:
-        client.set_positions("source", "earliest")
-    assert rows_of(progresses) == messages, f"{rows_of(progresses)} of {messages} came"
+    progresses = {one.batchId: one for one in query.recentProgress}
+    messages = rows_of(progresses)
     # In the first half workers start, and the limit of a micro-batch grows.
     steady, seen = [], 0
-    for _, one in sorted(progresses.items()):
-        if seen >= messages // 2 and one.numInputRows:
+    for number, one in sorted(progresses.items()):
+        second_half = seen >= messages // 2 if messages else number >= EMPTY_BATCHES // 2
+        if second_half and "addBatch" in one.durationMs:
             steady.append(one)
         seen += one.numInputRows
-    rows = sum(one.numInputRows for one in steady)
-    seconds = sum(one.durationMs["triggerExecution"] for one in steady) / 1000
+    took = sum(one.durationMs["triggerExecution"] for one in steady) / 1000
     assert at_first is not None
-    cost = (used - at_first[1]) / max(1, messages - at_first[0])
-    return {"source": rows / seconds, "cpu": cost * 1e6}
+    return _Run(
+        messages,
+        max(one.numInputRows for one in steady),
+        took / len(steady),
+        sum(one.numInputRows for one in steady) / took,
+        (used - at_first[1]) / max(1, messages - at_first[0]) * 1e6,
+        {
+            step: sum(one.durationMs.get(name, 0) for one in steady for name in names) / 1000 / took
+            for step, names in STEPS.items()
+        },
+    )
 
 
 def first_rows(
