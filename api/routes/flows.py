@@ -3,7 +3,9 @@
 A flow calls heartbeat and updates all the time: plain Starlette handlers serve these two.
 """
 
-from typing import Annotated, Literal
+from collections.abc import Callable, Coroutine
+from functools import partial
+from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Path, Query, Response
 from starlette.requests import Request
@@ -80,16 +82,20 @@ async def _serve_updates(request: Request) -> Response:
     if "text/event-stream" in request.headers.get("accept", ""):
         source = broker.updates.watch(queue, flow, after if resumed is None else resumed)
         return EventStream(source, _update_event, open_calls)
-    found = await open_calls.waiting(broker.updates.begin(queue, flow, after, wait_seconds))
+    # Also the renewal waits without the request's layers: all flows may renew at once.
+    begin = partial(broker.updates.begin, queue, flow, after, wait_seconds)
+    return Later(lambda: open_calls.waiting(_next_update(broker, begin)))
+
+
+async def _next_update(
+    broker: Broker, begin: Callable[[], Coroutine[Any, Any, views.UpdateView | Waiting | None]]
+) -> Response:
+    """The answer to a flow that asks for its next view."""
+    found = await patience.answered(begin(), broker.is_reachable)
     if not isinstance(found, Waiting):
         return await _update(found)
-    return Later(lambda: open_calls.waiting(_next_update(broker, found)))
-
-
-async def _next_update(broker: Broker, waiting: Waiting) -> Response:
-    """The answer to a flow that waits for its next view."""
     view = None
-    with waiting:
+    with found as waiting:
         while view is None and await waiting.changes() and not waiting.stops:
             if not waiting.is_same:
                 # At once if possible: what a commit tells is forgotten in a moment.

@@ -144,6 +144,27 @@ async def test_a_flow_that_waits_keeps_few_objects() -> None:
 
 
 @virtual
+async def test_a_flow_that_renews_its_lease_keeps_no_request(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    one, flows = await served(2)
+    renewed = asyncio.Event()
+
+    async def begin(*_: object) -> None:
+        await renewed.wait()
+
+    monkeypatch.setattr(one.broker.updates, "begin", begin)
+    before = alive()
+    poll = one.poll(flows[0], 0)
+    await settle()
+    grown = alive() - before
+    assert len(one.app.state.open_calls) == 1
+    assert grown[Request.__name__] == 0
+    renewed.set()
+    assert await poll == (204, None)
+
+
+@virtual
 async def test_a_flow_that_waits_is_told_and_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     one, flows = await served(2)
     # The commit tells all that the view needs.
