@@ -46,7 +46,7 @@ export class QueuePage {
       this.conditions.element,
       make("section", { "aria-label": "Partitions" },
         make("div", { class: "bar" }, make("h3", {}, "Partitions"), make("span", { class: "legend soft" },
-          "letter and colour: owner · stronger: more lag · ›B: on its way to B · striped: no owner · ‖ waits · ! reported"),
+          "letter, colour: owner · stronger: more lag · ›B: moving to B · striped: no owner · ‖ waits · ! reported"),
           make("span", { class: "field" }, make("label", { for: "filter" }, "Filter"), this.filter)),
         this.cells.element, this.partial),
       this.moving.element, this.consumers.element,
