@@ -158,6 +158,20 @@ class Happenings(Reshaping):
             self._later(2 * turn * pause, self._on_resize, wanted, False)
             self._later((2 * turn + 1) * pause, self._on_publish, 6, turn)
 
+    def _on_revive(self, count: int, pause: float) -> None:
+        """Fewer partitions. The next report that one is finished is late: before it arrives, the
+        partitions are back, have messages, and retire again."""
+        before = self.world.checker.queue["partition_count"]
+
+        def begin() -> float:
+            self._later(0.0, self._on_resize, before, False)
+            self._later(pause, self._on_publish, 12, count)
+            self._later(2 * pause, self._on_resize, count, False)
+            return 3 * pause
+
+        self.world.network.on_finished.append(begin)
+        self._on_resize(count, False)
+
     def _on_outgrow(self, more: int, pause: float) -> None:
         """One joins and warms up. When the next successor says that it is ready, partitions are
         added that may make its handoff needless."""

@@ -25,6 +25,8 @@ class Network:
         self.world = world
         # Each is called once, when the next client says that a warm-up is over.
         self.on_ready: list[Callable[[], None]] = []
+        # The same, when a client says that a partition is finished. Returns how late that arrives.
+        self.on_finished: list[Callable[[], float]] = []
 
     def send(self, process: Client, call: Call[Any], done: Done) -> None:
         """A client's call, and its answer if there is one in time."""
@@ -32,6 +34,7 @@ class Network:
         waiting = [True]
         if self.on_ready and call.path.endswith("/ready"):
             self.on_ready.pop()()
+        late = self.on_finished.pop()() if self.on_finished and _ends_a_partition(call) else 0.0
         if call.method == "DELETE":
             self.world.checker.sent("unbind", call.path.split("/")[4])
         if not self.world.plan.config.sticky:
@@ -63,7 +66,8 @@ class Network:
         if fate < weather.lost / 2:
             return
         slow = 1 + 30 * (fate > 1 - weather.lost / 2)
-        loop.call_later(node.latency() * slow, self._deliver, node, process.name, call, answer)
+        arrives = node.latency() * slow + late
+        loop.call_later(arrives, self._deliver, node, process.name, call, answer)
         if rng.random() < weather.doubles:
             late = rng.choice((0.05, 0.5, 2.0, 5.0))
             self.world.counts["doubled"] += 1
@@ -105,6 +109,12 @@ class Network:
             answer(None, error_of(status, document, retry))
         else:
             answer(call.parse(body), None)
+
+
+def _ends_a_partition(call: Call[Any]) -> bool:
+    return call.path.endswith("/release") and any(
+        item.get("finished") for item in call.body["partitions"]
+    )
 
 
 def _short(body: Any) -> str:

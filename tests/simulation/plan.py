@@ -168,6 +168,10 @@ def draw(seed: int) -> Plan:
     grown = random.Random(f"growth of {seed}")
     if config.slice < max(SLICES) and reshaping is None and grown.random() < 0.5:
         events.append(_event(grown, grown.random() * length, "outgrow"))
+    # Rare by itself: a report that arrives after its partition came back and retires again.
+    if seed % 12 == 6:
+        revived = random.Random(f"revival of {seed}")
+        events.append(_event(revived, revived.random() * length, "revive"))
     events.sort(key=lambda event: event.at)
     return Plan(seed, config, tuple(events))
 
@@ -260,6 +264,8 @@ _ARGS: dict[str, Any] = {
     "discard": lambda rng: (rng.choice((1, 2, 3, 4, 6)), True),
     # shrinks, grows again, shrinks again
     "flip": lambda rng: (rng.choice((1, 2, 3, 4)), rng.choice((0.05, 0.15, 0.4))),
+    # shrinks; grows again and shrinks again while a report of the end is on its way
+    "revive": lambda rng: (rng.choice((1, 2, 3)), rng.choice((0.05, 0.15, 0.4, 1.0))),
     # so many more, and how long after the next warm-up is over
     "outgrow": lambda rng: (rng.choice((8, 16)), rng.choice((0.0, 0.01, 0.1))),
     "settings": _settings,
