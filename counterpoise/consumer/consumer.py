@@ -241,8 +241,9 @@ class Consumer:
         """Whether the queue was deleted while it was consumed: an end, and no failure to raise."""
         try:
             self.flow.check()
-        except QueueNotFound as error:
-            if error is self._error and self.flow.queue_id is not None:
+        except QueueNotFound:
+            # Several calls may have been told so, each by an error of its own.
+            if isinstance(self._error, QueueNotFound) and self.flow.queue_id is not None:
                 logger.warning("queue %s was deleted; the consumer has ended", self.queue)
                 return True
         except CounterpoiseError:

@@ -236,9 +236,10 @@ def test_a_service_that_is_away_is_said_at_once(start, command):
 
 def test_consumers_of_a_deleted_queue_end_with_a_line(run, service, start):
     run("queues", "create", "a", "-p", "4", "--rebalance-delay", "0")
+    run("publish", "a", "-q", stdin="one\n")
     consumer = start("consume", "a", "-q")
-    with Client(service.url) as client:
-        eventually(lambda: [one.partitions for one in client.flows("a")] == [4])
+    # It knows that it is bound, which the service knows before.
+    assert consumer.stdout.readline() == "one\n"
     assert "stop them first, or delete with --force" in run("queues", "delete", "a", code=1).stderr
     done = json.loads(run("queues", "delete", "a", "--force", "--json").stdout)
     assert done == {"queue": "a", "consumers_ended": 1}

@@ -6,6 +6,7 @@ import pytest
 
 from counterpoise.calls import unbind
 from counterpoise.client import Client
+from tests.service import eventually
 
 
 @pytest.fixture
@@ -23,6 +24,7 @@ def test_it_names_who_led_to_it_and_what_moved_also_of_flows_that_are_gone(run, 
     assert "no rebalance yet" in run("history", "a").output
     one = bind(client, "etl-1")
     bind(client, "etl-2")
+    eventually(lambda: [each.partitions for each in client.flows("a")] == [2, 2])
     client.send(unbind("a", one.flow_id, one.flow_token, "driver_lost"))
     said = run("history", "a").output
     newest, forced, first = said.strip().split("\n\n")
