@@ -4,7 +4,7 @@ import re
 import shutil
 import subprocess
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import kubernetes_validate
@@ -13,6 +13,7 @@ import yaml
 
 from broker.service import Broker
 from counterpoise import Client, Flow
+from counterpoise.errors import Unreachable
 from tests.architecture.test_repository import ROOT
 from tests.service import Service, eventually, free_port, running, settings_for
 
@@ -97,6 +98,13 @@ def replicas(migrated_url: str) -> Iterator[dict[str, Service]]:
         }
 
 
+def is_ready(client: Client) -> bool:
+    """Whether the proxy listens, and has found a replica that is ready."""
+    with suppress(Unreachable):
+        return client.probe("/readyz").status == 200
+    return False
+
+
 @needs_haproxy
 @pytest.mark.long
 def test_a_consumer_behind_the_proxy_outlives_each_replica(
@@ -115,7 +123,7 @@ def test_a_consumer_behind_the_proxy_outlives_each_replica(
         try:
             url = f"http://127.0.0.1:{port}"
             with Client(url) as client:
-                eventually(lambda: client.probe("/readyz").status == 200)
+                eventually(lambda: is_ready(client))
                 client.create_queue("orders", 4, rebalance_delay=0)
                 flow = Flow("orders", url=url, on_lost=lambda one: lost.append(one.partition))
                 with flow:
@@ -130,5 +138,5 @@ def test_a_consumer_behind_the_proxy_outlives_each_replica(
                         )
                 assert lost == []
         finally:
-            proxy.terminate()
-            proxy.wait(30)
+            # While it starts it takes no other signal.
+            proxy.kill()
