@@ -77,9 +77,14 @@ class OpenCalls:
 class Later(Response):
     """The answer of a call that waits for it."""
 
-    def __init__(self, answer: Callable[[], Coroutine[Any, Any, Response | None]]) -> None:
-        """`answer` waits; it may raise BrokerError. None: there is nothing to answer (204)."""
+    def __init__(
+        self,
+        wait: Callable[[], Coroutine[Any, Any, T]],
+        answer: Callable[[T], Coroutine[Any, Any, Response]],
+    ) -> None:
+        """`wait` may raise BrokerError; `answer` makes the response of its result."""
         self.background = None
+        self._wait = wait
         self._answer = answer
         # Called with the status at the end.
         self.count: Callable[[int], object] | None = None
@@ -95,7 +100,7 @@ class Later(Response):
         status = 500
         try:
             try:
-                response = await self._answer() or Response(status_code=204)
+                response = await self._answer(await self._wait())
             except BrokerError as error:
                 response = of_broker_error(error)
             except Exception as error:

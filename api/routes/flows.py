@@ -3,9 +3,8 @@
 A flow calls heartbeat and updates all the time: plain Starlette handlers serve these two.
 """
 
-from collections.abc import Callable, Coroutine
 from functools import partial
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from fastapi import APIRouter, Path, Query, Response
 from starlette.requests import Request
@@ -19,10 +18,8 @@ from api.routes.parameters import Name, broker_of, last_event_id
 from api.schemas import common
 from api.schemas import flows as flow_schemas
 from broker.calls import views
-from broker.calls.updates import Waiting
 from broker.core.access import Right
 from broker.pieces import made
-from broker.service import Broker
 
 ROUTER = APIRouter(prefix="/v1/queues/{queue}/flows", route_class=Route, tags=["Flows"])
 FlowId = Annotated[
@@ -83,26 +80,9 @@ async def _serve_updates(request: Request) -> Response:
         source = broker.updates.watch(queue, flow, after if resumed is None else resumed)
         return EventStream(source, _update_event, open_calls)
     # Also the renewal waits without the request's layers: all flows may renew at once.
-    begin = partial(broker.updates.begin, queue, flow, after, wait_seconds)
-    return Later(lambda: open_calls.waiting(_next_update(broker, begin)))
-
-
-async def _next_update(
-    broker: Broker, begin: Callable[[], Coroutine[Any, Any, views.UpdateView | Waiting | None]]
-) -> Response:
-    """The answer to a flow that asks for its next view."""
-    found = await patience.answered(begin(), broker.is_reachable)
-    if not isinstance(found, Waiting):
-        return await _update(found)
-    view = None
-    with found as waiting:
-        while view is None and await waiting.changes() and not waiting.stops:
-            if not waiting.is_same:
-                # At once if possible: what a commit tells is forgotten in a moment.
-                view = broker.updates.told(waiting) or await patience.answered(
-                    broker.updates.of(waiting), broker.is_reachable
-                )
-    return await _update(view)
+    asked = partial(patience.answered, is_reachable=broker.is_reachable)
+    wait = partial(broker.updates.wait, queue, flow, after, wait_seconds, asked=asked)
+    return Later(lambda: open_calls.waiting(wait()), _update)
 
 
 async def _update(view: views.UpdateView | None) -> Response:

@@ -7,10 +7,10 @@ epoch, and a view is returned only if both have the same epoch. Positions are re
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Coroutine, Sequence
+from collections.abc import AsyncIterator, Awaitable, Coroutine, Sequence
 from contextlib import nullcontext
 from functools import partial
-from typing import Any, Self
+from typing import Any, Protocol, Self, TypeVar
 
 from broker.calls import views
 from broker.calls.access import QueueAccess
@@ -27,9 +27,21 @@ from broker.mailbox.replica import Replica
 from broker.pieces import PIECE, pieces
 from broker.store.ports import Positions
 
+T = TypeVar("T")
+
 # Views of more partitions are made one at a time: each keeps the processor busy for long, and
 # other calls have their turn between two of them.
 BIG_VIEW = 1000
+
+
+class Asked(Protocol):
+    """Awaits a call, perhaps with a limit."""
+
+    def __call__(self, call: Coroutine[Any, Any, T], /) -> Awaitable[T]: ...
+
+
+async def _answered(call: Coroutine[Any, Any, T]) -> T:
+    return await call
 
 
 class Waiting:
@@ -94,28 +106,28 @@ class UpdateCalls:
         )
 
     async def wait(
-        self, name: str, flow_id: str, after: int, wait_seconds: float
+        self, name: str, flow_id: str, after: int, wait_seconds: float, *, asked: Asked = _answered
     ) -> views.UpdateView | None:
         """Renews the lease; the flow's view as soon as its revision is above `after`, else None.
 
-        Waits at most `wait_seconds`, and at most half the lease.
+        Waits at most `wait_seconds`, and at most half the lease. `asked` awaits what may ask the
+        database; the wait itself keeps little, because thousands of flows wait at once.
         """
-        found = await self.begin(name, flow_id, after, wait_seconds)
+        found = await asked(self.begin(name, flow_id, after, wait_seconds))
         if not isinstance(found, Waiting):
             return found
-        with found:
-            while await found.changes() and not found.stops:
-                if view := await self.of(found):
-                    return view
-        return None
+        view = None
+        with found as waiting:
+            while view is None and await waiting.changes() and not waiting.stops:
+                if not waiting.is_same:
+                    # At once if possible: what a commit tells is forgotten in a moment.
+                    view = self.told(waiting) or await asked(self.of(waiting))
+        return view
 
     async def begin(
         self, name: str, flow_id: str, after: int, wait_seconds: float
     ) -> views.UpdateView | Waiting | None:
-        """As `wait`, but if it has to wait for a change, the caller does so, within `with`.
-
-        What it waits with is small, because thousands of flows wait at once.
-        """
+        """The first step of `wait`: its result, or what it waits with."""
         lease = await self._rows.renew(name, flow_id)
 
         async def work(coordinator: Coordinator) -> views.UpdateView | Waiting | None:
@@ -132,8 +144,6 @@ class UpdateCalls:
         """The view that a flow waits for; None if it has not changed. Raises FlowGone,
         FlowNotFound, QueueNotFound, Unavailable.
         """
-        if view := self.told(waiting):
-            return view
         coordinator = waiting.coordinator
         try:
             return await self._newer(coordinator, waiting.flow_id, waiting.after)

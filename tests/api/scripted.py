@@ -147,6 +147,10 @@ class Flows(Part):
 
 
 class Updates(Part):
+    async def wait(self, *arguments: Any, asked: object) -> Any:
+        """Recorded without `asked`."""
+        return await self.__getattr__("wait")(*arguments)
+
     async def watch(self, queue: str, flow: str, after: int) -> AsyncIterator[views.UpdateView]:
         self.broker.calls.append(("updates.watch", (queue, flow, after)))
         self.broker.watching += 1
@@ -185,7 +189,7 @@ async def _default(name: str, *arguments: Any) -> Any:
             return views.ResultsView(results, update(3))
         case "flows.unbind" | "queues.delete":
             return None
-        case "updates.begin":
+        case "updates.wait":
             await asyncio.sleep(arguments[-1])
             return None
     raise AssertionError(f"{name} is not scripted")

@@ -39,7 +39,7 @@ def test_a_long_poll_answers_the_view(http: httpx.Client, broker: ScriptedBroker
     async def view(*_: object) -> views.UpdateView:
         return update(9)
 
-    broker.answers["updates.begin"] = view
+    broker.answers["updates.wait"] = view
     response = http.get(f"{UPDATES}?after=8&wait=30", headers=AS_FLOW)
     assert response.json() == {
         "queue": "flights",
@@ -60,14 +60,14 @@ def test_a_long_poll_answers_the_view(http: httpx.Client, broker: ScriptedBroker
             {"partition": 1, "epoch": 4, "state": "warming", "position": None},
         ],
     }
-    assert broker.calls == [("updates.begin", ("flights", "f-1", 8, 30.0))]
+    assert broker.calls == [("updates.wait", ("flights", "f-1", 8, 30.0))]
 
 
 def test_a_long_poll_with_nothing_new(http: httpx.Client, broker: ScriptedBroker) -> None:
     response = http.get(f"{UPDATES}?after=9&wait=0.05", headers=AS_FLOW)
     assert response.status_code == 204
     assert not response.content
-    assert broker.calls == [("updates.begin", ("flights", "f-1", 9, 0.05))]
+    assert broker.calls == [("updates.wait", ("flights", "f-1", 9, 0.05))]
 
 
 def test_a_stream_tells_the_view_under_its_revision(
