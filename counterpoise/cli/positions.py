@@ -111,7 +111,9 @@ def set_positions(
                 if row["partition"] in made
             ]
         moved = [row for row in rows if row["position"] != row["previous"]]
-        nothing_older = not moved and _goes_back(target) and _is_earliest(client, queue)
+        # It is only told to people.
+        stayed = not as_json and not moved and _goes_back(target)
+        nothing_older = stayed and _is_earliest(client, queue)
     again, skipped = _sum(rows, "read_again"), _sum(rows, "skipped")
     if as_json:
         print_json(

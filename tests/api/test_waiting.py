@@ -119,6 +119,14 @@ async def served(flows: int) -> tuple[Served, list[views.BoundView]]:
     return one, bound
 
 
+async def polled(flows: int) -> tuple[Served, list[views.BoundView], asyncio.Task[tuple[int, Any]]]:
+    """As `served`; the first flow waits in a long poll."""
+    one, bound = await served(flows)
+    poll = one.poll(bound[0], await one.revision(bound[0]))
+    await settle()
+    return one, bound, poll
+
+
 def alive() -> Counter[str]:
     gc.collect()
     return Counter(type(one).__name__ for one in gc.get_objects())
@@ -190,9 +198,7 @@ async def test_nothing_newer_is_counted_when_the_wait_is_over() -> None:
 
 @virtual
 async def test_a_flow_that_leaves_while_it_waits_is_told() -> None:
-    one, flows = await served(2)
-    poll = one.poll(flows[0], await one.revision(flows[0]))
-    await settle()
+    one, flows, poll = await polled(2)
     await one.broker.flows.unbind("orders", flows[0].flow_id)
     status, document = await poll
     assert (status, document["code"], document["reason"]) == (410, "flow_gone", "unbound")
@@ -201,9 +207,7 @@ async def test_a_flow_that_leaves_while_it_waits_is_told() -> None:
 
 @virtual
 async def test_a_queue_that_is_deleted_while_a_flow_waits() -> None:
-    one, flows = await served(1)
-    poll = one.poll(flows[0], await one.revision(flows[0]))
-    await settle()
+    one, _, poll = await polled(1)
     await one.broker.queues.delete("orders", True)
     status, document = await poll
     assert (status, document["code"]) == (404, "queue_not_found")
@@ -211,9 +215,7 @@ async def test_a_queue_that_is_deleted_while_a_flow_waits() -> None:
 
 @virtual
 async def test_a_defect_while_a_flow_waits_is_an_answer(monkeypatch: pytest.MonkeyPatch) -> None:
-    one, flows = await served(1)
-    poll = one.poll(flows[0], await one.revision(flows[0]))
-    await settle()
+    one, _, poll = await polled(1)
 
     def defect(_: object) -> None:
         raise ZeroDivisionError
@@ -227,8 +229,6 @@ async def test_a_defect_while_a_flow_waits_is_an_answer(monkeypatch: pytest.Monk
 
 @virtual
 async def test_a_flow_that_waits_is_answered_when_the_service_stops() -> None:
-    one, flows = await served(1)
-    poll = one.poll(flows[0], await one.revision(flows[0]))
-    await settle()
+    one, _, poll = await polled(1)
     one.app.state.open_calls.end()
     assert await poll == (204, None)
