@@ -52,7 +52,7 @@ everything = operations.exclude(path_regex="/events$")
 on_flows = everything.include(path_regex=r"\{queue\}").exclude(method="DELETE")
 # Every run tries other requests; a failing one is printed as a command that repeats it.
 few = settings(
-    max_examples=8,
+    max_examples=4,
     deadline=None,
     database=None,
     phases=[Phase.explicit, Phase.generate],
