@@ -4,6 +4,9 @@
 `kafka` are logs outside the service.
 """
 
+from typing import TYPE_CHECKING
+
+from counterpoise.lazy import lazily
 from counterpoise.logs.errors import (
     InvalidMessage,
     InvalidPosition,
@@ -20,7 +23,6 @@ from counterpoise.logs.errors import (
 from counterpoise.logs.opening import open_log
 from counterpoise.logs.port import (
     MAX_MESSAGE_BYTES,
-    MESSAGE_SCHEMA,
     AppendBatch,
     AppendResult,
     Bounds,
@@ -28,6 +30,9 @@ from counterpoise.logs.port import (
     Message,
     Successor,
 )
+
+if TYPE_CHECKING:
+    from counterpoise.logs.schema import MESSAGE_SCHEMA
 
 __all__ = [
     "MAX_MESSAGE_BYTES",
@@ -51,3 +56,7 @@ __all__ = [
     "Successor",
     "open_log",
 ]
+
+if not TYPE_CHECKING:  # with __getattr__ visible, mypy would accept every name
+    # The service and most commands never read a message, and Arrow takes a tenth of their start.
+    __getattr__ = lazily(__name__, {"MESSAGE_SCHEMA": "counterpoise.logs.schema"})

@@ -45,23 +45,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import Protocol
-
-import pyarrow as pa
+from typing import TYPE_CHECKING, Protocol
 
 from counterpoise.logs.errors import InvalidMessage
 
-MESSAGE_SCHEMA: pa.Schema = pa.schema(
-    [
-        ("partition", pa.int32()),
-        ("position", pa.string()),
-        ("key", pa.string()),
-        ("value", pa.binary()),
-        ("headers", pa.map_(pa.string(), pa.string())),
-        ("published_at", pa.timestamp("us", tz="UTC")),
-    ]
-)
-"""The columns of the batches of `Log.read`. Only `key` and `headers` may be null."""
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 MAX_MESSAGE_BYTES = 16 * 1024 * 1024
 """The largest sum of the bytes of value, key and headers (all in UTF-8) of one message."""

@@ -32,7 +32,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from counterpoise.logs.port import MESSAGE_SCHEMA, SHOWN_FROM, SHOWN_TO
+from counterpoise.logs.port import SHOWN_FROM, SHOWN_TO
+from counterpoise.logs.schema import MESSAGE_SCHEMA
 
 UNREADABLE = "counterpoise-unreadable"
 RAW_HEADERS = "counterpoise-raw-headers"

@@ -16,7 +16,7 @@ absent = missing()
 by_spin = [
     pytest.mark.long,
     pytest.mark.timeout(900),
-    # One after another, because a search may take 8 GB of memory.
+    # One after another, because a search may take a GB of memory.
     pytest.mark.xdist_group("spin"),
     pytest.mark.skipif(absent is not None, reason=f"not installed: {absent}"),
 ]
