@@ -1,6 +1,7 @@
 """Requests drawn from openapi.yaml, valid and invalid: no 5xx, and every answer conforms.
 
-Twice: with random names, and on an existing queue and flow, with the flow's token.
+With random names, and, where a call names a queue, on an existing queue and flow with the flow's
+token.
 """
 
 from collections.abc import Iterator, Sequence
@@ -39,7 +40,7 @@ CHECKS = [
     negative_data_rejection,
     unsupported_method,
 ]
-# All three tests share one service.
+# All these tests share one service.
 pytestmark = pytest.mark.xdist_group("fuzzing")
 
 MOST_PARTITIONS = 40
@@ -50,14 +51,17 @@ operations = schemathesis.pytest.from_fixture("openapi")
 # An endless answer cannot be fuzzed like this.
 everything = operations.exclude(path_regex="/events$")
 on_flows = everything.include(path_regex=r"\{queue\}").exclude(method="DELETE")
+elsewhere = everything.exclude(path_regex=r"\{queue\}")
 # Every run tries other requests; a failing one is printed as a command that repeats it.
-few = settings(
+drawn = settings(
     max_examples=4,
     deadline=None,
     database=None,
-    phases=[Phase.explicit, Phase.generate],
+    phases=[Phase.generate],
     suppress_health_check=list(HealthCheck),
 )
+# And, before them, each limit and each kind of value that the document names.
+covered = settings(drawn, phases=[Phase.explicit, Phase.generate])
 
 
 @pytest.fixture(scope="module")
@@ -106,13 +110,19 @@ def _call(
 
 
 @everything.parametrize()
-@few
+@drawn
 def test_any_drawn_request_gets_a_documented_answer(case: Case, fuzzed: Service) -> None:
     _call(case, fuzzed)
 
 
+@elsewhere.parametrize()
+@covered
+def test_without_a_queue(case: Case, fuzzed: Service) -> None:
+    _call(case, fuzzed)
+
+
 @on_flows.parametrize()
-@few
+@covered
 def test_on_a_queue_and_a_flow_that_exist(case: Case, fuzzed: Service, consumer: Consumer) -> None:
     # Names and token are corrected here, so an invalid draw may become a valid request.
     assert case.meta is not None
