@@ -107,6 +107,7 @@ def test_an_unreachable_database_is_reported() -> None:
         refuse_pooling("postgresql://nobody:hunter2@127.0.0.1:1/nothing")
 
 
+@pytest.mark.long  # pgbouncer is of the system, and no part of `make setup`
 @pytest.mark.skipif(PGBOUNCER is None, reason="pgbouncer is not installed")
 @pytest.mark.parametrize("mode", ["transaction", "statement", "session"])
 def test_pgbouncer(migrated_url: str, tmp_path: Path, mode: str) -> None:

@@ -12,8 +12,8 @@ from counterpoise.demo.work.flights import (
     load,
 )
 
-# The data set is read once.
-pytestmark = pytest.mark.xdist_group("flights")
+# The data set is read once, in seconds.
+pytestmark = [pytest.mark.long, pytest.mark.xdist_group("flights")]
 
 
 @pytest.fixture(scope="module")

@@ -5,9 +5,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 PAGE = Path(__file__).resolve().parents[3] / "docs/testing.md"
 
 
+@pytest.mark.long
 def test_the_example_passes_in_a_project_of_its_own(tmp_path: Path) -> None:
     (example,) = re.findall(r"```python\n(.*?)```", PAGE.read_text("utf-8"), re.DOTALL)
     (tmp_path / "test_example.py").write_text(example, "utf-8")
