@@ -274,6 +274,8 @@ async def crowd(call: Caller, flows: int, partitions: int, delay: float, queue: 
     await call.open(max(0, flows - 10))
     began = time.perf_counter()
     bound_at: list[float] = []
+    without_share = {f"flow-{n}" for n in range(flows)}
+    all_told = asyncio.Event()
 
     # Beyond its limit the service answers 429.
     gate = asyncio.Semaphore(AT_ONCE)
@@ -284,14 +286,18 @@ async def crowd(call: Caller, flows: int, partitions: int, delay: float, queue: 
         bound_at.append(time.perf_counter() - began)
         view = one["update"]
         path = f"/queues/{queue}/flows/{one['flow_id']}/release"
+        # Who has its share may have to give of it again, as long as others come.
         while True:
             items = revoked(view)
+            if not items and share <= len(view["partitions"]) <= share + 1:
+                without_share.discard(who)
+            else:
+                without_share.add(who)
+            (all_told.clear if without_share else all_told.set)()
             if items:
                 body = {"partitions": items}
                 async with gate:
                     view = (await call("POST", path, body, one["flow_token"]))["update"]
-            elif share <= len(view["partitions"]) <= share + 1:
-                return
             else:
                 view = await poll(call, queue, one, view["revision"]) or view
 
@@ -305,11 +311,13 @@ async def crowd(call: Caller, flows: int, partitions: int, delay: float, queue: 
 
     # A join that fails ends the wait for the balance, too.
     async with asyncio.TaskGroup() as group:
-        for n in range(flows):
-            group.create_task(join(f"flow-{n}"))
+        joins = [group.create_task(join(f"flow-{n}")) for n in range(flows)]
         await balanced()
         taken = time.perf_counter() - began
-    told = time.perf_counter() - began
+        await all_told.wait()
+        told = time.perf_counter() - began
+        for one in joins:
+            one.cancel()
     name = f"{flows} binds at once, {partitions} partitions, holddown {delay:g} s"
     show(f"{name}: bound", [max(bound_at)])
     show(f"{name}: balanced", [taken], CROWD_SECONDS)
