@@ -150,11 +150,14 @@ bench-quick: setup ## the same with fewer rounds, in under three minutes
 	@$(BIN)/python -m benchmarks --quick
 
 .PHONY: lock
-lock: ## choose versions anew and write deploy/constraints.txt (then: make setup)
+lock: ## choose versions anew: deploy/constraints.txt (then: make setup), benchmarks/peers.txt
 	@test -x $(BIN)/uv || { test -x $(BIN)/python || $(PYTHON) -m venv $(VENV); $(BIN)/python -m pip install --quiet uv; }
 	@$(BIN)/uv pip compile --upgrade --universal --python-version 3.11 --generate-hashes --no-annotate \
 		--no-emit-index-url --no-emit-find-links \
 		--no-emit-package counterpoise --no-emit-package counterpoise-server \
 		--custom-compile-command 'make lock' --quiet --output-file deploy/constraints.txt \
 		--all-extras --group dev pyproject.toml deploy/server/pyproject.toml
+	@$(BIN)/uv pip compile --upgrade --universal --python-version 3.11 --generate-hashes --no-annotate \
+		--no-emit-index-url --no-emit-find-links --custom-compile-command 'make lock' --quiet \
+		--output-file benchmarks/peers.txt benchmarks/peers.in
 	@grep -c '==' deploy/constraints.txt | xargs echo "packages locked in deploy/constraints.txt:"

