@@ -61,10 +61,13 @@ def _plans(python: Path, members: int, partitions: int, rounds: int) -> list[Fig
     median = statistics.median(seconds)
     return [
         timed(f"plan, {join}", seconds),
-        *(timed(f"plan by {peer}", one["seconds"], OURS, median) for peer, one in peers.items()),
+        *(
+            timed(f"plan by {peer}, {join}", one["seconds"], OURS, median)
+            for peer, one in peers.items()
+        ),
         _moved(f"partitions that move, {join}", [moved for _, moved, _ in ours], 1),
         *(
-            _moved(f"partitions that move by {peer}", [one["moved"]], one["spread"])
+            _moved(f"partitions that move by {peer}, {join}", [one["moved"]], one["spread"])
             for peer, one in peers.items()
         ),
     ]
