@@ -63,7 +63,11 @@ class Lanes:
         self._commit_messages = commit_messages
         self._wake_reader = wake_reader
         self._wake_settler = wake_settler
-        self._changed = threading.Condition()
+        lock = threading.RLock()
+        self._changed = threading.Condition(lock)
+        # For the workers. A lane that can be worked on wakes one of them: with many, the others
+        # would only take the processor from it.
+        self._work = threading.Condition(lock)
         self._ledger = Ledger()
         self._lanes: dict[int, Lane] = {}
         # They may have been lost or resumed since.
@@ -95,7 +99,6 @@ class Lanes:
                 # said.
                 self._wake_reader()
                 self._wake_settler()
-            self._changed.notify_all()
 
     def _lane_of(self, grant: Grant) -> Lane | None:
         lane = self._lanes.get(grant.partition)
@@ -198,7 +201,7 @@ class Lanes:
     def take(self, most: int | None, wait_seconds: float) -> Piece | None:
         """A piece of the next lane in the queue, at most `most` messages; None if there is none."""
         with self._changed:
-            self._changed.wait_for(
+            self._work.wait_for(
                 lambda: self.closed or (self._line and not self.paused), wait_seconds
             )
             while self._line and not self.paused and not self.closed:
@@ -221,7 +224,7 @@ class Lanes:
         if not lane.queued and self._can_work(lane):
             lane.queued = True
             self._line.append(lane)
-            self._changed.notify_all()
+            self._work.notify()
 
     def _piece(self, lane: Lane, most: int | None) -> Piece:
         chunk = lane.waiting.popleft()
@@ -316,13 +319,13 @@ class Lanes:
         """Begin no message at all, or continue."""
         with self._changed:
             self.paused = paused
-            self._changed.notify_all()
+            self._work.notify_all()
 
     def close(self) -> None:
         """Give out no more pieces. Pieces in work may be finished."""
         with self._changed:
             self.closed = True
-            self._changed.notify_all()
+            self._work.notify_all()
 
     def in_work(self) -> int:
         """The number of lanes that a worker handles."""

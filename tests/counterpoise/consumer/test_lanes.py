@@ -19,6 +19,7 @@ from counterpoise.logs import MESSAGE_SCHEMA, LogBehind, PositionAhead
 from counterpoise.logs.patience import AHEAD_SECONDS
 from counterpoise.logs.port import Bounds
 from counterpoise.wire import CommitItem
+from tests.service import eventually
 
 
 class View:
@@ -100,6 +101,21 @@ def test_a_piece_left_in_the_middle_goes_on_there():
     assert piece.chunk.start == "2" == piece.lane.position
     assert lanes.handled == 2
     assert lanes.to_commit() == (CommitItem(0, 1, "2"),)
+
+
+def test_a_lane_with_messages_wakes_one_worker():
+    lanes = make(View(0))
+    pieces = []
+    workers = [threading.Thread(target=lambda: pieces.append(lanes.take(3, 60))) for _ in range(8)]
+    for worker in workers:
+        worker.start()
+    eventually(lambda: len(lanes._work._waiters) == 8)
+    fill(lanes)
+    assert len(lanes._work._waiters) == 7
+    lanes.close()
+    for worker in workers:
+        worker.join(60)
+    assert len(pieces) == 8
 
 
 def test_a_lane_in_work_is_not_given_to_another_worker():
