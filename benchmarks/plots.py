@@ -42,17 +42,23 @@ def _targets(figures: Sequence[Figure], file: Path) -> Path:
         reached = one.target / one.reached if one.at_least else one.reached / one.target
         sign = "≥" if one.at_least else "≤"
         unit = one.yardstick if one.ratio is not None else one.unit
-        names.append(f"{one.name}\n{one.reached:.2f} {unit}, target {sign} {one.target:g}")
+        told = f"{one.reached:,.2f} {unit}".rstrip()
+        names.append(f"{one.name}\n{told}, target {sign} {one.target:,g}")
         lengths.append(reached)
     plt = _pyplot()
     figure, axes = plt.subplots(figsize=(10, 1.2 + 0.62 * len(names)), layout="constrained")
     colours = [REACHED if length <= 1 else MISSED for length in lengths]
     bars = axes.barh(names, lengths, color=colours, height=0.6)
-    axes.bar_label(bars, [f"{length:.2f}" for length in lengths], padding=4)
+    axes.set_xscale("log")
+    axes.set_xlim(min(0.1, min(lengths) / 2), 2 * max(2, *lengths))
+    axes.xaxis.set_major_formatter(_plain)
     axes.axvline(1, color="black", linewidth=1.2)
+    # A label may cross the line.
+    box = {"facecolor": "white", "edgecolor": "none", "pad": 1}
+    axes.bar_label(bars, [f"{length:.2f}" for length in lengths], padding=4, bbox=box)
+    axes.margins(y=0.01)
     axes.invert_yaxis()
-    axes.set_xlim(0, max(1.2, 1.12 * max(lengths)))
-    axes.set_xlabel("part of what the target allows: left of the line at 1, the target is reached")
+    axes.set_xlabel("part of what the target allows; up to 1 it is reached")
     axes.set_title("Figures and their targets", loc="left", weight="bold")
     figure.savefig(file, dpi=110)
     plt.close(figure)
