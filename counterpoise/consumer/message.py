@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import pyarrow as pa
 
+from counterpoise.columns import times
 from counterpoise.flow.view import Owned
 
 
@@ -115,7 +116,7 @@ def messages_of(batch: pa.RecordBatch, owned: Ownership) -> list[Message]:
             batch.column("key").to_pylist(),
             batch.column("value").to_pylist(),
             mappings,
-            batch.column("published_at").to_pylist(),
+            times(batch.column("published_at")),
             strict=True,
         )
     ]

@@ -15,12 +15,13 @@ from __future__ import annotations
 import json
 import operator
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import accumulate, repeat
+from itertools import repeat
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from counterpoise.columns import integers, packed, scalar, strings
 from counterpoise.logs.admission import ByteAdmission
 from counterpoise.logs.bounds import COLUMNS, COLUMNS_BEFORE, bounds_of
 from counterpoise.logs.connection import (
@@ -114,6 +115,7 @@ _PARTITION = """SELECT p.first_position, p.next_position, p.discarded_position
     WHERE l.name = %b"""
 
 _EPOCH_2000_MICROSECONDS = 946_684_800_000_000
+_EPOCH_2000 = scalar(_EPOCH_2000_MICROSECONDS, pa.int64())
 
 
 class PostgresLog(NumberedLog):
@@ -358,14 +360,12 @@ class _Chunk:
     def record_batch(self, partition: int) -> pa.RecordBatch:
         """The messages as a batch of MESSAGE_SCHEMA."""
         count = len(self.sizes)
-        offsets = pa.array([0, *accumulate(self.sizes)], pa.int32())
-        values = pa.py_buffer(b"".join(self._values))
         return record_batch(
             partition,
-            pa.array(range(self.start, self.start + count), pa.int64()),
+            integers(range(self.start, self.start + count)),
             _since_1970(self._times),
-            pa.array(self._keys, pa.string()),
-            pa.BinaryArray.from_buffers(pa.binary(), count, [None, offsets.buffers()[1], values]),
+            strings(self._keys),
+            packed(self.sizes, b"".join(self._values)),
             self._headers,
         )
 
@@ -373,6 +373,6 @@ class _Chunk:
 def _since_1970(times: Sequence[int]) -> pa.Array | list[int]:
     """Microseconds since 1970, of such since 2000."""
     try:
-        return pc.add_checked(pa.array(times, pa.int64()), _EPOCH_2000_MICROSECONDS)
+        return pc.add_checked(integers(times), _EPOCH_2000)
     except pa.ArrowInvalid:  # a year that 64 bits do not reach from 1970
         return [at + _EPOCH_2000_MICROSECONDS for at in times]

@@ -32,6 +32,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from counterpoise.columns import binaries, integers, mappings, repeated, strings
 from counterpoise.logs.port import SHOWN_FROM, SHOWN_TO
 from counterpoise.logs.schema import MESSAGE_SCHEMA
 
@@ -45,6 +46,7 @@ _HEADERS = MESSAGE_SCHEMA.field("headers").type
 _TIME = MESSAGE_SCHEMA.field("published_at").type
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND = timedelta(microseconds=1)
+_EMPTY = binaries([b""])[0]
 
 
 def microseconds_of(time: datetime) -> int:
@@ -70,22 +72,22 @@ def record_batch(
     """
     # What is strange shows in whole columns; only then single rows are looked at.
     time_column, strange = _shown_times(times)
-    value_column = values if isinstance(values, pa.Array) else pa.array(values, pa.binary())
+    value_column = values if isinstance(values, pa.Array) else binaries(values)
     shown = list(headers)
     for place in strange:
         shown[place] = flagged(shown[place] or [], "published_at")
     if value_column.null_count:
         for place in (place for place, value in enumerate(values) if value is None):
             shown[place] = flagged(shown[place] or [], "value")
-        value_column = value_column.fill_null(b"")
+        value_column = value_column.fill_null(_EMPTY)
     count = len(shown)
     return pa.RecordBatch.from_arrays(
         [
-            pa.repeat(pa.scalar(partition, pa.int32()), count),
+            repeated(partition, count, pa.int32()),
             positions.cast(pa.string()),
             keys,
             value_column,
-            pa.array([one or None for one in shown], _HEADERS)
+            mappings(_HEADERS, [one or None for one in shown])
             if any(shown)
             else pa.nulls(count, _HEADERS),
             time_column.view(_TIME),
@@ -96,10 +98,7 @@ def record_batch(
 
 def _shown_times(times: pa.Array | Sequence[int | None]) -> tuple[pa.Array, list[int]]:
     """The column of times that can be shown, and the places where it differs from `times`."""
-    try:
-        column = pa.array(times, pa.int64())
-    except OverflowError:
-        column = None
+    column = times if isinstance(times, pa.Array) else _numbers(times)
     if column is not None and not column.null_count:
         found = pc.min_max(column)
         if not len(column) or (found["min"].as_py() >= _FIRST and found["max"].as_py() <= _LAST):
@@ -107,7 +106,17 @@ def _shown_times(times: pa.Array | Sequence[int | None]) -> tuple[pa.Array, list
     given = times.to_pylist() if isinstance(times, pa.Array) else times
     shown = [0 if at is None else min(max(at, _FIRST), _LAST) for at in given]
     strange = [place for place, at in enumerate(given) if at != shown[place]]
-    return pa.array(shown, pa.int64()), strange
+    return integers(shown), strange
+
+
+def _numbers(times: Sequence[int | None]) -> pa.Array | None:
+    """None if there is one that is None or beyond 64 bits."""
+    if None in times:
+        return None
+    try:
+        return integers(at or 0 for at in times)
+    except OverflowError:
+        return None
 
 
 def flagged(headers: Iterable[tuple[str, str]], column: str) -> Pairs:
@@ -158,14 +167,14 @@ def _bytes_of(raw: str | bytes) -> bytes:
 
 def texts(raw: Sequence[bytes | None]) -> pa.Array:
     """A column of texts, by `text_of`."""
-    column = pa.array(raw, pa.binary())
+    column = binaries(raw)
     if not pc.any(pc.match_substring(column, "\0")).as_py():
         try:
             # Arrow checks that they are UTF-8, all at once.
             return column.cast(pa.string())
         except pa.ArrowInvalid:
             pass
-    return pa.array([None if one is None else text_of(one) for one in raw], pa.string())
+    return strings([None if one is None else text_of(one) for one in raw])
 
 
 def text_of(raw: bytes) -> str:

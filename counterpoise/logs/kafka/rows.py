@@ -25,6 +25,7 @@ from typing import Any
 import pyarrow as pa
 from confluent_kafka import TIMESTAMP_NOT_AVAILABLE, Message
 
+from counterpoise.columns import integers
 from counterpoise.logs.rows import Pairs, flagged, text_of, texts
 from counterpoise.logs.rows import record_batch as rows_of
 
@@ -39,7 +40,7 @@ def record_batch(partition: int, messages: Sequence[Message]) -> pa.RecordBatch:
     values = [message.value() for message in messages]
     return rows_of(
         partition,
-        pa.array([message.offset() for message in messages], pa.int64()),
+        integers(message.offset() for message in messages),
         _microseconds(messages),
         texts([message.key() for message in messages]),
         [value or b"" for value in values],

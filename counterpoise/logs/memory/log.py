@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import pyarrow as pa
 
+from counterpoise.columns import integers, strings
 from counterpoise.logs.errors import LogBehind, PositionAhead, PositionTrimmed
 from counterpoise.logs.memory.logs import Chunk, MemoryLogs, Row
 from counterpoise.logs.numbered import TOO_LARGE, NumberedLog
@@ -128,9 +129,9 @@ def _record_batch(partition: int, position: int, rows: Sequence[Row]) -> pa.Reco
     messages = [row.message for row in rows]
     return record_batch(
         partition,
-        pa.array(range(position, position + len(rows)), pa.int64()),
+        integers(range(position, position + len(rows))),
         [row.microseconds for row in rows],
-        pa.array([message.key for message in messages], pa.string()),
+        strings([message.key for message in messages]),
         [message.value for message in messages],
         [list(message.headers.items()) if message.headers else None for message in messages],
     )

@@ -7,6 +7,7 @@ from datetime import datetime
 
 import pyarrow as pa
 
+from counterpoise.columns import integers
 from counterpoise.logs.rows import headers_of, microseconds_of, texts
 from counterpoise.logs.rows import record_batch as rows_of
 
@@ -42,7 +43,7 @@ def record_batch(partition: int, position: int, entries: list[Entry]) -> pa.Reco
     headers = (row.get(b"h") for row in rows)
     return rows_of(
         partition,
-        pa.array(range(position, position + len(entries)), pa.int64()),
+        integers(range(position, position + len(entries))),
         [_time(row.get(b"t")) for row in rows],
         texts([row.get(b"k") for row in rows]),
         [row.get(b"v") for row in rows],

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
+from counterpoise.columns import times
 from counterpoise.spark.sink.errors import InvalidSink
 from counterpoise.spark.sink.writer import Scope
 
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
 
 # Columns of the source that concern warm-up and say nothing about the message.
 _BOOKKEEPING = frozenset({"replay", "tenure"})
+# Of the source's times.
+_TIME = pa.timestamp("us", tz="UTC")
 
 
 @dataclass(frozen=True)
@@ -53,6 +56,8 @@ class Insert:
 
 
 def _values(column: pa.ChunkedArray) -> list[Any]:
+    if column.type == _TIME:
+        return times(column)
     values: list[Any] = column.to_pylist()
     convert = _conversion(column.type)
     return values if convert is None else [None if v is None else convert(v) for v in values]

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from counterpoise.columns import integers, repeated, scalar, strings
 from counterpoise.logs import InvalidPosition
 from counterpoise.spark.plan.offsets import Slice
 from counterpoise.spark.sink.database import Bounds, Database
@@ -45,6 +46,7 @@ RESULT_SCHEMA = (
     "partition int, epoch long, outcome string, written long, dropped long, "
     "gap_from string, gap_to string"
 )
+_FALSE = scalar(False, pa.bool_())
 _RESULT: pa.Schema = pa.schema(
     [
         ("partition", pa.int32()),
@@ -145,8 +147,17 @@ def _write(
             # The last statement: it fails if `write` has ended the transaction itself.
             high_waters.put(connection, mark, one.partition, verdict.after)
     gap = verdict.gap or (None, None)
-    values: list[Any] = [one.partition, one.epoch, verdict.outcome, written, dropped, *gap]
-    return pa.RecordBatch.from_pylist([dict(zip(_RESULT.names, values, strict=True))], _RESULT)
+    return pa.RecordBatch.from_arrays(
+        [
+            repeated(one.partition, 1, pa.int32()),
+            integers([one.epoch]),
+            strings([verdict.outcome]),
+            integers([written]),
+            integers([dropped]),
+            *(strings([position]) for position in gap),
+        ],
+        schema=_RESULT,
+    )
 
 
 def _fresh(rows: pa.Table, one: Slice, verdict: Verdict) -> pa.Table:
@@ -165,7 +176,9 @@ def _fresh(rows: pa.Table, one: Slice, verdict: Verdict) -> pa.Table:
     if verdict.begin is None:
         return rows.slice(0, 0)
     begin = number(verdict.begin)
-    return rows if least >= begin else rows.filter(pc.greater_equal(positions, begin))
+    if least >= begin:
+        return rows
+    return rows.filter(pc.greater_equal(positions, scalar(begin, pa.int64())))
 
 
 def _numbers(rows: pa.Table) -> pa.ChunkedArray:
@@ -219,15 +232,15 @@ def _pieces(batches: Iterable[pa.RecordBatch]) -> Any:
     for batch in batches:
         rows = pa.Table.from_batches([batch])
         if "replay" in rows.column_names:
-            rows = rows.filter(pc.invert(pc.fill_null(rows.column("replay"), False)))
+            rows = rows.filter(pc.invert(pc.fill_null(rows.column("replay"), _FALSE)))
         partitions = rows.column("partition")
         if partitions.null_count:
             raise ForeignRow("there are rows whose partition is null: pass it through unchanged")
         begin = 0
         while begin < rows.num_rows:
-            partition = partitions[begin].as_py()
+            partition = partitions[begin]
             same = pc.equal(partitions.slice(begin), partition)
-            other = pc.index(same, False).as_py()
+            other = pc.index(same, _FALSE).as_py()
             count = rows.num_rows - begin if other < 0 else other
-            yield partition, rows.slice(begin, count)
+            yield partition.as_py(), rows.slice(begin, count)
             begin += count

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 import pyarrow as pa
 from pyspark.sql.datasource import InputPartition
 
+from counterpoise.columns import repeated
 from counterpoise.logs import (
     Log,
     LogAccessRefused,
@@ -132,10 +133,12 @@ def read_slices(
 def as_rows(batch: pa.RecordBatch, one: Slice) -> pa.RecordBatch:
     """A batch of the log's schema, read for `one`, as a batch of ARROW_SCHEMA."""
     count = batch.num_rows
-    of_a_batch_read = one.epoch == NO_EPOCH
-    epochs = pa.repeat(pa.scalar(None if of_a_batch_read else one.epoch, pa.int64()), count)
-    tenures = pa.repeat(pa.scalar(None if of_a_batch_read else one.state_of, pa.int64()), count)
-    replays = pa.repeat(pa.scalar(one.replay, pa.bool_()), count)
+    if one.epoch == NO_EPOCH:  # of a batch read
+        epochs = tenures = pa.nulls(count, pa.int64())
+    else:
+        epochs = repeated(one.epoch, count, pa.int64())
+        tenures = repeated(one.state_of, count, pa.int64())
+    replays = repeated(one.replay, count, pa.bool_())
     columns = batch.columns
     return pa.RecordBatch.from_arrays(
         [*columns[:2], epochs, *columns[2:], tenures, replays], schema=ARROW_SCHEMA

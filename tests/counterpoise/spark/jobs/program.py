@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
 
+from counterpoise.columns import integers
 from counterpoise.demo.work.application import warm_up
 from tests.counterpoise.spark.jobs.drivers import Ended, Job, Setup, Started, Warm
 from tests.counterpoise.spark.small import CLUSTER, SMALL, SMALL_EXECUTORS
@@ -49,7 +50,7 @@ class OneByOne(DataSourceStreamReader):
         return [InputPartition(number) for number in range(start["number"], end["number"])]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        yield pa.record_batch({"number": pa.array([partition.value], pa.int64())})
+        yield pa.record_batch([integers([partition.value])], names=["number"])
 
 
 class Numbers(DataSource):

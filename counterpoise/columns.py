@@ -1,0 +1,105 @@
+"""Arrow columns of Python values, and Python values of Arrow columns, without pandas.
+
+Each call of `pyarrow.array` or `pyarrow.scalar` (also inside functions of `pyarrow.compute` that
+get a number) asks whether its argument is an object of pandas, and so loads pandas wherever it is
+installed; a time's `as_py` does so too. That is a second of processor time and 40 MB for each
+consumer and each Python worker of Spark, which have no use for it. These functions lay out the
+buffers of a column themselves (Arrow's columnar format), and read times as numbers.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterable, Sequence
+from datetime import UTC, datetime, timedelta
+from itertools import accumulate, chain
+from typing import Any
+
+import pyarrow as pa
+
+Pairs = Sequence[tuple[str, str]]
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+def integers(values: Iterable[int]) -> pa.Int64Array:
+    """A column of 64-bit integers. Raises OverflowError for a number beyond 64 bits."""
+    return _numbers(pa.int64(), array("q", values))
+
+
+def repeated(value: int, count: int, kind: pa.DataType) -> pa.Array:
+    """A column of `count` equal numbers; `kind` is `int32`, `int64` or `bool_`."""
+    if pa.types.is_boolean(kind):
+        return _numbers(pa.uint8(), array("B", [value]) * count).cast(kind)
+    return _numbers(kind, array("q" if kind.bit_width == 64 else "i", [value]) * count)
+
+
+def scalar(value: int, kind: pa.DataType) -> pa.Scalar:
+    """One number of a column; the kinds are those of `repeated`."""
+    return repeated(value, 1, kind)[0]
+
+
+def binaries(values: Sequence[bytes | None]) -> pa.BinaryArray:
+    """A column of byte strings."""
+    there = [value or b"" for value in values]
+    return _of_sizes(pa.binary(), map(len, there), b"".join(there), len(there), _validity(values))
+
+
+def strings(values: Sequence[str | None]) -> pa.StringArray:
+    """A column of texts. Raises UnicodeEncodeError for half a character (a lone surrogate)."""
+    if values.count(None) == len(values):
+        return pa.nulls(len(values), pa.string())
+    there = [value or "" for value in values]
+    data = "".join(there).encode()
+    sizes = [*map(len, there)]
+    if len(data) > sum(sizes):  # not ASCII only
+        sizes = [len(value.encode()) for value in there]
+    return _of_sizes(pa.string(), sizes, data, len(there), _validity(values))
+
+
+def mappings(kind: pa.MapType, values: Sequence[Pairs | None]) -> pa.MapArray:
+    """A column of maps from text to text."""
+    pairs = [pair for value in values for pair in value or ()]
+    entries = pa.StructArray.from_arrays(
+        [strings([key for key, _ in pairs]), strings([item for _, item in pairs])],
+        fields=[kind.key_field, kind.item_field],
+    )
+    buffers = [_validity(values), _offsets(len(value or ()) for value in values)]
+    return pa.Array.from_buffers(kind, len(values), buffers, children=[entries])
+
+
+def times(column: pa.Array | pa.ChunkedArray) -> list[Any]:
+    """The values of a column of times in UTC with microseconds: datetimes, or None."""
+    return [
+        None if value is None else _EPOCH + timedelta(microseconds=value)
+        for value in column.cast(pa.int64()).to_pylist()
+    ]
+
+
+def _numbers(kind: pa.DataType, numbers: array[int]) -> pa.Array:
+    return pa.Array.from_buffers(kind, len(numbers), [None, pa.py_buffer(numbers)])
+
+
+def packed(sizes: Sequence[int], data: bytes) -> pa.BinaryArray:
+    """A column of byte strings of these sizes, which lie one behind the other in `data`."""
+    return _of_sizes(pa.binary(), sizes, data, len(sizes), None)
+
+
+def _of_sizes(
+    kind: pa.DataType, sizes: Iterable[int], data: bytes, count: int, validity: pa.Buffer | None
+) -> pa.Array:
+    """A column of values of any size, which lie one behind the other in `data`."""
+    return pa.Array.from_buffers(kind, count, [validity, _offsets(sizes), pa.py_buffer(data)])
+
+
+def _offsets(sizes: Iterable[int]) -> pa.Buffer:
+    """Where each value begins, and where the last one ends. Raises OverflowError beyond 2 GiB."""
+    return pa.py_buffer(array("i", chain([0], accumulate(sizes))))
+
+
+def _validity(values: Sequence[object]) -> pa.Buffer | None:
+    """A bit for each value, whether it is there; None if all are."""
+    if None not in values:
+        return None
+    there = array("B", [value is not None for value in values])
+    return _numbers(pa.uint8(), there).cast(pa.bool_()).buffers()[1]
