@@ -24,6 +24,8 @@ pytestmark = pytest.mark.xdist_group("spark 1")
 
 
 SOON = {"startTimeoutSeconds": "0.2"}
+# The service has to answer in this time before the log cannot be reached.
+LATER = {"startTimeoutSeconds": "3"}
 
 
 @pytest.fixture
@@ -123,7 +125,7 @@ def failure(messages: DataFrame) -> str:
         ({"queue": "nobody"}, "'nobody'"),
         ({"startingPositions": '{"9": "0"}'}, "queue 'flights' has no partition 9 (it has 0..3)"),
         ({"endingPositions": '{"1": "1000"}'}, "1000 lies behind the end of the log"),
-        ({"logUrl": "postgresql://u:hunter2@127.0.0.1:9/d", **SOON}, "no log within"),
+        ({"logUrl": "postgresql://u:hunter2@127.0.0.1:9/d", **LATER}, "no log within"),
         ({"url": "http://127.0.0.1:9", **SOON}, "no service within"),
     ],
 )
