@@ -33,6 +33,7 @@ from api.server import Server, make_server
 from broker.service import Broker
 from broker.settings import Settings, load
 from broker.tls import Certificate
+from tests.forked import Forked
 
 COUNTERPOISE = [str(Path(sys.executable).with_name("counterpoise"))]
 START_SECONDS = 60.0
@@ -171,18 +172,21 @@ def service(services: Callable[[int], Sequence[Service]]) -> Service:
 
 
 class ServeProcess:
-    """`counterpoise serve` as a process. It keeps its port when it is started again."""
+    """`counterpoise serve` as a process, forked from a warm one (`tests/forked.py`).
+
+    It keeps its port when it is started again.
+    """
 
     def __init__(
         self,
         log_file: Path,
         arguments: Sequence[str] = (),
         environment: Mapping[str, str] | None = None,
-        program: Sequence[str] = COUNTERPOISE,
+        program: Sequence[str] | None = None,
     ) -> None:
-        """`program`: the program to run instead of `counterpoise`."""
+        """`program`: the program to start instead, for example `COUNTERPOISE`."""
         self.log_file = log_file
-        self.program = list(program)
+        self.program = program
         self.arguments = list(arguments)
         self.environment = {
             **{name: value for name, value in os.environ.items() if "COUNTERPOISE" not in name},
@@ -190,16 +194,29 @@ class ServeProcess:
         }
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
-        self.process: subprocess.Popen[str] | None = None
+        self.process: subprocess.Popen[str] | Forked | None = None
         self.first_line = ""
 
     def start(self) -> "ServeProcess":
         """Start it and wait until it serves. If it ends instead, fail with its log."""
-        command = [*self.program, "serve", "--port", str(self.port), *self.arguments]
+        command = ["serve", "--port", str(self.port), *self.arguments]
         with self.log_file.open("a") as log:
-            self.process = subprocess.Popen(
-                command, stdout=subprocess.PIPE, stderr=log, text=True, env=self.environment
-            )
+            if self.program is None:
+                self.process = Forked(
+                    "counterpoise.cli",
+                    command,
+                    environment=self.environment,
+                    stdout=subprocess.PIPE,
+                    stderr=log,
+                )
+            else:
+                self.process = subprocess.Popen(
+                    [*self.program, *command],
+                    stdout=subprocess.PIPE,
+                    stderr=log,
+                    text=True,
+                    env=self.environment,
+                )
         assert self.process.stdout is not None
         self.first_line = self.process.stdout.readline()
         assert self.first_line, f"it did not start:\n{self.log_file.read_text()}"

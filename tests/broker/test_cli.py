@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from subprocess import PIPE
 
 import httpx
 import psycopg
@@ -14,15 +15,16 @@ import pytest
 
 from broker.launch import Exit
 from broker.postgres.embedded import EmbeddedPostgres
+from tests.forked import Forked
 from tests.service import COUNTERPOISE, ServeProcess, eventually, listen
 
 UNREACHABLE = "postgresql://nobody:hunter2@127.0.0.1:1/nothing"
 
 
-def run(arguments: Sequence[str], seconds: float = 60) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [*COUNTERPOISE, *arguments], capture_output=True, text=True, timeout=seconds, check=False
-    )
+def run(arguments: Sequence[str]) -> subprocess.CompletedProcess[str]:
+    process = Forked("counterpoise.cli", arguments, stdout=PIPE, stderr=PIPE)
+    said, errors = process.communicate()
+    return subprocess.CompletedProcess(arguments, process.wait(), said, errors)
 
 
 def refusal(arguments: Sequence[str], code: Exit) -> str:
@@ -107,9 +109,12 @@ def with_its_own_postgres(tmp_path: Path) -> Iterator[ServeProcess]:
         yield process
 
 
-def test_the_first_line_says_where_it_is(served: ServeProcess) -> None:
-    assert served.first_line == f"Counterpoise listens on {served.url}\n"
-    assert httpx.get(f"{served.url}/readyz").json() == {"status": "ready"}
+def test_the_installed_command_says_where_it_is(migrated_url: str, tmp_path: Path) -> None:
+    arguments = ["--database-url", migrated_url]
+    with ServeProcess(tmp_path / "serve.log", arguments, program=COUNTERPOISE) as service:
+        assert service.first_line == f"Counterpoise listens on {service.url}\n"
+        assert httpx.get(f"{service.url}/readyz").json() == {"status": "ready"}
+        assert service.end() == 0
 
 
 def test_the_log_is_json_without_a_terminal(served: ServeProcess) -> None:

@@ -23,6 +23,7 @@ from counterpoise.client import Client
 from counterpoise.errors import CounterpoiseError
 from counterpoise.logs import open_log
 from tests.faults.proxy import Proxy
+from tests.forked import Forked
 from tests.judge.causes import Faults
 from tests.judge.journal import (
     OVERLOADED,
@@ -85,12 +86,14 @@ class Worker:
     def __init__(self, log_file: Path, name: str, role: str, *arguments: object) -> None:
         self._log_file = log_file
         self.name = name
-        self._command = [sys.executable, "-m", "tests.faults.worker", role, *map(str, arguments)]
-        self.process: subprocess.Popen[bytes] | None = None
+        self._arguments = [role, *map(str, arguments)]
+        self.process: Forked | None = None
 
     def start(self) -> Worker:
         with self._log_file.open("a") as log:
-            self.process = subprocess.Popen(self._command, stderr=log, cwd=ROOT)
+            self.process = Forked(
+                "tests.faults.worker", self._arguments, stderr=log, directory=ROOT
+            )
         return self
 
     def send(self, signum: int) -> None:

@@ -1,14 +1,13 @@
 """Commands against the real service: in this process, or as processes of their own."""
 
 import os
-import subprocess
-import sys
 from subprocess import PIPE
 
 import pytest
 from typer.testing import CliRunner
 
 from counterpoise.cli.app import app
+from tests.forked import Forked
 
 
 @pytest.fixture
@@ -32,10 +31,10 @@ def start(service):
     started = []
 
     def start_process(*arguments, environment=None, **streams):
-        process = subprocess.Popen(
-            [sys.executable, "-m", "counterpoise.cli", *arguments],
-            env={**os.environ, "COUNTERPOISE_URL": service.url, **(environment or {})},
-            text=True,
+        process = Forked(
+            "counterpoise.cli",
+            arguments,
+            environment={**os.environ, "COUNTERPOISE_URL": service.url, **(environment or {})},
             **{"stdin": PIPE, "stdout": PIPE, "stderr": PIPE, **streams},
         )
         started.append(process)
