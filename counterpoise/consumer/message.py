@@ -9,8 +9,8 @@ from typing import NamedTuple
 
 import pyarrow as pa
 
-from counterpoise.columns import times
 from counterpoise.flow.view import Owned
+from counterpoise.logs.columns import times
 
 
 class Ownership:

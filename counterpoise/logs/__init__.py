@@ -32,7 +32,7 @@ from counterpoise.logs.port import (
 )
 
 if TYPE_CHECKING:
-    from counterpoise.logs.schema import MESSAGE_SCHEMA
+    from counterpoise.logs.columns import MESSAGE_SCHEMA
 
 __all__ = [
     "MAX_MESSAGE_BYTES",
@@ -59,4 +59,4 @@ __all__ = [
 
 if not TYPE_CHECKING:  # with __getattr__ visible, mypy would accept every name
     # The service and most commands never read a message, and Arrow takes a tenth of their start.
-    __getattr__ = lazily(__name__, {"MESSAGE_SCHEMA": "counterpoise.logs.schema"})
+    __getattr__ = lazily(__name__, {"MESSAGE_SCHEMA": "counterpoise.logs.columns"})

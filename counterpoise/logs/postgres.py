@@ -21,9 +21,9 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from counterpoise.columns import integers, packed, scalar, strings
 from counterpoise.logs.admission import ByteAdmission
 from counterpoise.logs.bounds import COLUMNS, COLUMNS_BEFORE, bounds_of
+from counterpoise.logs.columns import integers, packed, scalar, strings
 from counterpoise.logs.connection import (
     LogConnection,
     Row,

@@ -32,9 +32,15 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from counterpoise.columns import binaries, integers, mappings, repeated, strings
+from counterpoise.logs.columns import (
+    MESSAGE_SCHEMA,
+    binaries,
+    integers,
+    mappings,
+    repeated,
+    strings,
+)
 from counterpoise.logs.port import SHOWN_FROM, SHOWN_TO
-from counterpoise.logs.schema import MESSAGE_SCHEMA
 
 UNREADABLE = "counterpoise-unreadable"
 RAW_HEADERS = "counterpoise-raw-headers"

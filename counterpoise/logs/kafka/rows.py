@@ -25,7 +25,7 @@ from typing import Any
 import pyarrow as pa
 from confluent_kafka import TIMESTAMP_NOT_AVAILABLE, Message
 
-from counterpoise.columns import integers
+from counterpoise.logs.columns import integers
 from counterpoise.logs.rows import Pairs, flagged, text_of, texts
 from counterpoise.logs.rows import record_batch as rows_of
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import pyarrow as pa
 
-from counterpoise.columns import integers, strings
+from counterpoise.logs.columns import integers, strings
 from counterpoise.logs.errors import LogBehind, PositionAhead, PositionTrimmed
 from counterpoise.logs.memory.logs import Chunk, MemoryLogs, Row
 from counterpoise.logs.numbered import TOO_LARGE, NumberedLog

@@ -7,7 +7,7 @@ from datetime import datetime
 
 import pyarrow as pa
 
-from counterpoise.columns import integers
+from counterpoise.logs.columns import integers
 from counterpoise.logs.rows import headers_of, microseconds_of, texts
 from counterpoise.logs.rows import record_batch as rows_of
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from counterpoise.columns import times
+from counterpoise.logs.columns import times
 from counterpoise.spark.sink.errors import InvalidSink
 from counterpoise.spark.sink.writer import Scope
 

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from counterpoise.columns import integers, repeated, scalar, strings
 from counterpoise.logs import InvalidPosition
+from counterpoise.logs.columns import integers, repeated, scalar, strings
 from counterpoise.spark.plan.offsets import Slice
 from counterpoise.spark.sink.database import Bounds, Database
 from counterpoise.spark.sink.errors import ForeignRow

@@ -16,7 +16,6 @@ from dataclasses import dataclass, field
 import pyarrow as pa
 from pyspark.sql.datasource import InputPartition
 
-from counterpoise.columns import repeated
 from counterpoise.logs import (
     Log,
     LogAccessRefused,
@@ -28,6 +27,7 @@ from counterpoise.logs import (
     PositionTrimmed,
     open_log,
 )
+from counterpoise.logs.columns import repeated
 from counterpoise.logs.patience import Patience
 from counterpoise.spark.errors import Trimmed
 from counterpoise.spark.plan.extent import NO_EPOCH

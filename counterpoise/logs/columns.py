@@ -1,4 +1,6 @@
-"""Arrow columns of Python values, and Python values of Arrow columns, without pandas.
+"""The columns of messages: their Arrow schema, and columns of Python values, made without pandas.
+
+They are apart from the port: a process that only looks at a log needs no Arrow.
 
 Each call of `pyarrow.array` or `pyarrow.scalar` (also inside functions of `pyarrow.compute` that
 get a number) asks whether its argument is an object of pandas, and so loads pandas wherever it is
@@ -16,6 +18,18 @@ from itertools import accumulate, chain
 from typing import Any
 
 import pyarrow as pa
+
+MESSAGE_SCHEMA: pa.Schema = pa.schema(
+    [
+        ("partition", pa.int32()),
+        ("position", pa.string()),
+        ("key", pa.string()),
+        ("value", pa.binary()),
+        ("headers", pa.map_(pa.string(), pa.string())),
+        ("published_at", pa.timestamp("us", tz="UTC")),
+    ]
+)
+"""The columns of the batches of `Log.read`. Only `key` and `headers` may be null."""
 
 Pairs = Sequence[tuple[str, str]]
 

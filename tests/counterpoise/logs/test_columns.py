@@ -12,8 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from counterpoise import columns
-from counterpoise.logs import MESSAGE_SCHEMA
+from counterpoise.logs import MESSAGE_SCHEMA, columns
 
 HEADERS = MESSAGE_SCHEMA.field("headers").type
 texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)
