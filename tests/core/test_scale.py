@@ -135,7 +135,7 @@ def test_a_slice_costs_the_same_however_large_the_queue(partitions: int) -> None
 
 
 @pytest.mark.parametrize(
-    "partitions", [PARTITIONS // 4, pytest.param(1_000_000, marks=[pytest.mark.long])]
+    "partitions", [PARTITIONS // 4, pytest.param(PARTITIONS * 5 // 2, marks=[pytest.mark.long])]
 )
 def test_a_slice_of_a_resize_costs_the_same_however_large_the_queue(partitions: int) -> None:
     queue = large(partitions, 10)
