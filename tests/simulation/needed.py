@@ -5,7 +5,7 @@ file belongs to one state of the code: a change of the product may shift some se
 try the seeds of the file. What these no longer find or meet is searched for from seed 0 on.
 
 `make test` plays `SEEDS` seeds, the file's last one among them: as many as it takes, and few more.
-`make test-long` plays twenty times as many.
+`make test-long` plays the others of 10,000.
 """
 
 from __future__ import annotations
