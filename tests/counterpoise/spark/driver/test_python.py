@@ -1,4 +1,7 @@
-"""Spark's Python processes import the installed PySpark, which is compiled, not its archives."""
+"""Spark's Python processes import the installed PySpark, which is compiled, not its archives.
+
+A real Spark shows it in `test_java.py`.
+"""
 
 import json
 import os
@@ -14,19 +17,6 @@ from counterpoise.spark.driver import python
 
 LIB = Path(pyspark.__file__).parent / "python" / "lib"
 [PY4J] = LIB.glob("py4j-*-src.zip")
-SPARK = """
-import os
-from counterpoise.spark import session
-from pyspark.sql.functions import udf
-
-def where(_):
-    import pyspark, py4j
-    return pyspark.__file__ + " " + py4j.__file__
-
-spark = session("where", spark__master="local[1]", spark__ui__enabled="false")
-print("imported", spark.range(1).select(udf(where, "string")("id")).first()[0])
-spark.stop()
-"""
 ASK = "import json, os, sys; print(json.dumps([os.environ['PYTHONPATH'], sys.path, sys.argv[1:]]))"
 
 
@@ -93,18 +83,3 @@ def test_a_directory_whose_name_has_a_space_is_not_used(
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "temporary files"))
     with python.installed_pyspark("local"):
         assert os.environ["PYSPARK_PYTHON"] == sys.executable
-
-
-@pytest.mark.long
-@pytest.mark.xdist_group("spark 1")
-def test_the_workers_of_a_session_import_the_installed_pyspark(tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", SPARK],
-        env={**os.environ, "SPARK_LOCAL_IP": "127.0.0.1"},
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-    )
-    [said] = [line for line in done.stdout.splitlines() if line.startswith("imported")]
-    assert str(LIB.parent.parent) in said, done.stderr
-    assert ".zip" not in said
