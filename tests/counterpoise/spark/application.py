@@ -14,10 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import pyspark
-
 from tests.counterpoise.spark.jobs.drivers import WARM_SECONDS, Driver, Drivers, Job, Setup
-from tests.counterpoise.spark.small import CLUSTER, LOCAL
+from tests.counterpoise.spark.small import CLUSTER, LOCAL, spark_home
 from tests.counterpoise.spark.starting import started
 from tests.counterpoise.spark.waiting import until
 
@@ -249,12 +247,10 @@ class Sink:
 def on_a_cluster(home: Path) -> Setup:
     """For an application whose executors are processes of their own."""
     # Workers write their directories into Spark's home, so it has one of its own.
-    spark_home = home / "spark-home"
-    if not spark_home.exists():
-        spark_home.mkdir()
-        for part in Path(pyspark.__file__).parent.iterdir():
-            (spark_home / part.name).symlink_to(part)
-    return Setup(CLUSTER, environment={"SPARK_HOME": str(spark_home)})
+    own = home / "spark-home"
+    if not own.exists():
+        spark_home(own)
+    return Setup(CLUSTER, environment={"SPARK_HOME": str(own)})
 
 
 def run(spark: SparkSession, settings: Mapping[str, Any], control: Control) -> None:

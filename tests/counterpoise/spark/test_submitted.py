@@ -10,14 +10,13 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-import pyspark
 import pytest
 
 from counterpoise.client import Client
 from counterpoise.flow import Flow
 from counterpoise.spark.driver.java import ensure_java
 from tests.counterpoise.spark.queries import committed, publish
-from tests.counterpoise.spark.small import LOCAL, SMALL
+from tests.counterpoise.spark.small import LOCAL, SMALL, spark_home
 from tests.counterpoise.spark.waiting import until
 from tests.processes import find, kill_family
 from tests.service import Service
@@ -57,7 +56,7 @@ class Submitted:
         program.write_text(PROGRAM)
         java = ensure_java()
         assert java is not None
-        spark_home = Path(pyspark.__file__).parent
+        own_spark = spark_home(home / "spark-home")
         settings = {**SMALL, "spark__local__dir": str(home / "local"), "spark__master": LOCAL}
         conf = [
             part
@@ -67,7 +66,7 @@ class Submitted:
         environment = {k: v for k, v in os.environ.items() if "COUNTERPOISE" not in k}
         environment |= {
             "JAVA_HOME": str(java),
-            "SPARK_HOME": str(spark_home),
+            "SPARK_HOME": str(own_spark),
             "PYSPARK_PYTHON": sys.executable,
             "PYTHONPATH": str(ROOT),
             "TMPDIR": str(home),
@@ -75,7 +74,7 @@ class Submitted:
         self.log = home / "log"
         with self.log.open("wb") as log:
             self.jvm = subprocess.Popen(
-                [spark_home / "bin" / "spark-submit", *conf, program, home, url],
+                [own_spark / "bin" / "spark-submit", *conf, program, home, url],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
