@@ -89,50 +89,31 @@ def check_joining_and_leaving(
     assert stage.moves()["graceful"] == 4
 
 
-def test_told_to_end_an_application_finishes_hands_over_and_exits_with_0(stage: Stage) -> None:
-    stage.queue(4, rebalance_delay=0.2, max_handoff_time=60)
-    stage.publish(200)
-    first = stage.application("first", drain_seconds=60)
-    second = stage.application("second", drain_seconds=60)
-    first.start()
-    until(stage.all_seen, "the first messages")
-    second.start()
-    until(lambda: stage.ready() and stage.owned("second") == 2, "shared")
-    first.hold("after")
-    stage.publish(200)
-    until(first.held, "a micro-batch in flight")
-    first.terminate()
-    until(lambda: any(one.draining for one in stage.client.flows("flights")), "it drains")
-    stage.publish(200)
-    first.go_on()
-    assert first.ended() == 0
-    assert [one.client_name for one in stage.client.flows("flights")] == ["second"]
-    until(stage.all_seen, "everything is seen")
-    until(lambda: stage.committed() == stage.published, "everything is committed")
-    assert duplicates(stage.rows()) == {}
-    check_order(stage.rows())
-    assert set(stage.moves()) <= {"graceful", "initial", "orphaned"}
-    # The last one also leaves in order, or at once at a second signal.
-    second.hold("after")
+def test_told_twice_to_end_an_application_ends_at_once_and_lets_go(stage: Stage) -> None:
+    """Told once it leaves in order: `tests/counterpoise/on_redis/test_spark.py`."""
+    stage.queue(2, rebalance_delay=0.2, max_handoff_time=60)
+    only = stage.application("only", drain_seconds=60)
+    only.hold("after")
+    only.start()
     stage.publish(40)
-    until(second.held, "a micro-batch in flight")
-    second.terminate()
+    until(only.held, "a micro-batch in flight")
+    only.terminate()
     until(lambda: any(one.draining for one in stage.client.flows("flights")), "it drains")
-    second.terminate()
-    assert second.ended() == 128 + signal.SIGTERM
+    only.terminate()
+    assert only.ended() == 128 + signal.SIGTERM
     until(lambda: not stage.client.flows("flights"), "it unbinds")
 
 
-@pytest.mark.parametrize("where", ["before", "after"])
-def test_killed_and_restarted_it_replays_the_batch_that_was_planned(
-    stage: Stage, where: str
-) -> None:
-    """There is no other consumer, so a restart within the lease gets all back (`replaced`)."""
+def test_killed_and_restarted_it_replays_the_batch_that_was_planned(stage: Stage) -> None:
+    """There is no other consumer, so a restart within the lease gets all back (`replaced`).
+
+    `sink/test_kills.py` kills at every step.
+    """
     stage.queue(3, rebalance_delay=0.2)
     stage.publish(60)
     one = stage.application("one", maxMessagesPerTrigger=20, leaseSeconds=120).start()
     until(stage.all_seen, "the first messages")
-    one.hold(where)
+    one.hold("after")
     stage.publish(60)
     until(one.held, "the sink holds")
     written = one.rows()
@@ -148,19 +129,14 @@ def test_killed_and_restarted_it_replays_the_batch_that_was_planned(
     assert {row.epoch for row in written} == {1}
     assert {row.epoch for row in replayed} == {2}
     assert "skipped" not in one.said()
-    repeated = duplicates(rows)
-    if where == "before":
-        assert repeated == {}
-        check_order(rows)
-    else:
-        # Exactly the batch that was written and is not in Spark's commit log.
-        last = max(row.batch for row in written)
-        in_flight = [row for row in written if row.batch == last]
-        assert set(repeated) == {int(row.value) for row in in_flight}
-        again = [row for row in replayed if row.batch == last]
-        assert [(r.partition, r.position) for r in again] == [
-            (r.partition, r.position) for r in in_flight
-        ]
+    # Exactly the batch that was written and is not in Spark's commit log.
+    last = max(row.batch for row in written)
+    in_flight = [row for row in written if row.batch == last]
+    assert set(duplicates(rows)) == {int(row.value) for row in in_flight}
+    again = [row for row in replayed if row.batch == last]
+    assert [(r.partition, r.position) for r in again] == [
+        (r.partition, r.position) for r in in_flight
+    ]
 
 
 def test_killed_while_others_go_on_its_planned_slices_are_skipped_and_reported(
