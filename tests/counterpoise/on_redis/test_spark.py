@@ -10,8 +10,9 @@ import pytest
 
 from counterpoise.publisher import Publisher
 from tests.counterpoise.on_redis.conftest import SECRET, World
+from tests.counterpoise.spark.cluster.application import WithFile, check_executors
+from tests.counterpoise.spark.cluster.environments import bare_python, zipped_package
 from tests.counterpoise.spark.jobs.drivers import Drivers
-from tests.counterpoise.spark.small import CLUSTER
 from tests.counterpoise.spark.stage import Stage
 from tests.counterpoise.spark.starting import started
 from tests.counterpoise.spark.test_applications import check_joining_and_leaving
@@ -79,13 +80,26 @@ def test_a_query_reads_everything_once_across_a_restart_and_shows_no_secret(
 def test_an_application_on_a_cluster_shares_it_and_leaves_in_order_when_told_to_end(
     world: World, drivers: Drivers, tmp_path: Path
 ) -> None:
-    """Its executors get the log's address and the password from the tasks alone."""
+    """Its executors get the log's address and the password from the tasks alone, and the package
+    as a file for Python (`cluster/test_cluster.py` ships it as an archive).
+    """
     with contextlib.ExitStack() as ending:
         stage = Stage(world.service, world.client, tmp_path, drivers)
         ending.callback(stage.end)
         stage.queue(4, log=world.log, rebalance_delay=0.2, max_handoff_time=60)
         access: dict[str, Any] = {"logUrl": world.access, "maxMessagesPerTrigger": 50}
-        first = stage.application("first", master=CLUSTER, drain_seconds=60, **access)
+        first = WithFile(
+            "first",
+            tmp_path,
+            world.service.url,
+            "flights",
+            drivers,
+            file=zipped_package(tmp_path / "package"),
+            python=bare_python(tmp_path / "bare"),
+            drain_seconds=60,
+            **access,
+        )
+        stage.add(first)
         second = stage.application("second", **access)
 
         def leave() -> None:
@@ -98,4 +112,5 @@ def test_an_application_on_a_cluster_shares_it_and_leaves_in_order_when_told_to_
             assert first.ended() == 0
 
         check_joining_and_leaving(stage, first, second, leave)
+        check_executors(first, "counterpoise.zip")
         assert SECRET not in first.said() + second.said()

@@ -6,7 +6,7 @@ the right count, so each row checks all the state before it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,6 @@ import pytest
 
 from tests.counterpoise.spark.application import Row
 from tests.counterpoise.spark.jobs.drivers import Drivers
-from tests.counterpoise.spark.small import CLUSTER, LOCAL
 from tests.counterpoise.spark.stage import KEYS, Stage, staged
 from tests.counterpoise.spark.waiting import until
 from tests.counterpoise.spark.warmup.application import StatefulApplication
@@ -29,8 +28,16 @@ class WarmStage(Stage):
         self.queue(partitions, **{"rebalance_delay": 0, "max_handoff_time": 60, **settings})
         self.client.create_queue("flights-history", partitions, log="builtin:flights")
 
-    def stateful(self, name: str, kind: str, **options: Any) -> StatefulApplication:
-        application = StatefulApplication(
+    def stateful(
+        self,
+        name: str,
+        kind: str,
+        *,
+        kind_of: Callable[..., StatefulApplication] = StatefulApplication,
+        **options: Any,
+    ) -> StatefulApplication:
+        """`kind_of`: StatefulApplication, or one that is started in another way."""
+        application = kind_of(
             name,
             self.directory,
             self.url,
@@ -92,13 +99,11 @@ def drained(stage: WarmStage, name: str) -> None:
     stage.client.drain("flights", flow.flow_id)
 
 
-def there_and_back(
-    stage: WarmStage, kind: str, master: str = LOCAL
-) -> tuple[StatefulApplication, StatefulApplication]:
-    """A → B → A, with A on `master`: nothing of its first tenure is left in its second."""
+def check_there_and_back_twice(
+    stage: WarmStage, first: StatefulApplication, second: StatefulApplication
+) -> None:
+    """A → B → A → B: nothing of its first tenure is left in its second."""
     stage.learning_queue(2)
-    first = stage.stateful("first", kind, master=master)
-    second = stage.stateful("second", kind)
     first.start()
     stage.work(600)
     second.start()
@@ -110,19 +115,6 @@ def there_and_back(
     until(lambda: stage.owned("first") == 2 and stage.ready(), "the first has all again")
     second.drained_from_outside()
     stage.work(300)
-    return first, second
-
-
-def check_there_and_back(stage: WarmStage, graceful: int) -> None:
-    stage.check_counts()
-    assert {row.application for row in stage.rows()} == {"first", "second"}
-    assert len(stage.rows()) == len(stage.seen())
-    assert stage.moves()["graceful"] >= graceful
-
-
-@pytest.mark.parametrize("kind", ["replay", "snapshot"])
-def test_there_and_back_again_the_state_is_right(stage: WarmStage, kind: str) -> None:
-    first, second = there_and_back(stage, kind)
     # And once more, so that the second also comes back.
     second.start()
     until(lambda: stage.ready() and stage.owned("second") == 1, "the second is back")
@@ -131,13 +123,16 @@ def test_there_and_back_again_the_state_is_right(stage: WarmStage, kind: str) ->
     until(lambda: stage.owned("second") == 2, "the second has all")
     stage.work(100)
     assert second.stop() == 0
-    check_there_and_back(stage, 3)
+    stage.check_counts()
+    assert {row.application for row in stage.rows()} == {"first", "second"}
+    assert len(stage.rows()) == len(stage.seen())
+    assert stage.moves()["graceful"] >= 3
 
 
-def test_there_and_back_again_on_a_cluster_the_state_is_right(stage: WarmStage) -> None:
-    first, _ = there_and_back(stage, "replay", CLUSTER)
-    assert first.stop() == 0
-    check_there_and_back(stage, 2)
+def test_there_and_back_again_the_state_is_right(stage: WarmStage) -> None:
+    """With snapshots. With replay: `cluster/test_cluster.py`."""
+    first, second = (stage.stateful(name, "snapshot") for name in ("first", "second"))
+    check_there_and_back_twice(stage, first, second)
 
 
 def test_learners_and_owners_come_go_and_die(stage: WarmStage) -> None:
@@ -182,16 +177,15 @@ def test_learners_and_owners_come_go_and_die(stage: WarmStage) -> None:
     assert {row.application for row in stage.rows()} == {"owner", "one", "two"}
 
 
-@pytest.mark.parametrize("kind", ["replay", "snapshot"])
-def test_three_applications_start_and_leave_while_the_others_warm_up(
-    stage: WarmStage, kind: str
-) -> None:
+def test_three_applications_start_and_leave_while_the_others_warm_up(stage: WarmStage) -> None:
     """A leaving application works until the others have learned; a learner dies, then a leaving
     one.
     """
     stage.learning_queue(6, rebalance_delay=600)
     stage.publish(300)
-    applications = [stage.stateful(name, kind, leaseSeconds=5) for name in ("one", "two", "three")]
+    applications = [
+        stage.stateful(name, "replay", leaseSeconds=5) for name in ("one", "two", "three")
+    ]
     one, two, three = applications
     for application in applications:
         application.launch()
