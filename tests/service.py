@@ -33,13 +33,12 @@ from api.server import Server, make_server
 from broker.service import Broker
 from broker.settings import Settings, load
 from broker.tls import Certificate
+from tests.eventual import eventually as eventually  # used with services, mostly
 from tests.forked import Forked
 
 COUNTERPOISE = [str(Path(sys.executable).with_name("counterpoise"))]
 START_SECONDS = 60.0
 STOP_SECONDS = 60.0
-# Of a wait for something that is cheap to look at.
-MOST_PAUSE_SECONDS = 0.25
 
 
 @dataclass
@@ -64,26 +63,6 @@ class Service:
         self.thread.join(STOP_SECONDS)
         assert not self.thread.is_alive(), "the service did not stop"
         return time.monotonic() - started
-
-
-def eventually(
-    condition: Callable[[], object], seconds: float = 60.0, what: str = "it came about"
-) -> float:
-    """Wait until the condition holds; fail if it does not in time. Returns how long that took.
-
-    The test looks often at first, and less often the longer it waits and the longer a look takes:
-    what it waits for needs the processors too.
-    """
-    began = time.monotonic()
-    while True:
-        looked = time.monotonic()
-        if condition():
-            return time.monotonic() - began
-        now = time.monotonic()
-        assert now < began + seconds, f"not in time: {what}"
-        cost = now - looked
-        pause = max(0.01, 4 * cost, (now - began) / 20)
-        time.sleep(min(pause, max(MOST_PAUSE_SECONDS, 2 * cost)))
 
 
 def free_port(second: int | None = None) -> int:

@@ -46,7 +46,7 @@ ALLOWED = {
     "counterpoise/spark/application.py: Sink.wait_if": "a file is all that reaches its process",
     "counterpoise/spark/sink/application.py: wait_if": "a file is all that reaches its process",
     "counterpoise/spark/run/test_consumption.py: FlowDouble.wait": DOUBLE,
-    "service.py: eventually": POLL,
+    "eventual.py: eventually": POLL,
     "service.py: running": POLL,
 }
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from tests.service import eventually
+from tests.eventual import eventually
 
 
 def until(condition: Callable[[], object], what: str, seconds: float = 90.0) -> None:
