@@ -12,7 +12,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 from tests.counterpoise.spark.jobs.drivers import WARM_SECONDS, Driver, Drivers, Job, Setup
 from tests.counterpoise.spark.small import CLUSTER, LOCAL, spark_home
@@ -90,7 +90,7 @@ class Application:
         elif self._prepared is None:
             self._prepared = self._drivers.own(setup)
 
-    def start(self) -> Application:
+    def start(self) -> Self:
         """Start it and wait until its query runs."""
         self.launch()
         return self.until_started()
@@ -108,7 +108,7 @@ class Application:
         self._driver = self._last = driver
         driver.start(Job(self.module, self.settings(), self._ends_driver))
 
-    def until_started(self) -> Application:
+    def until_started(self) -> Self:
         """Wait until its query runs; if it ends instead, fail with its output."""
         driver = self._driver
         assert driver is not None

@@ -79,14 +79,16 @@ class Control:
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
 
-    def run(self, query: StreamingQuery) -> None:
-        """Report that the query runs; stop it when told, raise its own error."""
+    def run(self, *queries: StreamingQuery) -> None:
+        """Report that they run; stop them when told or when one ends, and raise its error."""
         self._connection.send(Started())
-        while query.isActive and not self._told():
+        while all(query.isActive for query in queries) and not self._told():
             pass
-        if error := query.exception():
+        errors = [query.exception() for query in queries]
+        for query in queries:
+            query.stop()
+        for error in filter(None, errors):
             raise error
-        query.stop()
 
     def _told(self) -> bool:
         if not self._connection.poll(0.1):
@@ -140,10 +142,14 @@ def in_use(spark: SparkSession) -> list[str]:
     cached = spark.sparkContext._jsc.getPersistentRDDs().size()
     if cached:
         found.append(f"{cached} RDDs are kept")
-    sources = [one.pid for one in descendants(os.getpid()) if SOURCE_PROCESS in _command(one.pid)]
-    if sources:
-        found.append(f"processes of sources run: {sources}")
+    if sources := source_processes():
+        found.append(f"processes of sources run: {sorted(sources)}")
     return found
+
+
+def source_processes() -> set[int]:
+    """The processes of this driver in which sources plan: one for each query."""
+    return {one.pid for one in descendants(os.getpid()) if SOURCE_PROCESS in _command(one.pid)}
 
 
 def _command(pid: int) -> bytes:

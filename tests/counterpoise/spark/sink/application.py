@@ -7,15 +7,16 @@ A file says where it holds, as in the other application, but there are more plac
 * `inside`: the same, of any partition, so every task holds in its first partition;
 * `after`: in `foreachBatch`, after the sink, before Spark's commit log.
 
-To stop it between Spark's commit log and its commit at the service, it runs with a trigger interval
-and without Spark's events. Then positions are committed only when Spark asks for more.
+To stop it between Spark's commit log and its commit at the service, the process of its source is
+stopped: only that process tells the service.
 """
 
 from __future__ import annotations
 
 import os
+import signal
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,12 +29,13 @@ from tests.processes import find, kill_family, running
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+    from pyspark.sql.streaming.query import StreamingQuery
 
     from tests.counterpoise.spark.jobs.program import Control
 
 
 class FencedApplication(Application):
-    """`interval_seconds`: of its trigger. With an interval, it gets none of Spark's events."""
+    """An application with a query of its own; alone in its driver, or one of several."""
 
     module = "tests.counterpoise.spark.sink.application"
 
@@ -50,15 +52,18 @@ class FencedApplication(Application):
         **options: Any,
     ) -> None:
         super().__init__(name, directory, url, queue, drivers, master=master, **options)
-        self._own: dict[str, Any] = {"database": database, "interval_seconds": 0.0}
+        self._database = database
 
     def settings(self) -> dict[str, Any]:
-        return super().settings() | self._own
+        return super().settings() | {"database": self._database}
 
-    def start(self, interval_seconds: float = 0) -> FencedApplication:
-        self._own["interval_seconds"] = interval_seconds
-        super().start()
-        return self
+    def held(self) -> bool:
+        """Whether it holds where it was told last."""
+        return _is_at(_text(self.home / "held"), _text(self.home / "hold"))
+
+    def stop_its_source(self) -> None:
+        """SIGSTOP to the process of its source: it plans nothing and tells the service nothing."""
+        os.kill(int(_text(self.home / "source")), signal.SIGSTOP)
 
     def kill_executor(self, partition: int) -> None:
         """SIGKILL to the executor that wrote this partition last, and to its Python workers."""
@@ -76,22 +81,59 @@ class FencedApplication(Application):
         lines = (self.home / "writers").read_text().splitlines()
         return [(int(partition), int(jvm)) for partition, jvm in map(str.split, lines)]
 
+    def planned_batches(self) -> int:
+        """The number of micro-batches in Spark's log of offsets."""
+        return self._entries("offsets")
+
     def finished_batches(self) -> int:
         """The number of micro-batches in Spark's commit log."""
-        commits = self.home / "checkpoint" / "commits"
-        return len([one for one in commits.glob("*") if one.name.isdecimal()])
+        return self._entries("commits")
+
+    def _entries(self, log: str) -> int:
+        return sum(one.name.isdecimal() for one in (self.home / "checkpoint" / log).glob("*"))
 
     def until_finished(self, batch: int) -> None:
         """Wait until this micro-batch is in Spark's commit log."""
         until(lambda: self.finished_batches() > batch, f"{self.name} has finished batch {batch}")
 
 
+class FencedApplications(Application):
+    """Several of them in one driver, which live and die together.
+
+    Each has a query, a checkpoint and a hold of its own.
+    """
+
+    module = FencedApplication.module
+
+    def __init__(
+        self, name: str, directory: Path, drivers: Drivers, members: Sequence[FencedApplication]
+    ) -> None:
+        super().__init__(name, directory, "", "", drivers)
+        self.members = {one.name: one for one in members}
+
+    def settings(self) -> dict[str, Any]:
+        return {"members": [one.settings() for one in self.members.values()]}
+
+    def go_on(self) -> None:
+        for one in self.members.values():
+            one.go_on()
+
+    def kill(self) -> None:
+        super().kill()
+        for one in self.members.values():
+            one.kill()  # it has no driver, but may have held
+
+
 def wait_if(home: Path, where: str) -> None:
-    hold = home / "hold"
-    while _text(hold) in (where, where.partition(" ")[0]):
-        (home / "held").touch()
+    while _is_at(where, _text(home / "hold")):
+        (home / "held").write_text(where)
         time.sleep(0.02)
     (home / "held").unlink(missing_ok=True)
+
+
+def _is_at(where: str, hold: str) -> bool:
+    """Whether `hold` means this place. "inside" means the inside of each partition."""
+    return bool(where) and hold in (where, where.partition(" ")[0])
 
 
 def _text(path: Path) -> str:
@@ -137,16 +179,21 @@ class WriteEvents:
 
 
 def run(spark: SparkSession, settings: Mapping[str, Any], control: Control) -> None:
-    """The application itself."""
+    """The application itself, or several."""
+    control.run(*(start(spark, one) for one in settings.get("members", [settings])))
+
+
+def start(spark: SparkSession, settings: Mapping[str, Any]) -> StreamingQuery:
+    """The query of one application."""
     from counterpoise.spark import FencedSink
+    from tests.counterpoise.spark.jobs.program import source_processes
 
     home = Path(settings["home"])
-    name = settings["name"]
-    interval = settings["interval_seconds"]
-    if interval:
-        spark.streams.removeListener(vars(spark)["_counterpoise_listener"])
     sink = FencedSink(
-        settings["database"], WriteEvents(home, name), name="events", confirm_seconds=30
+        settings["database"],
+        WriteEvents(home, settings["name"]),
+        name="events",
+        confirm_seconds=30,
     )
 
     def write(batch: Any, batch_id: int) -> None:
@@ -156,11 +203,12 @@ def run(spark: SparkSession, settings: Mapping[str, Any], control: Control) -> N
 
     # Keys that end in 3 are filtered out: whole ranges of them leave no row.
     messages = spark.readStream.format("counterpoise").options(**settings["options"]).load()
+    others = source_processes()
     query = started(
         messages.where("not key like '%3'")
         .writeStream.foreachBatch(write)
         .option("checkpointLocation", str(home / "checkpoint"))
-        .trigger(processingTime=f"{interval} seconds")
     )
-
-    control.run(query)
+    (source,) = source_processes() - others
+    (home / "source").write_text(str(source))
+    return query

@@ -1,13 +1,17 @@
 """Applications killed and stuck at every step; in Postgres, each message is there once, in order.
 
 The steps of a micro-batch, and where each is stopped: planned (`before` the sink), in the
-transactions of its partitions (`inside` all tasks; `inside` one while others have committed),
-written (`after` the sink, before Spark's commit log), and in Spark's commit log, before the commit
-at the service (the trigger's interval keeps Spark from asking for more, and its events are lost).
+transactions of its partitions (`inside` the first; `amid` them, while others have committed),
+written (`after` the sink, before Spark's commit log), and in Spark's commit `log`, before the
+commit at the service.
+
+One driver runs an application for each step, on one queue. Each is held at its step, and one kill
+hits them all there.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,8 +20,9 @@ import psycopg
 import pytest
 
 from counterpoise.client import Client
+from tests.counterpoise.spark.application import Application
 from tests.counterpoise.spark.jobs.drivers import Drivers
-from tests.counterpoise.spark.sink.application import FencedApplication
+from tests.counterpoise.spark.sink.application import FencedApplication, FencedApplications
 from tests.counterpoise.spark.small import CLUSTER, LOCAL
 from tests.counterpoise.spark.stage import KEYS, Stage, staged
 from tests.counterpoise.spark.waiting import until
@@ -25,9 +30,9 @@ from tests.service import ServeProcess, Service
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(600), pytest.mark.xdist_group("spark 2")]
 
-# Spark's triggers are due at multiples of their interval, independent of the query's start.
-SLOW_TRIGGER_SECONDS = 10
-HOUR_SECONDS = 3600
+STEPS = ("before", "inside", "amid", "after", "log")
+PARTITIONS = 12
+"""Each of them has keys that are written, and each application of a test owns two of them."""
 EXPECTED_KEYS = [f"k{n}" for n in range(KEYS) if not f"k{n}".endswith("3")]
 
 
@@ -51,17 +56,17 @@ class SinkStage(Stage):
         )
 
     def fenced(self, name: str, *, master: str = LOCAL, **options: Any) -> FencedApplication:
-        application = FencedApplication(
-            name,
-            self.directory,
-            self.url,
-            "flights",
-            self.drivers,
-            self.database,
-            master=master,
-            **options,
+        return self.add(self._fenced(name, master=master, **options))
+
+    def one_for_each_step(self, **options: Any) -> FencedApplications:
+        """An application for each step, by the step's name, all in one driver."""
+        members = [self._fenced(step, **options) for step in STEPS]
+        return self.add(FencedApplications("victims", self.directory, self.drivers, members))
+
+    def _fenced(self, name: str, **options: Any) -> FencedApplication:
+        return FencedApplication(
+            name, self.directory, self.url, "flights", self.drivers, self.database, **options
         )
-        return self.add(application)
 
     def end(self) -> None:
         for application in self.applications:
@@ -100,17 +105,34 @@ class SinkStage(Stage):
             )
         }
 
-    def until_written_by(self, application: FencedApplication, least: int) -> None:
-        """Wait until it has written a message numbered `least` or higher."""
-        name = application.name
-        until(lambda: self.batches_with(least, name), f"{name} writes")
+    def owned_by(self, *names: str) -> set[int]:
+        """The partitions that these own."""
+        return {number for number, owner in self.owners().items() if owner in names}
+
+    def shared(self, *names: str) -> bool:
+        """Whether nothing moves, and each of them owns at least two partitions."""
+        return self.ready() and all(self.owned(name) >= 2 for name in names)
+
+    def until_idle(self) -> None:
+        until(self.all_written, "everything is written")
+        until(lambda: self.committed() == self.published, "everything is committed")
+
+    def not_told(self) -> set[int]:
+        """The partitions whose fence is ahead of the service's position."""
+        told = {one.partition: int(one.position or 0) for one in self.client.partitions("flights")}
+        return {number for number, fence in self.fences().items() if int(fence) > told[number]}
+
+    def fences(self) -> dict[int, str]:
+        rows = self.connection.execute(
+            "SELECT partition, next_position FROM counterpoise_high_water"
+        ).fetchall()
+        return dict(rows)
 
     def check(self) -> None:
         """No message repeated or missing, each key in order, and the fence at the service's
         position.
         """
-        until(lambda: self.all_written(), "everything is written")
-        until(lambda: self.committed() == self.published, "everything is committed")
+        self.until_idle()
         written = self.written()
         assert sorted(written) == self.expected()
         for key in EXPECTED_KEYS:
@@ -121,10 +143,7 @@ class SinkStage(Stage):
             " OVER (PARTITION BY partition ORDER BY id) AS step FROM events) _ WHERE step < 0"
         ).fetchone()
         assert epochs == (0,)
-        high_water = self.connection.execute(
-            "SELECT partition, next_position FROM counterpoise_high_water"
-        ).fetchall()
-        assert dict(high_water) == {
+        assert self.fences() == {
             one.partition: one.position for one in self.client.partitions("flights")
         }
 
@@ -143,51 +162,94 @@ def hold_amid(stage: SinkStage, victim: FencedApplication) -> int:
 
     Returns the partition of that transaction.
     """
-    (number,) = [
-        max(n for n, owner in stage.owners().items() if owner == victim.name),
-    ]
+    number = max(stage.owned_by(victim.name))
     victim.hold(f"inside {number}")
     first = stage.published
     stage.publish(60)
-    until(victim.held, f"{victim.name} holds inside of {number}")
-    others = {n for n, owner in stage.owners().items() if owner == victim.name} - {number}
-    until(lambda: others & stage.partitions_with(first, victim.name), "others are committed")
-    assert number not in stage.partitions_with(first, victim.name)
+    until_amid(stage, victim, number, first)
     return number
 
 
-def hold_at(stage: SinkStage, victim: FencedApplication, where: str) -> None:
-    """Publish, and hold the victim there, with some of the new messages in its batch."""
-    if where == "amid":
-        hold_amid(stage, victim)
-        return
-    victim.hold(where)
+def until_amid(stage: SinkStage, victim: FencedApplication, number: int, first: int) -> None:
+    """Wait until it holds there, and has committed others of the messages from `first` on."""
+    until(victim.held, f"{victim.name} holds inside of {number}")
+    others = stage.owned_by(victim.name) - {number}
+    until(lambda: others & stage.partitions_with(first, victim.name), "others are committed")
+    assert number not in stage.partitions_with(first, victim.name)
+
+
+def hold_each_at_its_step(stage: SinkStage, victims: FencedApplications) -> int:
+    """Publish, and hold each victim at its step, with some of the new messages in its batch.
+
+    All hold before the sink first. From there they go on one by one, those that hold a task last:
+    the driver runs two tasks at a time. Returns the number of the first new message.
+    """
+    first = stage.published
+    members = victims.members
+    for one in members.values():
+        one.hold("before")
     stage.publish(60)
-    until(victim.held, f"{victim.name} holds {where}")
+    for one in members.values():
+        until(one.held, f"{one.name} holds before the sink")
+    after, amid, inside, log = (members[step] for step in ("after", "amid", "inside", "log"))
+    after.hold("after")
+    until(after.held, "one holds after the sink")
+    batch = log.finished_batches()
+    log.stop_its_source()
+    log.go_on()
+    log.until_finished(batch)
+    assert stage.owned_by("log") & stage.not_told()
+    number = max(stage.owned_by("amid"))
+    amid.hold(f"inside {number}")
+    until_amid(stage, amid, number, first)
+    inside.hold("inside")
+    until(inside.held, "one holds inside its first transaction")
+    assert not stage.partitions_with(first, "inside") | stage.partitions_with(first, "before")
+    return first
+
+
+def skipped(application: Application) -> set[int]:
+    """The partitions whose planned messages it has skipped."""
+    lines = re.findall("counterpoise: skipped (partition .*)", application.said())
+    return {int(number) for line in lines for number in re.findall(r"partition (\d+) \[", line)}
 
 
 def test_killed_at_every_step_and_restarted_at_once(stage: SinkStage) -> None:
-    """The same instance again (`replaced`): its planned batch is replayed, not skipped."""
-    stage.queue(4, rebalance_delay=0.2)
+    """The same instances again (`replaced`): their planned batches are replayed, not skipped.
+
+    One of them is killed again while it replays: its planned batch has lost its epoch by then, and
+    is skipped. Its messages come again in another micro-batch, from the service's position. So a
+    sink that knows micro-batches by their number would write them twice; the fence knows positions.
+    """
+    stage.queue(PARTITIONS, rebalance_delay=0.2, max_handoff_time=60)
     stage.publish(60)
-    one = stage.fenced("one", leaseSeconds=120).start()
-    until(stage.all_written, "the first messages")
-    for where in ("before", "inside", "amid", "after"):
-        hold_at(stage, one, where)
-        batches = one.finished_batches()
-        one.kill()
+    victims = stage.one_for_each_step(leaseSeconds=120)
+    victims.start()
+    until(lambda: stage.shared(*STEPS), "shared")
+    stage.until_idle()
+    twice = victims.members["amid"]
+    others = [one for one in victims.members.values() if one is not twice]
+    first = hold_each_at_its_step(stage, victims)
+    planned = stage.batches_with(first, "amid")
+    batches = {one.name: one.planned_batches() - 1 for one in others}
+    victims.kill()
+    for one in others:
         one.go_on()
-        slow = HOUR_SECONDS if where == "after" else 0
-        one.start(interval_seconds=slow)
-        one.until_finished(batches)
-    # That was the last step too: the batch is in Spark's commit log, and Spark has not asked since.
-    assert stage.committed() < stage.published
-    one.kill()
-    one.start()
+    victims.start()
+    until(twice.held, "it replays, and holds again")
+    for one in others:
+        one.until_finished(batches[one.name])
+        assert batches[one.name] in stage.batches_with(first, one.name)
+    assert skipped(victims) == set()
+    victims.kill()
+    twice.go_on()
+    victims.start()
     stage.publish(60)
     stage.check()
-    assert one.stop() == 0
-    assert "skipped" not in one.said()
+    assert skipped(victims)
+    assert skipped(victims) <= stage.owned_by("amid")
+    assert stage.batches_with(first, "amid") > planned
+    assert victims.stop() == 0
 
 
 def test_on_a_cluster_an_executor_is_killed_and_then_all_of_it(stage: SinkStage) -> None:
@@ -217,76 +279,30 @@ def test_on_a_cluster_an_executor_is_killed_and_then_all_of_it(stage: SinkStage)
     assert len(one.executors()) >= 3
 
 
-def test_killed_twice_amid_one_micro_batch(stage: SinkStage) -> None:
-    """Killed again while it replays: the planned batch has lost its epoch by then, and is skipped.
-
-    Its messages come again in another micro-batch, from the service's position. So a sink that
-    knows micro-batches by their number would write them twice; the fence knows positions.
-    """
-    stage.queue(4, rebalance_delay=0.2)
-    stage.publish(60)
-    one = stage.fenced("one", leaseSeconds=120).start()
-    until(stage.all_written, "the first messages")
-    first = stage.published
-    hold_at(stage, one, "amid")
-    planned = stage.batches_with(first, "one")
-    one.kill()
-    one.start()
-    until(one.held, "it replays, and holds again")
-    assert "skipped" not in one.said()
-    one.kill()
-    one.go_on()
-    one.start()
-    stage.publish(60)
-    stage.check()
-    assert "skipped partition" in one.said()
-    assert stage.batches_with(first, "one") > planned
-    assert one.stop() == 0
-
-
-def finish_without_telling(stage: SinkStage, victim: FencedApplication) -> None:
-    """A micro-batch of `victim` is in Spark's commit log, and the service was not told.
-
-    Spark tells the source at the next tick of the trigger. Where a micro-batch takes as long as
-    from one tick to the next, the service knows too early: then the next micro-batch is tried.
-    """
-    for _ in range(10):
-        until(lambda: stage.committed() == stage.published, "everything before is committed")
-        first = stage.published
-        stage.publish(60)
-        stage.until_written_by(victim, first)
-        victim.until_finished(max(stage.batches_with(first, "victim")))
-        if stage.committed() < stage.published:
-            return
-    pytest.fail("the service was told of each micro-batch at once")
-
-
 def test_killed_at_every_step_and_restarted_when_another_has_taken_over(stage: SinkStage) -> None:
-    """The returning application skips its planned batch, because the other has written it."""
-    stage.queue(4, rebalance_delay=0, max_handoff_time=60)
+    """The returning applications skip their planned batches, because the other has written them."""
+    stage.queue(PARTITIONS, rebalance_delay=0, max_handoff_time=60)
     stage.publish(60)
     other = stage.fenced("other", leaseSeconds=120)
-    victim = stage.fenced("victim", leaseSeconds=8)
+    victims = stage.one_for_each_step(leaseSeconds=8)
     other.start()
-    victim.start(interval_seconds=SLOW_TRIGGER_SECONDS)
-    for where in ("in Spark's commit log", "before", "inside", "amid", "after"):
-        until(lambda: stage.ready() and stage.owned("victim") == 2, "shared")
-        until(stage.all_written, "everything before is written")
-        if where == "in Spark's commit log":
-            finish_without_telling(stage, victim)
-        else:
-            hold_at(stage, victim, where)
-        victim.kill()
-        until(lambda: stage.owned("other") == 4, "the other takes over")
-        until(stage.all_written, "the other writes the rest")
-        victim.go_on()
-        victim.start()
-    until(lambda: stage.ready() and stage.owned("victim") == 2, "shared")
+    victims.start()
+    until(lambda: stage.shared("other", *STEPS), "shared")
+    stage.until_idle()
+    hold_each_at_its_step(stage, victims)
+    held = {step: stage.owned_by(step) for step in STEPS}
+    victims.kill()
+    until(lambda: stage.owned("other") == PARTITIONS, "the other takes over")
+    until(stage.all_written, "the other writes the rest")
+    victims.go_on()
+    victims.start()
+    until(lambda: stage.shared("other", *STEPS), "shared")
     stage.publish(60)
     stage.check()
-    assert victim.stop() == 0
+    assert victims.stop() == 0
     assert other.stop() == 0
-    assert "skipped partition" in victim.said()
+    assert skipped(other) == set()
+    assert [step for step in STEPS if skipped(victims) & held[step]] == [*STEPS[:4]]
 
 
 def test_stuck_ones_that_wake_after_a_forced_handoff(stage: SinkStage) -> None:
@@ -301,11 +317,13 @@ def test_stuck_ones_that_wake_after_a_forced_handoff(stage: SinkStage) -> None:
     other = stage.fenced("other", leaseSeconds=120)
     stuck.start()
     until(stage.all_written, "the first messages")
-    hold_at(stage, stuck, "before")
-    first = stage.published - 60
+    first = stage.published
+    stuck.hold("before")
+    stage.publish(60)
+    until(stuck.held, "it holds before the sink")
     other.start()
     until(lambda: stage.owned("other") == 2, "the handoff is forced")
-    lost = {number for number, owner in stage.owners().items() if owner == "other"}
+    lost = stage.owned_by("other")
     until(lambda: stage.partitions_with(first) == lost, "the other writes what was in flight")
     stuck.go_on()
     until(lambda: "has a new owner, which has written already" in stuck.said(), "it says so")
