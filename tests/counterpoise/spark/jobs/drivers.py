@@ -105,7 +105,7 @@ class LeftBehind(AssertionError):
 class Driver:
     """One driver, seen from the tests."""
 
-    def __init__(self, directory: Path, setup: Setup) -> None:
+    def __init__(self, directory: Path, setup: Setup, program: str = PROGRAM) -> None:
         """Starts it; `warm` tells when it is warm. It lives in `directory`, and ends with this
         process.
 
@@ -117,7 +117,7 @@ class Driver:
         environment = {k: v for k, v in os.environ.items() if "COUNTERPOISE" not in k}
         with self.log.open("ab") as log, contextlib.closing(theirs):
             self.process = subprocess.Popen(
-                [sys.executable, "-m", PROGRAM, str(theirs.fileno())],
+                [sys.executable, "-m", program, str(theirs.fileno())],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -229,11 +229,15 @@ class Driver:
 
 
 class Drivers:
-    """Keeps `count` idle drivers, and more in use. The first `take` or `replace` begins."""
+    """Keeps `count` idle drivers, and more in use. The first `take` or `replace` begins.
 
-    def __init__(self, directory: Path, count: int) -> None:
+    `program`: the module that they run.
+    """
+
+    def __init__(self, directory: Path, count: int, program: str = PROGRAM) -> None:
         self._directory = directory
         self._count = count
+        self._program = program
         self._made = 0
         self._free: list[Driver] = []
         """Warm, or getting warm; the one that is free for longest comes first."""
@@ -247,7 +251,7 @@ class Drivers:
     def own(self, setup: Setup) -> Driver:
         """A driver outside the pool. The caller ends it."""
         self._made += 1
-        return Driver(self._directory / str(self._made), setup)
+        return Driver(self._directory / str(self._made), setup, self._program)
 
     def take(self, other_than: Driver | None = None) -> Driver:
         """A warm driver, until `give_back` or `lose`. Waits for one if there is none.

@@ -5,6 +5,7 @@ This module is also the module of its jobs; the settings say what a job does.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 from collections.abc import Iterator, Mapping
@@ -14,10 +15,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tests.counterpoise.spark.application import Application
-from tests.counterpoise.spark.jobs.drivers import Drivers, Job, LeftBehind
+from tests.counterpoise.spark.jobs.drivers import Drivers, Ended, Job, LeftBehind
 from tests.counterpoise.spark.jobs.program import Surroundings
 from tests.counterpoise.spark.waiting import until
-from tests.processes import find
+from tests.processes import Process, descendants, find, running
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.xdist_group("spark 1")
 
+STUB = "tests.counterpoise.spark.jobs.stub"
 PARTITIONS = "spark.sql.shuffle.partitions"
 
 
@@ -49,9 +51,8 @@ def run(spark: SparkSession, settings: Mapping[str, Any], control: Control) -> N
     def write(batch: Any, _: int) -> None:
         assert does != "fail", "as it was told"
 
-    if does == "leave a query":
+    if does == "leave a query and data":
         numbers.writeStream.format("noop").start()
-    if does == "leave data":
         spark.range(3).cache().count()
     print(f"partitions: {spark.conf.get(PARTITIONS)}", flush=True)
     spark.conf.set(PARTITIONS, "7")
@@ -76,16 +77,11 @@ def lives(pid: int) -> bool:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(
-    ("does", "left"), [("leave a query", "a query runs: "), ("leave data", "1 RDDs are kept")]
-)
-def test_what_a_job_leaves_fails_its_test_and_ends_its_driver(
-    careless: Any, does: str, left: str
-) -> None:
-    application = careless(does)
+def test_what_a_job_leaves_fails_its_test_and_ends_its_driver(careless: Any) -> None:
+    application = careless("leave a query and data")
     application.start()
     driver = application.pid()
-    with pytest.raises(LeftBehind, match=left):
+    with pytest.raises(LeftBehind, match=r"a query runs: .*, 1 RDDs are kept"):
         application.stop()
     assert not lives(driver)
     clean = careless().start()
@@ -130,32 +126,41 @@ def test_an_application_that_comes_back_has_another_driver(careless: Any) -> Non
     assert drivers[0] != drivers[1]
 
 
-@pytest.mark.long
-def test_a_driver_that_died_is_replaced(drivers: Drivers, careless: Any) -> None:
-    # Once while it is idle, with its JVM or without any message.
-    application = careless().start()
-    idle = application.pid()
-    assert application.stop() == 0
-    os.kill(idle, signal.SIGKILL)
-    until(lambda: not lives(idle), "it is dead")
-    # Once during a job, whose test notices it.
-    application.start()
-    used = application.pid()
-    assert used != idle
-    os.kill(used, signal.SIGKILL)
-    until(application.over, "the test notices")
-    with pytest.raises(AssertionError, match="the driver died with -9"):
-        application.stop()
-    application.end()
-    # All drivers in the pool are usable.
-    taken = [drivers.take() for _ in range(3)]
-    assert {idle, used}.isdisjoint(driver.pid for driver in taken)
-    for driver in taken:
-        driver.start(Job(Careless.module, careless().settings()))
-    for driver in taken:
-        until(driver.started, "it runs")
-        driver.stop()
-        drivers.give_back(driver, driver.until_job_ended())
+def test_a_driver_that_died_is_replaced(tmp_path: Path) -> None:
+    with contextlib.closing(Drivers(tmp_path / "drivers", 3, STUB)) as drivers:
+        # Once while it is idle, without any message.
+        first = drivers.take()
+        drivers.give_back(first, Ended(None, ()))
+        family = killed_alone(first.pid)
+        # Once during a job, whose test notices it.
+        application = Careless(tmp_path, drivers).start()
+        used = application.pid()
+        assert used != first.pid
+        until(lambda: not family & running(), "its children are gone")
+        family = killed_alone(used)
+        until(application.over, "the test notices")
+        with pytest.raises(AssertionError, match="the driver died with -9"):
+            application.stop()
+        application.end()
+        until(lambda: not family & running(), "its children are gone")
+        # All drivers in the pool are usable.
+        taken = [drivers.take() for _ in range(3)]
+        assert {first.pid, used}.isdisjoint(driver.pid for driver in taken)
+        for driver in taken:
+            driver.start(Job(Careless.module, {}))
+        for driver in taken:
+            until(driver.started, "it runs")
+            driver.stop()
+            drivers.give_back(driver, driver.until_job_ended())
+
+
+def killed_alone(pid: int) -> set[Process]:
+    """SIGKILL to the driver without its JVM. Returns its children."""
+    children = descendants(pid)
+    assert children
+    os.kill(pid, signal.SIGKILL)
+    until(lambda: not lives(pid), "it is dead")
+    return children
 
 
 def test_a_change_of_the_surroundings_is_seen(
