@@ -16,6 +16,8 @@ from typing import Any
 import asyncpg
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
+from broker.postgres.driver import RememberingConnection
+
 CONNECT_SECONDS = 5.0
 # How long a replica that freezes within a transaction delays the others.
 IDLE_SECONDS = 10.0
@@ -33,6 +35,7 @@ def log_engine(url: str, *, tested: bool = True) -> AsyncEngine:
     async def connect(**_: Any) -> asyncpg.Connection[asyncpg.Record]:
         return await asyncpg.connect(
             url,
+            connection_class=RememberingConnection,
             timeout=CONNECT_SECONDS,
             server_settings={
                 "application_name": "counterpoise",

@@ -23,6 +23,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_en
 from sqlalchemy.pool import PoolProxiedConnection
 from sqlalchemy.util import greenlet_spawn
 
+from broker.postgres.driver import RememberingConnection
 from broker.postgres.reporting import REPORTER
 from broker.store.ports import StoreUnavailable
 from broker.store.schema.bulk import Prepared
@@ -211,6 +212,7 @@ class Connections:
         try:
             return await asyncpg.connect(
                 self._dsn,
+                connection_class=RememberingConnection,
                 timeout=self._connect_seconds,
                 command_timeout=self._answer_seconds,
                 statement_cache_size=0 if self._pooled else 100,
