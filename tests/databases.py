@@ -31,8 +31,14 @@ from psycopg import Connection, sql
 from broker.postgres import migrations
 from broker.postgres.embedded import EmbeddedPostgres
 
-# Test data is worth nothing after a crash, so Postgres does not wait for the disk.
-FAST = {"fsync": "off", "synchronous_commit": "off", "full_page_writes": "off"}
+# Test data is worth nothing after a crash, so Postgres does not wait for the disk. Nor are its
+# passwords: guessing one may be cheap, because each connection does the same work.
+FAST = {
+    "fsync": "off",
+    "synchronous_commit": "off",
+    "full_page_writes": "off",
+    "scram_iterations": "1",
+}
 
 # All of the schema, but no rows. An entry of these catalogs that is rewritten gets another xmin.
 # TRUNCATE rewrites pg_class too, so pg_class is compared by its values.
@@ -57,6 +63,19 @@ SELECT concat_ws('|',
 _TABLES = """
 SELECT schemaname, tablename FROM pg_tables
 WHERE schemaname IN ('counterpoise', 'counterpoise_log')
+"""
+# TRUNCATE makes every file of a table anew, which costs more than most tests. A table that nobody
+# wrote to has no pages, and few rows are deleted at once.
+_WRITTEN = """
+SELECT n.nspname, c.relname, pg_relation_size(c.oid) > 65536
+FROM pg_class c JOIN pg_namespace n ON n.oid = relnamespace
+WHERE nspname IN ('counterpoise', 'counterpoise_log') AND relkind = 'r'
+AND pg_relation_size(c.oid) > 0
+"""
+_RESTART_SEQUENCES = """
+SELECT setval(format('%I.%I', schemaname, sequencename)::regclass, start_value, false)
+FROM pg_sequences
+WHERE schemaname IN ('counterpoise', 'counterpoise_log') AND last_value IS NOT NULL
 """
 _DISCONNECT = """
 SELECT pg_terminate_backend(pid, 10000) FROM pg_stat_activity
@@ -109,7 +128,6 @@ class _Database:
         with psycopg.connect(url) as connection:
             self._schema = _schema(connection)
             tables = [sql.Identifier(*row) for row in connection.execute(_TABLES)]
-            self._empty = sql.SQL("TRUNCATE {} RESTART IDENTITY").format(sql.SQL(",").join(tables))
             self._rows = [(table, rows) for table in tables if (rows := _rows(connection, table))]
 
     def cleaned(self) -> bool:
@@ -119,7 +137,7 @@ class _Database:
             if _schema(connection) != self._schema:
                 return False
             with connection.transaction():
-                connection.execute(self._empty)
+                _empty(connection)
                 for table, rows in self._rows:
                     into = sql.SQL(
                         "INSERT INTO {0} OVERRIDING SYSTEM VALUE"
@@ -127,6 +145,15 @@ class _Database:
                     )
                     connection.execute(into.format(table), [rows])
         return True
+
+
+def _empty(connection: Connection) -> None:
+    """Remove the rows of all tables; sequences start anew."""
+    connection.execute("SET LOCAL session_replication_role = replica")  # no triggers, in any order
+    for schema, name, large in connection.execute(_WRITTEN).fetchall():
+        remove = "TRUNCATE {} CASCADE" if large else "DELETE FROM {}"
+        connection.execute(sql.SQL(remove).format(sql.Identifier(schema, name)))
+    connection.execute(_RESTART_SEQUENCES)
 
 
 def _schema(connection: Connection) -> object:
@@ -162,6 +189,9 @@ def _drop(server_url: str, name: str) -> None:
 def postgres_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The URL of a running Postgres. Tests must not use the database that the URL names."""
     with EmbeddedPostgres(tmp_path_factory.mktemp("postgres"), settings=FAST) as url:
+        # The password was set when the cluster was made, without these settings.
+        password = urlsplit(url).password
+        _administer(url, f"ALTER ROLE CURRENT_USER PASSWORD '{password}'")
         yield url
 
 
