@@ -29,6 +29,8 @@ from counterpoise.flow.blocking import Flow
 logger = logging.getLogger("counterpoise.consumer")
 
 WAIT_SECONDS = 0.1
+# A worker in a thread of its own asks `until` nothing; messages and the end wake it.
+WORKER_WAIT_SECONDS = 5.0
 LEAVE_SECONDS = 2.0
 
 
@@ -272,7 +274,7 @@ class Consumer:
         def work_of(worker: Worker) -> Callable[[], None]:
             def work() -> None:
                 while not self._lanes.closed:
-                    worker.turn(WAIT_SECONDS)
+                    worker.turn(WORKER_WAIT_SECONDS)
 
             return work
 

@@ -2,7 +2,8 @@
 
 A *turn* is one piece: a batch as it was read, or up to `TURN_MESSAGES` single messages, which end
 early when `TURN_SECONDS` are over, so that a long backlog of one partition does not keep the others
-waiting. Between two messages it checks whether its lane must stop.
+waiting. Between two messages it checks whether its lane must stop. To prepare messages that do not
+get their turn is wasted, so a worker with slow messages takes fewer at once.
 
 `done` of the grant moves over a message as soon as it has been handled; the settler commits it
 later. An exception of the handler becomes a `Failure` of the lane, and after the last attempt the
@@ -71,6 +72,7 @@ class Worker:
         self._rules = rules
         self._handle = handle
         self._each = each
+        self._most = TURN_MESSAGES
         self.dead_lettered = 0
 
     def turn(self, wait_seconds: float) -> bool:
@@ -105,7 +107,7 @@ class Worker:
     # -------------------------------------------------------------- handling
 
     def _take(self, wait_seconds: float) -> Piece | None:
-        piece = self._lanes.take(None if self._handle is not None else TURN_MESSAGES, wait_seconds)
+        piece = self._lanes.take(None if self._handle is not None else self._most, wait_seconds)
         if piece is not None and not self._watchdog.may_work(time.monotonic()):
             # The process was suspended, so its view may be out of date. The watchdog resolves that.
             self._lanes.pause(True)
@@ -125,11 +127,14 @@ class Worker:
             if not grant.open or lanes.paused or lanes.closed:
                 return
             if number and now > until:
+                self._most = number
                 return
             if not watchdog.may_work(now):
                 lanes.pause(True)
                 return
             yield pair
+        if time.monotonic() < until:
+            self._most = min(TURN_MESSAGES, 2 * self._most)
 
     def _singles(self, piece: Piece, each: Each) -> None:
         lane, done, not_before = piece.lane, 0, 0.0

@@ -1,0 +1,62 @@
+"""A worker takes as many messages at once as it gets to in a turn."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from counterpoise.consumer import work
+from counterpoise.consumer.work import TURN_MESSAGES, TURN_SECONDS, Worker
+from tests.counterpoise.consumer.test_lanes import View, fill, make
+
+
+class Steps:
+    """A worker on one lane; `take(seconds)` is its next turn, with messages that take so long."""
+
+    def __init__(self, monkeypatch):
+        self.now = self.seconds = 0.0
+        monkeypatch.setattr(work, "time", SimpleNamespace(monotonic=lambda: self.now))
+        self.lanes = make(View(0), max_messages=1000)
+        self.taken: list[int] = []
+        take = self.lanes.take
+
+        def taking(most, wait_seconds):
+            piece = take(most, wait_seconds)
+            self.taken.append(piece.chunk.batch.num_rows)
+            return piece
+
+        monkeypatch.setattr(self.lanes, "take", taking)
+        watchdog: Any = SimpleNamespace(activity=SimpleNamespace, may_work=lambda _now: True)
+        rules: Any = SimpleNamespace(attempts=1)
+        self.worker = Worker(self.lanes, watchdog, rules, each=self.each)
+
+    def each(self, _message):
+        self.now += self.seconds
+
+    def take(self, seconds):
+        self.seconds = seconds
+        fill(self.lanes)
+        self.worker.turn(0)
+        return self.taken[-1]
+
+
+@pytest.fixture
+def steps(monkeypatch):
+    return Steps(monkeypatch)
+
+
+def test_a_worker_with_slow_messages_takes_few_at_once(steps):
+    slow = TURN_SECONDS / 2.5
+    assert [steps.take(slow) for _ in range(4)] == [TURN_MESSAGES, 3, 3, 3]
+    assert steps.lanes.handled == 12
+
+
+def test_a_worker_with_very_slow_messages_takes_one(steps):
+    assert [steps.take(1.0) for _ in range(3)] == [TURN_MESSAGES, 1, 1]
+
+
+def test_a_worker_whose_messages_are_fast_again_takes_more_each_time(steps):
+    steps.take(1.0)
+    taken = [steps.take(0.0) for _ in range(8)]
+    assert taken[:4] == [1, 2, 4, 8]
+    assert taken[-1] == TURN_MESSAGES
