@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from counterpoise.logs.address import Kind
 from counterpoise.logs.errors import InvalidPosition, LogError, PositionAhead
 from counterpoise.logs.port import Bounds
 from counterpoise.logs.shares import fair_shares
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 # The first number that is too large for a position: Redis' scripts count exactly up to there, the
 # other logs have signed 64-bit numbers.
@@ -68,6 +71,16 @@ class NumberedLog(ABC):
             "trimmed nor discarded: another program has deleted it, or the log is damaged. Restore "
             f"the log, or reset the queue's positions to {position + 1} or later to pass over it"
         )
+
+    def first(
+        self,
+        ranges: Mapping[int, tuple[str, str]],
+        *,
+        max_messages: int,
+        max_bytes: int,
+    ) -> Mapping[int, tuple[pa.RecordBatch, str]]:
+        """Nothing: this log has no call for it."""
+        return {}
 
     def compare(self, a: str, b: str) -> int:
         return self.number(a) - self.number(b)

@@ -216,6 +216,22 @@ class Log(Protocol):
         """
         ...
 
+    def first(
+        self,
+        ranges: Mapping[int, tuple[str, str]],
+        *,
+        max_messages: int,
+        max_bytes: int,
+    ) -> Mapping[int, tuple[pa.RecordBatch, str]]:
+        """The first messages of several ranges [start, end) in one call, as far as the log can.
+
+        Of each partition a batch as from `read`, with at most `max_messages`, and the position
+        after it. In all at most `max_bytes` of values, keys and headers. Any partition may be
+        missing, also because its range cannot be read: `read` then says why.
+        Raises InvalidPosition, LogUnavailable.
+        """
+        ...
+
     def bounds(self, partitions: Sequence[int]) -> Bounds:
         """Start and end positions of the partitions and the log's partition count, in one call.
 

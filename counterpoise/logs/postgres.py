@@ -19,11 +19,9 @@ from itertools import repeat
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from counterpoise.logs.admission import ByteAdmission
 from counterpoise.logs.bounds import COLUMNS, COLUMNS_BEFORE, bounds_of
-from counterpoise.logs.columns import integers, packed, scalar, strings
 from counterpoise.logs.connection import (
     LogConnection,
     Row,
@@ -42,7 +40,7 @@ from counterpoise.logs.errors import (
 from counterpoise.logs.numbered import TOO_LARGE, NumberedLog
 from counterpoise.logs.port import AppendBatch, AppendResult, Bounds
 from counterpoise.logs.ranges import HashRange, Ranges
-from counterpoise.logs.rows import Pairs, headers_of, record_batch
+from counterpoise.logs.rows import PackedRows
 
 CHUNK_MESSAGES = 8192
 # Of values, keys and headers. The usual chunk has half of it: larger ones do not stay in the
@@ -56,9 +54,16 @@ SWEEP_MESSAGES = 10_000
 _APPEND = """SELECT counterpoise_log.append(%b, %b, %b, %b,
     %b::integer[], %b::bytea[], %b::text[], %b::text[], %b::timestamptz[])"""
 
-# A chunk, each row of it a group of messages: their values one after the other, their other columns
-# as arrays. So neither the server nor this process handles each cell by itself. Positions are named
-# only where some are missing. `stop` finds the last position of the chunk from the sizes alone.
+# A group of messages: their values one after the other, their other columns as arrays. So neither
+# the server nor this process handles each cell by itself. Positions are named only where some are
+# missing.
+_PACKED = """SELECT min(position), CASE WHEN count(*) <= max(position) - min(position)
+            THEN array_agg(position) END,
+        array_agg(published_at), array_agg(octet_length(value)), string_agg(value, ''),
+        CASE WHEN count(key) > 0 THEN array_agg(key) END,
+        CASE WHEN count(headers) > 0 THEN array_agg(headers::text) END"""
+
+# A chunk, each row of it a group. `stop` finds the last position of the chunk from the sizes alone.
 # The sums of all of them are usually small enough; running sums take longer than all the rest.
 _READ = f"""WITH sized AS NOT MATERIALIZED (
     SELECT position, octet_length(value) AS value_bytes, octet_length(value)
@@ -81,11 +86,7 @@ _READ = f"""WITH sized AS NOT MATERIALIZED (
 SELECT packed.*
 FROM stop, generate_series(%(start)b::bigint, stop.position, {GROUP_MESSAGES}) AS first,
 LATERAL (
-    SELECT min(position), CASE WHEN count(*) <= max(position) - min(position)
-            THEN array_agg(position) END,
-        array_agg(published_at), array_agg(octet_length(value)), string_agg(value, ''),
-        CASE WHEN count(key) > 0 THEN array_agg(key) END,
-        CASE WHEN count(headers) > 0 THEN array_agg(headers::text) END
+    {_PACKED}
     FROM (
         SELECT position, published_at, value, key, headers FROM counterpoise_log.messages
         WHERE log_id = (SELECT log_id FROM counterpoise_log.logs WHERE name = %(log)b)
@@ -93,6 +94,24 @@ LATERAL (
             AND position < first + {GROUP_MESSAGES} AND position <= stop.position
         ORDER BY position
     ) AS message
+) AS packed"""
+
+# The first messages of several partitions: one group of each, as far as the bytes go.
+_FIRST = f"""SELECT asked.partition, packed.*
+FROM unnest(%(partitions)b::integer[], %(starts)b::bigint[], %(ends)b::bigint[])
+    AS asked (partition, first, following),
+LATERAL (
+    {_PACKED}
+    FROM (
+        SELECT position, published_at, value, key, headers, sum(octet_length(value)
+            + coalesce(octet_length(key), 0) + coalesce(octet_length(headers::text), 0))
+            OVER (ORDER BY position ROWS UNBOUNDED PRECEDING) AS bytes
+        FROM counterpoise_log.messages
+        WHERE log_id = (SELECT log_id FROM counterpoise_log.logs WHERE name = %(log)b)
+            AND partition = asked.partition AND position >= asked.first
+            AND position < asked.following
+        ORDER BY position
+    ) AS message WHERE bytes <= %(bytes)b
 ) AS packed"""
 
 _APPEND_BY_RANGE = """SELECT counterpoise_log.append_by_range(%b, %b, %b,
@@ -113,9 +132,6 @@ _PARTITION = """SELECT p.first_position, p.next_position, p.discarded_position
     FROM counterpoise_log.logs AS l LEFT JOIN counterpoise_log.partitions AS p
         ON p.log_id = l.log_id AND p.partition = %b
     WHERE l.name = %b"""
-
-_EPOCH_2000_MICROSECONDS = 946_684_800_000_000
-_EPOCH_2000 = scalar(_EPOCH_2000_MICROSECONDS, pa.int64())
 
 
 class PostgresLog(NumberedLog):
@@ -202,6 +218,28 @@ class PostgresLog(NumberedLog):
             missing_before = resumed == position
             position = resumed
 
+    def first(
+        self, ranges: Mapping[int, tuple[str, str]], *, max_messages: int, max_bytes: int
+    ) -> Mapping[int, tuple[pa.RecordBatch, str]]:
+        starts = {number: self.number(start) for number, (start, _) in ranges.items()}
+        most = {number: begin + max_messages for number, begin in starts.items()}
+        ends = [min(self.number(end), most[number]) for number, (_, end) in ranges.items()]
+        given = {
+            "log": self.name,
+            "partitions": [*ranges],
+            "starts": [*starts.values()],
+            "ends": ends,
+            "bytes": min(CHUNK_BYTES, max_bytes) // max(1, len(ranges)),
+        }
+        found = {}
+        for number, *group in self._connection.query(_FIRST, given, retry=True):
+            chunk = PackedRows(starts[number])
+            chunk.add(*group)
+            if chunk.sizes:
+                following = str(chunk.start + len(chunk.sizes))
+                found[number] = chunk.record_batch(number), following
+        return found
+
     def bounds(self, partitions: Sequence[int]) -> Bounds:
         rows = self._bound_rows([list(partitions), self.name])
         if not rows:
@@ -251,7 +289,7 @@ class PostgresLog(NumberedLog):
             },
             retry=True,
         )
-        chunk = _Chunk(start)
+        chunk = PackedRows(start)
         for group in groups:
             if not chunk.add(*group):
                 break
@@ -315,64 +353,3 @@ class PostgresLog(NumberedLog):
 
 def _unless_empty(column: list[Any]) -> list[Any] | None:
     return column if any(map(operator.is_not, column, repeat(None))) else None
-
-
-class _Chunk:
-    """Messages from `start` on, up to the first gap, unpacked from groups of `_READ`."""
-
-    def __init__(self, start: int) -> None:
-        self.start = start
-        self.sizes: list[int] = []
-        self._times: list[int] = []
-        self._values: list[bytes] = []
-        self._keys: list[str | None] = []
-        self._headers: list[Pairs | None] = []
-
-    def add(
-        self,
-        first: int | None,
-        positions: list[int] | None,
-        times: list[int],
-        sizes: list[int],
-        values: bytes,
-        keys: list[str | None] | None,
-        headers: list[str | None] | None,
-    ) -> bool:
-        """Add a group, a row of `_READ`; returns whether the next group may follow."""
-        due = self.start + len(self.sizes)
-        if first != due:
-            return False
-        count = len(times)
-        if positions is not None:
-            count = next(place for place, found in enumerate(positions) if found != due + place)
-            sizes = sizes[:count]
-        self.sizes += sizes
-        self._times += times[:count]
-        self._values.append(values if positions is None else values[: sum(sizes)])
-        self._keys += [None] * count if keys is None else keys[:count]
-        self._headers += (
-            [None] * count
-            if headers is None
-            else [None if raw is None else headers_of(raw) for raw in headers[:count]]
-        )
-        return positions is None
-
-    def record_batch(self, partition: int) -> pa.RecordBatch:
-        """The messages as a batch of MESSAGE_SCHEMA."""
-        count = len(self.sizes)
-        return record_batch(
-            partition,
-            integers(range(self.start, self.start + count)),
-            _since_1970(self._times),
-            strings(self._keys),
-            packed(self.sizes, b"".join(self._values)),
-            self._headers,
-        )
-
-
-def _since_1970(times: Sequence[int]) -> pa.Array | list[int]:
-    """Microseconds since 1970, of such since 2000."""
-    try:
-        return pc.add_checked(integers(times), _EPOCH_2000)
-    except pa.ArrowInvalid:  # a year that 64 bits do not reach from 1970
-        return [at + _EPOCH_2000_MICROSECONDS for at in times]

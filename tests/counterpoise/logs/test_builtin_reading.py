@@ -210,3 +210,48 @@ def test_no_message_and_no_repr_shows_the_password():
 
 def test_a_message_is_small(log):
     assert Message(b"abc", "ké", {"a": "b"}).size_bytes() == 8
+
+
+def first(log, starts, max_messages=16, max_bytes=1000):
+    """The values and the position after them, of those partitions that the log gives."""
+    ends = log.bounds(list(starts)).ends
+    ranges = {number: (start, ends[number]) for number, start in starts.items()}
+    found = log.first(ranges, max_messages=max_messages, max_bytes=max_bytes)
+    return {number: (batch["value"].to_pylist(), at) for number, (batch, at) in found.items()}
+
+
+def test_the_first_messages_of_all_partitions_take_one_statement(log, monkeypatch):
+    for partition in range(4):
+        append(log, "a", "b", "c", partition=partition, publisher=f"p{partition}")
+    asked = []
+    query = log._connection.query
+
+    def counted(*arguments, **options):
+        asked.append(arguments)
+        return query(*arguments, **options)
+
+    monkeypatch.setattr(log._connection, "query", counted)
+    all_of_them = dict.fromkeys(range(4), "0")
+    assert first(log, all_of_them, 2) == dict.fromkeys(range(4), ([b"a", b"b"], "2"))
+    assert len(asked) == 2  # with that for the ends
+
+
+def test_the_first_messages_are_bounded_in_bytes_for_each_partition(log):
+    append(log, "x" * 60, "x" * 60, "y", publisher="p0")
+    append(log, "z" * 60, partition=1, publisher="p1")
+    append(log, "large" * 1000, partition=2, publisher="p2")
+    found = first(log, dict.fromkeys(range(3), "0"), max_bytes=300)
+    assert found == {0: ([b"x" * 60], "1"), 1: ([b"z" * 60], "1")}
+
+
+def test_the_first_messages_end_before_a_gap_and_none_follow_it(log, log_url):
+    append(log, "a", "b", "c", publisher="p0")
+    append(log, "d", "e", partition=1, publisher="p1")
+    with psycopg.connect(log_url) as connection:
+        connection.execute(
+            "DELETE FROM counterpoise_log.messages WHERE partition = 0 AND position = 1"
+        )
+        connection.execute(
+            "DELETE FROM counterpoise_log.messages WHERE partition = 1 AND position = 0"
+        )
+    assert first(log, {0: "0", 1: "0"}) == {0: ([b"a"], "1")}

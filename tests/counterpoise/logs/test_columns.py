@@ -78,11 +78,11 @@ def test_times() -> None:
 READ = """
 import sys
 from counterpoise.consumer.message import Ownership, messages_of
-from counterpoise.logs.postgres import _Chunk
+from counterpoise.logs.rows import PackedRows
 from counterpoise.logs.redis.rows import record_batch
 from counterpoise.flow.view import Owned
 
-rows = _Chunk(5)
+rows = PackedRows(5)
 rows.add(5, None, [0, 1], [1, 2], b"abb", ["k", None], ['{"a": "b"}', None])
 entries = [(b"1-0", [b"v", b"x", b"t", b"17"]), (b"1-1", [b"t", b"no time", b"k", b"\\xff"])]
 for batch in (rows.record_batch(0), record_batch(0, 1, entries)):

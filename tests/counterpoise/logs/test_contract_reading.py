@@ -4,6 +4,7 @@ import threading
 import time
 from datetime import UTC, datetime, timedelta
 
+import pyarrow as pa
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -336,3 +337,21 @@ def test_from_now_on_is_the_end_of_every_partition(any_log, kit):
     append(any_log, "a")
     found = kit.position_at(time.time() + 3600)
     assert found == {p: any_log.bounds([p]).ends[p] for p in range(4)}
+
+
+def test_the_first_messages_of_several_partitions_are_the_beginnings_of_their_ranges(any_log):
+    """As far as a log has a call for it; what it leaves out, `read` gives."""
+    for partition in range(3):
+        values = [f"{partition}-{number}" for number in range(5)]
+        append(any_log, *values, partition=partition, publisher=f"p{partition}")
+    ends = any_log.bounds([0, 1, 2]).ends
+    second = next(any_log.read(1, "0", None, max_messages=2))["position"].to_pylist()[1]
+    ranges = {0: ("0", ends[0]), 1: (second, ends[1]), 2: (ends[2], ends[2])}
+    found = any_log.first(ranges, max_messages=3, max_bytes=1000)
+    assert found.keys() <= {0, 1}
+    for partition, (batch, following) in found.items():
+        start, end = ranges[partition]
+        assert batch.num_rows == 3
+        all_of_it = pa.Table.from_batches(any_log.read(partition, start, end, max_messages=10))
+        rest = pa.Table.from_batches(any_log.read(partition, following, end, max_messages=10))
+        assert pa.concat_tables([pa.Table.from_batches([batch]), rest]) == all_of_it
