@@ -302,10 +302,12 @@ class Consumer:
         return self._watchdog.may_renew(time.monotonic()) and (asked is None or asked())
 
     def _look_out(self) -> None:
-        """Wake the settler when the view changes, and call the watchdog regularly."""
+        """Follow the view when it changes, wake the settler, call the watchdog regularly."""
         tick_seconds = min(0.25, self.flow.lease_seconds / 8)
         while self.flow.status != "gone":
             version = self.flow.version
+            # Not by the settler: it may be waiting for the answer to a call.
+            self._lanes.follow()
             self._wake_settler.wake()
             try:
                 while not self.flow.wait(tick_seconds, after=version):

@@ -68,6 +68,8 @@ class Lane:
     in_hand: int = 0
     # Whether the log had more messages at the last read.
     more: bool = False
+    # Whether nothing was read into it yet.
+    is_new: bool = True
     # How often waiting messages were dropped: a piece taken before is not put back.
     drops: int = 0
     queued: bool = False
@@ -88,6 +90,11 @@ class Lane:
     @property
     def key(self) -> Key:
         return self.grant.key
+
+    @property
+    def supplied(self) -> bool:
+        """Whether a worker has messages of it, or finds some."""
+        return bool(self.waiting) or self.in_hand > 0
 
     @property
     def position(self) -> str | None:

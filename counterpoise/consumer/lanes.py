@@ -75,6 +75,8 @@ class Lanes:
         self._line: deque[Lane] = deque()
         self._uncommitted = 0
         self.handled = 0
+        # Whether lanes have come since the reader last asked what to read.
+        self.has_new = False
         self.paused = False
         self.closed = False
 
@@ -93,6 +95,7 @@ class Lanes:
             for grant in changes.new:
                 owned = Ownership(grant.owned, self._look)
                 self._lanes[grant.partition] = Lane(grant, owned, read_to=grant.done)
+                self.has_new = True
                 self._wake_reader()
             if changes.moved:
                 # A barrier may be gone, and a cut that was reached before it was known is to be
@@ -116,9 +119,13 @@ class Lanes:
     # -------------------------------------------------------------- reading ahead
 
     def wanting(self) -> list[Lane]:
-        """The lanes that need more messages, in the order of partitions."""
+        """The lanes that need more messages: first those without any, each in the order of
+        partitions.
+        """
         with self._changed:
-            return [self._lanes[number] for number in sorted(self._lanes) if self._wants(number)]
+            self.has_new = False
+            lanes = [self._lanes[number] for number in sorted(self._lanes) if self._wants(number)]
+            return sorted(lanes, key=lambda lane: lane.supplied)
 
     def _wants(self, number: int) -> bool:
         lane = self._lanes[number]
@@ -176,7 +183,7 @@ class Lanes:
                 return  # found again when the worker is done
             else:
                 lane.grant.done = read_to
-            lane.read_to, lane.more = read_to, more
+            lane.read_to, lane.more, lane.is_new = read_to, more, False
             self._stand(lane)
 
     def came_to_end(

@@ -4,9 +4,11 @@ Before the flow is bound, `reach` opens the log with credentials that the servic
 flow: a consumer that cannot reach its log takes no partition from others.
 
 A turn asks the log once for the ends of the lanes that want messages, then reads into each as much
-as fits. The log may have holes between positions, so the end of a range is only known from the next
-message: the reader reads one message more than fits, and its position is the end of those before
-it.
+as fits, into lanes without messages first. If several lanes are new, as after a rebalance, one call
+gets the first few messages of all of them, so that no partition waits until the others are full.
+
+The log may have holes between positions, so the end of a range is only known from the next message:
+the reader reads one message more than fits, and its position is the end of those before it.
 
 A missing log can be temporary: if a service was stopped between storing a queue and creating its
 log, it creates the log when it comes back, at the latest a minute later. The same is mostly true of
@@ -21,16 +23,14 @@ import time
 from collections.abc import Callable
 from contextlib import closing
 
-import pyarrow as pa
-
 from counterpoise import tracing
 from counterpoise.backoff import Backoff
 from counterpoise.client import Client
 from counterpoise.consumer.lane import Chunk, Lane
 from counterpoise.consumer.lanes import Lanes
+from counterpoise.consumer.ranges import Read, end_of, read_range
 from counterpoise.consumer.waking import Waking
 from counterpoise.errors import CounterpoiseError, QueueNotFound, ServiceUnavailable
-from counterpoise.flow.barriers import within
 from counterpoise.flow.blocking import Flow
 from counterpoise.logs import (
     Bounds,
@@ -41,7 +41,6 @@ from counterpoise.logs import (
     LogNotFound,
     LogUnavailable,
     PositionAhead,
-    PositionTrimmed,
     open_log,
 )
 from counterpoise.logs.address import environment_access
@@ -58,6 +57,10 @@ CONFIRM_SECONDS = 5.0
 BIND_SECONDS = 30.0
 REACH_SECONDS = 5.0
 LOOK_SECONDS = 0.1
+# Of each lane in a call for several.
+FIRST_MESSAGES = 16
+# How long a consumer without partitions keeps its connection to the log.
+PREPARED_SECONDS = 30.0
 
 
 class Reader:
@@ -83,6 +86,8 @@ class Reader:
         self._log: Log | None = None
         self._access_refused = False
         self._missing_since: float | None = None
+        # While it has had no lane yet.
+        self._prepared_at: float | None = None
         self._failures = 0
         self._away_since = 0.0
         self._away_with: CounterpoiseError | None = None
@@ -121,6 +126,7 @@ class Reader:
     def run(self) -> None:
         """Raises permanent errors of the log."""
         try:
+            self._prepare()
             while not self._lanes.closed:
                 try:
                     busy = self.turn()
@@ -134,21 +140,83 @@ class Reader:
                 if not busy:
                     self._waking.wait(self._pause())
         finally:
-            if self._log is not None:
-                self._log.close()
+            self._close()
+
+    def _prepare(self) -> None:
+        """Connect before the first grant, and ask once what a turn asks: the first time it takes
+        both sides several times as long, and partitions that are handed over would wait for it.
+        """
+        try:
+            log = self._opened()
+            bounds = log.bounds([0])
+            log.first({0: (bounds.starts[0], bounds.ends[0])}, max_messages=1, max_bytes=1)
+            self._prepared_at = time.monotonic()
+        except CounterpoiseError as error:
+            logger.debug("queue %s: the log is not open yet: %s", self._flow.queue, error)
+            self._close()
+
+    def _give_back(self) -> None:
+        """A standby keeps no connection for long."""
+        at = self._prepared_at
+        if at is not None and time.monotonic() - at > PREPARED_SECONDS:
+            self._prepared_at = None
+            self._close()
+
+    def _close(self) -> None:
+        if self._log is not None:
+            self._log.close()
+            self._log = None
 
     def turn(self) -> bool:
-        """Read into all lanes that want messages; False if there was nothing to read."""
+        """Read into all lanes that want messages; False if there was nothing to read.
+
+        If a lane comes meanwhile, those that have messages wait for the next turn.
+        """
         lanes = self._lanes.wanting()
         if not lanes:
+            self._give_back()
             return False
+        self._prepared_at = None
         log = self._opened()
         bounds = log.bounds([lane.partition for lane in lanes])
         self.incarnation = bounds.incarnation
-        filled = [self._fill(log, bounds, lane) for lane in lanes]
-        return any(filled)
+        first = self._first(log, bounds, [lane for lane in lanes if lane.is_new])
+        filled = False
+        for lane in lanes:
+            if lane.supplied and self._lanes.has_new:
+                return True
+            filled = self._fill(log, bounds, lane, first.get(lane.partition)) or filled
+        return filled
 
-    def _fill(self, log: Log, bounds: Bounds, lane: Lane) -> bool:
+    def _first(self, log: Log, bounds: Bounds, lanes: list[Lane]) -> dict[int, Read]:
+        """The first messages of new lanes, if there are several."""
+        ranges: dict[int, tuple[str, str]] = {}
+        max_bytes = 0
+        for lane in lanes:
+            start = lane.read_to
+            if start is None:
+                continue
+            try:
+                end = end_of(bounds, lane, start)
+                if log.compare(start, end) < 0:
+                    ranges[lane.partition] = start, end
+                    max_bytes += self._lanes.room(lane)[1]
+            except InvalidPosition:
+                pass  # `_fill` meets it again
+        if len(ranges) < 2:
+            return {}
+        try:
+            found = log.first(ranges, max_messages=FIRST_MESSAGES, max_bytes=max_bytes)
+        except LogUnavailable:
+            raise
+        except LogError:
+            return {}  # `_fill` finds out of which lane
+        return {
+            number: Read(ranges[number][0], batch, reached)
+            for number, (batch, reached) in found.items()
+        }
+
+    def _fill(self, log: Log, bounds: Bounds, lane: Lane, first: Read | None = None) -> bool:
         if lane.read_to is None:
             latest = self._flow.start == "latest"
             begin = (bounds.ends if latest else bounds.starts)[lane.partition]
@@ -160,8 +228,7 @@ class Reader:
         if start is None or not lane.grant.open:
             return False
         number = lane.partition
-        # As far as an ordered resize lets it be read, which need not be the partition's end.
-        end = within(bounds, {number: lane.grant.owned}, {number: start}).ends[number]
+        end = end_of(bounds, lane, start)
         is_end = end == bounds.ends[number]
         try:
             if log.compare(start, end) > 0:
@@ -177,7 +244,10 @@ class Reader:
             if messages == 0:
                 return False
             with tracing.reading(self._flow.queue, number, start) as span:
-                chunks, reached = read_range(log, number, start, end, messages, size)
+                if first is not None and first.start == start and first.fits(messages):
+                    chunks, reached = [Chunk(first.batch, first.reached)], first.reached
+                else:
+                    chunks, reached = read_range(log, number, start, end, messages, size)
                 span.found(sum(chunk.batch.num_rows for chunk in chunks), reached)
         except LogUnavailable:
             raise
@@ -246,9 +316,7 @@ class Reader:
             self._away_since, self._away_with = time.monotonic(), error
         self._failures += 1
         self._access_refused = isinstance(error, LogAccessRefused)
-        if self._log is not None:
-            self._log.close()
-            self._log = None
+        self._close()
 
     def _pause(self) -> float:
         if self._failures:
@@ -264,51 +332,3 @@ class Reader:
         """The first error of a log that has been unreachable for so long; None if it has not."""
         lasts = self.away and time.monotonic() - self._away_since >= seconds
         return self._away_with if lasts else None
-
-
-def read_range(
-    log: Log, partition: int, start: str, end: str, max_messages: int, max_bytes: int
-) -> tuple[list[Chunk], str]:
-    """At most `max_messages` of [start, end), and the position up to which they are complete.
-
-    Not much more than `max_bytes` in memory, but at least one message if there is any.
-    """
-    batches: list[pa.RecordBatch] = []
-    memory_bytes = 0
-    try:
-        for batch in log.read(
-            partition, start, end, max_messages=max_messages + 1, max_bytes=max_bytes
-        ):
-            batches.append(batch)
-            # Keys and headers take memory too, and may be larger than values.
-            memory_bytes += batch.nbytes
-            if memory_bytes >= max_bytes:
-                break
-    except PositionTrimmed as gone:
-        # Messages before the gap are handled first. Reading at the gap then raises again.
-        if not batches:
-            raise
-        return _chunks(batches, gone.position), gone.position
-    count = sum(batch.num_rows for batch in batches)
-    if count <= max_messages and memory_bytes < max_bytes:
-        return _chunks(batches, end), end
-    if count == 1:  # one large message: what is the position after it?
-        batches = list(log.read(partition, start, end, max_messages=2))
-        count = sum(batch.num_rows for batch in batches)
-        if count == 1:
-            return _chunks(batches, end), end
-    following: str = batches[-1].column("position")[-1].as_py()
-    last = batches.pop()
-    if last.num_rows > 1:
-        batches.append(last.slice(0, last.num_rows - 1))
-    return _chunks(batches, following), following
-
-
-def _chunks(batches: list[pa.RecordBatch], end: str) -> list[Chunk]:
-    chunks: list[Chunk] = []
-    for batch in reversed(batches):
-        chunk = Chunk(batch, end)
-        chunks.append(chunk)
-        end = chunk.start
-    chunks.reverse()
-    return chunks

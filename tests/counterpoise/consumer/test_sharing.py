@@ -272,3 +272,30 @@ def test_a_partition_whose_log_ends_too_early_waits_and_the_others_go_on(
     postgres_of("UPDATE counterpoise.partitions SET position = '2000' WHERE number = 0")
     with pytest.raises(PositionAhead, match="reset the queue's positions"):
         Consumer("flights", print, url=service.url).run()
+
+
+def test_partitions_come_and_go_while_the_settler_waits_for_an_answer(
+    client, running, publish, monkeypatch
+):
+    """A commit that takes long must not keep a new partition from being read."""
+    publish(range(200))
+    commits, go_on = threading.Event(), threading.Event()
+    with running(commit_seconds=0.05) as one, running(commit_seconds=0.05) as two:
+        eventually(lambda: len(one.partitions) == len(two.partitions) == 2)
+        eventually(lambda: len(one.seen) + len(two.seen) == 200)
+        commit = two.consumer.flow.commit
+
+        def slow(*arguments, **options):
+            commits.set()
+            assert go_on.wait(60)
+            return commit(*arguments, **options)
+
+        monkeypatch.setattr(two.consumer.flow, "commit", slow)
+        publish(range(200, 300))
+        assert commits.wait(30)
+        one.stop()
+        eventually(lambda: len(two.consumer.status().partitions) == 4)
+        publish(range(300, 400))
+        eventually(lambda: len(one.seen) + len(two.seen) == 400)
+        go_on.set()
+    assert sorted(one.numbers + two.numbers) == list(range(400))

@@ -1,0 +1,188 @@
+"""The reader: new lanes get their messages first, and with few calls."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from counterpoise.consumer import reading
+from counterpoise.consumer.reading import FIRST_MESSAGES, PREPARED_SECONDS, Reader
+from counterpoise.consumer.waking import Waking
+from counterpoise.logs import LogError, LogUnavailable
+from counterpoise.logs.port import Bounds
+from tests.counterpoise.consumer.test_lanes import View, batch_of, make
+
+END = 1000
+
+
+class CountingLog:
+    """A log of `END` messages in each partition, which notes the calls."""
+
+    def __init__(self):
+        self.calls: list[Any] = []
+        self.on_read = lambda: None
+        self.closed = False
+
+    def bounds(self, partitions):
+        self.calls.append("bounds")
+        numbers = list(partitions)
+        return Bounds(100, "log-1", dict.fromkeys(numbers, "0"), dict.fromkeys(numbers, str(END)))
+
+    def compare(self, a, b):
+        return int(a) - int(b)
+
+    def first(self, ranges, *, max_messages, max_bytes):
+        self.calls.append(("first", *ranges))
+        following = {n: int(start) + max_messages for n, (start, _) in ranges.items()}
+        return {
+            n: (batch_of(n, range(int(start), following[n])), str(following[n]))
+            for n, (start, _) in ranges.items()
+        }
+
+    def read(self, partition, start, end, *, max_messages, max_bytes=None):
+        self.calls.append(partition)
+        self.on_read()
+        yield batch_of(partition, range(int(start), min(int(end), int(start) + max_messages)))
+
+    def close(self):
+        self.closed = True
+
+
+def reader_of(lanes, log):
+    flow = SimpleNamespace(queue="flights", start="earliest", log="builtin:flights")
+    reader: Any = Reader(flow, lanes, Waking(), log_url=None, idle_seconds=1.0)  # type: ignore[arg-type]
+    reader._log = log
+    return reader
+
+
+def positions_of(lane):
+    return [int(p) for c in lane.waiting for p in c.batch.column("position").to_pylist()]
+
+
+def test_the_first_messages_of_new_lanes_come_with_one_call():
+    lanes, log = make(View(*range(20)), max_messages=100), CountingLog()
+    reader = reader_of(lanes, log)
+    assert reader.turn()
+    assert log.calls == ["bounds", ("first", *range(20))]
+    assert all(lane.waiting_messages == FIRST_MESSAGES for lane in lanes.snapshot())
+    # Then each gets as much as fits.
+    assert reader.turn()
+    assert log.calls[2:] == ["bounds", *range(20)]
+    assert [positions_of(lane) for lane in lanes.snapshot()] == [list(range(100))] * 20
+
+
+def test_lanes_that_have_been_read_are_filled_by_one_read_each():
+    """A few messages at a time would make a fast consumer wait for the log."""
+    lanes, log = make(View(0, 1), max_messages=100), CountingLog()
+    reader = reader_of(lanes, log)
+    reader.turn()
+    while (piece := lanes.take(None, 0)) is not None:
+        piece.lane.grant.done = piece.chunk.end
+        lanes.put_back(piece, piece.chunk.batch.num_rows)
+    log.calls.clear()
+    reader.turn()
+    assert log.calls == ["bounds", 0, 1]
+
+
+def test_a_new_lane_waits_for_one_read_of_the_others_at_most():
+    view = View(*range(5))
+    lanes, log = make(view, max_messages=100), CountingLog()
+    reader = reader_of(lanes, log)
+    reader.turn()
+
+    def grant():
+        view.own(9)
+        lanes.follow()
+
+    log.calls.clear()
+    log.on_read = grant
+    assert reader.turn()
+    assert reader.turn()
+    assert log.calls[:4] == ["bounds", 0, "bounds", 9]
+
+
+def test_a_lane_without_messages_goes_before_lanes_with_some():
+    lanes, log = make(View(0, 1), max_messages=100), CountingLog()
+    reader = reader_of(lanes, log)
+    reader.turn()
+    lanes.snapshot()[1].drop_waiting()
+    log.calls.clear()
+    reader.turn()
+    assert log.calls == ["bounds", 1, 0]
+
+
+def test_what_the_log_does_not_give_at_once_is_read():
+    lanes, log = make(View(0, 1, 2), max_messages=100), CountingLog()
+    give = log.first
+    log.first = lambda ranges, **limits: {0: give(ranges, **limits)[0]}  # type: ignore[method-assign]
+    reader_of(lanes, log).turn()
+    assert log.calls == ["bounds", ("first", 0, 1, 2), 1, 2]
+    assert all(positions_of(lane)[:16] == list(range(16)) for lane in lanes.snapshot())
+
+
+@pytest.mark.parametrize("error", [LogError("one of them"), LogUnavailable("all")])
+def test_an_error_of_the_call_for_all_is_none_of_a_partition(error):
+    lanes, log = make(View(0, 1), max_messages=100), CountingLog()
+
+    def first(ranges, **_limits):
+        raise error
+
+    log.first = first  # type: ignore[method-assign]
+    reader = reader_of(lanes, log)
+    if isinstance(error, LogUnavailable):
+        with pytest.raises(LogUnavailable):
+            reader.turn()
+    else:
+        assert reader.turn()
+        assert log.calls == ["bounds", 0, 1]
+
+
+def test_a_limit_holds_for_the_first_messages_of_several_lanes():
+    lanes, log = make(View(0, 1), max_messages=100, limit=20), CountingLog()
+    reader_of(lanes, log).turn()
+    assert sum(lane.waiting_messages for lane in lanes.snapshot()) == 20
+
+
+def test_the_log_is_opened_before_the_first_grant_and_given_back_by_a_standby(monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr(reading, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    view, log = View(), CountingLog()
+    lanes = make(view)
+    reader = reader_of(lanes, log)
+    reader._prepare()
+    assert log.calls == ["bounds", ("first", 0)]
+    now[0] = PREPARED_SECONDS - 1
+    assert not reader.turn()
+    assert not log.closed
+    now[0] = PREPARED_SECONDS + 1
+    assert not reader.turn()
+    assert log.closed
+
+
+def test_a_consumer_with_partitions_keeps_its_log(monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr(reading, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    view, log = View(), CountingLog()
+    lanes = make(view)
+    reader = reader_of(lanes, log)
+    reader._prepare()
+    view.own(0)
+    lanes.follow()
+    assert reader.turn()
+    now[0] = PREPARED_SECONDS + 1
+    assert not reader.turn()
+    assert not log.closed
+
+
+def test_a_log_that_is_away_before_the_first_grant_is_met_when_it_is_needed():
+    lanes, log = make(View()), CountingLog()
+
+    def away(_partitions):
+        raise LogUnavailable("away")
+
+    log.bounds = away  # type: ignore[method-assign]
+    reader = reader_of(lanes, log)
+    reader._prepare()
+    assert log.closed
+    assert not reader.away
+    assert not reader.turn()
