@@ -62,8 +62,13 @@ demo: setup ## two PySpark applications share a real queue while they come and g
 demo-split: setup ## a hot partition is split twice and merged back while consumers run; SABOTAGE=early
 	@$(BIN)/counterpoise demo --split $(if $(SABOTAGE),--sabotage $(SABOTAGE)) $(ARGS)
 
+# Each of the workers would compile all the tests, at the same moment.
+tests/__pycache__: | setup
+	@echo "==> the tests are compiled (once)"
+	@$(BIN)/pytest --quiet --collect-only >/dev/null || true  # the run says what is wrong
+
 .PHONY: test
-test: setup ## the short tests, lint among them
+test: setup | tests/__pycache__ ## the short tests, lint among them
 	$(pytest) -m 'not long' $(call junit,short) $(ARGS)
 
 # The long tests start a hundred Sparks: with this file each starts in half the time.

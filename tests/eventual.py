@@ -30,4 +30,4 @@ def eventually(
         assert now < began + seconds, f"not in time: {what}"
         cost = now - looked
         pause = max(0.01, 4 * cost, (now - began) / 20)
-        time.sleep(min(pause, max(MOST_PAUSE_SECONDS, 2 * cost)))
+        time.sleep(min(pause, max(MOST_PAUSE_SECONDS, 4 * cost)))
