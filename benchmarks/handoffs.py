@@ -78,9 +78,9 @@ class Journal:
         return sum(since < one.ended <= until for one in list(self.work[partition]))
 
 
-def until(condition: Callable[[], bool], what: str) -> None:
-    """Wait for it."""
-    give_up_at = time.monotonic() + WAIT_SECONDS
+def until(condition: Callable[[], bool], what: str, seconds: float = WAIT_SECONDS) -> None:
+    """Wait for it. Raises RuntimeError."""
+    give_up_at = time.monotonic() + seconds
     while not condition():
         if time.monotonic() > give_up_at:
             raise RuntimeError(f"waited in vain: {what}")

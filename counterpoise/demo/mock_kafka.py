@@ -37,7 +37,14 @@ _PARAMETERS: dict[str, list[Any]] = {
         ctypes.POINTER(_NUMBER),
     ],
     "set_controller_id": [_POINTER, ctypes.c_int32],
+    "group_initial_rebalance_delay_ms": [_POINTER, ctypes.c_int32],
+    "set_group_consumer_heartbeat_interval_ms": [_POINTER, _NUMBER],
 }
+# These return nothing.
+_SILENT = (
+    *("push_request_errors_array", "group_initial_rebalance_delay_ms"),
+    "set_group_consumer_heartbeat_interval_ms",
+)
 # librdkafka's _TRANSPORT: as an answer it makes the mock cluster cut the connection.
 _CUT = -195
 
@@ -96,6 +103,13 @@ class MockKafka:
         """Cut the connections of the next requests with these API keys (Kafka's numbers)."""
         self._call("push_request_errors_array", request, times, [_CUT] * times)
 
+    def set_group_times(self, initial_delay_ms: int, heartbeat_ms: int) -> None:
+        """How long the first member of a group waits for others (classic protocol), and how often
+        members send heartbeats (KIP-848); by default 3 s both.
+        """
+        self._call("group_initial_rebalance_delay_ms", initial_delay_ms)
+        self._call("set_group_consumer_heartbeat_interval_ms", heartbeat_ms)
+
     def close(self) -> None:
         """End the cluster."""
         if self._process.stdin is not None:
@@ -147,7 +161,8 @@ def serve(brokers: int) -> None:
     cluster = library.rd_kafka_mock_cluster_new(client, brokers)
     for name, parameters in _PARAMETERS.items():
         getattr(library, f"rd_kafka_mock_{name}").argtypes = parameters
-    library.rd_kafka_mock_push_request_errors_array.restype = None
+    for name in _SILENT:
+        getattr(library, f"rd_kafka_mock_{name}").restype = None
     # Without a controller, some requests are never answered.
     library.rd_kafka_mock_set_controller_id(cluster, 1)
     _say(library.rd_kafka_mock_cluster_bootstraps(cluster).decode())
