@@ -45,6 +45,7 @@ class Asking:
         limit: BatchLimit | None,
         max_handoff_seconds: float | None,
         settled: Callable[[], None],
+        warm: bool,
         clock: Callable[[], float],
     ) -> None:
         self._options = options
@@ -62,7 +63,7 @@ class Asking:
         self._parsed: tuple[Json, Offset] | None = None
         self._expected: tuple[Question, View] | None = None
         # The query has run a micro-batch.
-        self._warm = False
+        self._warm = warm
         # The flow unbinds: nothing more is planned.
         self.over = False
 

@@ -69,7 +69,7 @@ class Consumption:
 
     `flow` is bound, and sets `wake` whenever its view changes. `cores`: the limit of reading tasks.
     `channel`: to the driver. The flow tells `handoffs` of grants and losses. `driver`: whether it
-    still runs.
+    still runs. `warm`: the query has run a micro-batch.
     """
 
     def __init__(
@@ -85,6 +85,7 @@ class Consumption:
         channel: Channel | None = None,
         handoffs: Handoffs | None = None,
         driver: Driver | None = None,
+        warm: bool = False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._options = options
@@ -110,6 +111,7 @@ class Consumption:
             limit=limit,
             max_handoff_seconds=self._queue.max_handoff_seconds,
             settled=self._queue.settled,
+            warm=warm,
             clock=clock,
         )
         plans = None if channel is None else Plans(channel, place.queue_id or "", place.incarnation)
@@ -150,6 +152,12 @@ class Consumption:
         if found is start and ends and self._drained_from_outside:
             raise FlowEnded(f"queue {self._options.queue!r}: {DRAINED_FROM_OUTSIDE}")
         return found
+
+    def begins_at(self, start: Json) -> None:
+        """Before this offset there are no messages. So what is granted can be released, even before
+        Spark asks.
+        """
+        self._books.asked_from(self._books.place.offset(start))
 
     def available_now(self, ends: Callable[[list[int]], Mapping[int, str]]) -> None:
         """Read the messages that exist now in the partitions of the flow, and no more.

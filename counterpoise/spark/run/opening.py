@@ -4,6 +4,9 @@
 first: the queue is looked up, the service is asked for credentials (they do not need a flow), and
 the log is opened with them and asked for its partitions. A query that cannot reach its log never
 binds.
+
+*Get ready before binding.* For the same reason a new query may run its first micro-batch, which
+reads nothing, before it binds (`prepare`). What its owners release at the bind would wait for it.
 """
 
 from __future__ import annotations
@@ -11,29 +14,59 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from counterpoise.client import Client
 from counterpoise.errors import ServiceUnavailable
-from counterpoise.spark.channel.documents import source_end
+from counterpoise.logs import Bounds
+from counterpoise.spark.channel.correspondence import LOOK_SECONDS
+from counterpoise.spark.channel.documents import Channel, source_end
 from counterpoise.spark.channel.handoffs import Handoffs
+from counterpoise.spark.channel.planned import Plans
 from counterpoise.spark.channel.presence import Driver
 from counterpoise.spark.errors import CannotStart, Unfinished
 from counterpoise.spark.flows.binding import bind
 from counterpoise.spark.flows.bound import BoundFlow
+from counterpoise.spark.plan.offsets import Json, Offset
 from counterpoise.spark.plan.options import SourceOptions
 from counterpoise.spark.plan.place import Place
 from counterpoise.spark.run.consumption import Consumption, QueueState
 from counterpoise.spark.run.leaving import nobody_else
 from counterpoise.spark.run.patience import PAUSE_SECONDS, patiently
 from counterpoise.spark.run.probe import ask_bounds
+from counterpoise.spark.tasks.executor import LogPartition, log_partition
 from counterpoise.spark.tasks.log_connection import LogConnection, QueueAccess
+from counterpoise.wire import Queue
 
 logger = logging.getLogger("counterpoise.spark")
 
 # A running rebalance may include warm-ups; the wait for them is limited.
 _SETTLE_SECONDS = 60.0
+
+
+# A holddown as long as this one leaves time to get ready after the bind.
+_HOLDDOWN_SECONDS = 5.0
+# How long a query may get ready before it binds.
+_PREPARED_SECONDS = 30.0
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A micro-batch that reads nothing: its end, and a task for each core."""
+
+    end: Json
+    groups: Sequence[LogPartition]
+    channel: Channel | None = None
+
+    def wait_done(self, stopped: threading.Event) -> bool:
+        """Wait until the driver says that it is done, for a limited time. False: `stopped`."""
+        give_up_at = time.monotonic() + _PREPARED_SECONDS
+        while not stopped.wait(LOOK_SECONDS):
+            said = None if self.channel is None else self.channel.get("done")
+            if time.monotonic() > give_up_at or (said and said["offset"] == self.end):
+                return True
+        return False
 
 
 @dataclass
@@ -56,6 +89,42 @@ class Opened:
         return bounds.ends
 
 
+def prepare(
+    options: SourceOptions, start: Offset, cores: int, *, home: str | None = None
+) -> Prepared | None:
+    """The first micro-batch of a new query, while its partitions are still with their owners.
+
+    None: it has to bind now. Others do not own the queue, or there is a holddown, which is the time
+    to get ready. Raises CannotStart.
+    """
+    queue, connection, bounds = _reach(options)
+    connection.close()
+    ready = queue.rebalance_status != "Holddown" and queue.rebalance_delay < _HOLDDOWN_SECONDS
+    if not (ready and queue.flow_count):
+        return None
+    assert start.instance is not None
+    end = replace(
+        start, log=bounds.incarnation, queue_id=queue.id, prepared=start.prepared + 1
+    ).to_json()
+    groups = [log_partition(connection, options, ())] * (options.max_input_partitions or cores)
+    channel = None if home is None else source_end(home, start.instance, None)
+    if channel is not None:
+        plans = Plans(channel, queue.id, bounds.incarnation)
+        plans.say(start.to_json(), end, [one.slices for one in groups], ())
+    return Prepared(end, groups, channel)
+
+
+def _reach(options: SourceOptions) -> tuple[Queue, LogConnection, Bounds]:
+    """The queue and its log, which have answered. Raises CannotStart."""
+    give_up_at = time.monotonic() + options.start_timeout_seconds
+    with Client(options.url) as client:
+        queue = patiently(lambda: client.queue(options.queue), options, give_up_at)
+        access = patiently(lambda: QueueAccess(client, options.queue), options, give_up_at)
+        connection = LogConnection(access, options.log_url)
+        bounds = patiently(lambda: ask_bounds(connection, [])[0], options, give_up_at)
+    return queue, connection, bounds
+
+
 def open_consumption(
     options: SourceOptions,
     instance_id: str | None,
@@ -65,18 +134,14 @@ def open_consumption(
     home: str | None = None,
     known_as: str | None = None,
     available_now: bool = False,
+    prepared: Prepared | None = None,
 ) -> Opened:
     """Bind and start. `home`: the directory for talking with the driver. Raises CannotStart.
 
     `known_as`: the instance in the checkpoint, by which the driver finds this source too.
-    `available_now`: a query that ends by itself requests no warm-ups.
+    `available_now`: a query that ends by itself requests no warm-ups. `prepared`: what it has run.
     """
-    give_up_at = time.monotonic() + options.start_timeout_seconds
-    with Client(options.url) as client:
-        queue = patiently(lambda: client.queue(options.queue), options, give_up_at)
-        access = patiently(lambda: QueueAccess(client, options.queue), options, give_up_at)
-        connection = LogConnection(access, options.log_url)
-        bounds = patiently(lambda: ask_bounds(connection, [])[0], options, give_up_at)
+    queue, connection, bounds = _reach(options)
     wake = threading.Event()
     handoffs = Handoffs()
     flow = bind(
@@ -109,7 +174,10 @@ def open_consumption(
             channel=channel,
             handoffs=handoffs,
             driver=Driver(home),
+            warm=prepared is not None,
         )
+        if prepared is not None:
+            consumption.begins_at(prepared.end)
         consumption.start()
     except BaseException:
         flow.close(timeout_seconds=1.0)

@@ -16,6 +16,7 @@ import threading
 import time
 import uuid
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -33,7 +34,11 @@ from counterpoise.spark.tasks.ahead import ahead
 from counterpoise.spark.tasks.executor import LogPartition, read_slices
 
 if TYPE_CHECKING:
-    from counterpoise.spark.run.opening import Opened
+    from counterpoise.spark.run.opening import Opened, Prepared
+
+
+# How long a stop waits for a bind.
+_STOP_SECONDS = 5.0
 
 
 class CounterpoiseStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -44,6 +49,10 @@ class CounterpoiseStreamReader(DataSourceStreamReader, SupportsTriggerAvailableN
         self._cores = cores
         self._home = home
         self._opened: Opened | None = None
+        self._prepared: Prepared | None = None
+        self._looked = False
+        self._opening = threading.Lock()
+        self._stopped = threading.Event()
         self._available_now = False
         self._fresh_instance = str(uuid.uuid4())
         # When Spark last asked for an offset; the lease is renewed only for a limited time after
@@ -67,6 +76,8 @@ class CounterpoiseStreamReader(DataSourceStreamReader, SupportsTriggerAvailableN
 
     def latestOffset(self, start: Json, limit: ReadLimit) -> Json:  # noqa: N802
         most = limit.max_rows if isinstance(limit, ReadMaxRows) else None
+        if (prepared := self._prepare(start)) is not None:
+            return prepared.end
         opened = self._open(start)
         # With Trigger.AvailableNow this may wait longer than a micro-batch may take.
         self._asked_at = math.inf
@@ -82,6 +93,9 @@ class CounterpoiseStreamReader(DataSourceStreamReader, SupportsTriggerAvailableN
 
     def partitions(self, start: Json, end: Json) -> Sequence[InputPartition]:
         self._asked_at = time.monotonic()
+        if self._opened is None and self._prepared is not None and end == self._prepared.end:
+            threading.Thread(target=self._bind, name="counterpoise-binder", daemon=True).start()
+            return self._prepared.groups
         return self._open(end).consumption.partitions(start, end)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
@@ -89,30 +103,69 @@ class CounterpoiseStreamReader(DataSourceStreamReader, SupportsTriggerAvailableN
         return ahead(lambda pause: read_slices(partition, sleep=pause))
 
     def stop(self) -> None:
+        self._stopped.set()
+        # The binder may be binding; then it stops what it has begun.
+        if self._opening.acquire(timeout=_STOP_SECONDS):
+            self._opening.release()
         if self._opened is not None:
             self._opened.consumption.stop()
 
     # ------------------------------------------------------------------ opening
 
-    def _open(self, document: Json) -> Opened:
-        if self._opened is None:
-            # The tasks load this module too, and need neither a flow nor its HTTP client.
-            from counterpoise.spark.run.opening import open_consumption
+    def _prepare(self, document: Json) -> Prepared | None:
+        """At the first offset of a new query: the micro-batch to run before it binds, if any.
 
-            offset = offset_of(document, self._options.queue)
-            ignore_signals()
-            log_to_stderr()
-            self._asked_at = time.monotonic()
-            self._opened = open_consumption(
-                self._options,
-                self._options.instance_id or offset.instance,
-                self._cores,
-                renew_while=self._is_driven,
-                home=self._home,
-                known_as=offset.instance,
-                available_now=self._available_now,
-            )
-        return self._opened
+        A query that comes back binds at once, because partitions may wait for it.
+        """
+        options = self._options
+        looked, self._looked = self._looked, True
+        if looked or self._opened is not None or self._available_now or options.warmup:
+            return None
+        start = offset_of(document, options.queue)
+        if options.instance_id is not None or start.instance != self._fresh_instance:
+            return None
+        from counterpoise.spark.run.opening import prepare
+
+        ignore_signals()
+        log_to_stderr()
+        self._prepared = prepare(options, start, self._cores, home=self._home)
+        return self._prepared
+
+    def _bind(self) -> None:
+        """Bind as soon as the prepared micro-batch is done. With a trigger interval, Spark asks for
+        the next offset much later; without one, it may be first.
+        """
+        assert self._prepared is not None
+        with suppress(Exception):  # Spark's own call tries again, and says so
+            if self._prepared.wait_done(self._stopped):
+                opened = self._open(self._prepared.end)
+                if self._stopped.is_set():
+                    opened.consumption.stop()
+
+    def _open(self, document: Json) -> Opened:
+        with self._opening:
+            if self._opened is None:
+                self._opened = self._open_now(document)
+            return self._opened
+
+    def _open_now(self, document: Json) -> Opened:
+        # The tasks load this module too, and need neither a flow nor its HTTP client.
+        from counterpoise.spark.run.opening import open_consumption
+
+        offset = offset_of(document, self._options.queue)
+        ignore_signals()
+        log_to_stderr()
+        self._asked_at = time.monotonic()
+        return open_consumption(
+            self._options,
+            self._options.instance_id or offset.instance,
+            self._cores,
+            renew_while=self._is_driven,
+            home=self._home,
+            known_as=offset.instance,
+            available_now=self._available_now,
+            prepared=self._prepared,
+        )
 
     def _is_driven(self) -> bool:
         """Whether Spark still asks: a query that hangs must not keep its partitions."""
