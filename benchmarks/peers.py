@@ -12,7 +12,8 @@ kafka-python, aiokafka and faust run in an environment of their own, which is ma
 * *spread*: the difference between the most and the least loaded member after the join.
 
 A plan is not a rebalance: with the range, round robin and faust planners all members stop until all
-have joined again, with a sticky one too unless the group is cooperative.
+have joined again, with a sticky one too unless the group is cooperative. `benchmarks.protocols`
+measures joins.
 """
 
 from __future__ import annotations
