@@ -4,8 +4,8 @@ Before the flow is bound, `reach` opens the log with credentials that the servic
 flow: a consumer that cannot reach its log takes no partition from others.
 
 A turn asks the log once for the ends of the lanes that want messages, then reads into each as much
-as fits, into lanes without messages first. If several lanes are new, as after a rebalance, one call
-gets the first few messages of all of them, so that no partition waits until the others are full.
+as fits, into lanes without messages first. One call gets the first few messages of all new lanes,
+so that after a rebalance no partition waits until the others are full.
 
 The log may have holes between positions, so the end of a range is only known from the next message:
 the reader reads one message more than fits, and its position is the end of those before it.
@@ -189,7 +189,7 @@ class Reader:
         return filled
 
     def _first(self, log: Log, bounds: Bounds, lanes: list[Lane]) -> dict[int, Read]:
-        """The first messages of new lanes, if there are several."""
+        """The first messages of new lanes, by a statement that is prepared already."""
         ranges: dict[int, tuple[str, str]] = {}
         max_bytes = 0
         for lane in lanes:
@@ -203,7 +203,7 @@ class Reader:
                     max_bytes += self._lanes.room(lane)[1]
             except InvalidPosition:
                 pass  # `_fill` meets it again
-        if len(ranges) < 2:
+        if not ranges:
             return {}
         try:
             found = log.first(ranges, max_messages=FIRST_MESSAGES, max_bytes=max_bytes)

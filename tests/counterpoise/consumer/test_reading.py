@@ -98,7 +98,7 @@ def test_a_new_lane_waits_for_one_read_of_the_others_at_most():
     log.on_read = grant
     assert reader.turn()
     assert reader.turn()
-    assert log.calls[:4] == ["bounds", 0, "bounds", 9]
+    assert log.calls[:4] == ["bounds", 0, "bounds", ("first", 9)]
 
 
 def test_a_lane_without_messages_goes_before_lanes_with_some():
