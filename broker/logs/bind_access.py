@@ -44,7 +44,7 @@ class BindAccess:
             self._reliable.add(kind)
             await commit()
             return access
-        making = asyncio.ensure_future(self._logs.access(log, "read", holder))
+        making = asyncio.ensure_future(self._soon(log, holder))
         try:
             await commit()
         except BaseException:
@@ -57,6 +57,11 @@ class BindAccess:
             self._reliable.discard(kind)
             await undo()
             raise
+
+    async def _soon(self, log: str, holder: Holder) -> LogAccess | None:
+        """The holder's credentials, asked for when the commit is on its way: others wait for it."""
+        await asyncio.sleep(0)
+        return await self._logs.access(log, "read", holder)
 
 
 def _take_note(making: asyncio.Future[Any]) -> None:

@@ -21,8 +21,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from broker.core import commands as c
 from broker.core.state import records as r
 from broker.core.state.records import Entry
+from broker.mailbox.turns import Turn
 from broker.store.ports import Outage, Pulse, Store
 
 FRESH_SECONDS = 2.0
@@ -78,3 +80,19 @@ def outage_seen(entry: Entry) -> int:
     """The outage after which the entry moved deadlines; 0: it moved none."""
     moved = (r.DeadlinesMoved, r.ClockWentBack)
     return max((one.outage_id for one in entry.records if isinstance(one, moved)), default=0)
+
+
+async def move_deadlines(turn: Turn, clock: StoreClock, store: Store) -> None:
+    """Before anything else, the deadlines get back all the time in which nobody served, and follow
+    a clock that went back. Raises StoreUnavailable.
+    """
+    queue, latest = turn.queue, clock.outage
+    if latest is None or latest.id <= queue.outage_seen:
+        return
+    # Without deadlines it is enough to know the last one.
+    waits = queue.next_deadline() is not None or queue.handoffs or len(queue.leaving)
+    outages = await store.outages(queue.outage_seen) if waits else (latest,)
+    for outage in outages:
+        # One that came since the look has not moved this turn's time.
+        if outage.id <= latest.id:
+            turn.decide(c.MoveDeadlines(outage.id, outage.began, outage.seconds))

@@ -37,8 +37,9 @@ from broker.core.state.queue import Queue
 from broker.core.state.records import Entry
 from broker.mailbox.asks import Ask, Late
 from broker.mailbox.availability import UNAVAILABLE
-from broker.mailbox.clock import StoreClock, outage_seen
-from broker.mailbox.looks import Look, ToldPositions, at_once, show
+from broker.mailbox.clock import StoreClock, move_deadlines, outage_seen
+from broker.mailbox.crowds import Crowd, Delayed
+from broker.mailbox.looks import Look, ToldPositions, at_once, show_all
 from broker.mailbox.patience import renew, write
 from broker.mailbox.turns import Turn
 from broker.pieces import pause
@@ -98,6 +99,8 @@ class Coordinator:
         self._renewing = renewing
         self._watched = watched
         self.told = ToldPositions()
+        self._crowd = Crowd(watched, lambda: self._advance or bool(self._looks))
+        self._delayed = Delayed(lambda flow_ids: on_change(self, flow_ids, False))
         self._alarm: float | None = None
         self._wake_at: float | None = None
         self._rest = self._resumes = self._uncommitted = self._behind = False
@@ -138,9 +141,14 @@ class Coordinator:
         """The answer of the command, once it is committed. Raises the command's BrokerError,
         QueueNotFound if the queue is gone, Unavailable without the store.
         """
+        return await self.put(ask)
+
+    def put(self, ask: Ask) -> asyncio.Future[Any]:
+        """As `ask`, for several before they are awaited."""
         self._asks.append(ask)
+        self._crowd.comes(ask)
         self._run()
-        return await ask.answer
+        return ask.answer
 
     async def read(self, look: Callable[[Queue], T], *, fresh: bool = False) -> T:
         """What `look` makes of the queue as committed; `look` must not keep or change any of it.
@@ -188,20 +196,24 @@ class Coordinator:
 
     async def _work(self) -> None:
         while self._asks or self._looks or self._advance or self._behind or self._resumes:
-            asks, self._asks = self._asks[:MOST_AT_ONCE], self._asks[MOST_AT_ONCE:]
+            asks: list[Ask] = []
             looks, self._looks = self._looks, []
             try:
-                queue = await self._current()
-                if asks or self._advance or self._resumes:
-                    await self._turn(queue, asks)
-                for look, future in looks:
-                    await show(queue, look, future)
+                await show_all(await self._current(), looks)
+                if not (gathers := await self._crowd.gathers(self._asks)):
+                    asks, self._asks = self._asks[:MOST_AT_ONCE], self._asks[MOST_AT_ONCE:]
+                    self._crowd.taken(asks)
+                if asks or self._advance or (self._resumes and not gathers):
+                    await self._turn(await self._current(), asks)
             except Exception as error:
+                if not asks:
+                    asks, self._asks = self._asks, []
                 self._fail(error, [*(ask.answer for ask in asks), *(future for _, future in looks)])
                 if self._asks or self._looks:
                     continue
                 break
         self._task = None
+        self._crowd.rests()
 
     def _fail(self, error: Exception, waiting: Iterable[asyncio.Future[Any]]) -> None:
         """Tells those who wait. What is due is left to the sweep: to try at once meets the same."""
@@ -287,7 +299,7 @@ class Coordinator:
         # A rest needs no alarm: the replica that left it goes on, or the sweep of another finds it.
         times = [time for time in (decided.wake_at, self._next_lease) if time is not None]
         self._set_alarm(min(times, default=None))
-        self._on_change(self, decided.notices, ours)
+        self._on_change(self, self._delayed.told(decided), ours)
 
     def _set_alarm(self, time: float | None) -> None:
         if time != self._alarm:
@@ -312,13 +324,13 @@ class Coordinator:
             turn = Turn(queue, now, self._new_id(), self._wake_at, self._rest)
             self._uncommitted = True
             try:
-                await self._move_deadlines(turn)
+                await move_deadlines(turn, self._clock, self._store)
                 if looked:
                     await self._do_what_is_due(turn, spared)
-                answers = await turn.answers(asks, behind, resumes=self._resumes and not looked)
+                resumes, puts_off = self._resumes and not looked, self._crowd.puts_off
+                answers = await turn.answers(asks, behind, resumes=resumes, puts_off=puts_off)
                 if turn.commit.entries:
                     positions = await self._store.commit(turn.finish(within, self._watched()))
-                    self._on_commit(turn.commit.entries)
                 elif (asks and await self._replay_missed(queue)) or not await write(
                     self._store, turn.unrecorded
                 ):
@@ -362,27 +374,15 @@ class Coordinator:
         for ask, answer in zip(asks, answers, strict=True):
             ask.give(answer)
         self.told.tell(positions)
+        if turn.commit.entries:
+            # Those who were woken go first.
+            asyncio.get_running_loop().call_soon(self._on_commit, turn.commit.entries)
         if self._asks or self._looks:
             await asyncio.sleep(0)  # Views are made before the next turn keeps them waiting.
 
     def _is_due(self) -> bool:
         """Whether time has come for something, which goes before the rest of a decision."""
         return self._wake_at is not None and self._wake_at <= self._clock.now()
-
-    async def _move_deadlines(self, turn: Turn) -> None:
-        """Before anything else, the deadlines get back all the time in which nobody served, and
-        follow a clock that went back.
-        """
-        queue, latest = turn.queue, self._clock.outage
-        if latest is None or latest.id <= queue.outage_seen:
-            return
-        # Without deadlines it is enough to know the last one.
-        waits = queue.next_deadline() is not None or queue.handoffs or len(queue.leaving)
-        outages = await self._store.outages(queue.outage_seen) if waits else (latest,)
-        for outage in outages:
-            # One that came since the look has not moved this turn's time.
-            if outage.id <= latest.id:
-                turn.decide(c.MoveDeadlines(outage.id, outage.began, outage.seconds))
 
     async def _do_what_is_due(self, turn: Turn, spared: frozenset[str]) -> None:
         """Unbinds the flows whose leases are over, and advances the queue. Not those in `spared`,

@@ -43,6 +43,14 @@ async def show(
             future.set_result(seen)
 
 
+async def show_all(queue: Queue, looks: Collection[Look]) -> None:
+    """As `show`, for all of these; what their callers ask at once is in the mailbox afterwards."""
+    for look, future in looks:
+        await show(queue, look, future)
+    if looks:
+        await asyncio.sleep(0)
+
+
 class ToldPositions:
     """Positions that came back with a commit, for those who are woken by it.
 

@@ -27,7 +27,9 @@ from broker.store.ports import Commit, PositionCommit, PositionWrite
 
 T = TypeVar("T")
 # The slices of one transaction. Each commit has a cost of its own, and so has each wait for it.
+# More if nobody waits for an answer.
 SLICES_AT_ONCE = 2
+SLICES_OF_A_REST = 4
 # A turn decides no longer than this, and never holds up other queues for much longer than a step.
 TURN_SECONDS = 0.25
 STEP_SECONDS = 0.002
@@ -63,8 +65,11 @@ class Turn:
         self.queue = queue
         self.now = now
         self.notices: frozenset[str] = frozenset()
+        # Flows that got partitions by the rest of a decision.
+        self.later: frozenset[str] = frozenset()
         self.wake_at = wake_at
         self.rest = rest
+        self._most = SLICES_AT_ONCE * SLICE
         self._mark = queue.journal.mark()
         self._entries: list[Entry] = []
         self._partitions: set[int] = set()
@@ -101,12 +106,17 @@ class Turn:
     @property
     def full(self) -> bool:
         """Whether the transaction is large enough: what waits is for the next turn."""
-        return len(self._partitions) >= SLICES_AT_ONCE * SLICE
+        return len(self._partitions) >= self._most
 
     @property
     def renewed(self) -> Sequence[str]:
         """The flows whose leases begin anew."""
         return sorted(self._renewed)
+
+    @property
+    def told(self) -> frozenset[str]:
+        """The flows to tell right after the commit. Others may wait for the rest."""
+        return self.notices if self.rest else self.notices | self.later
 
     def decide(self, command: c.Command, room: int | None = None) -> Any:
         """Decides a command and takes the decision into the transaction.
@@ -115,13 +125,16 @@ class Turn:
         for it. Returns its answer, raises its BrokerError.
         """
         if room is None:
-            room = max(1, min(SLICE, SLICES_AT_ONCE * SLICE - len(self._partitions)))
+            room = max(1, min(SLICE, self._most - len(self._partitions)))
         decision = decide(self.queue, command, self.now, room)
         self._entries += decision.entries
-        self.notices |= decision.notices
+        effects = decision.effects
+        if isinstance(command, c.Resume) and not effects.revokes:
+            self.later |= decision.notices
+        else:
+            self.notices |= decision.notices
         self.wake_at = decision.wake_at
         self.rest = decision.rest
-        effects = decision.effects
         self._partitions |= effects.partitions
         self._flows.update((flow.id, flow) for flow in effects.flows)
         self._left.update(effects.left)
@@ -143,19 +156,30 @@ class Turn:
         self._expired.add(flow_id)
 
     async def answers(
-        self, asks: Sequence[Ask], behind: frozenset[Late], *, resumes: bool = False
+        self,
+        asks: Sequence[Ask],
+        behind: frozenset[Late],
+        *,
+        resumes: bool = False,
+        puts_off: bool = False,
     ) -> list[Any]:
         """The answers (or errors) to as many as there is time for, at least one; others get on
         meanwhile. Then the next slices of what was cut off; `resumes`: at least one.
 
         Of flows that join together, the last one's decision gives all of them their partitions.
-        Otherwise the first would get everything, and hand most of it over to the others.
+        Otherwise the first would get everything, and hand most of it over to the others. It leaves
+        this to a later turn, too, if that `puts_off` what it can for others that are on their way.
         """
         answers: list[Any] = []
         pace = Pace(TURN_SECONDS, STEP_SECONDS)
         goes_on = True
+        if not asks:
+            self._most = SLICES_OF_A_REST * SLICE
         for ask, after in zip_longest(asks, asks[1:]):
-            room = 0 if after is not None and self._joins(ask) and self._joins(after) else None
+            waits = puts_off or (after is not None and self._joins(after))
+            room = 0 if waits and self._joins(ask) else None
+            if puts_off and isinstance(ask.command, c.Release):
+                room = 0
             try:
                 answers.append(self.answer(ask, behind, room))
             except BrokerError as error:
@@ -164,7 +188,7 @@ class Turn:
             if not goes_on:
                 break
         ours = resumes or bool(self._entries)
-        while self.rest and (resumes or (ours and goes_on and not self._is_due)):
+        while self.rest and not puts_off and (resumes or (ours and goes_on and not self._is_due)):
             self.decide(c.Resume())
             resumes, goes_on = False, await pace.goes_on() and not self.full
         return answers
@@ -198,7 +222,7 @@ class Turn:
         before = ask.shown and ask.shown(self.queue)
         earliest = self.queue.settings.start == "earliest"
         if isinstance(command, c.Release):
-            answer = self._release(ask, command, behind)
+            answer = self._release(ask, command, behind, room)
         elif isinstance(command, c.Children):
             answer = self._report(ask, command, behind)
         else:
@@ -226,7 +250,7 @@ class Turn:
         return answer
 
     def _release(
-        self, ask: Ask, command: c.Release, behind: frozenset[Late]
+        self, ask: Ask, command: c.Release, behind: frozenset[Late], room: int | None
     ) -> tuple[c.Result, ...]:
         """A release with its positions, which are written only where it really ends the flow's
         ownership.
@@ -241,7 +265,7 @@ class Turn:
             elif (item.partition, item.epoch, ask.seq) in behind:
                 known[item] = c.Result(item.partition, c.Outcome.OK)
         items = tuple(item for item in command.items if item not in known)
-        results: Sequence[c.Result] = self.decide(c.Release(flow_id, items))
+        results: Sequence[c.Result] = self.decide(c.Release(flow_id, items), room)
         done = {result.partition for result in results if result.outcome is c.Outcome.OK}
         for item in items:
             if item in owned and item.partition in done:
@@ -338,7 +362,7 @@ class Turn:
         commit.renewed = frozenset(self._renewed & queue.flows.keys())
         # A rest is due since now, for another replica should this one die.
         commit.next_deadline = self.now if self.rest else self.wake_at
-        told = [flow_id for flow_id in sorted(self.notices) if flow_id in watched]
+        told = [flow_id for flow_id in sorted(self.told) if flow_id in watched]
         commit.shown = self._positions_in_views((*sorted(self._asking), *told))
         if self._revokes:
             latest = self.now + late_seconds + len(self._partitions) / ROWS_PER_SECOND

@@ -226,9 +226,8 @@ class MemoryDatabase:
         if stored.row["revision"] != commit.seen:
             raise Conflict(commit.queue.id)
         flows = self.flows
-        renewed = {
-            id for id in commit.expired if flows[id].reason is None and not self._over(flows[id])
-        }
+        bound = {id: flows[id] for id in commit.expired if id in flows and not flows[id].reason}
+        renewed = commit.expired - {id for id, flow in bound.items() if self._over(flow)}
         if renewed:
             raise LeaseRenewed(frozenset(renewed))
         behind = {

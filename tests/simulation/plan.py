@@ -33,7 +33,8 @@ class Config:
     how much clocks may run too fast or too slow. `work`: how long a consumer takes for a few
     messages, (least, most). `sticky`: a client stays with a replica until it fails; else each call
     may meet another. `slice`: how many partitions one slice of a decision may change;
-    `slices_at_once`: of how many slices a transaction may consist.
+    `slices_at_once`: of how many slices a transaction may consist. `several`: so many flows that
+    bind together are a crowd.
     """
 
     replicas: int = 2
@@ -44,6 +45,7 @@ class Config:
     sticky: bool = True
     slice: int = 250
     slices_at_once: int = 1
+    several: int = 5
 
     @property
     def reshapes(self) -> bool:
@@ -85,9 +87,11 @@ LATENCIES = (
     (0.02, 0.12, 1.0),
 )
 # In every other seed one slice holds the whole queue, because slicing hides some rare events.
-SLICES = (2, 250, 3, 250, 5, 250)
+SLICES = (3, 250, 2, 250, 4, 250)
 # How many slices one transaction may have.
-SLICES_AT_ONCE = (2, 1, 1, 4, 1)
+SLICES_AT_ONCE = (1, 2, 1, 4, 1)
+# How many flows that bind together are a crowd.
+SEVERAL = (5, 5, 2, 5, 1, 5, 5)
 # The log of the queue: its own, or a topic that existed before, has messages and grows.
 BUILTIN, TOPIC = "builtin:orders", "kafka://broker:9092/orders"
 LEASES = (2.0, 3.0, 4.0, 6.0)
@@ -149,6 +153,7 @@ def draw(seed: int) -> Plan:
         sticky=rng.random() < 0.5,
         slice=SLICES[seed % len(SLICES)],
         slices_at_once=SLICES_AT_ONCE[seed % len(SLICES_AT_ONCE)],
+        several=SEVERAL[seed % len(SEVERAL)],
     )
     kinds = [kind for kinds in ACTIONS.values() if rng.random() < 0.6 for kind in kinds]
     kinds += [kind for kinds in FAULTS.values() if rng.random() < 0.5 for kind in kinds]

@@ -15,6 +15,7 @@ import broker.calls.queues
 import broker.core.state.queue
 import broker.core.state.replay
 import broker.mailbox.coordinator
+import broker.mailbox.crowds
 import broker.mailbox.replica
 import broker.mailbox.turns
 import broker.postgres.reporting
@@ -364,6 +365,8 @@ def run(plan: Plan, *, recording: bool = False) -> Outcome:
         (broker.mailbox.coordinator, "_log", quiet),
         (broker.mailbox.turns, "SLICE", plan.config.slice),
         (broker.mailbox.turns, "SLICES_AT_ONCE", plan.config.slices_at_once),
+        (broker.mailbox.turns, "SLICES_OF_A_REST", plan.config.slices_at_once),
+        (broker.mailbox.crowds, "SEVERAL", plan.config.several),
         (broker.calls.logs, "_log", quiet),
         (broker.calls.cuts, "_log", quiet),
         (broker.mailbox.replica, "_log", quiet),

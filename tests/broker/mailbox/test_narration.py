@@ -9,7 +9,7 @@ from broker.core.state import records as r
 from broker.core.state.lineage import records as lr
 from broker.core.state.records import Entry, Grant
 from broker.mailbox.narration import LOGGER, MOST_LINES, UNTOLD, Narration
-from broker.memory.loop import virtual
+from broker.memory.loop import settle, virtual
 from tests.broker.shell import World, spec
 
 
@@ -114,6 +114,7 @@ async def test_the_life_of_a_queue_is_told_by_the_replica_that_committed_it() ->
     with capture_logs() as lines:
         await one.create_queue(spec())
         await one.join("orders", "first", lease=60)
+        await settle()
     events = [line["event"] for line in lines if line.get("queue") == "orders"]
     assert events.count("flow bound") == 1
     assert "partitions granted" in events

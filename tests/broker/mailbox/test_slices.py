@@ -20,6 +20,7 @@ PARTITIONS, SLICE = 43, 5
 def _small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("broker.mailbox.turns.SLICE", SLICE)
     monkeypatch.setattr("broker.mailbox.turns.SLICES_AT_ONCE", 1)
+    monkeypatch.setattr("broker.mailbox.turns.SLICES_OF_A_REST", 1)
 
 
 async def cut_off(one: Service) -> asyncio.Event:
@@ -132,6 +133,7 @@ async def test_only_one_of_two_replicas_goes_on() -> None:
     await two.list_queues(10, None)
     gate = await cut_off(one)
     await two.rebalance_status("orders")
+    await settle()
     before = two.net.calls["commit"]
     gate.set()
     assert await until_ready(world) < SWEEP_SECONDS

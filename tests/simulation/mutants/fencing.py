@@ -125,12 +125,12 @@ def answers_from_the_past() -> Changes:
 def position_passed_over() -> Changes:
     real = Turn._release
 
-    def release(self, ask, command, behind):
+    def release(self, ask, command, *others):
         ask.released = {
             number: position if position is None else str(int(position) + 1)
             for number, position in ask.released.items()
         }
-        return real(self, ask, command, behind)
+        return real(self, ask, command, *others)
 
     return [(Turn, "_release", release)]
 

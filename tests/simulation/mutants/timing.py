@@ -17,6 +17,7 @@ from broker.core.state.deadlines import Deadlines
 from broker.core.state.transitions import (
     Status,
 )
+from broker.mailbox import coordinator
 from broker.mailbox.clock import StoreClock
 from broker.mailbox.coordinator import Coordinator
 from broker.mailbox.replica import Replica
@@ -49,10 +50,10 @@ def leases_run_in_an_outage() -> Changes:
 
 
 def deadlines_run_in_an_outage() -> Changes:
-    async def move_deadlines(self, turn):
+    async def move_deadlines(turn, clock, store):
         return None
 
-    return [(Coordinator, "_move_deadlines", move_deadlines)]
+    return [(coordinator, "move_deadlines", move_deadlines)]
 
 
 def late_commit_is_taken() -> Changes:
@@ -65,12 +66,12 @@ def late_commit_is_taken() -> Changes:
 def only_the_last_outage_counts() -> Changes:
     """Was in the product: of several outages before a commit only the last was given back."""
 
-    async def move_deadlines(self, turn):
-        outage = self._clock.outage
+    async def move_deadlines(turn, clock, store):
+        outage = clock.outage
         if outage is not None and outage.id > turn.queue.outage_seen:
             turn.decide(c.MoveDeadlines(outage.id, outage.began, outage.seconds))
 
-    return [(Coordinator, "_move_deadlines", move_deadlines)]
+    return [(coordinator, "move_deadlines", move_deadlines)]
 
 
 def clock_back_not_noticed() -> Changes:
