@@ -40,10 +40,10 @@ from broker.core.state.queue import Queue
 from broker.logs.bind_access import BindAccess
 from broker.logs.ports import Holder, Logs
 from broker.logs.reach import Reach
-from broker.mailbox.asks import Ask
+from broker.mailbox.asks import Ask, all_of
 from broker.mailbox.batches import Batcher
 from broker.mailbox.coordinator import Coordinator
-from broker.mailbox.turns import slices
+from broker.mailbox.turns import SLICES_AT_ONCE, slices
 from broker.pieces import pieces
 from broker.store.ports import PositionCommit, Positions
 
@@ -305,13 +305,17 @@ class FlowCalls:
     async def _work(
         self, name: str, flow_id: str, asks: Sequence[Callable[[], Ask]]
     ) -> views.ResultsView:
-        """The results of all that is asked, one after the other; a large call is several asks."""
+        """The results of all that is asked, in order; a large call is several asks. As many of them
+        wait together as one transaction takes.
+        """
 
         async def work(coordinator: Coordinator) -> views.ResultsView:
             results: list[c.Result] = []
             try:
-                for ask in asks:
-                    results += await coordinator.ask(ask()) or ()
+                for first in range(0, len(asks), SLICES_AT_ONCE):
+                    some = [coordinator.put(ask()) for ask in asks[first : first + SLICES_AT_ONCE]]
+                    for answer in await all_of(some):
+                        results += answer or ()
             except FlowNotFound:
                 raise await self._rows.missing(name, flow_id) from None
             return await self._results(coordinator, flow_id, results)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from broker.core import commands as c
 from broker.core.errors import BrokerError, Unavailable
@@ -13,6 +13,8 @@ from broker.core.state.queue import Queue
 from broker.store.key_ports import Act
 from broker.store.trims import Fence
 from broker.tracing import Asked, asked
+
+T = TypeVar("T")
 
 
 class LogMoved(Unavailable):
@@ -55,6 +57,18 @@ class Ask:
             self.answer.set_exception(answer)
         else:
             self.answer.set_result(answer)
+
+
+async def all_of(answers: Sequence[asyncio.Future[T]]) -> list[T]:
+    """The answers, once the last one is known, in this round of the event loop. Raises the first
+    error.
+    """
+    try:
+        return [await one for one in answers]
+    finally:
+        for one in answers:
+            if not one.cancel() and not one.cancelled():
+                one.exception()  # Else asyncio would log it.
 
 
 class Late(NamedTuple):

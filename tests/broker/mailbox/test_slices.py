@@ -6,6 +6,7 @@ import itertools
 
 import pytest
 
+from broker.calls import views
 from broker.core.state import records as r
 from broker.core.state.queue import Queue
 from broker.mailbox.replica import SWEEP_SECONDS
@@ -302,3 +303,29 @@ async def test_handoffs_that_are_due_end_before_the_rest_of_a_decision() -> None
     ]
     assert granted == sorted(granted)
     assert set(granted) == {"owed", "rest"}
+
+
+@virtual
+async def test_two_slices_of_a_release_are_one_transaction(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("broker.mailbox.turns.SLICES_AT_ONCE", 2)
+    world = World()
+    one = await world.replica()
+    await one.create_queue(spec(partitions=2 * SLICE + 6, max_handoff_time=60.0))
+    first = await one.join("orders", "first", lease=60)
+    await one.join("orders", "second", lease=60)
+    await until_revoking(world, SLICE + 3)
+    items = [
+        views.ReleaseItem(number, epoch, "1")
+        for number, (epoch, state) in (await one.view("orders", first)).items()
+        if state == "revoking"
+    ]
+    before = one.net.calls["commit"]
+    done = await one.release("orders", first, 1, items)
+    assert [result.outcome for result in done.results] == ["ok"] * (SLICE + 3)
+    assert one.net.calls["commit"] == before + 1
+
+
+async def until_revoking(world: World, handoffs: int) -> None:
+    """All that the second flow is to get is being handed over."""
+    while len(world.stored("orders")[1].handoffs) < handoffs:
+        await running().sleep(0.05)
