@@ -14,6 +14,7 @@ from api.http.metrics import CountRequests, Metrics
 from api.http.rates import LimitRates, LimitWork, Rates
 from api.http.streams import LATER, Later, OpenCalls
 from api.routes import access, conditions, flows, lineage, queue_events, queues, scaling, service
+from api.routes.polls import Polls
 from api.tracing import telemetry
 from broker import tracing
 from broker.service import Broker
@@ -21,7 +22,8 @@ from broker.settings import Settings
 
 
 class Application(FastAPI):
-    """FastAPI whose layers end before a call waits (`api.http.streams`).
+    """FastAPI whose layers end before a call waits (`api.http.streams`), or never begin
+    (`api.routes.polls`).
 
     If requests are traced the layers stay, because the span of a request is one of them.
     """
@@ -29,6 +31,11 @@ class Application(FastAPI):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http" or tracing.api() is not None:
             await super().__call__(scope, receive, send)
+            return
+        polls: Polls = self.state.polls
+        poll = polls.begin(scope)
+        if poll is not None:
+            await poll.run(scope, receive, send)
             return
         calls: list[Later] = []
         # In a copy: what the layers add to the scope ends with them.
@@ -80,6 +87,7 @@ def create_app(broker: Broker, settings: Settings) -> FastAPI:
         app.state.metrics.registry,
         settings.request_limit_bytes,
     )
+    app.state.polls = Polls(app)
     service.share_answers(app)
     problems.add_handlers(app)
     app.add_middleware(LimitWork, rates=app.state.rates)

@@ -67,6 +67,8 @@ class Metrics:
             buckets=SECONDS,
             registry=self.registry,
         )
+        # To look up both by their labels takes longer than to count.
+        self._of_route: dict[tuple[str, str, int], tuple[Counter, Histogram]] = {}
         self._results = Counter(
             "counterpoise_flow_results",
             "Partitions named in commit, release, ready and children, by outcome.",
@@ -83,8 +85,16 @@ class Metrics:
 
     def count_request(self, method: str, path: str, started: float, status: int) -> None:
         """A request has ended that was `started` by `time.perf_counter`."""
-        self._requests.labels(method, path, str(status)).inc()
-        self._seconds.labels(method, path).observe(time.perf_counter() - started)
+        known = self._of_route.get((method, path, status))
+        if known is None:
+            counter = self._requests.labels(method, path, str(status))
+            known = self._of_route[method, path, status] = (
+                counter,
+                self._seconds.labels(method, path),
+            )
+        counter, seconds = known
+        counter.inc()
+        seconds.observe(time.perf_counter() - started)
 
     def count_results(self, queue: str, call: str, results: Iterable[Result]) -> None:
         label = self._labels.of(queue)

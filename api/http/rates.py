@@ -145,6 +145,12 @@ class Rates:
             self.refused.labels("address").inc()
         return wait
 
+    def renews(self, token: bytes) -> bool:
+        """Counts a request without a body; False, and not counted, if this is no token of a flow
+        that keeps its rate.
+        """
+        return token in self.flows and not self.flows.take(token, 1, self._monotonic())
+
     def caller(self, scope: Scope) -> object:
         """Whose request this is: a flow's by its token, else its address's."""
         token = _token_and_length(scope)[0]

@@ -7,6 +7,7 @@ from functools import partial
 from typing import Annotated, Literal
 
 from fastapi import APIRouter, Path, Query, Response
+from starlette.applications import Starlette
 from starlette.requests import Request
 
 from api.http import patience, problems
@@ -17,9 +18,11 @@ from api.http.streams import EventStream, Later, OpenCalls, event
 from api.routes.parameters import Name, broker_of, last_event_id
 from api.schemas import common
 from api.schemas import flows as flow_schemas
+from api.schemas.updates import update_json
 from broker.calls import views
 from broker.core.access import Right
-from broker.pieces import made
+from broker.pieces import PIECE, made
+from broker.service import Broker
 
 ROUTER = APIRouter(prefix="/v1/queues/{queue}/flows", route_class=Route, tags=["Flows"])
 FlowId = Annotated[
@@ -39,6 +42,8 @@ LeavesBecause = Annotated[
 ]
 
 CREDENTIALS = ("unauthorized", "forbidden", "invalid", "unavailable", "queue_not_found")
+UPDATES_PATH = "/v1/queues/{queue}/flows/{flow}/updates"
+NOTHING_NEWER = Response(status_code=204)
 ON_A_FLOW = (*CREDENTIALS, "flow_not_found", "flow_gone")
 
 
@@ -79,6 +84,13 @@ async def _serve_updates(request: Request) -> Response:
     if "text/event-stream" in request.headers.get("accept", ""):
         source = broker.updates.watch(queue, flow, after if resumed is None else resumed)
         return EventStream(source, _update_event, open_calls)
+    return waiting(request.app, queue, flow, after, wait_seconds)
+
+
+def waiting(app: Starlette, queue: str, flow: str, after: int, wait_seconds: float) -> Later:
+    """A long poll of a caller who may make it; `api.routes.polls` has a shorter way to it."""
+    open_calls: OpenCalls = app.state.open_calls
+    broker: Broker = app.state.broker
     # Also the renewal waits without the request's layers: all flows may renew at once.
     asked = partial(patience.answered, is_reachable=broker.is_reachable)
     wait = partial(broker.updates.wait, queue, flow, after, wait_seconds, asked=asked)
@@ -88,8 +100,11 @@ async def _serve_updates(request: Request) -> Response:
 async def _update(view: views.UpdateView | None) -> Response:
     """The view as an answer; None: nothing is newer."""
     if view is None:
-        return Response(status_code=204)
-    body = await encoded(flow_schemas.FlowChangeUpdate, view)
+        return NOTHING_NEWER
+    if len(view.partitions) <= PIECE:
+        body = update_json(view)
+    else:
+        body = await encoded(flow_schemas.FlowChangeUpdate, view)
     return Response(body, media_type="application/json")
 
 

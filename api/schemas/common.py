@@ -5,7 +5,9 @@ views by attribute; times are Unix seconds there and RFC 3339 on the wire. The m
 `queues`, `flows` and `rebalances`.
 """
 
+import math
 from datetime import UTC, datetime
+from functools import lru_cache
 from typing import Annotated, Any, Generic, Literal, TypeVar
 
 from pydantic import (
@@ -38,8 +40,17 @@ EXAMPLE_FLOW = "0198c0de-7f2a-7c31-9d2f-0c5d7a1b2e3f"
 
 def rfc3339(unix_seconds: float) -> str:
     """A time on the wire: UTC, to the millisecond."""
-    time = datetime.fromtimestamp(unix_seconds, UTC)
-    return f"{time:%Y-%m-%dT%H:%M:%S}.{time.microsecond // 1000:03}Z"
+    second = math.floor(unix_seconds)
+    microsecond = round((unix_seconds - second) * 1e6)
+    if microsecond == 1_000_000:
+        second, microsecond = second + 1, 0
+    return f"{_to_the_second(second)}.{microsecond // 1000:03}Z"
+
+
+@lru_cache(maxsize=1000)
+def _to_the_second(second: int) -> str:
+    """Many answers of one moment have the same."""
+    return f"{datetime.fromtimestamp(second, UTC):%Y-%m-%dT%H:%M:%S}"
 
 
 Time = Annotated[

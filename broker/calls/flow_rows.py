@@ -6,11 +6,13 @@ Renewals go out in batches.
 from __future__ import annotations
 
 import asyncio
+import hmac
 from collections.abc import Awaitable, Callable, Sequence
 from enum import Enum
 from typing import TypeVar
 
 from broker.calls.access import QueueAccess
+from broker.core.access import digest
 from broker.core.errors import FlowGone, FlowNotFound, QueueNotFound, Unavailable
 from broker.mailbox.availability import UNAVAILABLE, store_available
 from broker.mailbox.batches import Batcher
@@ -42,6 +44,13 @@ class FlowRows:
     def known_token(self, flow_id: str) -> tuple[str, bytes] | None:
         """The queue's id and the token's digest of a flow that was bound at the last query."""
         return self._tokens.get(flow_id)
+
+    def knows(self, name: str, flow_id: str, token: str) -> bool:
+        """Whether it is certain that the token is this flow's, without asking the store."""
+        known, coordinator = self._tokens.get(flow_id), self._queues.replica.known(name)
+        if known is None or coordinator is None or known[0] != coordinator.queue_id:
+            return False
+        return hmac.compare_digest(digest(token), known[1])
 
     def remember(self, flow_id: str, queue_id: str, digest: bytes) -> None:
         """The flow is bound to this queue, and its token has this digest."""

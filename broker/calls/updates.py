@@ -94,6 +94,7 @@ class UpdateCalls:
     def __init__(self, queues: QueueAccess, rows: FlowRows) -> None:
         self._queues = queues
         self._rows = rows
+        self.knows = rows.knows
         self._one_big_view = asyncio.Lock()
         self._positions: Batcher[tuple[str, Sequence[int]], Positions] = Batcher(
             self._positions_of_many

@@ -124,6 +124,11 @@ class Replica:
             found = {name: await self.store.find(name) for name in dict.fromkeys(names)}
         return [found[name] for name in names]
 
+    def known(self, name: str) -> Coordinator | None:
+        """As `coordinator`, if nobody has to be asked."""
+        queue_id = self._ids.get(name)
+        return None if queue_id is None else self._of(queue_id, name)
+
     def _of(self, queue_id: str, name: str = "") -> Coordinator:
         coordinator = self._coordinators.get(queue_id)
         if coordinator is None:

@@ -14,6 +14,7 @@ OpenTelemetry has loaded it.
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from collections import OrderedDict
@@ -35,12 +36,19 @@ MOST_QUEUES = 10_000
 # Calls of one commit that have a link each; the first is the parent.
 MOST_LINKS = 100
 _SEPARATOR = ";"
+_PROVIDER_IS_NAMED = "OTEL_PYTHON_TRACER_PROVIDER" in os.environ
 
 
 def api() -> Any:
     """The module `opentelemetry.trace` if the program has configured it."""
     trace = sys.modules.get("opentelemetry.trace")
-    if trace is None or isinstance(trace.get_tracer_provider(), trace.ProxyTracerProvider):
+    # Without a provider `get_tracer_provider` looks at the environment, which takes longer than
+    # most of what a request needs besides.
+    if trace is None or (
+        not _PROVIDER_IS_NAMED and getattr(trace, "_TRACER_PROVIDER", trace) is None
+    ):
+        return None
+    if isinstance(trace.get_tracer_provider(), trace.ProxyTracerProvider):
         return None
     return trace
 
