@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 import hashlib
+import inspect
 import os
 import subprocess
 import sys
@@ -88,6 +89,24 @@ def test_a_planted_bug_is_found(bug: str) -> None:
     found = needed.first_that_finds(bug)
     assert found is not None, f"not found by {needed.SEEDS} seeds"
     _out_of_date(bug, found)
+
+
+def _arguments(function: Any) -> tuple[list[None], dict[str, None]]:
+    """As many positional ones as the function takes, and those that it takes by name only."""
+    parameters = inspect.signature(function).parameters.values()
+    places = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    named = {one.name: None for one in parameters if one.kind is one.KEYWORD_ONLY}
+    return [None for one in parameters if one.kind in places], named
+
+
+@pytest.mark.parametrize("bug", MUTANTS)
+def test_a_planted_bug_can_be_called_as_the_product(bug: str) -> None:
+    """Otherwise a TypeError is found, and not the bug."""
+    for owner, name, planted in MUTANTS[bug].changes():
+        real = inspect.getattr_static(owner, name)
+        if inspect.isfunction(real) and inspect.isfunction(planted):
+            places, named = _arguments(real)
+            inspect.signature(planted).bind(*places, **named)
 
 
 @may_be_out_of_date

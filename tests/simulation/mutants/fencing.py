@@ -138,8 +138,8 @@ def position_passed_over() -> Changes:
 def release_forgets_the_position() -> Changes:
     real = Turn.finish
 
-    def finish(self, late_seconds):
-        commit = real(self, late_seconds)
+    def finish(self, *arguments):
+        commit = real(self, *arguments)
         commit.writes = ()
         return commit
 

@@ -31,8 +31,8 @@ def cut_is_not_stored() -> Changes:
     """Only running replicas know that there is more to do."""
     real = Turn.finish
 
-    def finish(self, late_seconds):
-        commit = real(self, late_seconds)
+    def finish(self, *arguments):
+        commit = real(self, *arguments)
         if self.rest:
             commit.next_deadline = self.wake_at
         return commit
@@ -138,8 +138,8 @@ def latest_is_asked_too_late() -> Changes:
     """The queue starts at the end that its log has after the creation."""
     real = QueueCalls.create
 
-    async def create(self, spec):
-        made = await real(self, spec)
+    async def create(self, spec, *caller):
+        made = await real(self, spec, *caller)
         ends = await self._logs.positions(made.log, "latest")
         for stored in self._store.database.queues.values():
             stored.positions.update({int(n): (at, None) for n, at in ends.items()})
@@ -152,8 +152,8 @@ def added_partitions_begin_at_the_end() -> Changes:
     """Messages published to them before their grant are lost."""
     real = Turn.decide
 
-    def decide(self, command):
-        answer = real(self, command)
+    def decide(self, command, *room):
+        answer = real(self, command, *room)
         self._first_positions.clear()
         return answer
 

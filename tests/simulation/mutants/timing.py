@@ -60,7 +60,7 @@ def late_commit_is_taken() -> Changes:
     """Was in the product: a deadline runs from the decision, however long the commit takes."""
     real = Turn.finish
 
-    return [(Turn, "finish", lambda self, late_seconds: real(self, 3600.0))]
+    return [(Turn, "finish", lambda self, late_seconds, *watched: real(self, 3600.0, *watched))]
 
 
 def only_the_last_outage_counts() -> Changes:
@@ -90,10 +90,10 @@ def deadlines_do_not_go_back() -> Changes:
     """Leases follow a clock that went back, holddowns and handoffs do not."""
     real = Turn.decide
 
-    def decide(self, command):
+    def decide(self, command, *room):
         if isinstance(command, c.MoveDeadlines) and command.seconds < 0:
             command = replace(command, seconds=1e-9)
-        return real(self, command)
+        return real(self, command, *room)
 
     return [(Turn, "decide", decide)]
 
@@ -174,8 +174,8 @@ def not_looked_at_again() -> Changes:
     """The shell forgets to advance the queue at the time that a decision names."""
     real = Turn.decide
 
-    def decide(self, command):
-        answer = real(self, command)
+    def decide(self, command, *room):
+        answer = real(self, command, *room)
         self.wake_at = None
         return answer
 
