@@ -35,6 +35,9 @@ class Network:
         if self.on_ready and call.path.endswith("/ready"):
             self.on_ready.pop()()
         late = self.on_finished.pop()() if self.on_finished and _ends_a_partition(call) else 0.0
+        if late:
+            # Until the answer it takes no messages of these partitions, even if it gets them back.
+            process.hindered_until = max(process.hindered_until, loop.now + late + 1.0)
         if call.method == "DELETE":
             self.world.checker.sent("unbind", call.path.split("/")[4])
         if not self.world.plan.config.sticky:
