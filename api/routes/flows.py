@@ -43,7 +43,6 @@ LeavesBecause = Annotated[
 
 CREDENTIALS = ("unauthorized", "forbidden", "invalid", "unavailable", "queue_not_found")
 UPDATES_PATH = "/v1/queues/{queue}/flows/{flow}/updates"
-NOTHING_NEWER = Response(status_code=204)
 ON_A_FLOW = (*CREDENTIALS, "flow_not_found", "flow_gone")
 
 
@@ -100,7 +99,7 @@ def waiting(app: Starlette, queue: str, flow: str, after: int, wait_seconds: flo
 async def _update(view: views.UpdateView | None) -> Response:
     """The view as an answer; None: nothing is newer."""
     if view is None:
-        return NOTHING_NEWER
+        return Response(status_code=204)
     if len(view.partitions) <= PIECE:
         body = update_json(view)
     else:
