@@ -124,7 +124,7 @@ def timed(
     )
 
 
-def counted(name: str, counts: Sequence[float], target: float) -> Figure:
+def counted(name: str, counts: Sequence[float], target: float | None = None) -> Figure:
     """The median of a count in some rounds, which depends on the clock only a little."""
     median = statistics.median(counts)
     return Figure(name, median, "", None, None, target, spread=spread(counts), rounds=len(counts))

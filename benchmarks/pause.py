@@ -34,9 +34,9 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.figures import Figure, spread, timed
-from benchmarks.protocols import traffic
 from benchmarks.service import running
-from benchmarks.source import CHECKPOINTS
+from benchmarks.sessions import CHECKPOINTS, session
+from benchmarks.traffic import traffic
 from counterpoise.client import Client
 from counterpoise.publisher import Publisher
 
@@ -289,16 +289,11 @@ def application(settings: Mapping[str, Any]) -> None:
     from counterpoise.spark.driver.events import EventListener
 
     home = Path(settings["home"])
-    spark = cs.session(
+    spark = session(
         settings["who"],
-        spark__master="local[1]",
-        spark__ui__enabled="false",
-        spark__ui__showConsoleProgress="false",
-        spark__driver__host="127.0.0.1",
-        spark__driver__bindAddress="127.0.0.1",
+        1,
+        home,
         spark__driver__memory="512m",
-        spark__local__dir=str(home),
-        spark__log__level="ERROR",
         spark__sql__shuffle__partitions="1",
         spark__sql__streaming__checkpointFileManagerClass=CHECKPOINTS,
     )

@@ -36,15 +36,15 @@ import statistics
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from benchmarks.figures import Figure, spread, timed
+from benchmarks.figures import Figure, timed
 from benchmarks.handoffs import until
 from benchmarks.joins import Join, Journal, is_balanced, join_of, owners
 from benchmarks.service import running
+from benchmarks.traffic import traffic
 from counterpoise.client import Client
 from counterpoise.consumer import Consumer
 from counterpoise.demo.mock_kafka import MockKafka
@@ -53,7 +53,6 @@ from counterpoise.publisher import Publisher
 PARTITIONS = 64
 # Consumers before the join.
 SIZES = (1, 4, 8)
-MESSAGES_EVERY_SECONDS = 0.05
 # Without a change for so long, a group is settled; also the time to compare with, before a join. A
 # client of librdkafka sends at most one JoinGroup a second.
 QUIET_SECONDS = 0.6
@@ -181,24 +180,6 @@ class KafkaMember:
         consumer.close()
 
 
-@contextmanager
-def traffic(publish: Callable[[], None]) -> Iterator[None]:
-    """Calls it again and again: each time it publishes a message to each partition."""
-    over = threading.Event()
-
-    def run() -> None:
-        while not over.wait(MESSAGES_EVERY_SECONDS):
-            publish()
-
-    thread = threading.Thread(target=run, name="traffic")
-    thread.start()
-    try:
-        yield
-    finally:
-        over.set()
-        thread.join()
-
-
 # ---------------------------------------------------------------------- measuring
 
 
@@ -307,18 +288,9 @@ def shown(found: Found) -> list[Figure]:
             what = f"join to balanced{_by(name)}, {who}{_waits(name)}"
             figures.append(timed(what, taken, OURS if peer else None, yard if peer else None))
         for name, joins in of.items():
-            pauses = [one.pause_seconds * 1e3 for one in joins]
             usual = statistics.median(one.usual_seconds for one in joins) * 1e3
-            what = f"pause of a partition that stays{_by(name)}, {who}"
-            figures.append(
-                Figure(
-                    f"{what} (usually {usual:.0f} ms)",
-                    statistics.median(pauses),
-                    "ms",
-                    spread=spread(pauses),
-                    rounds=len(joins),
-                )
-            )
+            what = f"pause of a partition that stays{_by(name)}, {who} (usually {usual:.0f} ms)"
+            figures.append(timed(what, [one.pause_seconds for one in joins]))
         for name, joins in of.items():
             moved = statistics.median(one.moved for one in joins)
             revoked = statistics.median(one.revoked for one in joins)

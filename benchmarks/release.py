@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.service import served
+from benchmarks.sessions import CHECKPOINTS
 from counterpoise.client import Client
 from counterpoise.flow import Flow
 from counterpoise.publisher import Publisher
@@ -37,10 +38,7 @@ SETTINGS = {
     "spark__log__level": "OFF",
     "spark__driver__memory": "512m",
     "spark__sql__shuffle__partitions": "1",
-    "spark__sql__streaming__checkpointFileManagerClass": (
-        "org.apache.spark.sql.execution.streaming.checkpointing."
-        "FileSystemBasedCheckpointFileManager"
-    ),
+    "spark__sql__streaming__checkpointFileManagerClass": CHECKPOINTS,
 }
 
 

@@ -37,7 +37,7 @@ from pathlib import Path
 
 from benchmarks.binds import bind, queue_of
 from benchmarks.calls import CONNECTIONS, Flow, cpu_seconds
-from benchmarks.figures import Figure, rate, spread, timed
+from benchmarks.figures import Figure, counted, rate, timed
 from benchmarks.service import UNLIMITED, Served, started
 from benchmarks.source import cpu_seconds as cpu_seconds_of_all
 from benchmarks.wire import Caller, until_it_owns
@@ -230,15 +230,7 @@ def shown(found: Found) -> list[Figure]:
                 for service, postgres in zip(two.service_seconds, two.postgres_seconds, strict=True)
                 if postgres
             ]
-            figures.append(
-                Figure(
-                    f"{kind}: replicas to a core of Postgres",
-                    statistics.median(carried),
-                    "",
-                    spread=spread(carried),
-                    rounds=len(carried),
-                )
-            )
+            figures.append(counted(f"{kind}: replicas to a core of Postgres", carried))
         figures += [
             rate(f"{kind}: answered by {ONE}", one.per_second),
             rate(f"{kind}: answered by {TWO}", two.per_second, ONE, one.per_second),

@@ -33,6 +33,7 @@ from benchmarks import floor
 from benchmarks.figures import Figure, rate, timed
 from benchmarks.rows import Y3, Y4, ArrowReader, parquet_per_second, write_parquet
 from benchmarks.service import running
+from benchmarks.sessions import CHECKPOINTS, session
 from counterpoise.client import Client
 from counterpoise.publisher import Publisher
 
@@ -41,10 +42,6 @@ if TYPE_CHECKING:
 
 PARTITIONS = 16
 Y7 = "Y7"
-# As docs/performance.md says of a checkpoint on a local disk.
-CHECKPOINTS = (
-    "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
-)
 # Of Y3, by cores.
 TARGETS = {1: 0.4, 2: 0.6}
 FIRST_ROW_SECONDS = 2.0
@@ -90,11 +87,11 @@ def measure(messages: int, size: int, rounds: int, cores: list[int]) -> list[Fig
             arrow = ArrowReader(service.database_url, "source", PARTITIONS)
             write_parquet(arrow.table(), directory / "parquet")
             for count in cores:
-                spark = session(count, directory)
+                spark = small_session(count, directory)
                 found += throughput(spark, url, count, messages, size, directory, rounds, arrow)
                 spark.stop()
             arrow.close()
-            spark = session(max(cores), directory)
+            spark = small_session(max(cores), directory)
             found += first_rows(spark, client, url, rounds, directory)
             spark.stop()
     return found
@@ -108,21 +105,13 @@ def publish(url: str, queue: str, messages: int, size: int) -> None:
             publisher.publish(value, f"key-{number}")
 
 
-def session(cores: int, directory: Path) -> SparkSession:
-    """A small session with so many cores."""
-    from counterpoise import spark
-
-    return spark.session(
+def small_session(cores: int, directory: Path) -> SparkSession:
+    """A session with so many cores, whose checkpoints are on a local disk."""
+    return session(
         "benchmark",
-        spark__master=f"local[{cores}]",
-        spark__ui__enabled="false",
-        spark__ui__showConsoleProgress="false",
-        spark__driver__host="127.0.0.1",
-        spark__driver__bindAddress="127.0.0.1",
-        spark__driver__memory="1g",
+        cores,
+        directory,
         spark__sql__streaming__checkpointFileManagerClass=CHECKPOINTS,
-        spark__local__dir=str(directory),
-        spark__log__level="ERROR",
     )
 
 

@@ -35,6 +35,8 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from benchmarks.service import served
+from benchmarks.sessions import session
+from benchmarks.traffic import traffic
 from counterpoise.client import Client
 from counterpoise.keys import partition_of
 from counterpoise.publisher import Publisher
@@ -88,7 +90,14 @@ def measure(
         until(lambda: position_of(client, name) >= messages, "the owner has its state")
         if kind == "snapshot":
             until(lambda: snapshot_at(directory, name) >= messages, "it is published")
-        ending.enter_context(traffic(url, name))
+        publisher = ending.enter_context(Publisher(name, url=url))
+        keys = itertools.count()
+
+        def publish() -> None:
+            publisher.publish(b"y", f"key-{next(keys) % 100}")
+            publisher.flush()
+
+        ending.enter_context(traffic(publish))
         successor = ending.enter_context(running(url, directory, name, kind, warm, "successor"))
         until(lambda: successor.next().get("partition") == 1, "the successor works")
         before = client.partitions(name)[0]
@@ -186,28 +195,6 @@ def running(
         process.wait()
 
 
-@contextlib.contextmanager
-def traffic(url: str, name: str) -> Iterator[None]:
-    """Twenty messages a second."""
-    over = threading.Event()
-
-    def run() -> None:
-        with Publisher(name, url=url) as publisher:
-            number = 0
-            while not over.wait(0.05):
-                publisher.publish(b"y", f"key-{number % 100}")
-                publisher.flush()
-                number += 1
-
-    thread = threading.Thread(target=run)
-    thread.start()
-    try:
-        yield
-    finally:
-        over.set()
-        thread.join()
-
-
 def position_of(client: Client, name: str) -> int:
     return int(client.partitions(name)[0].position or 0)
 
@@ -235,16 +222,10 @@ def application(settings: dict[str, Any]) -> None:
     from counterpoise import spark as cs
 
     home = Path(settings["home"])
-    spark = cs.session(
+    spark = session(
         settings["who"],
-        spark__master="local[2]",
-        spark__ui__enabled="false",
-        spark__ui__showConsoleProgress="false",
-        spark__driver__host="127.0.0.1",
-        spark__driver__bindAddress="127.0.0.1",
-        spark__driver__memory="1g",
-        spark__local__dir=str(home),
-        spark__log__level="ERROR",
+        2,
+        home,
         spark__sql__shuffle__partitions="2",
         spark__sql__streaming__stateStore__providerClass=ROCKSDB,
     )
