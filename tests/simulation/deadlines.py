@@ -151,8 +151,9 @@ class Deadlines:
         for began, ended in self._outages:
             if ended >= began:
                 handoff.lose(began, ended)
-            elif -late > UNNOTICED_SECONDS:
-                # It was decided by the time before the step.
+            elif -late > UNNOTICED_SECONDS and row.handoff_since > began - AHEAD_SECONDS:
+                # It was decided by the time before this step. (Below `began`, it was by the time
+                # after it, before another one.)
                 handoff.go_back(ended - began)
         ahead = handoff.times[-1][0] - now
         # A warm-up may be decided by a time from before a step. A revoke must not be.

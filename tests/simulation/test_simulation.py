@@ -26,7 +26,7 @@ from tests.simulation.world import run
 ALL_SEEDS = 10_000
 # The limit is in callbacks of the event loop, which do not depend on the machine, not in CPU or
 # wall time.
-MOST_STEPS_A_SEED = 2250
+MOST_STEPS_A_SEED = 2350
 STANDARD = sys.stdlib_module_names
 
 
@@ -74,7 +74,8 @@ def test_no_further_seed_breaks_a_promise(seeds: range) -> None:
 def test_enough_seeds_are_played() -> None:
     """The next two tests check that the first seeds are no later than the file says."""
     first = needed.FirstSeeds.load()
-    assert first.last() < needed.SEEDS, needed.table(first)
+    assert max(first.bugs.values()) < needed.SEEDS, needed.table(first)
+    assert max(first.items.values()) < needed.MOST, needed.table(first)
     assert first.bugs.keys() == MUTANTS.keys(), "make sim-first ARGS=--search"
     assert first.items.keys() == set(coverage.expected()), "make sim-first ARGS=--search"
 
@@ -112,18 +113,18 @@ def test_a_planted_bug_can_be_called_as_the_product(bug: str) -> None:
 @may_be_out_of_date
 @pytest.mark.timeout(600)
 def test_everything_that_must_occur_does() -> None:
-    """The seeds of the file meet all of it; they are among the seeds that are played."""
+    """The seeds of the file meet all of it."""
     met: set[str] = set()
     for seed in sorted(set(needed.FirstSeeds.load().items.values())):
         met |= needed.meets(seed)
     missing = set(coverage.expected()) - met
-    for seed in range(needed.SEEDS):
+    for seed in range(needed.MOST):
         if not missing:
             break
         for item in missing & needed.meets(seed):
             missing.remove(item)
             _out_of_date(item, seed)
-    assert not missing, f"never met by {needed.SEEDS} seeds"
+    assert not missing, f"never met by {needed.MOST} seeds"
 
 
 def transcripts(seeds: range) -> str:
