@@ -169,6 +169,9 @@ class MemoryServer:
         """The leases of these flows end now, and the service notices."""
 
         def end_leases() -> None:
+            # A renewal that waits for others would come after the end.
+            self._loop.call_soon(self.broker.updates.hurry)
+            self._loop.run_until(self._loop.now)
             for flow_id in flow_ids:
                 if flow_id in self.database.flows:
                     self.database.flows[flow_id].lease_expires_at = self.now()

@@ -26,7 +26,8 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from api.http.problems import of_broker_error, of_defect
-from broker.core.errors import BrokerError, Unauthorized
+from broker.calls.updates import NOT_RENEWED
+from broker.core.errors import BrokerError, Unauthorized, Unavailable
 
 T = TypeVar("T")
 
@@ -37,6 +38,7 @@ LATER = "counterpoise.later"
 KEEP_ALIVE_SECONDS = 15.0
 # A reader that lost its connection tries again after this long.
 RETRY_MILLISECONDS = 1000
+STOPS = "The service stops; try again."
 
 
 class OpenCalls:
@@ -49,19 +51,27 @@ class OpenCalls:
     def __len__(self) -> int:
         return len(self._tasks)
 
-    async def waiting(self, call: Coroutine[Any, Any, T]) -> T | None:
-        """The result of `call`, or None if the service ends first."""
+    async def waiting(self, call: Coroutine[Any, Any, T], *, renews: bool = False) -> T | None:
+        """The result of `call`, or None if the service ends first.
+
+        A call that `renews` a lease raises Unavailable if the service ends before it has: the
+        answer that there is nothing new would tell the flow that it has.
+        """
         task = asyncio.current_task()
         assert task is not None
         if self._ended.is_set():
             call.close()
+            if renews:
+                raise Unavailable(STOPS)
             return None
         self._tasks.add(task)
         try:
             return await call
-        except asyncio.CancelledError:
+        except asyncio.CancelledError as cancelled:
             if not self._ended.is_set() or task.uncancel() > 0:
                 raise
+            if renews and NOT_RENEWED in cancelled.args:
+                raise Unavailable(STOPS) from None
             return None
         finally:
             self._tasks.discard(task)

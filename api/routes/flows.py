@@ -93,7 +93,7 @@ def waiting(app: Starlette, queue: str, flow: str, after: int, wait_seconds: flo
     # Also the renewal waits without the request's layers: all flows may renew at once.
     asked = partial(patience.answered, is_reachable=broker.is_reachable)
     wait = partial(broker.updates.wait, queue, flow, after, wait_seconds, asked=asked)
-    return Later(lambda: open_calls.waiting(wait()), _update)
+    return Later(lambda: open_calls.waiting(wait(), renews=True), _update)
 
 
 async def _update(view: views.UpdateView | None) -> Response:

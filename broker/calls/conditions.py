@@ -10,7 +10,7 @@ from broker.calls import views
 from broker.calls.access import QueueAccess
 from broker.calls.flow_rows import FlowRows
 from broker.core.state.queue import Queue
-from broker.mailbox.availability import store_available
+from broker.mailbox.patience import store_available
 from broker.store.conditions import Condition
 
 

@@ -23,8 +23,8 @@ from broker.core.state.ordered.barriers import Barriers
 from broker.core.state.queue import Queue
 from broker.logs.ports import Bounds, Logs, Positions
 from broker.mailbox.asks import Ask
-from broker.mailbox.availability import store_available
 from broker.mailbox.coordinator import Coordinator
+from broker.mailbox.patience import store_available
 from counterpoise.logs.address import kind_of
 from counterpoise.logs.numbered import TOO_LARGE, position_number
 

@@ -1,34 +1,17 @@
-"""Flows in the store: their leases, their tokens, and the reason why one is no longer bound.
-
-Renewals go out in batches.
-"""
+"""Flows in the store: their tokens, and the reason why one is no longer bound."""
 
 from __future__ import annotations
 
-import asyncio
 import hmac
-from collections.abc import Awaitable, Callable, Sequence
-from enum import Enum
-from typing import TypeVar
 
 from broker.calls.access import QueueAccess
 from broker.core.access import digest
-from broker.core.errors import FlowGone, FlowNotFound, QueueNotFound, Unavailable
-from broker.mailbox.availability import UNAVAILABLE, store_available
-from broker.mailbox.batches import Batcher
+from broker.core.errors import FlowGone, FlowNotFound, QueueNotFound
 from broker.mailbox.coordinator import Coordinator
-from broker.mailbox.patience import pauses
-from broker.store.ports import FlowRow, Lease, StoreUnavailable
-
-T = TypeVar("T")
+from broker.mailbox.patience import store_available
+from broker.store.ports import FlowRow, Lease
 
 MOST_KNOWN_TOKENS = 100_000
-
-
-class Held(Enum):
-    """Instead of an answer: another transaction holds the rows, ask again."""
-
-    HELD = "held"
 
 
 class FlowRows:
@@ -37,7 +20,6 @@ class FlowRows:
     def __init__(self, queues: QueueAccess) -> None:
         self._queues = queues
         self._tokens: dict[str, tuple[str, bytes]] = {}
-        self._renewals: Batcher[str, Lease | Held | None] = Batcher(self._renew_many)
 
     # Tokens
 
@@ -66,32 +48,10 @@ class FlowRows:
 
     async def renew(self, name: str, flow_id: str) -> Lease:
         """Renews the flow's lease. Raises FlowGone, FlowNotFound, QueueNotFound, Unavailable."""
-        lease = await self.until_free(flow_id, lambda: self._renewals.ask(flow_id))
+        lease = await self._queues.replica.renewals.now(flow_id)
         if lease is None:
             raise await self.missing(name, flow_id)
         return lease
-
-    async def _renew_many(self, flow_ids: Sequence[str]) -> Sequence[Lease | Held | None]:
-        leases = await self._queues.store.renew(sorted(set(flow_ids)))
-        return [
-            (leases[flow_id] or Held.HELD) if flow_id in leases else None for flow_id in flow_ids
-        ]
-
-    async def until_free(self, flow_id: str, ask: Callable[[], Awaitable[T | Held]]) -> T:
-        """The answer of `ask`, by which this flow renews its lease, once its rows are free.
-
-        Meanwhile this replica does not end the flow. Raises Unavailable.
-        """
-        try:
-            with self._queues.replica.renewing(flow_id):
-                for pause in pauses():
-                    answer = await ask()
-                    if not isinstance(answer, Held):
-                        return answer
-                    await asyncio.sleep(pause)
-        except StoreUnavailable:
-            pass
-        raise Unavailable(UNAVAILABLE)
 
     # The flow and its queue
 

@@ -25,7 +25,7 @@ from broker.calls.access import (
     shown_flow,
 )
 from broker.calls.cuts import Committed, CutCalls
-from broker.calls.flow_rows import FlowRows, Held
+from broker.calls.flow_rows import FlowRows
 from broker.calls.rendering import needed_positions
 from broker.calls.updates import BIG_VIEW, UpdateCalls
 from broker.core import commands as c
@@ -43,6 +43,7 @@ from broker.logs.reach import Reach
 from broker.mailbox.asks import Ask, all_of
 from broker.mailbox.batches import Batcher
 from broker.mailbox.coordinator import Coordinator
+from broker.mailbox.renewals import Held
 from broker.mailbox.turns import SLICES_AT_ONCE, slices
 from broker.pieces import pieces
 from broker.store.ports import PositionCommit, Positions
@@ -356,11 +357,10 @@ class FlowCalls:
                     for place, answer in zip(left, answers, strict=True)
                     if answer is not None
                 )
-            if len(results) < len(commits):
-                return Held.HELD
-            return [results[place] for place in range(len(commits))]
+            found = [results[place] for place in range(len(commits)) if place in results]
+            return found if len(found) == len(commits) else Held.HELD
 
-        return await self._rows.until_free(flow_id, ask), positions
+        return await self._queues.replica.renewals.until_free(flow_id, ask), positions
 
     async def _commit_many(self, calls: Sequence[_Call]) -> Sequence[_Done]:
         """Commits of several flows in one transaction; two of the same flow go one after the

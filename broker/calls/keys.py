@@ -30,8 +30,8 @@ from broker.core.access import (
 )
 from broker.core.errors import BrokerError, Forbidden, QueueNotFound, Unauthorized, Unavailable
 from broker.mailbox.asks import Ask
-from broker.mailbox.availability import UNAVAILABLE, store_available
 from broker.mailbox.batches import Batcher
+from broker.mailbox.patience import UNAVAILABLE, store_available
 from broker.store.key_ports import KeyRow
 from broker.store.ports import StoreUnavailable
 

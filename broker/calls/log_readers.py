@@ -15,7 +15,7 @@ from broker.core.state.queue import Queue
 from broker.logs.names import builtin_name, canonical, decides_count, has_owner
 from broker.logs.ports import LogOwner
 from broker.mailbox.asks import Ask
-from broker.mailbox.availability import store_available
+from broker.mailbox.patience import store_available
 from broker.store.key_ports import Act
 from counterpoise.logs.address import kind_of, parse_log
 

@@ -27,8 +27,8 @@ from broker.logs.names import builtin_name, canonical, decides_count
 from broker.logs.ports import Holder, Logs, Purpose
 from broker.logs.positions import number_of, refuse_invalid
 from broker.mailbox.asks import Ask
-from broker.mailbox.availability import store_available
 from broker.mailbox.coordinator import Coordinator
+from broker.mailbox.patience import store_available
 from broker.mailbox.turns import EARLIEST, slices
 from broker.pieces import PIECE, made, mapped, pause, pieces
 from broker.store.ports import StoreError

@@ -21,8 +21,8 @@ from broker.core.errors import Invalid, QueueNotFound
 from broker.core.state.model import Settings
 from broker.core.state.queue import Queue
 from broker.logs.ports import Logs
-from broker.mailbox.availability import store_available
 from broker.mailbox.coordinator import Coordinator
+from broker.mailbox.patience import store_available
 from broker.pieces import pieces
 from broker.scaling import Load, load_of
 from broker.store.ports import QueueGone, StoreUnavailable

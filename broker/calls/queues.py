@@ -30,8 +30,8 @@ from broker.core.state.transitions import State
 from broker.logs.names import builtin_name, check_log, decides_count, has_owner
 from broker.logs.ports import LogOwner, Logs
 from broker.mailbox.asks import Ask, LogMoved
-from broker.mailbox.availability import store_available
 from broker.mailbox.coordinator import Coordinator
+from broker.mailbox.patience import store_available
 from broker.mailbox.turns import EARLIEST
 from broker.pieces import pieces
 from broker.store.ports import (

@@ -2,15 +2,22 @@
 
 A view is read from the queue in memory, its positions from the store. A position belongs to an
 epoch, and a view is returned only if both have the same epoch. Positions are read in batches.
+
+**A long poll renews the lease, and is answered only after that**: a client counts its lease from
+when it sent the poll. A flow whose view in memory is not newer than what it has will wait, so it
+begins to wait at once, and its renewal is gathered with those of others (`renewals`). Who waits is
+woken only if the renewal found something: the flow is gone, the store knows a newer view (another
+replica has changed it), or the store failed. If the poll is to be answered before, because the view
+has changed or the time is over, the renewal goes out at once.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Coroutine, Sequence
 from contextlib import nullcontext
 from functools import partial
-from typing import Any, Protocol, Self, TypeVar
+from typing import Any, Self
 
 from broker.calls import views
 from broker.calls.access import QueueAccess
@@ -19,43 +26,54 @@ from broker.calls.rendering import needed_positions, partitions_in_update, updat
 from broker.core.errors import QueueNotFound
 from broker.core.state.model import Flow
 from broker.core.state.queue import Queue
-from broker.mailbox.availability import store_available
-from broker.mailbox.batches import Batcher
+from broker.mailbox.batches import Asked, Batcher, answered
 from broker.mailbox.coordinator import Coordinator
 from broker.mailbox.looks import Watch
+from broker.mailbox.patience import store_available
 from broker.mailbox.replica import Replica
 from broker.pieces import PIECE, pieces
 from broker.store.ports import Positions
 
-T = TypeVar("T")
-
 # Views of more partitions are made one at a time: each keeps the processor busy for long, and
 # other calls have their turn between two of them.
 BIG_VIEW = 1000
-
-
-class Asked(Protocol):
-    """Awaits a call, perhaps with a limit."""
-
-    def __call__(self, call: Coroutine[Any, Any, T], /) -> Awaitable[T]: ...
-
-
-async def _answered(call: Coroutine[Any, Any, T]) -> T:
-    return await call
+NOT_RENEWED = "the lease is not renewed yet"
 
 
 class Waiting:
     """A flow that waits for its next view, as long as this is entered (`with`)."""
 
-    __slots__ = ("_replica", "_until", "_watch", "after", "coordinator", "flow_id")
+    __slots__ = (
+        "_is_awaited",
+        "_replica",
+        "_until",
+        "_watch",
+        "after",
+        "coordinator",
+        "flow_id",
+        "is_renewing",
+        "renewed",
+    )
 
     def __init__(
-        self, replica: Replica, coordinator: Coordinator, flow_id: str, after: int, seconds: float
+        self,
+        replica: Replica,
+        coordinator: Coordinator,
+        flow_id: str,
+        after: int,
+        seconds: float,
+        renewed: int | None = None,
     ) -> None:
-        """It waits at most so many seconds from now on."""
+        """It waits at most so many seconds from now on. `renewed`: if its lease is renewed already,
+        what that has told.
+        """
         self._replica = replica
         self._watch: Watch | None = None
         self._until = asyncio.get_running_loop().time() + seconds
+        self._is_awaited = False
+        # While it is under way `renewed` means nothing.
+        self.is_renewing = renewed is None
+        self.renewed: int | Exception | None = renewed
         self.coordinator = coordinator
         self.flow_id = flow_id
         self.after = after
@@ -76,16 +94,49 @@ class Waiting:
         return self._replica.stopping
 
     @property
+    def at_least(self) -> int:
+        """The revision of the view in the store, as far as the renewal has told."""
+        return self.renewed if isinstance(self.renewed, int) else 0
+
+    @property
     def is_same(self) -> bool:
         """Whether the view is surely the one that the flow has."""
         queue = self.coordinator.at_hand
         flow = None if queue is None else queue.flows.get(self.flow_id)
-        return flow is not None and flow.view_revision <= self.after
+        return flow is not None and max(flow.view_revision, self.at_least) <= self.after
+
+    @property
+    def seconds(self) -> float:
+        """How long it waits from now on."""
+        return self._until - asyncio.get_running_loop().time()
 
     def changes(self) -> Coroutine[Any, Any, bool]:
-        """True as soon as the view may have changed; False if the time is over."""
+        """True as soon as the view may have changed, or the renewal is not as it should be; False
+        if the time is over.
+        """
         assert self._watch is not None
-        return self._watch.wait(self._until - asyncio.get_running_loop().time())
+        return self._watch.wait(self.seconds)
+
+    # The renewal
+
+    def renews(self, renewed: int | Exception | None) -> None:
+        """The renewal is answered, or has failed. Usually nobody has to know."""
+        self.renewed, self.is_renewing = renewed, False
+        is_fine = isinstance(renewed, int) and renewed <= self.after
+        if self._watch is not None and (self._is_awaited or not is_fine):
+            self._watch.set()
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether the flow is gone, or the renewal has failed."""
+        return not self.is_renewing and not isinstance(self.renewed, int)
+
+    async def answer(self) -> None:
+        """Returns when the renewal is answered, or has failed."""
+        assert self._watch is not None
+        self._is_awaited = True
+        while self.is_renewing:
+            await self._watch.wait()
 
 
 class UpdateCalls:
@@ -107,28 +158,69 @@ class UpdateCalls:
         )
 
     async def wait(
-        self, name: str, flow_id: str, after: int, wait_seconds: float, *, asked: Asked = _answered
+        self, name: str, flow_id: str, after: int, wait_seconds: float, *, asked: Asked = answered
     ) -> views.UpdateView | None:
         """Renews the lease; the flow's view as soon as its revision is above `after`, else None.
 
         Waits at most `wait_seconds`, and at most half the lease. `asked` awaits what may ask the
-        database; the wait itself keeps little, because thousands of flows wait at once.
+        database; the wait itself keeps little, because thousands of flows wait at once. Cancelled
+        before the lease is renewed, it raises CancelledError with `NOT_RENEWED`.
         """
-        found = await asked(self.begin(name, flow_id, after, wait_seconds))
-        if not isinstance(found, Waiting):
-            return found
-        view = None
-        with found as waiting:
-            while view is None and await waiting.changes() and not waiting.stops:
-                if not waiting.is_same:
-                    # At once if possible: what a commit tells is forgotten in a moment.
-                    view = self.told(waiting) or await asked(self.of(waiting))
-        return view
+        found: views.UpdateView | Waiting | None
+        found = self._waits(name, flow_id, after, wait_seconds, asked)
+        try:
+            if found is None:
+                found = await asked(self.begin(name, flow_id, after, wait_seconds))
+            if not isinstance(found, Waiting):
+                return found
+            view = None
+            with found as waiting:
+                while view is None and await waiting.changes() and not waiting.stops:
+                    if waiting.has_failed:
+                        break
+                    if not waiting.is_same:
+                        # At once if possible: what a commit tells is forgotten in a moment.
+                        view = self.told(waiting) or await asked(self.of(waiting))
+                if waiting.is_renewing:
+                    self._queues.replica.renewals.hurry()
+                    await waiting.answer()
+            if isinstance(waiting.renewed, Exception):
+                raise waiting.renewed
+            if waiting.renewed is None:
+                raise await asked(self._rows.missing(name, flow_id))
+            return view
+        except asyncio.CancelledError:
+            if isinstance(found, Waiting) and isinstance(found.renewed, int):
+                raise
+            raise asyncio.CancelledError(NOT_RENEWED) from None
+
+    def hurry(self) -> None:
+        """Renews now what waits for other renewals to go out with."""
+        self._queues.replica.renewals.hurry()
+
+    def _waits(
+        self, name: str, flow_id: str, after: int, wait_seconds: float, asked: Asked
+    ) -> Waiting | None:
+        """What a flow waits with whose view is surely the one that it has; its renewal is under
+        way. None if that is not sure.
+        """
+        coordinator = self._queues.replica.known(name)
+        queue = None if coordinator is None else coordinator.at_hand
+        flow = None if queue is None else queue.flows.get(flow_id)
+        if coordinator is None or flow is None or flow.view_revision > after or wait_seconds <= 0:
+            return None
+        lease_seconds = flow.lease_seconds
+        seconds = min(wait_seconds, lease_seconds / 2)
+        waiting = Waiting(self._queues.replica, coordinator, flow_id, after, seconds)
+        self._queues.replica.renewals.soon(flow_id, lease_seconds, waiting.renews, asked)
+        return waiting
 
     async def begin(
         self, name: str, flow_id: str, after: int, wait_seconds: float
     ) -> views.UpdateView | Waiting | None:
-        """The first step of `wait`: its result, or what it waits with."""
+        """The first step of `wait` if it is not sure that the flow waits: its result, or what it
+        waits with.
+        """
         lease = await self._rows.renew(name, flow_id)
 
         async def work(coordinator: Coordinator) -> views.UpdateView | Waiting | None:
@@ -137,7 +229,9 @@ class UpdateCalls:
                 return view
             half = await self._lease_seconds(coordinator, flow_id) / 2
             seconds = min(wait_seconds, half)
-            return Waiting(self._queues.replica, coordinator, flow_id, after, seconds)
+            return Waiting(
+                self._queues.replica, coordinator, flow_id, after, seconds, lease.view_revision
+            )
 
         return await self._queues.on(name, work)
 
@@ -147,7 +241,7 @@ class UpdateCalls:
         """
         coordinator = waiting.coordinator
         try:
-            return await self._newer(coordinator, waiting.flow_id, waiting.after)
+            return await self._newer(coordinator, waiting.flow_id, waiting.after, waiting.at_least)
         except QueueNotFound:
             raise await self._rows.missing(coordinator.name, waiting.flow_id) from None
 

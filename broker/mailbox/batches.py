@@ -7,11 +7,23 @@ the service, the larger the batches, without any delay when it is idle.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
-from typing import Generic, TypeVar
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from typing import Any, Generic, Protocol, TypeVar
 
+T = TypeVar("T")
 Item = TypeVar("Item")
 Answer = TypeVar("Answer")
+
+
+class Asked(Protocol):
+    """Awaits a call, perhaps with a limit."""
+
+    def __call__(self, call: Coroutine[Any, Any, T], /) -> Awaitable[T]: ...
+
+
+async def answered(call: Coroutine[Any, Any, T]) -> T:
+    """Awaits a call without a limit."""
+    return await call
 
 
 class Batcher(Generic[Item, Answer]):
@@ -29,11 +41,15 @@ class Batcher(Generic[Item, Answer]):
 
     async def ask(self, item: Item) -> Answer:
         """The answer for `item`; raises what the call raised."""
+        return await self.put(item)
+
+    def put(self, item: Item) -> asyncio.Future[Answer]:
+        """As `ask`, for several before they are awaited."""
         future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
         self._waiting.append((item, future))
         if self._task is None:
             self._task = asyncio.create_task(self._work())
-        return await future
+        return future
 
     async def _work(self) -> None:
         while self._waiting:

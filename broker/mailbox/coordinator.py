@@ -36,11 +36,11 @@ from broker.core.rebalancer import follow
 from broker.core.state.queue import Queue
 from broker.core.state.records import Entry
 from broker.mailbox.asks import Ask, Late
-from broker.mailbox.availability import UNAVAILABLE
 from broker.mailbox.clock import StoreClock, move_deadlines, outage_seen
 from broker.mailbox.crowds import Crowd, Delayed
 from broker.mailbox.looks import Look, ToldPositions, at_once, show_all
-from broker.mailbox.patience import renew, write
+from broker.mailbox.patience import UNAVAILABLE, renew, write
+from broker.mailbox.renewals import Renewals
 from broker.mailbox.turns import Turn
 from broker.pieces import pause
 from broker.store.ports import (
@@ -78,14 +78,13 @@ class Coordinator:
         on_change: Callable[[Coordinator, frozenset[str] | None, bool], None],
         on_alarm: Callable[[Coordinator, float | None], None],
         on_commit: Callable[[Sequence[Entry]], None] = lambda entries: None,
-        renewing: Container[str] = (),
+        renewals: Renewals | None = None,
         watched: Callable[[], Container[str]] = tuple,
     ) -> None:
         """`on_change(self, flows whose views changed, whether it was this replica)` follows every
         commit; None for the flows: any of them may have. `on_alarm(self, time)` says when to call
         `advance` next (Unix seconds of the store, None: not at all). `on_commit(entries)` is told
-        what this replica itself has committed. `renewing` has the flows whose renewals wait here,
-        `watched()` those whose changed views are awaited.
+        what this replica itself has committed. `watched()` has the flows that await changed views.
         """
         self.queue_id = queue_id
         self.name = name
@@ -96,7 +95,7 @@ class Coordinator:
         self._on_change = on_change
         self._on_alarm = on_alarm
         self._on_commit = on_commit
-        self._renewing = renewing
+        self._renewals = Renewals(store) if renewals is None else renewals
         self._watched = watched
         self.told = ToldPositions()
         self._crowd = Crowd(watched, lambda: self._advance or bool(self._looks))
@@ -312,8 +311,7 @@ class Coordinator:
         """Decides and commits what is asked and due; what it did not get to waits again."""
         spared = frozenset(ask.renews for ask in asks if ask.renews is not None)
         behind: frozenset[Late] = frozenset()
-        advance = False
-        late_seconds = iter(LATE_SECONDS)
+        advance, late_seconds = False, iter(LATE_SECONDS)
         within = next(late_seconds)
         while True:
             advance, self._advance = advance or self._advance, False
@@ -330,7 +328,9 @@ class Coordinator:
                 resumes, puts_off = self._resumes and not looked, self._crowd.puts_off
                 answers = await turn.answers(asks, behind, resumes=resumes, puts_off=puts_off)
                 if turn.commit.entries:
-                    positions = await self._store.commit(turn.finish(within, self._watched()))
+                    commit = turn.finish(within, self._watched(), self._renewals.gathered)
+                    with self._renewals.by_commit(commit):
+                        positions = await self._store.commit(commit)
                 elif (asks and await self._replay_missed(queue)) or not await write(
                     self._store, turn.unrecorded
                 ):
@@ -395,6 +395,6 @@ class Coordinator:
             if turn.full:
                 self._advance = True
                 return
-            if flow_id in queue.flows and flow_id not in spared and flow_id not in self._renewing:
+            if flow_id in queue.flows and flow_id not in spared and flow_id not in self._renewals:
                 turn.expire(flow_id)
         turn.decide(c.Advance())

@@ -1,4 +1,4 @@
-"""Asking again for rows that another transaction holds.
+"""What a call does while the store cannot be reached, or another transaction holds its rows.
 
 Renewals and commits of positions wait for no lock (`broker.store.ports`): they go out together for
 many queues, and one queue whose rows a frozen replica holds must not hold up the others. So each
@@ -10,13 +10,26 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 from broker.core.commands import Outcome
+from broker.core.errors import Unavailable
 from broker.store.ports import PositionCommit, Store, StoreUnavailable
 from counterpoise.backoff import Backoff, Pauses
 
+# What callers are told.
+UNAVAILABLE = "The service cannot reach its database right now; try again."
 ASK_AGAIN = Backoff(first_seconds=0.01, longest_seconds=0.2)
 HELD_SECONDS = 10.0
+
+
+@contextmanager
+def store_available() -> Iterator[None]:
+    """For calls of the store: raises Unavailable if the store cannot be reached."""
+    try:
+        yield
+    except StoreUnavailable:
+        raise Unavailable(UNAVAILABLE) from None
 
 
 def pauses() -> Iterator[float]:

@@ -9,7 +9,6 @@ in memory that fell behind (a notification may be lost with its sender).
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from time import monotonic
@@ -22,13 +21,14 @@ from broker.core.state.ordered.records import CutsAwaited
 from broker.core.state.queue import Queue
 from broker.core.state.records import Entry
 from broker.mailbox.alarms import Alarms
-from broker.mailbox.availability import store_available
 from broker.mailbox.batches import Batcher
 from broker.mailbox.clock import StoreClock
 from broker.mailbox.coordinator import Coordinator
 from broker.mailbox.looks import Watch
 from broker.mailbox.memory import Memory
 from broker.mailbox.narration import Narration
+from broker.mailbox.patience import store_available
+from broker.mailbox.renewals import Renewals
 from broker.mailbox.tally import Tally
 from broker.postgres.reporting import REPORTER
 from broker.store.ports import Store, StoreUnavailable
@@ -63,8 +63,8 @@ class Replica:
         self._finds: Batcher[str, str | None] = Batcher(self._find)
         self._coordinators: dict[str, Coordinator] = {}
         self._used: dict[str, float] = {}
+        self.renewals = Renewals(store)
         # Those who wait are woken in the order in which they came.
-        self._renewing: Counter[str] = Counter()
         self._watchers: dict[str, dict[str, tuple[Watch, ...]]] = {}
         self._to_notify: set[str] = set()
         self._outage_id = 0
@@ -141,7 +141,7 @@ class Replica:
                 self._changed,
                 self._alarm,
                 lambda entries: self._committed(queue_id, entries),
-                self._renewing,
+                self.renewals,
                 lambda: self._watchers.get(queue_id, ()),
             )
         elif name:
@@ -221,17 +221,6 @@ class Replica:
             del of_queue[flow_id]
         if not of_queue:
             del self._watchers[queue_id]
-
-    @contextmanager
-    def renewing(self, flow_id: str) -> Iterator[None]:
-        """While the flow's renewal is under way it is alive, however long the store takes."""
-        self._renewing[flow_id] += 1
-        try:
-            yield
-        finally:
-            self._renewing[flow_id] -= 1
-            if not self._renewing[flow_id]:
-                del self._renewing[flow_id]
 
     def _wake(self, queue_id: str, notices: frozenset[str] | None) -> None:
         """Wakes those who watch the queue or these flows of it; None: all."""

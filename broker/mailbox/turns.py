@@ -337,11 +337,13 @@ class Turn:
             if write.partition in partitions
         )
 
-    def finish(self, late_seconds: float, watched: Container[str] = ()) -> Commit:
+    def finish(
+        self, late_seconds: float, watched: Container[str] = (), gathered: Container[str] = ()
+    ) -> Commit:
         """The transaction, with the rows that changed.
 
         The views of flows that asked, and changed ones of flows in `watched`, are made right after
-        it; so it tells the positions in them.
+        it; so it tells the positions in them. Flows that are told and in `gathered` are renewed.
 
         If owners are told to let go, their time runs from when that was decided; so then it must be
         committed within `late_seconds`, or somewhat longer if it is large. How long that takes is
@@ -359,6 +361,7 @@ class Turn:
         there = queue.flows.keys() | self._hashes.keys()
         commit.flows = [flow for flow in self._flows.values() if flow.id in there]
         commit.expired = frozenset(self._expired)
+        self._renewed |= {flow_id for flow_id in self.told if flow_id in gathered}
         commit.renewed = frozenset(self._renewed & queue.flows.keys())
         # A rest is due since now, for another replica should this one die.
         commit.next_deadline = self.now if self.rest else self.wake_at

@@ -16,6 +16,7 @@ from starlette.requests import Request
 
 from api.app import create_app
 from broker.calls import views
+from broker.mailbox.renewals import GATHER_SECONDS
 from broker.memory.database import MemoryDatabase
 from broker.memory.loop import running, settle, virtual
 from broker.memory.process import Process
@@ -250,6 +251,15 @@ async def test_a_defect_while_a_flow_waits_is_an_answer(monkeypatch: pytest.Monk
 
 @virtual
 async def test_a_flow_that_waits_is_answered_when_the_service_stops() -> None:
-    one, _, poll = await polled(1)
+    one, flows, poll = await polled(2)
+    await asyncio.sleep(GATHER_SECONDS)
+    await settle()
+    early = one.poll(flows[1], await one.revision(flows[1]))
+    await settle()
     one.app.state.open_calls.end()
+    late = one.poll(flows[1], 0)
     assert await poll == (204, None)
+    # Nothing new may only be said to a flow whose lease is renewed.
+    for one_poll in (early, late):
+        status, document = await one_poll
+        assert (status, document["code"]) == (503, "unavailable")

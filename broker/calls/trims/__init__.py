@@ -13,7 +13,7 @@ from broker.core.errors import CutsOutdated, Unavailable
 from broker.logs.names import canonical, has_owner
 from broker.logs.ports import LogOwner, Logs
 from broker.mailbox.asks import LogMoved
-from broker.mailbox.availability import store_available
+from broker.mailbox.patience import store_available
 from broker.store.ports import Store
 from broker.store.trims import NEVER, Fence, Trimming
 

@@ -96,4 +96,35 @@ async def test_a_blocked_call_ends_with_an_error() -> None:
     assert [type(end) for end in ends] == [Unavailable] * 2
     assert world.now - before < 15
     await settle()
-    assert not one.replica._renewing
+    assert not one.replica.renewals._under_way
+
+
+@virtual
+async def test_a_renewal_waits_for_a_commit_of_its_replica_and_no_longer() -> None:
+    world, one, held, _ = await two_queues()
+    gate = one.net.hold("commit")
+    changing = asyncio.create_task(one.change_queue("held", {"partition_count": 3}, False))
+    await one.net.met("commit")
+    world.database.held_flows = {held}
+    before, began = one.net.calls["renew"], world.now
+    beat = asyncio.create_task(one.heartbeat("held", held))
+    await settle()
+    world.database.held_flows = set()
+    gate.set()
+    await changing
+    await beat
+    assert world.now == began
+    assert one.net.calls["renew"] == before + 1
+    assert not one.replica.renewals._committing
+
+
+@virtual
+async def test_a_renewal_does_not_wait_for_a_commit_that_hangs() -> None:
+    _, one, held, _ = await two_queues()
+    gate = one.net.hold("commit")
+    changing = asyncio.create_task(one.change_queue("held", {"partition_count": 3}, False))
+    await one.net.met("commit")
+    await one.heartbeat("held", held)
+    assert not changing.done()
+    gate.set()
+    await changing
