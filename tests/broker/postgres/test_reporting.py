@@ -53,6 +53,6 @@ def test_logs_are_captured_however_often_logging_was_configured() -> None:
                 Reporter().report("disk full", "53100")
             assert [line["code"] for line in logs] == ["53100"]
     finally:
-        structlog.reset_defaults()
+        # What is configured stays: loggers have it since their first use.
         root.handlers[:] = before[0]
         root.setLevel(before[1])
