@@ -105,17 +105,12 @@ class Waiting:
         flow = None if queue is None else queue.flows.get(self.flow_id)
         return flow is not None and max(flow.view_revision, self.at_least) <= self.after
 
-    @property
-    def seconds(self) -> float:
-        """How long it waits from now on."""
-        return self._until - asyncio.get_running_loop().time()
-
     def changes(self) -> Coroutine[Any, Any, bool]:
         """True as soon as the view may have changed, or the renewal is not as it should be; False
         if the time is over.
         """
         assert self._watch is not None
-        return self._watch.wait(self.seconds)
+        return self._watch.wait(self._until - asyncio.get_running_loop().time())
 
     # The renewal
 

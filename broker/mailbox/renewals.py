@@ -17,14 +17,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections import Counter
-from collections.abc import (
-    Awaitable,
-    Callable,
-    Container,
-    Coroutine,
-    Iterator,
-    Sequence,
-)
+from collections.abc import Awaitable, Callable, Container, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
 from enum import Enum
 from typing import Any, TypeAlias, TypeVar

@@ -4,6 +4,7 @@ Counted in statements, in virtual time.
 """
 
 import asyncio
+from collections.abc import Iterable
 from typing import Any
 
 import pytest
@@ -39,6 +40,19 @@ async def ends(world: World, flow: str) -> float:
     """When the lease ends, in seconds from now."""
     leases: dict[str, float] = dict(world.database.leases([flow]))
     return leases[flow] - world.now
+
+
+async def all_renewed(world: World, flows: Iterable[str]) -> None:
+    """Their leases were renewed at this moment."""
+    for flow in flows:
+        assert await ends(world, flow) == pytest.approx(LEASE_SECONDS, abs=MOMENT)
+
+
+async def all_told(polls: Iterable[asyncio.Task[views.UpdateView | None]]) -> None:
+    """The polls end with two partitions each."""
+    for told in await asyncio.gather(*polls):
+        assert told is not None
+        assert len(told.partitions) == 2
 
 
 @virtual
@@ -104,12 +118,9 @@ async def test_a_commit_that_tells_flows_renews_their_leases() -> None:
     await settle()
     began = world.now
     await one.change_queue("orders", {"partition_count": 4}, False)
-    for told in await asyncio.gather(*polls):
-        assert told is not None
-        assert len(told.partitions) == 2
+    await all_told(polls)
     assert world.now - began < MOMENT
-    for flow in flows:
-        assert await ends(world, flow) == pytest.approx(LEASE_SECONDS, abs=MOMENT)
+    await all_renewed(world, flows)
     before = one.net.calls["renew"]
     gate.set()
     await asyncio.sleep(2 * GATHER_SECONDS)
@@ -154,12 +165,9 @@ async def test_a_change_on_another_replica_is_told_after_the_renewal() -> None:
     await settle()
     assert not any(each.done() for each in polls)
     gate.set()
-    for told in await asyncio.gather(*polls):
-        assert told is not None
-        assert len(told.partitions) == 2
+    await all_told(polls)
     assert world.now - began < MOMENT
-    for flow in flows:
-        assert await ends(world, flow) == pytest.approx(LEASE_SECONDS, abs=MOMENT)
+    await all_renewed(world, flows)
 
 
 @virtual
@@ -175,8 +183,7 @@ async def test_if_the_commit_fails_the_renewals_go_out_by_themselves() -> None:
         await one.change_queue("orders", {"partition_count": 4}, False)
     await settle()
     assert one.net.calls["renew"] == before + 1
-    for flow in flows:
-        assert await ends(world, flow) == pytest.approx(LEASE_SECONDS, abs=MOMENT)
+    await all_renewed(world, flows)
     for each in polls:
         each.cancel()
 
@@ -192,8 +199,7 @@ async def test_a_renewal_that_is_awaited_takes_the_others_along() -> None:
     await settle()
     await one.heartbeat("orders", beats)
     assert one.net.calls["renew"] - before == 1
-    for flow in flows:
-        assert await ends(world, flow) == pytest.approx(LEASE_SECONDS, abs=MOMENT)
+    await all_renewed(world, flows)
     await asyncio.sleep(GATHER_SECONDS)
     assert one.net.calls["renew"] - before == 1
     for each in polls:

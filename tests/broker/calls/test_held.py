@@ -99,12 +99,18 @@ async def test_a_blocked_call_ends_with_an_error() -> None:
     assert not one.replica.renewals._under_way
 
 
-@virtual
-async def test_a_renewal_waits_for_a_commit_of_its_replica_and_no_longer() -> None:
-    world, one, held, _ = await two_queues()
+async def committing(one: Service) -> tuple[asyncio.Event, asyncio.Task[views.QueueView]]:
+    """A commit of the queue is under way until the event."""
     gate = one.net.hold("commit")
     changing = asyncio.create_task(one.change_queue("held", {"partition_count": 3}, False))
     await one.net.met("commit")
+    return gate, changing
+
+
+@virtual
+async def test_a_renewal_waits_for_a_commit_of_its_replica_and_no_longer() -> None:
+    world, one, held, _ = await two_queues()
+    gate, changing = await committing(one)
     world.database.held_flows = {held}
     before, began = one.net.calls["renew"], world.now
     beat = asyncio.create_task(one.heartbeat("held", held))
@@ -121,9 +127,7 @@ async def test_a_renewal_waits_for_a_commit_of_its_replica_and_no_longer() -> No
 @virtual
 async def test_a_renewal_does_not_wait_for_a_commit_that_hangs() -> None:
     _, one, held, _ = await two_queues()
-    gate = one.net.hold("commit")
-    changing = asyncio.create_task(one.change_queue("held", {"partition_count": 3}, False))
-    await one.net.met("commit")
+    gate, changing = await committing(one)
     await one.heartbeat("held", held)
     assert not changing.done()
     gate.set()
