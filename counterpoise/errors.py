@@ -123,7 +123,7 @@ class QueueInUse(Refused):
 
 
 class ResizeUnsettled(Refused):
-    """A resize has to settle before the next one."""
+    """An ordered resize has to settle before the next one."""
 
     code = "resize_unsettled"
 

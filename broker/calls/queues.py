@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, fields, replace
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
 from uuid import uuid4
 
 from broker.calls import views
@@ -43,6 +44,8 @@ from broker.store.ports import (
     StoreUnavailable,
 )
 from counterpoise.logs.address import kind_of
+
+T = TypeVar("T")
 
 # Positions of one log have no meaning in another.
 _WRITABLE = frozenset(field.name for field in fields(Settings)) - {"partitioning", "log"}
@@ -275,10 +278,11 @@ class QueueCalls:
 
         command, act = c.Change(changes, discard), act_of(caller, "change_queue", name)
         await self._queues.ask(name, lambda: Ask(command, begins=begins, act=act, shown=_shown))
-        if "partition_count" in changes:
-            await self._queues.on(name, self._until_resized)
-        owner, log, count, revision, removed = await self._queues.read(name, look, fresh=False)
-        if "partition_count" not in changes or not await self._readers.owns(name, log):
+        if "partition_count" not in changes:
+            return
+        settled = await self._queues.on(name, partial(self._when_resized, look=look))
+        owner, log, count, revision, removed = settled
+        if not await self._readers.owns(name, log):
             return
         await self._logs.set_partition_count(
             log, count, revision, owner, removed if discard else ()
@@ -288,13 +292,22 @@ class QueueCalls:
             await self._readers.follow(follower, count, discard, act)
             await self._cuts.settle(follower)
 
-    async def _until_resized(self, coordinator: Coordinator) -> None:
-        """Until the last slice of a large resize is committed, by whichever replica."""
+    async def _when_resized(self, coordinator: Coordinator, look: Callable[[Queue], T]) -> T:
+        """What `look` sees after the last slice of a large resize, whichever replica commits it.
+
+        It is seen at one moment: the next resize may begin at once, and amid that one the log must
+        not get its count.
+        """
+
+        def settled(queue: Queue) -> T | None:
+            return None if queue.is_resizing else look(queue)
+
         with self._replica.watching(coordinator.queue_id) as changed:
-            while await coordinator.read(lambda queue: queue.is_resizing):
+            while (seen := await coordinator.read(settled)) is None:
                 if self._replica.stopping:
                     raise Unavailable("The service stops; send the same change again.")
                 await changed.wait()
+        return seen
 
     async def delete(self, name: str, force: bool, caller: Caller | None = None) -> None:
         """Deletes a queue, and the log it owns. Raises QueueNotFound, QueueInUse."""

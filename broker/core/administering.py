@@ -29,7 +29,6 @@ def change(command: c.Change, draft: Draft) -> None:
         for name, value in command.changes.items()
         if getattr(queue.settings, name) != value
     }
-    resizing.refuse_hasty(command, queue)
     awaits = resizing.begins(changes, queue)
     if changes:
         draft.emit(r.SettingsChanged(changes))

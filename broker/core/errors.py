@@ -69,19 +69,14 @@ class QueueInUse(BrokerError):
 
 
 class ResizeUnsettled(BrokerError):
-    """A resize has to settle before the next one."""
+    """An ordered resize has to settle before the next one."""
 
     code = "resize_unsettled"
 
-    def __init__(
-        self,
-        queue: str,
-        why: str,
-        when: str = "when its consumers have processed what came before it",
-    ) -> None:
+    def __init__(self, queue: str, why: str) -> None:
         super().__init__(
-            f"The last resize of the queue {queue!r} is not settled ({why}); try again {when}. "
-            "GET …/rebalance shows how far it is."
+            f"The last resize of the queue {queue!r} is not settled ({why}); try again when its "
+            "consumers have processed what came before it. GET …/rebalance shows how far it is."
         )
 
 

@@ -3,9 +3,7 @@
 `partition_count` changes at once. What follows from it is done as far as a slice has room: upwards
 what is added, downwards what is taken away, so that the configured partitions are always those from
 0 up (`Queue.configured_count`). Nothing else of the loop is done before it is complete. A later
-resize may come between two slices; then the rest leads to its count. But a smaller count waits for
-partitions that are still being added (`refuse_hasty`): the log has them, so publishers may have
-written to them, and only what was added can be drained.
+resize may come between two slices; then the rest leads to its count.
 
 **Ordered resizes.** The theory is in `broker.core.state.ordered`. The log takes the cuts in its own
 transaction, after the queue's. So a resize leaves the queue *awaiting cuts*, which is a deadline:
@@ -102,17 +100,6 @@ def remove(draft: Draft, numbers: tuple[int, ...], outcome: str) -> None:
         and (owner := queue.partitions[number].owner)
     )
     draft.emit(r.PartitionsRemoved(numbers, ended, outcome, draft.now))
-
-
-def refuse_hasty(command: c.Change, queue: Queue) -> None:
-    """Raises ResizeUnsettled if a resize would leave out partitions that the last one has yet to
-    add, unless their messages are to be discarded.
-    """
-    count = command.changes.get("partition_count")
-    wanted = queue.settings.partition_count
-    if count is not None and queue.configured_count < wanted > count and not command.discard:
-        left = wanted - queue.configured_count
-        raise ResizeUnsettled(queue.name, f"{left} partitions are still being added", "in a moment")
 
 
 # Ordered resizes

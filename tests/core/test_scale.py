@@ -139,9 +139,9 @@ def test_a_slice_costs_the_same_however_large_the_queue(partitions: int) -> None
 )
 def test_a_slice_of_a_resize_costs_the_same_however_large_the_queue(partitions: int) -> None:
     queue = large(partitions, 10)
-    _check_slices(queue, c.Change({"partition_count": 10}), 1.0)
-    _check_slices(queue, c.Change({"partition_count": 10}, discard=True), 2.0)
-    _check_slices(queue, c.Change({"partition_count": 2 * partitions}), 3.0)
+    _check_slices(queue, c.Change({"partition_count": 2 * partitions}), 1.0)
+    _check_slices(queue, c.Change({"partition_count": 10}), 2.0)
+    _check_slices(queue, c.Change({"partition_count": 10}, discard=True), 3.0)
 
 
 def _check_slices(queue: Queue, command: c.Command, now: float) -> None:

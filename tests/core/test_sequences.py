@@ -7,15 +7,12 @@ COUNTERPOISE_TEST_EXAMPLES=20000 pytest tests/core/test_sequences.py     a campa
 from __future__ import annotations
 
 import os
-from contextlib import nullcontext
 from typing import Any
 
-import pytest
 from hypothesis import HealthCheck, given, note, settings
 from hypothesis import strategies as st
 
 from broker.core import commands as c
-from broker.core.errors import ResizeUnsettled
 from tests.core.world import World
 
 _EXAMPLES = os.environ.get("COUNTERPOISE_TEST_EXAMPLES")
@@ -194,10 +191,7 @@ class Player:
                 self.world.do(command)
 
     def _resize(self, count: int, discard: bool) -> None:
-        queue = self.world.queue
-        is_hasty = queue.configured_count < queue.settings.partition_count > count
-        with pytest.raises(ResizeUnsettled) if is_hasty and not discard else nullcontext():
-            self.world.resize(count, discard=discard)
+        self.world.resize(count, discard=discard)
 
     def _change(self, changes: dict[str, Any]) -> None:
         self.world.change(**changes)

@@ -3,12 +3,14 @@
 import asyncio
 import gc
 import itertools
+from typing import Any
 
 import pytest
 
 from broker.calls import views
 from broker.core.state import records as r
 from broker.core.state.queue import Queue
+from broker.mailbox.coordinator import Coordinator
 from broker.mailbox.replica import SWEEP_SECONDS
 from broker.memory.loop import running, settle, virtual
 from broker.memory.store import Fault
@@ -184,6 +186,37 @@ async def test_a_resize_is_answered_when_its_last_slice_is_committed(discard: bo
         assert one.logs.the("builtin:orders").count == count
     existing = 7 if discard else 2 * PARTITIONS
     assert shown.operational_partition_count == existing
+
+
+@virtual
+async def test_a_log_gets_no_count_of_a_resize_that_is_under_way(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its caller waits for the slices, while that of the resize before tells the log its own."""
+    world = World()
+    one = await world.replica()
+    await one.create_queue(spec(partitions=PARTITIONS))
+    set_count, read = one.logs.set_partition_count, Coordinator.read
+
+    async def checked(log: str, count: int, *rest: Any) -> None:
+        queue = world.stored("orders")[1]
+        assert not (queue.is_resizing and queue.settings.partition_count == count)
+        await set_count(log, count, *rest)
+
+    async def slow(*given: Any, **more: Any) -> Any:
+        await running().sleep(0.01)
+        return await read(*given, **more)
+
+    monkeypatch.setattr(one.logs, "set_partition_count", checked)
+    monkeypatch.setattr(Coordinator, "read", slow)
+    monkeypatch.setattr(one.net, "before", lambda _: running().sleep(0.03))
+    changes = []
+    for count in (7, 3 * PARTITIONS, 9, 4 * PARTITIONS, 8):
+        changing = one.change_queue("orders", {"partition_count": count}, False)
+        changes.append(asyncio.create_task(changing))
+        await running().sleep(0.25)
+    await asyncio.gather(*changes)
+    assert one.logs.the("builtin:orders").count == 8
 
 
 @pytest.mark.parametrize("discard", [False, True])
