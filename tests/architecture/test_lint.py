@@ -10,6 +10,9 @@ import pytest
 
 from tests.architecture.test_repository import ROOT
 
+# They wait for nothing: see `tests/simulation/test_simulation.py`.
+pytestmark = pytest.mark.xdist_group("computing")
+
 CHECKS = ("ruff check", "ruff format --check", "mypy")
 
 

@@ -22,6 +22,9 @@ from tests.simulation.plan import Config, Event, Plan, draw
 from tests.simulation.shrink import shrunk
 from tests.simulation.world import run
 
+# These tests only compute: on one worker from the start, they do so while those on others wait.
+pytestmark = pytest.mark.xdist_group("computing")
+
 # Those of `make test` and `make test-long` together.
 ALL_SEEDS = 10_000
 # The limit is in callbacks of the event loop, which do not depend on the machine, not in CPU or

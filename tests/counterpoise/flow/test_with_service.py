@@ -323,7 +323,8 @@ def test_a_flow_follows_splits_and_merges(service, tokens):
 def test_an_asyncio_flow_finishes_a_partition(service, tokens):
     async def run():
         async with AsyncFlow("tokens", url=service.url) as flow:
-            await flow.wait(10)
+            while not flow.partitions:
+                await flow.wait(10)
             assert await flow.children(0, [Child("next")]) == "ok"
             assert await flow.finish(0, "9", [Child("next")], epoch=1) == "ok"
             assert await flow.finish(0, epoch=9) == "not_owner"
