@@ -18,10 +18,11 @@ from api.http.streams import EventStream, Later, OpenCalls, event
 from api.routes.parameters import Name, broker_of, last_event_id
 from api.schemas import common
 from api.schemas import flows as flow_schemas
-from api.schemas.updates import update_json
+from api.schemas.updates import results_json, update_json
 from broker.calls import views
+from broker.calls.updates import BIG_VIEW
 from broker.core.access import Right
-from broker.pieces import PIECE, made
+from broker.pieces import made
 from broker.service import Broker
 
 ROUTER = APIRouter(prefix="/v1/queues/{queue}/flows", route_class=Route, tags=["Flows"])
@@ -96,14 +97,23 @@ def waiting(app: Starlette, queue: str, flow: str, after: int, wait_seconds: flo
     return Later(lambda: open_calls.waiting(wait(), renews=True), _update)
 
 
-async def _update(view: views.UpdateView | None) -> Response:
+async def _update(view: views.UpdateView | None, status_code: int = 200) -> Response:
     """The view as an answer; None: nothing is newer."""
     if view is None:
         return Response(status_code=204)
-    if len(view.partitions) <= PIECE:
+    if len(view.partitions) <= BIG_VIEW:
         body = update_json(view)
     else:
         body = await encoded(flow_schemas.FlowChangeUpdate, view)
+    return Response(body, status_code=status_code, media_type="application/json")
+
+
+async def _results(done: views.ResultsView) -> Response:
+    """The results of a call, and the view, as an answer."""
+    if len(done.results) + len(done.update.partitions) <= BIG_VIEW:
+        body = results_json(done)
+    else:
+        body = await encoded(flow_schemas.Results, done)
     return Response(body, media_type="application/json")
 
 
@@ -236,7 +246,7 @@ async def unbind(request: Request, queue: Name, flow: FlowId, reason: LeavesBeca
 @allow(Also.FLOW)
 async def commit(
     request: Request, queue: Name, flow: FlowId, body: flow_schemas.CommitRequest
-) -> views.ResultsView | Response:
+) -> Response:
     """Store the positions up to which partitions have been processed. Renews the lease.
 
     Each item is fenced by its epoch: a stale one changes nothing and does not affect the others.
@@ -247,7 +257,7 @@ async def commit(
     )
     done = await broker_of(request).flows.commit(queue, flow, body.seq, items)
     request.app.state.metrics.count_results(queue, "commit", done.results)
-    return await answer(flow_schemas.Results, done)
+    return await _results(done)
 
 
 @ROUTER.post(
@@ -260,7 +270,7 @@ async def commit(
 @allow(Also.FLOW)
 async def release(
     request: Request, queue: Name, flow: FlowId, body: flow_schemas.ReleaseRequest
-) -> views.ResultsView | Response:
+) -> Response:
     """Commit a position and release the partition, atomically. Renews the lease.
 
     For partitions in `revoking`, for retiring ones at their end (`finished`), and for any
@@ -274,7 +284,7 @@ async def release(
     )
     done = await broker_of(request).flows.release(queue, flow, body.seq, items)
     request.app.state.metrics.count_results(queue, "release", done.results)
-    return await answer(flow_schemas.Results, done)
+    return await _results(done)
 
 
 @ROUTER.post(
@@ -287,7 +297,7 @@ async def release(
 @allow(Also.FLOW)
 async def children(
     request: Request, queue: Name, flow: FlowId, body: flow_schemas.ChildrenRequest
-) -> views.ResultsView | Response:
+) -> Response:
     """Record the children of partitions of a dynamic queue, and finish partitions.
 
     Each item is carried out completely or not at all. A child is known by its key: reporting it
@@ -309,7 +319,7 @@ async def children(
     )
     done = await broker_of(request).flows.children(queue, flow, body.seq, items)
     request.app.state.metrics.count_results(queue, "children", done.results)
-    return await answer(flow_schemas.Results, done)
+    return await _results(done)
 
 
 @ROUTER.post(
@@ -322,12 +332,12 @@ async def children(
 @allow(Also.FLOW)
 async def ready(
     request: Request, queue: Name, flow: FlowId, body: flow_schemas.ReadyRequest
-) -> views.ResultsView | Response:
+) -> Response:
     """The flow has restored the state that it needs for these partitions. Renews the lease."""
     items = await made(lambda item: views.ReadyItem(item.partition, item.epoch), body.partitions)
     done = await broker_of(request).flows.ready(queue, flow, items)
     request.app.state.metrics.count_results(queue, "ready", done.results)
-    return await answer(flow_schemas.Results, done)
+    return await _results(done)
 
 
 @ROUTER.post(
@@ -341,7 +351,7 @@ async def ready(
 @allow(Right.ADMINISTER, Also.FLOW)
 async def drain(
     request: Request, queue: Name, flow: FlowId, body: flow_schemas.DrainRequest | None = None
-) -> views.UpdateView | Response:
+) -> Response:
     """Hand off all partitions of the flow; it keeps working until each one is handed off.
 
     Renews the lease if the flow itself asks, not if an administrator does. The flow is
@@ -349,4 +359,4 @@ async def drain(
     """
     timeout_seconds = None if body is None else body.timeout_seconds
     view = await broker_of(request).flows.drain(queue, flow, timeout_seconds, caller_of(request))
-    return await answer(flow_schemas.FlowChangeUpdate, view, 202)
+    return await _update(view, 202)

@@ -5,24 +5,16 @@ The application runs in virtual time, over a broker in memory and without socket
 
 import asyncio
 from collections.abc import Mapping
-from datetime import UTC, datetime
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from api.app import create_app
 from api.routes.polls import Polls
-from api.schemas.common import rfc3339
-from api.schemas.flows import FlowChangeUpdate
-from api.schemas.updates import update_json
 from broker.calls import views
 from broker.memory.loop import settle, virtual
 from broker.settings import load
 from tests.api.test_waiting import Served
-
-TIMES = st.floats(0, 4e9)
 
 
 class Called(Served):
@@ -186,38 +178,3 @@ async def test_another_flows_token_does_not_do() -> None:
     one.app.state.rates.admit(other.flow_token)
     assert (await one.call(flow, "after=0&wait=1", head(other)))[0] == 403
     assert one.short == [False]
-
-
-@given(
-    partitions=st.lists(
-        st.builds(
-            views.PartitionInUpdate,
-            partition=st.integers(0, 2**31 - 1),
-            epoch=st.integers(0, 2**63 - 1),
-            state=st.sampled_from(["owned", "revoking", "retiring", "warming"]),
-            position=st.none() | st.text(max_size=9),
-            handed_over=st.none() | st.sampled_from(["initial", "graceful"]),
-            deadline=st.none() | TIMES,
-            key=st.none() | st.text(max_size=9),
-            parents=st.none() | st.tuples(st.text(max_size=9)),
-            cut=st.none() | st.text(max_size=9),
-            reached_cut=st.none() | st.booleans(),
-            waits_for=st.none() | st.tuples(st.integers(0, 9), st.integers(0, 9)),
-        ),
-        max_size=3,
-    ),
-    now=TIMES,
-    resize=st.none() | st.integers(0, 9),
-)
-def test_a_view_is_written_as_its_model_writes_it(
-    partitions: list[views.PartitionInUpdate], now: float, resize: int | None
-) -> None:
-    view = views.UpdateView("orders", "f-1", 7, True, False, now, tuple(partitions), resize)
-    model = FlowChangeUpdate.model_validate(view)
-    assert update_json(view) == model.model_dump_json(by_alias=True).encode()
-
-
-@given(TIMES)
-def test_a_time_is_written_to_the_millisecond(time: float) -> None:
-    exact = datetime.fromtimestamp(time, UTC)
-    assert rfc3339(time) == f"{exact:%Y-%m-%dT%H:%M:%S}.{exact.microsecond // 1000:03}Z"

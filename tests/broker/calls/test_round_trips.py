@@ -6,6 +6,7 @@ the clock does not matter. The notification of other replicas is not counted: no
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -22,6 +23,7 @@ from tests.broker.shell import ReplicaCalls, spec
 from tests.world.log import Logs
 
 PARTITIONS = 64
+MANY_PARTITIONS = 512  # a view of more than `broker.pieces.PIECE`
 
 
 class NoAlarms:
@@ -48,6 +50,11 @@ class Counted:
         self.connections: list[asyncpg.Connection[asyncpg.Record]] = []
         self.replica = Replica(PostgresStore(url), NoAlarms(), lambda: uuid4().hex)
         self.calls = ReplicaCalls(self.replica, Logs())
+
+    async def create_queue(self, partitions: int = PARTITIONS) -> None:
+        await self.calls.create_queue(
+            spec(partitions=partitions, rebalance_delay=0.0, max_handoff_time=600.0)
+        )
 
     async def bind(self, who: str) -> views.BoundView:
         return await self.calls.bind("orders", who, who, 600.0, False)
@@ -76,9 +83,6 @@ async def counted(migrated_url: str, monkeypatch: pytest.MonkeyPatch) -> AsyncIt
 
     monkeypatch.setattr(asyncpg, "connect", connecting)
     await one.replica.start()
-    await one.calls.create_queue(
-        spec(partitions=PARTITIONS, rebalance_delay=0.0, max_handoff_time=600.0)
-    )
     yield one
     await one.replica.stop()
 
@@ -93,6 +97,7 @@ def items(update: views.UpdateView, state: str) -> list[views.ReleaseItem]:
 
 async def test_each_call_of_a_flow_is_one_statement(counted: Counted) -> None:
     calls, replica = counted.calls, counted.replica
+    await counted.create_queue()
     first = await counted.bind("first")
     await replica.sweep()
     with counted.counting(most=1):
@@ -128,6 +133,7 @@ async def test_a_decision_is_committed_without_planning_it_again(
         """A connection that notifies could not be asked."""
 
     monkeypatch.setattr(counted.replica.store, "notify", nobody_listens)
+    await counted.create_queue()
     for number in range(20):
         await counted.bind(f"flow {number}")
     kept = []
@@ -140,16 +146,20 @@ async def test_a_decision_is_committed_without_planning_it_again(
     assert len(kept) < 5
 
 
-async def test_a_waiting_flow_is_told_without_another_statement(counted: Counted) -> None:
-    calls = counted.calls
+@pytest.mark.parametrize("partitions", [PARTITIONS, MANY_PARTITIONS])
+async def test_a_waiting_flow_is_told_without_another_statement(
+    counted: Counted, partitions: int
+) -> None:
+    """Its renewal goes with the commit that changes its view, and so do the positions."""
+    await counted.create_queue(partitions)
     first = await counted.bind("first")
     await counted.replica.sweep()
-    coordinator = await counted.replica.coordinator("orders")
-    with counted.replica.watching(coordinator.queue_id, first.flow_id) as changed:
-        with counted.counting(most=1):
-            await counted.bind("second")
-            assert changed.is_set()
-            positions = coordinator.told.of(range(PARTITIONS))
-            assert positions is not None
-    assert len(positions) == PARTITIONS
-    assert items(await calls.update("orders", first.flow_id), "revoking")
+    revision = (await counted.calls.update("orders", first.flow_id)).revision
+    with counted.counting(most=1):
+        waiting = counted.calls.wait_update("orders", first.flow_id, revision, 60.0)
+        polling = asyncio.ensure_future(waiting)
+        await asyncio.sleep(0)
+        await counted.bind("second")
+        update = await polling
+    assert update is not None
+    assert len(items(update, "revoking")) == partitions // 2
