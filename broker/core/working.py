@@ -22,7 +22,9 @@ from broker.core.state.transitions import State
 def release(command: c.Release, draft: Draft) -> tuple[Result, ...]:
     """An owner lets partitions go."""
     flow = draft.flow(command.flow_id)
-    results = tuple(_release(draft, flow, item) for item in command.items)
+    grants = _Grants(draft)
+    results = tuple(_release(draft, flow, item, grants) for item in command.items)
+    grants.make()
     if draft.records:
         # The end of a dynamic partition changes P.
         ended = draft.queue.lineage is not None and any(item.finished for item in command.items)
@@ -30,7 +32,35 @@ def release(command: c.Release, draft: Draft) -> tuple[Result, ...]:
     return results
 
 
-def _release(draft: Draft, flow: Flow, item: c.ReleaseItem) -> Result:
+class _Grants:
+    """Grants to successors, made together: one record of many is applied sooner than many records.
+
+    They are made before anything looks at their partitions again, and before any other record.
+    """
+
+    def __init__(self, draft: Draft) -> None:
+        self._draft = draft
+        self._grants: dict[int, r.Grant] = {}
+
+    def __contains__(self, number: int) -> bool:
+        return number in self._grants
+
+    def add(self, partition: Partition, successor: Flow) -> None:
+        """The owner has released the partition."""
+        self._grants[partition.number] = self._draft.drawn_up(
+            partition, successor, HandedOver.GRACEFUL, by_handoff=True
+        )
+
+    def make(self) -> None:
+        """Makes those that wait."""
+        if self._grants:
+            self._draft.emit(r.Granted(tuple(self._grants.values()), self._draft.now))
+            self._grants.clear()
+
+
+def _release(draft: Draft, flow: Flow, item: c.ReleaseItem, grants: _Grants) -> Result:
+    if item.partition in grants:
+        grants.make()
     queue = draft.queue
     partition = queue.find(item.partition)
     if partition is None:
@@ -44,6 +74,7 @@ def _release(draft: Draft, flow: Flow, item: c.ReleaseItem) -> Result:
         return refusal
     revoking = partition.state is State.REVOKING
     if item.finished and queue.lineage is not None:
+        grants.make()
         finish(draft, partition, flow.id)
         return Result(item.partition, Outcome.OK)
     if item.finished and not partition.retiring:
@@ -51,13 +82,16 @@ def _release(draft: Draft, flow: Flow, item: c.ReleaseItem) -> Result:
     if not (item.finished or revoking or flow.draining):
         return Result(item.partition, Outcome.NOT_REVOKING)
     if item.reaches is not None:
+        grants.make()
         resizing.reach(draft, [item.partition], item.reaches)
     handoff = queue.handoffs.get(item.partition)
+    if not item.finished and handoff is not None and handoff.successor is not None:
+        grants.add(partition, handoff.successor)
+        return Result(item.partition, Outcome.OK)
+    grants.make()
     if item.finished:
         remove(draft, (item.partition,), "finished")
         resizing.ask_at_once(draft)
-    elif handoff is not None and handoff.successor is not None:
-        draft.grant(partition, handoff.successor, HandedOver.GRACEFUL, by_handoff=True)
     else:
         if partition.state is State.WARMING:
             # The successor has left, and no other was named yet.

@@ -170,7 +170,7 @@ async def _partition_rows(commit: Commit) -> AsyncIterator[dict[int, tuple[Any, 
             number: (
                 *partition_values(queue, queue.partitions[number]),
                 *_write(writes.get(number)),
-                number in commit.positions,
+                number in commit.positions or None,
                 commit.positions.get(number),
                 commit.first_positions.get(number),
             )
@@ -181,7 +181,7 @@ async def _partition_rows(commit: Commit) -> AsyncIterator[dict[int, tuple[Any, 
 # A turn of the mailbox changes no more than a slice; a new queue has more.
 ROWS_AT_ONCE = 1000
 _NO_WRITE = (None,) * 4
-_FRESH_ROW = (*FRESH, *_NO_WRITE, False, None, None)
+_FRESH_ROW = (*FRESH, *_NO_WRITE, None, None, None)
 
 
 def _write(write: PositionWrite | None) -> tuple[Any, ...]:

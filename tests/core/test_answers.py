@@ -75,6 +75,13 @@ class TestRelease:
         assert decision.records == ()
         assert orders.release("C", 1, epoch=2) == ["stale_epoch"]
 
+    def test_an_item_sees_what_the_items_before_it_did(self) -> None:
+        orders = revoking()
+        items = (c.ReleaseItem(1, 2), c.ReleaseItem(1, 2), c.ReleaseItem(1, 1))
+        decision = orders.do(c.Release("A", items))
+        assert [result.outcome for result in decision.answer] == ["ok", "ok", "stale_epoch"]
+        assert decision.answer[2].current_epoch == 3
+
     def test_repeated_when_the_next_epoch_is_over_it_is_stale(self) -> None:
         orders = revoking()
         orders.release("A", 1)

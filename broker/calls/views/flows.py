@@ -1,12 +1,15 @@
-"""What flows ask and see."""
+"""What flows ask and see.
+
+What there may be 100,000 of in a call is a named tuple, which is made several times as soon.
+"""
 
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from broker.logs.ports import LogAccess
 
 
-@dataclass(frozen=True, slots=True)
-class PartitionInUpdate:
+class PartitionInUpdate(NamedTuple):
     """A partition as its owner or successor sees it. `handed_over` is None while `warming`.
 
     `key` and `parents` (keys) are of a dynamic queue, else None.
@@ -65,8 +68,7 @@ class HeartbeatView:
     revision: int
 
 
-@dataclass(frozen=True, slots=True)
-class CommitItem:
+class CommitItem(NamedTuple):
     """`reached_cut`: everything before the partition's cut is processed."""
 
     partition: int
@@ -75,8 +77,7 @@ class CommitItem:
     reached_cut: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class ReleaseItem:
+class ReleaseItem(NamedTuple):
     """`position` None releases at the last committed one."""
 
     partition: int
@@ -110,14 +111,12 @@ class ChildrenItem:
     children: tuple[NewChild, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class ReadyItem:
+class ReadyItem(NamedTuple):
     partition: int
     epoch: int
 
 
-@dataclass(frozen=True, slots=True)
-class Result:
+class Result(NamedTuple):
     """`current_epoch` only with `stale_epoch`."""
 
     partition: int

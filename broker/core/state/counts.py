@@ -18,7 +18,8 @@ from broker.core.structures.ranking import Ranking
 
 
 class Counts:
-    """The counts of one queue. Whoever changes a partition takes it out before and adds it after.
+    """The counts of one queue. Whoever changes a partition takes it out before, and adds it after
+    with what `take` returned.
 
     `warming` are the handoffs in a warm-up, `without_successor` those in a revoke that have none.
     """
@@ -34,21 +35,24 @@ class Counts:
         self._handoffs = handoffs
         self._by_bind_number = by_bind_number
 
-    def take(self, partition: Partition) -> None:
-        """The partition is about to change."""
-        self._shift(partition, -1)
+    def take(self, partition: Partition) -> Flow | None:
+        """The partition is about to change; returns the flow that it counts for."""
+        return self._shift(partition, -1)
 
-    def add(self, partition: Partition) -> None:
-        """The partition has changed."""
-        self._shift(partition, 1)
+    def add(self, partition: Partition, counted: Flow | None) -> None:
+        """The partition has changed, which was `counted` for this flow."""
+        counts = self._shift(partition, 1)
+        # Mostly a grant: it counted for the successor already.
+        if counts is not counted:
+            for flow, difference in ((counted, -1), (counts, 1)):
+                if flow is not None:
+                    self._journal.did(self._load, flow, flow.load)
+                    self._load(flow, flow.load + difference)
 
-    def _shift(self, partition: Partition, sign: int) -> None:
+    def _shift(self, partition: Partition, sign: int) -> Flow | None:
+        """All counts but that of the flow that it counts for, which it returns."""
         journal, owner = self._journal, partition.owner
         handoff = self._handoffs.get(partition.number)
-        counted = owner if handoff is None else handoff.named
-        if counted is not None and not partition.retiring:
-            journal.did(self._load, counted, counted.load)
-            self._load(counted, counted.load + sign)
         if handoff is not None:
             assert owner is not None
             journal.set(owner, "outgoing", owner.outgoing + sign)
@@ -61,6 +65,9 @@ class Counts:
                 change(handoff.named.incoming, partition.number)
         if owner is not None and owner.draining:
             self.rank(owner)
+        if partition.retiring:
+            return None
+        return owner if handoff is None else handoff.named
 
     def _load(self, flow: Flow, load: int) -> None:
         flow.load = load

@@ -25,6 +25,11 @@ _LISTS: dict[type[Any], str] = {
     lr.WaitsEnded: "partitions",
     lr.FinishedRemoved: "partitions",
 }
+# What each of them says of all its partitions.
+_SHARED = {
+    kind: tuple(field.name for field in fields(kind) if field.name != name)
+    for kind, name in _LISTS.items()
+}
 
 
 def size(record: r.Record) -> int:
@@ -65,13 +70,7 @@ def merged(records: list[r.Record]) -> list[r.Record]:
 
 
 def _alike(one: r.Record, other: r.Record) -> bool:
-    name = _LISTS.get(type(one))
-    return (
-        name is not None
-        and type(one) is type(other)
-        and all(
-            getattr(one, field.name) == getattr(other, field.name)
-            for field in fields(one)
-            if field.name != name
-        )
-    )
+    shared = _SHARED.get(type(one))
+    if shared is None or type(one) is not type(other):
+        return False
+    return all(getattr(one, name) == getattr(other, name) for name in shared)

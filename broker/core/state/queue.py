@@ -269,8 +269,7 @@ class Queue:
         state = PARTITION_TRANSITIONS[partition.state, event]
         assert (owner is not None) is (state in (State.OWNED, State.WARMING, State.REVOKING))
         assert (handoff is not None) is (state in (State.WARMING, State.REVOKING))
-        self._counts.take(partition)
-        before = partition.owner
+        counted, before = self._counts.take(partition), partition.owner
         if partition.state is State.OWNED and before is not None:
             journal.did(before.offers.push, -number)
         journal.change(partition, {"state": state, "owner": owner, **marks})
@@ -297,7 +296,7 @@ class Queue:
             self._lowest.trim(len(self.unassigned), lambda: self.unassigned)
         if state is State.OWNED and owner is not None:
             self._offer(owner, number)
-        self._counts.add(partition)
+        self._counts.add(partition, counted)
         if before is not None and before.draining:
             self._counts.rank(before)
         self._forget(before)
@@ -306,11 +305,11 @@ class Queue:
     def redirect(self, handoff: Handoff, successor: Flow | None) -> None:
         """Gives a handoff another successor."""
         partition = self.partitions[handoff.number]
-        self._counts.take(partition)
+        counted = self._counts.take(partition)
         self.journal.note(partition)
         before = handoff.named
         self.journal.set(handoff, "named", successor)
-        self._counts.add(partition)
+        self._counts.add(partition, counted)
         self._forget(before)
 
     def set_deadline(self, handoff: Handoff, deadline: float) -> None:
@@ -326,10 +325,10 @@ class Queue:
         retiring = LIFE_TRANSITIONS[partition.life, event] is Life.RETIRING
         if retiring is partition.retiring:
             return
-        self._counts.take(partition)
+        counted = self._counts.take(partition)
         self.journal.set(partition, "retiring", retiring)
         (self.journal.add if retiring else self.journal.discard)(self.retiring, partition.number)
-        self._counts.add(partition)
+        self._counts.add(partition, counted)
         if partition.owner is not None:
             self._offer(partition.owner, partition.number)
             self.journal.did(partition.owner.offers.push, -partition.number)

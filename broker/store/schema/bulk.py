@@ -101,10 +101,15 @@ class Rows:
         return cast(self.c[key], type) if isinstance(type, JSONB) else self.c[key]
 
     def parameters(self, rows: Sequence[Sequence[Any]]) -> dict[str, list[Any]]:
-        """The rows, each in the order of the columns, as parameters of the statement."""
-        arrays = zip(*rows, strict=True) if rows else ([] for _ in self.types)
+        """The rows, each in the order of the columns, as parameters of the statement.
+
+        The first column must not be null. A column of nulls is sent empty: `unnest` fills it up.
+        """
+        arrays: Iterable[tuple[Any, ...]]
+        arrays = zip(*rows, strict=True) if rows else (() for _ in self.types)
         return {
-            self._parameter(key): list(array) for key, array in zip(self.types, arrays, strict=True)
+            self._parameter(key): [] if array.count(None) == len(array) else list(array)
+            for key, array in zip(self.types, arrays, strict=True)
         }
 
     def _parameter(self, key: str) -> str:
