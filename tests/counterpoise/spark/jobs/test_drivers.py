@@ -92,7 +92,8 @@ def test_what_a_job_leaves_fails_its_test_and_ends_its_driver(careless: Any) -> 
 @pytest.mark.long
 def test_a_job_that_fails_says_so_and_the_driver_goes_on(careless: Any) -> None:
     application = careless("fail")
-    application.start()
+    # It may have failed before anybody sees that it runs.
+    application.launch()
     driver = application.pid()
     until(application.over, "it has failed")
     assert application.stop() == 1
