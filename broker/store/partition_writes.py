@@ -170,6 +170,7 @@ async def _partition_rows(commit: Commit) -> AsyncIterator[dict[int, tuple[Any, 
             number: (
                 *partition_values(queue, queue.partitions[number]),
                 *_write(writes.get(number)),
+                # Null instead of false: hardly ever is one set, and nulls are not sent.
                 number in commit.positions or None,
                 commit.positions.get(number),
                 commit.first_positions.get(number),
