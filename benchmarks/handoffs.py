@@ -220,7 +220,7 @@ class Joins:
 async def sample(yard: Yardsticks, seconds: float) -> None:
     """Samples over this time, each alone like the calls of a handoff, beside consumers that work.
 
-    One after another they take half as long: neither the processor nor any process sleeps between.
+    One after another they take a third of the time.
     """
     for _ in range(YARDSTICKS_EACH):
         await asyncio.sleep(seconds / YARDSTICKS_EACH)

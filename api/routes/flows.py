@@ -101,11 +101,19 @@ async def _update(view: views.UpdateView | None, status_code: int = 200) -> Resp
     """The view as an answer; None: nothing is newer."""
     if view is None:
         return Response(status_code=204)
-    if len(view.partitions) <= BIG_VIEW:
-        body = update_json(view)
-    else:
-        body = await encoded(flow_schemas.FlowChangeUpdate, view)
+    body = await _written(view)
     return Response(body, status_code=status_code, media_type="application/json")
+
+
+async def _update_event(view: views.UpdateView) -> bytes:
+    return event("FlowChangeUpdate", await _written(view), view.revision)
+
+
+async def _written(view: views.UpdateView) -> bytes:
+    """The view as JSON, written in pieces if it is large."""
+    if len(view.partitions) <= BIG_VIEW:
+        return update_json(view)
+    return await encoded(flow_schemas.FlowChangeUpdate, view)
 
 
 async def _results(done: views.ResultsView) -> Response:
@@ -115,11 +123,6 @@ async def _results(done: views.ResultsView) -> Response:
     else:
         body = await encoded(flow_schemas.Results, done)
     return Response(body, media_type="application/json")
-
-
-async def _update_event(view: views.UpdateView) -> bytes:
-    body = await encoded(flow_schemas.FlowChangeUpdate, view)
-    return event("FlowChangeUpdate", body, view.revision)
 
 
 @ROUTER.get(

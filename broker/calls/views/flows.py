@@ -1,6 +1,7 @@
 """What flows ask and see.
 
-What there may be 100,000 of in a call is a named tuple, which is made several times as soon.
+A call may have 100,000 items. These are named tuples, which are made several times faster than
+frozen dataclasses.
 """
 
 from dataclasses import dataclass, field
@@ -87,8 +88,7 @@ class ReleaseItem(NamedTuple):
     reached_cut: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class NewChild:
+class NewChild(NamedTuple):
     """A partition that begins where its parents end; `parents` are keys.
 
     `partition` None: the queue's next number. `position` None: it begins at its first message.
@@ -100,8 +100,7 @@ class NewChild:
     position: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class ChildrenItem:
+class ChildrenItem(NamedTuple):
     """What comes after a partition; `position` None leaves the last committed one."""
 
     partition: int

@@ -39,18 +39,20 @@ class Counts:
         """The partition is about to change; returns the flow that it counts for."""
         return self._shift(partition, -1)
 
-    def add(self, partition: Partition, counted: Flow | None) -> None:
-        """The partition has changed, which was `counted` for this flow."""
-        counts = self._shift(partition, 1)
-        # Mostly a grant: it counted for the successor already.
-        if counts is not counted:
-            for flow, difference in ((counted, -1), (counts, 1)):
+    def add(self, partition: Partition, before: Flow | None) -> None:
+        """The partition has changed; `before` is what `take` returned."""
+        after = self._shift(partition, 1)
+        # In a graceful handoff the successor gets what counted for it already.
+        if after is not before:
+            for flow, difference in ((before, -1), (after, 1)):
                 if flow is not None:
                     self._journal.did(self._load, flow, flow.load)
                     self._load(flow, flow.load + difference)
 
     def _shift(self, partition: Partition, sign: int) -> Flow | None:
-        """All counts but that of the flow that it counts for, which it returns."""
+        """Changes all counts but the load of the flow that the partition counts for; returns that
+        flow.
+        """
         journal, owner = self._journal, partition.owner
         handoff = self._handoffs.get(partition.number)
         if handoff is not None:

@@ -21,6 +21,8 @@ A test checks the generic plans.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import repeat
+from operator import is_not
 from typing import Any
 
 from sqlalchemy import (
@@ -108,7 +110,7 @@ class Rows:
         arrays: Iterable[tuple[Any, ...]]
         arrays = zip(*rows, strict=True) if rows else (() for _ in self.types)
         return {
-            self._parameter(key): [] if array.count(None) == len(array) else list(array)
+            self._parameter(key): list(array) if any(map(is_not, array, repeat(None))) else []
             for key, array in zip(self.types, arrays, strict=True)
         }
 
