@@ -61,8 +61,30 @@ def taker(queue: Queue, ranking: Ranking) -> Flow | None:
     return queue.first_taker() if queue.exclusive else queue.by_bind_number[ranking.fewest()]
 
 
+class Plan:
+    """Changes of a ranking that can be taken back."""
+
+    def __init__(self, ranking: Ranking) -> None:
+        self._ranking = ranking
+        self._changes: dict[int, int] = {}
+
+    def add(self, bind_number: int, difference: int) -> None:
+        """Changes a flow's count by `difference`."""
+        self._ranking.add(bind_number, difference)
+        self._changes[bind_number] = self._changes.get(bind_number, 0) + difference
+
+    def take_back(self) -> None:
+        """The counts are as before."""
+        for bind_number, difference in self._changes.items():
+            self._ranking.add(bind_number, -difference)
+        self._changes.clear()
+
+
 class Giving:
-    """Which handoff to start next. Made for one decision.
+    """Which handoffs to start. Made for one decision.
+
+    Each is counted before the next is chosen, and in the end the counts are taken back: the records
+    of the handoffs count them.
 
     A flow may have more than its share and nothing to give yet, because what counts for it is still
     on its way to it (a revoke is not replanned before the partition arrives). Its step is then
@@ -73,13 +95,30 @@ class Giving:
 
     def __init__(self, queue: Queue) -> None:
         self._queue = queue
+        self._planned = set[int]()
+        self._counts, self._leaving = Plan(queue.ranking), Plan(queue.leaving)
         self._rest: Iterator[tuple[int, Flow]] | None = None
 
-    def next(self) -> tuple[int, Flow] | None:
-        """The next partition to hand off and its successor; None if none is needed or can be had.
+    def plan(self, most: int) -> list[tuple[int, Flow, Flow]]:
+        """The next handoffs, so many at most: the partition, its owner and its successor."""
+        planned: list[tuple[int, Flow, Flow]] = []
+        while len(planned) < most and (chosen := self._next()) is not None:
+            number, successor = chosen
+            partition = self._queue.partitions[number]
+            owner = partition.owner
+            assert owner is not None
+            self._planned.add(number)
+            (self._leaving if owner.draining else self._counts).add(owner.bind_number, -1)
+            if not partition.retiring:
+                self._counts.add(successor.bind_number, 1)
+            planned.append((number, owner, successor))
+        for plan in (self._counts, self._leaving):
+            plan.take_back()
+        return planned
 
-        The caller starts the handoff before it asks again.
-        """
+    def _next(self) -> tuple[int, Flow] | None:
+        """The next partition to hand off and its successor; None if none is needed or can be
+        had."""
         queue = self._queue
         if not queue.takers:
             return None
@@ -128,8 +167,7 @@ class Giving:
         return {
             bind_number
             for bind_number, count in counts.items()
-            if count > share
-            and len(by_bind_number[bind_number].owned) > by_bind_number[bind_number].outgoing
+            if count > share and self._from(by_bind_number[bind_number]) is not None
         }
 
     def _given(self, counts: dict[int, int], able: set[int]) -> Iterator[tuple[int, int]]:
@@ -143,7 +181,7 @@ class Giving:
                 yield step, number
 
     def _from(self, flow: Flow) -> int | None:
-        return self._queue.highest_giveable(flow)
+        return self._queue.highest_giveable(flow, self._planned)
 
 
 def _steps(counts: dict[int, int], of: set[int]) -> Iterator[tuple[int, int]]:

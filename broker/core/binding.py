@@ -7,7 +7,13 @@ from broker.core.assignment import is_balanced
 from broker.core.departing import leave, settle
 from broker.core.draft import Draft
 from broker.core.errors import Overtaken
-from broker.core.loop import grant_outside, hold_down, rebalance_if_replaced, take_up
+from broker.core.loop import (
+    grant_outside,
+    hold_down,
+    rebalance_if_replaced,
+    take_up,
+    unassigned,
+)
 from broker.core.state import records as r
 from broker.core.state.model import Flow
 from broker.core.state.transitions import Status
@@ -82,7 +88,7 @@ def unbind(command: c.Unbind, draft: Draft) -> None:
         draft.outside(trigger)
         settle(draft)
         # The rest of a discard goes first, and may take some of what the flow left.
-        numbers = queue.lowest_unassigned() if left is None else filter(queue.exists, left)
+        numbers = unassigned(draft) if left is None else [*filter(queue.exists, left)]
         grant_outside(draft, trigger, numbers)
     if queue.status is not Status.READY:
         take_up(draft)

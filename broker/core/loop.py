@@ -5,17 +5,27 @@ Every step is a record, applied to the draft at once, so the next step sees what
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
+from functools import partial
 from heapq import nsmallest
+from itertools import groupby
 
-from broker.core.assignment import Giving, is_balanced, is_settled, put_back, revise, taker
+from broker.core.assignment import (
+    Giving,
+    Plan,
+    is_balanced,
+    is_settled,
+    put_back,
+    revise,
+    taker,
+)
 from broker.core.departing import ends_with_owner, is_giving_back, settle, take_from_gone
 from broker.core.draft import Draft
 from broker.core.handoff import force, is_to_be_revised, redirect, revoke
 from broker.core.lineage import TRIGGER as LINEAGE
 from broker.core.lineage import end_waits
 from broker.core.state import records as r
-from broker.core.state.model import Handoff
+from broker.core.state.model import Flow, Handoff
 from broker.core.state.queue import Queue
 from broker.core.state.transitions import State, Status
 from broker.core.structures.ranking import Ranking
@@ -56,7 +66,7 @@ def take_up(draft: Draft, *, changed: bool = True, happened: bool = True) -> Non
     draft.changed = draft.changed or happened or draft.granting is not None
     settle(draft)
     if draft.granting not in (None, LINEAGE) and not draft.is_cut_off:
-        grant_outside(draft, draft.granting, queue.lowest_unassigned())
+        grant_outside(draft, draft.granting, unassigned(draft))
     if not draft.is_cut_off:
         end_waits(draft)
     if draft.is_cut_off:
@@ -67,7 +77,7 @@ def take_up(draft: Draft, *, changed: bool = True, happened: bool = True) -> Non
     if changed and queue.status is Status.HOLDDOWN and queue.takers == queue.flows_before:
         assert queue.trigger is not None
         if queue.unassigned:
-            grant_outside(draft, queue.trigger, queue.lowest_unassigned())
+            grant_outside(draft, queue.trigger, unassigned(draft))
         if is_balanced(queue):
             draft.emit(r.HolddownSettled(draft.now))
 
@@ -81,7 +91,13 @@ def rebalance_if_replaced(draft: Draft, *, joined: bool) -> None:
         hold_down(draft, "replaced", queue.takers - 1)
 
 
-def grant_outside(draft: Draft, trigger: str, numbers: Iterable[int]) -> None:
+def unassigned(draft: Draft) -> list[int]:
+    """The partitions to grant, lowest number first: one more than there is room for, if there
+    are."""
+    return draft.queue.lowest_unassigned(max(0, draft.room) + 1)
+
+
+def grant_outside(draft: Draft, trigger: str, numbers: Sequence[int]) -> None:
     """Grants of rules 3 and 7: at once, without a rebalance, in the history under an entry of their
     own."""
     if draft.queue.takers:
@@ -165,7 +181,7 @@ def _grant_all(draft: Draft, ranking: Ranking) -> None:
     nobody owns; its present owner may be the one to get it.
     """
     queue = draft.queue
-    _grant(draft, queue.lowest_unassigned(), ranking)
+    _grant(draft, unassigned(draft), ranking)
     if not queue.takers:
         return
     for number in nsmallest(max(0, draft.room) + 1, queue.without_successor):
@@ -186,21 +202,27 @@ def _name_successor(draft: Draft, number: int, ranking: Ranking) -> None:
         ranking.add(flow.bind_number, 1)
 
 
-def _grant(draft: Draft, numbers: Iterable[int], ranking: Ranking) -> None:
+def _grant(draft: Draft, numbers: Sequence[int], ranking: Ranking) -> None:
     """Grants unassigned partitions, given lowest number first, each to the flow with the fewest
-    partitions."""
+    partitions, as far as there is room."""
     queue = draft.queue
-    for number in numbers:
-        flow = taker(queue, ranking)
-        if flow is None:
-            return
-        if draft.room <= 0:
-            draft.cut_off()
-            return
-        partition = queue.partitions[number]
-        draft.grant(partition, flow, partition.next_handed_over)
-        if ranking is not queue.ranking and not partition.retiring:
-            ranking.add(flow.bind_number, 1)
+    if not ranking.counts:
+        return
+    grants = list[r.Grant]()
+    planned = Plan(ranking)
+    for number in numbers[: max(0, draft.room)]:
+        flow, partition = taker(queue, ranking), queue.partitions[number]
+        assert flow is not None
+        grants.append(draft.drawn_up(partition, flow, partition.next_handed_over))
+        if not partition.retiring:
+            planned.add(flow.bind_number, 1)
+    if ranking is queue.ranking:
+        # The record counts them.
+        planned.take_back()
+    if grants:
+        draft.emit(r.Granted(tuple(grants), draft.now))
+    if len(numbers) > len(grants):
+        draft.cut_off()
 
 
 def _revise(draft: Draft) -> None:
@@ -243,22 +265,24 @@ def _is_ready(queue: Queue, number: int) -> bool:
 def _start_handoffs(draft: Draft) -> None:
     """Starts handoffs until the balance needs no more or `max_concurrent_handoffs` are under
     way."""
-    queue, now = draft.queue, draft.now
-    most = queue.settings.max_concurrent_handoffs
-    giving = Giving(queue)
-    while most is None or len(queue.handoffs) < most:
-        chosen = giving.next()
-        if chosen is None:
-            return
-        if draft.room <= 0:
-            draft.cut_off()
-            return
-        number, successor = chosen
-        owner = queue.partitions[number].owner
-        assert owner is not None
-        moves = (r.Move(number, owner.id, successor.id),)
-        cut_short = owner.drain_deadline is not None and owner.drain_deadline <= now
-        if successor.warmup and not cut_short and queue.settings.max_warmup_time > 0:
-            draft.emit(r.WarmupsStarted(moves, now + queue.settings.max_warmup_time, now))
+    queue, now, room = draft.queue, draft.now, max(0, draft.room)
+    settings = queue.settings
+    most, wanted = settings.max_concurrent_handoffs, room + 1
+    if most is not None:
+        wanted = min(wanted, max(0, most - len(queue.handoffs)))
+    planned = Giving(queue).plan(wanted)
+    for warm, some in groupby(planned[:room], partial(_is_warm, draft)):
+        moves = tuple(r.Move(number, owner.id, successor.id) for number, owner, successor in some)
+        if warm:
+            draft.emit(r.WarmupsStarted(moves, now + settings.max_warmup_time, now))
         else:
-            draft.emit(r.RevokesStarted(moves, now + queue.settings.max_handoff_time, now))
+            draft.emit(r.RevokesStarted(moves, now + settings.max_handoff_time, now))
+    if len(planned) > room:
+        draft.cut_off()
+
+
+def _is_warm(draft: Draft, planned: tuple[int, Flow, Flow]) -> bool:
+    """Whether a handoff begins with a warm-up."""
+    _, owner, successor = planned
+    cut_short = owner.drain_deadline is not None and owner.drain_deadline <= draft.now
+    return successor.warmup and not cut_short and draft.queue.settings.max_warmup_time > 0

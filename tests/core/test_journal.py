@@ -12,7 +12,8 @@ def test_every_kind_of_change_is_taken_back() -> None:
     journal, thing = Journal(), SimpleNamespace(a=1, b=2, map={"x": 1}, members={1})
     mark = journal.mark()
     journal.set(thing, "a", 10)
-    journal.change(thing, {"a": 20, "b": 30})
+    journal.changed(thing, _put, 10, 2)
+    _put(thing, 20, 30)
     journal.put(thing.map, "x", 2)
     journal.put(thing.map, "y", 3)
     journal.drop(thing.map, "x")
@@ -49,7 +50,7 @@ def test_it_names_the_changed_objects() -> None:
     journal.set(things[0], "a", 2)
     mark = journal.mark()
     journal.set(things[1], "a", 2)
-    journal.change(things[2], {"a": 2})
+    journal.changed(things[2], _put, 1, 2)
     journal.note(things[3])
     journal.add(set(), 1)
     assert list(journal.changed_since(mark)) == things[1:]
@@ -62,3 +63,7 @@ def test_forgotten_changes_cannot_be_undone() -> None:
     journal.undo(0)
     assert thing.a == 2
     assert journal.mark() == 0
+
+
+def _put(thing: SimpleNamespace, a: int, b: int) -> None:
+    thing.a, thing.b = a, b

@@ -1,7 +1,7 @@
 """A queue: its flows, partitions and handoffs, and the counts that the balance works with.
 
 Every change goes through the journal (`journal`), and partitions change hands only in
-`Queue.place`, which keeps the counts right (`counts`).
+`Queue.place`, which keeps the counts right (`placement`).
 
 **A flow that leaves** may have so much that one decision cannot take it all (`rebalancer`). Then it
 is out of `flows` and of the counts at once, nobody can act for it, and it is in `gone` for as long
@@ -11,11 +11,8 @@ as it is named by a partition as owner or by a handoff as successor.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from operator import neg
 from typing import Any
 
-from broker.core.state.counts import Counts
-from broker.core.state.deadlines import Deadlines
 from broker.core.state.lineage.graph import Lineage
 from broker.core.state.model import (
     Absent,
@@ -28,6 +25,7 @@ from broker.core.state.model import (
     Settings,
 )
 from broker.core.state.ordered.barriers import Barriers
+from broker.core.state.placement import Placement
 from broker.core.state.transitions import (
     LIFE_TRANSITIONS,
     PARTITION_TRANSITIONS,
@@ -39,6 +37,9 @@ from broker.core.state.transitions import (
 )
 from broker.core.structures.heap import Heap
 from broker.core.structures.journal import Journal
+
+_WITH_OWNER = (State.OWNED, State.WARMING, State.REVOKING)
+_WITH_HANDOFF = (State.WARMING, State.REVOKING)
 
 
 class Queue:
@@ -92,17 +93,16 @@ class Queue:
         self.by_instance: dict[Instance, Flow] = {}
         self.by_bind_number: dict[int, Flow] = {}
         self.partitions: dict[int, Partition] = {}
-        self.retiring: set[int] = set()
-        self.unassigned: dict[int, float | None] = {}
-        self.handoffs: dict[int, Handoff] = {}
         self.warmed: dict[int, tuple[str, int]] = {}
         self.touched: set[str] = set()
         self.journal = Journal()
-        self._counts = Counts(self.journal, self.handoffs, self.by_bind_number)
-        self.ranking, self.leaving = self._counts.ranking, self._counts.leaving
-        self.warming, self.without_successor = self._counts.warming, self._counts.without_successor
-        self.deadlines = Deadlines(self.handoffs)
-        self._lowest: Heap[int] = Heap()
+        self._placement = placed = Placement(self.journal, self.by_bind_number)
+        self.unassigned, self.handoffs = placed.unassigned, placed.handoffs
+        self.retiring, self.deadlines = placed.retiring, placed.deadlines
+        self.ranking, self.leaving = placed.ranking, placed.leaving
+        self.warming, self.without_successor = placed.warming, placed.without_successor
+        self.lowest_unassigned = placed.lowest_unassigned
+        self.highest_giveable = placed.highest_giveable
         dynamic = settings.partitioning == "dynamic"
         self.lineage: Lineage | None = Lineage(self.journal) if dynamic else None
 
@@ -207,28 +207,6 @@ class Queue:
         """Whether the end of the flow's drain would end a warm-up."""
         return bool(flow.outgoing) and not flow.owned.isdisjoint(self.warming)
 
-    def lowest_unassigned(self) -> Iterator[int]:
-        """The unassigned partitions, lowest number first. The caller grants each before it asks for
-        the next.
-        """
-        while (number := self._lowest.first(self.unassigned.__contains__)) is not None:
-            yield number
-
-    def highest_giveable(self, flow: Flow) -> int | None:
-        """The highest partition of the flow that is not on its way; a retiring one only if the flow
-        is draining. None if there is none.
-        """
-
-        def giveable(entry: int) -> bool:
-            return (
-                -entry in flow.owned
-                and -entry not in self.handoffs
-                and (flow.draining or -entry not in self.retiring)
-            )
-
-        entry = flow.offers.first(giveable)
-        return None if entry is None else -entry
-
     # How it changes
 
     def set(self, attribute: str, value: Any) -> None:
@@ -265,51 +243,23 @@ class Queue:
         `at` is since when nobody owns it, if nobody does; `marks` are attributes of the partition
         that change with it.
         """
-        journal, number = self.journal, partition.number
+        number, before = partition.number, partition.owner
         state = PARTITION_TRANSITIONS[partition.state, event]
-        assert (owner is not None) is (state in (State.OWNED, State.WARMING, State.REVOKING))
-        assert (handoff is not None) is (state in (State.WARMING, State.REVOKING))
-        counted, before = self._counts.take(partition), partition.owner
-        if partition.state is State.OWNED and before is not None:
-            journal.did(before.offers.push, -number)
-        journal.change(partition, {"state": state, "owner": owner, **marks})
-        if owner is not before:
-            if before is not None:
-                journal.discard(before.owned, number)
-            if owner is not None:
-                journal.add(owner.owned, number)
-        known = self.handoffs.get(number)
-        if handoff is not known:
-            if known is not None:
-                journal.did(self.deadlines.push, known)
-            if handoff is None:
-                journal.drop(self.handoffs, number)
-            else:
-                journal.put(self.handoffs, number, handoff)
-                self.deadlines.push(handoff)
-        if state is State.UNASSIGNED:
-            journal.put(self.unassigned, number, at)
-            self._enlist(number)
-        elif number in self.unassigned:
-            journal.drop(self.unassigned, number)
-            journal.did(self._lowest.push, number)
-            self._lowest.trim(len(self.unassigned), lambda: self.unassigned)
-        if state is State.OWNED and owner is not None:
-            self._offer(owner, number)
-        self._counts.add(partition, counted)
-        if before is not None and before.draining:
-            self._counts.rank(before)
+        assert (owner is not None) is (state in _WITH_OWNER)
+        assert (handoff is not None) is (state in _WITH_HANDOFF)
+        known, since = self.handoffs.get(number), self.unassigned.get(number)
+        marked = {name: getattr(partition, name) for name in marks}
+        move = self._placement.move
+        self.journal.changed(partition, move, partition.state, before, known, since, marked)
+        move(partition, state, owner, handoff, at, marks)
         self._forget(before)
         self._forget(None if known is None else known.named)
 
     def redirect(self, handoff: Handoff, successor: Flow | None) -> None:
         """Gives a handoff another successor."""
-        partition = self.partitions[handoff.number]
-        counted = self._counts.take(partition)
-        self.journal.note(partition)
-        before = handoff.named
-        self.journal.set(handoff, "named", successor)
-        self._counts.add(partition, counted)
+        before, partition = handoff.named, self.partitions[handoff.number]
+        self.journal.changed(handoff, self._placement.name, partition, before)
+        self._placement.name(handoff, partition, successor)
         self._forget(before)
 
     def set_deadline(self, handoff: Handoff, deadline: float) -> None:
@@ -325,13 +275,8 @@ class Queue:
         retiring = LIFE_TRANSITIONS[partition.life, event] is Life.RETIRING
         if retiring is partition.retiring:
             return
-        counted = self._counts.take(partition)
-        self.journal.set(partition, "retiring", retiring)
-        (self.journal.add if retiring else self.journal.discard)(self.retiring, partition.number)
-        self._counts.add(partition, counted)
-        if partition.owner is not None:
-            self._offer(partition.owner, partition.number)
-            self.journal.did(partition.owner.offers.push, -partition.number)
+        self.journal.changed(partition, self._placement.retire, partition.retiring)
+        self._placement.retire(partition, retiring)
 
     def enter(self, flow: Flow) -> None:
         """Adds a flow. It replaces the flow of its bind number, if there is one, which the rankings
@@ -339,20 +284,20 @@ class Queue:
         """
         predecessor = self.by_bind_number.get(flow.bind_number)
         if predecessor is not None:
-            self._counts.unrank(predecessor)
+            self._placement.unrank(predecessor)
         self.journal.put(self.flows, flow.id, flow)
         self.journal.put(self.by_instance, flow.instance, flow)
         self.journal.put(self.by_bind_number, flow.bind_number, flow)
         if flow.bind_number >= self.next_bind_number:
             self.set("next_bind_number", flow.bind_number + 1)
-        self._counts.rank(flow)
+        self._placement.rank(flow)
 
     def leave(self, flow: Flow) -> None:
         """Takes out a flow; it is gone until nothing is left that it owns or awaits."""
         self.journal.drop(self.flows, flow.id)
         if self.by_instance.get(flow.instance) is flow:
             self.journal.drop(self.by_instance, flow.instance)
-        self._counts.unrank(flow)
+        self._placement.unrank(flow)
         if self.by_bind_number.get(flow.bind_number) is flow:
             self.journal.drop(self.by_bind_number, flow.bind_number)
         if flow.owned or flow.incoming:
@@ -365,20 +310,20 @@ class Queue:
 
     def set_draining(self, flow: Flow, deadline: float | None) -> None:
         """Moves the flow from those that take to those that leave."""
-        self._counts.unrank(flow)
+        self._placement.unrank(flow)
         self.journal.set(flow, "draining", True)
         self.journal.set(flow, "drain_deadline", deadline)
-        self._counts.rank(flow)
+        self._placement.rank(flow)
         for number in flow.owned & self.retiring:
-            self._offer(flow, number)
+            self._placement.offer(flow, number)
 
     def add(self, partition: Partition) -> None:
         """Adds a partition that never was, without an owner or waiting."""
         self.journal.put(self.partitions, partition.number, partition)
         self.journal.note(partition)
         if partition.state is State.UNASSIGNED:
-            self.journal.put(self.unassigned, partition.number, None)
-            self._enlist(partition.number)
+            self.journal.did(self.unassigned.pop, partition.number)
+            self._placement.enlist(partition.number, None)
 
     def forget(self, number: int) -> None:
         """Drops a partition that was removed for good."""
@@ -387,13 +332,4 @@ class Queue:
 
     def restore_unassigned(self, number: int, since: float | None) -> None:
         """The partition has had no owner since then (None: it never had one)."""
-        self.unassigned[number] = since
-        self._enlist(number)
-
-    def _enlist(self, number: int) -> None:
-        self._lowest.push(number)
-        self._lowest.trim(len(self.unassigned), lambda: self.unassigned)
-
-    def _offer(self, flow: Flow, number: int) -> None:
-        flow.offers.push(-number)
-        flow.offers.trim(len(flow.owned), lambda: map(neg, flow.owned))
+        self._placement.enlist(number, since)

@@ -37,6 +37,17 @@ class Heap(Generic[T]):
             heappop(entries)
         return None
 
+    def smallest(self, most: int, holds: Callable[[T], bool]) -> list[T]:
+        """So many of the smallest entries that hold, in order, each once."""
+        found: list[T] = []
+        while len(found) < most and (entry := self.first(holds)) is not None:
+            heappop(self._entries)
+            if not found or found[-1] != entry:
+                found.append(entry)
+        for entry in found:
+            heappush(self._entries, entry)
+        return found
+
     def trim(self, holding: int, anew: Callable[[], Iterable[T]]) -> None:
         """Makes the heap anew of the entries that hold if it has grown far beyond their number."""
         if len(self._entries) > 2 * holding + _SPARE:

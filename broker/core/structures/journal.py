@@ -20,25 +20,23 @@ class Journal:
     __slots__ = ("_entries",)
 
     def __init__(self) -> None:
-        self._entries: list[
-            tuple[Any, str, Any] | tuple[Callable[..., object], None, tuple[Any, ...]]
-        ] = []
+        # (owner, attribute, old value), (owner, undo, arguments) or (undo, None, arguments).
+        self._entries: list[tuple[Any, str | Callable[..., object] | None, Any]] = []
 
     def set(self, owner: Any, attribute: str, value: Any) -> None:
         """Sets an attribute, remembering the old value."""
         self._entries.append((owner, attribute, getattr(owner, attribute)))
         setattr(owner, attribute, value)
 
-    def change(self, owner: Any, values: dict[str, Any]) -> None:
-        """Sets several attributes, remembering the old values; one entry whatever their number."""
-        self._entries.append((_set_all, None, (owner, {n: getattr(owner, n) for n in values})))
-        _set_all(owner, values)
+    def changed(self, owner: Any, undo: Callable[..., object], *arguments: Any) -> None:
+        """Remembers that `owner` was changed otherwise, which `undo(owner, *arguments)` undoes."""
+        self._entries.append((owner, undo, arguments))
 
     def note(self, owner: Any) -> None:
         """Remembers that something kept beside `owner` changes, so that `changed_since` names
         it.
         """
-        self._entries.append((_nothing, None, (owner,)))
+        self.changed(owner, _nothing)
 
     def did(self, undo: Callable[..., object], *arguments: Any) -> None:
         """Remembers how to undo a change that was made otherwise."""
@@ -80,30 +78,23 @@ class Journal:
         """Takes back every change since `mark`."""
         entries = self._entries
         while len(entries) > mark:
-            target, attribute, value = entries.pop()
-            if attribute is None:
+            target, how, value = entries.pop()
+            if how is None:
                 target(*value)
+            elif isinstance(how, str):
+                setattr(target, how, value)
             else:
-                setattr(target, attribute, value)
+                how(target, *value)
 
     def changed_since(self, mark: int) -> Iterator[Any]:
-        """The objects of which attributes were set, or that were noted, since `mark`; with
-        repetitions.
-        """
-        for target, attribute, value in self._entries[mark:]:
-            if attribute is not None:
+        """The objects that were changed or noted since `mark`; with repetitions."""
+        for target, how, _ in self._entries[mark:]:
+            if how is not None:
                 yield target
-            elif target is _nothing or target is _set_all:
-                yield value[0]
 
     def forget(self) -> None:
         """Makes all changes final."""
         self._entries.clear()
-
-
-def _set_all(owner: Any, values: dict[str, Any]) -> None:
-    for name, value in values.items():
-        setattr(owner, name, value)
 
 
 def _nothing(_owner: Any) -> None:

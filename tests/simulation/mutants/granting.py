@@ -93,7 +93,7 @@ def too_many_moves() -> Changes:
 
 
 def unsettled_is_ready() -> Changes:
-    real, next_handoff = broker.core.assignment.is_balanced, Giving.next
+    real, next_handoff = broker.core.assignment.is_balanced, Giving._next
 
     def nearly(queue):
         return not queue.exclusive and not queue.leaving.counts and queue.ranking.spread <= 2
@@ -107,7 +107,7 @@ def unsettled_is_ready() -> Changes:
 
     return [
         (broker.core.loop, "is_balanced", is_balanced),
-        (Giving, "next", next_unless_nearly),
+        (Giving, "_next", next_unless_nearly),
     ]
 
 
