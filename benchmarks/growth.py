@@ -114,7 +114,7 @@ def _against(
         moves.append((float(size), statistics.median(took / n for took, n, _ in found) * 1e6))
     plot = f"core against {what}"
     return [
-        Series(plot, "a decision (at most 250 handoffs)", what, "ms", tuple(slices)),
+        Series(plot, "a decision (at most 256 handoffs)", what, "ms", tuple(slices)),
         Series(plot, "for each handoff", what, "µs", tuple(moves)),
     ]
 

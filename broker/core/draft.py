@@ -45,7 +45,7 @@ class Effects:
 
 NO_EFFECTS = Effects()
 # How many partitions a decision changes at the most (`rebalancer`).
-SLICE = 250
+SLICE = 256
 
 
 @dataclass(frozen=True, slots=True)

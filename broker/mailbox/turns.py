@@ -172,10 +172,11 @@ class Turn:
         """
         answers: list[Any] = []
         pace = Pace(TURN_SECONDS, STEP_SECONDS)
-        goes_on = True
         if not asks:
             self._most = SLICES_OF_A_REST * SLICE
         for ask, after in zip_longest(asks, asks[1:]):
+            if answers and (self.full or not await pace.goes_on()):
+                break
             waits = puts_off or (after is not None and self._joins(after))
             room = 0 if waits and self._joins(ask) else None
             if puts_off and isinstance(ask.command, c.Release):
@@ -184,13 +185,14 @@ class Turn:
                 answers.append(self.answer(ask, behind, room))
             except BrokerError as error:
                 answers.append(error)
-            goes_on = await pace.goes_on() and not self.full
-            if not goes_on:
-                break
         ours = resumes or bool(self._entries)
-        while self.rest and not puts_off and (resumes or (ours and goes_on and not self._is_due)):
+        goes_on = len(answers) == len(asks) and not self.full
+        while self.rest and not puts_off:
+            goes_on = goes_on and await pace.goes_on()
+            if not (resumes or (ours and goes_on and not self._is_due)):
+                break
             self.decide(c.Resume())
-            resumes, goes_on = False, await pace.goes_on() and not self.full
+            resumes, goes_on = False, not self.full
         return answers
 
     def _joins(self, ask: Ask) -> bool:

@@ -11,6 +11,8 @@ import random
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
+from broker.core.draft import SLICE
+
 Args = tuple[Any, ...]
 
 
@@ -43,7 +45,7 @@ class Config:
     drift: float = 0.001
     work: tuple[float, float] = (0.02, 0.3)
     sticky: bool = True
-    slice: int = 250
+    slice: int = SLICE
     slices_at_once: int = 1
     several: int = 5
 
@@ -87,7 +89,7 @@ LATENCIES = (
     (0.02, 0.12, 1.0),
 )
 # In every other seed one slice holds the whole queue, because slicing hides some rare events.
-SLICES = (3, 250, 2, 250, 4, 250)
+SLICES = (3, SLICE, 2, SLICE, 4, SLICE)
 # How many slices one transaction may have.
 SLICES_AT_ONCE = (1, 2, 1, 4, 1)
 # How many flows that bind together are a crowd.
@@ -195,7 +197,7 @@ def _reshaped(
         settings |= {"partitioning": "dynamic", "partition_count": rng.choice((1, 2, 3, 4))}
         # Warm-ups are short of time here: partitions end meanwhile.
         settings["max_warmup_time"] = rng.choice((1.0, 3.0))
-        size = rng.choice((2, 3, 250, 250))
+        size = rng.choice((2, 3, SLICE, SLICE))
     length = max(event.at for event in events)
     rarely = ("publish", *UNORDERED)
     events = [
