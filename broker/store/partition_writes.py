@@ -50,6 +50,7 @@ _ROWS = Rows(
         ("set_position", Text()),
         ("first_position", Text()),
     ],
+    alike=True,
 )
 _row = select(*_ROWS.c).order_by(_ROWS.c.number).subquery("row").c
 _locked = looked_up(
