@@ -7,10 +7,11 @@ many bytes each, and the total exceeds `max_bytes` by less than one message. At 
 partition with the longest backlog comes first. So if not even one message of each partition fits,
 no partition is passed over for ever.
 
-The server adds up the sizes, so it has to look at every considered message. If the number of
-messages is limited too, these are only the planned messages, else a few more than the bytes hold.
-If the sizes seen before suggest that all of them fit, it only adds them up: sorting and running
-sums would take most of the time.
+If as many messages as are considered fit even if all were as large as the largest of their
+partition, the server looks at none. Otherwise it adds up the sizes, so it has to look at every
+considered message. If the number of messages is limited too, these are only the planned messages,
+else a few more than the bytes hold. If the sizes seen before suggest that all of them fit, it only
+adds them up: sorting and running sums would take most of the time.
 """
 
 from __future__ import annotations
@@ -25,6 +26,14 @@ from counterpoise.logs.shares import fair_shares
 FIRST_MESSAGES = 8192
 GROWTH = 4
 RESERVE = 1.5
+
+# How many partitions know the size of their largest message, and what messages of these sizes have
+# (migrations/log, log_0008).
+_MOST = """SELECT count(*), coalesce(sum(p.largest_bytes * (w.last - w.first)), 0)::bigint
+    FROM unnest(%b::integer[], %b::bigint[], %b::bigint[]) AS w (partition, first, last)
+    JOIN counterpoise_log.partitions AS p ON p.partition = w.partition
+        AND p.log_id = (SELECT log_id FROM counterpoise_log.logs WHERE name = %b)
+        AND p.sized_from <= w.first AND w.last <= p.sized_to"""
 
 _SUM = """SELECT w.partition, m.found, m.size
     FROM unnest(%b::integer[], %b::bigint[], %b::bigint[]) AS w (partition, first, last)
@@ -107,6 +116,11 @@ class ByteAdmission:
         firsts = [begins[partition] for partition in named]
         lasts = [begins[partition] + shares[partition] for partition in named]
         where = [named, firsts, lasts, self._name]
+        for sized, most_bytes in self._connection.query_sized(_MOST, None, where):
+            if sized == len(named) and most_bytes < max_bytes:
+                if not self._bytes_per_message:
+                    self._learn([(sum(shares.values()), most_bytes)])
+                return counts, most_bytes
         if 0 < self._bytes_per_message * sum(shares.values()) < max_bytes:
             rows = self._connection.query(_SUM, where, retry=True)
             total_bytes = self._learn((found, size) for _, found, size in rows)

@@ -71,6 +71,7 @@ class LogConnection:
         self._url = url
         self._timeout_seconds = timeout_seconds
         self._lock = threading.Lock()
+        self._knows_sizes = True
         self._connection: _BoundedConnection | None = None
         self._process = os.getpid()
 
@@ -87,6 +88,21 @@ class LogConnection:
             return self._query(statement, parameters, retry, deadline)
         finally:
             self._lock.release()
+
+    def query_sized(self, statement: str, before: str | None, parameters: Parameters) -> list[Row]:
+        """As `query` with `retry`, of a statement that asks how large messages are at most.
+
+        The tables of the release before do not know it. From then on the statement is `before`, or
+        there are no rows.
+        """
+        if self._knows_sizes:
+            try:
+                return self.query(statement, parameters, retry=True)
+            except LogError as error:
+                if not lacks_column(error.__cause__):
+                    raise
+                self._knows_sizes = False
+        return [] if before is None else self.query(before, parameters, retry=True)
 
     def close(self) -> None:
         """Close the connection if there is one; the next statement makes a new one."""

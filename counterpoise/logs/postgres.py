@@ -55,16 +55,28 @@ _APPEND = """SELECT counterpoise_log.append(%b, %b, %b, %b,
     %b::integer[], %b::bytea[], %b::text[], %b::text[], %b::timestamptz[])"""
 
 # A group of messages: their values one after the other, their other columns as arrays. So neither
-# the server nor this process handles each cell by itself. Positions are named only where some are
-# missing.
+# the server nor this process handles each cell by itself, nor an object for each time and size.
+# Positions are named only where some are missing.
 _PACKED = """SELECT min(position), CASE WHEN count(*) <= max(position) - min(position)
             THEN array_agg(position) END,
-        array_agg(published_at), array_agg(octet_length(value)), string_agg(value, ''),
+        array_send(array_agg(published_at)), array_send(array_agg(octet_length(value))),
+        string_agg(value, ''),
         CASE WHEN count(key) > 0 THEN array_agg(key) END,
         CASE WHEN count(headers) > 0 THEN array_agg(headers::text) END"""
 
-# A chunk, each row of it a group. `stop` finds the last position of the chunk from the sizes alone.
-# The sums of all of them are usually small enough; running sums take longer than all the rest.
+# Whether even so many of the largest messages of the partition fit (migrations/log, log_0008).
+_FITS = """CASE WHEN (
+        SELECT sized_from <= %(start)b AND %(end)b <= sized_to
+            AND largest_bytes * (%(end)b::bigint - %(start)b)
+                < least(%(value_bytes)b::bigint, %(bytes)b)
+        FROM counterpoise_log.partitions
+        WHERE log_id = (SELECT log_id FROM counterpoise_log.logs WHERE name = %(log)b)
+            AND partition = %(partition)b
+    ) THEN %(end)b::bigint - 1"""
+
+# A chunk, each row of it a group. `stop` finds the last position of the chunk. If it has to look at
+# the sizes, the sum of all of them is usually small enough; running sums take longer than all the
+# rest.
 _READ = f"""WITH sized AS NOT MATERIALIZED (
     SELECT position, octet_length(value) AS value_bytes, octet_length(value)
         + coalesce(octet_length(key), 0) + coalesce(octet_length(headers::text), 0) AS bytes
@@ -72,7 +84,7 @@ _READ = f"""WITH sized AS NOT MATERIALIZED (
     WHERE log_id = (SELECT log_id FROM counterpoise_log.logs WHERE name = %(log)b)
         AND partition = %(partition)b AND position >= %(start)b AND position < %(end)b
 ), stop AS MATERIALIZED (
-    SELECT CASE
+    SELECT {_FITS} ELSE (SELECT CASE
         WHEN sum(value_bytes) < %(value_bytes)b AND sum(bytes) < %(bytes)b THEN max(position)
         ELSE (
             SELECT max(position) FROM (
@@ -80,8 +92,7 @@ _READ = f"""WITH sized AS NOT MATERIALIZED (
                     sum(bytes) OVER sofar - bytes AS before
                 FROM sized WINDOW sofar AS (ORDER BY position ROWS UNBOUNDED PRECEDING)
             ) AS summed WHERE values_before < %(value_bytes)b AND before < %(bytes)b
-        ) END AS position
-    FROM sized
+        ) END FROM sized) END AS position
 )
 SELECT packed.*
 FROM stop, generate_series(%(start)b::bigint, stop.position, {GROUP_MESSAGES}) AS first,
@@ -95,6 +106,9 @@ LATERAL (
         ORDER BY position
     ) AS message
 ) AS packed"""
+
+# While the service is of the release before.
+_READ_BEFORE = _READ.replace(_FITS, "CASE WHEN false THEN NULL")
 
 # The first messages of several partitions: one group of each, as far as the bytes go.
 _FIRST = f"""SELECT asked.partition, packed.*
@@ -277,18 +291,15 @@ class PostgresLog(NumberedLog):
         is no message at `start`.
         """
         messages = min(messages, CHUNK_MESSAGES, self._chunk_messages)
-        groups = self._connection.query(
-            _READ,
-            {
-                "log": self.name,
-                "partition": partition,
-                "start": start,
-                "end": min(end, start + messages),
-                "value_bytes": value_bytes,
-                "bytes": CHUNK_BYTES,
-            },
-            retry=True,
-        )
+        given = {
+            "log": self.name,
+            "partition": partition,
+            "start": start,
+            "end": min(end, start + messages),
+            "value_bytes": value_bytes,
+            "bytes": CHUNK_BYTES,
+        }
+        groups = self._connection.query_sized(_READ, _READ_BEFORE, given)
         chunk = PackedRows(start)
         for group in groups:
             if not chunk.add(*group):

@@ -25,6 +25,7 @@ from __future__ import annotations
 import base64
 import binascii
 import json
+from array import array
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -40,6 +41,8 @@ from counterpoise.logs.columns import (
     packed,
     repeated,
     scalar,
+    sent_bigints,
+    sent_integers,
     strings,
 )
 from counterpoise.logs.port import SHOWN_FROM, SHOWN_TO
@@ -215,8 +218,8 @@ class PackedRows:
 
     def __init__(self, start: int) -> None:
         self.start = start
-        self.sizes: list[int] = []
-        self._times: list[int] = []
+        self.sizes = array("i")
+        self._times = array("q")
         self._values: list[bytes] = []
         self._keys: list[str | None] = []
         self._headers: list[Pairs | None] = []
@@ -225,18 +228,21 @@ class PackedRows:
         self,
         first: int | None,
         positions: list[int] | None,
-        times: list[int],
-        sizes: list[int],
+        sent_times: bytes | None,
+        sent_sizes: bytes | None,
         values: bytes,
         keys: list[str | None] | None,
         headers: list[str | None] | None,
     ) -> bool:
-        """Add a group; returns whether the next group may follow. `times`: microseconds since
-        2000.
+        """Add a group; returns whether the next group may follow.
+
+        Times are microseconds since 2000; these and the sizes are as Postgres sends arrays, None if
+        there is no message.
         """
         due = self.start + len(self.sizes)
-        if first != due:
+        if first != due or sent_times is None or sent_sizes is None:
             return False
+        times, sizes = sent_bigints(sent_times), sent_integers(sent_sizes)
         count = len(times)
         if positions is not None:
             count = next(place for place, found in enumerate(positions) if found != due + place)

@@ -9,6 +9,7 @@ import asyncio
 import pytest
 
 from broker.calls import views
+from broker.core.draft import SLICE
 from broker.core.state.queue import Queue
 from broker.mailbox.crowds import CROWD_SECONDS, GATHER_SECONDS, MOMENT_SECONDS
 from broker.memory.loop import running, virtual
@@ -144,7 +145,7 @@ async def test_a_thousand_that_come_one_after_the_other_hand_over_little() -> No
     crowd = [asyncio.create_task(consume(one, number, door)) for number in range(1000)]
     queue = await until_balanced(world, len(crowd))
     assert one.net.calls["commit"] <= 20
-    assert moves(queue) <= 500
+    assert moves(queue) <= 2 * SLICE
 
 
 @virtual

@@ -55,6 +55,7 @@ def model(
     max_messages=st.sampled_from([1, 5, 17, 10_000]),
     max_bytes=st.integers(1, 150),
     first=st.sampled_from([1, 4, 10_000]),
+    knows_sizes=st.booleans(),
 )
 def test_the_lowest_level_of_bytes_comes_first(
     filled: PostgresLog,
@@ -63,8 +64,10 @@ def test_the_lowest_level_of_bytes_comes_first(
     max_messages: int,
     max_bytes: int,
     first: int,
+    knows_sizes: bool,
 ) -> None:
     monkeypatch.setattr(admission, "FIRST_MESSAGES", first)
+    monkeypatch.setattr(filled._connection, "_knows_sizes", knows_sizes)
     backlogs = {n: len(SIZES[n]) - start for n, start in starts.items()}
     found = filled.limit(
         {n: str(start) for n, start in starts.items()}, max_messages, max_bytes=max_bytes
@@ -93,6 +96,7 @@ def test_limits_that_the_sizes_seen_do_not_reach_take_sums_alone(
         asked.append(statement)
         return query(statement, *parameters, **more)
 
+    monkeypatch.setattr(filled._connection, "_knows_sizes", False)
     admission_of = filled._admission
     monkeypatch.setattr(admission_of, "_bytes_per_message", 1.0 if warm else 0.0)
     monkeypatch.setattr(filled._connection, "query", watched)

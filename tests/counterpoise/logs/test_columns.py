@@ -7,6 +7,7 @@ import sys
 from datetime import UTC, datetime
 from typing import Any
 
+import psycopg
 import pyarrow as pa
 import pytest
 from hypothesis import given
@@ -83,7 +84,9 @@ from counterpoise.logs.redis.rows import record_batch
 from counterpoise.flow.view import Owned
 
 rows = PackedRows(5)
-rows.add(5, None, [0, 1], [1, 2], b"abb", ["k", None], ['{"a": "b"}', None])
+times = bytes(20) + (b"\\0\\0\\0\\x08" + bytes(8)) * 2
+sizes = bytes(20) + b"\\0\\0\\0\\x04\\0\\0\\0\\x01" + b"\\0\\0\\0\\x04\\0\\0\\0\\x02"
+rows.add(5, None, times, sizes, b"abb", ["k", None], ['{"a": "b"}', None])
 entries = [(b"1-0", [b"v", b"x", b"t", b"17"]), (b"1-1", [b"t", b"no time", b"k", b"\\xff"])]
 for batch in (rows.record_batch(0), record_batch(0, 1, entries)):
     owned = Ownership(Owned(0, 1, "owned", None, None, None, 1), dict)
@@ -100,3 +103,20 @@ print("pandas" in sys.modules)
 def test_reading_does_not_load_pandas(by: str) -> None:
     said = subprocess.run([sys.executable, "-c", READ, by], capture_output=True, text=True)
     assert said.stdout == "False\n", said.stderr
+
+
+@pytest.mark.parametrize(
+    ("kind", "read", "numbers"),
+    [
+        ("integer", columns.sent_integers, [0, 1, -1, 2**31 - 1, -(2**31), 16777216]),
+        ("bigint", columns.sent_bigints, [0, 1, -1, 2**63 - 1, -(2**63), 2**32, -(2**32), 2**31]),
+    ],
+)
+def test_arrays_are_read_as_postgres_sends_them(
+    postgres_url: str, kind: str, read: Any, numbers: list[int]
+) -> None:
+    with psycopg.connect(postgres_url) as connection:
+        for given in (numbers, numbers[:1]):
+            row = connection.execute(f"SELECT array_send(%s::{kind}[])", [given]).fetchone()
+            assert row is not None
+            assert read(row[0]).tolist() == given
