@@ -30,6 +30,15 @@ _ROWS = """SELECT position, published_at, key, value, headers::text
     ORDER BY position"""
 
 
+def analyze(url: str) -> None:
+    """Brings the statistics of the log's messages up to date, as autovacuum does within a minute.
+
+    Without them, Y3 sorts the rows on the disk, and takes 1.7 times as long.
+    """
+    with psycopg.connect(url, autocommit=True) as connection:
+        connection.execute("ANALYZE counterpoise_log.messages")
+
+
 class ArrowReader:
     """Y3: reads all rows of a log over one connection, which stays open."""
 
