@@ -26,8 +26,7 @@ from broker.store.key_ports import Act
 from broker.store.ports import Commit, PositionCommit, PositionWrite
 
 T = TypeVar("T")
-# The slices of one transaction. Each commit has a cost of its own, and so has each wait for it.
-# More if nobody waits for an answer.
+# The slices of one transaction, which has a cost of its own: more if nobody waits for an answer.
 SLICES_AT_ONCE = 2
 SLICES_OF_A_REST = 4
 # A turn decides no longer than this, and never holds up other queues for much longer than a step.
@@ -177,12 +176,11 @@ class Turn:
         for ask, after in zip_longest(asks, asks[1:]):
             if answers and (self.full or not await pace.goes_on()):
                 break
-            waits = puts_off or (after is not None and self._joins(after))
-            room = 0 if waits and self._joins(ask) else None
-            if puts_off and isinstance(ask.command, c.Release):
-                room = 0
+            releases = isinstance(ask.command, c.Release)
+            others = puts_off or (after is not None and self._joins(after))
+            waits = (others and self._joins(ask)) or (puts_off and releases)
             try:
-                answers.append(self.answer(ask, behind, room))
+                answers.append(self.answer(ask, behind, 0 if waits else None))
             except BrokerError as error:
                 answers.append(error)
         ours = resumes or bool(self._entries)
