@@ -20,7 +20,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from benchmarks.figures import Figure, rate, spread, timed
-from benchmarks.rows import Y3, Y5, ArrowReader, Copier, analyze
+from benchmarks.rows import Y3, Y5, ArrowReader, Copier
 from broker.logs.builtin import BuiltinLogs
 from broker.logs.engine import log_engine
 from broker.logs.ports import Holder, Purpose
@@ -75,7 +75,7 @@ def measure(url: str, messages: int, batch: int, rounds: int) -> list[Figure]:
     for number in range(rounds):
         yard = copier.per_second(os.urandom(MESSAGE_BYTES), messages, batch, PARTITIONS)
         for side, (publish_url, read_url) in sides.items():
-            one = _measure(side, url, publish_url, read_url, messages, batch, number)
+            one = _measure(side, publish_url, read_url, messages, batch, number)
             for what, figure in {**one, "copied": yard}.items():
                 found[side].setdefault(what, []).append(figure)
     copier.close()
@@ -107,15 +107,9 @@ def measure(url: str, messages: int, batch: int, rounds: int) -> list[Figure]:
 
 
 def _measure(
-    side: str,
-    url: str,
-    publish_url: str,
-    read_url: str,
-    messages: int,
-    batch: int,
-    round_number: int,
+    side: str, publish_url: str, read_url: str, messages: int, batch: int, round_number: int
 ) -> dict[str, float]:
-    """One round, by what was measured; `url` is the owner's."""
+    """One round, by what was measured."""
     name = f"bench-{side.split()[-1]}"
     found = {}
     log = PostgresLog(name, publish_url, timeout_seconds=60)
@@ -125,7 +119,6 @@ def _measure(
     found["append CPU"] = (time.process_time() - cpu) / messages * 1e6
     log.close()
     found["publish"] = _publish(name, publish_url, messages, batch)
-    analyze(url)
     log = PostgresLog(name, read_url, timeout_seconds=60)
     arrow = ArrowReader(read_url, name, PARTITIONS)
     # Both have read the rows before, so none finds them in colder memory.

@@ -31,7 +31,7 @@ from typing import TYPE_CHECKING, Any
 
 from benchmarks import floor
 from benchmarks.figures import Figure, rate, timed
-from benchmarks.rows import Y3, Y4, ArrowReader, analyze, parquet_per_second, write_parquet
+from benchmarks.rows import Y3, Y4, ArrowReader, parquet_per_second, write_parquet
 from benchmarks.service import running
 from benchmarks.sessions import CHECKPOINTS, session
 from counterpoise.client import Client
@@ -84,7 +84,6 @@ def measure(messages: int, size: int, rounds: int, cores: list[int]) -> list[Fig
             # nothing, so each round finds all messages.
             client.create_queue("keeps", PARTITIONS, log="builtin:source", start="earliest")
             publish(url, "source", messages, size)
-            analyze(service.database_url)
             arrow = ArrowReader(service.database_url, "source", PARTITIONS)
             write_parquet(arrow.table(), directory / "parquet")
             for count in cores:

@@ -15,10 +15,11 @@ import sys
 from array import array
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime, timedelta
-from itertools import accumulate, chain
-from typing import Any
+from itertools import accumulate
+from typing import Any, cast
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 MESSAGE_SCHEMA: pa.Schema = pa.schema(
     [
@@ -45,6 +46,13 @@ def integers(values: Iterable[int]) -> pa.Int64Array:
     return _numbers(pa.int64(), array("q", values))
 
 
+def counting(start: int, count: int) -> pa.Int64Array:
+    """A column of so many 64-bit integers in a row."""
+    if count > len(_COUNTING):
+        return integers(range(start, start + count))
+    return pc.add_checked(_COUNTING.slice(0, count), scalar(start, pa.int64()))
+
+
 def repeated(value: int, count: int, kind: pa.DataType) -> pa.Array:
     """A column of `count` equal numbers; `kind` is `int32`, `int64` or `bool_`."""
     if pa.types.is_boolean(kind):
@@ -67,7 +75,7 @@ def strings(values: Sequence[str | None]) -> pa.StringArray:
     """A column of texts. Raises UnicodeEncodeError for half a character (a lone surrogate)."""
     if values.count(None) == len(values):
         return pa.nulls(len(values), pa.string())
-    there = [value or "" for value in values]
+    there = [value or "" for value in values] if None in values else cast("Sequence[str]", values)
     data = "".join(there).encode()
     sizes = [*map(len, there)]
     if len(data) > sum(sizes):  # not ASCII only
@@ -140,7 +148,7 @@ def _of_sizes(
 
 def _offsets(sizes: Iterable[int]) -> pa.Buffer:
     """Where each value begins, and where the last one ends. Raises OverflowError beyond 2 GiB."""
-    return pa.py_buffer(array("i", chain([0], accumulate(sizes))))
+    return pa.py_buffer(array("i", accumulate(sizes, initial=0)))
 
 
 def _validity(values: Sequence[object]) -> pa.Buffer | None:
@@ -149,3 +157,6 @@ def _validity(values: Sequence[object]) -> pa.Buffer | None:
         return None
     there = array("B", [value is not None for value in values])
     return _numbers(pa.uint8(), there).cast(pa.bool_()).buffers()[1]
+
+
+_COUNTING = integers(range(8192))

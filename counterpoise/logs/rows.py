@@ -36,6 +36,7 @@ import pyarrow.compute as pc
 from counterpoise.logs.columns import (
     MESSAGE_SCHEMA,
     binaries,
+    counting,
     integers,
     mappings,
     packed,
@@ -263,7 +264,7 @@ class PackedRows:
         count = len(self.sizes)
         return record_batch(
             partition,
-            integers(range(self.start, self.start + count)),
+            counting(self.start, count),
             _since_1970(self._times),
             strings(self._keys),
             packed(self.sizes, b"".join(self._values)),

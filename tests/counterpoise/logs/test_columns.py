@@ -120,3 +120,11 @@ def test_arrays_are_read_as_postgres_sends_them(
             row = connection.execute(f"SELECT array_send(%s::{kind}[])", [given]).fetchone()
             assert row is not None
             assert read(row[0]).tolist() == given
+
+
+@pytest.mark.parametrize("start", [0, 7, 2**40, 2**63 - 9000])
+@pytest.mark.parametrize("count", [0, 1, 8191, 8192, 8193])
+def test_numbers_in_a_row(start: int, count: int) -> None:
+    column = columns.counting(start, count)
+    assert column.type == pa.int64()
+    assert column.to_pylist() == list(range(start, start + count))
