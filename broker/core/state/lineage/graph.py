@@ -86,16 +86,7 @@ class Lineage:
 
     def first_over(self, most: int) -> tuple[int, ...]:
         """The waits to be ended, so many at the most, lowest number first."""
-        found: dict[int, None] = {}
-
-        def is_new(number: int) -> bool:
-            return number in self.over and number not in found
-
-        while len(found) < most and (number := self._lowest.first(is_new)) is not None:
-            found[number] = None
-        for number in found:
-            self._lowest.push(number)
-        return tuple(found)
+        return tuple(self._lowest.smallest(most, self.over.__contains__))
 
     def removable(self, number: int) -> tuple[int, ...]:
         """Which partitions nothing unfinished follows since this one is finished, lowest first."""
