@@ -26,10 +26,18 @@ until = eventually
 
 
 def migrate_log(url: str) -> None:
+    command.upgrade(_config(url), "head")
+
+
+def downgrade_log(url: str, revision: str) -> None:
+    command.downgrade(_config(url), revision)
+
+
+def _config(url: str) -> Config:
     config = Config()
     config.set_main_option("script_location", "migrations:log")
     config.set_main_option("sqlalchemy.url", url.replace("%", "%%"))
-    command.upgrade(config, "head")
+    return config
 
 
 def with_logs(url: str, act: Callable[[BuiltinLogs], Awaitable[T]]) -> T:
@@ -73,6 +81,19 @@ def write_past(url: str, log: str, rows: Sequence[tuple[Any, Any, Any, Any]]) ->
                 f"ALTER TABLE counterpoise_log.messages ADD CONSTRAINT {name}"
                 f" {definition.removesuffix(' NOT VALID')} NOT VALID"
             )
+
+
+def asked_of(log: PostgresLog, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The statements of the log from now on."""
+    asked: list[str] = []
+    query = log._connection.query
+
+    def watched(statement: str, *parameters: Any, **more: Any) -> Any:
+        asked.append(statement)
+        return query(statement, *parameters, **more)
+
+    monkeypatch.setattr(log._connection, "query", watched)
+    return asked
 
 
 def texts(log: Log, partition: int, start: str = "0", end: str | None = None) -> list[str]:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from typer.main import get_command
 
+from broker.core.draft import SLICE
 from counterpoise.cli.app import app
 from counterpoise.cli.plugins import installed, load
 from tests.architecture.test_repository import ROOT, tracked_files
@@ -132,6 +133,12 @@ def test_the_guides_sink_is_the_one_of_the_tested_example() -> None:
     assert len(quoted) == 3
     for code in quoted:
         assert re.sub(r'["\s]', "", code) in example
+
+
+@pytest.mark.parametrize("name", ["docs/protocol.md", "docs/design.md", "docs/performance.md"])
+def test_the_size_of_a_slice_is_the_one_of_the_code(name: str) -> None:
+    said = re.findall(r"(?:slices of|at most) (\d+) partitions", prose(name))
+    assert said == [str(SLICE)]
 
 
 def test_the_sites_menu_has_every_page() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -12,7 +11,7 @@ from hypothesis import strategies as st
 from counterpoise.logs import admission
 from counterpoise.logs.postgres import PostgresLog
 from counterpoise.logs.shares import fair_shares
-from tests.log_support import append, log_url
+from tests.log_support import append, asked_of, log_url
 from tests.log_support import log as builtin_log
 
 __all__ = ["builtin_log", "log_url"]
@@ -89,19 +88,9 @@ def test_the_lowest_level_of_bytes_comes_first(
 def test_limits_that_the_sizes_seen_do_not_reach_take_sums_alone(
     filled: PostgresLog, monkeypatch: pytest.MonkeyPatch, warm: bool
 ) -> None:
-    asked: list[str] = []
-    query = filled._connection.query
-
-    def watched(statement: str, *parameters: Any, **more: Any) -> Any:
-        asked.append(statement)
-        return query(statement, *parameters, **more)
-
     monkeypatch.setattr(filled._connection, "_knows_sizes", False)
-    admission_of = filled._admission
-    monkeypatch.setattr(admission_of, "_bytes_per_message", 1.0 if warm else 0.0)
-    monkeypatch.setattr(filled._connection, "query", watched)
-    bounds = filled.bounds([0, 1])
-    asked.clear()
+    monkeypatch.setattr(filled._admission, "_bytes_per_message", 1.0 if warm else 0.0)
+    bounds, asked = filled.bounds([0, 1]), asked_of(filled, monkeypatch)
     # All fit.
     assert filled.limit({1: "0"}, 20, bounds, max_bytes=21) == {1: "20"}
     assert asked == [admission._SUM if warm else admission._ADMIT]

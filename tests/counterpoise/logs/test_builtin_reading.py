@@ -17,7 +17,7 @@ from counterpoise.logs import (
 )
 from counterpoise.logs.postgres import PostgresLog
 from counterpoise.wire import LogAccess
-from tests.log_support import append, texts
+from tests.log_support import append, asked_of, texts
 
 
 def kill_all_other_sessions(url):
@@ -223,14 +223,7 @@ def first(log, starts, max_messages=16, max_bytes=1000):
 def test_the_first_messages_of_all_partitions_take_one_statement(log, monkeypatch):
     for partition in range(4):
         append(log, "a", "b", "c", partition=partition, publisher=f"p{partition}")
-    asked = []
-    query = log._connection.query
-
-    def counted(*arguments, **options):
-        asked.append(arguments)
-        return query(*arguments, **options)
-
-    monkeypatch.setattr(log._connection, "query", counted)
+    asked = asked_of(log, monkeypatch)
     all_of_them = dict.fromkeys(range(4), "0")
     assert first(log, all_of_them, 2) == dict.fromkeys(range(4), ([b"a", b"b"], "2"))
     assert len(asked) == 2  # with that for the ends

@@ -7,17 +7,24 @@ from __future__ import annotations
 import random
 import sys
 from collections.abc import Iterator
-from typing import Any
 
 import psycopg
 import pytest
-from alembic import command
-from alembic.config import Config
 
 from counterpoise.logs import AppendBatch, Message, admission
 from counterpoise.logs.postgres import PostgresLog
 from migrations.log.versions.v0008_sizes import FORGOTTEN_AFTER
-from tests.log_support import append, log, log_url, migrate_log, texts, with_logs, write_past
+from tests.log_support import (
+    append,
+    asked_of,
+    downgrade_log,
+    log,
+    log_url,
+    migrate_log,
+    texts,
+    with_logs,
+    write_past,
+)
 
 __all__ = ["log", "log_url"]
 
@@ -144,14 +151,7 @@ def test_a_limit_that_the_largest_do_not_reach_looks_at_no_message(
 ) -> None:
     append(log, *["x" * 10] * 20)
     append(log, *["x" * 30] * 10, partition=1, publisher="q")
-    bounds, asked = log.bounds([0, 1]), list[str]()
-    query = log._connection.query
-
-    def watched(statement: str, *given: Any, **more: Any) -> Any:
-        asked.append(statement)
-        return query(statement, *given, **more)
-
-    monkeypatch.setattr(log._connection, "query", watched)
+    bounds, asked = log.bounds([0, 1]), asked_of(log, monkeypatch)
     starts = {0: "0", 1: "0"}
     assert log.limit(starts, 99, bounds, max_bytes=501) == {0: "20", 1: "10"}
     assert asked == [admission._MOST]
@@ -171,10 +171,7 @@ def before(database_url: str) -> Iterator[tuple[PostgresLog, str]]:
     """A log in tables of the release before."""
     migrate_log(database_url)
     with_logs(database_url, lambda logs: logs.ensure("builtin:flights", 4))
-    config = Config()
-    config.set_main_option("script_location", "migrations:log")
-    config.set_main_option("sqlalchemy.url", database_url.replace("%", "%%"))
-    command.downgrade(config, "log_0007")
+    downgrade_log(database_url, "log_0007")
     log = PostgresLog("flights", database_url, timeout_seconds=10)
     yield log, database_url
     log.close()
