@@ -29,7 +29,7 @@ from broker.postgres.embedded import EmbeddedPostgres
 from counterpoise.client import Client
 from counterpoise.keys import partition_of
 from counterpoise.logs import AppendBatch, Message
-from counterpoise.logs.postgres import PostgresLog
+from counterpoise.logs.builtin.log import PostgresLog
 from counterpoise.publisher import Publisher
 from counterpoise.wire import LogAccess, LogView
 

@@ -16,7 +16,7 @@ from sqlalchemy.ext.asyncio import create_async_engine
 
 from broker.logs.builtin import BuiltinLogs
 from counterpoise.logs import AppendBatch, AppendResult, Log, Message
-from counterpoise.logs.postgres import PostgresLog
+from counterpoise.logs.builtin.log import PostgresLog
 from tests.databases import Databases
 from tests.service import eventually
 

@@ -11,7 +11,6 @@ buffers of a column themselves (Arrow's columnar format), and read times as numb
 
 from __future__ import annotations
 
-import sys
 from array import array
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime, timedelta
@@ -34,9 +33,6 @@ MESSAGE_SCHEMA: pa.Schema = pa.schema(
 """The columns of the batches of `Log.read`. Only `key` and `headers` may be null."""
 
 Pairs = Sequence[tuple[str, str]]
-
-# Of an array that Postgres sends: dimensions, whether there are nulls, type, length, first index.
-_HEAD_BYTES = 20
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -100,34 +96,6 @@ def times(column: pa.Array | pa.ChunkedArray) -> list[Any]:
         None if value is None else _EPOCH + timedelta(microseconds=value)
         for value in column.cast(pa.int64()).to_pylist()
     ]
-
-
-def sent_integers(sent: bytes) -> array[int]:
-    """The elements of an `integer[]` of one dimension and without nulls, as `array_send` of
-    Postgres writes it: a head, and for each element the number of its bytes (4), and these; all
-    numbers are big-endian.
-    """
-    return _native(_words(sent)[1::2])
-
-
-def sent_bigints(sent: bytes) -> array[int]:
-    """As `sent_integers`, of a `bigint[]`, or of a `timestamptz[]`: microseconds since 2000."""
-    words = _words(sent)
-    halves = array("i", bytes(8 * (len(words) // 3)))
-    halves[0::2], halves[1::2] = words[1::3], words[2::3]
-    return _native(array("q", halves.tobytes()))
-
-
-def _words(sent: bytes) -> array[int]:
-    words = array("i")
-    words.frombytes(memoryview(sent)[_HEAD_BYTES:])
-    return words
-
-
-def _native(numbers: array[int]) -> array[int]:
-    if sys.byteorder == "little":
-        numbers.byteswap()
-    return numbers
 
 
 def _numbers(kind: pa.DataType, numbers: array[int]) -> pa.Array:

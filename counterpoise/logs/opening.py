@@ -54,9 +54,8 @@ def open_log(
             f"the service gives no access to the log {log}: set COUNTERPOISE_LOG_URL "
             "(postgresql://user:password@host:port/database)"
         )
-    from counterpoise.logs.postgres import PostgresLog
-
-    return PostgresLog(address.name, url, timeout_seconds=timeout_seconds)
+    builtin = import_module("counterpoise.logs.builtin.log")
+    return cast("Log", builtin.PostgresLog(address.name, url, timeout_seconds=timeout_seconds))
 
 
 def implementation(log: str, kinds: Mapping[str, tuple[str, str]]) -> Callable[..., Any]:

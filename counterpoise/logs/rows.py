@@ -25,7 +25,6 @@ from __future__ import annotations
 import base64
 import binascii
 import json
-from array import array
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -36,14 +35,9 @@ import pyarrow.compute as pc
 from counterpoise.logs.columns import (
     MESSAGE_SCHEMA,
     binaries,
-    counting,
     integers,
     mappings,
-    packed,
     repeated,
-    scalar,
-    sent_bigints,
-    sent_integers,
     strings,
 )
 from counterpoise.logs.port import SHOWN_FROM, SHOWN_TO
@@ -59,8 +53,6 @@ _TIME = MESSAGE_SCHEMA.field("published_at").type
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND = timedelta(microseconds=1)
 _EMPTY = binaries([b""])[0]
-_EPOCH_2000_MICROSECONDS = 946_684_800_000_000
-_EPOCH_2000 = scalar(_EPOCH_2000_MICROSECONDS, pa.int64())
 
 
 def microseconds_of(time: datetime) -> int:
@@ -212,69 +204,3 @@ def raw_bytes(text: str) -> bytes:
         if text_of(raw) == text:
             return raw
     return text.encode()
-
-
-class PackedRows:
-    """Messages from `start` on, up to the first gap, unpacked from groups of the built-in log."""
-
-    def __init__(self, start: int) -> None:
-        self.start = start
-        self.sizes = array("i")
-        self._times = array("q")
-        self._values: list[bytes] = []
-        self._keys: list[str | None] = []
-        self._headers: list[Pairs | None] = []
-
-    def add(
-        self,
-        first: int | None,
-        positions: list[int] | None,
-        sent_times: bytes | None,
-        sent_sizes: bytes | None,
-        values: bytes,
-        keys: list[str | None] | None,
-        headers: list[str | None] | None,
-    ) -> bool:
-        """Add a group; returns whether the next group may follow.
-
-        Times are microseconds since 2000; these and the sizes are as Postgres sends arrays, None if
-        there is no message.
-        """
-        due = self.start + len(self.sizes)
-        if first != due or sent_times is None or sent_sizes is None:
-            return False
-        times, sizes = sent_bigints(sent_times), sent_integers(sent_sizes)
-        count = len(times)
-        if positions is not None:
-            count = next(place for place, found in enumerate(positions) if found != due + place)
-            sizes = sizes[:count]
-        self.sizes += sizes
-        self._times += times[:count]
-        self._values.append(values if positions is None else values[: sum(sizes)])
-        self._keys += [None] * count if keys is None else keys[:count]
-        self._headers += (
-            [None] * count
-            if headers is None
-            else [None if raw is None else headers_of(raw) for raw in headers[:count]]
-        )
-        return positions is None
-
-    def record_batch(self, partition: int) -> pa.RecordBatch:
-        """The messages as a batch of MESSAGE_SCHEMA."""
-        count = len(self.sizes)
-        return record_batch(
-            partition,
-            counting(self.start, count),
-            _since_1970(self._times),
-            strings(self._keys),
-            packed(self.sizes, b"".join(self._values)),
-            self._headers,
-        )
-
-
-def _since_1970(times: Sequence[int]) -> pa.Array | list[int]:
-    """Microseconds since 1970, of such since 2000."""
-    try:
-        return pc.add_checked(integers(times), _EPOCH_2000)
-    except pa.ArrowInvalid:  # a year that 64 bits do not reach from 1970
-        return [at + _EPOCH_2000_MICROSECONDS for at in times]

@@ -20,8 +20,8 @@ from broker.postgres import migrations
 from broker.service import Broker
 from counterpoise import Flow
 from counterpoise.logs import LogAccessRefused, LogUnavailable, Message
+from counterpoise.logs.builtin.log import PostgresLog
 from counterpoise.logs.port import AppendBatch
-from counterpoise.logs.postgres import PostgresLog
 from counterpoise.publisher import Publisher
 from tests.attacks.bystander import Bystander
 from tests.service import Service

@@ -7,7 +7,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from counterpoise.logs.postgres import PostgresLog
+from counterpoise.logs.builtin.log import PostgresLog
 from tests.log_support import log, log_url
 
 __all__ = ["log", "log_url"]

@@ -7,7 +7,7 @@ from random import Random
 import pytest
 
 from counterpoise.keys import partition_of
-from counterpoise.logs.postgres import PostgresLog
+from counterpoise.logs.builtin.log import PostgresLog
 from counterpoise.logs.ranges import equal_ranges, parse_range
 from counterpoise.publisher import Publisher
 from tests.counterpoise.log_access import service

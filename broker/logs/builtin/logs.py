@@ -23,7 +23,7 @@ from broker.logs.clients.roles import EXPIRE_FOR_LOG, ClientRoles
 from broker.logs.ports import Bounds, Holder, LogAccess, LogOwner, Purpose
 from broker.pieces import PIECE, pause
 from counterpoise.logs import LogNotFound
-from counterpoise.logs.bounds import COLUMNS, ReadBounds
+from counterpoise.logs.builtin.bounds import COLUMNS, ReadBounds
 
 SWEEP_MESSAGES = 10_000
 _BOUNDS = (

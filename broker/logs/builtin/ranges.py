@@ -26,7 +26,7 @@ from broker.logs.ports import (
     Sealing,
 )
 from counterpoise.logs import LogError, LogNotFound, Successor
-from counterpoise.logs.bounds import successors_of
+from counterpoise.logs.builtin.bounds import successors_of
 from counterpoise.logs.ranges import HashRange, Ranges, parse_range
 
 # The last messages of a partition, by which a split by load divides it.

@@ -127,7 +127,7 @@ def warm_up(spark: "SparkSession", directory: Path) -> None:
 
 def _through_a_worker(batches: "Iterator[pa.RecordBatch]") -> "Iterator[pa.RecordBatch]":
     """Load the modules that Spark's Python worker, which is reused, needs to read the log."""
-    import counterpoise.logs.postgres
+    import counterpoise.logs.builtin.log
     import counterpoise.spark.source.data_source
     import counterpoise.spark.source.reader  # noqa: F401
 

@@ -85,7 +85,7 @@ class MemoryLog(NumberedLog):
     ) -> Mapping[int, int]:
         shares = fair_shares(backlogs, max_messages)
         # In the order of the bytes that lie before each message in its own partition, see
-        # `counterpoise.logs.admission`.
+        # `counterpoise.logs.builtin.admission`.
         waiting: list[tuple[int, int, int, int]] = []
         for number, share in shares.items():
             begin, before = begins[number], 0

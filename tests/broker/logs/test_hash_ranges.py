@@ -29,7 +29,7 @@ from counterpoise.logs import (
     StalePartitionCount,
     StaleRanges,
 )
-from counterpoise.logs.postgres import PostgresLog
+from counterpoise.logs.builtin.log import PostgresLog
 from counterpoise.logs.ranges import HASHES, HashRange, Ranges, equal_ranges, parse_range
 from migrations.log.versions import v0004_ranges
 from tests.log_support import log_url, texts, until, waiters, with_logs

@@ -24,8 +24,8 @@ from broker.logs.managed import open_managed
 from broker.logs.ports import LogOwner
 from counterpoise.demo.mock_kafka import MockKafka
 from counterpoise.logs import Log, open_log
+from counterpoise.logs.builtin.log import PostgresLog
 from counterpoise.logs.memory import MemoryLogs
-from counterpoise.logs.postgres import PostgresLog
 from tests.log_support import with_logs
 from tests.redis_server import RedisServer
 

@@ -7,7 +7,6 @@ import sys
 from datetime import UTC, datetime
 from typing import Any
 
-import psycopg
 import pyarrow as pa
 import pytest
 from hypothesis import given
@@ -79,7 +78,7 @@ def test_times() -> None:
 READ = """
 import sys
 from counterpoise.consumer.message import Ownership, messages_of
-from counterpoise.logs.rows import PackedRows
+from counterpoise.logs.builtin.groups import PackedRows
 from counterpoise.logs.redis.rows import record_batch
 from counterpoise.flow.view import Owned
 
@@ -103,23 +102,6 @@ print("pandas" in sys.modules)
 def test_reading_does_not_load_pandas(by: str) -> None:
     said = subprocess.run([sys.executable, "-c", READ, by], capture_output=True, text=True)
     assert said.stdout == "False\n", said.stderr
-
-
-@pytest.mark.parametrize(
-    ("kind", "read", "numbers"),
-    [
-        ("integer", columns.sent_integers, [0, 1, -1, 2**31 - 1, -(2**31), 16777216]),
-        ("bigint", columns.sent_bigints, [0, 1, -1, 2**63 - 1, -(2**63), 2**32, -(2**32), 2**31]),
-    ],
-)
-def test_arrays_are_read_as_postgres_sends_them(
-    postgres_url: str, kind: str, read: Any, numbers: list[int]
-) -> None:
-    with psycopg.connect(postgres_url) as connection:
-        for given in (numbers, numbers[:1]):
-            row = connection.execute(f"SELECT array_send(%s::{kind}[])", [given]).fetchone()
-            assert row is not None
-            assert read(row[0]).tolist() == given
 
 
 @pytest.mark.parametrize("start", [0, 7, 2**40, 2**63 - 9000])

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 
 from counterpoise.flow.view import Owned, Warming
 from counterpoise.logs import Bounds
+from counterpoise.logs.builtin.log import PostgresLog
 from counterpoise.logs.port import Successor
-from counterpoise.logs.postgres import PostgresLog
 from counterpoise.wire import ChildrenItem, CommitItem, ReleaseItem
 
 

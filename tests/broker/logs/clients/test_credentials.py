@@ -15,7 +15,7 @@ from broker.logs.clients.holders import Holder, LogAccess, Purpose
 from broker.logs.clients.roles import ClientRoles
 from broker.logs.engine import log_engine
 from counterpoise.logs import AppendBatch, LogAccessRefused, Message
-from counterpoise.logs.postgres import PostgresLog
+from counterpoise.logs.builtin.log import PostgresLog
 from tests.log_support import append, log, log_url, migrate_log, texts, until
 
 __all__ = ["log", "log_url"]

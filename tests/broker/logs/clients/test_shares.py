@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from broker.logs.clients.credentials import LogCredentials
 from broker.logs.clients.holders import Holder
 from broker.logs.clients.shares import Session, share_out, surplus_of
-from counterpoise.logs.postgres import PostgresLog
+from counterpoise.logs.builtin.log import PostgresLog
 from tests.broker.logs.clients.test_credentials import async_engine
 from tests.databases import is_ended
 from tests.log_support import log, log_url, until

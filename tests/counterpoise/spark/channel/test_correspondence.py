@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from counterpoise.errors import Forbidden, ServiceUnavailable
-from counterpoise.logs.postgres import PostgresLog
+from counterpoise.logs.builtin.log import PostgresLog
 from counterpoise.spark.channel.documents import Channel
 from counterpoise.spark.plan.options import SourceOptions
 from counterpoise.spark.plan.place import Place

@@ -5,7 +5,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from counterpoise.logs import AppendBatch, Message
-from counterpoise.logs.postgres import PostgresLog
+from counterpoise.logs.builtin.log import PostgresLog
 from counterpoise.spark.plan.floor import EARLIEST, Floor, find_floor, floor_of
 from tests.counterpoise.spark.doubles import NumberLog
 from tests.log_support import log, log_url

@@ -16,7 +16,7 @@ from counterpoise.conditions import Condition
 from counterpoise.errors import CounterpoiseError, ServiceUnavailable
 from counterpoise.flow.view import Owned, Warming
 from counterpoise.logs import Log, LogUnavailable
-from counterpoise.logs.postgres import PostgresLog
+from counterpoise.logs.builtin.log import PostgresLog
 from counterpoise.spark.channel.documents import Channel
 from counterpoise.spark.errors import FlowEnded
 from counterpoise.spark.plan.offsets import Offset, Range

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from counterpoise.flow.view import Owned, Warming
-from counterpoise.logs.postgres import PostgresLog
+from counterpoise.logs.builtin.log import PostgresLog
 from counterpoise.spark.channel.documents import Channel
 from counterpoise.spark.plan.floor import Floor
 from counterpoise.spark.plan.offsets import Offset

@@ -22,8 +22,8 @@ from counterpoise.logs import (
     PositionAhead,
     PositionTrimmed,
 )
+from counterpoise.logs.builtin.log import PostgresLog
 from counterpoise.logs.patience import AHEAD_SECONDS
-from counterpoise.logs.postgres import PostgresLog
 from counterpoise.spark.errors import Trimmed
 from counterpoise.spark.plan.offsets import Slice
 from counterpoise.spark.source.data_source import SCHEMA

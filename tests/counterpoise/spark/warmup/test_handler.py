@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import pytest
 
-from counterpoise.logs.postgres import PostgresLog
+from counterpoise.logs.builtin.log import PostgresLog
 from counterpoise.spark import Snapshots, StatefulForeachBatch
 from counterpoise.spark.channel.documents import Channel, NoChannel, driver_home
 from counterpoise.spark.errors import InvalidOption, InvalidSchema

@@ -11,7 +11,7 @@ from typing import BinaryIO
 import pyarrow as pa
 import pytest
 
-from counterpoise.logs.postgres import PostgresLog
+from counterpoise.logs.builtin.log import PostgresLog
 from counterpoise.spark.warmup.snapshots import Snapshot, Snapshots
 from counterpoise.spark.warmup.state import Cell, PartitionState, Restorer
 from tests.log_support import append, log, log_url

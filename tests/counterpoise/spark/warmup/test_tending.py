@@ -10,7 +10,7 @@ from typing import Any, BinaryIO
 import pyarrow as pa
 import pytest
 
-from counterpoise.logs.postgres import PostgresLog
+from counterpoise.logs.builtin.log import PostgresLog
 from counterpoise.spark import Snapshots
 from counterpoise.spark.channel.documents import Channel, driver_home
 from counterpoise.spark.plan.options import read_options

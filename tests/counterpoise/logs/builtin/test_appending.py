@@ -15,7 +15,7 @@ from counterpoise.logs import (
     Message,
     StalePartitionCount,
 )
-from counterpoise.logs.postgres import PostgresLog
+from counterpoise.logs.builtin.log import PostgresLog
 from tests.log_support import append, texts, until, waiters, with_logs
 
 OPEN_APPEND = """SELECT counterpoise_log.append(

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from counterpoise.logs.connection import LogConnection
+from counterpoise.logs.builtin.connection import LogConnection
 from counterpoise.logs.shares import fair_shares
 
 # How many messages to look at while their sizes are unknown; the factor by which this number grows

@@ -20,15 +20,16 @@ from typing import Any
 
 import pyarrow as pa
 
-from counterpoise.logs.admission import ByteAdmission
-from counterpoise.logs.bounds import COLUMNS, COLUMNS_BEFORE, bounds_of
-from counterpoise.logs.connection import (
+from counterpoise.logs.builtin.admission import ByteAdmission
+from counterpoise.logs.builtin.bounds import COLUMNS, COLUMNS_BEFORE, bounds_of
+from counterpoise.logs.builtin.connection import (
     LogConnection,
     Row,
     has_stale_ranges,
     lacks_column,
     stale_partition_count,
 )
+from counterpoise.logs.builtin.groups import PackedRows
 from counterpoise.logs.errors import (
     LogBehind,
     LogError,
@@ -40,7 +41,6 @@ from counterpoise.logs.errors import (
 from counterpoise.logs.numbered import TOO_LARGE, NumberedLog
 from counterpoise.logs.port import AppendBatch, AppendResult, Bounds
 from counterpoise.logs.ranges import HashRange, Ranges
-from counterpoise.logs.rows import PackedRows
 
 CHUNK_MESSAGES = 8192
 # Of values, keys and headers. The usual chunk has half of it: larger ones do not stay in the

@@ -11,8 +11,9 @@ from collections.abc import Iterator
 import psycopg
 import pytest
 
-from counterpoise.logs import AppendBatch, Message, admission
-from counterpoise.logs.postgres import PostgresLog
+from counterpoise.logs import AppendBatch, Message
+from counterpoise.logs.builtin import admission
+from counterpoise.logs.builtin.log import PostgresLog
 from migrations.log.versions.v0008_sizes import FORGOTTEN_AFTER
 from tests.log_support import (
     append,

@@ -155,7 +155,7 @@ class LogConnection:
             if refused:
                 raise LogAccessRefused(f"the log refused the credentials: {message}") from None
             raise LogUnavailable(f"the log cannot be reached: {message}") from None
-        # Microseconds since 2000 instead of objects; see counterpoise.logs.postgres.
+        # Microseconds since 2000 instead of objects; see counterpoise.logs.builtin.log.
         connection.adapters.register_loader("timestamptz", Int8BinaryLoader)
         connection.deadline = deadline
         self._connection = connection

@@ -13,9 +13,9 @@ from counterpoise.logs import (
     LogUnavailable,
     Message,
     open_log,
-    postgres,
 )
-from counterpoise.logs.postgres import PostgresLog
+from counterpoise.logs.builtin import log as builtin_log
+from counterpoise.logs.builtin.log import PostgresLog
 from counterpoise.wire import LogAccess
 from tests.log_support import append, asked_of, texts
 
@@ -29,7 +29,7 @@ def kill_all_other_sessions(url):
 
 
 def test_between_batches_no_transaction_stays_open_and_others_may_call(log, monkeypatch):
-    monkeypatch.setattr(postgres, "CHUNK_MESSAGES", 1)
+    monkeypatch.setattr(builtin_log, "CHUNK_MESSAGES", 1)
     append(log, "a", "b", "c")
     reading = log.read(0, "0", None, max_messages=10)
     assert next(reading)["value"].to_pylist() == [b"a"]
@@ -53,9 +53,9 @@ def test_a_message_that_is_missing_without_a_reason_is_an_error(log, log_url):
 @pytest.mark.parametrize("value_bytes", [None, 1, 60, 1000])
 def test_packed_groups_are_the_messages_whatever_their_size(log, monkeypatch, group, value_bytes):
     """Keys and headers in some groups only, an empty value, a text of several bytes a character."""
-    packed = postgres._READ.replace(str(postgres.GROUP_MESSAGES), str(group))
-    assert (packed == postgres._READ) == (group == postgres.GROUP_MESSAGES)
-    monkeypatch.setattr(postgres, "_READ", packed)
+    packed = builtin_log._READ.replace(str(builtin_log.GROUP_MESSAGES), str(group))
+    assert (packed == builtin_log._READ) == (group == builtin_log.GROUP_MESSAGES)
+    monkeypatch.setattr(builtin_log, "_READ", packed)
     messages = [
         Message(
             b"v" * (number % 5 * 10),
@@ -100,15 +100,15 @@ def test_chunks_become_as_long_as_their_messages_are_short(log):
     append(log, *["x" * 100_000] * 60, first=3000)
     lengths = [len(batch) for batch in log.read(0, "3000", None, max_messages=9999)]
     assert sum(lengths) == 60
-    assert max(lengths) * 100_000 <= postgres.CHUNK_BYTES + 100_000
-    assert lengths[1] * 100_000 <= postgres.CHUNK_BYTES // 2 + 100_000
+    assert max(lengths) * 100_000 <= builtin_log.CHUNK_BYTES + 100_000
+    assert lengths[1] * 100_000 <= builtin_log.CHUNK_BYTES // 2 + 100_000
 
 
 # ------------------------------------------------------------------ connections
 
 
 def test_a_reading_survives_the_loss_of_its_connection(log, log_url, monkeypatch):
-    monkeypatch.setattr(postgres, "CHUNK_MESSAGES", 1)
+    monkeypatch.setattr(builtin_log, "CHUNK_MESSAGES", 1)
     append(log, "a", "b", "c")
     found = []
     for batch in log.read(0, "0", None, max_messages=10):

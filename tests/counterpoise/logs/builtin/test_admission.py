@@ -8,8 +8,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from counterpoise.logs import admission
-from counterpoise.logs.postgres import PostgresLog
+from counterpoise.logs.builtin import admission
+from counterpoise.logs.builtin.log import PostgresLog
 from counterpoise.logs.shares import fair_shares
 from tests.log_support import append, asked_of, log_url
 from tests.log_support import log as builtin_log

@@ -1,0 +1,1 @@
+"""The built-in log: messages in Postgres."""
