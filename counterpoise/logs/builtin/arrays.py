@@ -9,7 +9,7 @@ from array import array
 _HEAD_BYTES = 20
 
 
-def sent_integers(sent: bytes) -> array[int]:
+def sent_integers(sent: bytes | memoryview) -> array[int]:
     """The elements of an `integer[]` of one dimension and without nulls, as `array_send` of
     Postgres writes it: a head, and for each element the number of its bytes (4), and these; all
     numbers are big-endian.
@@ -17,7 +17,7 @@ def sent_integers(sent: bytes) -> array[int]:
     return _native(_words(sent)[1::2])
 
 
-def sent_bigints(sent: bytes) -> array[int]:
+def sent_bigints(sent: bytes | memoryview) -> array[int]:
     """As `sent_integers`, of a `bigint[]`, or of a `timestamptz[]`: microseconds since 2000."""
     words = _words(sent)
     halves = array("i", bytes(8 * (len(words) // 3)))
@@ -25,7 +25,7 @@ def sent_bigints(sent: bytes) -> array[int]:
     return _native(array("q", halves.tobytes()))
 
 
-def _words(sent: bytes) -> array[int]:
+def _words(sent: bytes | memoryview) -> array[int]:
     words = array("i")
     words.frombytes(memoryview(sent)[_HEAD_BYTES:])
     return words

@@ -9,7 +9,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import psycopg
-from psycopg.abc import PQGen
+from psycopg.abc import Buffer, PQGen
+from psycopg.adapt import Loader
+from psycopg.pq import Format
 from psycopg.types.numeric import Int8BinaryLoader
 
 from counterpoise.logs.errors import (
@@ -38,6 +40,15 @@ _TRANSIENT_CLASSES = ("08", "40", "53", "57", "58", "XX")
 _TRANSIENT_CODES = ("55P03", "25006")
 _CONNECT_SECONDS = 10.0
 _FULL = ("too many connections for role", "too many clients", "remaining connection slots")
+
+
+class _AsReceived(Loader):
+    """Bytes stay in the buffer in which the driver received them, until they have been used."""
+
+    format = Format.BINARY
+
+    def load(self, data: Buffer) -> memoryview:
+        return memoryview(data)
 
 
 class _BoundedConnection(psycopg.Connection[Row]):
@@ -76,7 +87,7 @@ class LogConnection:
         self._process = os.getpid()
 
     def query(self, statement: str, parameters: Parameters, *, retry: bool) -> list[Row]:
-        """All rows of a statement, read in binary.
+        """All rows of a statement, read in binary; byte strings are views of the received answer.
 
         With `retry` a broken connection is replaced and the statement is sent once more; use it
         only for statements that may run twice. Raises LogUnavailable and the other LogErrors.
@@ -155,8 +166,9 @@ class LogConnection:
             if refused:
                 raise LogAccessRefused(f"the log refused the credentials: {message}") from None
             raise LogUnavailable(f"the log cannot be reached: {message}") from None
-        # Microseconds since 2000 instead of objects; see counterpoise.logs.builtin.log.
+        # Microseconds since 2000 instead of objects; see counterpoise.logs.builtin.groups.
         connection.adapters.register_loader("timestamptz", Int8BinaryLoader)
+        connection.adapters.register_loader("bytea", _AsReceived)
         connection.deadline = deadline
         self._connection = connection
         # The server also stops, so that abandoned calls do not pile up there.

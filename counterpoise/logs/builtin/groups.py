@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -22,27 +23,37 @@ class PackedRows:
     def __init__(self, start: int) -> None:
         self.start = start
         self.sizes = array("i")
+        # Whether the next group has messages, but not all: then its positions are needed.
+        self.needs_positions = False
         self._times = array("q")
-        self._values: list[bytes] = []
+        self._values: list[memoryview] = []
         self._keys: list[str | None] = []
         self._headers: list[Pairs | None] = []
+
+    def add_all(self, groups: Iterable[Sequence[Any]]) -> None:
+        """Add groups up to the first gap."""
+        for group in groups:
+            if not self.add(*group):
+                return
 
     def add(
         self,
         first: int | None,
         positions: list[int] | None,
-        sent_times: bytes | None,
-        sent_sizes: bytes | None,
-        values: bytes,
+        sent_times: memoryview | None,
+        sent_sizes: memoryview | None,
+        values: memoryview,
         keys: list[str | None] | None,
         headers: list[str | None] | None,
     ) -> bool:
         """Add a group; returns whether the next group may follow.
 
-        Times are microseconds since 2000; these and the sizes are as Postgres sends arrays, None if
-        there is no message.
+        `first` is its first position, None if it lacks some and does not say which. Times are
+        microseconds since 2000; these and the sizes are as Postgres sends arrays, None if there is
+        no message.
         """
         due = self.start + len(self.sizes)
+        self.needs_positions = first is None and sent_times is not None
         if first != due or sent_times is None or sent_sizes is None:
             return False
         times, sizes = sent_bigints(sent_times), sent_integers(sent_sizes)

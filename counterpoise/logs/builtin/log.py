@@ -5,9 +5,7 @@ Positions are decimal numbers, contiguous within a partition: an append raises
 Because they have no holes, `read` notices missing messages without a query. Only then it looks up
 whether they were trimmed, discarded, or not appended yet.
 
-Reading builds Arrow columns directly from the driver's cells. A range is read in chunks, one
-statement each, so neither side holds more than a chunk and no transaction stays open while the
-caller works.
+A range is read in chunks (`counterpoise.logs.builtin.reading`).
 """
 
 from __future__ import annotations
@@ -29,7 +27,7 @@ from counterpoise.logs.builtin.connection import (
     lacks_column,
     stale_partition_count,
 )
-from counterpoise.logs.builtin.groups import PackedRows
+from counterpoise.logs.builtin.reading import ChunkReader
 from counterpoise.logs.errors import (
     LogBehind,
     LogError,
@@ -42,91 +40,10 @@ from counterpoise.logs.numbered import TOO_LARGE, NumberedLog
 from counterpoise.logs.port import AppendBatch, AppendResult, Bounds
 from counterpoise.logs.ranges import HashRange, Ranges
 
-CHUNK_MESSAGES = 8192
-# Of values, keys and headers. The usual chunk has half of it: larger ones do not stay in the
-# processor's cache, and those of 8 MiB take three times as long for each message.
-CHUNK_BYTES = 4 * 1024 * 1024
-# How many messages to ask for while their sizes are unknown, and how many to pack together.
-FIRST_MESSAGES = 1024
-GROUP_MESSAGES = 128
 SWEEP_MESSAGES = 10_000
 
 _APPEND = """SELECT counterpoise_log.append(%b, %b, %b, %b,
     %b::integer[], %b::bytea[], %b::text[], %b::text[], %b::timestamptz[])"""
-
-# A group of messages: their values one after the other, their other columns as arrays. So neither
-# the server nor this process handles each cell by itself, nor an object for each time and size.
-# Positions are named only where some are missing.
-_PACKED = """SELECT min(position), CASE WHEN count(*) <= max(position) - min(position)
-            THEN array_agg(position) END,
-        array_send(array_agg(published_at)), array_send(array_agg(octet_length(value))),
-        string_agg(value, ''),
-        CASE WHEN count(key) > 0 THEN array_agg(key) END,
-        CASE WHEN count(headers) > 0 THEN array_agg(headers::text) END"""
-
-# Whether even so many of the largest messages of the partition fit (migrations/log, log_0008).
-_FITS = """CASE WHEN (
-        SELECT sized_from <= %(start)b AND %(end)b <= sized_to
-            AND largest_bytes * (%(end)b::bigint - %(start)b)
-                < least(%(value_bytes)b::bigint, %(bytes)b)
-        FROM counterpoise_log.partitions
-        WHERE log_id = (SELECT log_id FROM counterpoise_log.logs WHERE name = %(log)b)
-            AND partition = %(partition)b
-    ) THEN %(end)b::bigint - 1"""
-
-# A chunk, each row of it a group. `stop` finds the last position of the chunk. If it has to look at
-# the sizes, the sum of all of them is usually small enough; running sums take longer than all the
-# rest.
-_READ = f"""WITH sized AS NOT MATERIALIZED (
-    SELECT position, octet_length(value) AS value_bytes, octet_length(value)
-        + coalesce(octet_length(key), 0) + coalesce(octet_length(headers::text), 0) AS bytes
-    FROM counterpoise_log.messages
-    WHERE log_id = (SELECT log_id FROM counterpoise_log.logs WHERE name = %(log)b)
-        AND partition = %(partition)b AND position >= %(start)b AND position < %(end)b
-), stop AS MATERIALIZED (
-    SELECT {_FITS} ELSE (SELECT CASE
-        WHEN sum(value_bytes) < %(value_bytes)b AND sum(bytes) < %(bytes)b THEN max(position)
-        ELSE (
-            SELECT max(position) FROM (
-                SELECT position, sum(value_bytes) OVER sofar - value_bytes AS values_before,
-                    sum(bytes) OVER sofar - bytes AS before
-                FROM sized WINDOW sofar AS (ORDER BY position ROWS UNBOUNDED PRECEDING)
-            ) AS summed WHERE values_before < %(value_bytes)b AND before < %(bytes)b
-        ) END FROM sized) END AS position
-)
-SELECT packed.*
-FROM stop, generate_series(%(start)b::bigint, stop.position, {GROUP_MESSAGES}) AS first,
-LATERAL (
-    {_PACKED}
-    FROM (
-        SELECT position, published_at, value, key, headers FROM counterpoise_log.messages
-        WHERE log_id = (SELECT log_id FROM counterpoise_log.logs WHERE name = %(log)b)
-            AND partition = %(partition)b AND position >= first
-            AND position < first + {GROUP_MESSAGES} AND position <= stop.position
-        ORDER BY position
-    ) AS message
-) AS packed"""
-
-# While the service is of the release before.
-_READ_BEFORE = _READ.replace(_FITS, "CASE WHEN false THEN NULL")
-
-# The first messages of several partitions: one group of each, as far as the bytes go.
-_FIRST = f"""SELECT asked.partition, packed.*
-FROM unnest(%(partitions)b::integer[], %(starts)b::bigint[], %(ends)b::bigint[])
-    AS asked (partition, first, following),
-LATERAL (
-    {_PACKED}
-    FROM (
-        SELECT position, published_at, value, key, headers, sum(octet_length(value)
-            + coalesce(octet_length(key), 0) + coalesce(octet_length(headers::text), 0))
-            OVER (ORDER BY position ROWS UNBOUNDED PRECEDING) AS bytes
-        FROM counterpoise_log.messages
-        WHERE log_id = (SELECT log_id FROM counterpoise_log.logs WHERE name = %(log)b)
-            AND partition = asked.partition AND position >= asked.first
-            AND position < asked.following
-        ORDER BY position
-    ) AS message WHERE bytes <= %(bytes)b
-) AS packed"""
 
 _APPEND_BY_RANGE = """SELECT counterpoise_log.append_by_range(%b, %b, %b,
     %b::integer[], %b::bytea[], %b::text[], %b::text[], %b::timestamptz[])"""
@@ -159,7 +76,7 @@ class PostgresLog(NumberedLog):
         self.name = name
         self._connection = LogConnection(url, timeout_seconds)
         self._admission = ByteAdmission(self._connection, name)
-        self._chunk_messages = FIRST_MESSAGES
+        self._reader = ChunkReader(self._connection, name)
 
     def __repr__(self) -> str:
         return f"PostgresLog({self.name!r})"
@@ -212,16 +129,16 @@ class PostgresLog(NumberedLog):
         position = self.number(start)
         last = self._end_from(partition, position) if end is None else self.number(end)
         messages_left = max_messages
-        bytes_left = CHUNK_BYTES if max_bytes is None else max_bytes
+        bytes_left = max_bytes
         missing_before = False
-        while position < last and messages_left > 0 and bytes_left > 0:
-            chunk = self._chunk(partition, position, last, messages_left, bytes_left)
+        while position < last and messages_left > 0 and (bytes_left is None or bytes_left > 0):
+            chunk = self._reader.chunk(partition, position, last, messages_left, bytes_left)
             if chunk is not None:
                 batch, value_bytes = chunk
                 yield batch
                 position += batch.num_rows
                 messages_left -= batch.num_rows
-                if max_bytes is not None:
+                if bytes_left is not None:
                     bytes_left -= value_bytes
                 missing_before = False
                 continue
@@ -235,24 +152,12 @@ class PostgresLog(NumberedLog):
     def first(
         self, ranges: Mapping[int, tuple[str, str]], *, max_messages: int, max_bytes: int
     ) -> Mapping[int, tuple[pa.RecordBatch, str]]:
-        starts = {number: self.number(start) for number, (start, _) in ranges.items()}
-        most = {number: begin + max_messages for number, begin in starts.items()}
-        ends = [min(self.number(end), most[number]) for number, (_, end) in ranges.items()]
-        given = {
-            "log": self.name,
-            "partitions": [*ranges],
-            "starts": [*starts.values()],
-            "ends": ends,
-            "bytes": min(CHUNK_BYTES, max_bytes) // max(1, len(ranges)),
+        numbers = {
+            partition: (self.number(start), self.number(end))
+            for partition, (start, end) in ranges.items()
         }
-        found = {}
-        for number, *group in self._connection.query(_FIRST, given, retry=True):
-            chunk = PackedRows(starts[number])
-            chunk.add(*group)
-            if chunk.sizes:
-                following = str(chunk.start + len(chunk.sizes))
-                found[number] = chunk.record_batch(number), following
-        return found
+        found = self._reader.first(numbers, max_messages, max_bytes)
+        return {partition: (batch, str(end)) for partition, (batch, end) in found.items()}
 
     def bounds(self, partitions: Sequence[int]) -> Bounds:
         rows = self._bound_rows([list(partitions), self.name])
@@ -281,35 +186,6 @@ class PostgresLog(NumberedLog):
 
     def close(self) -> None:
         self._connection.close()
-
-    def _chunk(
-        self, partition: int, start: int, end: int, messages: int, value_bytes: int
-    ) -> tuple[pa.RecordBatch, int] | None:
-        """Messages from `start` on, up to the first gap, and the bytes of their values.
-
-        At most so many `messages`, of which none comes after so many `value_bytes`. None if there
-        is no message at `start`.
-        """
-        messages = min(messages, CHUNK_MESSAGES, self._chunk_messages)
-        given = {
-            "log": self.name,
-            "partition": partition,
-            "start": start,
-            "end": min(end, start + messages),
-            "value_bytes": value_bytes,
-            "bytes": CHUNK_BYTES,
-        }
-        groups = self._connection.query_sized(_READ, _READ_BEFORE, given)
-        chunk = PackedRows(start)
-        for group in groups:
-            if not chunk.add(*group):
-                break
-        if not chunk.sizes:
-            return None
-        batch = chunk.record_batch(partition)
-        size = max(1, batch.get_total_buffer_size())
-        self._chunk_messages = 1 + CHUNK_BYTES // 2 * batch.num_rows // size
-        return batch, sum(chunk.sizes)
 
     def _bound_rows(self, parameters: Sequence[object]) -> list[Row]:
         try:

@@ -18,7 +18,7 @@ from counterpoise.logs import (
     PositionAhead,
     PositionTrimmed,
 )
-from counterpoise.logs.builtin import log as builtin_log
+from counterpoise.logs.builtin import reading as builtin_reading
 from counterpoise.logs.kafka import reader as kafka_reader
 from counterpoise.logs.memory import log as memory_log
 from counterpoise.logs.redis import log as redis_log
@@ -31,7 +31,7 @@ def chunk(monkeypatch):
     """Sets how many messages are fetched at a time, for logs that fetch in chunks."""
 
     def set_to(messages=None, size=None):
-        for module in (builtin_log, memory_log, redis_log, kafka_reader):
+        for module in (builtin_reading, memory_log, redis_log, kafka_reader):
             if messages is not None:
                 monkeypatch.setattr(module, "CHUNK_MESSAGES", messages)
             if size is not None:

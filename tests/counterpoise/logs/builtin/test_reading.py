@@ -14,7 +14,7 @@ from counterpoise.logs import (
     Message,
     open_log,
 )
-from counterpoise.logs.builtin import log as builtin_log
+from counterpoise.logs.builtin import reading as chunks
 from counterpoise.logs.builtin.log import PostgresLog
 from counterpoise.wire import LogAccess
 from tests.log_support import append, asked_of, texts
@@ -29,7 +29,7 @@ def kill_all_other_sessions(url):
 
 
 def test_between_batches_no_transaction_stays_open_and_others_may_call(log, monkeypatch):
-    monkeypatch.setattr(builtin_log, "CHUNK_MESSAGES", 1)
+    monkeypatch.setattr(chunks, "CHUNK_MESSAGES", 1)
     append(log, "a", "b", "c")
     reading = log.read(0, "0", None, max_messages=10)
     assert next(reading)["value"].to_pylist() == [b"a"]
@@ -53,9 +53,9 @@ def test_a_message_that_is_missing_without_a_reason_is_an_error(log, log_url):
 @pytest.mark.parametrize("value_bytes", [None, 1, 60, 1000])
 def test_packed_groups_are_the_messages_whatever_their_size(log, monkeypatch, group, value_bytes):
     """Keys and headers in some groups only, an empty value, a text of several bytes a character."""
-    packed = builtin_log._READ.replace(str(builtin_log.GROUP_MESSAGES), str(group))
-    assert (packed == builtin_log._READ) == (group == builtin_log.GROUP_MESSAGES)
-    monkeypatch.setattr(builtin_log, "_READ", packed)
+    packed = chunks._READ.replace(str(chunks.GROUP_MESSAGES), str(group))
+    assert (packed == chunks._READ) == (group == chunks.GROUP_MESSAGES)
+    monkeypatch.setattr(chunks, "_READ", packed)
     messages = [
         Message(
             b"v" * (number % 5 * 10),
@@ -94,21 +94,35 @@ def test_a_batch_ends_before_a_missing_message_wherever_it_lies(log, log_url, mi
     assert found == [str(number).encode() for number in range(missing[0])]
 
 
+def test_positions_are_asked_for_only_where_some_are_missing(log, log_url, monkeypatch):
+    append(log, *map(str, range(300)))
+    asked = asked_of(log, monkeypatch)
+    assert sum(len(batch) for batch in log.read(0, "0", "300", max_messages=300)) == 300
+    assert asked == [chunks._READ]
+    assert "array_agg(position)" not in chunks._READ
+    with psycopg.connect(log_url) as connection:
+        connection.execute("DELETE FROM counterpoise_log.messages WHERE position = 200")
+    asked.clear()
+    reading = log.read(0, "0", "300", max_messages=300)
+    assert [len(next(reading)), len(next(reading))] == [128, 72]
+    assert asked == [chunks._READ, chunks._READ, chunks._READ_SPARSE]
+
+
 def test_chunks_become_as_long_as_their_messages_are_short(log):
     append(log, *["x"] * 3000)
     assert [len(batch) for batch in log.read(0, "0", None, max_messages=9999)] == [1024, 1976]
     append(log, *["x" * 100_000] * 60, first=3000)
     lengths = [len(batch) for batch in log.read(0, "3000", None, max_messages=9999)]
     assert sum(lengths) == 60
-    assert max(lengths) * 100_000 <= builtin_log.CHUNK_BYTES + 100_000
-    assert lengths[1] * 100_000 <= builtin_log.CHUNK_BYTES // 2 + 100_000
+    assert max(lengths) * 100_000 <= chunks.CHUNK_BYTES + 100_000
+    assert lengths[1] * 100_000 <= chunks.CHUNK_BYTES // 2 + 100_000
 
 
 # ------------------------------------------------------------------ connections
 
 
 def test_a_reading_survives_the_loss_of_its_connection(log, log_url, monkeypatch):
-    monkeypatch.setattr(builtin_log, "CHUNK_MESSAGES", 1)
+    monkeypatch.setattr(chunks, "CHUNK_MESSAGES", 1)
     append(log, "a", "b", "c")
     found = []
     for batch in log.read(0, "0", None, max_messages=10):

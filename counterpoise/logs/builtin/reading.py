@@ -1,0 +1,171 @@
+"""Reads the messages of the built-in log, chunk by chunk.
+
+A chunk is one statement, so neither side holds more than a chunk, and no transaction stays open
+while the caller works. The rows of its answer are groups of messages. Their Arrow columns are made
+of the driver's buffers as they are.
+
+Mostly a chunk has all positions in its range, and the server only counts them. If a group lacks
+some, the chunk ends before it. The next one begins with it, and asks for its positions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import pyarrow as pa
+
+from counterpoise.logs.builtin.connection import LogConnection
+from counterpoise.logs.builtin.groups import PackedRows
+
+CHUNK_MESSAGES = 8192
+# Of values, keys and headers. The usual chunk has half of it: larger ones do not stay in the
+# processor's cache, and those of 8 MiB take three times as long for each message.
+CHUNK_BYTES = 4 * 1024 * 1024
+# How many messages to ask for while their sizes are unknown, and how many to pack together.
+FIRST_MESSAGES = 1024
+GROUP_MESSAGES = 128
+
+# A group of messages: their values one after the other, their other columns as arrays. So neither
+# the server nor this process handles each cell, nor an object for each time and size.
+_COLUMNS = """array_send(array_agg(published_at)), array_send(array_agg(octet_length(value))),
+        string_agg(value, ''),
+        CASE WHEN count(key) > 0 THEN array_agg(key) END,
+        CASE WHEN count(headers) > 0 THEN array_agg(headers::text) END"""
+
+# Where it begins, and its positions if some are missing between them.
+_SPARSE = f"""SELECT min(position), CASE WHEN count(*) <= max(position) - min(position)
+            THEN array_agg(position) END,
+        {_COLUMNS}"""
+
+# Where it begins, if none of `first` .. `last` is missing. Only to count is cheaper than to look at
+# the positions.
+_WHOLE = f"""SELECT CASE WHEN count(*) > last - first THEN first END, NULL::bigint[],
+        {_COLUMNS}"""
+
+# Whether even so many of the largest messages of the partition fit (migrations/log, log_0008).
+_FITS = """CASE WHEN (
+        SELECT sized_from <= %(start)b AND %(end)b <= sized_to
+            AND largest_bytes * (%(end)b::bigint - %(start)b)
+                < least(%(value_bytes)b::bigint, %(bytes)b)
+        FROM counterpoise_log.partitions
+        WHERE log_id = (SELECT log_id FROM counterpoise_log.logs WHERE name = %(log)b)
+            AND partition = %(partition)b
+    ) THEN %(end)b::bigint - 1"""
+
+
+def _read(fits: str, group: str) -> str:
+    """A chunk, each row of it a `group`. `stop` finds the last position of the chunk.
+
+    If it has to look at the sizes, the sum of all of them is usually small enough; running sums
+    take longer than all the rest.
+    """
+    return f"""WITH sized AS NOT MATERIALIZED (
+    SELECT position, octet_length(value) AS value_bytes, octet_length(value)
+        + coalesce(octet_length(key), 0) + coalesce(octet_length(headers::text), 0) AS bytes
+    FROM counterpoise_log.messages
+    WHERE log_id = (SELECT log_id FROM counterpoise_log.logs WHERE name = %(log)b)
+        AND partition = %(partition)b AND position >= %(start)b AND position < %(end)b
+), stop AS MATERIALIZED (
+    SELECT {fits} ELSE (SELECT CASE
+        WHEN sum(value_bytes) < %(value_bytes)b AND sum(bytes) < %(bytes)b THEN max(position)
+        ELSE (
+            SELECT max(position) FROM (
+                SELECT position, sum(value_bytes) OVER sofar - value_bytes AS values_before,
+                    sum(bytes) OVER sofar - bytes AS before
+                FROM sized WINDOW sofar AS (ORDER BY position ROWS UNBOUNDED PRECEDING)
+            ) AS summed WHERE values_before < %(value_bytes)b AND before < %(bytes)b
+        ) END FROM sized) END AS position
+)
+SELECT packed.*
+FROM stop, generate_series(%(start)b::bigint, stop.position, {GROUP_MESSAGES}) AS first,
+LATERAL (SELECT least(first + {GROUP_MESSAGES} - 1, stop.position) AS last) AS group_end,
+LATERAL (
+    {group}
+    FROM (
+        SELECT position, published_at, value, key, headers FROM counterpoise_log.messages
+        WHERE log_id = (SELECT log_id FROM counterpoise_log.logs WHERE name = %(log)b)
+            AND partition = %(partition)b AND position >= first AND position <= last
+        ORDER BY position
+    ) AS message
+) AS packed"""
+
+
+_READ = _read(_FITS, _WHOLE)
+_READ_SPARSE = _read(_FITS, _SPARSE)
+# While the service is of the release before.
+_READ_BEFORE = _read("CASE WHEN false THEN NULL", _SPARSE)
+
+# The first messages of several partitions: one group of each, as far as the bytes go.
+_FIRST = f"""SELECT asked.partition, packed.*
+FROM unnest(%(partitions)b::integer[], %(starts)b::bigint[], %(ends)b::bigint[])
+    AS asked (partition, first, following),
+LATERAL (
+    {_SPARSE}
+    FROM (
+        SELECT position, published_at, value, key, headers, sum(octet_length(value)
+            + coalesce(octet_length(key), 0) + coalesce(octet_length(headers::text), 0))
+            OVER (ORDER BY position ROWS UNBOUNDED PRECEDING) AS bytes
+        FROM counterpoise_log.messages
+        WHERE log_id = (SELECT log_id FROM counterpoise_log.logs WHERE name = %(log)b)
+            AND partition = asked.partition AND position >= asked.first
+            AND position < asked.following
+        ORDER BY position
+    ) AS message WHERE bytes <= %(bytes)b
+) AS packed"""
+
+
+class ChunkReader:
+    """Reads chunks of the log `name`. They grow and shrink with the sizes of its messages."""
+
+    def __init__(self, connection: LogConnection, name: str) -> None:
+        self._connection = connection
+        self._name = name
+        self._chunk_messages = FIRST_MESSAGES
+
+    def chunk(
+        self, partition: int, start: int, end: int, messages: int, value_bytes: int | None
+    ) -> tuple[pa.RecordBatch, int] | None:
+        """Messages from `start` on, up to the first gap, and the bytes of their values.
+
+        At most so many `messages`, of which none comes after so many `value_bytes`. None if there
+        is no message at `start`. Raises LogUnavailable and other LogErrors.
+        """
+        messages = min(messages, CHUNK_MESSAGES, self._chunk_messages)
+        given = {
+            "log": self._name,
+            "partition": partition,
+            "start": start,
+            "end": min(end, start + messages),
+            "value_bytes": CHUNK_BYTES if value_bytes is None else value_bytes,
+            "bytes": CHUNK_BYTES,
+        }
+        chunk = PackedRows(start)
+        chunk.add_all(self._connection.query_sized(_READ, _READ_BEFORE, given))
+        if chunk.needs_positions and not chunk.sizes:
+            chunk.add_all(self._connection.query_sized(_READ_SPARSE, _READ_BEFORE, given))
+        if not chunk.sizes:
+            return None
+        batch = chunk.record_batch(partition)
+        size = max(1, batch.get_total_buffer_size())
+        self._chunk_messages = 1 + CHUNK_BYTES // 2 * batch.num_rows // size
+        return batch, sum(chunk.sizes)
+
+    def first(
+        self, ranges: Mapping[int, tuple[int, int]], max_messages: int, max_bytes: int
+    ) -> dict[int, tuple[pa.RecordBatch, int]]:
+        """The first messages of several ranges, and where each goes on: see `Log.first`."""
+        given = {
+            "log": self._name,
+            "partitions": [*ranges],
+            "starts": [start for start, _ in ranges.values()],
+            "ends": [min(end, start + max_messages) for start, end in ranges.values()],
+            "bytes": min(CHUNK_BYTES, max_bytes) // max(1, len(ranges)),
+        }
+        found = {}
+        for partition, *group in self._connection.query(_FIRST, given, retry=True):
+            chunk = PackedRows(ranges[partition][0])
+            chunk.add(*group)
+            if chunk.sizes:
+                following = chunk.start + len(chunk.sizes)
+                found[partition] = chunk.record_batch(partition), following
+        return found
