@@ -34,6 +34,7 @@ MESSAGE_SCHEMA: pa.Schema = pa.schema(
 
 Pairs = Sequence[tuple[str, str]]
 
+_BINARY = pa.binary()
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
@@ -102,9 +103,18 @@ def _numbers(kind: pa.DataType, numbers: array[int]) -> pa.Array:
     return pa.Array.from_buffers(kind, len(numbers), [None, pa.py_buffer(numbers)])
 
 
-def packed(sizes: Sequence[int], data: bytes) -> pa.BinaryArray:
-    """A column of byte strings of these sizes, which lie one behind the other in `data`."""
-    return _of_sizes(pa.binary(), sizes, data, len(sizes), None)
+def packed(sizes: array[int], data: bytes, kind: pa.DataType = _BINARY) -> pa.Array:
+    """A column of values that lie one behind the other in `data`, of these sizes; -1: null.
+
+    `kind` is `binary` or `string`; then `data` is UTF-8. Raises ArrowInvalid beyond 2 GiB.
+    """
+    validity = None
+    if -1 in sizes:
+        validity = _bits(size != -1 for size in sizes)
+        sizes = array("i", [max(0, size) for size in sizes])
+    ends = pc.cumulative_sum_checked(_numbers(pa.int32(), array("i", [0]) + sizes))
+    buffers = [validity, ends.buffers()[1], pa.py_buffer(data)]
+    return pa.Array.from_buffers(kind, len(sizes), buffers)
 
 
 def _of_sizes(
@@ -123,8 +133,11 @@ def _validity(values: Sequence[object]) -> pa.Buffer | None:
     """A bit for each value, whether it is there; None if all are."""
     if None not in values:
         return None
-    there = array("B", [value is not None for value in values])
-    return _numbers(pa.uint8(), there).cast(pa.bool_()).buffers()[1]
+    return _bits(value is not None for value in values)
+
+
+def _bits(values: Iterable[bool]) -> pa.Buffer:
+    return _numbers(pa.uint8(), array("B", values)).cast(pa.bool_()).buffers()[1]
 
 
 _COUNTING = integers(range(8192))

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from counterpoise.logs.builtin.arrays import sent_bigints, sent_integers
-from counterpoise.logs.columns import counting, integers, packed, scalar, strings
+from counterpoise.logs.columns import counting, integers, packed, scalar
 from counterpoise.logs.rows import Pairs, headers_of, record_batch
 
 _EPOCH_2000_MICROSECONDS = 946_684_800_000_000
@@ -27,7 +27,8 @@ class PackedRows:
         self.needs_positions = False
         self._times = array("q")
         self._values: list[memoryview] = []
-        self._keys: list[str | None] = []
+        self._key_sizes = array("i")
+        self._keys: list[memoryview] = []
         self._headers: list[Pairs | None] = []
 
     def add_all(self, groups: Iterable[Sequence[Any]]) -> None:
@@ -43,14 +44,15 @@ class PackedRows:
         sent_times: memoryview | None,
         sent_sizes: memoryview | None,
         values: memoryview,
-        keys: list[str | None] | None,
+        sent_key_sizes: memoryview | None,
+        keys: memoryview | None,
         headers: list[str | None] | None,
     ) -> bool:
         """Add a group; returns whether the next group may follow.
 
         `first` is its first position, None if it lacks some and does not say which. Times are
         microseconds since 2000; these and the sizes are as Postgres sends arrays, None if there is
-        no message.
+        no message. A message without a key has the size -1 of a key.
         """
         due = self.start + len(self.sizes)
         self.needs_positions = first is None and sent_times is not None
@@ -64,7 +66,13 @@ class PackedRows:
         self.sizes += sizes
         self._times += times[:count]
         self._values.append(values if positions is None else values[: sum(sizes)])
-        self._keys += [None] * count if keys is None else keys[:count]
+        if sent_key_sizes is None or keys is None:
+            self._key_sizes += array("i", [-1]) * count
+        else:
+            self._key_sizes += (key_sizes := sent_integers(sent_key_sizes)[:count])
+            if positions is not None:
+                keys = keys[: sum(size for size in key_sizes if size > 0)]
+            self._keys.append(keys)
         self._headers += (
             [None] * count
             if headers is None
@@ -79,7 +87,9 @@ class PackedRows:
             partition,
             counting(self.start, count),
             _since_1970(self._times),
-            strings(self._keys),
+            packed(self._key_sizes, b"".join(self._keys), pa.string())
+            if self._keys
+            else pa.nulls(count, pa.string()),
             packed(self.sizes, b"".join(self._values)),
             self._headers,
         )

@@ -25,12 +25,16 @@ CHUNK_BYTES = 4 * 1024 * 1024
 FIRST_MESSAGES = 1024
 GROUP_MESSAGES = 128
 
-# A group of messages: their values one after the other, their other columns as arrays. So neither
-# the server nor this process handles each cell, nor an object for each time and size.
-_COLUMNS = """array_send(array_agg(published_at)), array_send(array_agg(octet_length(value))),
-        string_agg(value, ''),
-        CASE WHEN count(key) > 0 THEN array_agg(key) END,
+# A group of messages: their values, and their keys, one after the other, their times and sizes as
+# arrays. So neither the server nor this process handles each cell, and there is no object for it.
+_COLUMNS = """array_send(array_agg(published_at)),
+        array_send(array_agg(octet_length(value))), string_agg(value, ''),
+        CASE WHEN count(key) > 0 THEN array_send(array_agg(coalesce(octet_length(key), -1))) END,
+        string_agg(key, ''),
         CASE WHEN count(headers) > 0 THEN array_agg(headers::text) END"""
+
+# Whatever the encodings of the database and the connection are.
+_KEY = "convert_to(key, 'UTF8') AS key"
 
 # Where it begins, and its positions if some are missing between them.
 _SPARSE = f"""SELECT min(position), CASE WHEN count(*) <= max(position) - min(position)
@@ -82,7 +86,7 @@ LATERAL (SELECT least(first + {GROUP_MESSAGES} - 1, stop.position) AS last) AS g
 LATERAL (
     {group}
     FROM (
-        SELECT position, published_at, value, key, headers FROM counterpoise_log.messages
+        SELECT position, published_at, value, {_KEY}, headers FROM counterpoise_log.messages
         WHERE log_id = (SELECT log_id FROM counterpoise_log.logs WHERE name = %(log)b)
             AND partition = %(partition)b AND position >= first AND position <= last
         ORDER BY position
@@ -102,7 +106,7 @@ FROM unnest(%(partitions)b::integer[], %(starts)b::bigint[], %(ends)b::bigint[])
 LATERAL (
     {_SPARSE}
     FROM (
-        SELECT position, published_at, value, key, headers, sum(octet_length(value)
+        SELECT position, published_at, value, {_KEY}, headers, sum(octet_length(value)
             + coalesce(octet_length(key), 0) + coalesce(octet_length(headers::text), 0))
             OVER (ORDER BY position ROWS UNBOUNDED PRECEDING) AS bytes
         FROM counterpoise_log.messages

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from array import array
 from datetime import UTC, datetime
 from typing import Any
 
@@ -51,9 +52,11 @@ def test_binaries(values: list[bytes | None]) -> None:
     same(columns.binaries(values), values, pa.binary())
 
 
-@given(st.lists(st.binary(max_size=8)))
-def test_packed(values: list[bytes]) -> None:
-    same(columns.packed([len(one) for one in values], b"".join(values)), values, pa.binary())
+@given(st.lists(st.none() | st.binary(max_size=8)))
+def test_packed(values: list[bytes | None]) -> None:
+    there = [one for one in values if one is not None]
+    sizes = array("i", [-1 if one is None else len(one) for one in values])
+    same(columns.packed(sizes, b"".join(there)), values, pa.binary())
 
 
 @given(st.lists(st.none() | texts))
@@ -85,7 +88,9 @@ from counterpoise.flow.view import Owned
 rows = PackedRows(5)
 times = bytes(20) + (b"\\0\\0\\0\\x08" + bytes(8)) * 2
 sizes = bytes(20) + b"\\0\\0\\0\\x04\\0\\0\\0\\x01" + b"\\0\\0\\0\\x04\\0\\0\\0\\x02"
-rows.add(5, None, times, sizes, b"abb", ["k", None], ['{"a": "b"}', None])
+key_sizes = bytes(20) + b"\\0\\0\\0\\x04\\0\\0\\0\\x01" + b"\\0\\0\\0\\x04\\xff\\xff\\xff\\xff"
+views = map(memoryview, (times, sizes, b"abb", key_sizes, b"k"))
+rows.add(5, None, *views, ['{"a": "b"}', None])
 entries = [(b"1-0", [b"v", b"x", b"t", b"17"]), (b"1-1", [b"t", b"no time", b"k", b"\\xff"])]
 for batch in (rows.record_batch(0), record_batch(0, 1, entries)):
     owned = Ownership(Owned(0, 1, "owned", None, None, None, 1), dict)
