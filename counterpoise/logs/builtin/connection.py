@@ -14,6 +14,7 @@ from psycopg.adapt import Loader
 from psycopg.pq import Format
 from psycopg.types.numeric import Int8BinaryLoader
 
+from counterpoise.logs.builtin.arrays import SentArray, SentArrayDumper
 from counterpoise.logs.errors import (
     InvalidMessage,
     LogAccessRefused,
@@ -157,6 +158,7 @@ class LogConnection:
                 autocommit=True,
                 connect_timeout=int(left + 0.999),
                 application_name="counterpoise-log",
+                client_encoding="utf-8",
             )
         except psycopg.OperationalError as error:
             message = str(error).strip()
@@ -169,6 +171,7 @@ class LogConnection:
         # Microseconds since 2000 instead of objects; see counterpoise.logs.builtin.groups.
         connection.adapters.register_loader("timestamptz", Int8BinaryLoader)
         connection.adapters.register_loader("bytea", _AsReceived)
+        connection.adapters.register_dumper(SentArray, SentArrayDumper)
         connection.deadline = deadline
         self._connection = connection
         # The server also stops, so that abandoned calls do not pile up there.

@@ -19,6 +19,7 @@ from typing import Any
 import pyarrow as pa
 
 from counterpoise.logs.builtin.admission import ByteAdmission
+from counterpoise.logs.builtin.arrays import SentArray, bytea_array, integer_array, text_array
 from counterpoise.logs.builtin.bounds import COLUMNS, COLUMNS_BEFORE, bounds_of
 from counterpoise.logs.builtin.connection import (
     LogConnection,
@@ -99,10 +100,10 @@ class PostgresLog(NumberedLog):
             *routed_by,
             batch.publisher,
             batch.first_sequence,
-            list(batch.partitions),
-            [message.value for message in messages],
-            _unless_empty(keys),
-            _unless_empty(headers),
+            integer_array(batch.partitions),
+            bytea_array([message.value for message in messages]),
+            _texts(keys),
+            _texts(headers),
             _unless_empty(times),
         ]
         statement = _APPEND_BY_RANGE if batch.by_range else _APPEND
@@ -240,3 +241,7 @@ class PostgresLog(NumberedLog):
 
 def _unless_empty(column: list[Any]) -> list[Any] | None:
     return column if any(map(operator.is_not, column, repeat(None))) else None
+
+
+def _texts(column: list[str | None]) -> SentArray | None:
+    return None if _unless_empty(column) is None else text_array(column)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import psycopg
 import pytest
 
 from counterpoise.logs.builtin import arrays
+from counterpoise.logs.builtin.log import PostgresLog
 
 
 @pytest.mark.parametrize(
@@ -25,3 +27,22 @@ def test_arrays_are_read_as_postgres_sends_them(
             row = connection.execute(f"SELECT array_send(%s::{kind}[])", [given]).fetchone()
             assert row is not None
             assert read(row[0]).tolist() == given
+
+
+def test_arrays_are_taken_as_they_are_sent(log: PostgresLog) -> None:
+    log.bounds([0])
+    connection = log._connection._connection
+    assert connection is not None
+    cases: list[tuple[str, Callable[[Any], arrays.SentArray], list[Any]]] = [
+        ("integer", arrays.integer_array, [0, 1, -1, 2**31 - 1, -(2**31)]),
+        ("bytea", arrays.bytea_array, [b"", b"a", b"\0" * 70_000]),
+        ("text", arrays.text_array, ["", "a", "käse"]),
+        ("text", arrays.text_array, [None, "a", None]),
+        ("text", arrays.text_array, [None]),
+    ]
+    for kind, made, given in cases:
+        for values in (given, given[:1], []):
+            row = connection.execute(
+                f"SELECT %b::{kind}[] IS NOT DISTINCT FROM %b::{kind}[]", [made(values), values]
+            ).fetchone()
+            assert row == (True,), values
