@@ -42,6 +42,16 @@ def test_the_largest_message_fits(log):
     assert batches[0]["value"][0].as_py() == value
 
 
+def test_texts_are_the_same_in_whatever_encoding_connections_of_this_machine_are(log, monkeypatch):
+    monkeypatch.setenv("PGCLIENTENCODING", "LATIN1")
+    log.append(AppendBatch("p", 0, 4, [0], [Message(b"", "käse", {"größe": "½"})]))
+    (row,) = rows_of(log, 0)
+    assert (row["key"], dict(row["headers"])) == ("käse", {"größe": "½"})
+    monkeypatch.delenv("PGCLIENTENCODING")
+    log.close()
+    assert rows_of(log, 0) == [row]
+
+
 # ------------------------------------------------------------------ columns taken by their place
 
 
