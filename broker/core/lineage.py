@@ -36,7 +36,7 @@ from broker.core.state.transitions import Status
 TRIGGER = "lineage"
 MOST_PARTITIONS = 100_000
 MOST_CHILDREN = 10_000
-# Numbers of a log may come out of order, but not from anywhere.
+# Numbers of a log may come out of order, but not from anywhere: so far above the highest.
 FARTHEST = 1_000_000
 MOST_NUMBER = 2**31 - 1
 
@@ -106,7 +106,7 @@ def _number(lineage: Lineage, given: set[int]) -> int:
 def _is_free(lineage: Lineage, number: int, given: set[int]) -> bool:
     if number in lineage.taken or number in given:
         return False
-    return number <= min(lineage.next_number + FARTHEST, MOST_NUMBER)
+    return number < lineage.next_number + FARTHEST and number <= MOST_NUMBER
 
 
 def finish(draft: Draft, partition: Partition, flow_id: str) -> None:

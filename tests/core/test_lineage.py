@@ -110,7 +110,7 @@ class TestRefusals:
             Child("c", ("b",)),  # not of the partition that it is reported for
             Child("b", ("a",)),  # a root has no parents
             Child("c", ("a",), 1),  # another partition's number
-            Child("c", ("a",), FARTHEST + 3),
+            Child("c", ("a",), FARTHEST + 2),  # the highest is 1
         ],
     )
     def test_what_contradicts_is_refused(self, child: c.NewChild) -> None:
@@ -126,6 +126,11 @@ class TestRefusals:
         assert orders.report("A", "a", Child("c", ("a",))) == "conflicting_child"
         assert orders.report("A", "b", Child("d", ("b",))) == "ok"
         assert sorted(orders.queue.partitions) == [0, 1, 9, 10]
+
+    def test_a_number_may_be_so_far_above_the_highest(self) -> None:
+        orders = at_work("a", "b")
+        assert orders.report("A", "a", Child("c", ("a",), 1 + FARTHEST)) == "ok"
+        assert orders.report("A", "a", Child("d", ("a",), 1 + 2 * FARTHEST)) == "ok"
 
     def test_a_hole_in_the_numbers_can_be_filled(self) -> None:
         orders = at_work("a", "b")
