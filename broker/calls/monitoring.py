@@ -166,10 +166,17 @@ class MonitoringCalls:
     async def events(self, name: str, after: int | None) -> AsyncIterator[views.EventView]:
         """The changes committed after the revision `after` (None: from now on), one event each.
 
-        Ends by raising QueueNotFound, and silently when the service stops. A slow reader reads the
-        missed changes from the store, so this replica stores nothing for it.
+        Ends by raising QueueNotFound, Invalid if `after` is above the queue's revision or too old,
+        and silently when the service stops. A slow reader reads the missed changes from the store,
+        so this replica stores nothing for it.
         """
         queue_id, revision = await self._queues.read(name, lambda queue: (queue.id, queue.revision))
+        if after is not None and after > revision:
+            # A queue that was deleted and made again, or the same before a restore.
+            raise Invalid(
+                f"This queue is at revision {revision}, so its changes were not followed to "
+                f"{after}; start from now on."
+            )
         with self._queues.replica.watching(queue_id) as changed:
             seen = revision if after is None else after
             while not self._queues.replica.stopping:

@@ -429,6 +429,21 @@ class TestEvents:
         for _ in range(rest):
             await anext(events)
 
+    @virtual
+    async def test_who_has_seen_more_than_there_is_followed_another_queue(self) -> None:
+        """A queue of the same name, or the same before a restore. Else it would get nothing until
+        this one has as many revisions."""
+        world = World()
+        one = await world.replica()
+        await one.create_queue(spec())
+        last = (await one.queue("orders")).revision
+        with pytest.raises(Invalid, match="start from now on"):
+            await anext(one.events("orders", last + 1))
+        following = asyncio.ensure_future(anext(one.events("orders", last)))
+        await settle()
+        await one.join("orders", "first", lease=60)
+        assert (await following).revision == last + 1
+
 
 class TestPositions:
     @virtual
