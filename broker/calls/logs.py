@@ -119,19 +119,26 @@ class LogCalls:
     async def _wanted(self, name: str, where: Where) -> dict[int, str | None]:
         """The position of each partition that `where` means now."""
 
-        async def look(queue: Queue) -> tuple[str, str, list[int]]:
+        async def look(queue: Queue) -> tuple[str, str, list[int], set[int]]:
             existing, numbers = queue.existing(), list[int]()
             while some := list(islice(existing, PIECE)):
                 # A finished partition stays finished, wherever its position is.
                 numbers += [one.number for one in some if one.state is not State.FINISHED]
                 if len(some) == PIECE:
                     await pause()
-            return queue.settings.log, queue.settings.start, numbers
+            finished = set() if queue.lineage is None else set(queue.lineage.finished)
+            return queue.settings.log, queue.settings.start, numbers, finished
 
-        log, start, numbers = await self._queues.on(name, lambda one: one.read_in_pieces(look))
+        log, start, numbers, finished = await self._queues.on(
+            name, lambda one: one.read_in_pieces(look)
+        )
         if not isinstance(where, Mapping):
             found = await self._logs.positions(log, where)
             return await mapped(lambda number: (number, found.get(number, EARLIEST)), numbers)
+        if passed_over := finished.intersection(where):
+            where = dict(where)
+            for number in passed_over:
+                del where[number]
         unknown = sorted(set(where) - set(numbers))
         if unknown:
             raise Invalid(

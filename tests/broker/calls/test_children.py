@@ -184,6 +184,21 @@ async def test_a_partition_finished_meanwhile_keeps_its_position() -> None:
 
 
 @virtual
+async def test_positions_pass_over_a_finished_partition_also_if_they_name_it() -> None:
+    world = World()
+    one, flow = await at_work(world, "a", "z")
+    split = item(0, child("b", "a"), position="41", finished=True)
+    assert await report(one, flow, split, seq=1) == ["ok"]
+    for dry_run in (True, False):
+        done = await one.set_positions("orders", {0: "5", 1: "6"}, dry_run=dry_run)
+        assert [(p.partition, p.position) for p in done.partitions] == [(1, "6")]
+        assert not (await one.set_positions("orders", {0: "5"}, dry_run=dry_run)).partitions
+    assert (await shown(one))["a"] == (0, "finished", "41")
+    with pytest.raises(Invalid, match="no partition 9"):
+        await one.set_positions("orders", {0: "5", 9: "5"})
+
+
+@virtual
 async def test_a_fixed_queue_has_no_children_and_a_dynamic_one_no_count() -> None:
     world = World()
     one, _ = await at_work(world)
