@@ -95,6 +95,7 @@ def test_a_report_renews_the_lease(api: httpx.Client) -> None:
     [
         {"kind": "quarantined", "text": "two\nlines", "partition": 0, "epoch": 1},
         {"kind": "quarantined", "text": "\x1b[31mred", "partition": 0, "epoch": 1},
+        {"kind": "quarantined", "text": "\x9b31mred, with one character less"},
         {"kind": "quarantined", "text": "x" * 301, "partition": 0, "epoch": 1},
         {"kind": "quarantined", "text": ""},
         {"kind": "Quarantined!", "text": "t"},

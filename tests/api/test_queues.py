@@ -7,6 +7,8 @@ from typing import Any
 import httpx
 import pytest
 
+from api.schemas import common
+from api.schemas import logs as log_schemas
 from counterpoise.publisher import Publisher
 from tests.api.consumer import bind, create_queue
 from tests.api.test_problems import problem
@@ -299,6 +301,7 @@ def test_a_dry_run_says_what_would_be_read_again_or_skipped(service: Service) ->
         {"positions": {"01": "1"}},
         {"positions": {"0": 1}},
         {"positions": {"7": "1"}},
+        {"positions": {"2147483648": "1"}},
         {"positions": {"0": "nonsense"}},
         {"positions": {"0": "1"}},
     ],
@@ -306,6 +309,13 @@ def test_a_dry_run_says_what_would_be_read_again_or_skipped(service: Service) ->
 def test_bad_positions(api: httpx.Client, body: dict[str, Any]) -> None:
     create_queue(api, "q", 1)
     problem(api.post("/queues/q/positions", json=body), 422, "invalid")
+
+
+def test_the_largest_number_of_a_partition_can_be_named() -> None:
+    """A dynamic queue may have it, if its log numbers the partitions."""
+    given = {"positions": {str(common.MOST_INT32): "1"}}
+    body = log_schemas.PositionsRequest.model_validate(given)
+    assert body.model_dump(exclude_unset=True) == given
 
 
 @pytest.mark.parametrize("purpose", ["read", "publish"])
