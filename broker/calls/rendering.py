@@ -239,12 +239,17 @@ def _status_view(queue: Queue, handoffs: Iterable[views.HandoffView]) -> views.R
         since=queue.since,
         holddown_until=queue.holddown_until,
         handoffs=tuple(handoffs),
-        unassigned=tuple(sorted(queue.unassigned)),
+        unassigned=tuple(sorted(queue.unassigned.keys() | _left_behind(queue))),
         spread=queue.spread(),
         last_rebalance=rebalance_view(queue.last_rebalance) if queue.last_rebalance else None,
         resize=resize_view(queue),
         waiting=_waiting(queue.lineage) if queue.lineage else (),
     )
+
+
+def _left_behind(queue: Queue) -> set[int]:
+    """What flows that are gone owned, as far as it is not taken from them yet."""
+    return {number for flow in queue.gone.values() for number in flow.owned}
 
 
 def _waiting(lineage: Lineage) -> tuple[views.WaitingView, ...]:
