@@ -1,6 +1,7 @@
 """The calls of flows."""
 
 import asyncio
+from collections.abc import Awaitable, Callable
 
 import pytest
 
@@ -17,7 +18,7 @@ from broker.core.errors import (
 )
 from broker.memory.loop import settle, virtual
 from broker.memory.store import Fault
-from tests.broker.shell import World, spec
+from tests.broker.shell import World, dynamic, spec
 
 
 class TestFollowing:
@@ -45,6 +46,43 @@ class TestFollowing:
         assert world.now - began == pytest.approx(5.5)
         assert await one.wait_update("orders", flow, after, 0) is None
         assert world.now - began == pytest.approx(5.5)
+
+    @virtual
+    async def test_also_where_the_queue_is_not_known_yet(self) -> None:
+        world = World()
+        one = await world.replica()
+        await one.create_queue(spec())
+        flow = await one.join("orders", "first", lease=8)
+        two, began = await world.replica(), world.now
+        assert await two.wait_update("orders", flow, 1000, 60) is None
+        assert world.now - began == pytest.approx(4)
+
+    @virtual
+    async def test_each_call_of_the_client_renews(self) -> None:
+        """Also one that changes nothing, as with no items or those of others."""
+        world = World()
+        one = await world.replica()
+        await one.create_queue(dynamic("orders", "a", "b"))
+        flow = await one.join("orders", "first", lease=3)
+        calls: dict[str, Callable[[], Awaitable[object]]] = {
+            "heartbeat": lambda: one.heartbeat("orders", flow),
+            "poll": lambda: one.wait_update("orders", flow, 0, 0),
+            "commit": lambda: one.commit("orders", flow, None, [views.CommitItem(0, 1, "x")]),
+            "commit of none": lambda: one.commit("orders", flow, None, []),
+            "commit too late": lambda: one.commit(
+                "orders", flow, None, [views.CommitItem(0, 0, "x")]
+            ),
+            "release": lambda: one.release("orders", flow, None, [views.ReleaseItem(0, 1)]),
+            "ready": lambda: one.ready("orders", flow, [views.ReadyItem(0, 1)]),
+            "children": lambda: one.children("orders", flow, None, [views.ChildrenItem(9, 1)]),
+            "drain": lambda: one.drain("orders", flow, None),
+            "drain again": lambda: one.drain("orders", flow, None),
+        }
+        for name, call in calls.items():
+            await asyncio.sleep(2)
+            await call()
+            [lease] = (await world.services[0].database.leases([flow])).values()
+            assert lease - world.now == pytest.approx(3, abs=0.1), name
 
     @virtual
     async def test_polls_renew_and_open_streams_do_not(self) -> None:
