@@ -132,6 +132,29 @@ class TestRefusals:
         assert orders.report("A", "a", Child("c", ("a",), 1 + FARTHEST)) == "ok"
         assert orders.report("A", "a", Child("d", ("a",), 1 + 2 * FARTHEST)) == "ok"
 
+    def test_two_children_of_one_report_have_two_numbers(self) -> None:
+        orders = at_work("a")
+        given = Child("b", ("a",), 5), Child("c", ("a",))
+        assert orders.report("A", "a", *given) == "ok"
+        assert sorted(orders.queue.partitions) == [0, 5, 6]
+        same = Child("d", ("a",), 9), Child("e", ("a",), 9)
+        assert orders.report("A", "a", *same) == "conflicting_child"
+        assert sorted(orders.queue.partitions) == [0, 5, 6]
+
+    def test_a_queue_has_so_many_partitions_at_the_most(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Removed ones do not count."""
+        monkeypatch.setattr("broker.core.lineage.MOST_PARTITIONS", 3)
+        orders = at_work("a", "b")
+        assert orders.report("A", "a", Child("c", ("a",)), Child("d", ("a",))) == (
+            "too_many_partitions"
+        )
+        assert orders.report("A", "a", Child("c", ("a",))) == "ok"
+        assert orders.report("A", "b", Child("d", ("b",)), finished=True) == "too_many_partitions"
+        assert orders.report("A", "b", finished=True) == "ok"
+        assert orders.report("A", "a", Child("d", ("a",))) == "ok"
+
     def test_a_hole_in_the_numbers_can_be_filled(self) -> None:
         orders = at_work("a", "b")
         assert orders.report("A", "a", Child("c", ("a",), 7)) == "ok"
@@ -155,6 +178,17 @@ class TestRefusals:
 
 
 class TestRepetitions:
+    def test_who_finished_it_adds_children_under_the_same_epoch_only(self) -> None:
+        orders = at_work("a", flows="AB")
+        owner, other = ("A", "B") if orders.owned("A") else ("B", "A")
+        epoch = orders.epoch(0)
+        orders.report(owner, "a", Child("b", ("a",)), finished=True)
+        late = Child("c", ("a",))
+        assert orders.report(owner, "a", late, epoch=epoch - 1) == "stale_epoch"
+        assert orders.report(owner, "a", late, epoch=epoch + 1) == "not_owner"
+        assert orders.report(other, "a", late, epoch=epoch) == "not_owner"
+        assert orders.report(owner, "a", late, epoch=epoch) == "ok"
+
     def test_the_call_that_finishes_is_ok_again(self) -> None:
         orders = at_work("a", "b")
         for _ in range(2):

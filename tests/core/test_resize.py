@@ -123,6 +123,17 @@ class TestShrink:
         orders = World.owning({"A": [0, 1], "B": [2, 3]})
         assert orders.release("A", 0, finished=True) == ["not_revoking"]
 
+    def test_a_delayed_finish_does_not_remove_a_partition_that_was_taken_back(self) -> None:
+        """Nor while it is handed off: its successor has to read on."""
+        orders = World.owning({"A": [0, 1, 2, 3]}, rebalance_delay=0.0)
+        orders.resize(3)
+        orders.resize(4)
+        assert orders.release("A", 3, epoch=1, finished=True) == ["not_revoking"]
+        orders.bind("B")
+        assert orders.state(3) == "revoking"
+        assert orders.release("A", 3, epoch=1, finished=True) == ["not_revoking"]
+        assert orders.state(3) == "revoking"
+
     def test_retiring_partitions_do_not_count(self) -> None:
         """B's two retire: B gets one of A's three, although both own partitions."""
         orders = World.owning({"A": [0, 1, 2], "B": [3, 4]})
