@@ -60,6 +60,42 @@ def test_it_has_every_call_of_the_contract(served: dict[str, Any]) -> None:
         assert call in listed, call
 
 
+def test_a_queue_has_the_defaults_and_ranges_of_the_contract(served: dict[str, Any]) -> None:
+    """The table in the contract, *Queue*; a change of what may be written has the same ranges."""
+    contract = (COMMITTED.parent / "docs" / "protocol.md").read_text("utf-8")
+    section = contract.partition("\n## Queue\n")[2].partition("\n## ")[0]
+    rows = re.findall(r"^\| `(\w+)` \| ([^|]*) \| ([^|]*) \|", section, re.M)
+    schemas = served["components"]["schemas"]
+    compared = 0
+    for name, default, values in rows:
+        given = schemas["QueueCreate"]["properties"][name]
+        changed = schemas["QueueChange"]["properties"].get(name)
+        if changed is not None:
+            assert _range(changed) == _range(given), name
+        if span := re.search(r"([0-9.]+)\.\.([0-9.]+)", values):
+            assert _range(given) == (*map(float, span.groups()), "null" in values), name
+            compared += 1
+        elif choices := re.findall(r"`(\w+)`", values):
+            assert sorted(given["enum"]) == sorted(choices), name
+            compared += 1
+        if re.fullmatch(r"[0-9.]+|null|`\w+`", default):
+            assert given.get("default") == yaml.safe_load(default.strip("`")), name
+    assert compared >= 7
+
+
+def test_a_lease_has_the_default_and_the_range_of_the_contract(served: dict[str, Any]) -> None:
+    contract = (COMMITTED.parent / "docs" / "protocol.md").read_text("utf-8")
+    [said] = re.findall(r"Default lease (\d+) s, range (\d+)\.\.(\d+)", contract)
+    lease = served["components"]["schemas"]["BindRequest"]["properties"]["lease_seconds"]
+    assert (lease["default"], lease["minimum"], lease["maximum"]) == tuple(map(float, said))
+
+
+def _range(schema: dict[str, Any]) -> tuple[float | None, float | None, bool]:
+    """The least and the largest value, and whether it may be null."""
+    of = {**schema, **next((one for one in schema.get("anyOf", ()) if "minimum" in one), {})}
+    return of.get("minimum"), of.get("maximum"), {"type": "null"} in schema.get("anyOf", ())
+
+
 def test_every_call_is_described(served: dict[str, Any]) -> None:
     names = set()
     for name, operation in operations(served):

@@ -10,12 +10,15 @@ from broker.service import Broker
 from tests.service import settings_for
 
 
-@pytest.mark.parametrize(("days", "kept"), [(3.0, True), (8.0, False)])
-async def test_flows_that_left_are_named_as_long_as_the_history(
-    migrated_url: str, days: float, kept: bool
+@pytest.mark.parametrize(
+    ("days", "history_days", "kept"),
+    [(3.0, 7.0, True), (8.0, 7.0, False), (0.9, 0.5, True), (1.1, 0.5, False)],
+)
+async def test_flows_that_left_are_known_as_long_as_the_history_and_a_day(
+    migrated_url: str, days: float, history_days: float, kept: bool
 ) -> None:
-    """The history is kept for 7 days."""
-    broker = Broker(settings_for(migrated_url))
+    """Then their calls get 410 with the reason, and the history names them."""
+    broker = Broker(settings_for(migrated_url, history_days=history_days))
     await broker.start()
     try:
         await broker.queues.create(QueueSpec(name="flights", partition_count=1))
