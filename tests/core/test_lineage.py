@@ -108,7 +108,9 @@ class TestRefusals:
         "child",
         [
             Child("c", ("b",)),  # not of the partition that it is reported for
+            Child("c", ("x",)),  # nor with a parent that may become known
             Child("b", ("a",)),  # a root has no parents
+            Child("b", ("a", "x")),
             Child("c", ("a",), 1),  # another partition's number
             Child("c", ("a",), FARTHEST + 2),  # the highest is 1
         ],
