@@ -131,6 +131,32 @@ def test_nobody_is_sent_far_beyond_the_end_of_the_log(
     assert client.partitions(queue)[0].lag == 0
 
 
+def test_no_child_begins_far_beyond_the_end_of_the_log(
+    target: Service, client: Client, name_of_a_queue: Callable[[], str]
+) -> None:
+    queue = name_of_a_queue()
+    with target.http as http:
+        settings = {"name": queue, "partitioning": "dynamic", "rebalance_delay": 0}
+        http.post("/queues", json=settings).raise_for_status()
+        bound = client.bind(queue, "attacker", lease_seconds=60)
+        split = http.post(f"/queues/{queue}/partitions/0/split", json={}).json()
+        child = {
+            "key": split["children"][0]["key"],
+            "parents": split["children"][0]["parents"],
+            "partition": split["children"][0]["partition"],
+            "position": str(2**62),
+        }
+        answer = http.post(
+            f"/queues/{queue}/flows/{bound.flow_id}/children",
+            json={"partitions": [{"partition": 0, "epoch": 1, "children": [child]}]},
+            headers={"Authorization": f"Bearer {bound.flow_token}"},
+        )
+        assert answer.status_code == 422, answer.text
+        (error,) = answer.json()["errors"]
+        assert error["field"] == "partitions.0.children.0.position"
+        http.delete(f"/queues/{queue}?force=true")
+
+
 def test_a_position_of_before_holds_up_its_own_partition_until_it_is_set(
     target: Service, client: Client, name_of_a_queue: Callable[[], str]
 ) -> None:

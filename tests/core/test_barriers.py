@@ -107,3 +107,15 @@ def test_positions_set_past_their_cuts_in_slices_lift_barriers_one_by_one():
     assert waiting(world) == {3: {1}}
     world.do(c.RaiseEpochs((1,), cuts, following=True))
     assert world.queue.barriers is None
+
+
+def test_work_under_an_old_epoch_reaches_nothing():
+    world = World(1, rebalance_delay=0.0, ordered_resize=True)
+    world.bind("A")
+    world.do(c.Change({"partition_count": 2}))
+    take(world, 1, 1, 2, set(), 2)
+    world.raise_epochs(0)
+    world.do(c.ReachCuts(1, ((0, 1),)))
+    assert waiting(world) == {1: {0}}
+    world.do(c.ReachCuts(1, ((0, 2),)))
+    assert waiting(world) == {}

@@ -30,6 +30,24 @@ def test_a_partition_whose_positions_were_set_was_granted_and_not_forced() -> No
     turn.decide(c.RebalanceNow())
     (entry,) = History(turn.finish(1.0).entries).views({})
     assert (entry.handoffs, entry.forced, entry.granted) == (0, 0, 1)
+    (move,) = entry.moves
+    assert (move.outcome, move.reason) == ("forced", "positions_set")
+
+
+def test_a_handoff_at_its_deadline_says_so_and_when_its_holddown_began() -> None:
+    orders = World.owning({"A": [0, 1]}, rebalance_delay=5.0, max_handoff_time=3.0)
+    began, entries = orders.now, list[Entry]()
+    for seconds, command in ((0.0, bind("B")), (5.0, c.Advance()), (3.0, c.Advance())):
+        orders.now += seconds
+        turn = Turn(orders.queue, orders.now, "commit")
+        turn.decide(command)
+        entries += turn.finish(1.0).entries
+    (entry,) = History(entries).views({"A": "etl-1", "B": "etl-2", "C": "etl-3"})
+    assert (entry.triggered_at, entry.started_at) == (began, began + 5.0)
+    assert (entry.finished_at, entry.forced) == (began + 8.0, 1)
+    (move,) = entry.moves
+    assert (move.outcome, move.reason, move.seconds) == ("forced", "not_released", 3.0)
+    assert entry.clients == {"A": "etl-1", "B": "etl-2"}
 
 
 def test_a_discarded_handoff_is_told_with_its_epoch_and_how_long_it_took() -> None:

@@ -201,6 +201,7 @@ async def test_the_readers_of_a_log_are_all_asked_and_each_has_its_own_barriers(
     assert status.resize == views.ResizeView(2, 4, False, unreached=1, waiting=1)
     with pytest.raises(ResizeUnsettled, match="'copy'"):
         await replica.change_queue("orders", {"partition_count": 8}, False)
+    assert (await replica.queue("orders")).partition_count == 4
     await replica.change_queue("copy", {"ordered_resize": False}, False)
     assert (await replica.change_queue("orders", {"partition_count": 8}, False)).partition_count
 

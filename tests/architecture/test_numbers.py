@@ -1,0 +1,64 @@
+"""The numbers that the contract names are those of the code.
+
+Tests of what they do use the constants, so a changed constant would fail none of them.
+"""
+
+import re
+
+import pytest
+
+from api.connections import protocol
+from api.http import bodies, patience, routing
+from api.schemas import conditions
+from broker.calls import keys
+from broker.calls.past import history
+from broker.core import lineage, resizing
+from broker.logs import by_kind, reach
+from broker.logs.builtin import ranges
+from broker.mailbox import crowds, renewals, replica
+from broker.service import GONE_SECONDS
+from broker.settings import Settings
+from tests.architecture.test_documents import text
+
+WORDS = {5: "five"}
+KIB, MIB = 2**10, 2**20
+SAID = [
+    f"at most {renewals.GATHER_SECONDS * 1000:g} ms later ({renewals.GATHER_SHARE * 100:g} % of",
+    f"while {WORDS[crowds.SEVERAL]} or more arrive",
+    f"at most {crowds.CROWD_SECONDS:g} s, and a bind for at most {crowds.GATHER_SECONDS:g} s",
+    f"told at its end, or within {crowds.TELL_SECONDS:g} s",
+    f"number that another key has (or one more than {lineage.FARTHEST:,} above the highest)",
+    f"more than {lineage.MOST_PARTITIONS:,} partitions that exist",
+    f"a partition more than {lineage.MOST_CHILDREN:,} children",
+    f"the keys of the last {ranges.SAMPLE_MESSAGES:,} messages",
+    f"the log is asked again after {resizing.FIRST_SECONDS:g} s",
+    f"then at growing intervals up to {resizing.MOST_SECONDS:g} s",
+    f"more than {reach.FAR:,} beyond the end",
+    f"has at most {conditions.MOST_TEXT_CHARACTERS} characters and no control characters",
+    f"A report names at most {conditions.MOST_CONDITIONS:,}.",
+    f"the first {history.MOST_CAUSES} in order",
+    f"at least for {GONE_SECONDS / 3600:g} h",
+    f"may make the `GET` calls of the key, for {keys.SESSION_SECONDS / 3600:g} h",
+    f"(0..{routing.LONGEST_WAIT_SECONDS:g} s, capped at half the lease)",
+    f"at most {Settings.model_fields['request_limit_bytes'].default / MIB:g} MiB unless",
+    f"every other body {bodies.SMALL_BYTES / KIB:g} KiB",
+    f"at most {WORDS[bodies.MOST_UNKNOWN]} unknown fields",
+    f"head has at most {protocol.MOST_HEAD_BYTES / KIB:g} KiB and {protocol.MOST_FIELDS} fields",
+    f"arrives within {protocol.HEAD_SECONDS:g} s",
+    f"does not answer within {by_kind.logs.SHOW_SECONDS:g} s",
+]
+
+
+@pytest.mark.parametrize("said", SAID)
+def test_the_contract_names_the_codes_number(said: str) -> None:
+    assert said in re.sub(r"\s+", " ", text("docs/protocol.md"))
+
+
+def test_what_takes_a_moment_less_than_the_contract_allows() -> None:
+    """Replicas look once a second; a call waits for the database until its own limit, and the
+    answer takes a moment."""
+    page = text("docs/protocol.md")
+    assert "Replicas stamp a row in Postgres every second" in page
+    assert replica.SWEEP_SECONDS == 1.0
+    [most] = re.findall(r"gets 503 `unavailable` within (\d+) s", page)
+    assert float(most) > patience.ANSWER_SECONDS
