@@ -5,9 +5,9 @@ from datetime import datetime
 from typing import Annotated, Literal
 
 from pydantic import (
-    BeforeValidator,
     ConfigDict,
     Field,
+    PlainValidator,
     StringConstraints,
     WithJsonSchema,
     model_validator,
@@ -30,18 +30,31 @@ from api.schemas.queues import Start
 _RFC3339 = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d{1,9})?(Z|[+-]\d\d:\d\d)", re.ASCII)
 
 
-def _moment(value: object) -> datetime:
-    """A time of a request; pydantic would also accept numbers as times."""
+def _where(value: object) -> Literal["earliest", "latest"] | datetime:
+    """An end of the log or a time of a request; pydantic would also accept numbers as times, and
+    name each alternative as a field of its own."""
+    if value == "earliest" or value == "latest":
+        return value
     text = value.upper() if isinstance(value, str) else ""
     if not _RFC3339.fullmatch(text) or text < "1970-01-02":
-        raise ValueError("should be an RFC 3339 time since 1970, like 2026-11-20T10:00:00Z")
+        raise ValueError(
+            "should be 'earliest', 'latest', or an RFC 3339 time since 1970, like "
+            "2026-11-20T10:00:00Z"
+        )
     return datetime.fromisoformat(text)
 
 
-Moment = Annotated[
-    datetime,
-    BeforeValidator(_moment),
-    WithJsonSchema({"type": "string", "format": "date-time", "examples": [EXAMPLE_TIME]}),
+Where = Annotated[
+    Literal["earliest", "latest"] | datetime,
+    PlainValidator(_where),
+    WithJsonSchema(
+        {
+            "anyOf": [
+                {"type": "string", "enum": ["earliest", "latest"]},
+                {"type": "string", "format": "date-time", "examples": [EXAMPLE_TIME]},
+            ]
+        }
+    ),
 ]
 PartitionKey = Annotated[str, StringConstraints(pattern=r"^(0|[1-9][0-9]{0,9})$")]
 
@@ -57,7 +70,7 @@ class PositionsRequest(RequestModel):
         }
     )
 
-    to: Literal["earliest", "latest"] | Moment = left_out(
+    to: Where = left_out(
         description="An end of the log, or a time: the first message published then or later.",
     )
     positions: dict[PartitionKey, Position | None] = left_out(

@@ -311,6 +311,15 @@ def test_bad_positions(api: httpx.Client, body: dict[str, Any]) -> None:
     problem(api.post("/queues/q/positions", json=body), 422, "invalid")
 
 
+@pytest.mark.parametrize(
+    "to", ["tomorrow", "2013-02-30T00:00:00Z", "2013-01-01", None, 7, ["latest"]]
+)
+def test_an_error_names_the_field_as_the_caller_does(api: httpx.Client, to: object) -> None:
+    create_queue(api, "q", 1)
+    told = problem(api.post("/queues/q/positions", json={"to": to}), 422, "invalid")
+    assert [error["field"] for error in told["errors"]] == ["to"]
+
+
 def test_the_largest_number_of_a_partition_can_be_named() -> None:
     """A dynamic queue may have it, if its log numbers the partitions."""
     given = {"positions": {str(common.MOST_INT32): "1"}}
