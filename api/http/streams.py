@@ -19,7 +19,7 @@ the call.
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable, Coroutine
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Literal, TypeVar
 
 import structlog
 from starlette.responses import Response
@@ -27,7 +27,7 @@ from starlette.types import Receive, Scope, Send
 
 from api.http.problems import of_broker_error, of_defect
 from broker.calls.updates import NOT_RENEWED
-from broker.core.errors import BrokerError, Unauthorized, Unavailable
+from broker.core.errors import BrokerError, Invalid, Unauthorized, Unavailable
 
 T = TypeVar("T")
 
@@ -128,9 +128,9 @@ def call_that_waits(scope: Scope) -> Later | None:
     return calls[0] if calls else None
 
 
-def event(name: str, data: bytes, id_: int | None = None) -> bytes:
-    """One server-sent event; `data` has no line breaks."""
-    head = b"" if id_ is None else b"id: %d\n" % id_
+def event(name: str, data: bytes, id_: int | Literal[""] | None = None) -> bytes:
+    """One server-sent event; `data` has no line breaks. An empty id clears that of the reader."""
+    head = b"" if id_ is None else b"id: %s\n" % str(id_).encode()
     return b"%sevent: %s\ndata: %s\n\n" % (head, name.encode(), data)
 
 
@@ -201,7 +201,9 @@ class EventStream(Response, Generic[T]):
         except StopAsyncIteration:
             return
         except BrokerError as error:
-            await _body(send, event("problem", bytes(of_broker_error(error).body)))
+            # Else a browser would try to resume after the same id for ever.
+            forget: Literal[""] | None = "" if isinstance(error, Invalid) else None
+            await _body(send, event("problem", bytes(of_broker_error(error).body), forget))
         except Exception:
             log.exception("defect in an event stream")
         finally:

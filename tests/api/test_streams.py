@@ -11,7 +11,7 @@ import pytest
 
 from api.http.streams import EventStream, OpenCalls, event
 from broker.calls import views
-from broker.core.errors import FlowGone
+from broker.core.errors import FlowGone, Invalid
 from broker.settings import load
 from tests.api.conftest import AS_FLOW
 from tests.api.scripted import ScriptedBroker, update
@@ -260,6 +260,19 @@ async def test_a_flow_that_leaves_ends_its_stream_with_the_problem() -> None:
     assert wire.sent[3].startswith(b"event: problem\ndata: {")
     document = json.loads(wire.sent[3].partition(b"data: ")[2])
     assert (document["code"], document["reason"]) == ("flow_gone", "replaced")
+    assert wire.ended
+
+
+async def test_a_reader_that_cannot_resume_forgets_where_it_was() -> None:
+    """A browser opens a stream again by itself, each time after the last id that it has."""
+
+    async def source() -> AsyncIterator[bytes]:
+        raise Invalid("start from now on")
+        yield b""
+
+    wire = Wire()
+    await wire.carry(EventStream(source(), _as_bytes, OpenCalls()))
+    assert wire.sent[2].startswith(b"id: \nevent: problem\ndata: {")
     assert wire.ended
 
 

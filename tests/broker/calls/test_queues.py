@@ -430,6 +430,16 @@ class TestEvents:
             await anext(events)
 
     @virtual
+    async def test_what_is_not_stored_any_more_is_not_passed_over(self) -> None:
+        world = World()
+        one = await world.replica()
+        await one.create_queue(spec())
+        await one.join("orders", "first", lease=60)
+        world.database.purge(0.0, world.now + 1)
+        with pytest.raises(Invalid, match="start from now on"):
+            await anext(one.events("orders", 0))
+
+    @virtual
     async def test_who_has_seen_more_than_there_is_followed_another_queue(self) -> None:
         """A queue of the same name, or the same before a restore. Else it would get nothing until
         this one has as many revisions."""
