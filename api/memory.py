@@ -45,6 +45,21 @@ class Exchange:
     over: bool = False
 
 
+class _Loop(VirtualLoop):
+    """Virtual time for all but logs outside of this process, as Redis: they need real time."""
+
+    def run_in_executor(
+        self, executor: object, func: Callable[..., T], *args: Any
+    ) -> asyncio.Future[T]:
+        """Does it here and now. Meanwhile no time passes."""
+        future: asyncio.Future[T] = self.create_future()
+        try:
+            future.set_result(func(*args))
+        except Exception as error:
+            future.set_exception(error)
+        return future
+
+
 class MemoryServer:
     """The service at `host` (a name that only this process knows).
 
@@ -52,7 +67,7 @@ class MemoryServer:
     """
 
     def __init__(self, host: str, epoch: float, settings: Mapping[str, Any] | None = None) -> None:
-        self._loop = VirtualLoop(most_steps=MOST_STEPS)
+        self._loop = _Loop(most_steps=MOST_STEPS)
         self._epoch = epoch
         self.database = MemoryDatabase(self.now)
         self.logs = MemoryLogs(self.now)

@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from counterpoise import AsyncFlow, Client, Consumer, Flow, Publisher
-from counterpoise.errors import Unreachable
+from counterpoise.errors import Invalid, Unreachable
 from counterpoise.logs import Message
 from counterpoise.testing import Killed, MemoryService
 from counterpoise.testing.plugin import counterpoise_service
@@ -230,3 +230,12 @@ def test_services_do_not_share_anything():
         one.create_queue("orders")
         assert two.client.queues() == []
         assert one.url != two.url
+
+
+def test_a_queue_on_redis_needs_its_server_as_in_production(service, redis_server):
+    with pytest.raises(Invalid, match="cannot be reached"):
+        service.create_queue("away", 2, log="redis://127.0.0.1:1/0/away")
+    queue = service.create_queue("flights", 2, log=redis_server.log("flights"))
+    assert queue.log == redis_server.log("flights")
+    assert [one.end for one in service.client.partitions("flights")] == ["0", "0"]
+    service.client.delete_queue("flights")
