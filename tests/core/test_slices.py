@@ -191,6 +191,20 @@ class TestDepartures:
         assert orders.owned("A3") == [0, 1, 2, 3, 4]
         assert not orders.queue.gone
 
+    def test_what_is_granted_at_once_waits_for_no_holddown_of_a_trigger_between(self) -> None:
+        """Rule 3 grants what A left to B, when B begins to drain: C gets it without a wait."""
+        orders = World(7, most=2, access_type="exclusive", rebalance_delay=5.0)
+        orders.bind("A")
+        orders.advance(5)
+        orders.bind("B")
+        orders.bind("C")
+        orders.expire("A")
+        assert (orders.status, bool(orders.queue.gone)) == ("Ready", True)
+        orders.drain("B")
+        assert (orders.status, orders.trigger) == ("Rebalancing", "drain")
+        orders.advance()
+        assert orders.owners() == {"B": [], "C": [0, 1, 2, 3, 4, 5, 6]}
+
     def test_an_exclusive_queue_passes_to_the_standby_without_a_holddown(self) -> None:
         orders = World(7, most=2, access_type="exclusive", rebalance_delay=5.0)
         orders.bind("A")
