@@ -152,16 +152,16 @@ class QueueCalls:
     async def _ends(self, log: str, owner: views.QueueView | None) -> Mapping[int, str]:
         """Where the log ends now, so that a queue begins there (the contract, *Queue*, `start`).
 
-        It is asked before the queue is stored, so a message that is published after the answer to
-        the administrator is read. A log that is made for the queue is empty. Raises Unavailable;
-        Invalid for a log that the service cannot ask.
+        It is asked before the queue is stored or changed, so a message that is published after the
+        answer to the administrator is read. A log that is made for the queue is empty. Raises
+        Unavailable; Invalid for a log that the service cannot ask.
         """
         if has_owner(log) and owner is None:
             return {}
         if kind_of(log) is None:
             raise Invalid(
                 "The service does not know this kind of log and cannot ask for its end: leave "
-                "start out, and set positions after the queue is created.",
+                "start out, and set the positions of the queue that is there.",
                 [("start", "cannot be 'latest' for a log of an unknown kind")],
             )
         return await self._logs.positions(log, "latest")
@@ -227,7 +227,7 @@ class QueueCalls:
         # What has no position yet begins at the ends of now, not at those of a later reader.
         begins: Mapping[int, str] = {}
         if changes.get("start", before.start) != before.start and changes["start"] == "latest":
-            begins = await self._logs.positions(before.log, "latest")
+            begins = await self._ends(before.log, before)
         await self._change(name, changes, discard, begins, caller)
         ordered = changes.get("ordered_resize", before.ordered_resize)
         if ordered and ("partition_count" in changes or "ordered_resize" in changes):

@@ -228,10 +228,11 @@ class Turn:
         else:
             answer = self.decide(command, room)
         if earliest and self.queue.settings.start == "latest":
-            numbers = (partition.number for partition in self.queue.existing())
-            # Those that the same change added begin at the earliest position.
-            for number in numbers:
-                self._first_positions.setdefault(number, ask.begins.get(number, EARLIEST))
+            # What the change adds, and what waits for parents, begins at the earliest position.
+            waiting = self.queue.lineage.waiting if self.queue.lineage else ()
+            for number in (partition.number for partition in self.queue.existing()):
+                ends = {} if number in waiting else ask.begins
+                self._first_positions.setdefault(number, ends.get(number, EARLIEST))
         if isinstance(command, c.Bind) and ask.token_hash is not None:
             self._hashes[command.flow_id] = ask.token_hash
         # One that was removed or finished meanwhile keeps its position, as it keeps its epoch.
@@ -241,10 +242,9 @@ class Turn:
             if is_read(self.queue, number)
         )
         if ask.act is not None:
-            act = ask.act
-            if ask.shown is not None:
-                act = replace(act, before=before, after=ask.shown(self.queue))
-            self._acts.append(act)
+            after = ask.shown and ask.shown(self.queue)
+            shows = ask.shown is not None
+            self._acts.append(replace(ask.act, before=before, after=after) if shows else ask.act)
         if ask.renews is not None and ask.renews in self.queue.flows:
             self._renewed.add(ask.renews)
         return answer

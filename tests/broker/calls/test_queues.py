@@ -288,9 +288,11 @@ class TestStart:
         world = World()
         one = await world.replica()
         away = views.QueueSpec("away", 2, log="other://elsewhere", start="latest")
-        with pytest.raises(Invalid, match="set positions"):
+        with pytest.raises(Invalid, match="set the positions"):
             await one.create_queue(away)
         await one.create_queue(replace(away, start="earliest"))
+        with pytest.raises(Invalid, match="set the positions"):
+            await one.change_queue("away", {"start": "latest"}, False)
 
     @virtual
     async def test_an_owner_that_leaves_before_its_first_commit_keeps_the_start(self) -> None:

@@ -12,6 +12,7 @@ from counterpoise.calls import Call
 from counterpoise.client import Client
 from counterpoise.errors import Invalid, PartitionEnded
 from counterpoise.logs.ranges import HASHES
+from counterpoise.publisher import Publisher
 from tests.service import eventually
 
 WHOLE = f"00000000-{HASHES - 1:08x}.0"
@@ -60,6 +61,22 @@ def test_a_dynamic_queue_begins_with_equal_hash_ranges(service):
         client.create_queue("plain", 2)
         with pytest.raises(Invalid, match="change partition_count"):
             client.split_partition("plain", 0)
+
+
+def test_what_follows_a_sealed_partition_is_read_from_its_begin_whatever_start_becomes(client):
+    """What is published to it came after messages that are still to be read."""
+    with Publisher("flights", client=client) as publisher:
+        publisher.publish(b"older")
+        publisher.flush()
+        client.split_partition("flights", 0)
+        for _ in range(4):
+            publisher.publish(b"newer")
+    client.change_queue("flights", start="latest")
+    assert {one["partition"]: one["position"] for one in listed(client, "flights")} == {
+        0: "1",
+        1: "0",
+        2: "0",
+    }
 
 
 def test_waiting_children_are_seen_at_once_and_calls_may_be_repeated(client):
