@@ -6,6 +6,9 @@ may be idle for as long as uvicorn keeps it (`timeout_keep_alive`).
 
 An answer that nobody reads is given up when a whole `timeout_keep_alive` has taken none of it.
 
+The answer of a long poll is one write (`_write_whole`), because one change is told to thousands of
+flows: uvicorn writes head and body one after the other, each with a system call.
+
 A connection is small, because thousands of them wait for long: what uvicorn makes in advance for
 rare cases is made here when the case comes.
 
@@ -16,15 +19,18 @@ the parser makes requests of all that one read brings, and holds the event loop 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterable
 from typing import Any
 
 import httptools
+from starlette.types import Scope
 from uvicorn.config import Config
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 from uvicorn.server import ServerState
 
 from api.connections.crowd import Crowd
 from api.http.problems import CODES, DETAILS, MEDIA_TYPE, problem_body
+from api.http.streams import WHOLE
 
 MOST_HEAD_BYTES = 65536
 MOST_FIELDS = 100
@@ -182,6 +188,8 @@ class Connection(HttpToolsProtocol):
         self._answered = False
         super().on_headers_complete()
         self.cycle.message_event = _Event()  # type: ignore[assignment]
+        # The application begins later, in a task.
+        self.scope[WHOLE] = self._write_whole  # type: ignore[literal-required]
 
     def on_message_complete(self) -> None:
         self._in_body = False
@@ -198,6 +206,31 @@ class Connection(HttpToolsProtocol):
                 self._expect_reader()
         elif self._answered:
             self._crowd.waits(self)
+
+    def _write_whole(
+        self, scope: Scope, status: int, headers: Iterable[tuple[bytes, bytes]], body: bytes
+    ) -> bool:
+        """Answers the request of this scope; `headers` say how long the body is. False: it is a
+        rare case, which is left to uvicorn.
+        """
+        cycle = self.cycle
+        if (
+            cycle.scope is not scope
+            or cycle.response_started
+            or cycle.disconnected
+            or cycle.flow.write_paused
+            or not cycle.keep_alive
+            or scope["method"] == "HEAD"
+        ):
+            return False
+        cycle.response_started = cycle.response_complete = True
+        head = [STATUS_LINE[status]]
+        for name, value in (*cycle.default_headers, *headers):
+            head += (name, b": ", value, b"\r\n")
+        self.transport.write(b"".join((*head, b"\r\n", body)))
+        cycle.message_event.set()
+        cycle.on_response()
+        return True
 
     # What does not arrive
 

@@ -35,6 +35,8 @@ log = structlog.get_logger("api")
 
 # Where the scope of a request has the call that waits.
 LATER = "counterpoise.later"
+# Where it has what writes a whole answer at once, if it does not leave it to `send`.
+WHOLE = "counterpoise.whole"
 KEEP_ALIVE_SECONDS = 15.0
 # A reader that lost its connection tries again after this long.
 RETRY_MILLISECONDS = 1000
@@ -116,7 +118,9 @@ class Later(Response):
             except Exception as error:
                 response = of_defect(scope, error)
             status = response.status_code
-            await response(scope, receive, send)
+            write = scope.get(WHOLE)
+            if write is None or not write(scope, status, response.raw_headers, response.body):
+                await response(scope, receive, send)
         finally:
             if self.count is not None:
                 self.count(status)
