@@ -27,6 +27,7 @@ from broker.core.errors import QueueNotFound
 from broker.core.state.model import Flow
 from broker.core.state.queue import Queue
 from broker.mailbox.batches import Asked, Batcher, answered
+from broker.mailbox.clock import StoreClock
 from broker.mailbox.coordinator import Coordinator
 from broker.mailbox.looks import Watch
 from broker.mailbox.patience import store_available
@@ -79,7 +80,7 @@ class Waiting:
         self.after = after
 
     def __enter__(self) -> Self:
-        self._watch = self._replica.watch(self.coordinator.queue_id, self.flow_id)
+        self._watch = self._replica.watch(self.coordinator.queue_id, self.flow_id, self._look)
         # The view may have changed since it was looked at.
         self._watch.set()
         return self
@@ -104,6 +105,25 @@ class Waiting:
         queue = self.coordinator.at_hand
         flow = None if queue is None else queue.flows.get(self.flow_id)
         return flow is not None and max(flow.view_revision, self.at_least) <= self.after
+
+    def _look(self) -> views.UpdateView | None:
+        """The changed view, with the positions that came back with the commit; None if somebody has
+        to be asked, or nothing has changed.
+        """
+        queue = self.coordinator.at_hand
+        flow = None if queue is None else queue.flows.get(self.flow_id)
+        if queue is None or flow is None or flow.view_revision <= self.after:
+            return None
+        numbers = needed_positions(flow)
+        positions = self.coordinator.told.of(numbers) if len(numbers) <= BIG_VIEW else None
+        return None if positions is None else _made(flow.id, positions, self._replica.clock, queue)
+
+    @property
+    def seen(self) -> views.UpdateView | None:
+        """The changed view, if it was made when the flow was told."""
+        assert self._watch is not None
+        view: views.UpdateView | None = self._watch.seen
+        return view
 
     def changes(self) -> Coroutine[Any, Any, bool]:
         """True as soon as the view may have changed, or the renewal is not as it should be; False
@@ -173,9 +193,9 @@ class UpdateCalls:
                 while view is None and await waiting.changes() and not waiting.stops:
                     if waiting.has_failed:
                         break
-                    if not waiting.is_same:
-                        # At once if possible: what a commit tells is forgotten in a moment.
-                        view = self.told(waiting) or await asked(self.of(waiting))
+                    view = waiting.seen
+                    if view is None and not waiting.is_same:
+                        view = await asked(self.of(waiting))
                 if waiting.is_renewing:
                     self._queues.replica.renewals.hurry()
                     await waiting.answer()
@@ -240,18 +260,6 @@ class UpdateCalls:
         except QueueNotFound:
             raise await self._rows.missing(coordinator.name, waiting.flow_id) from None
 
-    def told(self, waiting: Waiting) -> views.UpdateView | None:
-        """The changed view of a flow that was just woken, with what the commit told; None if
-        somebody has to be asked, or nothing has changed.
-        """
-        coordinator, queue = waiting.coordinator, waiting.coordinator.at_hand
-        flow = None if queue is None else queue.flows.get(waiting.flow_id)
-        if queue is None or flow is None or flow.view_revision <= waiting.after:
-            return None
-        numbers = needed_positions(flow)
-        positions = coordinator.told.of(numbers) if len(numbers) <= BIG_VIEW else None
-        return None if positions is None else self._made(flow.id, positions, queue)
-
     async def watch(self, name: str, flow_id: str, after: int) -> AsyncIterator[views.UpdateView]:
         """The flow's view each time it has changed; changes between two reads are combined.
 
@@ -298,7 +306,8 @@ class UpdateCalls:
                     in_pieces = partial(self._made_in_pieces, flow_id, positions)
                     view = await coordinator.read_in_pieces(in_pieces, fresh=fresh)
                 else:
-                    at_once = partial(self._made, flow_id, positions)
+                    clock = self._queues.replica.clock
+                    at_once = partial(_made, flow_id, positions, clock)
                     view = await coordinator.read(at_once, fresh=fresh)
                 if view is not None:
                     return view
@@ -307,14 +316,6 @@ class UpdateCalls:
                 numbers = await coordinator.read(needed, fresh=True)
                 if numbers is None:
                     raise await self._rows.missing(coordinator.name, flow_id)
-
-    def _made(self, flow_id: str, positions: Positions, queue: Queue) -> views.UpdateView | None:
-        """The flow's view; None without the flow or a position of the epoch of each partition."""
-        flow = queue.flows.get(flow_id)
-        if flow is None:
-            return None
-        found = _partitions(queue, flow, needed_positions(flow), positions)
-        return None if found is None else self._with(queue, flow, found)
 
     async def _made_in_pieces(
         self, flow_id: str, positions: Positions, queue: Queue
@@ -329,11 +330,6 @@ class UpdateCalls:
             if some is None:
                 return None
             found += some
-        return self._with(queue, flow, found)
-
-    def _with(
-        self, queue: Queue, flow: Flow, found: list[views.PartitionInUpdate]
-    ) -> views.UpdateView:
         return update_view(queue, flow, found, self._queues.replica.clock.now())
 
     async def _newer(
@@ -381,6 +377,17 @@ class UpdateCalls:
                 for queue_id, numbers in wanted.items()
             }
         return [found[queue_id] for queue_id, _ in asked]
+
+
+def _made(
+    flow_id: str, positions: Positions, clock: StoreClock, queue: Queue
+) -> views.UpdateView | None:
+    """The flow's view; None without the flow or a position of the epoch of each partition."""
+    flow = queue.flows.get(flow_id)
+    if flow is None:
+        return None
+    found = _partitions(queue, flow, needed_positions(flow), positions)
+    return None if found is None else update_view(queue, flow, found, clock.now())
 
 
 def _partitions(

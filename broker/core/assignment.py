@@ -18,7 +18,7 @@ back, so the minimum is counted anew as if they had not begun, and those that fi
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 from broker.core.state.model import Flow, Handoff
@@ -59,6 +59,19 @@ def taker(queue: Queue, ranking: Ranking) -> Flow | None:
     if not ranking.counts:
         return None
     return queue.first_taker() if queue.exclusive else queue.by_bind_number[ranking.fewest()]
+
+
+def with_their_share(queue: Queue, flow_ids: Iterable[str]) -> frozenset[str]:
+    """Those of these flows that have what is theirs while partitions are granted: at most a quarter
+    of all flows get one more. In an exclusive queue there are none.
+    """
+    if not queue.takers or queue.exclusive:
+        return frozenset()
+    share, ceilings = divmod(queue.settings.partition_count, queue.takers)
+    if 4 * ceilings > queue.takers:
+        share += 1
+    flows = (queue.flows.get(flow_id) for flow_id in flow_ids)
+    return frozenset(flow.id for flow in flows if flow is not None and flow.load >= share)
 
 
 class Plan:

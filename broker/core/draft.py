@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from broker.core.assignment import with_their_share
 from broker.core.errors import FlowNotFound
 from broker.core.state import records as r
 from broker.core.state.lineage import records as lr
@@ -54,6 +55,8 @@ class Decision:
 
     - `entries` are to be committed together, with their `effects`; none: nothing changes.
     - `notices`: the flows whose views change; they are told after that.
+    - `complete`: those of them who have their share although there is a `rest`: few of them get
+      more by it, so they need not wait for it.
     - `wake_at`: when the queue is to be advanced (Unix seconds; None: nothing will be due). It
       holds until the next decision, and replaces what the one before said.
     - `rest`: something was cut off for its size. The shell goes on with `Resume`, after others have
@@ -68,6 +71,7 @@ class Decision:
     effects: Effects = NO_EFFECTS
     rest: bool = False
     answer: Any = None
+    complete: frozenset[str] = frozenset()
 
     @property
     def records(self) -> tuple[r.Record, ...]:
@@ -167,6 +171,7 @@ class Draft:
             self._effects(),
             self._rest,
             answer,
+            with_their_share(queue, notices) if self._rest else frozenset(),
         )
 
     def _begin_entry(self) -> None:

@@ -38,7 +38,7 @@ from broker.core.state.records import Entry
 from broker.mailbox.asks import Ask, Late
 from broker.mailbox.clock import StoreClock, move_deadlines, outage_seen
 from broker.mailbox.crowds import Crowd, Delayed
-from broker.mailbox.looks import Look, ToldPositions, at_once, show_all
+from broker.mailbox.looks import Look, Told, at_once, show_all
 from broker.mailbox.patience import UNAVAILABLE, renew, write
 from broker.mailbox.renewals import Renewals
 from broker.mailbox.turns import Turn
@@ -97,7 +97,7 @@ class Coordinator:
         self._on_commit = on_commit
         self._renewals = Renewals(store) if renewals is None else renewals
         self._watched = watched
-        self.told = ToldPositions()
+        self.told = Told()
         self._crowd = Crowd(watched, lambda: self._advance or bool(self._looks))
         self._delayed = Delayed(lambda flow_ids: on_change(self, flow_ids, False))
         self._alarm: float | None = None
@@ -305,8 +305,6 @@ class Coordinator:
             self._alarm = time
             self._on_alarm(self, time)
 
-    # One turn
-
     async def _turn(self, queue: Queue, asks: list[Ask]) -> None:
         """Decides and commits what is asked and due; what it did not get to waits again."""
         spared = frozenset(ask.renews for ask in asks if ask.renews is not None)
@@ -330,6 +328,7 @@ class Coordinator:
                 if turn.commit.entries:
                     commit = turn.finish(within, self._watched(), self._renewals.gathered)
                     with self._renewals.by_commit(commit):
+                        self.told.go_soon()  # As soon as the store has the commit.
                         positions = await self._store.commit(commit)
                 elif (asks and await self._replay_missed(queue)) or not await write(
                     self._store, turn.unrecorded
@@ -367,13 +366,14 @@ class Coordinator:
             finally:
                 self._uncommitted = False
         self._next_lease = turn.next_lease(self._next_lease)
-        self._settled(queue, turn, ours=bool(turn.commit.entries))
         # If a decision was cut off, the next turn goes on, and takes in what is asked meanwhile.
         self._resumes = turn.rest and (self._resumes or bool(turn.commit.entries))
+        self.told.tell(positions, holds=self._resumes)
+        self._settled(queue, turn, ours=bool(turn.commit.entries))
         self._asks[:0], asks[len(answers) :] = asks[len(answers) :], []
         for ask, answer in zip(asks, answers, strict=True):
             ask.give(answer)
-        self.told.tell(positions)
+        self.told.forget_soon()
         if turn.commit.entries:
             # Those who were woken go first.
             asyncio.get_running_loop().call_soon(self._on_commit, turn.commit.entries)

@@ -8,8 +8,8 @@ told to flows. So while a crowd arrives
   `GATHER_SECONDS`;
 - from its second turn on flows are bound without partitions, until one turn finds nobody new, and
   no longer than `CROWD_SECONDS`;
-- flows that only get partitions by the rest of a large decision are told of several slices at once
-  (`Delayed`).
+- flows that get partitions by the rest of a large decision, and may get more, are told of several
+  slices at once (`Delayed`).
 
 Flows that come and go alone, and a few together, wait for nothing. What is due, and looks at the
 queue, do not wait for a crowd.
@@ -118,8 +118,8 @@ def _binds(asks: Iterable[Ask]) -> Sequence[str]:
 
 class Delayed:
     """Flows that are told of their changed views a little later, with what changes meanwhile: those
-    that only get partitions by the rest of a decision. They are told with its last slice, or after
-    `TELL_SECONDS`.
+    that only get partitions by the rest of a decision. They are told when they have their share,
+    with its last slice, or after `TELL_SECONDS`.
     """
 
     def __init__(self, tell: Callable[[frozenset[str]], object]) -> None:
@@ -133,7 +133,7 @@ class Delayed:
             return decided.notices
         if not decided.rest:
             return decided.told | self._take()
-        self._flow_ids |= decided.later
+        self._flow_ids = (self._flow_ids | decided.later) - decided.told
         if self._flow_ids and self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(TELL_SECONDS, self._ring)
         return decided.told

@@ -3,18 +3,27 @@
 A look at very much is made in pieces (`broker.pieces`). The mailbox waits for its end, so what it
 sees is of one revision, and other queues go on. What a look needs from the store beside the queue
 are positions; a commit tells some.
+
+**Views are made when flows are told, and answered a little later.** A large decision is committed
+slice after slice, and while the store works on one, the queue in memory runs ahead, so nobody may
+look at it. So a flow that waits looks right after the commit that changes its view (`Watch.look`).
+All that follows, to write the answer and to send it, takes several times as long, and is done while
+the store carries out the next commit (`Told`).
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Awaitable, Callable, Collection, Iterable
+from contextlib import suppress
 from typing import Any, TypeVar
 
 from broker.core.state.queue import Queue
 from broker.store.ports import Positions
 
 T = TypeVar("T")
+# If the next commit is not on its way then, those who have looked wait for it no longer.
+HOLD_SECONDS = 0.05
 Look = tuple[Callable[[Queue], Awaitable[Any]], asyncio.Future[Any]]
 
 
@@ -51,45 +60,35 @@ async def show_all(queue: Queue, looks: Collection[Look]) -> None:
         await asyncio.sleep(0)
 
 
-class ToldPositions:
-    """Positions that came back with a commit, for those who are woken by it.
-
-    Callers and watchers make their views in this round of the event loop, without reading the
-    positions again. They are forgotten with the round: positions change without any commit.
-    """
-
-    def __init__(self) -> None:
-        self._positions: Positions = {}
-
-    def tell(self, positions: Positions) -> None:
-        """After everyone was woken: they run before what forgets the positions."""
-        self._positions = positions
-        asyncio.get_running_loop().call_soon(self._forget)
-
-    def of(self, numbers: Collection[int]) -> Positions | None:
-        """The positions of these partitions; None if not all of them are known."""
-        known = self._positions
-        return known if all(number in known for number in numbers) else None
-
-    def _forget(self) -> None:
-        self._positions = {}
-
-
 class Watch:
     """Waits for changes of a flow's view, or of a queue: like `asyncio.Event`, for one who waits.
 
     Thousands of flows wait at once, and an event of asyncio takes three quarters of a kilobyte.
     """
 
-    __slots__ = ("_future", "_is_set")
+    __slots__ = ("_future", "_is_set", "_look", "seen")
 
-    def __init__(self) -> None:
+    def __init__(self, look: Callable[[], Any] | None = None) -> None:
+        """`look` makes of the queue what has changed; None if somebody has to be asked for it."""
         self._is_set = False
+        self._look = look
+        self.seen: Any = None
+        """What `look` has made at the last change."""
         self._future: asyncio.Future[None] | None = None
 
     def is_set(self) -> bool:
         """Whether something has changed that is not known yet."""
         return self._is_set
+
+    def look(self) -> bool:
+        """Looks at what has just changed; whether it is seen.
+
+        A defect is not the mailbox's: the one who waits looks again, and meets it.
+        """
+        self.seen = None
+        with suppress(Exception):
+            self.seen = None if self._look is None else self._look()
+        return self.seen is not None
 
     def set(self) -> None:
         """Something has changed."""
@@ -120,3 +119,59 @@ class Watch:
     def _wake(self) -> None:
         if self._future is not None and not self._future.done():
             self._future.set_result(None)
+
+
+class Told:
+    """What a commit tells: the positions that came back with it, and those who wait are woken.
+
+    Flows that wait make their views at once, and callers in this round of the event loop, without
+    reading the positions again. They are forgotten with the round: positions change without any
+    commit.
+    """
+
+    def __init__(self) -> None:
+        self._positions: Positions = {}
+        self._holds = False
+        self._held: list[Watch] = []
+        self._timer: asyncio.TimerHandle | None = None
+
+    def tell(self, positions: Positions, *, holds: bool) -> None:
+        """What the commit has returned. `holds`: the next commit follows."""
+        self._positions, self._holds = positions, holds
+
+    def forget_soon(self) -> None:
+        """After everyone was answered: they run before what forgets the positions."""
+        asyncio.get_running_loop().call_soon(self._forget)
+
+    def of(self, numbers: Collection[int]) -> Positions | None:
+        """The positions of these partitions; None if not all of them are known."""
+        known = self._positions
+        return known if all(number in known for number in numbers) else None
+
+    def _forget(self) -> None:
+        self._positions, self._holds = {}, False
+
+    def wake(self, watches: Iterable[Watch]) -> None:
+        """They look, and are woken: if the next commit follows, those who have seen what they need
+        when it is on its way.
+        """
+        for watch in watches:
+            if watch.look() and self._holds:
+                self._held.append(watch)
+            else:
+                watch.set()
+        if self._held and self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(HOLD_SECONDS, self._go)
+
+    def go_soon(self) -> None:
+        """The caller is about to commit."""
+        if self._held:
+            asyncio.get_running_loop().call_soon(self._go)
+
+    def _go(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        held, self._held = self._held, []
+        for watch in held:
+            watch.set()

@@ -89,7 +89,8 @@ class Replica:
         """
         self.stopping = True
         for queue_id in self._watchers:
-            self._wake(queue_id, None)
+            for watch in self._watches(queue_id, None):
+                watch.set()
         self._alarms.stop()
         await self._alarms.finish()
         for task in self._tasks:
@@ -185,7 +186,7 @@ class Replica:
             self.notify(coordinator.queue_id)
         if coordinator.queue is not None:
             self._memory.keep(coordinator.queue)
-        self._wake(coordinator.queue_id, notices)
+        coordinator.told.wake(self._watches(coordinator.queue_id, notices))
 
     def _alarm(self, coordinator: Coordinator, time: float | None) -> None:
         delay = None if time is None else time - self.clock.now()
@@ -204,9 +205,9 @@ class Replica:
         finally:
             self.unwatch(queue_id, flow_id, watch)
 
-    def watch(self, queue_id: str, flow_id: str) -> Watch:
+    def watch(self, queue_id: str, flow_id: str, look: Callable[[], Any] | None = None) -> Watch:
         """As `watching`, until `unwatch`."""
-        watch = Watch()
+        watch = Watch(look)
         of_queue = self._watchers.setdefault(queue_id, {})
         of_queue[flow_id] = (*of_queue.get(flow_id, ()), watch)
         return watch
@@ -222,12 +223,11 @@ class Replica:
         if not of_queue:
             del self._watchers[queue_id]
 
-    def _wake(self, queue_id: str, notices: frozenset[str] | None) -> None:
-        """Wakes those who watch the queue or these flows of it; None: all."""
+    def _watches(self, queue_id: str, notices: frozenset[str] | None) -> Iterator[Watch]:
+        """Those of who watch the queue or these flows of it; None: all."""
         watchers = self._watchers.get(queue_id, {})
         for key in list(watchers) if notices is None else (*sorted(notices), ""):
-            for watch in watchers.get(key, ()):
-                watch.set()
+            yield from watchers.get(key, ())
 
     # Other replicas
 

@@ -36,8 +36,8 @@ STEP_SECONDS = 0.002
 EARLIEST = "0"
 # A store that is slow writes so many partitions.
 ROWS_PER_SECOND = 10_000
-# Positions that come back with a transaction; others are read when a view needs them.
-MOST_SHOWN = 1000
+# Positions that come back with a transaction beside those that it writes.
+MOST_SHOWN = 2000
 # A decision cannot be farther ahead of the store's clock, unless that has gone back since: whoever
 # looked at it less than `broker.mailbox.clock.FRESH_SECONDS` ago is ahead by less.
 EARLY_SECONDS = 3.0
@@ -64,7 +64,7 @@ class Turn:
         self.queue = queue
         self.now = now
         self.notices: frozenset[str] = frozenset()
-        # Flows that got partitions by the rest of a decision.
+        # Flows that got partitions by the rest of a decision, and may get more.
         self.later: frozenset[str] = frozenset()
         self.wake_at = wake_at
         self.rest = rest
@@ -128,10 +128,9 @@ class Turn:
         decision = decide(self.queue, command, self.now, room)
         self._entries += decision.entries
         effects = decision.effects
-        if isinstance(command, c.Resume) and not effects.revokes:
-            self.later |= decision.notices
-        else:
-            self.notices |= decision.notices
+        only_grants = isinstance(command, c.Resume) and not effects.revokes
+        self.notices |= decision.complete if only_grants else decision.notices
+        self.later = (self.later | decision.notices) - self.notices
         self.wake_at = decision.wake_at
         self.rest = decision.rest
         self._partitions |= effects.partitions
@@ -373,15 +372,16 @@ class Turn:
         return commit
 
     def _positions_in_views(self, flow_ids: Iterable[str]) -> set[int]:
-        """Partitions in the views of these flows, as many as cost the commit little."""
+        """Partitions in the views of these flows that are not written, as many as cost little."""
         numbers: set[int] = set()
         for flow_id in flow_ids:
             flow = self.queue.flows.get(flow_id)
             if flow is None:
                 continue
-            if len(numbers) + len(flow.owned) + len(flow.incoming) > MOST_SHOWN:
+            shown = (flow.owned | flow.incoming) - self._partitions
+            if len(numbers) + len(shown) > MOST_SHOWN:
                 break
-            numbers |= flow.owned | flow.incoming
+            numbers |= shown
         return numbers
 
     def next_lease(self, known: float | None) -> float | None:

@@ -180,8 +180,8 @@ async def _partition_rows(commit: Commit) -> AsyncIterator[dict[int, tuple[Any, 
         }
 
 
-# A turn of the mailbox changes no more than a slice; a new queue has more.
-ROWS_AT_ONCE = 1000
+# A turn of the mailbox changes four slices at most; a new queue has more.
+ROWS_AT_ONCE = 1024
 _NO_WRITE = (None,) * 4
 _FRESH_ROW = (*FRESH, *_NO_WRITE, None, None, None)
 

@@ -15,7 +15,7 @@ from prometheus_client import CollectorRegistry
 from starlette.requests import Request
 
 from api.app import create_app
-from broker.calls import views
+from broker.calls import updates, views
 from broker.mailbox.renewals import GATHER_SECONDS
 from broker.memory.database import MemoryDatabase
 from broker.memory.loop import running, settle, virtual
@@ -242,7 +242,8 @@ async def test_a_defect_while_a_flow_waits_is_an_answer(monkeypatch: pytest.Monk
     def defect(_: object) -> None:
         raise ZeroDivisionError
 
-    monkeypatch.setattr(one.broker.updates, "told", defect)
+    # The mailbox, in which the view is made, does not notice.
+    monkeypatch.setattr(updates, "needed_positions", defect)
     await one.broker.queues.change("orders", {"partition_count": 2}, False)
     status, document = await poll
     assert (status, document["code"]) == (500, "internal")

@@ -15,7 +15,11 @@ from hypothesis import strategies as st
 from broker.core import commands as c
 from broker.core.draft import Decision
 from broker.core.errors import FlowNotFound
+from broker.core.rebalancer import decide
 from broker.core.state import records as r
+from broker.core.state.model import Settings
+from broker.core.state.queue import Queue
+from broker.core.state.replay import replay_all
 from tests.core.test_sequences import PROFILE, SETTINGS, STEPS, Player
 from tests.core.world import World
 
@@ -436,3 +440,18 @@ class TestDeadlines:
 
 def in_slices_of_one(orders: World) -> None:
     orders.most, orders.oracle.sliced = 1, True
+
+
+@pytest.mark.parametrize(("count", "share"), [(12, 3), (13, 3), (14, 4), (15, 4), (16, 4)])
+def test_a_flow_has_its_share_unless_many_get_one_more(count: int, share: int) -> None:
+    queue = Queue("id", "orders", Settings(partition_count=count, rebalance_delay=0.0), 0.0)
+    replay_all(queue, [r.PartitionsAdded(0, count, 0.0)], 1)
+    for flow in ("A", "B", "C", "D"):
+        decide(queue, c.Bind(flow, flow, "etl", 10.0), 0.0, 0)
+    slices = [decide(queue, c.Resume(), 0.0, 1) for _ in range(count)]
+    assert [one.rest for one in slices] == [True] * (count - 1) + [False]
+    granted = {n: "ABCD"[n % 4] for n in range(count)}
+    for number, one in enumerate(slices[:-1]):
+        has_it = number // 4 + 1 >= share
+        assert one.complete == ({granted[number]} if has_it else set())
+    assert not slices[-1].complete

@@ -11,6 +11,7 @@ from broker.calls import views
 from broker.core.state import records as r
 from broker.core.state.queue import Queue
 from broker.mailbox.coordinator import Coordinator
+from broker.mailbox.looks import HOLD_SECONDS, Told, Watch
 from broker.mailbox.replica import SWEEP_SECONDS
 from broker.memory.loop import running, settle, virtual
 from broker.memory.store import Fault
@@ -362,3 +363,55 @@ async def until_revoking(world: World, handoffs: int) -> None:
     """All that the second flow is to get is being handed over."""
     while len(world.stored("orders")[1].handoffs) < handoffs:
         await running().sleep(0.05)
+
+
+async def wait_in_polls(one: Service, flows: int) -> dict[str, asyncio.Task[Any]]:
+    """Long polls of so many flows, each with a partition."""
+    await one.create_queue(spec(partitions=flows))
+    async with asyncio.TaskGroup() as group:
+        binds = [group.create_task(one.join("orders", str(n), lease=60.0)) for n in range(flows)]
+    await running().sleep(1.0)
+    found = {}
+    for flow_id in (bind.result() for bind in binds):
+        revision = (await one.update("orders", flow_id)).revision
+        poll = one.wait_update("orders", flow_id, revision, 30.0)
+        found[flow_id] = asyncio.ensure_future(poll)
+    await settle()
+    return found
+
+
+@virtual
+async def test_flows_that_have_their_share_are_told_before_the_last_slice() -> None:
+    world = World()
+    one = await world.replica()
+    polls = await wait_in_polls(one, 20)
+    answered: list[int] = []
+
+    async def before(method: str) -> None:
+        if method == "commit":
+            # A flow that was told is answered while the store commits what comes next.
+            await running().sleep(0.001)
+            answered.append(sum(poll.done() for poll in polls.values()))
+
+    one.net.before = before
+    one.net.calls.clear()
+    await one.change_queue("orders", {"partition_count": 40}, False)
+    await asyncio.gather(*polls.values())
+    # Four slices add partitions, and four grant them.
+    assert answered == [0, 0, 0, 0, 0, 5, 10, 15]
+    assert one.net.calls["positions"] == 0
+    for poll in polls.values():
+        assert len(poll.result().partitions) == 2
+
+
+@virtual
+async def test_flows_that_are_told_do_not_wait_for_a_commit_that_does_not_come() -> None:
+    told, view = Told(), object()
+    sees, asks = Watch(lambda: view), Watch(lambda: None)
+    told.tell({}, holds=True)
+    told.wake([sees, asks])
+    assert asks.is_set()
+    assert not sees.is_set()
+    await running().sleep(HOLD_SECONDS)
+    assert sees.is_set()
+    assert sees.seen is view

@@ -13,7 +13,7 @@ from broker.core.state.transitions import (
     Status,
 )
 from broker.mailbox.coordinator import Coordinator
-from broker.mailbox.replica import Replica
+from broker.mailbox.looks import Told
 from counterpoise.flow.core import FlowCore
 from tests.simulation.mutants.mutant import Changes
 
@@ -39,7 +39,7 @@ def waiting_flow_is_not_woken() -> Changes:
 
     return [
         (UpdateCalls, "_newer", newer),
-        (Replica, "_wake", lambda self, queue_id, notices: None),
+        (Told, "wake", lambda self, watches: None),
         (Coordinator, "catch_up", lambda self: None),
     ]
 
