@@ -84,7 +84,7 @@ class Placement:
         with it.
         """
         number, before = partition.number, partition.owner
-        counted = self._take(partition)
+        counted = self._shift(partition, -1)
         partition.state, partition.owner = state, owner
         for name, value in marks.items():
             setattr(partition, name, value)
@@ -105,22 +105,22 @@ class Placement:
             self.lowest.trim(len(self.unassigned), lambda: self.unassigned)
         if state is State.OWNED and owner is not None:
             self.offer(owner, number)
-        self._add(partition, counted)
+        self._count(partition, counted)
         if before is not None and before.draining:
             self._rank_leaving(before)
 
     def name(self, handoff: Handoff, partition: Partition, successor: Flow | None) -> None:
         """Gives a handoff another successor."""
-        counted = self._take(partition)
+        counted = self._shift(partition, -1)
         handoff.named = successor
-        self._add(partition, counted)
+        self._count(partition, counted)
 
     def retire(self, partition: Partition, retiring: bool) -> None:
         """Takes a partition out of the balance, or back into it."""
-        counted = self._take(partition)
+        counted = self._shift(partition, -1)
         partition.retiring = retiring
         _change(self.retiring, partition.number, retiring)
-        self._add(partition, counted)
+        self._count(partition, counted)
         if partition.owner is not None:
             self.offer(partition.owner, partition.number)
 
@@ -152,12 +152,8 @@ class Placement:
             self._journal.did(ranking.put, flow.bind_number, ranking.counts[flow.bind_number])
             ranking.remove(flow.bind_number)
 
-    def _take(self, partition: Partition) -> Flow | None:
-        """The partition is about to change; returns the flow that it counts for."""
-        return self._shift(partition, -1)
-
-    def _add(self, partition: Partition, before: Flow | None) -> None:
-        """The partition has changed; `before` is what `_take` returned."""
+    def _count(self, partition: Partition, before: Flow | None) -> None:
+        """The partition has changed; `before` is what `_shift` returned before that."""
         after = self._shift(partition, 1)
         # In a graceful handoff the successor gets what counted for it already.
         if after is not before:
@@ -167,8 +163,8 @@ class Placement:
                 self._load(after, 1)
 
     def _shift(self, partition: Partition, sign: int) -> Flow | None:
-        """Changes all counts but the load of the flow that the partition counts for; returns that
-        flow.
+        """Takes the partition out of all counts (-1) before it changes, and puts it into them (1)
+        after it, but for the load of the flow that it counts for; returns that flow.
         """
         number, owner = partition.number, partition.owner
         handoff = self.handoffs.get(number)
@@ -180,7 +176,8 @@ class Placement:
             elif handoff.named is None:
                 _change(self.without_successor, number, sign > 0)
             if handoff.named is not None:
-                _change(handoff.named.incoming, number, sign > 0)
+                incoming = handoff.named.incoming
+                (incoming.add if sign > 0 else incoming.discard)(number)
         if owner is not None and owner.draining:
             self._rank_leaving(owner)
         if partition.retiring:

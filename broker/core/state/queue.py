@@ -215,7 +215,7 @@ class Queue:
 
     def touch(self, flow: Flow | None) -> None:
         """The flow's view changes with this revision."""
-        if flow is None or flow.gone:
+        if flow is None or flow.left is not None:
             return
         if flow.id not in self.touched:
             self.journal.add(self.touched, flow.id)
@@ -248,19 +248,23 @@ class Queue:
         assert (owner is not None) is (state in _WITH_OWNER)
         assert (handoff is not None) is (state in _WITH_HANDOFF)
         known, since = self.handoffs.get(number), self.unassigned.get(number)
-        marked = {name: getattr(partition, name) for name in marks}
+        # Many have none, and there are very many of these calls.
+        marked = {name: getattr(partition, name) for name in marks} if marks else marks
         move = self._placement.move
         self.journal.changed(partition, move, partition.state, before, known, since, marked)
         move(partition, state, owner, handoff, at, marks)
-        self._forget(before)
-        self._forget(None if known is None else known.named)
+        if before is not None:
+            self._forget(before)
+        if known is not None and known.named is not None:
+            self._forget(known.named)
 
     def redirect(self, handoff: Handoff, successor: Flow | None) -> None:
         """Gives a handoff another successor."""
         before, partition = handoff.named, self.partitions[handoff.number]
         self.journal.changed(handoff, self._placement.name, partition, before)
         self._placement.name(handoff, partition, successor)
-        self._forget(before)
+        if before is not None:
+            self._forget(before)
 
     def set_deadline(self, handoff: Handoff, deadline: float) -> None:
         """Changes the deadline of a handoff."""
@@ -304,8 +308,8 @@ class Queue:
             self.journal.set(flow, "left", Heap(flow.owned | flow.incoming))
             self.journal.put(self.gone, flow.id, flow)
 
-    def _forget(self, flow: Flow | None) -> None:
-        if flow is not None and flow.gone and not flow.owned and not flow.incoming:
+    def _forget(self, flow: Flow) -> None:
+        if flow.left is not None and not flow.owned and not flow.incoming:
             self.journal.drop(self.gone, flow.id)
 
     def set_draining(self, flow: Flow, deadline: float | None) -> None:
