@@ -82,7 +82,7 @@ class Waiting:
     def __enter__(self) -> Self:
         self._watch = self._replica.watch(self.coordinator.queue_id, self.flow_id, self._look)
         # The view may have changed since it was looked at.
-        self._watch.set()
+        self.coordinator.told.begins(self._watch)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -121,9 +121,7 @@ class Waiting:
     @property
     def seen(self) -> views.UpdateView | None:
         """The changed view, if it was made when the flow was told."""
-        assert self._watch is not None
-        view: views.UpdateView | None = self._watch.seen
-        return view
+        return None if self._watch is None else self._watch.seen
 
     def changes(self) -> Coroutine[Any, Any, bool]:
         """True as soon as the view may have changed, or the renewal is not as it should be; False
@@ -216,13 +214,15 @@ class UpdateCalls:
     def _waits(
         self, name: str, flow_id: str, after: int, wait_seconds: float, asked: Asked
     ) -> Waiting | None:
-        """What a flow waits with whose view is surely the one that it has; its renewal is under
-        way. None if that is not sure.
+        """What a flow waits with whose view is surely the one that it has, or is told with the
+        commit under way; its renewal is under way. None if neither is sure.
         """
-        coordinator = self._queues.replica.known(name)
-        queue = None if coordinator is None else coordinator.at_hand
+        if (coordinator := self._queues.replica.known(name)) is None:
+            return None
+        is_ahead = coordinator.told.is_committing
+        queue = coordinator.queue if is_ahead else coordinator.at_hand
         flow = None if queue is None else queue.flows.get(flow_id)
-        if coordinator is None or flow is None or flow.view_revision > after or wait_seconds <= 0:
+        if flow is None or wait_seconds <= 0 or (flow.view_revision > after and not is_ahead):
             return None
         lease_seconds = flow.lease_seconds
         seconds = min(wait_seconds, lease_seconds / 2)

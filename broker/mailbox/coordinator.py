@@ -327,8 +327,7 @@ class Coordinator:
                 answers = await turn.answers(asks, behind, resumes=resumes, puts_off=puts_off)
                 if turn.commit.entries:
                     commit = turn.finish(within, self._watched(), self._renewals.gathered)
-                    with self._renewals.by_commit(commit):
-                        self.told.go_soon()  # As soon as the store has the commit.
+                    with self._renewals.by_commit(commit), self.told.committing():
                         positions = await self._store.commit(commit)
                 elif (asks and await self._replay_missed(queue)) or not await write(
                     self._store, turn.unrecorded
@@ -369,10 +368,11 @@ class Coordinator:
         # If a decision was cut off, the next turn goes on, and takes in what is asked meanwhile.
         self._resumes = turn.rest and (self._resumes or bool(turn.commit.entries))
         self.told.tell(positions, holds=self._resumes)
-        self._settled(queue, turn, ours=bool(turn.commit.entries))
         self._asks[:0], asks[len(answers) :] = asks[len(answers) :], []
+        # They go before the flows that are told: one that has bound waits for what follows then.
         for ask, answer in zip(asks, answers, strict=True):
             ask.give(answer)
+        self._settled(queue, turn, ours=bool(turn.commit.entries))
         self.told.forget_soon()
         if turn.commit.entries:
             # Those who were woken go first.

@@ -14,8 +14,8 @@ the store carries out the next commit (`Told`).
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Collection, Iterable
-from contextlib import suppress
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from typing import Any, TypeVar
 
 from broker.core.state.queue import Queue
@@ -81,13 +81,14 @@ class Watch:
         return self._is_set
 
     def look(self) -> bool:
-        """Looks at what has just changed; whether it is seen.
+        """Looks at what has just changed, if it is awaited; whether it is seen.
 
         A defect is not the mailbox's: the one who waits looks again, and meets it.
         """
         self.seen = None
-        with suppress(Exception):
-            self.seen = None if self._look is None else self._look()
+        if self._look is not None and self._future is not None:
+            with suppress(Exception):
+                self.seen = self._look()
         return self.seen is not None
 
     def set(self) -> None:
@@ -134,6 +135,32 @@ class Told:
         self._holds = False
         self._held: list[Watch] = []
         self._timer: asyncio.TimerHandle | None = None
+        self._came: list[Watch] = []
+        self.is_committing = False
+        """Whether the store is at work on a commit, which may tell something."""
+
+    @contextmanager
+    def committing(self) -> Iterator[None]:
+        """While the store is at work. Those who are held are woken as soon as it has begun."""
+        self.is_committing = True
+        if self._held:
+            asyncio.get_running_loop().call_soon(self._go)
+        try:
+            yield
+        finally:
+            self.is_committing = False
+            came, self._came = self._came, []
+            for watch in came:
+                watch.set()
+
+    def begins(self, watch: Watch) -> None:
+        """Somebody begins to wait. Whether something has changed is to be looked at, but not before
+        the end of the commit that is under way: it may be what that tells.
+        """
+        if self.is_committing:
+            self._came.append(watch)
+        else:
+            watch.set()
 
     def tell(self, positions: Positions, *, holds: bool) -> None:
         """What the commit has returned. `holds`: the next commit follows."""
@@ -162,11 +189,6 @@ class Told:
                 watch.set()
         if self._held and self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(HOLD_SECONDS, self._go)
-
-    def go_soon(self) -> None:
-        """The caller is about to commit."""
-        if self._held:
-            asyncio.get_running_loop().call_soon(self._go)
 
     def _go(self) -> None:
         if self._timer is not None:

@@ -3,11 +3,13 @@
 import asyncio
 import gc
 import itertools
+from contextlib import suppress
 from typing import Any
 
 import pytest
 
 from broker.calls import views
+from broker.core.errors import Unavailable
 from broker.core.state import records as r
 from broker.core.state.queue import Queue
 from broker.mailbox.coordinator import Coordinator
@@ -404,14 +406,75 @@ async def test_flows_that_have_their_share_are_told_before_the_last_slice() -> N
         assert len(poll.result().partitions) == 2
 
 
+async def poll_amid_a_commit(
+    one: Service, changes: dict[str, Any], fault: Fault | None = None
+) -> asyncio.Task[Any]:
+    """The poll of a flow without partitions that came while this change was committed, once that is
+    over."""
+    await one.create_queue(spec(partitions=1))
+    await one.join("orders", "first", lease=60.0)
+    flow_id = await one.join("orders", "second", lease=60.0)
+    revision = (await one.update("orders", flow_id)).revision
+    gate = one.net.hold("commit")
+    if fault is not None:
+        one.net.fail("commit", fault)
+    changing = asyncio.ensure_future(one.change_queue("orders", changes, False))
+    await one.net.met("commit")
+    one.net.calls.clear()
+    poll = asyncio.ensure_future(one.wait_update("orders", flow_id, revision, 30.0))
+    await settle()
+    assert not poll.done()
+    gate.set()
+    with suppress(Unavailable):
+        await changing
+    await settle()
+    return poll
+
+
+@virtual
+async def test_a_poll_that_comes_amid_a_commit_is_told_with_it() -> None:
+    world = World()
+    one = await world.replica()
+    poll = await poll_amid_a_commit(one, {"partition_count": 2})
+    assert one.net.calls["positions"] == 0
+    assert len((await poll).partitions) == 1
+
+
+@virtual
+async def test_a_poll_waits_on_after_a_commit_that_does_not_concern_it() -> None:
+    world = World()
+    one = await world.replica()
+    poll = await poll_amid_a_commit(one, {"max_handoff_time": 9.0})
+    assert not poll.done()
+    await one.change_queue("orders", {"partition_count": 2}, False)
+    assert len((await poll).partitions) == 1
+
+
+@virtual
+async def test_a_poll_that_comes_amid_a_commit_that_fails_waits_on() -> None:
+    world = World()
+    one = await world.replica()
+    poll = await poll_amid_a_commit(one, {"partition_count": 2}, Fault.LOST)
+    assert not poll.done()
+    await one.change_queue("orders", {"partition_count": 4}, False)
+    assert len((await poll).partitions) == 2
+
+
 @virtual
 async def test_flows_that_are_told_do_not_wait_for_a_commit_that_does_not_come() -> None:
     told, view = Told(), object()
     sees, asks = Watch(lambda: view), Watch(lambda: None)
     told.tell({}, holds=True)
+    told.wake([sees])
+    # Nobody waits for it yet.
+    assert sees.is_set()
+    assert sees.seen is None
+    sees.clear()
+    waiting = asyncio.gather(sees.wait(), asks.wait())
+    await settle()
     told.wake([sees, asks])
     assert asks.is_set()
     assert not sees.is_set()
     await running().sleep(HOLD_SECONDS)
-    assert sees.is_set()
+    assert all(await waiting)
     assert sees.seen is view
