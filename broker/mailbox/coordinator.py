@@ -102,7 +102,7 @@ class Coordinator:
         self._delayed = Delayed(lambda flow_ids: on_change(self, flow_ids, False))
         self._alarm: float | None = None
         self._wake_at: float | None = None
-        self._rest = self._resumes = self._uncommitted = self._behind = False
+        self._rest = self.resumes = self._uncommitted = self._behind = False
         self._queue: Queue | None = None
         self._asks: list[Ask] = []
         self._looks: list[Look] = []
@@ -194,7 +194,7 @@ class Coordinator:
             self._task = asyncio.create_task(self._work())
 
     async def _work(self) -> None:
-        while self._asks or self._looks or self._advance or self._behind or self._resumes:
+        while self._asks or self._looks or self._advance or self._behind or self.resumes:
             asks: list[Ask] = []
             looks, self._looks = self._looks, []
             try:
@@ -202,7 +202,7 @@ class Coordinator:
                 if not (gathers := await self._crowd.gathers(self._asks)):
                     asks, self._asks = self._asks[:MOST_AT_ONCE], self._asks[MOST_AT_ONCE:]
                     self._crowd.taken(asks)
-                if asks or self._advance or (self._resumes and not gathers):
+                if asks or self._advance or (self.resumes and not gathers):
                     await self._turn(await self._current(), asks)
             except Exception as error:
                 if not asks:
@@ -217,7 +217,7 @@ class Coordinator:
     def _fail(self, error: Exception, waiting: Iterable[asyncio.Future[Any]]) -> None:
         """Tells those who wait. What is due is left to the sweep: to try at once meets the same."""
         told = error
-        self._advance, self._resumes, self._behind = False, False, True
+        self._advance, self.resumes, self._behind = False, False, True
         if isinstance(error, StoreUnavailable):
             told = Unavailable(UNAVAILABLE)
         elif isinstance(error, QueueGone):
@@ -250,7 +250,7 @@ class Coordinator:
             await self._keep_time(queue.outage_seen)
             self._queue, self.name = queue, queue.name
             # Not known yet; to advance it is the first thing that is done with it.
-            self._wake_at, self._rest, self._resumes = None, False, False
+            self._wake_at, self._rest, self.resumes = None, False, False
             self._advance = True
             self._on_change(self, None, False)
         return queue
@@ -262,7 +262,7 @@ class Coordinator:
             while entries := await self._missed(queue):
                 found = True
                 # The replica that has decided last goes on.
-                self._resumes = False
+                self.resumes = False
                 self._settled(queue, follow(queue, entries), ours=False)
                 if len(entries) < FOLLOWED_AT_ONCE:
                     break
@@ -323,7 +323,7 @@ class Coordinator:
                 await move_deadlines(turn, self._clock, self._store)
                 if looked:
                     await self._do_what_is_due(turn, spared)
-                resumes, puts_off = self._resumes and not looked, self._crowd.puts_off
+                resumes, puts_off = self.resumes and not looked, self._crowd.puts_off
                 answers = await turn.answers(asks, behind, resumes=resumes, puts_off=puts_off)
                 if turn.commit.entries:
                     commit = turn.finish(within, self._watched(), self._renewals.gathered)
@@ -366,8 +366,8 @@ class Coordinator:
                 self._uncommitted = False
         self._next_lease = turn.next_lease(self._next_lease)
         # If a decision was cut off, the next turn goes on, and takes in what is asked meanwhile.
-        self._resumes = turn.rest and (self._resumes or bool(turn.commit.entries))
-        self.told.tell(positions, holds=self._resumes)
+        self.resumes = turn.rest and (self.resumes or bool(turn.commit.entries))
+        self.told.tell(positions, holds=self.resumes)
         self._asks[:0], asks[len(answers) :] = asks[len(answers) :], []
         # They go before the flows that are told: one that has bound waits for what follows then.
         for ask, answer in zip(asks, answers, strict=True):

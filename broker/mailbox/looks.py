@@ -23,7 +23,7 @@ from broker.store.ports import Positions
 
 T = TypeVar("T")
 # If the next commit is not on its way then, those who have looked wait for it no longer.
-HOLD_SECONDS = 0.05
+HOLD_SECONDS = 0.2
 Look = tuple[Callable[[Queue], Awaitable[Any]], asyncio.Future[Any]]
 
 

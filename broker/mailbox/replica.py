@@ -268,8 +268,10 @@ class Replica:
                 coordinator.ring()
         for queue_id in await self.store.due(MOST_DUE):
             coordinator = self._of(queue_id)
-            # What is due may be in commits of which nobody told this replica.
-            coordinator.catch_up()
+            # What is due may be in commits of which nobody told this replica. If it is a rest that
+            # this replica goes on with, its next commit meets them.
+            if not coordinator.resumes:
+                coordinator.catch_up()
             coordinator.advance()
         await self._look_for_missed()
         self._evict()

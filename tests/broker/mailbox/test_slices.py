@@ -478,3 +478,22 @@ async def test_flows_that_are_told_do_not_wait_for_a_commit_that_does_not_come()
     await running().sleep(HOLD_SECONDS)
     assert all(await waiting)
     assert sees.seen is view
+
+
+@virtual
+async def test_a_sweep_amid_slices_leaves_the_flows_what_they_are_told() -> None:
+    world = World()
+    one = await world.replica()
+    polls = await wait_in_polls(one, 20)
+    commits = itertools.count(1)
+
+    async def before(method: str) -> None:
+        if method == "commit" and next(commits) == 5:
+            # The sweep finds the rest of the decision due, which is being committed.
+            await one.replica.sweep()
+
+    one.net.before = before
+    one.net.calls.clear()
+    await one.change_queue("orders", {"partition_count": 40}, False)
+    await asyncio.gather(*polls.values())
+    assert one.net.calls["positions"] == 0
