@@ -24,7 +24,7 @@ from counterpoise.spark.tasks.executor import ARROW_SCHEMA
 
 FORMAT = "counterpoise_yardstick"
 # About a chunk of the log.
-CHUNK_MESSAGES = 2000
+CHUNK_MESSAGES = 4000
 
 
 class Rows(InputPartition):

@@ -104,12 +104,13 @@ def _numbers(kind: pa.DataType, numbers: array[int]) -> pa.Array:
 
 
 def packed(sizes: array[int], data: bytes, kind: pa.DataType = _BINARY) -> pa.Array:
-    """A column of values that lie one behind the other in `data`, of these sizes; -1: null.
+    """A column of values that lie one behind the other in `data`, of these sizes.
 
-    `kind` is `binary` or `string`; then `data` is UTF-8. Raises ArrowInvalid beyond 2 GiB.
+    `kind` is `binary`, or `string`: then `data` is UTF-8, and a size of -1 means null. Raises
+    ArrowInvalid beyond 2 GiB.
     """
     validity = None
-    if -1 in sizes:
+    if kind != _BINARY and -1 in sizes:
         validity = _bits(size != -1 for size in sizes)
         sizes = array("i", [max(0, size) for size in sizes])
     ends = pc.cumulative_sum_checked(_numbers(pa.int32(), array("i", [0]) + sizes))

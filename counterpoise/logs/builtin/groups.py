@@ -31,6 +31,11 @@ class PackedRows:
         self._keys: list[memoryview] = []
         self._headers: list[Pairs | None] = []
 
+    @property
+    def value_bytes(self) -> int:
+        """The bytes of all values."""
+        return sum(map(len, self._values))
+
     def add_all(self, groups: Iterable[Sequence[Any]]) -> None:
         """Add groups up to the first gap."""
         for group in groups:

@@ -52,11 +52,17 @@ def test_binaries(values: list[bytes | None]) -> None:
     same(columns.binaries(values), values, pa.binary())
 
 
-@given(st.lists(st.none() | st.binary(max_size=8)))
-def test_packed(values: list[bytes | None]) -> None:
-    there = [one for one in values if one is not None]
-    sizes = array("i", [-1 if one is None else len(one) for one in values])
-    same(columns.packed(sizes, b"".join(there)), values, pa.binary())
+@given(st.lists(st.binary(max_size=8)))
+def test_packed_values(values: list[bytes]) -> None:
+    sizes = array("i", map(len, values))
+    same(columns.packed(sizes, b"".join(values)), values, pa.binary())
+
+
+@given(st.lists(st.none() | texts))
+def test_packed_texts(values: list[str | None]) -> None:
+    there = [one.encode() for one in values if one is not None]
+    sizes = array("i", [-1 if one is None else len(one.encode()) for one in values])
+    same(columns.packed(sizes, b"".join(there), pa.string()), values, pa.string())
 
 
 @given(st.lists(st.none() | texts))
