@@ -42,7 +42,7 @@ $(VENV)/.locked: deploy/constraints.txt
 	@test -n "$(PYTHON)" || { echo "Counterpoise needs Python 3.11 or newer; set PYTHON=/path/to/python" >&2; exit 1; }
 	@echo "==> $(VENV): the locked versions (the first time this takes a few minutes)"
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	@$(BIN)/python -m pip install --disable-pip-version-check --no-compile --require-hashes \
+	@$(BIN)/python -m pip install --disable-pip-version-check --no-compile --no-deps --require-hashes \
 		-r deploy/constraints.txt | { grep --line-buffered -v '^Requirement already satisfied' || true; }
 	@$(BIN)/python -m compileall -qq -j 0 $(VENV)/lib || true  # on all processors; templates fail
 	@touch $@

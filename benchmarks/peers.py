@@ -89,7 +89,7 @@ def environment() -> Path:
     if not made.exists() or made.read_bytes() != LOCK.read_bytes():
         print(f"{directory}: the peers' environment (once)", flush=True)
         venv.create(directory, with_pip=True, clear=True)
-        command = [str(python), "-m", "pip", "install", "--quiet", "--require-hashes"]
+        command = [str(python), "-m", "pip", "install", "--quiet", "--no-deps", "--require-hashes"]
         subprocess.run([*command, "-r", str(LOCK)], check=True)
         made.write_bytes(LOCK.read_bytes())
     return python

@@ -3,6 +3,7 @@
 import functools
 import re
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -63,6 +64,23 @@ def test_every_locked_version_has_hashes() -> None:
     packages = [line for line in lock.splitlines() if "==" in line and not line.startswith("#")]
     assert len(packages) > 50
     assert not [line[:60] for line in packages if "--hash=sha256:" not in line]
+
+
+def test_what_is_locked_is_installed_as_it_is() -> None:
+    """Else pip looks for the newest version of a package that another one needs with an extra, and
+    refuses it for its hash: no setup would work from the day of its next release on.
+    """
+    for name in ("Makefile", "benchmarks/peers.py"):
+        text = (ROOT / name).read_text("utf-8")
+        assert text.count("--require-hashes") == 1, name
+        assert re.search(r'--no-deps"?,? "?--require-hashes', text), name
+
+
+def test_the_lock_has_all_that_its_packages_need() -> None:
+    found = subprocess.run(
+        [sys.executable, "-m", "pip", "check"], capture_output=True, text=True, check=False
+    )
+    assert found.returncode == 0, found.stdout
 
 
 @pytest.mark.parametrize("name", ["pyproject.toml", "deploy/server/pyproject.toml"])
