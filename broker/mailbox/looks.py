@@ -66,7 +66,7 @@ class Watch:
     Thousands of flows wait at once, and an event of asyncio takes three quarters of a kilobyte.
     """
 
-    __slots__ = ("_future", "_is_set", "_look", "seen")
+    __slots__ = ("_future", "_is_set", "_look", "is_late", "seen")
 
     def __init__(self, look: Callable[[], Any] | None = None) -> None:
         """`look` makes of the queue what has changed; None if somebody has to be asked for it."""
@@ -74,6 +74,8 @@ class Watch:
         self._look = look
         self.seen: Any = None
         """What `look` has made at the last change."""
+        self.is_late = False
+        """Whether it began amid the commit that is under way."""
         self._future: asyncio.Future[None] | None = None
 
     def is_set(self) -> bool:
@@ -143,21 +145,32 @@ class Told:
     def committing(self) -> Iterator[None]:
         """While the store is at work. Those who are held are woken as soon as it has begun."""
         self.is_committing = True
+        loop = asyncio.get_running_loop()
         if self._held:
-            asyncio.get_running_loop().call_soon(self._go)
+            loop.call_soon(self._go)
         try:
             yield
         finally:
             self.is_committing = False
             came, self._came = self._came, []
-            for watch in came:
-                watch.set()
+            if came and not loop.is_closed():  # else the service is gone
+                loop.call_soon(self._set_late, came)
+
+    @staticmethod
+    def _set_late(watches: Iterable[Watch]) -> None:
+        """They look when the positions of the commit have been forgotten."""
+        for watch in watches:
+            watch.is_late = False
+            watch.set()
 
     def begins(self, watch: Watch) -> None:
         """Somebody begins to wait. Whether something has changed is to be looked at, but not before
-        the end of the commit that is under way: it may be what that tells.
+        the end of the commit that is under way: it may be what that tells. The positions that come
+        back with it may be older than the call: the flow may have committed newer ones and polled
+        meanwhile. So it does not look with them.
         """
         if self.is_committing:
+            watch.is_late = True
             self._came.append(watch)
         else:
             watch.set()
@@ -183,6 +196,8 @@ class Told:
         when it is on its way.
         """
         for watch in watches:
+            if watch.is_late:
+                continue
             if watch.look() and self._holds:
                 self._held.append(watch)
             else:
