@@ -45,7 +45,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from counterpoise.logs.errors import InvalidMessage
 
@@ -65,8 +65,7 @@ SHOWN_TO = datetime(9999, 12, 30, 23, 59, 59, 999999, tzinfo=UTC)
 """The times that a `datetime` of any time zone can show."""
 
 
-@dataclass(frozen=True, slots=True)
-class Message:
+class Message(NamedTuple):
     """A message to publish. `published_at` None means the time at which the log appends it."""
 
     value: bytes
@@ -186,6 +185,11 @@ class Bounds:
 
 class Log(Protocol):
     """A log of partitions. The module's docstring lists its promises."""
+
+    @property
+    def appends_in_parallel(self) -> bool:
+        """Whether appends to different partitions over several connections run at the same time."""
+        ...
 
     def append(self, batch: AppendBatch) -> AppendResult:
         """Append the batch in one transaction.

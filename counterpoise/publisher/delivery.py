@@ -13,30 +13,26 @@ only if it has messages for the partitions that were sealed.
 
 from __future__ import annotations
 
-import itertools
 import random
 import threading
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
 from typing import Protocol
-from zlib import crc32
 
 from counterpoise.backoff import Backoff, Pauses
 from counterpoise.errors import CounterpoiseError, ServiceUnavailable
-from counterpoise.keys import partition_of
 from counterpoise.logs import (
     AppendBatch,
     Log,
     LogAccessRefused,
     LogNotFound,
     LogUnavailable,
-    Message,
     StalePartitionCount,
     StaleRanges,
 )
 from counterpoise.logs.address import environment_access
-from counterpoise.logs.ranges import Ranges
+from counterpoise.publisher.buffer import Batch
+from counterpoise.publisher.routing import Routing
 from counterpoise.wire import LogAccess, LogView
 
 _BACKOFF = Backoff(0.05, 2.0)
@@ -59,21 +55,11 @@ class OpenLog(Protocol):
     ) -> Log: ...
 
 
-@dataclass(slots=True)
-class Batch:
-    """Messages with consecutive sequences. `uncertain`: an attempt may have appended them."""
-
-    first_sequence: int
-    messages: Sequence[Message]
-    uncertain: bool = False
-
-
 class Delivery:
-    """Delivers the batches of one publisher, one at a time. Thread-safe."""
+    """Delivers batches over one connection to the log, one at a time. Thread-safe."""
 
     def __init__(
         self,
-        publisher: str,
         view: Callable[[bool], LogView],
         open_log: OpenLog,
         *,
@@ -87,7 +73,6 @@ class Delivery:
 
         `log_url`, or a matching URL of the environment, replaces the access that the service gives.
         """
-        self._publisher = publisher
         self._ask = view
         self._open_log = open_log
         self._log_url = log_url
@@ -100,27 +85,48 @@ class Delivery:
         self._access: str | LogAccess | None = None
         self._doubtful = True
         self._refused = False
-        self._partition_count = 0
-        self._ranges: Ranges | None = None
         self._log: Log | None = None
-        self._next_keyless = crc32(publisher.encode())
+        self.routing: Routing | None = None
+        """The log's partitions, as it last said; None before it was asked."""
 
-    def deliver(self, batch: Batch) -> None:
+    def another(self) -> Delivery:
+        """One over another connection, which knows of the log what this one knows."""
+        other = Delivery(
+            self._ask,
+            self._open_log,
+            log_url=self._log_url,
+            timeout_seconds=self._timeout_seconds,
+            pause=self._pause,
+            monotonic=self._monotonic,
+            jitter=self._jitter,
+        )
+        if self._view is not None:
+            other._follow(self._view)
+            other.routing, other._doubtful = self.routing, False
+        return other
+
+    @property
+    def takes_several(self) -> bool:
+        """Whether the log appends over several connections at the same time."""
+        log = self._log
+        return log is not None and log.appends_in_parallel
+
+    def deliver(self, batch: Batch, *, once: bool = False) -> None:
         """Append the batch exactly once.
 
-        Raises the last ServiceUnavailable or LogUnavailable after `timeout_seconds` of trying, and
-        permanent errors at once (Refused, InvalidMessage, PublisherIdInUse, ...). The same batch
-        can be given again afterwards.
+        Raises the last ServiceUnavailable or LogUnavailable after `timeout_seconds` of trying
+        (`once`: after the first attempt), and permanent errors at once (Refused, InvalidMessage,
+        PublisherIdInUse, ...). The same batch can be given again afterwards, also to another
+        delivery.
         """
         with self._lock:
-            self._next_keyless += len(batch.messages)
-            self._persist(lambda log: self._append(log, batch))
+            self._persist(lambda log: self._append(log, batch), once)
 
-    def next_sequence(self) -> int:
+    def next_sequence(self, publisher: str) -> int:
         """The first sequence of this publisher that the log lacks. Raises like `deliver`."""
         with self._lock:
             found: list[int] = []
-            self._persist(lambda log: found.append(log.next_sequence(self._publisher)))
+            self._persist(lambda log: found.append(log.next_sequence(publisher)))
             return found[-1]
 
     def close(self) -> None:
@@ -130,15 +136,17 @@ class Delivery:
                 self._log.close()
 
     def _append(self, log: Log, batch: Batch) -> None:
+        assert self.routing is not None
+        assert batch.first_sequence is not None
         try:
             result = log.append(
                 AppendBatch(
-                    self._publisher,
+                    batch.publisher,
                     batch.first_sequence,
-                    self._partition_count,
-                    self._route(batch.messages),
+                    self.routing.partition_count,
+                    list(map(self.routing.partition, batch.messages, batch.numbers)),
                     batch.messages,
-                    by_range=self._ranges is not None,
+                    by_range=self.routing.ranges is not None,
                 )
             )
         except LogUnavailable:
@@ -147,25 +155,11 @@ class Delivery:
         if result.duplicates and not batch.uncertain:
             raise PublisherIdInUse(
                 f"the log already has messages {batch.first_sequence} and following of publisher "
-                f"{self._publisher!r}: use an id in one place at a time, and go on from "
+                f"{batch.publisher!r}: use an id in one place at a time, and go on from "
                 "next_sequence"
             )
 
-    def _route(self, messages: Sequence[Message]) -> list[int]:
-        """The partition of each message; those without a key take turns."""
-        keyless = itertools.count(self._next_keyless)
-        ranges, count = self._ranges, self._partition_count
-        if ranges is not None:
-            return [
-                ranges.nth(next(keyless)) if one.key is None else ranges.partition_of(one.key)
-                for one in messages
-            ]
-        return [
-            next(keyless) % count if one.key is None else partition_of(one.key, count)
-            for one in messages
-        ]
-
-    def _persist(self, act: Callable[[Log], None]) -> None:
+    def _persist(self, act: Callable[[Log], None], once: bool = False) -> None:
         deadline = self._monotonic() + self._timeout_seconds
         pauses = Pauses(_BACKOFF)
         while True:
@@ -175,9 +169,9 @@ class Delivery:
             except (StalePartitionCount, StaleRanges) as stale:
                 # The log itself checks them, so its answer is as good as the service's.
                 if isinstance(stale, StaleRanges):
-                    self._ranges = stale.current
+                    self.routing = Routing(0, stale.current)
                 else:
-                    self._partition_count, self._ranges = stale.current, None
+                    self.routing = Routing(stale.current)
                 if self._monotonic() >= deadline:
                     raise
                 continue
@@ -185,7 +179,7 @@ class Delivery:
                 self._doubtful = True
                 self._refused = isinstance(error, LogAccessRefused)
                 pause = pauses.failed(self._jitter())
-                if self._monotonic() + pause >= deadline:
+                if once or self._monotonic() + pause >= deadline:
                     raise
                 if isinstance(error, ServiceUnavailable) and error.retry_after:
                     pause = min(max(pause, error.retry_after), _BACKOFF.longest_seconds)
@@ -203,14 +197,15 @@ class Delivery:
         return self._log
 
     def _follow(self, view: LogView) -> None:
+        if self.routing is None or self.routing.ranges is None:
+            self.routing = Routing(view.partition_count)
         access = self._log_url or environment_access(view.log) or view.access
         if self._log is not None and self._view is not None:
             if (view.log, access) == (self._view.log, self._access):
-                self._view, self._partition_count = view, view.partition_count
+                self._view = view
                 return
             self._log.close()
         # A call on the log must leave time for another attempt.
         seconds = max(1.0, min(30.0, self._timeout_seconds / 2))
         self._log = self._open_log(view.log, access, timeout_seconds=seconds)
         self._view, self._access = view, access
-        self._partition_count = view.partition_count

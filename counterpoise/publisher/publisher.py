@@ -1,35 +1,35 @@
-"""`Publisher`: puts messages into a queue, in order, none lost and none twice.
+"""`Publisher`: puts messages into a queue, each key's in order, none lost and none twice.
 
     with Publisher("flights") as publisher:
         publisher.publish(b'{"dest": "IAH"}', key="N14228")
 
-How it works: `publish` puts a message into a buffer. A thread takes batches from the front of the
-buffer and delivers them (counterpoise.publisher.delivery), one at a time, so that the order holds.
-Messages get their sequences in the order of `publish`. A failed batch stays at the front and is
-tried again, with the same sequences. If the thread cannot deliver a batch within `timeout_seconds`,
-the next call raises the error; a call after that starts a new attempt.
+`publish` puts a message into a buffer (counterpoise.publisher.buffer), which threads empty
+(counterpoise.publisher.sending). If they cannot deliver a message within `timeout_seconds`, the
+next call raises the error; a call after that starts a new attempt.
 
 A publisher with its own `publisher_id` can continue where an earlier process with this id
 stopped: `next_sequence` counts the messages that are in the log already. A program that publishes
-the same messages in the same order again, beginning there, publishes each message once.
+the same messages in the same order again, beginning there, publishes each message once. This needs
+one order of all messages, so it has no helpers.
 """
 
 from __future__ import annotations
 
-import threading
 import time
 import uuid
-from collections import deque
 from collections.abc import Mapping
 from contextlib import suppress
 from datetime import datetime
 from types import TracebackType
 from typing import Self
+from zlib import crc32
 
 from counterpoise.client import Client
 from counterpoise.errors import CounterpoiseError, Invalid
 from counterpoise.logs import Message, open_log
-from counterpoise.publisher.delivery import Batch, Delivery, OpenLog
+from counterpoise.publisher.buffer import Buffer
+from counterpoise.publisher.delivery import Delivery, OpenLog
+from counterpoise.publisher.sending import Sending
 from counterpoise.wire import LogView
 
 MAX_BATCH_BYTES = 8 * 1024 * 1024
@@ -63,6 +63,7 @@ class Publisher:
         linger_seconds: float = 0.05,
         timeout_seconds: float = 60.0,
         buffer_messages: int = 10_000,
+        connections: int | None = None,
         client: Client | None = None,
         open_log: OpenLog = open_log,
     ) -> None:
@@ -73,6 +74,8 @@ class Publisher:
         that the service gives. A batch is sent when it has `batch_messages`, or when its first
         message has waited for `linger_seconds`. `publish` blocks while `buffer_messages` (or 64
         MiB) wait. `publisher_id` must be used by one publisher at a time; by default it is random.
+        `connections` (2, and with a `publisher_id` 1, which then is the most) bounds how many
+        batches are on their way to the built-in log at once; other logs take one at a time.
         """
         if batch_messages < 1 or buffer_messages < 1:
             raise ValueError("batch_messages and buffer_messages must be at least 1")
@@ -80,35 +83,40 @@ class Publisher:
             raise ValueError("linger_seconds must not be negative, timeout_seconds positive")
         if publisher_id is not None and not 1 <= len(publisher_id.encode()) <= 200:
             raise ValueError("publisher_id must have 1 to 200 bytes")
+        if connections is None:
+            connections = 2 if publisher_id is None else 1
+        if connections < 1:
+            raise ValueError("connections must be at least 1")
+        if connections > 1 and publisher_id is not None:
+            raise ValueError(
+                "a publisher with a publisher_id must have 1 connection: over several, no sequence "
+                "says which messages are in the log"
+            )
         self.queue = queue
         self.publisher_id = publisher_id or uuid.uuid4().hex
-        self._batch_messages = batch_messages
         self._buffer_messages = max(buffer_messages, batch_messages)
-        self._linger_seconds = linger_seconds
         self._timeout_seconds = timeout_seconds
         service = client or Client(url, token=token, timeout_seconds=min(10.0, timeout_seconds))
         self._own_client = service if client is None else None
         self._delivery = Delivery(
-            self.publisher_id,
             lambda refused: _log_view(service, queue, refused),
             open_log,
             log_url=log_url,
             timeout_seconds=timeout_seconds,
         )
-        # The condition guards all attributes below, and is notified of each change of them.
-        self._changed = threading.Condition()
-        self._buffer: deque[tuple[Message, int]] = deque()
-        self._buffer_bytes = 0
-        self._oldest_at = 0.0
-        self._batch: Batch | None = None
-        # A random id is new to the log; a given one may be known there.
-        self._first_sequence = 0 if publisher_id is None else None
-        self._accepted = 0
-        self._delivered = 0
-        self._flush_below = 0
-        self._error: Exception | None = None
-        self._closing = False
-        self._sender: threading.Thread | None = None
+        self._buffer = Buffer(batch_messages, MAX_BATCH_BYTES, crc32(self.publisher_id.encode()))
+        self._sending = Sending(
+            queue,
+            self.publisher_id,
+            # A random id is new to the log; a given one may be known there.
+            0 if publisher_id is None else None,
+            self._buffer,
+            self._delivery,
+            helpers=connections - 1,
+            linger_seconds=linger_seconds,
+        )
+        self._lock, self._changed = self._sending.lock, self._sending.changed
+        self._closed = False
 
     @property
     def next_sequence(self) -> int:
@@ -116,15 +124,15 @@ class Publisher:
 
         It counts the messages published under this `publisher_id`, now and by earlier processes.
         """
-        first = self._base()
+        first = self._sending.first_sequence()
         with self._changed:
-            return first + self._accepted
+            return first + self._buffer.accepted
 
     @property
     def unconfirmed(self) -> int:
         """How many accepted messages are not known to be in the log (yet)."""
         with self._changed:
-            return self._accepted - self._delivered
+            return self._buffer.unconfirmed
 
     def publish(
         self,
@@ -141,28 +149,20 @@ class Publisher:
         """
         message = Message(value, key, dict(headers) if headers else None, published_at)
         size = message.size_bytes()
-        with self._changed:
-            self._raise_if_unusable()
+        with self._lock:
+            if self._closed or self._sending.error is not None:
+                self._raise_if_unusable()
             if not self._has_room(size):
                 self._await_room(size)
-            if not self._buffer:
-                self._oldest_at = time.monotonic()
-            self._buffer.append((message, size))
-            self._buffer_bytes += size
-            self._accepted += 1
-            if self._sender is None:
-                self._start()
-            if len(self._buffer) in (1, self._batch_messages) or self._full_batch():
-                self._changed.notify_all()
+            self._sending.put(message, size)
 
     def flush(self) -> None:
         """Return when all messages published before are in the log; else raises the error."""
         with self._changed:
             self._raise_if_unusable()
-            target = self._accepted
-            self._flush_below = max(self._flush_below, target)
-            self._changed.notify_all()
-            while self._delivered < target:
+            target = self._buffer.accepted
+            self._sending.hurry()
+            while self._buffer.confirmed_below < target:
                 self._changed.wait()
                 self._raise_if_unusable()
 
@@ -173,15 +173,12 @@ class Publisher:
         in the log.
         """
         with self._changed:
-            closed_before = self._closing
-            self._closing = True
-            self._changed.notify_all()
-        if self._sender is not None:
-            self._sender.join()
+            closed_before, self._closed = self._closed, True
+        self._sending.end()
         if closed_before:
             return
         with self._changed:
-            error, self._error = self._error, None
+            error, self._sending.error = self._sending.error, None
             self._changed.notify_all()
         self._delivery.close()
         if self._own_client is not None:
@@ -211,21 +208,21 @@ class Publisher:
     # ------------------------------------------------------------------ callers, condition held
 
     def _raise_if_unusable(self) -> None:
-        error, self._error = self._error, None
+        error, self._sending.error = self._sending.error, None
         if error is not None:
             # The error is reported, so the sender may try again.
             self._changed.notify_all()
             raise error
-        if self._closing:
+        if self._closed:
             raise PublisherClosed(
                 "the publisher has been closed: publish before the end of its with block (or its "
                 "close()), or make another Publisher"
             )
 
     def _has_room(self, size: int) -> bool:
-        return not self._buffer or (
-            len(self._buffer) < self._buffer_messages
-            and self._buffer_bytes + size <= MAX_BUFFER_BYTES
+        return not self._buffer.messages or (
+            self._buffer.messages < self._buffer_messages
+            and self._buffer.size_bytes + size <= MAX_BUFFER_BYTES
         )
 
     def _await_room(self, size: int) -> None:
@@ -233,92 +230,11 @@ class Publisher:
         while not self._has_room(size):
             if not self._changed.wait(deadline - time.monotonic()):
                 raise BufferFull(
-                    f"the message was not taken: {len(self._buffer)} others have filled the buffer "
-                    f"for {self._timeout_seconds:g} s. Publish it again later; if the log is there "
-                    "and only slower than this, raise buffer_messages or timeout_seconds"
+                    f"the message was not taken: {self._buffer.messages} others have filled the "
+                    f"buffer for {self._timeout_seconds:g} s. Publish it again later; if the log "
+                    "is there and only slower than this, raise buffer_messages or timeout_seconds"
                 )
             self._raise_if_unusable()
-
-    def _full_batch(self) -> bool:
-        return len(self._buffer) >= self._batch_messages or self._buffer_bytes >= MAX_BATCH_BYTES
-
-    def _start(self) -> None:
-        self._sender = threading.Thread(
-            target=self._run, name=f"counterpoise-publisher-{self.queue}", daemon=True
-        )
-        self._sender.start()
-
-    # ------------------------------------------------------------------ the sender's thread
-
-    def _run(self) -> None:
-        while (batch := self._next_batch()) is not None:
-            try:
-                if batch.first_sequence < 0:
-                    batch.first_sequence = self._base() + self._delivered
-                self._delivery.deliver(batch)
-            except Exception as error:
-                with self._changed:
-                    self._error = error
-                    self._changed.notify_all()
-            else:
-                with self._changed:
-                    self._batch = None
-                    self._delivered += len(batch.messages)
-                    self._changed.notify_all()
-
-    def _next_batch(self) -> Batch | None:
-        """The next batch to deliver, when it is due; None after the last one."""
-        with self._changed:
-            while True:
-                if self._error is not None:
-                    # The error is not reported yet. When closing, close() reports it.
-                    if self._closing:
-                        return None
-                    self._changed.wait()
-                elif self._batch is not None:
-                    return self._batch
-                elif self._buffer and (left := self._lingers_seconds()) <= 0:
-                    self._batch = self._take()
-                    self._changed.notify_all()
-                    return self._batch
-                elif self._buffer:
-                    self._changed.wait(left)
-                elif self._closing:
-                    return None
-                else:
-                    self._changed.wait()
-
-    def _lingers_seconds(self) -> float:
-        """How long the front of the buffer may still wait for more messages."""
-        if self._closing or self._full_batch() or self._flush_below > self._delivered:
-            return 0.0
-        return self._oldest_at + self._linger_seconds - time.monotonic()
-
-    def _take(self) -> Batch:
-        messages: list[Message] = []
-        taken_bytes = 0
-        while self._buffer and len(messages) < self._batch_messages:
-            message, size = self._buffer[0]
-            if messages and taken_bytes + size > MAX_BATCH_BYTES:
-                break
-            self._buffer.popleft()
-            messages.append(message)
-            taken_bytes += size
-        self._buffer_bytes -= taken_bytes
-        self._oldest_at = time.monotonic()
-        first = -1 if self._first_sequence is None else self._first_sequence + self._delivered
-        return Batch(first, messages)
-
-    def _base(self) -> int:
-        """The sequence of this publisher's first message. The log is asked once."""
-        first = self._first_sequence
-        if first is None:
-            asked = self._delivery.next_sequence()
-            with self._changed:
-                if self._first_sequence is None:
-                    self._first_sequence = asked
-                first = self._first_sequence
-        return first
 
 
 def _log_view(service: Client, queue: str, refused: bool) -> LogView:

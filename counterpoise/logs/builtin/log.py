@@ -71,6 +71,7 @@ class PostgresLog(NumberedLog):
 
     kind = "the built-in log"
     too_large = TOO_LARGE["builtin"]
+    appends_in_parallel = True
 
     def __init__(self, name: str, url: str, *, timeout_seconds: float = 30.0) -> None:
         """Nothing is connected yet. Raises LogError if the URL is not one of Postgres."""

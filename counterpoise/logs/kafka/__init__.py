@@ -64,6 +64,8 @@ class KafkaLog(NumberedLog):
 
     kind = "a Kafka log"
     too_large = TOO_LARGE["kafka"]
+    # One producer sends a batch to all brokers at once, and knows what it has sent.
+    appends_in_parallel = False
 
     def __init__(self, log: str, access: str | None = None, *, timeout_seconds: float = 30.0):
         """Nothing is connected yet. `log` is `kafka://host:port[,…]/TOPIC`, `access` a secret.

@@ -23,6 +23,7 @@ class MemoryLog(NumberedLog):
 
     kind = "the log in memory"
     too_large = TOO_LARGE["builtin"]
+    appends_in_parallel = False
 
     def __init__(self, logs: MemoryLogs, name: str) -> None:
         self.name = name

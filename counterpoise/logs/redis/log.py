@@ -64,6 +64,9 @@ class _Chunk(NamedTuple):
 class RedisLog(RedisKeys):
     """See `counterpoise.logs.Log`. Thread-safe; threads do not wait for others."""
 
+    # Redis works on one call at a time.
+    appends_in_parallel = False
+
     def append(self, batch: AppendBatch) -> AppendResult:
         messages = batch.messages
         if not messages:

@@ -135,6 +135,8 @@ def test_many_threads_may_publish(publisher, log):
         {"timeout_seconds": 0},
         {"publisher_id": ""},
         {"publisher_id": "x" * 201},
+        {"connections": 0},
+        {"connections": 2, "publisher_id": "import"},
     ],
 )
 def test_settings_that_make_no_sense_are_refused(wrong):
@@ -277,7 +279,7 @@ def test_a_background_error_is_raised_by_the_next_call_and_then_retried(service,
     service.stop()
     publisher = Publisher("flights", url=service.url, timeout_seconds=0.3, linger_seconds=0)
     publisher.publish(b"a", key="k")
-    until(lambda: publisher._error is not None)
+    until(lambda: publisher._sending.error is not None)
     with pytest.raises(ServiceUnavailable):
         publisher.publish(b"not taken", key="k")
     service.start()

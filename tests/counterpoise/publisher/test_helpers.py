@@ -1,0 +1,322 @@
+"""Helpers send batches at the same time under load; what they cannot send, the sender sends."""
+
+import itertools
+import threading
+from collections import defaultdict
+from datetime import UTC, datetime
+
+import psycopg
+import pytest
+
+from counterpoise.client import Client
+from counterpoise.keys import partition_of
+from counterpoise.logs import InvalidMessage, LogUnavailable
+from counterpoise.logs.memory.log import MemoryLog
+from counterpoise.logs.memory.logs import MemoryLogs
+from counterpoise.publisher import Publisher, sending
+from counterpoise.wire import LogView
+from tests.counterpoise.log_access import service
+from tests.log_support import log, log_url, texts, until, with_logs
+
+__all__ = ["log", "log_url", "service"]
+
+PARTITIONS = 4
+SECONDS = 30
+
+
+class Service(Client):
+    """A client whose service says that the queue has PARTITIONS partitions."""
+
+    def __init__(self):
+        super().__init__("http://127.0.0.1:1")
+
+    def log_access(self, *_, **__):
+        return LogView("memory:flights", PARTITIONS, "earliest", None)
+
+
+class Stage:
+    """A log in memory that takes several appends at once, and holds or fails them as told."""
+
+    def __init__(self):
+        self.logs = MemoryLogs(lambda: datetime.now(UTC).timestamp())
+        self.logs.ensure("flights", PARTITIONS)
+        self.changed = threading.Condition()
+        self.held, self.waiting, self.opened, self.closed = True, [], 0, 0
+        self.passes = 0
+        self.trouble = None
+        self.log = MemoryLog(self.logs, "flights")
+
+    def open(self, name, access, *, timeout_seconds):
+        with self.changed:
+            self.opened += 1
+        return StagedLog(self, "flights")
+
+    def let_go(self):
+        with self.changed:
+            self.held = False
+            self.changed.notify_all()
+
+    def let_one_go(self):
+        with self.changed:
+            self.passes += 1
+            self.changed.notify_all()
+
+    def may_go(self):
+        if self.held and self.passes:
+            self.passes -= 1
+            return True
+        return not self.held
+
+    def await_waiting(self, count):
+        """Until so many appends wait at once."""
+        with self.changed:
+            assert self.changed.wait_for(lambda: len(self.waiting) >= count, SECONDS)
+
+    def texts(self, partition):
+        return texts(self.log, partition)
+
+
+class StagedLog(MemoryLog):
+    appends_in_parallel = True
+
+    def __init__(self, stage, name):
+        super().__init__(stage.logs, name)
+        self.stage = stage
+
+    def append(self, batch):
+        with self.stage.changed:
+            self.stage.waiting.append(batch)
+            self.stage.changed.notify_all()
+            assert self.stage.changed.wait_for(self.stage.may_go, SECONDS)
+            self.stage.waiting.remove(batch)
+            trouble = self.stage.trouble
+        if trouble is not None:
+            return trouble(super().append, batch)
+        return super().append(batch)
+
+    def close(self):
+        with self.stage.changed:
+            self.stage.closed += 1
+
+
+@pytest.fixture
+def stage():
+    return Stage()
+
+
+@pytest.fixture
+def publisher(stage):
+    """One whose helper starts with the second batch that leaves a full one waiting."""
+    with Publisher(
+        "flights", client=Service(), open_log=stage.open, batch_messages=10, timeout_seconds=SECONDS
+    ) as publisher:
+        yield publisher
+        stage.trouble = None
+        stage.let_go()
+
+
+def publish(publisher, count, first=0):
+    for number in range(first, first + count):
+        publisher.publish(str(number).encode(), f"k{number % 7}")
+
+
+def under_load(stage, publisher, monkeypatch):
+    """A helper has started, and it and the sender have a batch in an append that is held."""
+    monkeypatch.setattr(sending, "BATCHES_BEFORE_HELP", 1)
+    # The first batch makes the log known.
+    stage.held = False
+    publish(publisher, 1)
+    publisher.flush()
+    stage.held = True
+    publish(publisher, 99, first=1)
+    # The sender sees that full batches wait when it takes its next one.
+    stage.await_waiting(1)
+    stage.let_one_go()
+    stage.await_waiting(2)
+
+
+def check(stage, count):
+    """Each message is in the log once, and each key's in order."""
+    found = defaultdict(list)
+    for partition in range(PARTITIONS):
+        for text in stage.texts(partition):
+            key = f"k{int(text) % 7}"
+            assert partition_of(key, PARTITIONS) == partition
+            found[key].append(int(text))
+    assert {key: sorted(numbers) for key, numbers in found.items()} == found
+    assert sorted(number for numbers in found.values() for number in numbers) == [*range(count)]
+
+
+def test_under_load_two_batches_of_different_partitions_are_on_their_way(
+    stage, publisher, monkeypatch
+):
+    under_load(stage, publisher, monkeypatch)
+    first, second = stage.waiting
+    assert {*first.partitions}.isdisjoint(second.partitions)
+    assert first.publisher != second.publisher
+    stage.let_go()
+    publisher.flush()
+    check(stage, 100)
+    assert publisher.unconfirmed == 0
+
+
+def test_without_load_there_is_one_connection(stage, publisher):
+    stage.let_go()
+    for first in range(0, 200, 20):
+        publish(publisher, 20, first)
+        publisher.flush()
+    check(stage, 200)
+    assert stage.opened == 1
+
+
+@pytest.mark.parametrize("settings", [{"connections": 1}, {"publisher_id": "import"}])
+def test_one_connection_if_told_so_or_with_an_id_of_one_s_own(stage, monkeypatch, settings):
+    monkeypatch.setattr(sending, "BATCHES_BEFORE_HELP", 1)
+    stage.let_go()
+    with Publisher(
+        "flights", client=Service(), open_log=stage.open, batch_messages=10, **settings
+    ) as publisher:
+        publish(publisher, 500)
+    check(stage, 500)
+    assert stage.opened == 1
+
+
+def test_one_connection_to_a_log_that_takes_one_batch_at_a_time(stage, publisher, monkeypatch):
+    monkeypatch.setattr(sending, "BATCHES_BEFORE_HELP", 1)
+    monkeypatch.setattr(StagedLog, "appends_in_parallel", False)
+    stage.let_go()
+    publish(publisher, 500)
+    publisher.flush()
+    check(stage, 500)
+    assert stage.opened == 1
+
+
+@pytest.mark.parametrize("takes_effect", [False, True])
+@pytest.mark.parametrize("pause_seconds", [3600.0, 0.0])
+def test_what_a_helper_cannot_send_the_sender_sends(
+    stage, publisher, monkeypatch, takes_effect, pause_seconds
+):
+    """Also if the helper's append took effect, and only its answer was lost."""
+    monkeypatch.setattr(sending, "HELPER_PAUSE_SECONDS", pause_seconds)
+    monkeypatch.setattr(sending, "HELPER_IDLE_SECONDS", 0.01)
+
+    def fail(append, batch):
+        if threading.current_thread() is not sender:
+            if takes_effect:
+                append(batch)
+            raise LogUnavailable("too many connections for role")
+        return append(batch)
+
+    under_load(stage, publisher, monkeypatch)
+    (sender,) = [
+        one for one in threading.enumerate() if one.name == "counterpoise-publisher-flights"
+    ]
+    stage.trouble = fail
+    stage.let_go()
+    publish(publisher, 300, first=100)
+    publisher.flush()
+    check(stage, 400)
+    until(lambda: stage.closed == stage.opened - 1)
+    # A pause keeps the next helper from meeting the same.
+    assert (stage.opened > 2) == (pause_seconds == 0)
+
+
+def test_an_error_that_a_helper_meets_is_the_sender_s_to_report(stage, publisher, monkeypatch):
+    def refuse(append, batch):
+        if any(message.value == b"99" for message in batch.messages):
+            raise InvalidMessage("not this one")
+        return append(batch)
+
+    under_load(stage, publisher, monkeypatch)
+    stage.trouble = refuse
+    stage.let_go()
+    with pytest.raises(InvalidMessage):
+        publisher.flush()
+    assert publisher.unconfirmed >= 1
+    stage.trouble = None
+    publisher.flush()
+    check(stage, 100)
+
+
+def test_closing_amid_load_sends_everything(stage, monkeypatch):
+    monkeypatch.setattr(sending, "HELPER_IDLE_SECONDS", 10 * SECONDS)
+    with Publisher(
+        "flights", client=Service(), open_log=stage.open, batch_messages=10
+    ) as publisher:
+        under_load(stage, publisher, monkeypatch)
+        threading.Timer(0.05, stage.let_go).start()
+    check(stage, 100)
+    assert stage.closed == stage.opened == 2
+
+
+def test_closing_ends_although_the_sender_has_failed(stage, monkeypatch):
+    def fail(append, batch):
+        raise InvalidMessage("nothing")
+
+    def close():
+        with pytest.raises(InvalidMessage, match="nothing") as failure:
+            publisher.close()
+        notes.extend(failure.value.__notes__)
+
+    notes = []
+    monkeypatch.setattr(sending, "HELPER_IDLE_SECONDS", 10 * SECONDS)
+    publisher = Publisher("flights", client=Service(), open_log=stage.open, batch_messages=10)
+    under_load(stage, publisher, monkeypatch)
+    stage.trouble = fail
+    stage.let_go()
+    closing = threading.Thread(target=close, daemon=True)
+    closing.start()
+    closing.join(SECONDS)
+    assert notes == ["89 messages are not known to be in the log"]
+    assert stage.closed == stage.opened == 2
+
+
+def test_a_helper_without_work_ends(stage, publisher, monkeypatch):
+    monkeypatch.setattr(sending, "HELPER_IDLE_SECONDS", 0.01)
+    under_load(stage, publisher, monkeypatch)
+    stage.let_go()
+    publisher.flush()
+    until(lambda: stage.closed == 1)
+    check(stage, 100)
+    stage.held = True
+    publish(publisher, 100, first=100)
+    stage.await_waiting(1)
+    stage.let_one_go()
+    stage.await_waiting(2)
+    stage.let_go()
+    publisher.flush()
+    check(stage, 200)
+
+
+def test_a_resize_amid_load_keeps_each_key_in_order(service, log, log_url):
+    """Against the real log, with connections that are killed as well."""
+    stop = threading.Event()
+    counts = [8, 3, 6, 5, 16]
+
+    def disturb():
+        while not stop.wait(0.1):
+            counts.append(counts.pop(0))
+            with_logs(log_url, lambda logs: logs.set_partition_count("builtin:flights", counts[0]))
+            with psycopg.connect(log_url, autocommit=True) as admin:
+                admin.execute(
+                    "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
+                    " WHERE datname = current_database() AND pid <> pg_backend_pid()"
+                )
+
+    disturbing = threading.Thread(target=disturb)
+    with Publisher(
+        "flights", url=service.url, batch_messages=20, timeout_seconds=SECONDS, connections=3
+    ) as publisher:
+        disturbing.start()
+        publish(publisher, 10_000)
+        publisher.flush()
+        stop.set()
+        disturbing.join()
+    everything = []
+    for partition in range(16):
+        found = defaultdict(list)
+        for text in texts(log, partition):
+            found[f"k{int(text) % 7}"].append(int(text))
+        assert {key: sorted(numbers) for key, numbers in found.items()} == found
+        everything += itertools.chain(*found.values())
+    assert sorted(everything) == [*range(10_000)]
