@@ -4,7 +4,9 @@
 
 Each flow has a connection and a long poll of a third of its lease (60 s), one after another, as
 clients do. The change adds a partition for each flow: the time runs from the call until the last
-flow was told. The callers share the machine with the service, and parse every answer.
+flow was told. The callers share the machine with the service, and parse every answer. Y8 is the
+same for as many callers of a bare application (`benchmarks.bare`), which decides and stores nothing
+and tells all the same bytes.
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ from benchmarks.calls import cpu_seconds
 from benchmarks.figures import Figure
 from benchmarks.service import UNLIMITED, Served, memory_mb, run_service
 from benchmarks.wire import Caller
+from benchmarks.yardsticks import bare_service
 
 LEASE_SECONDS = 60.0
 SETTLE_SECONDS = 5.0
@@ -69,14 +72,31 @@ async def measure(served: Served, count: int, seconds: float) -> list[Figure]:
         await asyncio.gather(*tasks)
         all_told, cpu = max(told) - began, cpu_seconds(served.pid) - cpu
         half = statistics.median(told) - began
+    bare, bare_cpu = await _bare(count)
     name = f"{count:,} idle flows"
     return [
         Figure(f"{name}, lease 60 s: memory of each with its connection", grown, "KB", target=25),
         Figure(f"{name}, lease 60 s: share of a core", 100 * share, "%", target=5),
         Figure(f"{name}: half told of a change", half * 1e3, "ms"),
         Figure(f"{name}: all told of a change", all_told * 1e3, "ms", target=300),
-        Figure(f"{name}: CPU of the service until then", cpu * 1e3, "ms"),
+        Figure(f"{name}: CPU of the service until then", cpu * 1e3, "ms", cpu / bare_cpu, "Y8"),
+        Figure(f"Y8: {count:,} callers of a bare application: all told", bare * 1e3, "ms"),
+        Figure("Y8: CPU of the bare application until then", bare_cpu * 1e3, "ms"),
     ]
+
+
+async def _bare(count: int) -> tuple[float, float]:
+    """Seconds until all callers of a bare application were told, and of its CPU until then."""
+    with bare_service() as bare:
+        async with Caller(bare.url) as call:
+            await call.open(count + 1)
+            waiting = [asyncio.create_task(call.raw("GET", "/waiting")) for _ in range(count)]
+            await asyncio.sleep(SETTLE_SECONDS)
+            began, cpu = time.perf_counter(), cpu_seconds(bare.pid)
+            if int(await call.raw("GET", "/tell")) != count:
+                raise RuntimeError("not all callers of the bare application were waiting")
+            await asyncio.gather(*waiting)
+            return time.perf_counter() - began, cpu_seconds(bare.pid) - cpu
 
 
 def figures(quick: bool = False) -> list[Figure]:

@@ -19,6 +19,7 @@ YARDSTICKS = {
     "Y5": "COPY of the same rows into a table like the log's, committed as often",
     "Y6": "the CPU time of the server for one GET of that route, under the same load",
     "Y7": "the simplest Python data source: prepared Arrow into `noop`, as many cores",
+    "Y8": "as many callers that wait for a bare application, and are all told the same at once",
     "P": "a Python loop of 10⁶ additions",
     "ours": "our plan, or our protocol, for the same join",
     "one replica": "the same calls to one process of the service",
