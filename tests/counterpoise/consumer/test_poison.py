@@ -236,8 +236,8 @@ def test_a_letter_that_another_consumer_stores_at_the_same_time_is_stored(
     both_have_asked = threading.Barrier(2)
     asked = Delivery.next_sequence
 
-    def next_sequence(self):
-        found = asked(self)
+    def next_sequence(self, publisher):
+        found = asked(self, publisher)
         both_have_asked.wait(10)
         return found
 

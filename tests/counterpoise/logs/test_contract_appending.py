@@ -4,7 +4,6 @@ import itertools
 import threading
 import uuid
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from datetime import UTC, datetime, timedelta, timezone
 
 import pytest
@@ -76,7 +75,7 @@ def _in_milliseconds(message):
         return message
     at = max(at, datetime(1971, 1, 1, tzinfo=UTC))
     at = at.replace(microsecond=at.microsecond // 1000 * 1000)
-    return replace(message, published_at=at)
+    return message._replace(published_at=at)
 
 
 UNFIT = [

@@ -258,7 +258,7 @@ def test_closing_ends_although_the_sender_has_failed(stage, monkeypatch):
             publisher.close()
         notes.extend(failure.value.__notes__)
 
-    notes = []
+    notes: list[str] = []
     monkeypatch.setattr(sending, "HELPER_IDLE_SECONDS", 10 * SECONDS)
     publisher = Publisher("flights", client=Service(), open_log=stage.open, batch_messages=10)
     under_load(stage, publisher, monkeypatch)
@@ -312,7 +312,7 @@ def test_a_resize_amid_load_keeps_each_key_in_order(service, log, log_url):
         publisher.flush()
         stop.set()
         disturbing.join()
-    everything = []
+    everything: list[int] = []
     for partition in range(16):
         found = defaultdict(list)
         for text in texts(log, partition):
