@@ -220,8 +220,14 @@ def _number(position: str | None) -> int:
     return -1 if number is None else number
 
 
-def refuse_unordered(log: str) -> None:
-    """Raises Invalid for a log that takes no cuts."""
+def refuse_unordered(log: str, partitioning: str) -> None:
+    """Raises Invalid where no resize can be ordered, and where there is none."""
+    if partitioning == "dynamic":
+        raise Invalid(
+            "A dynamic queue is never resized, and splits and merges keep the order of each key; "
+            "leave ordered_resize out.",
+            [("ordered_resize", "is for fixed queues")],
+        )
     if kind_of(log) != "builtin":
         raise Invalid(
             f"The log {log} takes no cuts, so a resize of it cannot keep the order of a key "

@@ -73,7 +73,7 @@ class QueueCalls:
         log = spec.log or f"builtin:{spec.name}"
         check_log(log)
         if spec.ordered_resize:
-            refuse_unordered(log)
+            refuse_unordered(log, spec.partitioning)
         if caller is not None:
             await self._readers.refuse_foreign(log, spec.name, caller, Right.ADMINISTER)
         with store_available():
@@ -218,7 +218,7 @@ class QueueCalls:
             )
         before = await self.get(name)
         if changes.get("ordered_resize"):
-            refuse_unordered(before.log)
+            refuse_unordered(before.log, before.partitioning)
         resizes = changes.get("partition_count", before.partition_count) != before.partition_count
         if resizes:
             await self._readers.refuse_resize_of_follower(before)

@@ -10,7 +10,7 @@ import pytest
 from broker.calls import views
 from broker.core.errors import Invalid, ResizeUnsettled, Unavailable
 from broker.memory.loop import settle, virtual
-from tests.broker.shell import Service, World
+from tests.broker.shell import Service, World, dynamic
 
 LOG = "builtin:orders"
 
@@ -173,6 +173,19 @@ async def test_a_discard_is_refused() -> None:
         await replica.change_queue("orders", {"partition_count": 2}, True)
     changes = {"partition_count": 2, "ordered_resize": False}
     assert (await replica.change_queue("orders", changes, True)).partition_count == 2
+
+
+@virtual
+async def test_dynamic_queues_are_refused() -> None:
+    """They have no resize, and it would only say that something is kept which is kept anyway."""
+    world = World()
+    replica = await world.replica()
+    with pytest.raises(Invalid, match="leave ordered_resize out"):
+        await replica.create_queue(dynamic("orders", "a", ordered_resize=True))
+    await replica.create_queue(dynamic("orders", "a"))
+    with pytest.raises(Invalid, match="leave ordered_resize out"):
+        await replica.change_queue("orders", {"ordered_resize": True}, False)
+    await replica.change_queue("orders", {"ordered_resize": False}, False)
 
 
 @virtual
