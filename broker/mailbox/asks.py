@@ -31,8 +31,8 @@ class Ask:
     `token_hash` goes with a bind, `renews` names the flow whose lease begins anew, `seq` and
     `released` (position by partition) go with a release, `positions` with raised epochs, `begins`
     (for partitions without a position) with a change of `start` to `latest`. It is refused with
-    LogMoved if `fence` does not hold. `act` is recorded
-    unless the command is refused, with what `shown` shows of the queue before and after.
+    LogMoved if `fence` does not hold. `act` is recorded unless the command is refused, with what
+    `shown` shows of the queue before and after.
     """
 
     command: c.Command
@@ -48,6 +48,13 @@ class Ask:
     shown: Callable[[Queue], Mapping[str, Any] | None] | None = None
     trace: Asked | None = field(default_factory=asked)
     answer: asyncio.Future[Any] = field(default_factory=asyncio.Future)
+
+    def joins(self, queue: Queue) -> bool:
+        """Whether it is a bind of an instance that was not bound before."""
+        if not isinstance(self.command, c.Bind):
+            return False
+        instance = (self.command.key_id, self.command.instance_id)
+        return instance not in queue.by_instance and instance not in queue.absent
 
     def give(self, answer: Any) -> None:
         """The answer to who asked, unless they gave up; a BrokerError is raised there."""

@@ -176,8 +176,8 @@ class Turn:
             if answers and (self.full or not await pace.goes_on()):
                 break
             releases = isinstance(ask.command, c.Release)
-            others = puts_off or (after is not None and self._joins(after))
-            waits = (others and self._joins(ask)) or (puts_off and releases)
+            others = puts_off or (after is not None and after.joins(self.queue))
+            waits = (others and ask.joins(self.queue)) or (puts_off and releases)
             try:
                 answers.append(self.answer(ask, behind, 0 if waits else None))
             except BrokerError as error:
@@ -191,14 +191,6 @@ class Turn:
             self.decide(c.Resume())
             resumes, goes_on = False, not self.full
         return answers
-
-    def _joins(self, ask: Ask) -> bool:
-        """Whether it is a bind of an instance that was not bound before."""
-        command = ask.command
-        if not isinstance(command, c.Bind):
-            return False
-        instance = (command.key_id, command.instance_id)
-        return instance not in self.queue.by_instance and instance not in self.queue.absent
 
     @property
     def _is_due(self) -> bool:
@@ -218,7 +210,7 @@ class Turn:
         flow_id = getattr(command, "flow_id", None)
         if flow_id is not None:
             self._asking.add(flow_id)
-        before = ask.shown and ask.shown(self.queue)
+        before = None if ask.shown is None else ask.shown(self.queue)
         earliest = self.queue.settings.start == "earliest"
         if isinstance(command, c.Release):
             answer = self._release(ask, command, behind, room)
@@ -241,9 +233,10 @@ class Turn:
             if is_read(self.queue, number)
         )
         if ask.act is not None:
-            after = ask.shown and ask.shown(self.queue)
-            shows = ask.shown is not None
-            self._acts.append(replace(ask.act, before=before, after=after) if shows else ask.act)
+            act = ask.act
+            if ask.shown is not None:
+                act = replace(act, before=before, after=ask.shown(self.queue))
+            self._acts.append(act)
         if ask.renews is not None and ask.renews in self.queue.flows:
             self._renewed.add(ask.renews)
         return answer
