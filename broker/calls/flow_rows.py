@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import hmac
+from collections.abc import Sequence
 
 from broker.calls.access import QueueAccess
 from broker.core.access import digest
 from broker.core.errors import FlowGone, FlowNotFound, QueueNotFound
+from broker.mailbox.batches import Batcher
 from broker.mailbox.coordinator import Coordinator
 from broker.mailbox.patience import store_available
 from broker.store.ports import FlowRow, Lease
@@ -20,6 +22,8 @@ class FlowRows:
     def __init__(self, queues: QueueAccess) -> None:
         self._queues = queues
         self._tokens: dict[str, tuple[str, bytes]] = {}
+        # The flows of a queue that is deleted ask all at once.
+        self._rows: Batcher[str, FlowRow | None] = Batcher(self._row_many)
 
     # Tokens
 
@@ -57,8 +61,12 @@ class FlowRows:
 
     async def row(self, flow_id: str) -> FlowRow | None:
         """The flow's row, also of a flow that left recently. Raises Unavailable."""
+        return await self._rows.ask(flow_id)
+
+    async def _row_many(self, flow_ids: Sequence[str]) -> Sequence[FlowRow | None]:
         with store_available():
-            return await self._queues.store.flow(flow_id)
+            found = await self._queues.store.flow_rows(flow_ids)
+        return [found.get(flow_id) for flow_id in flow_ids]
 
     async def of_queue(self, name: str, flow_id: str, queue_id: str) -> Coordinator:
         """The coordinator of the queue of this name, which must be the flow's.

@@ -374,11 +374,12 @@ class MemoryDatabase:
             if number in stored.partitions
         }
 
-    def flow(self, flow_id: str) -> FlowRow | None:
-        flow = self.flows.get(flow_id)
-        if flow is None:
-            return None
-        return FlowRow(flow_id, flow.queue_id, flow.token_hash, flow.reason)
+    def flow_rows(self, flow_ids: Sequence[str]) -> Mapping[str, FlowRow]:
+        return {
+            flow_id: FlowRow(flow_id, flow.queue_id, flow.token_hash, flow.reason)
+            for flow_id in flow_ids
+            if (flow := self.flows.get(flow_id)) is not None
+        }
 
     def outages_after(self, after: int) -> Sequence[Outage]:
         return [outage for outage in self.outages if outage.id > after]

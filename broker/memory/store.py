@@ -137,8 +137,8 @@ class MemoryStore:
     async def leases(self, flow_ids: Sequence[str]) -> Mapping[str, float]:
         return await self._call("leases", lambda: self.database.leases(flow_ids))
 
-    async def flow(self, flow_id: str) -> FlowRow | None:
-        return await self._call("flow", lambda: self.database.flow(flow_id))
+    async def flow_rows(self, flow_ids: Sequence[str]) -> Mapping[str, FlowRow]:
+        return await self._call("flow_rows", lambda: self.database.flow_rows(flow_ids))
 
     async def outages(self, after: int) -> Sequence[Outage]:
         return await self._call("outages", lambda: self.database.outages_after(after))

@@ -368,9 +368,9 @@ class Store(Protocol):
     async def leases(self, flow_ids: Sequence[str]) -> Mapping[str, float]:
         """When leases of bound flows end."""
 
-    async def flow(self, flow_id: str) -> FlowRow | None:
-        """The row of a flow; it remains for 24 hours after the flow left, and as long as the
-        history.
+    async def flow_rows(self, flow_ids: Sequence[str]) -> Mapping[str, FlowRow]:
+        """The rows of these flows, as far as there are any; one remains for 24 hours after its flow
+        left, and as long as the history.
         """
 
     async def outages(self, after: int) -> Sequence[Outage]:

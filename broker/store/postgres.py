@@ -292,10 +292,12 @@ class PostgresStore:
         found = await self._all(query, {"flow_ids": [*flow_ids]})
         return {row.id: row.lease_expires_at for row in found}
 
-    async def flow(self, flow_id: str) -> FlowRow | None:
-        query = select(flows.c.id, flows.c.queue_id, flows.c.token_hash, flows.c.reason)
-        found = await self._all(query.where(flows.c.id == flow_id))
-        return FlowRow(*tuple(found[0])) if found else None
+    async def flow_rows(self, flow_ids: Sequence[str]) -> Mapping[str, FlowRow]:
+        query = select(flows.c.id, flows.c.queue_id, flows.c.token_hash, flows.c.reason).where(
+            any_of(flows.c.id, "flow_ids")
+        )
+        found = await self._all(query, {"flow_ids": [*flow_ids]})
+        return {row.id: FlowRow(*tuple(row)) for row in found}
 
     async def outages(self, after: int) -> Sequence[Outage]:
         query = select(outages).where(outages.c.id > after).order_by(outages.c.id)

@@ -125,7 +125,8 @@ class TestFollowing:
         """On any replica, at once."""
         world = World()
         one, two = await world.replica(), await world.replica()
-        await one.create_queue(spec())
+        # Its handoffs outlast its lease.
+        await one.create_queue(spec(max_handoff_time=60.0))
         flow = await one.join("orders", "first", lease=3)
         await one.join("orders", "other", lease=600)
         revision = (await one.update("orders", flow)).revision

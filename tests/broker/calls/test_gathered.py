@@ -250,6 +250,21 @@ def test_a_flow_that_is_gone_is_told_with_the_renewal(gone: str) -> None:
 
 
 @virtual
+async def test_a_hundred_flows_that_wait_for_a_deleted_queue_are_few_statements() -> None:
+    world = World()
+    one = await world.replica()
+    polls = [poll(one, flow, after) for flow, after in (await bound(one, 100)).items()]
+    await asyncio.sleep(1)
+    before = dict(one.net.calls)
+    await one.delete_queue("orders", True)
+    found = await asyncio.gather(*polls, return_exceptions=True)
+    assert {type(each) for each in found} == {QueueNotFound}
+    calls = {method: count - before.get(method, 0) for method, count in one.net.calls.items()}
+    assert calls["flow_rows"] <= 2
+    assert sum(calls.values()) < 20
+
+
+@virtual
 async def test_without_the_database_a_poll_fails_with_the_renewal() -> None:
     world = World()
     one = await world.replica()

@@ -111,7 +111,7 @@ async def test_a_commit_without_the_last_revision_conflicts(
     with pytest.raises(Conflict):
         await late.bind("B")
     assert list((await late.store.load(orders.id)).flows) == ["A"]
-    assert await late.store.flow("B") is None
+    assert (await late.store.flow_rows(["B"])).get("B") is None
 
 
 async def test_after_a_conflict_the_missed_records_are_enough(
@@ -168,7 +168,7 @@ async def test_everything_about_a_deleted_queue_is_gone(store: Store, orders: Re
     await store.delete(orders.id, force=True)
     assert await store.find(orders.queue.name) is None
     assert await store.list(10, None) == []
-    assert await store.flow("A") is None
+    assert (await store.flow_rows(["A"])).get("A") is None
     assert await store.renew(["A"]) == {}
     assert await store.positions(orders.id, [0]) == {}
     assert await store.history(orders.id, 10, None) == []
@@ -201,7 +201,7 @@ async def test_deleting_and_binding_at_once_leaves_no_flow_without_a_queue(
         ends = await asyncio.gather(
             replica.bind("A"), other.delete(replica.id, force=False), return_exceptions=True
         )
-        bound = await other.flow("A") is not None
+        bound = (await other.flow_rows(["A"])).get("A") is not None
         assert bound is (await other.find(replica.queue.name) is not None)
         assert isinstance(ends[1], FlowsBound) is bound
         await other.delete(replica.id, force=True) if bound else None
@@ -209,21 +209,21 @@ async def test_deleting_and_binding_at_once_leaves_no_flow_without_a_queue(
 
 async def test_a_flow_that_left_is_known_with_the_reason(store: Store, orders: Replica) -> None:
     await orders.bind("A", "B")
-    row = await store.flow("A")
+    row = (await store.flow_rows(["A"])).get("A")
     assert row is not None
     assert (row.flow_id, row.queue_id, row.reason) == ("A", orders.id, None)
     assert row.token_hash == token_hash("A")
     await orders.do(c.Unbind("A"))
-    row = await store.flow("A")
+    row = (await store.flow_rows(["A"])).get("A")
     assert row is not None
     assert (row.token_hash, row.reason) == (token_hash("A"), "unbound")
-    assert await store.flow("nobody") is None
+    assert (await store.flow_rows(["nobody"])).get("nobody") is None
 
 
 async def test_a_replaced_flow_makes_room_for_its_instance(store: Store, orders: Replica) -> None:
     await orders.bind("A")
     await orders.do(bind("A2", "i-A"))
-    row = await store.flow("A")
+    row = (await store.flow_rows(["A"])).get("A")
     assert row is not None
     assert row.reason == "replaced"
     loaded = await store.load(orders.id)
@@ -235,7 +235,7 @@ async def test_a_flow_bound_and_replaced_in_one_commit_is_known(
     store: Store, orders: Replica
 ) -> None:
     await orders.do(bind("A", "i"), bind("A2", "i"))
-    row = await store.flow("A")
+    row = (await store.flow_rows(["A"])).get("A")
     assert row is not None
     assert (row.token_hash, row.reason) == (token_hash("A"), "replaced")
     assert list((await store.load(orders.id)).flows) == ["A2"]
@@ -304,5 +304,5 @@ async def test_a_failed_commit_writes_nothing(store: Store, orders: Replica) -> 
     with pytest.raises(LeaseRenewed):
         await orders.do(bind("C"), c.Unbind("A", "lease_expired"), expired=frozenset({"A"}))
     assert snapshot(await store.load(orders.id)) == before == snapshot(orders.queue)
-    assert await store.flow("C") is None
+    assert (await store.flow_rows(["C"])).get("C") is None
     assert await store.revisions([orders.id]) == {orders.id: orders.queue.revision}

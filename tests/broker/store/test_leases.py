@@ -77,7 +77,7 @@ async def test_a_lease_that_is_over_ends_the_flow(
     await orders.bind("A", lease=20.0)
     ground.pass_time(25)
     await orders.do(expire("A"), expired=frozenset({"A"}))
-    row = await store.flow("A")
+    row = (await store.flow_rows(["A"])).get("A")
     assert row is not None
     assert row.reason == "lease_expired"
 
@@ -112,7 +112,7 @@ async def test_renewal_and_expiry_at_once_agree(
             orders.do(expire(name), expired=frozenset({name})),
             return_exceptions=True,
         )
-        row = await store.flow(name)
+        row = (await store.flow_rows([name])).get(name)
         assert row is not None
         if isinstance(end, LeaseRenewed):
             assert row.reason is None

@@ -102,7 +102,7 @@ class Mischief:
             lambda: twins.revisions(self._some(self.queue_ids)),
             lambda: twins.find(rng.choice(("orders", *NAMES))),
             lambda: twins.due(rng.randint(1, 3)),
-            lambda: twins.flow(rng.choice(self.flow_ids)),
+            lambda: twins.flow_rows(self._some(self.flow_ids)),
             lambda: twins.outages(rng.randint(0, 3)),
             lambda: twins.expiries(queue_id),
             lambda: twins.load(queue_id),

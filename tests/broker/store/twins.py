@@ -44,7 +44,7 @@ CREATE FUNCTION twins.statement_timestamp() RETURNS timestamptz STABLE LANGUAGE 
 """
 READS = (
     *("find", "list", "load", "revisions", "entries_after", "history", "expiries", "positions"),
-    *("leases", "flow", "outages", "due"),
+    *("leases", "flow_rows", "outages", "due"),
 )
 WRITES = ("pulse", "create", "delete", "commit", "renew", "commit_positions", "purge")
 
@@ -137,8 +137,7 @@ class Twins:
                     await self.ask("entries_after", queue_id, revision)
         await self.ask("list", 100, None)
         await self.ask("leases", flow_ids)
-        for flow_id in flow_ids:
-            await self.ask("flow", flow_id)
+        await self.ask("flow_rows", flow_ids)
         await self.ask("outages", 0)
         await self.ask("due", 100)
 
