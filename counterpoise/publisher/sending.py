@@ -17,6 +17,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import dataclass
 
 from counterpoise.logs import Message
@@ -157,22 +158,26 @@ class Sending:
             return
         if not self._delivery.takes_several or self._closing:
             return
-        for stream in self._helped:
-            if not stream.helping:
-                self._full_in_a_row = 0
-                stream.helping = True
-                self._arrange(self._delivery)
-                self._start("publisher-helper", self._help, stream)
-                return
+        self._full_in_a_row = 0
+        stream = next((one for one in self._helped if not one.helping), None)
+        if stream is None:
+            return
+        try:
+            self._start("publisher-helper", self._help, stream)
+        except RuntimeError:  # No further thread can be had.
+            self._no_help_until = time.monotonic() + HELPER_PAUSE_SECONDS
+        else:
+            stream.helping = True
+            self._arrange(self._delivery)
 
     # ------------------------------------------------------------------ the helpers' threads
 
     def _help(self, stream: _Stream) -> None:
-        delivery = self._delivery.another()
         try:
-            while (batch := self._next_to_help(stream)) is not None:
-                delivery.deliver(batch, once=True)
-                self._delivered(stream, delivery)
+            with closing(self._delivery.another()) as delivery:
+                while (batch := self._next_to_help(stream)) is not None:
+                    delivery.deliver(batch, once=True)
+                    self._delivered(stream, delivery)
         except Exception:
             # The sender tries the batch again, and reports the error if it meets it, too.
             self._no_help_until = time.monotonic() + HELPER_PAUSE_SECONDS
@@ -181,7 +186,6 @@ class Sending:
                 stream.helping = False
                 self._arrange(self._delivery)
                 self.changed.notify_all()
-            delivery.close()
 
     def _next_to_help(self, stream: _Stream) -> Batch | None:
         """The next batch of this helper, when it is due; None if it has nothing more to do."""
@@ -229,5 +233,5 @@ class Sending:
         thread = threading.Thread(
             target=run, args=arguments, name=f"counterpoise-{name}-{self._name}", daemon=True
         )
-        self._threads = [*(one for one in self._threads if one.is_alive()), thread]
         thread.start()
+        self._threads = [*(one for one in self._threads if one.is_alive()), thread]

@@ -14,6 +14,7 @@ from counterpoise.logs import InvalidMessage, LogUnavailable
 from counterpoise.logs.memory.log import MemoryLog
 from counterpoise.logs.memory.logs import MemoryLogs
 from counterpoise.publisher import Publisher, sending
+from counterpoise.publisher.delivery import Delivery
 from counterpoise.wire import LogView
 from tests.counterpoise.log_access import service
 from tests.log_support import log, log_url, texts, until, with_logs
@@ -219,6 +220,30 @@ def test_what_a_helper_cannot_send_the_sender_sends(
     until(lambda: stage.closed == stage.opened - 1)
     # A pause keeps the next helper from meeting the same.
     assert (stage.opened > 2) == (pause_seconds == 0)
+
+
+@pytest.mark.parametrize("lacking", ["thread", "connection"])
+def test_what_a_helper_lacks_does_not_harm(stage, publisher, monkeypatch, lacking):
+    def lack(*_, **__):
+        lacks.append(True)
+        raise RuntimeError("there is no other one")
+
+    lacks: list[bool] = []
+    monkeypatch.setattr(sending, "BATCHES_BEFORE_HELP", 1)
+    stage.let_go()
+    publish(publisher, 1)
+    publisher.flush()
+    if lacking == "thread":
+        monkeypatch.setattr(threading.Thread, "start", lack)
+    else:
+        monkeypatch.setattr(Delivery, "another", lack)
+    publish(publisher, 500, first=1)
+    publisher.flush()
+    monkeypatch.undo()
+    check(stage, 501)
+    assert len(lacks) == 1
+    assert stage.opened == 1
+    assert publisher._buffer.lanes == 1
 
 
 def test_an_error_that_a_helper_meets_is_the_sender_s_to_report(stage, publisher, monkeypatch):
