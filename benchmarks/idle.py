@@ -6,7 +6,7 @@ Each flow has a connection and a long poll of a third of its lease (60 s), one a
 clients do. The change adds a partition for each flow: the time runs from the call until the last
 flow was told. The callers share the machine with the service, and parse every answer. Y8 is the
 same for as many callers of a bare application (`benchmarks.bare`), which decides and stores nothing
-and tells all the same bytes.
+and tells all the same bytes. At the end all wait again, and the queue is deleted.
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ import os
 import resource
 import statistics
 import time
+from contextlib import suppress
+from typing import Any
 
 from benchmarks.binds import AT_ONCE, bind, poll, queue_of, until_ready
 from benchmarks.calls import cpu_seconds
@@ -45,7 +47,7 @@ async def measure(served: Served, count: int, seconds: float) -> list[Figure]:
         told: list[float] = []
         changed = False
 
-        async def one(number: int) -> None:
+        async def one(number: int) -> tuple[Any, int]:
             nonlocal changed
             async with gate:
                 bound = await bind(call, QUEUE, f"flow-{number}", LEASE_SECONDS)
@@ -56,7 +58,7 @@ async def measure(served: Served, count: int, seconds: float) -> list[Figure]:
                     after = view["revision"]
                     if changed and len(view["partitions"]) == 2:
                         told.append(time.perf_counter())
-                        return
+                        return bound, after
 
         tasks = [asyncio.create_task(one(number)) for number in range(count)]
         await until_ready(call, QUEUE, count)
@@ -69,9 +71,14 @@ async def measure(served: Served, count: int, seconds: float) -> list[Figure]:
         changed, began = True, time.perf_counter()
         cpu = cpu_seconds(served.pid)
         await call("PATCH", f"/queues/{QUEUE}", {"partition_count": 2 * count})
-        await asyncio.gather(*tasks)
+        flows = await asyncio.gather(*tasks)
         all_told, cpu = max(told) - began, cpu_seconds(served.pid) - cpu
         half = statistics.median(told) - began
+        ends = [asyncio.create_task(_until_it_is_gone(call, *flow)) for flow in flows]
+        await asyncio.sleep(SETTLE_SECONDS)
+        began = time.perf_counter()
+        await call("DELETE", f"/queues/{QUEUE}?force=true")
+        all_gone = max(await asyncio.gather(*ends)) - began
     bare, bare_cpu = await _bare(count)
     name = f"{count:,} idle flows"
     return [
@@ -80,9 +87,18 @@ async def measure(served: Served, count: int, seconds: float) -> list[Figure]:
         Figure(f"{name}: half told of a change", half * 1e3, "ms"),
         Figure(f"{name}: all told of a change", all_told * 1e3, "ms", target=300),
         Figure(f"{name}: CPU of the service until then", cpu * 1e3, "ms", cpu / bare_cpu, "Y8"),
+        Figure(f"{name}: all told that the queue is deleted", all_gone * 1e3, "ms"),
         Figure(f"Y8: {count:,} callers of a bare application: all told", bare * 1e3, "ms"),
         Figure("Y8: CPU of the bare application until then", bare_cpu * 1e3, "ms"),
     ]
+
+
+async def _until_it_is_gone(call: Caller, bound: Any, after: int) -> float:
+    """Polls until the queue is deleted; returns when it was told so."""
+    with suppress(RuntimeError):  # 404
+        while True:
+            await poll(call, QUEUE, bound, after)
+    return time.perf_counter()
 
 
 async def _bare(count: int) -> tuple[float, float]:
