@@ -212,3 +212,12 @@ def migrated_url(databases: Databases) -> Iterator[str]:
     """The URL of a database with current tables and nothing in them."""
     with databases.lend() as url:
         yield url
+
+
+def end_other_sessions(url: str) -> None:
+    """Ends all sessions of the database but that of this call, whatever they are at."""
+    with psycopg.connect(url, autocommit=True) as admin:
+        admin.execute(
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
+            " WHERE datname = current_database() AND pid <> pg_backend_pid()"
+        )

@@ -6,7 +6,6 @@ from contextlib import AsyncExitStack, suppress
 from functools import partial
 from uuid import uuid4
 
-import psycopg
 import pytest
 
 from broker.calls import views
@@ -15,6 +14,7 @@ from broker.mailbox.alarms import SchedulerAlarms
 from broker.mailbox.replica import Replica
 from broker.store.postgres import PostgresStore
 from tests.broker.shell import ReplicaCalls, spec
+from tests.databases import end_other_sessions
 from tests.world.log import Logs
 from tests.world.store import picture
 
@@ -156,17 +156,10 @@ async def test_connections_that_are_cut_cost_nothing_that_was_acknowledged(
     reached = 0
     stop = asyncio.Event()
 
-    def cut() -> None:
-        with psycopg.connect(migrated_url, autocommit=True) as connection:
-            connection.execute(
-                "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
-                " WHERE datname = current_database() AND pid <> pg_backend_pid()"
-            )
-
     async def cutting() -> None:
         while not stop.is_set():
             await asyncio.sleep(0.1)
-            await asyncio.to_thread(cut)
+            await asyncio.to_thread(end_other_sessions, migrated_url)
 
     task = asyncio.ensure_future(cutting())
     for seq in range(1, 200):

@@ -5,7 +5,6 @@ import threading
 from collections import defaultdict
 from datetime import UTC, datetime
 
-import psycopg
 import pytest
 
 from counterpoise.client import Client
@@ -17,6 +16,7 @@ from counterpoise.publisher import Publisher, sending
 from counterpoise.publisher.delivery import Delivery
 from counterpoise.wire import LogView
 from tests.counterpoise.log_access import service
+from tests.databases import end_other_sessions
 from tests.log_support import log, log_url, texts, until, with_logs
 
 __all__ = ["log", "log_url", "service"]
@@ -322,11 +322,7 @@ def test_a_resize_amid_load_keeps_each_key_in_order(service, log, log_url):
         while not stop.wait(0.1):
             counts.append(counts.pop(0))
             with_logs(log_url, lambda logs: logs.set_partition_count("builtin:flights", counts[0]))
-            with psycopg.connect(log_url, autocommit=True) as admin:
-                admin.execute(
-                    "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
-                    " WHERE datname = current_database() AND pid <> pg_backend_pid()"
-                )
+            end_other_sessions(log_url)
 
     disturbing = threading.Thread(target=disturb)
     with Publisher(

@@ -14,6 +14,7 @@ from counterpoise.keys import partition_of
 from counterpoise.logs import InvalidMessage, LogUnavailable, open_log
 from counterpoise.publisher import BufferFull, Publisher, PublisherClosed, PublisherIdInUse
 from tests.counterpoise.log_access import service
+from tests.databases import end_other_sessions
 from tests.log_support import append, log, log_url, texts, until, with_logs
 
 __all__ = ["log", "log_url", "service"]
@@ -36,14 +37,6 @@ def publish_numbers(publisher, count):
 
 def everything(log, partitions=8):
     return [text for partition in range(partitions) for text in texts(log, partition)]
-
-
-def kill_all_other_sessions(url):
-    with psycopg.connect(url, autocommit=True) as admin:
-        admin.execute(
-            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
-            " WHERE datname = current_database() AND pid <> pg_backend_pid()"
-        )
 
 
 # ------------------------------------------------------------------ normal operation
@@ -228,7 +221,7 @@ def test_connections_that_are_killed_lose_and_repeat_nothing(service, log, log_u
         # More and more rarely, so that it ends however slow the machine is.
         nonlocal kills
         while not stop.wait(0.02 + 0.002 * kills):
-            kill_all_other_sessions(log_url)
+            end_other_sessions(log_url)
             kills += 1
 
     killer = threading.Thread(target=kill)

@@ -17,15 +17,8 @@ from counterpoise.logs import (
 from counterpoise.logs.builtin import reading as chunks
 from counterpoise.logs.builtin.log import PostgresLog
 from counterpoise.wire import LogAccess
+from tests.databases import end_other_sessions
 from tests.log_support import append, asked_of, texts
-
-
-def kill_all_other_sessions(url):
-    with psycopg.connect(url, autocommit=True) as admin:
-        admin.execute(
-            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
-            " WHERE datname = current_database() AND pid <> pg_backend_pid()"
-        )
 
 
 def test_between_batches_no_transaction_stays_open_and_others_may_call(log, monkeypatch):
@@ -127,7 +120,7 @@ def test_a_reading_survives_the_loss_of_its_connection(log, log_url, monkeypatch
     found = []
     for batch in log.read(0, "0", None, max_messages=10):
         found += batch["value"].to_pylist()
-        kill_all_other_sessions(log_url)
+        end_other_sessions(log_url)
     assert found == [b"a", b"b", b"c"]
 
 
