@@ -22,6 +22,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
+from operator import itemgetter
 from typing import TypeAlias
 
 from counterpoise.keys import hash_of
@@ -54,6 +55,7 @@ class Batch:
 _Waiting: TypeAlias = tuple[
     bytes, str | None, Mapping[str, str] | None, datetime | None, int, int, int
 ]
+_size_bytes, _ordinal, _number = itemgetter(4), itemgetter(5), itemgetter(6)
 
 
 @dataclass(slots=True)
@@ -138,9 +140,9 @@ class Buffer:
         since = min((lane.since for lane in self._lanes if lane.waiting), default=0.0)
         self._have_lanes(lanes)
         for one in waiting:
-            lane = self._lane(_message(one), one[6])
+            lane = self._lane(_message(one), _number(one))
             lane.waiting.append(one)
-            lane.size_bytes += one[4]
+            lane.size_bytes += _size_bytes(one)
             lane.since = since
         for batch in self._on_their_way:
             batch.lanes = set(range(lanes))
@@ -171,9 +173,7 @@ class Buffer:
         taken = [one for number in chosen for one in self._take_from(self._lanes[number], now)]
         if len(chosen) > 1:
             taken.sort(key=_ordinal)
-        batch = Batch(
-            [_message(one) for one in taken], [one[6] for one in taken], _ordinal(taken[0]), chosen
-        )
+        batch = Batch([*map(_message, taken)], [*map(_number, taken)], _ordinal(taken[0]), chosen)
         self._on_their_way.append(batch)
         return batch
 
@@ -207,9 +207,9 @@ class Buffer:
     def _take_from(self, lane: _Lane, now: float) -> list[_Waiting]:
         waiting = lane.waiting
         taken = [waiting.popleft() for _ in range(min(len(waiting), self._batch_messages))]
-        size_bytes = sum(one[4] for one in taken)
+        size_bytes = sum(map(_size_bytes, taken))
         while size_bytes > self._batch_bytes and len(taken) > 1:
-            size_bytes -= taken[-1][4]
+            size_bytes -= _size_bytes(taken[-1])
             waiting.appendleft(taken.pop())
         lane.size_bytes -= size_bytes
         lane.since = now
@@ -220,7 +220,3 @@ class Buffer:
 
 def _message(one: _Waiting) -> Message:
     return Message._make(one[:4])
-
-
-def _ordinal(one: _Waiting) -> int:
-    return one[5]

@@ -150,8 +150,7 @@ class Publisher:
         message = Message(value, key, dict(headers) if headers else None, published_at)
         size = message.size_bytes()
         with self._lock:
-            if self._closed or self._sending.error is not None:
-                self._raise_if_unusable()
+            self._raise_if_unusable()
             if not self._has_room(size):
                 self._await_room(size)
             self._sending.put(message, size)

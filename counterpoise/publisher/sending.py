@@ -65,7 +65,7 @@ class Sending:
         With helpers, `publisher_id` must be new to the log.
         """
         self.lock = threading.Lock()
-        """Guards the buffer and all attributes."""
+        """Guards the buffer and all attributes; taken directly for each message, it is cheaper."""
         self.changed = threading.Condition(self.lock)
         """Is notified of each change of them."""
         self.buffer = buffer
@@ -180,7 +180,8 @@ class Sending:
                     self._delivered(stream, delivery)
         except Exception:
             # The sender tries the batch again, and reports the error if it meets it, too.
-            self._no_help_until = time.monotonic() + HELPER_PAUSE_SECONDS
+            with self.lock:
+                self._no_help_until = time.monotonic() + HELPER_PAUSE_SECONDS
         finally:
             with self.changed:
                 stream.helping = False
