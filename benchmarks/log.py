@@ -85,6 +85,7 @@ def measure(url: str, messages: int, batch: int, rounds: int) -> list[Figure]:
         result += [
             rate(f"append, batches of {batch}{who}", of["append"], Y5, of["copied"]),
             rate(f"publish, through Publisher{who}", of["publish"], Y5, of["copied"]),
+            rate(f"publish, over one connection{who}", of["publish alone"], Y5, of["copied"]),
             rate(f"read, one connection{who}", of["read"], Y3, of["adbc"], None if who else 0.9),
         ]
         if not who:
@@ -119,6 +120,7 @@ def _measure(
     found["append CPU"] = (time.process_time() - cpu) / messages * 1e6
     log.close()
     found["publish"] = _publish(name, publish_url, messages, batch)
+    found["publish alone"] = _publish(name, publish_url, messages, batch, connections=1)
     log = PostgresLog(name, read_url, timeout_seconds=60)
     arrow = ArrowReader(read_url, name, PARTITIONS)
     # Both have read the rows before, so none finds them in colder memory.
@@ -177,11 +179,15 @@ class _Service(Client):
         return self._view
 
 
-def _publish(name: str, url: str, messages: int, batch: int) -> float:
+def _publish(
+    name: str, url: str, messages: int, batch: int, connections: int | None = None
+) -> float:
     value = os.urandom(MESSAGE_BYTES)
     before = time.perf_counter()
     with _Service(name, url) as service:
-        with Publisher(name, client=service, batch_messages=batch) as publisher:
+        with Publisher(
+            name, client=service, batch_messages=batch, connections=connections
+        ) as publisher:
             for number in range(messages):
                 publisher.publish(value, f"key-{number}")
     return messages / (time.perf_counter() - before)
