@@ -138,7 +138,8 @@ OrderedResize = Annotated[
     bool,
     Field(
         description="Whether a resize keeps the order of each key between partitions: nothing that "
-        "was published after it is processed before what it could overtake. For the built-in log."
+        "was published after it is processed before what it could overtake. For fixed queues on "
+        "the built-in log."
     ),
 ]
 

@@ -89,7 +89,7 @@ OrderedResize = Annotated[
     bool | None,
     typer.Option(
         "--ordered-resize/--no-ordered-resize",
-        help=f"{ORDERED_RESIZE}, or not (built-in log only).",
+        help=f"{ORDERED_RESIZE}, or not (fixed queues on the built-in log only).",
         show_default=False,
     ),
 ]
@@ -204,7 +204,8 @@ def create_queue(
         bool,
         typer.Option(
             "--ordered-resize",
-            help=f"{ORDERED_RESIZE} (built-in log only; default with a log of its own).",
+            help=f"{ORDERED_RESIZE} (fixed queues on the built-in log only; default with a log "
+            "of its own).",
         ),
     ] = False,
     no_ordered_resize: Annotated[
