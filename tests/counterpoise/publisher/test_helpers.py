@@ -303,7 +303,7 @@ def test_a_helper_without_work_ends(stage, publisher, monkeypatch):
     under_load(stage, publisher, monkeypatch)
     stage.let_go()
     publisher.flush()
-    until(lambda: stage.closed == 1)
+    until(lambda: stage.closed == 1 and publisher._buffer.lanes == 1)
     check(stage, 100)
     stage.held = True
     publish(publisher, 100, first=100)
