@@ -8,8 +8,8 @@ than the one before. *modules* counts the different ones, *returns* the stays in
 entered before. So a reader who follows the call opens a file as often as it has stays. Entering a
 coroutine again after a wait counts, since a reader comes back to it, too.
 
-The service runs in this process on a Postgres of its own, and its callers use HTTP. Each call is made
-several times; the fewest stays count, because background work may run beside a call.
+The service runs in this process on a Postgres of its own, and its callers use HTTP. Each call is
+made several times; the fewest stays count, because background work may run beside a call.
 """
 
 from __future__ import annotations
@@ -169,7 +169,7 @@ def latest_offset(url: str, tracer: Tracer) -> Way:
     reader = CounterpoiseStreamReader(read_options({"queue": "spark", "url": url}), 1)
     limit = reader.getDefaultReadLimit()
     offset = reader.initialOffset()
-    ways = []
+    ways: list[Way] = []
     try:
         with Publisher("spark", url=url) as publisher:
             while len(ways) < TIMES:
@@ -205,7 +205,7 @@ def reader_turns(url: str, tracer: Tracer) -> Iterator[tuple[str, Way]]:
             enough.set()
         return read
 
-    Reader.turn = traced  # type: ignore[method-assign]
+    Reader.turn = traced  # type: ignore[assignment, method-assign]
     try:
         consumer = Consumer("plain", each=lambda message: None, url=url)
         thread = threading.Thread(target=consumer.run)
@@ -229,7 +229,7 @@ def ways(wanted: set[str]) -> Iterator[tuple[str, Way]]:
     tracer = Tracer()
     threading.setprofile(tracer.profile)
     with served_here() as url:
-        threading.setprofile(None)  # type: ignore[arg-type]
+        threading.setprofile(None)
         calls = ServiceCalls(url, tracer)
         for name, call in (
             ("bind", calls.bind),
