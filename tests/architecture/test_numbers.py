@@ -26,7 +26,7 @@ SAID = [
     f"at most {renewals.GATHER_SECONDS * 1000:g} ms later ({renewals.GATHER_SHARE * 100:g} % of",
     f"while {WORDS[crowds.SEVERAL]} or more arrive",
     f"at most {crowds.CROWD_SECONDS:g} s, and a bind for at most {crowds.GATHER_SECONDS:g} s",
-    f"told at its end, or within {crowds.TELL_SECONDS:g} s",
+    f"at the end of the pass, or within {crowds.TELL_SECONDS:g} s",
     f"number that another key has (or one more than {lineage.FARTHEST:,} above the highest)",
     f"more than {lineage.MOST_PARTITIONS:,} partitions that exist",
     f"a partition more than {lineage.MOST_CHILDREN:,} children",
