@@ -44,7 +44,7 @@ class Awaited:
 
         def method(*args, **options):
             future = asyncio.run_coroutine_threadsafe(attribute(*args, **options), self._loop)
-            return future.result(30)
+            return future.result(60)
 
         return method
 
@@ -62,7 +62,7 @@ class Awaited:
 
     def _stop(self):
         self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(30)
+        self._thread.join(60)
         self._loop.close()
 
 
@@ -242,7 +242,7 @@ def test_opening_does_not_have_to_wait(faulty, make):
     flow.open(wait_seconds=0)
     try:
         assert flow.status == "binding"
-        assert flow.wait(30)
+        assert flow.wait(60)
         assert flow.status == "bound"
     finally:
         flow.close()
@@ -379,7 +379,7 @@ async def test_a_commit_that_is_cancelled_leaves_the_flow_whole(faulty):
             async with asyncio.timeout(0.2):
                 await flow.release(0, epoch=1)
         faulty.show()
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             while not lost:
                 await flow.wait(1)
         assert [owned.partition for owned in lost] == [0]
@@ -393,5 +393,5 @@ async def test_async_callbacks_are_awaited(faulty):
         granted.set()
 
     async with AsyncFlow("flights", url=faulty.url, on_granted=on_granted):
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             await granted.wait()

@@ -267,11 +267,11 @@ async def test_the_same_with_asyncio(service, flights):
 
     first = AsyncFlow("flights", url=service.url, on_revoking=revoking)
     async with first:
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             while len(first.partitions) < 4:
                 await first.wait()
         async with AsyncFlow("flights", url=service.url, on_granted=granted.append) as second:
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(60):
                 while len(second.partitions) < 2:
                     await second.wait()
             assert {owned.position for owned in second.partitions.values()} == {"7"}

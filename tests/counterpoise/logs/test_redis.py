@@ -272,7 +272,7 @@ def test_a_forked_child_uses_connections_of_its_own(log):
     if child == 0:
         os._exit(0 if texts(log, 0) == ["a"] else 1)
     with ThreadPoolExecutor(1) as pool:
-        assert pool.submit(texts, log, 0).result(10) == ["a"]
+        assert pool.submit(texts, log, 0).result(60) == ["a"]
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 

@@ -85,7 +85,7 @@ def test_messages_come_through_once_also_while_the_queue_grows_and_shrinks(world
     finally:
         stop.set()
         for thread in threads:
-            thread.join(20)
+            thread.join(60)
     assert sorted(value.decode() for _, value in seen) == values
 
 

@@ -22,7 +22,7 @@ from tests.log_support import log, log_url, texts, until, with_logs
 __all__ = ["log", "log_url", "service"]
 
 PARTITIONS = 4
-SECONDS = 30
+SECONDS = 60
 
 
 class Service(Client):

@@ -34,7 +34,7 @@ def log(log_url):
 
 @pytest.fixture
 def publisher(service):
-    with Publisher("flights", url=service.url, timeout_seconds=30, batch_messages=20) as publisher:
+    with Publisher("flights", url=service.url, timeout_seconds=60, batch_messages=20) as publisher:
         yield publisher
 
 
