@@ -125,9 +125,7 @@ def test_the_log_is_json_without_a_terminal(served: ServeProcess) -> None:
 
 
 @pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
-def test_it_ends_an_open_stream_and_stops(
-    migrated_url: str, tmp_path: Path, signum: int
-) -> None:
+def test_it_ends_an_open_stream_and_stops(migrated_url: str, tmp_path: Path, signum: int) -> None:
     """And does not wait until requests are cut, which is later than any test would wait."""
     arguments = ["--database-url", migrated_url]
     cut = {"COUNTERPOISE_SHUTDOWN_SECONDS": "300"}

@@ -340,7 +340,7 @@ def test_a_full_buffer_blocks_and_then_gives_up(service, log, log_url):
             before = time.monotonic()
             with pytest.raises((BufferFull, LogUnavailable)):
                 publish_numbers(publisher, 100)
-            assert 0.5 < time.monotonic() - before < 20
+            assert time.monotonic() - before > 0.5
         taken = publisher.next_sequence - 1
         assert 5 <= taken <= 10
         until(lambda: _flushed(publisher))
