@@ -23,7 +23,9 @@ WHOLE = f"00000000-{HASHES - 1:08x}.0"
 def client(service):
     """A service with a dynamic queue of one partition."""
     with Client(service.url) as client:
-        client.create_queue("flights", partitioning="dynamic", rebalance_delay=0)
+        client.create_queue(
+            "flights", partitioning="dynamic", rebalance_delay=0, max_handoff_time=60
+        )
         yield client
 
 
