@@ -14,11 +14,9 @@ from tests.service import eventually
 LONG_SECONDS = 600
 
 
-def expire(database_url: str, flow_id: str) -> None:
-    """End the lease of a flow, and wait until the service has found that out.
-
-    Raises AssertionError if the flow left in another way.
-    """
+def expire(database_url: str, flow_id: str | None) -> None:
+    """End the lease of a flow that is bound, and wait until the service has expired the flow."""
+    assert flow_id is not None
     who = [flow_id]
     with psycopg.connect(database_url, autocommit=True) as connection:
 

@@ -77,7 +77,7 @@ def test_an_idle_connection_that_was_cut_is_replaced(log, redis_server):
 def test_credentials_are_asked_for_and_never_shown(tmp_path):
     with RedisServer(tmp_path, requirepass="right-hunter2") as server:
         for access in (None, f"redis://:wrong-hunter2@{server.address}"):
-            log = open_log(server.log("q"), access, timeout_seconds=5)
+            log = open_log(server.log("q"), access, timeout_seconds=60)
             with pytest.raises(LogAccessRefused, match="COUNTERPOISE_LOG_URL") as refusal:
                 log.bounds([0])
             assert "hunter2" not in str(refusal.value)
@@ -97,7 +97,7 @@ def as_user(server, log, name, rights):
         admin.execute_command(
             "ACL", "SETUSER", name, "reset", "on", ">pw", "~counterpoise:*", *rights.split()
         )
-    return open_managed(log._log, f"redis://{name}:pw@{server.address}", timeout_seconds=5)
+    return open_managed(log._log, f"redis://{name}:pw@{server.address}", timeout_seconds=60)
 
 
 def test_a_read_only_user_can_read_and_not_append(redis_server, log):
@@ -146,7 +146,7 @@ def test_a_server_that_is_full_takes_nothing_of_a_batch_and_says_so(tmp_path):
 def test_a_replica_says_that_it_takes_no_messages(redis_server, tmp_path, log):
     append(log, "a")
     with RedisServer(tmp_path, replicaof=f"127.0.0.1 {redis_server.port}") as replica:
-        follower = open_log(replica.log(log.name), timeout_seconds=5)
+        follower = open_log(replica.log(log.name), timeout_seconds=60)
 
         def follows():
             try:
