@@ -39,8 +39,6 @@ ALLOWED = {
     "broker/mailbox/test_alarms.py:"
     " test_a_periodic_callback_never_runs_twice_at_a_time.work": LASTS,
     "broker/mailbox/test_replicas_on_postgres.py: eventually": POLL,
-    "broker/mailbox/test_replicas_on_postgres.py:"
-    " test_connections_that_are_cut_cost_nothing_that_was_acknowledged.cutting": LASTS,
     "counterpoise/consumer/test_batches.py: Running.handle": DOUBLE,
     "counterpoise/faulty.py: FaultyService._handler.Handler.act": LASTS,
     "counterpoise/spark/application.py: Sink.wait_if": "a file is all that reaches its process",

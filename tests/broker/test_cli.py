@@ -4,7 +4,6 @@ import json
 import signal
 import subprocess
 import threading
-import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from subprocess import PIPE
@@ -126,8 +125,14 @@ def test_the_log_is_json_without_a_terminal(served: ServeProcess) -> None:
 
 
 @pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
-def test_it_stops_in_seconds_with_an_open_stream(served: ServeProcess, signum: int) -> None:
-    with httpx.Client(base_url=f"{served.url}/v1", timeout=20) as http:
+def test_it_ends_an_open_stream_and_stops(migrated_url: str, tmp_path: Path, signum: int) -> None:
+    """And does not wait until requests are cut, which is later than any test would wait."""
+    arguments = ["--database-url", migrated_url]
+    cut = {"COUNTERPOISE_SHUTDOWN_SECONDS": "300"}
+    with (
+        ServeProcess(tmp_path / "serve.log", arguments, cut) as served,
+        httpx.Client(base_url=f"{served.url}/v1", timeout=60) as http,
+    ):
         http.post("/queues", json={"name": "q", "partition_count": 1}).raise_for_status()
         opened, closed = threading.Event(), threading.Event()
 
@@ -139,19 +144,16 @@ def test_it_stops_in_seconds_with_an_open_stream(served: ServeProcess, signum: i
 
         thread = threading.Thread(target=follow)
         thread.start()
-        assert opened.wait(30)
-        started = time.monotonic()
-        code = served.end(signum)
-        assert code in (0, 130)
-        assert time.monotonic() - started < 12
-        assert closed.wait(30), "the stream was cut instead of ended"
+        assert opened.wait(60)
+        assert served.end(signum) in (0, 130)
+        assert closed.wait(60), "the stream was cut instead of ended"
         thread.join()
 
 
 @pytest.mark.long
 def test_its_own_postgres_comes_and_goes_with_it(with_its_own_postgres: ServeProcess) -> None:
     process = with_its_own_postgres
-    with httpx.Client(base_url=f"{process.url}/v1", timeout=20) as http:
+    with httpx.Client(base_url=f"{process.url}/v1", timeout=60) as http:
         http.post("/queues", json={"name": "q", "partition_count": 3}).raise_for_status()
         assert process.end() == 0
         process.start()
@@ -167,7 +169,7 @@ def test_it_survives_losing_its_database(served: ServeProcess, migrated_url: str
     name = migrated_url.rpartition("/")[2]
     server = migrated_url.rpartition("/")[0] + "/postgres"
     with (
-        httpx.Client(base_url=served.url, timeout=20) as http,
+        httpx.Client(base_url=served.url, timeout=60) as http,
         psycopg.connect(server, autocommit=True) as admin,
     ):
         body = {"name": "q", "partition_count": 1}

@@ -27,7 +27,7 @@ def install(name: str, directory: Path) -> tuple[Path, Path]:
 def client(url: str, trusted: str) -> httpx.Client:
     """A client that trusts only this certificate."""
     context = ssl.create_default_context(cafile=str(PAIRS / f"{trusted}.pem"))
-    return httpx.Client(base_url=url, verify=context, timeout=30)
+    return httpx.Client(base_url=url, verify=context, timeout=60)
 
 
 def test_a_pair_that_does_not_fit_is_refused(tmp_path: Path) -> None:

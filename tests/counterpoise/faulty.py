@@ -7,6 +7,7 @@ answer a request differently first. Everything else is tested against the real s
 import asyncio
 import contextlib
 import json
+import math
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -34,9 +35,12 @@ class Cut:
 
 @dataclass
 class Stall:
-    """Answer nothing for so long, then close; meanwhile `drip` is sent repeatedly."""
+    """Answer nothing for so long, then close; meanwhile `drip` is sent repeatedly.
 
-    seconds: float
+    Without `seconds` for as long as the service runs.
+    """
+
+    seconds: float = math.inf
     first: bytes = b""
     drip: bytes = b""
 
@@ -152,7 +156,7 @@ class FaultyService:
             self.changed.notify_all()
         self._server.shutdown()
         self._server.server_close()
-        self._thread.join(5)
+        self._thread.join(60)
 
     def _handler(self) -> type[BaseHTTPRequestHandler]:
         service = self

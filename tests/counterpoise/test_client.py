@@ -68,14 +68,14 @@ def test_each_refusal_has_its_own_exception(client):
 
 def test_a_flow_by_hand(client):
     client.create_queue("a", 2, rebalance_delay=0)
-    bound = client.bind("a", "me", "instance", lease_seconds=5)
-    assert bound.lease_seconds == 5.0
+    bound = client.bind("a", "me", "instance", lease_seconds=500)
+    assert bound.lease_seconds == 500.0
     assert bound.log == "builtin:a"
     flow = ("a", bound.flow_id, bound.flow_token)
-    update = client.poll(*flow, after=0, wait_seconds=2)
+    update = client.poll(*flow, after=0, wait_seconds=30)
     assert update is not None
     if not update.partitions:
-        update = client.poll(*flow, after=update.revision, wait_seconds=2)
+        update = client.poll(*flow, after=update.revision, wait_seconds=30)
     assert [one.partition for one in update.partitions] == [0, 1]
     assert client.poll(*flow, after=update.revision, wait_seconds=0.1) is None
     assert client.heartbeat(*flow).revision == update.revision

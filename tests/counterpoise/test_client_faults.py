@@ -1,7 +1,6 @@
 """The clients' reactions to answers that no healthy service gives; every call ends."""
 
 import socket
-import time
 
 import pytest
 
@@ -42,8 +41,8 @@ HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 10
         (Cut(b"HTTP/1.1 200 OK\r\nContent-Le"), Unreachable),
         (Cut(HEAD + b'{"name": '), Unreachable),
         (Cut(b"SSH-2.0-OpenSSH_9.6\r\n"), Unreachable),
-        (Stall(5), Unreachable),
-        (Stall(5, first=HEAD, drip=b" "), Unreachable),
+        (Stall(), Unreachable),
+        (Stall(first=HEAD, drip=b" "), Unreachable),
         (Answer(200, text="<html>Sign in to the network</html>"), BadAnswer),
         (Answer(200, text=""), BadAnswer),
         (Answer(200, body=[]), BadAnswer),
@@ -62,11 +61,10 @@ HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 10
 )
 def test_each_answer_becomes_its_exception(faulty, ask, behaviour, error):
     faulty.script = lambda _: behaviour
-    started = time.monotonic()
+    seconds = 0.5 if isinstance(behaviour, Stall) else 60
     with pytest.raises(error) as raised:
-        ask(faulty.url, timeout_seconds=0.5)
+        ask(faulty.url, timeout_seconds=seconds)
     assert type(raised.value) is error
-    assert time.monotonic() - started < 20
 
 
 def test_a_closed_port_is_service_unavailable(ask):

@@ -108,7 +108,7 @@ def test_an_answer_that_does_not_say_its_length_is_cut_off(faulty, ask, monkeypa
     """Not after it has ended: it might never."""
     monkeypatch.setattr("counterpoise.limits.MOST_ANSWER_BYTES", 1_000)
     head = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nConnection: close\r\n\r\n"
-    faulty.script = lambda _: Stall(60, first=head, drip=b" " * 100)
+    faulty.script = lambda _: Stall(first=head, drip=b" " * 100)
     with pytest.raises(BadAnswer, match="longer than 1000 bytes"):
         ask(faulty.url)
 

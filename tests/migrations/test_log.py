@@ -25,7 +25,7 @@ def test_concurrent_migrations_take_turns(database_url):
         # One process each, because Alembic's context is global in a process.
         script = f"from tests.log_support import migrate_log; migrate_log({database_url!r})"
         runs = [
-            pool.submit(subprocess.run, [sys.executable, "-c", script], check=False, timeout=60)
+            pool.submit(subprocess.run, [sys.executable, "-c", script], check=False, timeout=250)
             for _ in range(2)
         ]
         assert [run.result().returncode for run in runs] == [0, 0]

@@ -34,7 +34,6 @@ def log(kafka, topic):
 @pytest.fixture
 def client(monkeypatch, services):
     monkeypatch.setattr(broker_service, "UPKEEP_SECONDS", 0.2)
-    monkeypatch.setattr(external, "CALL_SECONDS", 1.0)
     (service,) = services(1)
     with Client(service.url) as client:
         yield client
@@ -71,9 +70,12 @@ def test_its_count_is_changed_at_the_topic_and_nothing_is_discarded(client, log)
     opened.close()
 
 
-def test_a_topic_that_cannot_be_reached_or_is_not_there_is_refused_with_what_to_do(client, kafka):
+def test_a_topic_that_cannot_be_reached_or_is_not_there_is_refused_with_what_to_do(
+    client, kafka, monkeypatch
+):
     with pytest.raises(Invalid, match=r"no topic 'nowhere'"):
         client.create_queue("orders", log=kafka.log("nowhere"))
+    monkeypatch.setattr(external, "CALL_SECONDS", 1.0)
     with pytest.raises(Invalid, match=r"COUNTERPOISE_LOG_URLS"):
         client.create_queue("orders", log="kafka://127.0.0.1:1/orders")
     assert [queue.name for queue in client.queues()] == []

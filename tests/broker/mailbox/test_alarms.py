@@ -30,7 +30,7 @@ async def test_an_alarm_rings_once_and_the_latest_counts(alarms: SchedulerAlarms
     alarms.set("c", None, lambda: None)
     alarms.set("d", -5, lambda: rung.append("at once"))
     alarms.set("e", 0.5, done.set)
-    await asyncio.wait_for(done.wait(), 5)
+    await asyncio.wait_for(done.wait(), 60)
     # On a busy machine both are due when the scheduler looks.
     assert sorted(rung) == ["at once", "second"]
 
@@ -40,7 +40,7 @@ async def test_a_stall_of_the_loop_drops_no_alarm(alarms: SchedulerAlarms) -> No
     for n, event in enumerate(events):
         alarms.set(str(n), 0.02, event.set)
     time.sleep(1.5)  # noqa: ASYNC251
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         await asyncio.gather(*(event.wait() for event in events))
 
 
@@ -83,7 +83,7 @@ async def test_alarms_ring_although_the_hosts_clock_was_set(
 
     alarms.every("sweep", 0.1, sweep)
     alarms.set("done", 1.0, done.set)
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         await again.acquire()
         wall.set_by += step
         for _ in range(5):
@@ -99,7 +99,7 @@ async def test_a_failed_callback_is_called_again(alarms: SchedulerAlarms) -> Non
         raise RuntimeError("this time")
 
     alarms.every("w", 0.02, work)
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         for _ in range(3):
             await times.acquire()
 
@@ -120,7 +120,7 @@ async def test_a_periodic_callback_never_runs_twice_at_a_time(
         times.release()
 
     alarms.every("w", 0.05, work)
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         for _ in range(3):
             await times.acquire()
     assert most == 1
@@ -137,7 +137,7 @@ async def test_a_stop_lets_a_call_under_way_end(caplog: pytest.LogCaptureFixture
         ended.set()
 
     alarms.every("a", 0.0, work)
-    await asyncio.wait_for(begun.wait(), 5)
+    await asyncio.wait_for(begun.wait(), 60)
     alarms.stop()
     finishing = asyncio.create_task(alarms.finish())
     await asyncio.sleep(0)
@@ -164,7 +164,7 @@ async def test_a_stop_waits_for_the_clean_up_of_a_call_that_it_cancels(
             cleaned.set()
 
     alarms.every("a", 0.0, work)
-    await asyncio.wait_for(begun.wait(), 5)
+    await asyncio.wait_for(begun.wait(), 60)
     alarms.stop()
     await alarms.finish()
     assert cleaned.is_set()

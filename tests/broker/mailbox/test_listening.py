@@ -22,8 +22,8 @@ from tests.faults.proxy import Proxy
 from tests.service import eventually, running, settings_for
 
 # Polls are held for half of this.
-LEASE_SECONDS = 120.0
-HEARING_SECONDS = 30.0
+LEASE_SECONDS = 600.0
+HEARING_SECONDS = 60.0
 NEVER_SECONDS = 600.0
 PARTITIONS = 4
 
@@ -52,7 +52,7 @@ class Pair:
             stack.enter_context(running(Broker(settings, store, NoSweep()), settings))
             for store in stores
         )
-        self._client = stack.enter_context(Client(second.url, timeout_seconds=15))
+        self._client = stack.enter_context(Client(second.url, timeout_seconds=60))
         self._client.create_queue("orders", PARTITIONS, rebalance_delay=0)
         self.count = PARTITIONS
         self.flow = stack.enter_context(Flow("orders", url=first.url, lease_seconds=LEASE_SECONDS))

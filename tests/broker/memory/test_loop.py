@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 
 import pytest
 
@@ -14,10 +13,10 @@ from broker.memory.process import Process
 
 @virtual
 async def test_an_hour_takes_no_time() -> None:
-    began = time.monotonic()
+    """Or rather, few steps."""
     await asyncio.sleep(3600)
     assert running().now == 3600
-    assert time.monotonic() - began < 10
+    assert running().steps < 10
 
 
 @virtual

@@ -35,7 +35,7 @@ def is_new(url: str, before: set[object]) -> bool:
 
 
 def kept(url: str) -> list[tuple]:
-    with psycopg.connect(url, connect_timeout=5) as connection:
+    with psycopg.connect(url, connect_timeout=60) as connection:
         return connection.execute("SELECT n FROM kept").fetchall()
 
 

@@ -190,7 +190,7 @@ async def test_positions_and_leases_touch_no_index(
         await orders.store.commit_positions([orders.position("A", 0, str(n))])
     await orders.store.stop()
     # Server processes report their statistics when they end.
-    for _ in range(500):
+    for _ in range(3000):
         [(updated_then, hot_then)] = postgres.sql(counts)
         if updated_then >= updated + 40:
             break

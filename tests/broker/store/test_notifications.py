@@ -12,7 +12,7 @@ from broker.memory.store import MemoryStore
 from broker.store.ports import Store
 from tests.broker.store.support import Ground, MemoryGround, PostgresGround
 
-HEARING_SECONDS = 20.0
+HEARING_SECONDS = 60.0
 QUIET_SECONDS = 0.2
 
 

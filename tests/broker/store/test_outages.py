@@ -55,7 +55,7 @@ async def test_a_restart_of_postgres_costs_no_more_than_its_time(tmp_path: Path)
     await store.pulse()
     await orders.bind("B")
     assert snapshot(await store.load(orders.id)) == snapshot(orders.queue)
-    async with asyncio.timeout(15):
+    async with asyncio.timeout(60):
         assert await anext(listening) is None
     await listening.aclose()  # type: ignore[attr-defined]
     await store.stop()
@@ -103,17 +103,17 @@ async def test_a_commit_that_is_cut_off_writes_nothing_or_all(postgres: Postgres
 async def test_waits_for_locks_are_limited(
     postgres: PostgresGround,
 ) -> None:
-    store = PostgresStore(postgres.url, answer_seconds=1.0)
-    orders = Replica(store)
+    patient, hasty = await postgres.store(), PostgresStore(postgres.url, answer_seconds=1.0)
+    orders = Replica(patient)
     await orders.create(3)
     with psycopg.connect(postgres.url) as holder:
         holder.execute("SELECT * FROM counterpoise.queues FOR UPDATE")
-        started = time.monotonic()
+        orders.store = hasty
         with pytest.raises(StoreUnavailable):
             await orders.bind("A")
-        assert time.monotonic() - started < 20.0
+    orders.store = patient
     await orders.bind("A")
-    await store.stop()
+    await hasty.stop()
 
 
 async def test_too_many_connections_are_unavailable(postgres_url: str) -> None:

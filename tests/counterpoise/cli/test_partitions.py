@@ -11,6 +11,7 @@ from counterpoise.client import Client
 from counterpoise.keys import hash_of
 from counterpoise.logs.ranges import parse_range
 from counterpoise.publisher import Publisher
+from tests.service import eventually
 
 
 @pytest.fixture
@@ -55,10 +56,11 @@ def test_the_hottest_partition_is_split_where_its_load_lies(service, client):
     publishing = threading.Thread(target=publish)
     publishing.start()
     try:
+        eventually(lambda: int(client.partitions("flights")[0].end) > 20)
         done = run(client, "split", "flights", "--hottest", "--seconds", "1", "--json")
     finally:
         stop.set()
-        publishing.join(30)
+        publishing.join(60)
     assert done.exit_code == 0, done.output
     answer = json.loads(done.output)
     assert answer["sealed"][0]["partition"] == 0

@@ -11,6 +11,7 @@ from counterpoise.errors import FlowGone, QueueNotFound
 from counterpoise.logs import LogError
 from counterpoise.publisher import Publisher
 from tests.counterpoise.consumer.conftest import InThread, positions
+from tests.counterpoise.leases import LONG_SECONDS, expire
 from tests.service import eventually
 
 
@@ -97,9 +98,9 @@ def test_a_queue_that_starts_at_the_latest_skips_what_was_before(service, client
 def test_it_ends_after_a_limit_and_not_one_message_later(service, client, publish):
     publish(range(50))
     with Running(service.url, limit=17) as one:
-        one.thread.join(10)
+        one.thread.join(60)
     with Running(service.url, limit=33) as another:
-        another.thread.join(10)
+        another.thread.join(60)
     assert (len(one.handled), len(another.handled)) == (17, 33)
     assert numbers(one, another) == list(range(50))
 
@@ -124,7 +125,7 @@ def test_an_unknown_or_deleted_queue_ends_the_consumer(service, client, caplog):
     one.thread.start()
     eventually(lambda: one.partitions)
     client.delete_queue("flights", force=True)
-    one.thread.join(10)
+    one.thread.join(60)
     # It ends, and tells why; only what is wrong from the beginning is raised.
     assert not one.thread.is_alive()
     assert one.error is None
@@ -142,15 +143,17 @@ def test_a_handler_that_misses_a_queue_is_not_taken_for_the_end(service, client,
         Consumer("flights", handle, url=service.url).run()
 
 
-def test_a_recreated_queue_is_not_mistaken_for_the_consumed_one(service, client, publish):
+def test_a_recreated_queue_is_not_mistaken_for_the_consumed_one(
+    service, client, publish, migrated_url
+):
     publish(range(20))
     well = [True]
-    one = Running(service.url, lease_seconds=1, renew_while=lambda: well[0])
+    one = Running(service.url, lease_seconds=LONG_SECONDS, renew_while=lambda: well[0])
     one.thread.start()
     try:
         eventually(lambda: {number for _, number in one.handled} == set(range(20)))
         well[0] = False
-        eventually(lambda: client.flows("flights") == [])
+        expire(migrated_url, one.consumer.flow.flow_id)
         client.delete_queue("flights")
         client.create_queue("flights", 4, rebalance_delay=0)
         publish(range(30))

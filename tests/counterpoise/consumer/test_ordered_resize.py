@@ -15,6 +15,7 @@ from counterpoise.calls import Call
 from counterpoise.errors import ResizeUnsettled
 from counterpoise.publisher import Publisher
 from tests.counterpoise.consumer.conftest import Running
+from tests.counterpoise.leases import LONG_SECONDS
 from tests.service import eventually
 
 KEYS = 48
@@ -112,7 +113,7 @@ class Mortal(Running):
             workers=3,
             idle_seconds=0.05,
             commit_seconds=0.1,
-            lease_seconds=1,
+            lease_seconds=LONG_SECONDS,
         )
 
     def die(self):

@@ -13,6 +13,7 @@ from counterpoise.client import Client
 from counterpoise.errors import Invalid, PartitionEnded
 from counterpoise.logs.ranges import HASHES
 from counterpoise.publisher import Publisher
+from tests.counterpoise.leases import LONG_SECONDS
 from tests.service import eventually
 
 WHOLE = f"00000000-{HASHES - 1:08x}.0"
@@ -22,7 +23,9 @@ WHOLE = f"00000000-{HASHES - 1:08x}.0"
 def client(service):
     """A service with a dynamic queue of one partition."""
     with Client(service.url) as client:
-        client.create_queue("flights", partitioning="dynamic", rebalance_delay=0)
+        client.create_queue(
+            "flights", partitioning="dynamic", rebalance_delay=0, max_handoff_time=60
+        )
         yield client
 
 
@@ -137,7 +140,7 @@ def test_an_owner_that_dies_at_the_sealed_end_loses_no_child(service, client, pu
     """It has committed the end of the parent and never reports what comes after it."""
     publish(range(20))
     client.split_partition("flights", 0)
-    with Flow("flights", url=service.url, lease_seconds=1) as flow:
+    with Flow("flights", url=service.url, lease_seconds=LONG_SECONDS) as flow:
         eventually(lambda: 0 in flow.partitions)
         assert flow.commit({0: "20"}) == {0: "ok"}
         flow.close()

@@ -10,6 +10,7 @@ import pytest
 
 from counterpoise.publisher import Publisher
 from tests.counterpoise.consumer.conftest import positions
+from tests.counterpoise.leases import LONG_SECONDS, expire
 from tests.service import eventually
 
 
@@ -24,7 +25,7 @@ def one_partition(service, client):
 @pytest.mark.long
 @pytest.mark.timeout(300)
 def test_others_take_over_from_a_stuck_consumer_without_stale_writes(
-    client, running, publish, caplog
+    client, running, publish, caplog, migrated_url
 ):
     publish(range(200))
     stuck, go_on = threading.Event(), threading.Event()
@@ -35,12 +36,13 @@ def test_others_take_over_from_a_stuck_consumer_without_stale_writes(
             go_on.wait(300)
 
     with running(
-        act, workers=2, lease_seconds=4, max_processing_seconds=2, commit_seconds=3600
+        act, workers=2, lease_seconds=LONG_SECONDS, max_processing_seconds=2, commit_seconds=3600
     ) as one:
         assert stuck.wait(60)
-        with running() as two:
+        with running(lease_seconds=LONG_SECONDS) as two:
             eventually(lambda: "the lease is not renewed any more" in caplog.text)
             assert "go_on.wait" in caplog.text  # It reports where it is stuck.
+            expire(migrated_url, one.consumer.flow.flow_id)
             assert one.consumer.status().stuck
             seen = len(one.seen)
             eventually(lambda: len(two.partitions) == 4)
@@ -68,7 +70,7 @@ def test_a_handler_that_ends_in_time_continues_normally(client, one_partition, r
         if message.value == b"3":
             go_on.wait(60)
 
-    with running(act, queue="one", lease_seconds=30, max_processing_seconds=0.2) as one:
+    with running(act, queue="one", lease_seconds=LONG_SECONDS, max_processing_seconds=0.2) as one:
         eventually(lambda: one.consumer.status().stuck)
         go_on.set()
         eventually(lambda: len(one.seen) == 10)
@@ -87,7 +89,7 @@ def handle(message):
     if message.value == b"9":
         sys.stdin.readline()
 
-Consumer("one", each=handle, url=sys.argv[1], lease_seconds=1, commit_seconds=0).run()
+Consumer("one", each=handle, url=sys.argv[1], lease_seconds=4, commit_seconds=0).run()
 """
 
 
@@ -110,7 +112,7 @@ def test_a_suspended_process_begins_no_message_of_lost_partitions(service, clien
         # It is handling message 9, and would continue with 10.
         assert any(line == "9\n" for line in process.stdout)
         os.kill(process.pid, signal.SIGSTOP)
-        with running(queue="one") as two:
+        with running(queue="one", lease_seconds=LONG_SECONDS) as two:
             eventually(lambda: positions(client, "one") == {0: "400"})
             process.stdin.write("go on\n")
             process.stdin.flush()

@@ -9,6 +9,7 @@ from counterpoise.flow import Flow
 from counterpoise.flow.core import FlowCore, FlowSettings
 from counterpoise.flow.log_lines import MOST_PARTITIONS, LogLines
 from counterpoise.flow.view import Granted, Owned
+from tests.counterpoise.leases import LONG_SECONDS, expire
 from tests.service import Service, eventually
 
 
@@ -17,23 +18,23 @@ def said(caplog: pytest.LogCaptureFixture) -> list[str]:
 
 
 def test_a_flow_tells_what_it_gets_and_loses(
-    service: Service, caplog: pytest.LogCaptureFixture
+    service: Service, migrated_url: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
     with Client(service.url) as client:
-        # Long enough for "revoked" to arrive before "lost" on a busy machine.
-        client.create_queue("flights", 2, rebalance_delay=0, max_handoff_time=3)
-        with Flow("flights", url=service.url, client_name="one") as one:
+        client.create_queue("flights", 2, rebalance_delay=0, max_handoff_time=3600)
+        with Flow("flights", url=service.url, client_name="one", lease_seconds=LONG_SECONDS) as one:
             eventually(lambda: len(one.partitions) == 2)
             flow_id = one.flow_id
             with Flow("flights", url=service.url, client_name="two"):
-                # Nothing is released, so one partition is taken at its deadline.
-                lost = "queue flights: lost: partition 1 epoch 1"
+                revoked = "queue flights: revoked: partition 1 epoch 1"
+                eventually(lambda: revoked in said(caplog))
+                expire(migrated_url, flow_id)
+                lost = "queue flights: lost: partition 0 epoch 1, 1 epoch 1"
                 eventually(lambda: lost in said(caplog))
                 lines = said(caplog)
     assert f"queue flights: bound as one (flow {flow_id})" in lines
     assert "queue flights: granted (initial): partition 0 epoch 1, 1 epoch 1" in lines
-    assert "queue flights: revoked: partition 1 epoch 1" in lines
     # The requests themselves are many, and say nothing.
     assert not [record for record in caplog.records if record.name == "httpx"]
 

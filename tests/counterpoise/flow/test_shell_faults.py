@@ -5,7 +5,6 @@ import logging
 import os
 import pickle
 import threading
-import time
 
 import pytest
 
@@ -44,7 +43,7 @@ class Awaited:
 
         def method(*args, **options):
             future = asyncio.run_coroutine_threadsafe(attribute(*args, **options), self._loop)
-            return future.result(30)
+            return future.result(60)
 
         return method
 
@@ -62,7 +61,7 @@ class Awaited:
 
     def _stop(self):
         self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(30)
+        self._thread.join(60)
         self._loop.close()
 
 
@@ -122,7 +121,7 @@ def test_polls_that_fail_cost_nothing(faulty, make, fault):
 @pytest.mark.long
 def test_a_poll_that_is_never_answered_is_repeated_within_the_lease(faulty, make):
     faulty.lease_seconds = 8
-    faulty.script = failing("/updates", Stall(60), 1)
+    faulty.script = failing("/updates", Stall(), 1)
     with make():
         until(lambda: len(faulty.requests("/updates")) >= 2)
         first, second = faulty.requests("/updates")[:2]
@@ -140,12 +139,11 @@ def test_a_commit_whose_answer_was_cut_is_repeated_with_its_seq(faulty, make):
 
 
 def test_a_commit_ends_when_its_time_is_up(faulty, make):
-    faulty.script = failing("/commit", Stall(20), 99)
+    """A second attempt would be answered."""
+    faulty.script = failing("/commit", Stall(), 1)
     with make() as flow:
-        started = time.monotonic()
         with pytest.raises(ServiceUnavailable):
             flow.commit({0: "5"}, timeout_seconds=0.5)
-        assert time.monotonic() - started < 8
         assert list(flow.partitions) == [0]
 
 
@@ -222,10 +220,9 @@ def test_replaced_it_does_not_bind_again_and_says_so(faulty, make):
 
 def test_a_queue_that_does_not_exist(faulty, make):
     faulty.script = lambda _: problem(404, "queue_not_found", detail="No queue is named flights.")
-    started = time.monotonic()
     with pytest.raises(QueueNotFound, match="No queue is named flights"):
         make().__enter__()
-    assert time.monotonic() - started < 8
+    assert len(faulty.seen) == 1
 
 
 def test_a_service_that_is_away_when_the_flow_opens(faulty, make):
@@ -242,7 +239,7 @@ def test_opening_does_not_have_to_wait(faulty, make):
     flow.open(wait_seconds=0)
     try:
         assert flow.status == "binding"
-        assert flow.wait(30)
+        assert flow.wait(60)
         assert flow.status == "bound"
     finally:
         flow.close()
@@ -269,24 +266,26 @@ def test_callbacks_may_use_the_flow_and_fail_without_harm(faulty, make, caplog):
         ) as flow,
         caplog.at_level(logging.ERROR),
     ):
-        in_a_minute = "2026-11-20T10:01:00.000Z"
-        faulty.show(faulty.owned(0, 1, "revoking", deadline=in_a_minute))
+        in_an_hour = "2026-11-20T11:00:00.000Z"
+        faulty.show(faulty.owned(0, 1, "revoking", deadline=in_an_hour))
         until(lambda: released)
         owned, left = released[0]
         assert owned.partition == 0
-        assert 50 < left <= 60
+        assert 3000 < left <= 3600
         assert "a defect of the program's" in caplog.text
         assert flow.status == "bound"
 
 
 def test_a_slow_callback_does_not_cost_the_lease(faulty):
     blocked = threading.Event()
-    with Flow("flights", url=faulty.url, on_granted=lambda _: blocked.wait(20)) as flow:
-        count = len(faulty.requests("/updates"))
-        faulty.show(faulty.owned(0, 1), faulty.owned(1, 1))
-        until(lambda: len(faulty.requests("/updates")) > count + 1)
-        assert len(flow.partitions) == 2
-        blocked.set()
+    with Flow("flights", url=faulty.url, on_granted=lambda _: blocked.wait()) as flow:
+        try:
+            count = len(faulty.requests("/updates"))
+            faulty.show(faulty.owned(0, 1), faulty.owned(1, 1))
+            until(lambda: len(faulty.requests("/updates")) > count + 1)
+            assert len(flow.partitions) == 2
+        finally:
+            blocked.set()
 
 
 def test_a_callback_may_commit(faulty):
@@ -323,11 +322,11 @@ def test_a_service_that_answers_polls_at_once_is_not_hammered(faulty, make):
 
 
 def test_closing_ends_in_time_without_an_answer(faulty, make):
+    """A second attempt would be answered."""
     with make() as flow:
-        faulty.script = lambda _: Stall(30)
-        started = time.monotonic()
+        faulty.script = failing("/f1", Stall(), 1)
         flow.close(timeout_seconds=0.5)
-        assert time.monotonic() - started < 8
+        assert faulty.unbound == set()
         flow.close()
         with pytest.raises(NotBound):
             flow.commit({0: "5"})
@@ -372,14 +371,14 @@ def test_a_forked_process_cannot_use_it_nor_end_it(faulty):
 
 
 async def test_a_commit_that_is_cancelled_leaves_the_flow_whole(faulty):
-    faulty.script = failing("/release", Stall(20), 1)
+    faulty.script = failing("/release", Stall(), 1)
     lost: list[Owned] = []
     async with AsyncFlow("flights", url=faulty.url, on_lost=lost.append) as flow:
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(0.2):
                 await flow.release(0, epoch=1)
         faulty.show()
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             while not lost:
                 await flow.wait(1)
         assert [owned.partition for owned in lost] == [0]
@@ -393,5 +392,5 @@ async def test_async_callbacks_are_awaited(faulty):
         granted.set()
 
     async with AsyncFlow("flights", url=faulty.url, on_granted=on_granted):
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             await granted.wait()

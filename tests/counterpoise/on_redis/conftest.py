@@ -26,7 +26,7 @@ class World:
 
     def http(self, method: str, path: str, body: object = None) -> httpx.Response:
         """A call like any program makes it."""
-        return httpx.request(method, f"{self.service.url}/v1{path}", json=body, timeout=30)
+        return httpx.request(method, f"{self.service.url}/v1{path}", json=body, timeout=60)
 
     def lag(self, queue: str) -> int | None:
         """The lag of all partitions; None while the log has not answered the service in time."""

@@ -85,7 +85,7 @@ def test_messages_come_through_once_also_while_the_queue_grows_and_shrinks(world
     finally:
         stop.set()
         for thread in threads:
-            thread.join(20)
+            thread.join(60)
     assert sorted(value.decode() for _, value in seen) == values
 
 
@@ -207,7 +207,7 @@ def test_unprocessed_messages_stay_when_redis_loses_those_of_another_queue(world
 def test_an_impossible_position_is_refused_and_does_not_stop_the_upkeep(world):
     world.client.create_queue("flights", 2, log=world.log, rebalance_delay=0)
     publish(world, "flights", [f"v{n}" for n in range(20)])
-    log = open_managed(world.log, world.access, timeout_seconds=5)
+    log = open_managed(world.log, world.access, timeout_seconds=60)
     ends = log.bounds([0, 1]).ends
     bound = world.client.bind("flights", "one", lease_seconds=60)
     eventually(lambda: {one.owner for one in world.client.partitions("flights")} == {bound.flow_id})

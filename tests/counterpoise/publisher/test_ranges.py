@@ -1,7 +1,7 @@
 """The publisher and a log whose partitions split and merge while it publishes."""
 
-import threading
 from collections import Counter, defaultdict
+from concurrent.futures import ThreadPoolExecutor
 from random import Random
 
 import pytest
@@ -16,6 +16,8 @@ from tests.log_support import log_url, texts, until, with_logs
 __all__ = ["log_url", "service"]
 
 LOG = "builtin:flights"
+# To append so many takes about as long as to split a partition.
+EACH = 500
 
 
 def make(url, count):
@@ -34,7 +36,7 @@ def log(log_url):
 
 @pytest.fixture
 def publisher(service):
-    with Publisher("flights", url=service.url, timeout_seconds=30, batch_messages=20) as publisher:
+    with Publisher("flights", url=service.url, timeout_seconds=60, batch_messages=20) as publisher:
         yield publisher
 
 
@@ -81,41 +83,38 @@ def test_messages_without_a_key_go_to_all_partitions_that_are_not_sealed(publish
 
 
 def test_splits_and_merges_amid_batches_lose_repeat_and_reorder_nothing(publisher, log, log_url):
-    published, stop, sealings = defaultdict(list), threading.Event(), []
+    """One of them at a time, each while another EACH messages are published."""
+    published = defaultdict(list)
+    current = {one.partition: one for one in equal_ranges(2)}
     random = Random(7)
 
     def reshape():
-        current = {one.partition: one for one in equal_ranges(2)}
-        while not stop.is_set():
-            one = random.choice(sorted(current.values()))
-            side = next((r for r in current.values() if r.first == one.last + 1), None)
-            if side is not None and random.random() < 0.4:
-                found = merge(log_url, one.partition, side.partition)
-            else:
-                found = split(log_url, one.partition)
-            for sealed in found.ends:
-                del current[sealed]
-            for after in found.successors:
-                parsed = parse_range(after.key)
-                assert parsed is not None
-                current[after.partition] = parsed
-            sealings.append(found)
+        one = random.choice(sorted(current.values()))
+        side = next((r for r in current.values() if r.first == one.last + 1), None)
+        if side is not None and random.random() < 0.4:
+            found = merge(log_url, one.partition, side.partition)
+        else:
+            found = split(log_url, one.partition)
+        for sealed in found.ends:
+            del current[sealed]
+        for after in found.successors:
+            parsed = parse_range(after.key)
+            assert parsed is not None
+            current[after.partition] = parsed
 
-    reshaping = threading.Thread(target=reshape)
-    reshaping.start()
-    number = 0
-    while len(sealings) < 20 or number < 2000:
-        key = f"k{number % 17}"
-        published[key].append(f"{key}:{number}")
-        publisher.publish(published[key][-1].encode(), key=key)
-        number += 1
-    stop.set()
+    with ThreadPoolExecutor(1) as pool:
+        for turn in range(20):
+            reshaping = pool.submit(reshape)
+            for number in range(turn * EACH, (turn + 1) * EACH):
+                key = f"k{number % 17}"
+                published[key].append(f"{key}:{number}")
+                publisher.publish(published[key][-1].encode(), key=key)
+            reshaping.result(60)
     publisher.flush()
-    reshaping.join(60)
     found = in_order(log)
     for key, values in published.items():
         assert [text for text in found if text.startswith(f"{key}:")] == values
-    assert len(found) == number
+    assert len(found) == 20 * EACH
 
 
 def test_a_publisher_that_is_killed_and_goes_on_publishes_each_message_once(service, log, log_url):

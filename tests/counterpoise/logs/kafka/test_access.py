@@ -58,7 +58,7 @@ def test_settings_that_make_no_sense_together_are_an_error_that_shows_no_secret(
 def test_a_password_that_the_cluster_does_not_take_is_told_from_a_cluster_that_is_away(kafka):
     kafka.create_topic("closed", 1)
     access = f"kafka://u:geheim@{kafka.bootstrap}?security.protocol=SASL_PLAINTEXT"
-    log = open_log(kafka.log("closed"), access, timeout_seconds=2)
+    log = open_log(kafka.log("closed"), access, timeout_seconds=5)
     for act in (lambda: log.bounds([0]), lambda: list(log.read(0, "0", "5", max_messages=1))):
         with pytest.raises(LogAccessRefused) as refusal:
             act()

@@ -264,7 +264,7 @@ def test_a_position_of_a_topic_that_was_made_again_is_noticed(kafka, topic, log)
 
 
 def test_a_topic_that_is_missing_is_said_to_be_and_not_created(kafka):
-    log = open_log(kafka.log("nowhere"), timeout_seconds=5)
+    log = open_log(kafka.log("nowhere"), timeout_seconds=60)
     for _ in range(2):
         with pytest.raises(LogNotFound, match="nowhere"):
             log.bounds([0])

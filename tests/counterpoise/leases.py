@@ -1,0 +1,37 @@
+"""Leases that end when a test says so, however fast the machine is.
+
+A short lease ends by itself on a machine where its renewals come late. So tests bind with a long
+one, let the flow renew no more, and end the lease in the database.
+"""
+
+from __future__ import annotations
+
+import psycopg
+
+from tests.service import eventually
+
+# No test takes so long.
+LONG_SECONDS = 600
+
+
+def expire(database_url: str, flow_id: str | None) -> None:
+    """End the lease of a flow that is bound, and wait until the service has expired the flow."""
+    assert flow_id is not None
+    who = [flow_id]
+    with psycopg.connect(database_url, autocommit=True) as connection:
+
+        def reason() -> str | None:
+            # Again and again: a renewal may have been under way.
+            connection.execute(
+                "UPDATE counterpoise.flows SET lease_expires_at = 0"
+                " WHERE id = %s AND reason IS NULL",
+                who,
+            )
+            row = connection.execute(
+                "SELECT reason FROM counterpoise.flows WHERE id = %s", who
+            ).fetchone()
+            assert row is not None
+            return row[0]
+
+        eventually(reason, what="the flow is expired")
+        assert reason() == "lease_expired"
