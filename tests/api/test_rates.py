@@ -338,7 +338,7 @@ def test_a_slow_reader_gets_only_the_latest_view(service: Service) -> None:
         reader.sendall(request.encode())
         for change in range(changes):
             client.change_queue("q", partition_count=3001 + change)
-        reader.settimeout(20)
+        reader.settimeout(60)
         seen: list[int] = []
         with reader.makefile("rb") as lines:
             while not seen or seen[-1] < 3000 + changes:
