@@ -79,7 +79,7 @@ def test_keys_come_while_clients_run(databases: Databases) -> None:
 def test_the_first_key_closes_the_service(databases: Databases) -> None:
     with databases.lend() as url:
         settings = settings_for(url)
-        with running(Broker(settings), settings) as service, httpx.Client(timeout=30) as http:
+        with running(Broker(settings), settings) as service, httpx.Client(timeout=60) as http:
             address = f"{service.url}/v1/queues"
             assert http.get(address).status_code == 200
             made = http.post(address, json={"name": "open", "partition_count": 1})

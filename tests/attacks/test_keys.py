@@ -80,7 +80,7 @@ def test_open_streams_of_a_revoked_key_end(secured: Guarded) -> None:
     secured.create("watched")
     key = secured.key("viewer", "watched")
     address = f"{secured.service.url}/v1/queues/watched/events"
-    with httpx.stream("GET", address, headers=bearer(key), timeout=30) as stream:
+    with httpx.stream("GET", address, headers=bearer(key), timeout=60) as stream:
         assert stream.status_code == 200
         lines = stream.iter_lines()
         next(lines)
